@@ -1,0 +1,48 @@
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.atoll-installed
+SLOW := tests/e2e tests/training
+
+.PHONY: setup demo test test-fast check bench engines
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "atoll needs Python 3.11 or later. Try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 2; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+	@if $(PY) -m pip install --quiet uv && \
+	  UV_FIND_LINKS="$$PIP_FIND_LINKS" $(VENV)/bin/uv pip install --quiet \
+	    --python $(PY) -c constraints.txt -e ".[dev]"; \
+	then :; \
+	else \
+	  echo "uv could not install; using pip."; \
+	  $(PY) -m pip install --quiet -c constraints.txt -e ".[dev]"; \
+	fi
+	@touch $@
+
+demo: setup
+	$(PY) examples/minimal.py
+
+test: setup
+	$(PY) -m pytest -n 2 -m "not gpu"
+
+test-fast: setup
+	$(PY) -m pytest -n 2 -m "not gpu" $(addprefix --ignore=,$(SLOW))
+
+check: setup
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(PY) -m pytest -q tests/test_architecture.py
+
+bench: setup
+	@set -e; for file in bench/*.py; do \
+	  case $$file in */_*) continue ;; esac; \
+	  echo "== $$file"; $(PY) $$file; \
+	done
+
+engines: setup
+	@echo "No engines to install: the tests need nothing beyond pip."

@@ -1,0 +1,73 @@
+"""Our exceptions.
+
+AtollError
+├── UsageError        the caller asked for something impossible
+│   ├── SettingsError     a setting is unknown, out of range or contradicts another
+│   ├── ModelError        names, shapes, dtypes or constants differ from the run's
+│   └── NonFinite         a value to be sent is NaN or infinite
+├── RemoteError       someone else failed; retrying may help
+│   ├── Unreachable       nobody answered
+│   ├── LeaseLost         another incarnation holds the island's name
+│   └── Refused           the run will not take what this island sends
+└── CorruptError      bytes did not verify; retrying will not help
+
+RunEnded is not an error: it ends a training loop, and the `with` block of an
+island swallows it. AtollWarning is not one either: the run goes on as it was asked.
+"""
+
+from __future__ import annotations
+
+
+class AtollError(Exception):
+    """Anything Atoll raises on purpose."""
+
+
+class UsageError(AtollError):
+    """The caller asked for something impossible."""
+
+
+class SettingsError(UsageError):
+    """A setting is unknown, out of range or contradicts another."""
+
+
+class ModelError(UsageError):
+    """The model differs from the run's in names, shapes, dtypes or constants."""
+
+
+class NonFinite(UsageError):
+    """A value to be sent is NaN or infinite.
+
+    `index` is its place in the flat vector, so that the caller can name the parameter.
+    """
+
+    def __init__(self, message: str, *, index: int) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+class RemoteError(AtollError):
+    """Someone else failed; retrying may help."""
+
+
+class Unreachable(RemoteError):
+    """Nobody answered."""
+
+
+class LeaseLost(RemoteError):
+    """Another incarnation holds the island's name: stop sending."""
+
+
+class Refused(RemoteError):
+    """The run will not take what this island sends."""
+
+
+class CorruptError(AtollError):
+    """Bytes did not verify; retrying will not help."""
+
+
+class RunEnded(Exception):
+    """The run is over: it has reached its end, or an operator has stopped it."""
+
+
+class AtollWarning(UserWarning):
+    """The settings are valid, but cost something that was perhaps not meant."""

@@ -1,0 +1,172 @@
+"""Between run files, dictionaries, `--set` assignments and sections.
+
+Rule 1: everything read here may be hostile; its size is judged before it is parsed.
+Rule 2: an unknown key is an error that names the nearest known one.
+Rule 3: the values themselves are judged by the sections, here as anywhere.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import SettingsError
+from atoll.settings.rules import Section, nearest, shown, written_value, wrong_type
+from atoll.settings.sections import (
+    AsyncSection,
+    LimitsSection,
+    OuterSection,
+    RunSection,
+    StoreSection,
+    SyncSection,
+    WireSection,
+)
+
+MAX_RUN_FILE_BYTES = 2**20
+"""A larger run file is refused unread."""
+
+SECTIONS: dict[str, type[Section]] = {
+    "run": RunSection,
+    "sync": SyncSection,
+    "wire": WireSection,
+    "outer": OuterSection,
+    "async": AsyncSection,
+    "store": StoreSection,
+    "limits": LimitsSection,
+}
+"""Tables of a run file, in the order in which they are written."""
+
+ATTRIBUTES = {
+    table: "asynchronous" if table == "async" else table for table in SECTIONS
+}
+"""Tables of a run file and what they are called in Python, where `async` is taken."""
+
+_KEYS = {
+    table: tuple(each.name for each in fields(section))
+    for table, section in SECTIONS.items()
+}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Return the tables of a run file."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_RUN_FILE_BYTES + 1)
+    except OSError as exc:
+        raise SettingsError(
+            f"The run file {str(path)!r} cannot be read: {exc.strerror}. "
+            "Check the path and its permissions."
+        ) from exc
+    if len(data) > MAX_RUN_FILE_BYTES:
+        raise SettingsError(
+            f"The run file {str(path)!r} is larger than {MAX_RUN_FILE_BYTES} bytes. "
+            "A run file holds a few lines of settings; check the path."
+        )
+    return _parse_toml(data, where=f"The run file {str(path)!r}")
+
+
+def sections_of(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sections by attribute name; `SettingsError` for what is not known."""
+    if not isinstance(tables, Mapping):
+        raise wrong_type("settings", tables, "a table of tables")
+    return {
+        ATTRIBUTES[table]: SECTIONS[table](**_known_keys(table, values))
+        for table, values in _known_tables(tables).items()
+    }
+
+
+def tables_of(by_table: Mapping[str, Section]) -> dict[str, dict[str, Any]]:
+    """Return values as tables of a run file, without those that are not set."""
+    written = {
+        table: {each.name: written_value(section, each) for each in fields(section)}
+        for table, section in by_table.items()
+    }
+    kept = {
+        table: {key: value for key, value in values.items() if value is not None}
+        for table, values in written.items()
+    }
+    return {table: values for table, values in kept.items() if values}
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return tables from dotted keys: `{"sync.sync_every": 50}` becomes nested."""
+    tables: dict[str, dict[str, Any]] = {}
+    for dotted, value in values.items():
+        table, dot, key = str(dotted).partition(".")
+        if not dot:
+            raise _unknown(table)
+        tables.setdefault(table, {})[key] = value
+    return tables
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Return key and value of `sync.sync_every=50`.
+
+    The value is TOML's true, false, number or quoted text; anything else is text as it
+    stands, so that `sync.adopt=mix` needs no quotes.
+    """
+    key, equals, value = text.partition("=")
+    if not (equals and key.strip()):
+        raise SettingsError(
+            f"{shown(text)} is not an assignment. Write KEY=VALUE, for example "
+            "sync.sync_every=50."
+        )
+    return key.strip(), _scalar(value.strip())
+
+
+def _scalar(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    value = parsed["value"]
+    is_scalar = isinstance(value, bool | int | float | str)
+    return value if is_scalar and parsed.keys() == {"value"} else text
+
+
+def _parse_toml(data: bytes, *, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(data.decode())
+    except UnicodeDecodeError as exc:
+        line = data.count(b"\n", 0, exc.start) + 1
+        raise SettingsError(
+            f"{where} is not UTF-8 text: byte {data[exc.start]:#04x} in line {line}. "
+            "Save it as UTF-8."
+        ) from exc
+    except (ValueError, RecursionError) as exc:
+        # At the end of a document the parser gives no line of its own.
+        last_line = data.count(b"\n") + 1
+        place = "" if " line " in str(exc) else f" (in lines 1 to {last_line})"
+        raise SettingsError(
+            f"{where} is not valid TOML: {exc}{place}. Correct that line."
+        ) from exc
+
+
+def _known_tables(tables: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    for table, values in tables.items():
+        if table not in SECTIONS:
+            raise _unknown(table)
+        if not isinstance(values, Mapping):
+            raise wrong_type(table, values, "a table of settings")
+    return dict(tables)
+
+
+def _known_keys(table: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    for key in values:
+        if key not in _KEYS[table]:
+            raise _unknown(f"{table}.{key}")
+    return dict(values)
+
+
+def _unknown(name: object) -> SettingsError:
+    text = str(name)
+    dotted = [f"{table}.{key}" for table, keys in _KEYS.items() for key in keys]
+    bare = text.rpartition(".")[2]
+    same_key = [each for each in dotted if each.endswith(f".{bare}")]
+    known = same_key or (dotted if "." in text else list(SECTIONS))
+    return SettingsError(
+        f"{shown(text)} is not a setting. Did you mean {nearest(text, known)!r}?"
+    )

@@ -1,0 +1,106 @@
+"""All that a run owns, in one frozen value."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollWarning
+from atoll.settings import fingerprint, parsing
+from atoll.settings.rules import Section, shortest_fp32, wrong_type
+from atoll.settings.sections import (
+    AsyncSection,
+    LimitsSection,
+    OuterSection,
+    RunSection,
+    StoreSection,
+    SyncSection,
+    WireSection,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What every island of a run must share; the run owns it.
+
+    Each attribute is one table of the run file, `asynchronous` being `[async]`.
+    """
+
+    run: RunSection = field(default_factory=RunSection)
+    """The run's name, who takes part, and when it ends."""
+
+    sync: SyncSection = field(default_factory=SyncSection)
+    """What is sent when, and how an island takes what was agreed."""
+
+    wire: WireSection = field(default_factory=WireSection)
+    """The precision of what travels."""
+
+    outer: OuterSection = field(default_factory=OuterSection)
+    """How a round's updates become the next anchor."""
+
+    asynchronous: AsyncSection = field(default_factory=AsyncSection)
+    """Rounds that take who arrived."""
+
+    store: StoreSection = field(default_factory=StoreSection)
+    """Runs without a coordinator."""
+
+    limits: LimitsSection = field(default_factory=LimitsSection)
+    """What is refused, and how long anyone waits."""
+
+    def __post_init__(self) -> None:
+        for table, section in self._by_table().items():
+            if not isinstance(section, parsing.SECTIONS[table]):
+                raise wrong_type(table, section, parsing.SECTIONS[table].__name__)
+        self._check_sparse()
+
+    def _check_sparse(self) -> None:
+        if self.wire.up == "topk-2bit" and self.outer.momentum != 0.0:
+            warnings.warn(
+                "wire.up='topk-2bit' with "
+                f"outer.momentum={shortest_fp32(self.outer.momentum)} diverged in "
+                "trials. Choose outer.optimizer='sgd' with outer.lr=1.0, which did "
+                "not.",
+                AtollWarning,
+                stacklevel=4,
+            )
+
+    @classmethod
+    def from_toml(cls, path: str | Path) -> RunSettings:
+        """Read a run file; `SettingsError` names what is wrong with it, and where."""
+        return cls.from_dict(parsing.read_toml(Path(path)))
+
+    @classmethod
+    def from_dict(cls, tables: Mapping[str, Any]) -> RunSettings:
+        """Make settings from tables as a run file has them, `async` among them."""
+        return cls(**parsing.sections_of(tables))
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Return every value that is set, as tables of a run file.
+
+        `from_dict` of it equals these settings. Numbers are the shortest that round to
+        the fp32 value in force.
+        """
+        return parsing.tables_of(self._by_table())
+
+    def with_values(self, values: Mapping[str, Any]) -> RunSettings:
+        """Return settings that differ in `values`, which has dotted keys.
+
+        What equals its default counts as not set, so that a default which follows
+        another setting still follows it: `{"wire.up": "e3m0"}` turns error feedback on.
+        """
+        changed = fingerprint.non_default(self._by_table()) | dict(values)
+        return RunSettings.from_dict(parsing.nested(changed))
+
+    @property
+    def fingerprint(self) -> str:
+        """Hex digest of what can never change during a run."""
+        return fingerprint.digest(self._by_table())
+
+    def _by_table(self) -> dict[str, Section]:
+        return {
+            table: getattr(self, attribute)
+            for table, attribute in parsing.ATTRIBUTES.items()
+        }

@@ -1,0 +1,313 @@
+"""The tables of a run file, one frozen dataclass each.
+
+A section judges its own fields and their combinations when it is made, so that a
+section that exists is valid. What two sections must agree on is in `run_settings`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+from atoll.errors import AtollWarning, SettingsError
+from atoll.settings.rules import (
+    Choice,
+    Flag,
+    Later,
+    Maybe,
+    Name,
+    Number,
+    Whole,
+    check_fields,
+    derived,
+    setting,
+    shortest_fp32,
+)
+
+# A roster holds at most this many islands, and a fragment's number fits 16 bits with
+# one to spare for the buffers' fragment.
+MAX_ISLANDS = 65_536
+MAX_FRAGMENTS = 65_535
+_MAX_STEPS = 2**31 - 1
+_MAX_COUNT = 2**63 - 1
+
+_BELOW_8_BITS = ("e3m0", "topk-2bit")
+_UP = ("fp32", "bf16", "bf16-stochastic", "int8", "e3m0", "topk-2bit")
+_DOWN = ("fp32", "bf16", "int8", "e3m0")
+_NO_MEMORY = (
+    "the way down keeps no memory of what a sparse codec leaves out. "
+    "Choose 'bf16' or 'int8'."
+)
+
+_COUNT = Whole(1, _MAX_COUNT)
+_ISLANDS = Whole(1, MAX_ISLANDS)
+_SHARE = Number(0.0, 1.0, fp32=True)
+_OUTER_LR = Number(0.0, includes_low=False, fp32=True)
+_MOMENTUM = Number(0.0, 1.0, includes_high=False, fp32=True)
+_POSITIVE = Number(0.0, includes_low=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSection:
+    """`[run]`: the run's name, who takes part, and when it ends."""
+
+    name: str = setting("run", Name())
+    """What people call the run."""
+
+    start_islands: int = setting(1, _ISLANDS)
+    """Islands that must have joined before the first round opens."""
+
+    quorum: int = setting(1, _ISLANDS)
+    """Updates needed to close a round."""
+
+    max_islands: int | None = setting(None, Maybe(_ISLANDS))
+    """Islands that may take part at once; unlimited when not set."""
+
+    patience: float = setting(3.0, _POSITIVE)
+    """Spreads beyond its own median arrival after which an island is late."""
+
+    end_rounds: int | None = setting(None, Maybe(_COUNT))
+    """The run ends when every fragment has committed this many rounds."""
+
+    end_tokens: int | None = setting(None, Maybe(_COUNT))
+    """The run ends when this many tokens have counted."""
+
+    decay_round: int | None = setting(None, Later())
+    """The round at which the inner learning rate starts to decay."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "run")
+        if self.max_islands is None:
+            return
+        for key in ("quorum", "start_islands"):
+            if getattr(self, key) > self.max_islands:
+                raise SettingsError(
+                    f"run.{key}={getattr(self, key)} exceeds "
+                    f"run.max_islands={self.max_islands}, so no round could close. "
+                    f"Choose at most {self.max_islands}."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncSection:
+    """`[sync]`: what is sent when, and how an island takes what was agreed."""
+
+    mode: str = setting("sync", Choice(("sync",), later=("async",)))
+    """Whether a round waits for its islands or takes who arrived."""
+
+    sync_every: int = setting(100, Whole(1, _MAX_STEPS))
+    """Inner steps between two rounds of a fragment."""
+
+    num_fragments: int = setting(1, Whole(1, MAX_FRAGMENTS))
+    """Parts of the model that synchronise one after the other."""
+
+    fragment_order: str = setting(
+        "strided", Choice(("strided", "sequential", "by_size"))
+    )
+    """How blocks are dealt to fragments; `by_size` needs no blocks."""
+
+    rest: str = setting("balanced", Choice(("balanced", "own")))
+    """Whether what lies outside the blocks is dealt out or is fragment 0."""
+
+    overlap_steps: int = setting(0, Whole(0, _MAX_STEPS))
+    """Inner steps made between sending a fragment and adopting its outcome."""
+
+    adopt: str = setting("rebase", Choice(("rebase", "mix")))
+    """Whether local work made in flight is kept whole or blended with the anchor."""
+
+    keep_local: float = setting(0.0, _SHARE)
+    """With `mix`, the share of the local weights that is kept."""
+
+    dynamic_local_updates: bool = setting(False, Later(False))
+    """Whether slower islands make fewer inner steps per round."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "sync")
+        self._check_overlap()
+        self._check_adopt()
+        self._check_rest()
+
+    def _check_overlap(self) -> None:
+        if self.overlap_steps >= self.sync_every:
+            raise SettingsError(
+                f"sync.overlap_steps={self.overlap_steps} must be below "
+                f"sync.sync_every={self.sync_every}. "
+                f"Choose at most {self.sync_every - 1}."
+            )
+
+    def _check_adopt(self) -> None:
+        if self.adopt != "mix" and self.keep_local != 0.0:
+            raise SettingsError(
+                f"sync.keep_local={shortest_fp32(self.keep_local)} has no effect with "
+                f"sync.adopt={self.adopt!r}. Remove it, or choose adopt='mix'."
+            )
+        if self.adopt == "mix" and self.overlap_steps and self.keep_local == 0.0:
+            _warn(
+                f"sync.adopt='mix' with sync.keep_local=0.0 discards the "
+                f"{self.overlap_steps} inner steps made in flight out of every "
+                f"{self.sync_every}. Choose adopt='rebase' to keep them."
+            )
+
+    def _check_rest(self) -> None:
+        if self.rest != "own":
+            return
+        if self.num_fragments < 2:
+            raise SettingsError(
+                f"sync.rest='own' needs at least 2 fragments, one for the rest and "
+                f"one for the blocks, but sync.num_fragments={self.num_fragments}. "
+                "Choose num_fragments=2 or rest='balanced'."
+            )
+        if self.fragment_order == "by_size":
+            raise SettingsError(
+                "sync.rest='own' has no meaning with sync.fragment_order='by_size', "
+                "which does not look for blocks. Choose rest='balanced'."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WireSection:
+    """`[wire]`: the precision of what travels."""
+
+    up: str = setting("bf16", Choice(_UP))
+    """Codec of an island's update."""
+
+    down: str = setting(
+        "bf16",
+        Choice(_DOWN, later=("gather",), refused=(("topk-2bit", _NO_MEMORY),)),
+    )
+    """Codec of the agreed mean."""
+
+    error_feedback: bool = derived(Flag(), usual=lambda wire: wire.up in _BELOW_8_BITS)
+    """Whether what encoding lost is added to the next update; true below 8 bits."""
+
+    error_feedback_decay: float = setting(1.0, _SHARE)
+    """The share of that residual that is added."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "wire")
+        self._check_decay()
+        self._check_down()
+
+    def _check_decay(self) -> None:
+        if self.error_feedback_decay != 1.0 and not self.error_feedback:
+            raise SettingsError(
+                "wire.error_feedback_decay="
+                f"{shortest_fp32(self.error_feedback_decay)} has no effect while "
+                f"wire.error_feedback is false (wire.up={self.up!r}). "
+                "Remove it, or set error_feedback=true."
+            )
+
+    def _check_down(self) -> None:
+        if self.down == "e3m0":
+            _warn(
+                "wire.down='e3m0' is lossy: the way down has no error feedback, and "
+                "it raised the loss by 8 % in trials. Choose 'int8' to avoid that."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterSection:
+    """`[outer]`: how a round's updates become the next anchor."""
+
+    optimizer: str = setting(
+        "nesterov", Choice(("nesterov", "heavy_ball", "sgd", "adam"))
+    )
+    """The outer optimizer."""
+
+    lr: float = derived(
+        _OUTER_LR, usual=lambda outer: None if outer.optimizer == "adam" else 0.7
+    )
+    """The outer learning rate: 0.7, but to be chosen with `adam`."""
+
+    momentum: float = derived(
+        _MOMENTUM, usual=lambda outer: 0.0 if outer.optimizer == "sgd" else 0.9
+    )
+    """The outer momentum, Adam's first decay rate: 0.9, but 0.0 with `sgd`."""
+
+    merge: str = setting("mean", Choice(("mean", "radial", "trimmed")))
+    """How updates become one."""
+
+    weight: str = setting("uniform", Choice(("uniform", "tokens")))
+    """What an update's share in the merge is measured by."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "outer")
+        self._check_optimizer()
+        if self.merge == "trimmed" and self.weight != "uniform":
+            raise SettingsError(
+                f"outer.merge='trimmed' drops whole values, so that "
+                f"outer.weight={self.weight!r} has no meaning. "
+                "Choose weight='uniform' or merge='mean'."
+            )
+
+    def _check_optimizer(self) -> None:
+        if self.lr is None:
+            raise SettingsError(
+                "outer.optimizer='adam' needs outer.lr: the usual 0.7 would move each "
+                "weight by about 0.7 per round. Set outer.lr, for example to 0.001."
+            )
+        if self.optimizer == "sgd" and self.momentum:
+            raise SettingsError(
+                f"outer.momentum={shortest_fp32(self.momentum)} has no effect with "
+                "outer.optimizer='sgd'. Remove it, or choose 'heavy_ball'."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncSection:
+    """`[async]`: rounds that take who arrived."""
+
+    buffer: int | None = setting(None, Later())
+    """Updates that make one outer step."""
+
+    grace_s: float | None = setting(None, Later())
+    """Seconds a round stays open after its first arrival."""
+
+    staleness: str | None = setting(None, Later())
+    """How an update's age lowers its weight."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "async")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSection:
+    """`[store]`: runs without a coordinator."""
+
+    decider: str | None = setting(None, Later())
+    """The one island that may close rounds where the store cannot put-if-absent."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "store")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitsSection:
+    """`[limits]`: what is refused, and how long anyone waits."""
+
+    max_update_norm: float = setting(10.0, Number(1.0))
+    """Times the round's median norm; beyond it an update is refused."""
+
+    max_body_bytes: int = setting(64 * 2**30, _COUNT)
+    """The largest body of a frame that is read."""
+
+    deadline_min_s: float = setting(1.0, _POSITIVE)
+    """The shortest learned deadline."""
+
+    deadline_max_s: float = setting(600.0, _POSITIVE)
+    """The longest learned deadline, and the one until an island's pace is known."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "limits")
+        if self.deadline_min_s > self.deadline_max_s:
+            raise SettingsError(
+                f"limits.deadline_min_s={self.deadline_min_s} exceeds "
+                f"limits.deadline_max_s={self.deadline_max_s}. "
+                f"Choose at most {self.deadline_max_s}."
+            )
+
+
+def _warn(message: str) -> None:
+    # Five levels up is the line that makes the section, when the caller is a method
+    # that __post_init__ calls.
+    warnings.warn(message, AtollWarning, stacklevel=5)

@@ -1,0 +1,30 @@
+"""Owns the mathematics of a round: when, which part, how merged, stepped and adopted.
+
+Does not know time, bytes, islands' processes or any framework: arrays in, arrays out.
+Start reading at `arithmetic`, then `outer` and `merge`; `schedule` and `fragments`
+stand alone.
+"""
+
+from atoll.algorithm import (
+    adopt,
+    arithmetic,
+    compress,
+    cuts,
+    fragments,
+    merge,
+    outer,
+    pace,
+    schedule,
+)
+
+__all__ = [
+    "adopt",
+    "arithmetic",
+    "compress",
+    "cuts",
+    "fragments",
+    "merge",
+    "outer",
+    "pace",
+    "schedule",
+]

@@ -1,0 +1,150 @@
+"""From the islands' decoded updates to one: mean, weighted, radial, trimmed.
+
+`values` are in island order, the byte order of their names: fp32 sums depend on it, so
+it is fixed by names and never by arrival. Decoded values are finite.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.algorithm.arithmetic import A, divide, flush, fp32
+from atoll.errors import UsageError
+
+LANES = 64
+"""Partial sums of a norm: element i goes to lane i % 64."""
+
+CANCELLED = 2.0**-16
+"""A mean direction shorter than this is mostly the rounding of its parts (2**-24 each);
+that of N orthogonal directions has length N**-0.5, far above for any real N."""
+
+Vector = NDArray[np.float32]
+
+
+def mean(values: Sequence[A]) -> A:
+    """Return the ordered sum divided once by the number of islands.
+
+    One value is its own mean. Equal values have exactly that mean if there are 2 or 4,
+    or 8 of at most 21 significant bits (bf16, e3m0); else it is off by a few ulps.
+    """
+    total = _ordered_sum([flush(value) for value in values])
+    return total if len(values) == 1 else divide(total, float(len(values)))
+
+
+def shares(weights: Sequence[int]) -> list[float]:
+    """Return each weight's part of the whole, one fp64 quotient rounded to fp32 once.
+
+    >>> shares([1, 3])
+    [0.25, 0.75]
+    """
+    if not weights or not all(0 < weight < 2**64 for weight in weights):
+        raise UsageError(
+            f"weights={list(weights)} must be one or more integers from 1 to 2**64 - 1."
+        )
+    whole = sum(weights)
+    return [fp32(weight / whole) for weight in weights]
+
+
+def weighted(values: Sequence[A], weights: Sequence[int]) -> A:
+    """Return the ordered sum of share times value; equal weights give `mean`, exactly.
+
+    sum_i fp32(w_i / W) x_i
+    """
+    pairs = list(zip(values, shares(weights), strict=True))
+    if len(set(weights)) == 1:
+        return mean(values)
+    return _ordered_sum([flush(flush(value) * share) for value, share in pairs])
+
+
+def trimmed(values: Sequence[A]) -> A:
+    """Return, for each coordinate, the mean without its highest and lowest values.
+
+    From three islands on, max(1, N // 4) are dropped at either end; below, it is the
+    mean. The rest is summed in ascending order. Weights play no part.
+
+    >>> import numpy as np
+    >>> trimmed([np.array([x], np.float32) for x in (1.0, 900.0, 2.0)]).tolist()
+    [2.0]
+    """
+    if len(values) < 3:
+        return mean(values)
+    dropped = max(1, len(values) // 4)
+    ascending = _sorted([flush(value) for value in values])
+    return mean(ascending[dropped : len(values) - dropped])
+
+
+def radial(values: Sequence[Vector], weights: Sequence[int]) -> Vector:
+    """Return the mean length along the mean direction, for the islands' one tensor.
+
+    (sum w |v| / W) unit(sum w unit(v) / W), unit(0) = 0     (RDA, arXiv 2604.21428)
+
+    Keeps the length of orthogonal updates, which the mean shrinks by N**-0.5. Where
+    directions cancel, or a length is beyond fp32, it is the weighted mean. One island's
+    value is returned as it is. The paper leaves embeddings to the mean.
+    Numpy only: it is computed in one place and distributed as bytes.
+    """
+    flushed = [flush(value) for value in values]
+    lengths = [norm(value) for value in flushed]
+    units = [
+        divide(value, length) if length else value
+        for value, length in zip(flushed, lengths, strict=True)
+    ]
+    direction = weighted(units, weights)
+    unit_length = norm(direction)
+    radius = weighted([np.array([x], np.float32) for x in lengths], weights).item()
+    if len(values) == 1 or unit_length < CANCELLED or math.isinf(radius):
+        return weighted(flushed, weights)
+    return flush(divide(direction, unit_length) * radius)
+
+
+def norm(vector: Vector) -> float:
+    """Return the Euclidean norm: fp64 in 64 lanes, rounded to fp32 once.
+
+    Lane j takes the elements i with i % 64 == j in order; lanes are summed in order.
+    The square of an fp32 number is exact in fp64.
+    """
+    rows = -(-vector.size // LANES)
+    padded = np.zeros(rows * LANES)
+    padded[: vector.size] = vector.reshape(-1)
+    # Reducing the first of two axes adds row after row; numpy sums pairwise, which
+    # would be another order, only along the axis that is contiguous.
+    lanes = np.add.reduce((padded * padded).reshape(rows, LANES), axis=0)
+    # Not `sum`: since Python 3.12 it compensates, which gives other bits.
+    return _round_length(math.sqrt(functools.reduce(operator.add, lanes.tolist())))
+
+
+def _round_length(length: float) -> float:
+    try:
+        return fp32(length)
+    except OverflowError:
+        return math.inf
+
+
+def _ordered_sum(values: Sequence[A]) -> A:
+    total, *others = values
+    for value in others:
+        total = flush(total + value)
+    return total
+
+
+def _sorted(values: Sequence[A]) -> list[A]:
+    """Return the values in ascending order at each coordinate, by exchanging."""
+    ascending = list(values)
+    for end in range(len(ascending) - 1, 0, -1):
+        for i in range(end):
+            ascending[i], ascending[i + 1] = _exchange(ascending[i], ascending[i + 1])
+    return ascending
+
+
+def _exchange(a: A, b: A) -> tuple[A, A]:
+    """Return the lower and the higher of two; a product with a mask is exact."""
+    is_less = a < b
+    lower: A = a * is_less + b * ~is_less
+    higher: A = b * is_less + a * ~is_less
+    return lower, higher

@@ -1,0 +1,86 @@
+"""How long an island may take: learned from its own arrivals, within bounds.
+
+An island is late beyond the median of its last arrivals plus `patience` spreads. So a
+slow, steady island is waited for and one that stopped is not, without a timeout that
+anybody tunes. Everything here is a value; whoever calls holds the clock.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from atoll.errors import UsageError
+
+KNOWN = 5
+"""Arrivals before a deadline is learned at all."""
+
+LAST = 21
+"""Arrivals that are remembered: a change of pace is learned within half of them."""
+
+NORMAL_SPREAD = 1.4826
+"""Standard deviations per median deviation, if arrivals are normally distributed."""
+
+LEAST_SPREAD = 0.05
+"""The spread is at least this part of the median: arrivals that were all alike must
+not make the next one late by a hair."""
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """How long after its round opened each of an island's last updates came."""
+
+    seconds: tuple[float, ...] = ()
+    """Oldest first."""
+
+    def then(self, arrival_s: float) -> Arrivals:
+        """Return the arrivals with one more, without the oldest beyond `LAST`."""
+        if not 0.0 <= arrival_s < math.inf:
+            raise UsageError(f"arrival_s={arrival_s} must be finite and not negative.")
+        return Arrivals((*self.seconds, arrival_s)[-LAST:])
+
+
+def deadline_s(
+    arrivals: Arrivals, *, patience: float, lower_s: float, upper_s: float
+) -> float:
+    """Return how long after its round opens an island is late.
+
+    median + patience * spread, within the bounds; `upper_s` until `KNOWN` arrivals are
+    known. The spread is the median distance from the median, scaled to a standard
+    deviation: one extraordinary arrival moves neither.
+
+    >>> steady = Arrivals((9.0, 10.0, 10.0, 11.0, 500.0))
+    >>> round(deadline_s(steady, patience=3.0, lower_s=1.0, upper_s=600.0), 3)
+    14.448
+    """
+    if len(arrivals.seconds) < KNOWN:
+        return upper_s
+    median = statistics.median(arrivals.seconds)
+    distance = statistics.median(abs(second - median) for second in arrivals.seconds)
+    spread = max(NORMAL_SPREAD * distance, LEAST_SPREAD * median)
+    return min(max(median + patience * spread, lower_s), upper_s)
+
+
+def dynamic_steps(speeds: Mapping[str, float], *, sync_every: int) -> dict[str, int]:
+    """Return each island's inner steps per window, so that all take equally long.
+
+    H_w = max(1, floor(H v_w / max v)), v in inner steps per second (DyLU, arXiv
+    2401.09135). The quotient is exact, so the fastest island always gets `sync_every`.
+
+    >>> dynamic_steps({"a": 2.0, "b": 0.5}, sync_every=10)
+    {'a': 10, 'b': 2}
+    """
+    for island, speed in speeds.items():
+        if not 0.0 < speed < math.inf:
+            raise UsageError(
+                f"Island {island!r} has speed {speed}, which is not a positive number "
+                "of inner steps per second. Leave it out until its pace is known."
+            )
+    fastest = Fraction(max(speeds.values(), default=1.0))
+    return {
+        island: max(1, math.floor(sync_every * Fraction(speed) / fastest))
+        for island, speed in speeds.items()
+    }

@@ -1,0 +1,117 @@
+"""Learned deadlines and dynamic local updates."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.algorithm.pace import KNOWN, LAST, Arrivals, deadline_s, dynamic_steps
+from atoll.errors import UsageError
+
+seconds = st.floats(0.0, 1e6)
+
+
+def test_an_unknown_island_gets_the_upper_bound() -> None:
+    """Until five arrivals are known nobody is late before the upper bound."""
+    four = Arrivals((1.0, 1.0, 1.0, 1.0))
+
+    assert deadline_s(four, patience=3.0, lower_s=1.0, upper_s=600.0) == 600.0
+    assert deadline_s(four.then(1.0), patience=3.0, lower_s=1.0, upper_s=600.0) < 2.0
+
+
+def test_the_deadline_is_median_plus_patience_spreads() -> None:
+    """Arrivals 8, 9, 10, 11, 12 with patience 2 are late after 12.9652 seconds."""
+    # Median 10; distances 2, 1, 0, 1, 2 have median 1, times 1.4826; 10 + 2 * 1.4826.
+    arrivals = Arrivals((12.0, 8.0, 11.0, 9.0, 10.0))
+    late_after = deadline_s(arrivals, patience=2.0, lower_s=1.0, upper_s=600.0)
+
+    assert late_after == pytest.approx(12.9652)
+
+
+def test_arrivals_that_were_all_alike_leave_room() -> None:
+    """With no spread at all, a twentieth of the median stands in for it."""
+    # 10 + 3 * (10 * 0.05)
+    arrivals = Arrivals((10.0,) * 5)
+
+    assert deadline_s(arrivals, patience=3.0, lower_s=1.0, upper_s=600.0) == 11.5
+
+
+def test_one_extraordinary_arrival_changes_nothing() -> None:
+    """An hour's outage in the record does not make the island waited for an hour."""
+    usual = Arrivals((9.0, 10.0, 11.0, 10.0, 9.0, 11.0, 10.0))
+    once = usual.then(3600.0)
+
+    assert deadline_s(once, patience=3.0, lower_s=1.0, upper_s=600.0) < 20.0
+
+
+def test_a_change_of_pace_is_learned() -> None:
+    """An island that became ten times slower is waited for once it kept that up."""
+    arrivals = Arrivals((10.0,) * LAST)
+    for _ in range(LAST // 2 + 1):
+        arrivals = arrivals.then(100.0)
+
+    assert len(arrivals.seconds) == LAST
+    assert deadline_s(arrivals, patience=3.0, lower_s=1.0, upper_s=600.0) >= 100.0
+
+
+@given(st.lists(seconds, max_size=30), st.floats(0.0, 100.0))
+def test_deadlines_stay_within_bounds(arrived: list[float], patience: float) -> None:
+    """Whatever was learned, a deadline lies between the two bounds."""
+    arrivals = Arrivals()
+    for arrival_s in arrived:
+        arrivals = arrivals.then(arrival_s)
+    late_after = deadline_s(arrivals, patience=patience, lower_s=2.0, upper_s=50.0)
+
+    assert 2.0 <= late_after <= 50.0
+    assert len(arrived) >= KNOWN or late_after == 50.0
+
+
+@pytest.mark.parametrize("wrong", [-1.0, math.inf, math.nan])
+def test_an_impossible_arrival_is_an_error(wrong: float) -> None:
+    """Negative, infinite and undefined durations are refused with their value."""
+    with pytest.raises(UsageError, match=f"arrival_s={wrong} must be finite"):
+        Arrivals().then(wrong)
+
+
+@given(st.integers(1, 1000), st.floats(1e-6, 1e6), st.integers(1, 8))
+def test_equal_speeds_all_get_sync_every(
+    sync_every: int, speed: float, num_islands: int
+) -> None:
+    """Islands of one speed all take sync_every inner steps, at any speed."""
+    # Exact quotients: in fp64, floor(H * v / v) can be H - 1.
+    speeds = {f"i{n}": speed for n in range(num_islands)}
+
+    assert set(dynamic_steps(speeds, sync_every=sync_every).values()) == {sync_every}
+
+
+@given(
+    st.integers(1, 1000),
+    st.dictionaries(st.text(min_size=1), st.floats(1e-3, 1e3), min_size=1),
+)
+def test_no_island_holds_up_the_others(
+    sync_every: int, speeds: dict[str, float]
+) -> None:
+    """A window takes an island no longer than the fastest, or one inner step."""
+    # H_w <= H v_w / v_max, so H_w / v_w <= H / v_max; only max(1, .) may exceed it.
+    own = dynamic_steps(speeds, sync_every=sync_every)
+    fastest_s = sync_every / max(speeds.values())
+
+    for island, steps in own.items():
+        allowed = max(fastest_s, 1.0 / speeds[island])
+        assert 1 <= steps <= sync_every
+        assert steps / speeds[island] <= allowed * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan])
+def test_an_impossible_speed_is_an_error(wrong: float) -> None:
+    """A speed that is no positive number is refused by the island's name."""
+    with pytest.raises(UsageError, match=f"Island 'b' has speed {wrong}"):
+        dynamic_steps({"a": 1.0, "b": wrong}, sync_every=10)
+
+
+def test_nobody_needs_no_steps() -> None:
+    """Without islands there is nothing to say."""
+    assert dynamic_steps({}, sync_every=10) == {}

@@ -1,0 +1,86 @@
+"""Owns the command line. Does not know how anything is done: each verb calls down.
+
+Start reading at `VERBS`, then the file of a verb.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from atoll import __version__
+from atoll.cli.inspect import inspect
+from atoll.errors import (
+    AtollError,
+    CorruptError,
+    LeaseLost,
+    Refused,
+    RemoteError,
+    UsageError,
+)
+
+__all__ = ["VERBS", "app", "exit_code", "main"]
+
+VERBS: dict[str, Callable[..., None]] = {
+    "inspect": inspect,
+}
+
+# The first branch that fits decides.
+EXIT_CODES: tuple[tuple[type[AtollError], int], ...] = (
+    (UsageError, 2),
+    (Refused, 4),
+    (LeaseLost, 4),
+    (RemoteError, 3),
+    (CorruptError, 5),
+    (AtollError, 1),
+)
+
+app = typer.Typer(
+    name="atoll",
+    help="Train one model on machines that talk rarely.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    # A fixed width keeps `--help` the same text on every terminal.
+    context_settings={"terminal_width": 80, "help_option_names": ["-h", "--help"]},
+)
+for _name, _verb in VERBS.items():
+    app.command(_name)(_verb)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one command and exit: 0 done, else the code of whose fault it was."""
+    try:
+        app(arguments, prog_name="atoll")
+    except AtollError as exc:
+        typer.echo(f"atoll: {exc}", err=True)
+        sys.exit(exit_code(exc))
+
+
+def exit_code(error: AtollError) -> int:
+    """Return 2 for usage, 3 for unreachable, 4 for refused, 5 for corrupt."""
+    return next(code for branch, code in EXIT_CODES if isinstance(error, branch))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"atoll {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            help="Print the version and exit.",
+            callback=_print_version,
+            is_eager=True,
+        ),
+    ] = False,
+) -> None:
+    pass

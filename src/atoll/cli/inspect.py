@@ -1,0 +1,196 @@
+"""`atoll inspect FILE`: what a frame says, and whether its bytes are whole."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import numpy as np
+import typer
+
+from atoll.errors import CorruptError, UsageError
+from atoll.wire.files import read_header, read_pieces
+from atoll.wire.frame import pack, update_digest
+from atoll.wire.header import Header
+from atoll.wire.roster import Roster, RosterEntry
+
+PROGRESS_FROM_BYTES = 2**26
+"""Below this a body is verified before a bar could be read."""
+
+ROSTER_COLUMNS = (
+    "island",
+    "incarnation",
+    "verdict",
+    "weight",
+    "inner steps",
+    "tokens",
+    "digest",
+)
+
+Facts = dict[str, object]
+
+
+def inspect(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A frame.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print what a frame says, and verify its body piece by piece.
+
+    Exits with 0 when the frame is verified, 2 when the file cannot be read, 5 when
+    the frame is corrupt.
+    """
+    with _opened(file) as opened:
+        if as_json:
+            _inspect_as_json(opened)
+        else:
+            _inspect_as_text(opened)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as exc:
+        raise UsageError(
+            f"cannot read {path}: {exc.strerror}. Give the path of a frame."
+        ) from exc
+
+
+def _inspect_as_text(file: BinaryIO) -> None:
+    header = read_header(file)
+    typer.secho(header.name, bold=True)
+    for name, value in _text_facts(header):
+        typer.echo(f"  {name:<12} {value}")
+    if header.roster is not None:
+        _print_roster(header.roster)
+    _verify(file, header)
+    typer.secho(
+        f"verified: {header.body_bytes} bytes of body in {_pieces(header)}",
+        fg=typer.colors.GREEN,
+    )
+
+
+def _inspect_as_json(file: BinaryIO) -> None:
+    facts: Facts = {"verified": False}
+    try:
+        header = read_header(file)
+        facts |= _json_facts(header)
+        _verify(file, header)
+        facts["verified"] = True
+    except CorruptError as exc:
+        facts["problem"] = str(exc)
+        raise
+    finally:
+        typer.echo(json.dumps(facts, indent=2))
+
+
+def _verify(file: BinaryIO, header: Header) -> None:
+    pieces = read_pieces(file, header)
+    if header.body_bytes < PROGRESS_FROM_BYTES or not sys.stderr.isatty():
+        for _ in pieces:
+            pass
+        return
+    with typer.progressbar(
+        length=header.body_bytes, label="verifying", file=sys.stderr
+    ) as bar:
+        for piece in pieces:
+            bar.update(len(piece))
+
+
+def _text_facts(header: Header) -> Iterator[tuple[str, str]]:
+    yield "run", header.run
+    yield "fragment", str(header.fragment)
+    yield "round", str(header.round)
+    if header.island:
+        yield "island", f"{header.island}, incarnation {header.incarnation}"
+    yield "epoch", str(header.epoch)
+    yield "base", header.base.hex()
+    yield "codec", f"{header.codec}, seed {header.seed}"
+    yield "elements", str(header.elements)
+    yield "bytes", f"{len(pack(header))} header, {header.body_bytes} body"
+    yield "norm", repr(header.norm)
+    yield "weight", str(header.weight)
+    if header.kind.is_update:
+        progress = header.progress
+        yield (
+            "progress",
+            f"{progress.inner_steps} inner steps, {progress.tokens} tokens, "
+            f"{len(progress.cursor)} bytes of cursor",
+        )
+        yield "digest", update_digest(header).hex()
+    if header.refused:
+        yield "refused", header.refused
+    if outer := header.outer:
+        # As fp32 they print the way they were set: 0.7, not 0.699999988079071.
+        lr, momentum = str(np.float32(outer.lr)), str(np.float32(outer.momentum))
+        yield (
+            "outer",
+            f"{outer.optimizer}, lr {lr}, momentum {momentum}, count {outer.count}",
+        )
+
+
+def _pieces(header: Header) -> str:
+    return "1 piece" if len(header.pieces) == 1 else f"{len(header.pieces)} pieces"
+
+
+def _print_roster(roster: Roster) -> None:
+    rows: list[tuple[str, ...]] = [ROSTER_COLUMNS, *map(_row, roster.entries)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    typer.echo(f"  roster of {len(roster.entries)}")
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        typer.echo("    " + "  ".join(cells).rstrip())
+
+
+def _row(entry: RosterEntry) -> tuple[str, ...]:
+    verdict = f"{entry.verdict}: {entry.reason}" if entry.reason else entry.verdict
+    return (
+        entry.island,
+        str(entry.incarnation),
+        verdict,
+        str(entry.weight),
+        str(entry.inner_steps),
+        str(entry.tokens),
+        entry.digest.hex()[:16] or "-",
+    )
+
+
+def _json_facts(header: Header) -> Facts:
+    facts: Facts = {
+        "kind": header.kind.name.lower(),
+        "run": header.run,
+        "fragment": header.fragment,
+        "round": header.round,
+        "island": header.island,
+        "incarnation": header.incarnation,
+        "epoch": header.epoch,
+        "base": header.base.hex(),
+        "codec": header.codec,
+        "seed": header.seed,
+        "elements": header.elements,
+        "header_bytes": len(pack(header)),
+        "body_bytes": header.body_bytes,
+        "weight": header.weight,
+        "norm": header.norm,
+        "inner_steps": header.progress.inner_steps,
+        "tokens": header.progress.tokens,
+        "cursor": header.progress.cursor.hex(),
+        "refused": header.refused,
+        "pieces": [piece.hex() for piece in header.pieces],
+    }
+    if header.kind.is_update:
+        facts["digest"] = update_digest(header).hex()
+    if header.outer is not None:
+        facts["outer"] = vars(header.outer)
+    if header.roster is not None:
+        facts["roster"] = [_entry_facts(entry) for entry in header.roster.entries]
+    return facts
+
+
+def _entry_facts(entry: RosterEntry) -> Facts:
+    return {**vars(entry), "digest": entry.digest.hex()}

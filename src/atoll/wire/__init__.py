@@ -1,0 +1,74 @@
+"""Owns bytes that leave the process: frame, codecs, roster, digests.
+
+Does not know who sends them, nor what a round is.
+Start reading at `codecs`, then `frame`.
+"""
+
+from atoll.wire.codecs import Codec, codec, codec_by_code
+from atoll.wire.digests import (
+    PIECE_ELEMENTS,
+    STATE_PIECE,
+    blake3_digest,
+    piece_count,
+    piece_digests,
+    piece_range,
+    state_digest,
+    state_piece,
+    state_root,
+)
+from atoll.wire.files import read_frame, read_header, read_pieces, write_frame
+from atoll.wire.frame import (
+    frame_bytes,
+    header_length,
+    pack,
+    unpack,
+    update_digest,
+    verify_body,
+    verify_piece,
+    with_body,
+)
+from atoll.wire.header import MOMENTS, Header, Kind, OuterValues, Progress
+from atoll.wire.layout import MAX_BODY_BYTES, MAX_HEADER_BYTES, PREFIX_BYTES
+from atoll.wire.roster import Roster, RosterEntry, Verdict, pack_roster, unpack_roster
+from atoll.wire.text import as_reason
+
+__all__ = [
+    "MAX_BODY_BYTES",
+    "MAX_HEADER_BYTES",
+    "MOMENTS",
+    "PIECE_ELEMENTS",
+    "PREFIX_BYTES",
+    "STATE_PIECE",
+    "Codec",
+    "Header",
+    "Kind",
+    "OuterValues",
+    "Progress",
+    "Roster",
+    "RosterEntry",
+    "Verdict",
+    "as_reason",
+    "blake3_digest",
+    "codec",
+    "codec_by_code",
+    "frame_bytes",
+    "header_length",
+    "pack",
+    "pack_roster",
+    "piece_count",
+    "piece_digests",
+    "piece_range",
+    "read_frame",
+    "read_header",
+    "read_pieces",
+    "state_digest",
+    "state_piece",
+    "state_root",
+    "unpack",
+    "unpack_roster",
+    "update_digest",
+    "verify_body",
+    "verify_piece",
+    "with_body",
+    "write_frame",
+]

@@ -1,0 +1,99 @@
+"""Two digests for two purposes: agreement among islands, and bytes from outside.
+
+XXH3-128 names a fragment's state. It is cheap enough to ride in the outer step's own
+pass over the memory, and guards against mistakes: islands that drifted apart.
+BLAKE3 names bytes that came over a network or lay on a disk, where a mistake may be
+an attack.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+import xxhash
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from atoll.errors import UsageError
+from atoll.wire.codecs import Codec
+
+PIECE_ELEMENTS = 2**18
+"""Elements of a body piece: a multiple of every codec's block."""
+
+STATE_PIECE = 65536
+"""Elements of a state piece: with two moments it still fits a core's cache."""
+
+Bytes = bytes | bytearray | memoryview | NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+_STATE_TAG = b"atoll state v1\0\0"
+_STATE_ROOT = struct.Struct("<QQQ")
+
+
+def blake3_digest(data: Bytes) -> bytes:
+    """Return the 32 bytes of BLAKE3 over `data`."""
+    return blake3(view_of(data)).digest()
+
+
+def piece_count(elements: int) -> int:
+    """Return how many pieces a body of `elements` has."""
+    return -(-elements // PIECE_ELEMENTS)
+
+
+def piece_range(codec: Codec, elements: int, index: int) -> tuple[int, int]:
+    """Return where piece `index` of a body starts and ends, in bytes."""
+    first = index * PIECE_ELEMENTS
+    last = first + PIECE_ELEMENTS
+    end = codec.offset(last) if last < elements else codec.body_bytes(elements)
+    return codec.offset(first), end
+
+
+def piece_digests(codec: Codec, elements: int, body: Bytes) -> tuple[bytes, ...]:
+    """Return the digest of each piece of `body`, which must be whole."""
+    view = view_of(body)
+    if len(view) != codec.body_bytes(elements):
+        raise UsageError(
+            f"a body of {len(view)} bytes cannot hold {elements} elements in "
+            f"{codec.name}. That takes {codec.body_bytes(elements)} bytes."
+        )
+    ranges = (piece_range(codec, elements, i) for i in range(piece_count(elements)))
+    return tuple(blake3_digest(view[start:end]) for start, end in ranges)
+
+
+def state_piece(arrays: Sequence[Floats]) -> bytes:
+    """Return the hash of one piece: the anchor's slice, then each moment's."""
+    hashed = xxhash.xxh3_128()
+    for array in arrays:
+        hashed.update(view_of(array))
+    return hashed.digest()
+
+
+def state_root(
+    pieces: Sequence[bytes], *, elements: int, moments: int, count: int
+) -> bytes:
+    """Return the state digest from the hashes of all its pieces, in order."""
+    head = _STATE_TAG + _STATE_ROOT.pack(elements, moments, count)
+    return xxhash.xxh3_128_digest(head + b"".join(pieces))
+
+
+def state_digest(anchor: Floats, moments: Sequence[Floats], count: int = 0) -> bytes:
+    """Return the digest of a fragment's anchor and velocity, piece by piece."""
+    arrays = (anchor, *moments)
+    if any(len(moment) != len(anchor) for moment in moments):
+        raise UsageError(
+            f"moments of {[len(moment) for moment in moments]} elements do not fit an "
+            f"anchor of {len(anchor)}."
+        )
+    pieces = [
+        state_piece([array[first : first + STATE_PIECE] for array in arrays])
+        for first in range(0, len(anchor), STATE_PIECE)
+    ]
+    return state_root(pieces, elements=len(anchor), moments=len(moments), count=count)
+
+
+def view_of(data: Bytes | Floats) -> memoryview:
+    """Return the bytes of `data` without copying them."""
+    view = data.data if isinstance(data, np.ndarray) else memoryview(data)
+    return view.cast("B") if view.nbytes else memoryview(b"")

@@ -1,0 +1,267 @@
+"""What a frame says about its body: the value, and the rules it must obey.
+
+Rule 1: a `Header` that exists is right; building a wrong one raises UsageError.
+Rule 2: bytes are judged by the same rules, and a wrong one raises CorruptError.
+Rule 3: what a kind of frame does not use is empty or zero, so that a header has one
+encoding only.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from atoll.errors import UsageError
+from atoll.wire.codecs import codec
+from atoll.wire.digests import piece_count
+from atoll.wire.roster import DIGEST_BYTES, U64_MAX, Roster
+from atoll.wire.text import name_fault, reason_fault
+
+MAX_CURSOR_BYTES = 4096
+MAX_FRAGMENT = 2**32 - 1
+BASE_BYTES = 16
+
+MOMENTS = {"nesterov": 1, "heavy_ball": 1, "sgd": 0, "adam": 2}
+"""The outer optimizers a frame can name, and the moments in a state of each."""
+
+
+class Kind(IntEnum):
+    """What a frame is; the numbers are those on the wire."""
+
+    UPDATE = 1
+    DEPARTING = 2
+    AGREED = 3
+    STATE = 4
+
+    @property
+    def is_update(self) -> bool:
+        """Whether an island sent it as its work, staying or leaving."""
+        return self in (Kind.UPDATE, Kind.DEPARTING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far an island has come, cumulative over its lives."""
+
+    inner_steps: int = 0
+    tokens: int = 0
+    cursor: bytes = b""
+    """Opaque: where the island stands in its data."""
+
+    def __post_init__(self) -> None:
+        for what, value in (
+            ("inner_steps", self.inner_steps),
+            ("tokens", self.tokens),
+        ):
+            if not 0 <= value <= U64_MAX:
+                raise UsageError(f"{what}={value} must be from 0 to {U64_MAX}.")
+        if len(self.cursor) > MAX_CURSOR_BYTES:
+            raise UsageError(
+                f"a cursor of {len(self.cursor)} bytes is above the limit of "
+                f"{MAX_CURSOR_BYTES}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OuterValues:
+    """The outer step's values, exact in fp32; `count` is how many a state has seen."""
+
+    optimizer: str
+    lr: float
+    momentum: float
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in MOMENTS:
+            raise UsageError(
+                f"optimizer={self.optimizer!r} is unknown to frames. "
+                f"Known are {', '.join(sorted(MOMENTS))}."
+            )
+        for what, value in (("lr", self.lr), ("momentum", self.momentum)):
+            if not (_is_measure(value) and _is_fp32(value)):
+                raise UsageError(
+                    f"{what}={value!r} must be finite, not negative and exact in fp32."
+                )
+        if self.optimizer == "sgd" and self.momentum:
+            raise UsageError(f"momentum={self.momentum} must be 0 with sgd.")
+        if not 0 <= self.count <= U64_MAX:
+            raise UsageError(f"count={self.count} must be from 0 to {U64_MAX}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """Everything a frame says before its body.
+
+    Until `with_body` has filled in `body_bytes` and `pieces`, it is not sealed.
+    """
+
+    kind: Kind
+    run: str
+    fragment: int
+    round: int
+    island: str = ""
+    incarnation: int = 0
+    epoch: int = 0
+    base: bytes = bytes(BASE_BYTES)
+    codec: str = "fp32"
+    seed: int = 0
+    elements: int = 0
+    weight: int = 1
+    norm: float = 0.0
+    progress: Progress = Progress()
+    refused: str = ""
+    """Why the island refuses its own values; then there is no body."""
+
+    outer: OuterValues | None = None
+    roster: Roster | None = None
+    body_bytes: int = 0
+    pieces: tuple[bytes, ...] = ()
+
+    def __post_init__(self) -> None:
+        for fault in _faults(self):
+            raise UsageError(f"{fault}.")
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the body is known, or there is to be none."""
+        if self.kind.is_update and not (self.elements or self.refused):
+            return False
+        return len(self.pieces) == piece_count(self.elements)
+
+    @property
+    def name(self) -> str:
+        """What to call this frame in a message."""
+        whose = f" of island {self.island!r}" if self.island else ""
+        return (
+            f"{self.kind.name.lower()} frame{whose} "
+            f"(fragment {self.fragment}, round {self.round})"
+        )
+
+
+def _faults(header: Header) -> Iterator[str]:
+    yield from _text_faults(header)
+    yield from _number_faults(header)
+    yield from _body_faults(header)
+    if header.kind.is_update:
+        yield from _update_faults(header)
+    else:
+        yield from _common_faults(header)
+    if header.kind is Kind.AGREED:
+        yield from _agreed_faults(header)
+    if header.kind is Kind.STATE:
+        yield from _state_faults(header)
+
+
+def _text_faults(header: Header) -> Iterator[str]:
+    if fault := name_fault(header.run, what="run"):
+        yield fault
+    if header.island and (fault := name_fault(header.island, what="island")):
+        yield fault
+    if fault := reason_fault(header.refused, what="refused"):
+        yield fault
+
+
+def _number_faults(header: Header) -> Iterator[str]:
+    if not 0 <= header.fragment <= MAX_FRAGMENT:
+        yield f"fragment={header.fragment} must be from 0 to {MAX_FRAGMENT}"
+    for what, value in (
+        ("round", header.round),
+        ("incarnation", header.incarnation),
+        ("epoch", header.epoch),
+        ("seed", header.seed),
+        ("elements", header.elements),
+        ("weight", header.weight),
+        ("body_bytes", header.body_bytes),
+    ):
+        if not 0 <= value <= U64_MAX:
+            yield f"{what}={value} must be from 0 to {U64_MAX}"
+    if not _is_measure(header.norm):
+        yield f"norm={header.norm!r} must be finite and not negative"
+    codec(header.codec)
+    if len(header.base) != BASE_BYTES:
+        yield f"base has {len(header.base)} bytes; it must have {BASE_BYTES}"
+
+
+def _body_faults(header: Header) -> Iterator[str]:
+    if not header.pieces and not header.body_bytes:
+        return
+    needed = codec(header.codec).body_bytes(header.elements)
+    if header.body_bytes != needed:
+        yield (
+            f"body_bytes={header.body_bytes}, but {header.elements} elements in "
+            f"{header.codec} must take {needed}"
+        )
+    if len(header.pieces) != piece_count(header.elements):
+        yield (
+            f"{len(header.pieces)} pieces are listed, but {header.elements} elements "
+            f"must have {piece_count(header.elements)}"
+        )
+    if any(len(piece) != DIGEST_BYTES for piece in header.pieces):
+        yield f"each piece digest must have {DIGEST_BYTES} bytes"
+
+
+def _update_faults(header: Header) -> Iterator[str]:
+    if not header.island:
+        yield "an update must name its island"
+    if header.outer is not None or header.roster is not None:
+        yield "an update must carry neither outer values nor a roster"
+    if header.refused and header.elements:
+        yield f"elements={header.elements} must be 0 in an update that is refused"
+    if not header.refused and not header.weight:
+        yield "weight=0 must be at least 1 in an update that is not refused"
+
+
+def _common_faults(header: Header) -> Iterator[str]:
+    what = header.kind.name.lower()
+    if header.progress != Progress() or header.refused:
+        yield f"progress and refused must be empty in the {what} frame"
+    if header.outer is None:
+        yield f"the {what} frame must carry its outer values"
+
+
+def _agreed_faults(header: Header) -> Iterator[str]:
+    if header.island or header.incarnation:
+        yield (
+            f"island={header.island!r} and incarnation={header.incarnation} must be "
+            "empty in the agreed frame, which belongs to no island"
+        )
+    if header.roster is None:
+        yield "the agreed frame must carry its roster"
+    elif bool(header.roster.counted) != bool(header.elements):
+        yield (
+            f"elements={header.elements} with {len(header.roster.counted)} counted "
+            "islands: the mean must have elements, and without counted islands none"
+        )
+    if header.outer is not None and header.outer.count:
+        yield f"count={header.outer.count} must be 0 in the agreed frame"
+
+
+def _state_faults(header: Header) -> Iterator[str]:
+    if header.incarnation and not header.island:
+        yield f"incarnation={header.incarnation} must be 0 without an island"
+    if header.roster is not None:
+        yield "the state frame must carry no roster"
+    if header.codec != "fp32":
+        yield f"codec={header.codec!r} must be 'fp32' in the state frame"
+    if header.outer is not None:
+        arrays = 1 + MOMENTS[header.outer.optimizer]
+        if not header.elements or header.elements % arrays:
+            yield (
+                f"elements={header.elements} must be a positive multiple of {arrays}, "
+                f"the anchor and the moments of {header.outer.optimizer}"
+            )
+
+
+def _is_measure(value: float) -> bool:
+    return math.isfinite(value) and math.copysign(1.0, value) > 0
+
+
+def _is_fp32(value: float) -> bool:
+    try:
+        (rounded,) = struct.unpack("<f", struct.pack("<f", value))
+    except OverflowError:
+        return False
+    return bool(rounded == value)

@@ -1,0 +1,207 @@
+"""Who counted in a round: the part of an outcome that every island reads first.
+
+An island adopts or carries by what the roster says of it, so a roster has exactly one
+encoding, and a name stands in it at most once.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from atoll.errors import CorruptError, UsageError
+from atoll.wire.text import FETCH_AGAIN, decode_text, name_fault, reason_fault
+
+MAX_ENTRIES = 65536
+DIGEST_BYTES = 32
+U64_MAX = 2**64 - 1
+
+_COUNT = struct.Struct("<I")
+_ENTRY = struct.Struct("<QQQQBBBBHH")
+
+
+class Verdict(StrEnum):
+    """What became of an island's work in a round."""
+
+    COUNTED = "counted"
+    LATE = "late"
+    REFUSED = "refused"
+
+
+_CODE_OF = {Verdict.COUNTED: 1, Verdict.LATE: 2, Verdict.REFUSED: 3}
+_VERDICT_OF = {code: verdict for verdict, code in _CODE_OF.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RosterEntry:
+    """One island in a round's outcome."""
+
+    island: str
+    incarnation: int
+    digest: bytes
+    """The update's digest, or empty when nothing was staged."""
+
+    weight: int
+    verdict: Verdict
+    reason: str = ""
+    """Why it was refused; never empty then."""
+
+    inner_steps: int = 0
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        for fault in _entry_faults(self):
+            raise UsageError(f"{fault}.")
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The islands of a round, in the order of their names' bytes."""
+
+    entries: tuple[RosterEntry, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.entries) > MAX_ENTRIES:
+            raise UsageError(
+                f"a roster of {len(self.entries)} entries is above the limit of "
+                f"{MAX_ENTRIES}."
+            )
+        # Code points and UTF-8 bytes sort alike, so the strings can be compared.
+        for before, after in pairwise(self.entries):
+            if before.island >= after.island:
+                raise UsageError(
+                    f"island {after.island!r} follows {before.island!r}, but a roster "
+                    "lists each island once, in ascending order of names."
+                )
+
+    @property
+    def counted(self) -> tuple[RosterEntry, ...]:
+        """The entries whose updates are in the mean, in the order of the sum."""
+        return tuple(e for e in self.entries if e.verdict == Verdict.COUNTED)
+
+    def entry(self, island: str) -> RosterEntry | None:
+        """Return what the roster says of `island`, or None if it is not listed."""
+        at = bisect_left(self.entries, island, key=lambda entry: entry.island)
+        if at < len(self.entries) and self.entries[at].island == island:
+            return self.entries[at]
+        return None
+
+
+def pack_roster(roster: Roster) -> bytes:
+    """Return the one encoding of `roster`."""
+    parts = [_COUNT.pack(len(roster.entries))]
+    for entry in roster.entries:
+        island, reason = entry.island.encode(), entry.reason.encode()
+        parts.append(
+            _ENTRY.pack(
+                entry.incarnation,
+                entry.weight,
+                entry.inner_steps,
+                entry.tokens,
+                _CODE_OF[entry.verdict],
+                len(island),
+                len(entry.digest),
+                0,
+                len(reason),
+                0,
+            )
+        )
+        parts += (island, entry.digest, reason)
+    return b"".join(parts)
+
+
+def unpack_roster(data: bytes) -> Roster:
+    """Return the roster that `data` encodes, or raise CorruptError; nothing else."""
+    entries, at = [], _COUNT.size
+    try:
+        for _ in range(_promised_entries(data)):
+            entry, at = _unpack_entry(data, at)
+            entries.append(entry)
+        roster = Roster(tuple(entries))
+    except UsageError as exc:
+        raise CorruptError(f"{exc} {FETCH_AGAIN}") from exc
+    if at != len(data):
+        raise CorruptError(
+            f"bytes {at} to {len(data)} follow the last entry of a roster. "
+            f"{FETCH_AGAIN}"
+        )
+    return roster
+
+
+def _promised_entries(data: bytes) -> int:
+    if len(data) < _COUNT.size:
+        raise _too_short(data, _COUNT.size)
+    (count,) = _COUNT.unpack_from(data)
+    if count > MAX_ENTRIES:
+        raise CorruptError(
+            f"a roster promises {count} entries, above the limit of {MAX_ENTRIES}. "
+            f"{FETCH_AGAIN}"
+        )
+    if len(data) < _COUNT.size + count * _ENTRY.size:
+        raise _too_short(data, _COUNT.size + count * _ENTRY.size)
+    return int(count)
+
+
+def _unpack_entry(data: bytes, at: int) -> tuple[RosterEntry, int]:
+    if len(data) < at + _ENTRY.size:
+        raise _too_short(data, at + _ENTRY.size)
+    (incarnation, weight, inner_steps, tokens, code, *sizes) = _ENTRY.unpack_from(
+        data, at
+    )
+    island_bytes, digest_bytes, reserved, reason_bytes, reserved_too = sizes
+    if reserved or reserved_too:
+        raise CorruptError(
+            f"reserved bytes at {at} of a roster are not zero. {FETCH_AGAIN}"
+        )
+    if code not in _VERDICT_OF:
+        raise CorruptError(f"verdict {code} is not one of 1 to 3. {FETCH_AGAIN}")
+    start = at + _ENTRY.size
+    middle = start + island_bytes
+    last = middle + digest_bytes
+    end = last + reason_bytes
+    if len(data) < end:
+        raise _too_short(data, end)
+    entry = RosterEntry(
+        island=decode_text(data[start:middle], what="island"),
+        incarnation=incarnation,
+        digest=data[middle:last],
+        weight=weight,
+        verdict=_VERDICT_OF[code],
+        reason=decode_text(data[last:end], what="reason"),
+        inner_steps=inner_steps,
+        tokens=tokens,
+    )
+    return entry, end
+
+
+def _too_short(data: bytes, needed: int) -> CorruptError:
+    return CorruptError(
+        f"a roster of {len(data)} bytes ends before byte {needed}, which its entries "
+        f"need. {FETCH_AGAIN}"
+    )
+
+
+def _entry_faults(entry: RosterEntry) -> Iterator[str]:
+    who = f"of roster entry {entry.island!r}"
+    if fault := name_fault(entry.island, what="island"):
+        yield fault
+    if fault := reason_fault(entry.reason, what="reason"):
+        yield fault
+    for what, value in (
+        ("incarnation", entry.incarnation),
+        ("weight", entry.weight),
+        ("inner_steps", entry.inner_steps),
+        ("tokens", entry.tokens),
+    ):
+        if not 0 <= value <= U64_MAX:
+            yield f"{what}={value} {who} must be from 0 to {U64_MAX}"
+    if len(entry.digest) not in (0, DIGEST_BYTES):
+        yield f"digest {who} has {len(entry.digest)} bytes; it must have 0 or 32"
+    if entry.verdict == Verdict.COUNTED and not (entry.digest and entry.weight):
+        yield f"verdict counted {who} needs a digest and a weight of 1 or more"
+    if entry.verdict == Verdict.REFUSED and not entry.reason:
+        yield f"verdict refused {who} must come with a reason"

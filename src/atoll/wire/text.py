@@ -1,0 +1,66 @@
+"""What a name and a reason may contain: one rule for every string on the wire.
+
+The characters that are refused are listed here one by one, because what Python calls
+printable changes with its Unicode tables and two readers must never disagree.
+"""
+
+from __future__ import annotations
+
+import re
+
+from atoll.errors import CorruptError
+
+FETCH_AGAIN = "Discard these bytes and fetch the frame again."
+
+MAX_NAME_BYTES = 128
+MAX_REASON_BYTES = 512
+
+# Control characters, and those that reorder or break a line on a terminal.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def name_fault(value: str, *, what: str) -> str | None:
+    """Return what is wrong with `value` as the name of an island or run, if anything.
+
+    Names become parts of paths and object keys, hence no slash, dot or double dot.
+    """
+    if fault := _text_fault(value, what=what, most=MAX_NAME_BYTES):
+        return fault
+    if not value:
+        return f"{what} must be a name of 1 to {MAX_NAME_BYTES} bytes, but is empty"
+    if "/" in value or value in (".", ".."):
+        return f"{what}={value!r} must not contain '/' nor be '.' or '..'"
+    return None
+
+
+def reason_fault(value: str, *, what: str) -> str | None:
+    """Return what is wrong with `value` as a reason, if anything; empty is right."""
+    return _text_fault(value, what=what, most=MAX_REASON_BYTES)
+
+
+def as_reason(text: str) -> str:
+    """Return `text` as a reason that a frame can carry: printable, and cut to fit."""
+    printable = _UNPRINTABLE.sub(" ", text).encode(errors="replace")
+    return printable[:MAX_REASON_BYTES].decode(errors="ignore")
+
+
+def decode_text(data: bytes, *, what: str) -> str:
+    """Return `data` as text, or raise CorruptError if it is not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        raise CorruptError(
+            f"{what} is not UTF-8 at its byte {exc.start}. {FETCH_AGAIN}"
+        ) from exc
+
+
+def _text_fault(value: str, *, what: str, most: int) -> str | None:
+    try:
+        size_bytes = len(value.encode())
+    except UnicodeEncodeError:
+        return f"{what}={value!r} contains a surrogate, which UTF-8 cannot say"
+    if size_bytes > most:
+        return f"{what} has {size_bytes} bytes of UTF-8, above the limit of {most}"
+    if found := _UNPRINTABLE.search(value):
+        return f"{what}={value!r} contains {found[0]!r}, which is not printable"
+    return None

@@ -1,0 +1,26 @@
+"""Atoll trains one model on many islands of compute that barely talk to each other."""
+
+from typing import TYPE_CHECKING
+
+from atoll import errors
+from atoll.errors import RunEnded
+from atoll.settings import RunSettings
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from atoll import exchange
+
+__all__ = ["RunEnded", "RunSettings", "__version__", "errors", "exchange"]
+
+__version__ = "0.1.0"
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> "ModuleType":
+        # `atoll.exchange` needs numpy and the digests; `import atoll` should not.
+        if name == "exchange":
+            import atoll.exchange
+
+            return atoll.exchange
+        raise AttributeError(f"module 'atoll' has no attribute {name!r}")

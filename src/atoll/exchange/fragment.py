@@ -1,0 +1,173 @@
+"""One fragment of a run in memory: its state, its open round, its outcomes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.errors import NonFinite, Refused
+from atoll.exchange.base import Frame
+from atoll.protocol import judge_updates, refuse_all
+from atoll.settings import RunSettings
+from atoll.weights import (
+    Contribution,
+    FragmentLayout,
+    FragmentState,
+    reduce,
+    terms_of,
+)
+from atoll.wire import (
+    Header,
+    Kind,
+    Roster,
+    codec,
+    update_digest,
+    with_body,
+)
+
+KEPT_BODIES = 2
+"""Agreed bodies kept for islands that come late; rosters are kept for good."""
+
+
+class RunFragment:
+    """State and rounds of one fragment. The run's lock guards every call."""
+
+    def __init__(
+        self, run: str, index: int, layout: FragmentLayout, settings: RunSettings
+    ) -> None:
+        self.run, self.index, self.layout, self.settings = run, index, layout, settings
+        self.terms = terms_of(layout, settings)
+        self.candidates: set[str] = set()
+        self.outcomes: dict[int, Frame] = {}
+        self.tokens: dict[str, int] = {}
+        """Counted tokens of each island that ever was in a roster."""
+        self._staged: dict[int, dict[str, Frame]] = {}
+        self._state: FragmentState | None = None
+        self._bases: set[bytes] = set()
+
+    @property
+    def is_founded(self) -> bool:
+        return self._state is not None
+
+    @property
+    def state(self) -> FragmentState:
+        assert self._state is not None
+        return self._state
+
+    @property
+    def open_round(self) -> int:
+        return (self._state.round if self._state else 0) + 1
+
+    @property
+    def highest_staged(self) -> int:
+        return max([self.open_round - 1, *(n for n, s in self._staged.items() if s)])
+
+    def found(self, frame: Frame) -> None:
+        """Take the founder's weights as round 0."""
+        if self._state is not None:
+            raise Refused(
+                f"Fragment {self.index} has been founded. Join again to take its state."
+            )
+        self._state = FragmentState.from_frame(frame.header, frame.body.copy())
+        self._bases.add(self._state.digest)
+
+    def state_frame(self) -> Frame:
+        return Frame(
+            *self.state.to_frame(
+                run=self.run, fragment=self.index, outer=self.terms.outer
+            )
+        )
+
+    def stage(self, frame: Frame) -> None:
+        """Hold an update for its round; one whose round is over changes nothing."""
+        header = frame.header
+        if header.round < self.open_round:
+            return
+        furthest = self.open_round + (header.kind is Kind.DEPARTING)
+        if header.round > furthest:
+            raise Refused(
+                f"Round {header.round} of fragment {self.index} cannot be published "
+                f"yet: round {self.open_round} is open."
+            )
+        staged = self._staged.setdefault(header.round, {})
+        standing = staged.setdefault(header.island, frame)
+        if update_digest(standing.header) != update_digest(header):
+            raise Refused(
+                f"Another update of island {header.island!r} stands for round "
+                f"{header.round} of fragment {self.index}. Wait for its outcome."
+            )
+
+    def can_close(self, last_round: int | None) -> bool:
+        """Return whether every candidate has published, and a quorum has."""
+        staged = self._staged.get(self.open_round, {})
+        if last_round is not None and self.open_round > last_round:
+            return False
+        has_quorum = len(staged) >= self.settings.run.quorum
+        return has_quorum and self.candidates <= staged.keys()
+
+    def close(self, live: frozenset[str]) -> None:
+        """Commit the open round, and open the next one for `live`."""
+        staged = self._staged.pop(self.open_round)
+        roster = judge_updates(
+            (frame.header for frame in staged.values()),
+            base=self.state.digest,
+            known_bases=self._bases,
+            max_update_norm=self.settings.limits.max_update_norm,
+        )
+        outcome = self._agree(roster, staged)
+        self.state.apply(outcome.header, outcome.body)
+        self._bases.add(self.state.digest)
+        self._record(outcome)
+        self.candidates = set(live)
+
+    def outcome(self, round: int) -> Frame:
+        frame = self.outcomes[round]
+        if len(frame.body) != frame.header.body_bytes:
+            raise Refused(
+                f"The mean of round {round} of fragment {self.index} is kept no more. "
+                "Take the fragment's state."
+            )
+        return frame
+
+    def _record(self, outcome: Frame) -> None:
+        self.outcomes[outcome.header.round] = outcome
+        old = outcome.header.round - KEPT_BODIES
+        if old in self.outcomes:
+            self.outcomes[old] = Frame(self.outcomes[old].header, np.empty(0, np.uint8))
+        assert outcome.header.roster is not None
+        for entry in outcome.header.roster.counted:
+            self.tokens[entry.island] = entry.tokens
+
+    def _agree(self, roster: Roster, staged: dict[str, Frame]) -> Frame:
+        counted = [staged[entry.island] for entry in roster.counted]
+        try:
+            return self._frame(roster, self._reduce(counted) if counted else None)
+        except NonFinite:
+            # Finite updates whose sum is not: no single island is to blame.
+            return self._frame(refuse_all(roster, "norm: the mean overflows"), None)
+
+    def _reduce(self, counted: list[Frame]) -> np.ndarray:
+        return reduce(
+            self.layout,
+            [
+                Contribution(codec(f.header.codec), f.body, f.header.weight)
+                for f in counted
+            ],
+            down=self.terms.down,
+            merge=self.terms.merge,
+        )
+
+    def _frame(self, roster: Roster, body: np.ndarray | None) -> Frame:
+        body = np.empty(0, np.uint8) if body is None else body
+        header = Header(
+            kind=Kind.AGREED,
+            run=self.run,
+            fragment=self.index,
+            round=self.open_round,
+            base=self.state.digest,
+            codec=self.terms.down.name,
+            elements=self.layout.elements if len(body) else 0,
+            weight=0,
+            outer=self.terms.outer,
+            roster=roster,
+        )
+        return Frame(with_body(header, body), body)

@@ -1,0 +1,170 @@
+"""A whole run inside one process: settings, membership, rounds and weights.
+
+A round closes when every island that was a member at its opening has published or
+left, never by time: so the same islands give the same bits. Islands may be threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from statistics import median_low
+
+from atoll.errors import Refused, RunEnded
+from atoll.exchange.base import Frame, Outcome
+from atoll.exchange.fragment import RunFragment
+from atoll.exchange.members import Members
+from atoll.protocol import Beat, JoinReply, JoinRequest, ModelSpec, Position
+from atoll.settings import RunSettings
+from atoll.weights import Layout, lay_out
+from atoll.wire import Kind, verify_body
+
+
+class MemoryRun:
+    """A run that lives as long as this object. Implements `Exchange`."""
+
+    def __init__(self, settings: RunSettings | None = None) -> None:
+        self.settings = settings or RunSettings()
+        self.id = f"{self.settings.run.name}-{self.settings.fingerprint[:12]}"
+        self._changed = threading.Condition()
+        self._members = Members(self.settings.run)
+        self._model: ModelSpec | None = None
+        self._layout: Layout = ()
+        self._fragments: list[RunFragment] = []
+        self._last_round = self.settings.run.end_rounds
+        self._position = Position(step=0, rounds=(), last_round=self._last_round)
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        with self._changed:
+            self._changed.wait_for(lambda: self._model is None or self._is_founded)
+            is_founder = self._model is None
+            layout = lay_out(request.model, self.settings)
+            if self._model is not None:
+                request.model.require_same(self._model)
+            position = self._where()
+            was_started = self._members.has_started
+            member = self._members.add(request.island, step=position.step)
+            if is_founder:
+                self._model, self._layout = request.model, layout
+                self._fragments = self._empty_fragments()
+                position = self._where()
+            if not was_started:
+                for fragment in self._fragments:
+                    fragment.candidates.add(member.island)
+            return JoinReply(
+                run=self.id,
+                island=member.island,
+                incarnation=member.incarnation,
+                slot=member.slot,
+                settings=self.settings,
+                epoch=0,
+                position=position,
+                is_founder=is_founder,
+            )
+
+    def heartbeat(self, beat: Beat) -> Position:
+        # No lock: a step that synchronises nothing must not wait for a reduction.
+        self._members.require(beat.island, beat.incarnation)
+        self._members.steps[beat.island] = beat.step
+        return self._position
+
+    def publish(self, frame: Frame) -> None:
+        header = frame.header
+        verify_body(header, frame.body)
+        with self._changed:
+            self._members.require(header.island, header.incarnation)
+            fragment = self._fragment(header.run, header.fragment)
+            if header.kind is Kind.STATE:
+                fragment.found(frame)
+            else:
+                fragment.stage(frame)
+            self._settle()
+
+    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+        with self._changed:
+            rounds = self._fragment(self.id, fragment)
+            self._changed.wait_for(
+                lambda: round in rounds.outcomes or self._never_opens(round), wait_s
+            )
+            if round in rounds.outcomes:
+                return Outcome(rounds.outcome(round), self._where())
+            if self._never_opens(round):
+                raise RunEnded(
+                    f"Round {round} will not open: the run ended with round "
+                    f"{self._last_round}."
+                )
+            return None
+
+    def state(self, fragment: int) -> Frame:
+        with self._changed:
+            return self._fragment(self.id, fragment).state_frame()
+
+    def leave(self, island: str, incarnation: int) -> None:
+        with self._changed:
+            if not self._members.remove(island, incarnation):
+                return
+            for fragment in self._fragments:
+                fragment.candidates.discard(island)
+            if self._model is not None and not self._is_founded:
+                self._forget_founding()
+            self._settle()
+
+    @property
+    def _is_founded(self) -> bool:
+        return all(fragment.is_founded for fragment in self._fragments)
+
+    def _empty_fragments(self) -> list[RunFragment]:
+        return [
+            RunFragment(self.id, index, layout, self.settings)
+            for index, layout in enumerate(self._layout)
+        ]
+
+    def _forget_founding(self) -> None:
+        """Let the next island found the run: this one left before it had."""
+        self._model, self._layout, self._fragments = None, (), []
+
+    def _settle(self) -> None:
+        """Close every round that can close, and tell who waits."""
+        is_open = self._is_founded and self._members.has_started
+        for fragment in self._fragments if is_open else ():
+            while fragment.can_close(self._last_round):
+                fragment.close(self._members.live)
+                self._end_by_tokens()
+        self._position = self._where()
+        self._changed.notify_all()
+
+    def _end_by_tokens(self) -> None:
+        limit = self.settings.run.end_tokens
+        if self._last_round is None and limit and self._tokens() >= limit:
+            self._last_round = max(f.highest_staged for f in self._fragments)
+
+    def _tokens(self) -> int:
+        names = set().union(*(fragment.tokens for fragment in self._fragments))
+        return sum(
+            min(fragment.tokens.get(name, 0) for fragment in self._fragments)
+            for name in names
+        )
+
+    def _where(self) -> Position:
+        steps = list(self._members.steps.values())
+        return Position(
+            step=median_low(steps) if steps and self._members.has_started else 0,
+            rounds=tuple(fragment.open_round for fragment in self._fragments),
+            last_round=self._last_round,
+            tokens=self._tokens() if self._fragments else 0,
+        )
+
+    def _never_opens(self, round: int) -> bool:
+        return self._last_round is not None and round > self._last_round
+
+    def _fragment(self, run: str, index: int) -> RunFragment:
+        if run != self.id:
+            raise Refused(
+                f"The frame belongs to run {run!r}, and this is {self.id!r}. "
+                "Join this run first."
+            )
+        if not 0 <= index < len(self._fragments):
+            raise Refused(
+                f"Fragment {index} does not exist: the run has "
+                f"{len(self._fragments)}. Take the settings from the run."
+            )
+        return self._fragments[index]

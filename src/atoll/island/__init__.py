@@ -1,0 +1,12 @@
+"""Owns an island's life: its host memory, its background threads, its membership.
+
+Does not know which framework trains, nor how frames travel.
+Start reading at `view.ParameterView`, then `host.Host`.
+"""
+
+from atoll.island.environment import run_from_environment
+from atoll.island.host import Host
+from atoll.island.tally import Tally
+from atoll.island.view import ParameterView
+
+__all__ = ["Host", "ParameterView", "Tally", "run_from_environment"]

@@ -1,0 +1,221 @@
+"""The island's background: seals and sends in one thread, receives in another.
+
+A fragment's slot is touched by one side at a time: the thread that trains hands it
+over with `send`, and gets it back when the update's `arrival` is done.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+
+from atoll.errors import NonFinite
+from atoll.exchange import Exchange, Frame, Outcome
+from atoll.island.buffers import Buffers
+from atoll.island.entry import fetch_state
+from atoll.island.seeds import update_seed
+from atoll.island.slot import Arrival, Sealed, Slot
+from atoll.island.tally import Tally
+from atoll.protocol import How, JoinReply, decide, verdict_of
+from atoll.protocol.island import Book
+from atoll.weights import seal
+from atoll.wire import (
+    Header,
+    Kind,
+    Progress,
+    as_reason,
+    frame_bytes,
+    update_digest,
+    verify_body,
+    with_body,
+)
+
+POLL_S = 0.1
+"""How long a receiver waits before it looks whether the island is leaving."""
+
+
+class Courier:
+    """Takes sealed weights to the run, and outcomes back into the anchor."""
+
+    def __init__(
+        self, exchange: Exchange, joined: JoinReply, buffers: Buffers, tally: Tally
+    ) -> None:
+        self._exchange, self._joined = exchange, joined
+        self._buffers, self._tally = buffers, tally
+        self._decay = joined.settings.wire.error_feedback_decay
+        self._stops = threading.Event()
+        name = f"atoll-{joined.island}"
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-send")
+        self._receiver = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-receive")
+
+    def send(self, slot: Slot, book: Book) -> None:
+        """Seal and publish `slot.sealed`, then wait for its outcome: all behind."""
+        self._sender.submit(self._send, slot, book)
+
+    def stop(self) -> None:
+        """Finish what is being sent, and receive nothing more."""
+        self._sender.shutdown()
+        self._stops.set()
+        self._receiver.shutdown()
+
+    def resend(self, slot: Slot) -> None:
+        """Publish the update in flight again, same bytes, marked departing."""
+        assert slot.sealed is not None
+        frame = slot.sealed.frame
+        if frame is not None:
+            self._publish(Frame(replace(frame.header, kind=Kind.DEPARTING), frame.body))
+
+    def send_rest(self, slot: Slot, rest: Sealed) -> None:
+        """Publish the work since the last seal as a departing update.
+
+        Its values are what was there at the seal, or was loaded, minus what is there
+        now. Only after `stop`.
+        """
+        flying = slot.sealed
+        if flying is None:
+            frame = self._seal(slot, rest, Kind.DEPARTING)
+        elif _takes_rest_along(flying):
+            return
+        else:
+            if not flying.arrival.done():
+                slot.residual = flying.residual_after
+            np.subtract(flying.base, rest.base, out=rest.base)
+            frame = self._seal(slot, rest, Kind.DEPARTING, is_difference=True)
+        if frame.header.elements:
+            self._publish(frame)
+
+    def _send(self, slot: Slot, book: Book) -> None:
+        sealed = slot.sealed
+        assert sealed is not None
+        try:
+            sealed.frame = self._seal(slot, sealed, Kind.UPDATE)
+            self._publish(sealed.frame)
+        except BaseException as exc:  # the thread that trains must learn of it
+            sealed.arrival.set_exception(exc)
+            return
+        self._receiver.submit(self._receive, slot, sealed, book)
+
+    def _seal(
+        self, slot: Slot, sealed: Sealed, kind: Kind, *, is_difference: bool = False
+    ) -> Frame:
+        """Return the update's frame; one that is refused here has no body."""
+        layout, header = slot.layout, self._header(slot, sealed, kind)
+        body = self._buffers.body(slot.up.body_bytes(layout.elements))
+        if slot.residual is not None:
+            sealed.residual_after = self._buffers.vector(layout.elements)
+        try:
+            norm = seal(
+                layout,
+                None if is_difference else slot.state.anchor,
+                sealed.base,
+                body,
+                up=slot.up,
+                seed=header.seed,
+                residual=slot.residual,
+                residual_after=sealed.residual_after,
+                decay=self._decay,
+            )
+        except NonFinite as exc:
+            self._buffers.give_back(body)
+            header = replace(header, refused=as_reason(str(exc)))
+            return Frame(header, np.empty(0, np.uint8))
+        header = replace(header, elements=layout.elements, norm=norm)
+        return Frame(with_body(header, body), body)
+
+    def _header(self, slot: Slot, sealed: Sealed, kind: Kind) -> Header:
+        joined = self._joined
+        return Header(
+            kind=kind,
+            run=joined.run,
+            fragment=slot.index,
+            round=sealed.round,
+            island=joined.island,
+            incarnation=joined.incarnation,
+            epoch=joined.epoch,
+            base=slot.state.digest,
+            codec=slot.up.name,
+            seed=update_seed(joined.run, slot.index, sealed.round, joined.island),
+            weight=sealed.weight,
+            progress=Progress(inner_steps=sealed.inner_steps, tokens=sealed.tokens),
+        )
+
+    def _publish(self, frame: Frame) -> None:
+        self._exchange.publish(frame)
+        self._tally.bytes_up += frame_bytes(frame.header)
+
+    def _receive(self, slot: Slot, sealed: Sealed, book: Book) -> None:
+        try:
+            outcomes = self._outcomes(slot, sealed)
+            if outcomes:
+                sealed.arrival.set_result(self._apply(slot, sealed, book, outcomes))
+        except BaseException as exc:  # the thread that trains must learn of it
+            sealed.arrival.set_exception(exc)
+
+    def _outcomes(self, slot: Slot, sealed: Sealed) -> list[Outcome]:
+        """Return the outcome of the sealed round and of all that passed since."""
+        outcomes: list[Outcome] = []
+        while not self._stops.is_set():
+            outcome = self._exchange.outcome(
+                slot.index, sealed.round + len(outcomes), wait_s=POLL_S
+            )
+            if outcome is None:
+                continue
+            verify_body(outcome.agreed.header, outcome.agreed.body)
+            self._tally.bytes_down += frame_bytes(outcome.agreed.header)
+            outcomes.append(outcome)
+            if outcome.position.rounds[slot.index] <= outcome.agreed.header.round + 1:
+                return outcomes
+        return []
+
+    def _apply(
+        self, slot: Slot, sealed: Sealed, book: Book, outcomes: list[Outcome]
+    ) -> Arrival:
+        assert sealed.frame is not None
+        first, last = outcomes[0].agreed.header, outcomes[-1].agreed.header
+        assert first.roster is not None
+        verdict = verdict_of(
+            first.roster, self._joined.island, update_digest(sealed.frame.header)
+        )
+        entry = first.roster.entry(self._joined.island)
+        how = decide(book, verdict, through=last.round)
+        if how is How.CARRY:
+            slot.layout.load(slot.state.anchor, sealed.base)
+        with slot.lock:
+            if first.base != slot.state.digest:
+                slot.state = fetch_state(self._exchange, slot.index)
+            else:
+                for outcome in outcomes:
+                    slot.state.apply(outcome.agreed.header, outcome.agreed.body)
+        self._settle_residual(slot, sealed, how)
+        if sealed.frame.header.elements:
+            self._buffers.give_back(sealed.frame.body)
+        return Arrival(
+            how=how,
+            verdict=verdict,
+            reason=entry.reason if entry else "",
+            through=slot.state.round,
+            position=outcomes[-1].position,
+        )
+
+    def _settle_residual(self, slot: Slot, sealed: Sealed, how: How) -> None:
+        """Keep the new residual if the update counted, else the one from before it."""
+        if slot.residual is None:
+            return
+        if how in (How.ADOPT, How.REBASE):
+            slot.residual, sealed.residual_after = sealed.residual_after, slot.residual
+        elif how is How.REFUSE:
+            slot.residual[:] = 0.0
+        self._buffers.give_back(sealed.residual_after)
+        sealed.residual_after = None
+
+
+def _takes_rest_along(flying: Sealed) -> bool:
+    """Return whether an outcome has settled the work since the seal as well."""
+    if flying.frame is None or flying.frame.header.refused:
+        return True
+    if not flying.arrival.done() or flying.arrival.exception() is not None:
+        return False
+    return flying.arrival.result().how in (How.DROP, How.REFUSE)

@@ -1,0 +1,300 @@
+"""An island's host: drives the island machine over an exchange.
+
+The thread that trains calls `stepped`; a step that synchronises nothing costs a
+counter and a heartbeat, and one that seals costs one copy. `courier.Courier` seals,
+sends and receives in the background.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Sequence
+
+from atoll.clock import Clock
+from atoll.errors import AtollWarning, RunEnded, UsageError
+from atoll.exchange import Exchange
+from atoll.island.buffers import Buffers
+from atoll.island.courier import Courier
+from atoll.island.entry import enter
+from atoll.island.slot import Arrival, Sealed, Slot
+from atoll.island.tally import Tally
+from atoll.island.view import ParameterView
+from atoll.protocol import (
+    Action,
+    Beat,
+    End,
+    Event,
+    How,
+    JoinRequest,
+    Leaving,
+    Plan,
+    Position,
+    Resend,
+    Rest,
+    Seal,
+    Stepped,
+    SyncNow,
+    Take,
+    Taken,
+    advance,
+    join_at,
+    wakes_at,
+)
+from atoll.weights import adopt
+from atoll.weights.layout import F32
+from atoll.wire import blake3_digest
+
+
+class Host:
+    """One island of a run, for any framework that offers a `ParameterView`.
+
+    Joining founds the run or takes its weights; afterwards `slots` hold the anchor.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        view: ParameterView,
+        request: JoinRequest,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._exchange, self._view, self._clock = exchange, view, clock
+        self._buffers = Buffers()
+        self.tally = Tally()
+        self.joined, self.slots = enter(exchange, view, request)
+        self.settings = self.joined.settings
+        self._courier = Courier(exchange, self.joined, self._buffers, self.tally)
+        self._plan = Plan(
+            sync_every=self.settings.sync.sync_every,
+            num_fragments=self.settings.sync.num_fragments,
+            overlap_steps=self.settings.sync.overlap_steps,
+            has_buffers=self.slots[-1].layout.is_buffers,
+        )
+        self._state = join_at(self._position_of_slots())
+        self.position = self.joined.position
+        self.has_ended = self._state.has_ended
+        self.has_left = False
+        self._step = self._state.step
+        self._wakes_at = wakes_at(self._state, self._plan)
+
+    @property
+    def round(self) -> int:
+        """The lowest committed round over the fragments."""
+        return min(slot.state.round for slot in self.slots)
+
+    @property
+    def run_steps(self) -> int:
+        """The schedule step this island has reached, in phase with the others."""
+        return self._step
+
+    @property
+    def digest(self) -> str:
+        """A digest over anchor and velocity of every fragment, in hex."""
+        digests = b"".join(slot.state.digest for slot in self.slots)
+        return blake3_digest(digests).hex()[:32]
+
+    def stepped(self) -> None:
+        """Count one inner step, and synchronise what is due.
+
+        Raises:
+            Refused: the run refused this island three times in succession.
+            UsageError: weights by tokens are asked for, and none were reported.
+        """
+        if self.has_ended or self.has_left:
+            return
+        self.tally.inner_steps += 1
+        self._step += 1
+        self.position = self._exchange.heartbeat(
+            Beat(
+                island=self.joined.island,
+                incarnation=self.joined.incarnation,
+                step=self._step,
+            )
+        )
+        if self._step >= self._wakes_at:
+            self._perform(Stepped(self._step))
+
+    def sync_now(self) -> None:
+        """Seal every fragment for its open round, and return when all are adopted."""
+        if not (self.has_ended or self.has_left):
+            self._perform(SyncNow())
+
+    def leave(self, *, depart: bool = True) -> None:
+        """Give away what has not counted, and end the membership. Safe to repeat.
+
+        With `depart` False nothing more is published; what was sealed stays sealed.
+        """
+        if self.has_left:
+            return
+        self.has_left = True
+        try:
+            self._courier.stop()
+            if depart and not self.has_ended:
+                self._perform(Leaving())
+        finally:
+            self._exchange.leave(self.joined.island, self.joined.incarnation)
+
+    def read_anchor(self, fragment: int, out: F32) -> int:
+        """Copy a fragment's anchor into `out`, and return its round."""
+        slot = self.slots[fragment]
+        with slot.lock:
+            out[:] = slot.state.anchor
+            return slot.state.round
+
+    def _position_of_slots(self) -> Position:
+        """Where this island starts: a state may be newer than the join reply."""
+        position = self.joined.position
+        return Position(
+            step=position.step,
+            rounds=tuple(slot.state.round + 1 for slot in self.slots),
+            last_round=position.last_round,
+            tokens=position.tokens,
+        )
+
+    def _perform(self, event: Event) -> None:
+        actions = deque(self._advance(event))
+        while actions and not self.has_ended:
+            match actions.popleft():
+                case Seal(fragment, round):
+                    self._seal(self.slots[fragment], round)
+                case Take(fragment, _):
+                    actions.extendleft(reversed(self._take(self.slots[fragment])))
+                case Resend(fragment, _):
+                    self._courier.resend(self.slots[fragment])
+                case Rest(fragment, round):
+                    self._send_rest(self.slots[fragment], round)
+                case End():
+                    self._end()
+        self._step = self._state.step
+        self._wakes_at = wakes_at(self._state, self._plan)
+
+    def _advance(self, event: Event) -> Sequence[Action]:
+        self._state, actions = advance(self._state, event, self._plan)
+        return actions
+
+    def _seal(self, slot: Slot, round: int) -> None:
+        """Copy the live weights, and leave the rest to the courier."""
+        local = self._buffers.vector(slot.layout.elements)
+        self._view.read(slot.index, local)
+        slot.sealed = Sealed(
+            round=round,
+            base=local,
+            inner_steps=self.tally.inner_steps,
+            tokens=self.tally.tokens,
+            weight=self._weight(slot),
+        )
+        slot.sealed_steps = self.tally.inner_steps
+        self._courier.send(slot, self._state.books[slot.index])
+
+    def _weight(self, slot: Slot) -> int:
+        if self.settings.outer.weight == "uniform":
+            return 1
+        tokens = self.tally.tokens - slot.settled_tokens
+        if tokens < 1:
+            raise UsageError(
+                f"Island {self.joined.island!r} has reported {tokens} tokens since its "
+                f"last update, and outer.weight is 'tokens'. "
+                "Call island.report(tokens=...) before every optimizer step."
+            )
+        return tokens
+
+    def _take(self, slot: Slot) -> Sequence[Action]:
+        """Wait for an outcome, and take it into the live weights."""
+        sealed = slot.sealed
+        assert sealed is not None
+        waits_from_s = self._clock.now_s()
+        try:
+            arrival = sealed.arrival.result()
+        except RunEnded:
+            self._end()
+            return []
+        finally:
+            self.tally.wait_s += self._clock.now_s() - waits_from_s
+        self._adopt(slot, sealed, arrival)
+        self._count(slot, sealed, arrival)
+        slot.sealed = None
+        self.position = arrival.position
+        return self._advance(
+            Taken(
+                fragment=slot.index,
+                verdict=arrival.verdict,
+                through=arrival.through,
+                position=arrival.position,
+            )
+        )
+
+    def _adopt(self, slot: Slot, sealed: Sealed, arrival: Arrival) -> None:
+        how = self._how(arrival.how)
+        is_untrained = sealed.inner_steps == self.tally.inner_steps
+        if how == "replace" or (how == "rebase" and is_untrained):
+            self._view.write(slot.index, slot.state.anchor)
+        else:
+            local = self._buffers.vector(slot.layout.elements)
+            self._view.read(slot.index, local)
+            adopt(
+                slot.layout,
+                how,
+                slot.state.anchor,
+                local,
+                sealed.base,
+                keep_local=self.settings.sync.keep_local,
+            )
+            self._view.write(slot.index, local)
+            self._buffers.give_back(local)
+        self._buffers.give_back(sealed.base)
+
+    def _how(self, how: How) -> str:
+        match how:
+            case How.ADOPT:
+                return self.settings.sync.adopt
+            case How.REBASE:
+                return "rebase"
+            case How.CARRY:
+                return "carry"
+            case How.DROP | How.REFUSE:
+                return "replace"
+
+    def _count(self, slot: Slot, sealed: Sealed, arrival: Arrival) -> None:
+        match arrival.how:
+            case How.ADOPT | How.REBASE:
+                self.tally.counted += 1
+                slot.settled_tokens = sealed.tokens
+            case How.CARRY:
+                self.tally.carried += 1
+            case How.DROP:
+                self.tally.dropped += 1
+                slot.settled_tokens = self.tally.tokens
+            case How.REFUSE:
+                self.tally.refused += 1
+                slot.settled_tokens = self.tally.tokens
+                warnings.warn(
+                    f"Round {sealed.round} refused fragment {slot.index} of island "
+                    f"{self.joined.island!r}: {arrival.reason}. "
+                    "Its weights are the anchor's again; the work since is lost.",
+                    AtollWarning,
+                    stacklevel=2,
+                )
+
+    def _send_rest(self, slot: Slot, round: int) -> None:
+        """Send the work since the last seal as a departing update."""
+        if slot.residual is None and slot.sealed_steps == self.tally.inner_steps:
+            return
+        local = self._buffers.vector(slot.layout.elements)
+        self._view.read(slot.index, local)
+        self._courier.send_rest(
+            slot,
+            Sealed(
+                round=round,
+                base=local,
+                inner_steps=self.tally.inner_steps,
+                tokens=self.tally.tokens,
+                weight=self._weight(slot),
+            ),
+        )
+
+    def _end(self) -> None:
+        self.has_ended = True
+        last = min(slot.sealed_steps for slot in self.slots)
+        self.tally.not_counted_steps = self.tally.inner_steps - last

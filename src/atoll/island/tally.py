@@ -1,0 +1,45 @@
+"""What an island counts of itself, for loggers and for its updates' headers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import SupportsFloat
+
+Number = float | int
+
+
+@dataclass
+class Tally:
+    """Counters of one island since it joined."""
+
+    inner_steps: int = 0
+    tokens: int = 0
+    wait_s: float = 0.0
+    """Time that training stood still for an outcome."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    counted: int = 0
+    carried: int = 0
+    refused: int = 0
+    dropped: int = 0
+    not_counted_steps: int = 0
+    """Inner steps after the last seal of an ended run."""
+
+    reported: dict[str, SupportsFloat] = field(default_factory=dict)
+    """What `report` was given last, untouched: reading it may cost a device sync."""
+
+    def metrics(self) -> dict[str, Number]:
+        """Return the counters under the names that loggers see."""
+        return {
+            "atoll/inner_steps": self.inner_steps,
+            "atoll/tokens": self.tokens,
+            "atoll/wait_s": self.wait_s,
+            "atoll/bytes_up": self.bytes_up,
+            "atoll/bytes_down": self.bytes_down,
+            "atoll/updates_counted": self.counted,
+            "atoll/updates_carried": self.carried,
+            "atoll/updates_refused": self.refused,
+            "atoll/updates_dropped": self.dropped,
+            "atoll/not_counted_steps": self.not_counted_steps,
+        }

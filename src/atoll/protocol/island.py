@@ -1,0 +1,376 @@
+"""The island's machine: when to seal, when to take, and what becomes of work.
+
+Rule 1: every change of an `IslandState` is made by `advance`, from one event.
+Rule 2: a fragment has at most one update in flight. Its outcome is taken at
+        `take_at`, never earlier, so that the same run gives the same bits.
+Rule 3: what the roster says decides (`verdict_of`, `decide`); that an update was
+        delivered means nothing.
+Rule 4: outcomes of a fragment are taken in the order of their rounds.
+
+Theory of operation. The host counts inner steps and sends `Stepped` when `wakes_at`
+is reached. It performs the actions in order. `Take` blocks until the outcome is there
+and is answered with `Taken`, whose actions come before the remaining ones. An island
+that missed a round moves its step counter to the run's position, so that its next
+window ends when the others' does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from atoll.algorithm.schedule import jumped, next_send
+from atoll.errors import Refused
+from atoll.protocol.messages import Position
+from atoll.wire import Roster, Verdict
+
+CARRIED_ROUNDS = 2
+"""Work is carried over this many missed rounds; beyond that it is dropped."""
+
+REFUSALS = 3
+"""So many refusals in succession mean that the optimizer's moments are poisoned."""
+
+
+class How(StrEnum):
+    """What an outcome does to an island's local weights."""
+
+    ADOPT = "adopt"
+    """Counted: rebase or mix, as the settings say."""
+
+    REBASE = "rebase"
+    """Counted, and later rounds passed: keep what was learnt since the seal."""
+
+    CARRY = "carry"
+    """Missed: keep all of the work, to contribute it next round."""
+
+    DROP = "drop"
+    """Missed too often: take the anchor, keep the residual."""
+
+    REFUSE = "refuse"
+    """Refused: take the anchor, clear the residual."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The part of the settings that the machine needs."""
+
+    sync_every: int
+    num_fragments: int
+    overlap_steps: int
+    has_buffers: bool = False
+    """One more fragment, sent with the last one."""
+
+    @property
+    def num_books(self) -> int:
+        return self.num_fragments + self.has_buffers
+
+    def schedule_of(self, book: int) -> int:
+        """Return the fragment whose send points `book` follows."""
+        return min(book, self.num_fragments - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flight:
+    """A sealed update whose outcome has not been taken."""
+
+    round: int
+    take_at: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Book:
+    """What an island knows of one fragment."""
+
+    taken: int
+    """The last round whose outcome was taken; 0 is the founding."""
+
+    missed: int = 0
+    refused: int = 0
+    flight: Flight | None = None
+    is_due: bool = False
+    """To be sealed as soon as the update in flight is taken."""
+
+    @property
+    def next_round(self) -> int:
+        return (self.flight.round if self.flight else self.taken) + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class IslandState:
+    """All that the machine remembers."""
+
+    step: int
+    books: tuple[Book, ...]
+    last_round: int | None = None
+    is_realigning: bool = False
+    """After `sync_now`: the step counter moves to the run's position once."""
+
+    def finished(self, book: Book) -> bool:
+        return self.last_round is not None and book.next_round > self.last_round
+
+    @property
+    def has_ended(self) -> bool:
+        return all(self.finished(b) and b.flight is None for b in self.books)
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The island's step counter has reached `step`."""
+
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """The outcome of the update in flight, and of later rounds, is in the weights."""
+
+    fragment: int
+    verdict: Verdict
+    through: int
+    """The last round taken: more than the sealed one when rounds passed meanwhile."""
+
+    position: Position
+
+
+@dataclass(frozen=True)
+class SyncNow:
+    """The user wants every fragment's work in its open round."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """The island goes: whatever it holds must be given away."""
+
+
+Event = Stepped | Taken | SyncNow | Leaving
+
+
+@dataclass(frozen=True)
+class Seal:
+    """Seal the fragment's work for `round` and publish it."""
+
+    fragment: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Take:
+    """Wait for the outcome of the update in flight, take it, answer with `Taken`."""
+
+    fragment: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Resend:
+    """Publish the update in flight again, same bytes, marked departing."""
+
+    fragment: int
+    round: int
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Publish the work since the last seal as a departing update for `round`."""
+
+    fragment: int
+    round: int
+
+
+@dataclass(frozen=True)
+class End:
+    """Every fragment has taken the run's last round."""
+
+
+Action = Seal | Take | Resend | Rest | End
+
+
+def join_at(position: Position) -> IslandState:
+    """Return the state of an island that has just received the run's weights."""
+    books = tuple(Book(taken=open_round - 1) for open_round in position.rounds)
+    return IslandState(step=position.step, books=books, last_round=position.last_round)
+
+
+def wakes_at(state: IslandState, plan: Plan) -> int:
+    """Return the step at which the machine next wants `Stepped`."""
+    takes = [book.flight.take_at for book in state.books if book.flight]
+    sends = [
+        next_send(
+            plan.schedule_of(index),
+            state.step,
+            sync_every=plan.sync_every,
+            num_fragments=plan.num_fragments,
+        )
+        for index in range(plan.num_books)
+    ]
+    return max(state.step + 1, min(takes + sends))
+
+
+def advance(
+    state: IslandState, event: Event, plan: Plan
+) -> tuple[IslandState, list[Action]]:
+    """Advance the machine by one event.
+
+    Raises:
+        Refused: a fragment was refused three times in succession.
+    """
+    match event:
+        case Stepped():
+            return _stepped(state, event.step, plan)
+        case Taken():
+            return _taken(state, event, plan)
+        case SyncNow():
+            state = replace(state, is_realigning=True)
+            return _seal(state, range(plan.num_books), plan, take_at=state.step)
+        case Leaving():
+            return state, _departures(state)
+
+
+def verdict_of(roster: Roster, island: str, digest: bytes) -> Verdict:
+    """Return what a roster says of this very update."""
+    entry = roster.entry(island)
+    if entry is None or entry.digest != digest:
+        return Verdict.LATE
+    return entry.verdict
+
+
+def decide(book: Book, verdict: Verdict, *, through: int) -> How:
+    """Return what becomes of an island's work, by the verdict on its update.
+
+    `through` is the last round that is applied together with the sealed one.
+    """
+    if verdict is Verdict.REFUSED:
+        return How.REFUSE
+    if _missed(book, verdict, through) > CARRIED_ROUNDS:
+        return How.DROP
+    if verdict is Verdict.LATE:
+        return How.CARRY
+    return How.ADOPT if through == book.taken + 1 else How.REBASE
+
+
+def _missed(book: Book, verdict: Verdict, through: int) -> int:
+    first = book.taken + 1
+    if verdict is Verdict.LATE:
+        return book.missed + through - first + 1
+    return through - first
+
+
+def _stepped(
+    state: IslandState, step: int, plan: Plan
+) -> tuple[IslandState, list[Action]]:
+    due = _due(state.step, step, plan)
+    state = replace(state, step=step)
+    takes: list[Action] = [
+        Take(index, flight.round)
+        for index, flight in _flights(state)
+        if flight.take_at <= step and index not in due
+    ]
+    state, seals = _seal(state, due, plan)
+    return state, takes + seals
+
+
+def _due(before: int, step: int, plan: Plan) -> list[int]:
+    fragments = jumped(
+        before, step, sync_every=plan.sync_every, num_fragments=plan.num_fragments
+    )
+    last = plan.num_fragments - 1
+    if plan.has_buffers and last in fragments:
+        return [*fragments, plan.num_fragments]
+    return list(fragments)
+
+
+def _seal(
+    state: IslandState,
+    fragments: list[int] | range,
+    plan: Plan,
+    *,
+    take_at: int | None = None,
+) -> tuple[IslandState, list[Action]]:
+    """Seal what has nothing in flight; the rest is taken first and sealed after."""
+    overlap = min(plan.overlap_steps, plan.sync_every - 1)
+    take_at = state.step + overlap if take_at is None else take_at
+    seals: list[Action] = []
+    takes: list[Action] = []
+    for index in fragments:
+        book = state.books[index]
+        if book.flight:
+            state = _with(state, index, replace(book, is_due=True))
+            takes.append(Take(index, book.flight.round))
+        elif not state.finished(book):
+            flight = Flight(round=book.next_round, take_at=take_at)
+            state = _with(state, index, replace(book, flight=flight, is_due=False))
+            seals.append(Seal(index, flight.round))
+            if take_at <= state.step:
+                takes.append(Take(index, flight.round))
+    return state, seals + takes
+
+
+def _taken(
+    state: IslandState, event: Taken, plan: Plan
+) -> tuple[IslandState, list[Action]]:
+    book = state.books[event.fragment]
+    refused = book.refused + 1 if event.verdict is Verdict.REFUSED else 0
+    if refused >= REFUSALS:
+        raise Refused(
+            f"The run refused fragment {event.fragment} of this island {refused} times "
+            "in succession. Its optimizer's moments are probably poisoned too: "
+            "restart the island with a fresh optimizer and a lower learning rate."
+        )
+    missed = 0
+    if event.verdict is not Verdict.REFUSED:
+        missed = _missed(book, event.verdict, event.through)
+    is_due = book.is_due
+    book = Book(
+        taken=event.through,
+        missed=0 if missed > CARRIED_ROUNDS else missed,
+        refused=refused,
+    )
+    state = _with(state, event.fragment, book)
+    state = replace(state, last_round=event.position.last_round)
+    due = [event.fragment] if is_due else []
+    if missed or state.is_realigning:
+        state, due = _realign(state, event.position, plan, due, missed=missed)
+    take_at = state.step if state.is_realigning else None
+    state, actions = _seal(state, due, plan, take_at=take_at)
+    if state.has_ended:
+        actions.append(End())
+    return state, actions
+
+
+def _realign(
+    state: IslandState, position: Position, plan: Plan, due: list[int], *, missed: int
+) -> tuple[IslandState, list[int]]:
+    """Move the step counter to the run's position, and seal what it jumps over."""
+    if state.is_realigning and (due or any(b.flight for b in state.books)):
+        return state, due
+    if position.step <= state.step:
+        return replace(state, is_realigning=False), due
+    if missed:
+        due = due + [
+            index
+            for index in _due(state.step, position.step, plan)
+            if index not in due
+            and position.rounds[index] == state.books[index].next_round
+        ]
+    return replace(state, step=position.step, is_realigning=False), due
+
+
+def _departures(state: IslandState) -> list[Action]:
+    actions: list[Action] = []
+    for index, book in enumerate(state.books):
+        if book.flight:
+            actions.append(Resend(index, book.flight.round))
+        if not state.finished(book):
+            actions.append(Rest(index, book.next_round))
+    return actions
+
+
+def _flights(state: IslandState) -> list[tuple[int, Flight]]:
+    """Return what is in flight, in the order in which it is to be taken."""
+    flying = [(i, book.flight) for i, book in enumerate(state.books) if book.flight]
+    return sorted(flying, key=lambda pair: pair[1].take_at)
+
+
+def _with(state: IslandState, index: int, book: Book) -> IslandState:
+    books = (*state.books[:index], book, *state.books[index + 1 :])
+    return replace(state, books=books)

@@ -1,0 +1,127 @@
+"""What islands and a run say to each other, apart from frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from atoll.errors import ModelError
+from atoll.settings import RunSettings
+
+Role = Literal["parameter", "buffer", "constant"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """One tensor of the model, as all islands must have it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As numpy and torch spell it: float32, bfloat16, int64."""
+
+    role: Role
+    """parameter and buffer are carried; a constant is only compared."""
+
+    digest: str = ""
+    """Of a constant's bytes, in hex; empty for what is carried."""
+
+    def __str__(self) -> str:
+        shape = "x".join(map(str, self.shape)) or "scalar"
+        digest = f" with digest {self.digest[:12]}" if self.digest else ""
+        return f"{self.role} of shape {shape} and dtype {self.dtype}{digest}"
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Every tensor of a model, in the model's own order."""
+
+    tensors: tuple[TensorSpec, ...]
+
+    def with_role(self, role: Role) -> tuple[TensorSpec, ...]:
+        return tuple(tensor for tensor in self.tensors if tensor.role == role)
+
+    def require_same(self, run: ModelSpec) -> None:
+        """Return when this island's model is the run's.
+
+        Raises:
+            ModelError: naming the first tensor that differs, and both sides.
+        """
+        for fact in _differences(self, run):
+            raise ModelError(
+                f"{fact} Build the model as the run's founder did, or start a new run."
+            )
+
+
+def _differences(island: ModelSpec, run: ModelSpec) -> Iterator[str]:
+    mine = {tensor.name: tensor for tensor in island.tensors}
+    theirs = {tensor.name: tensor for tensor in run.tensors}
+    for name, tensor in theirs.items():
+        if name not in mine:
+            yield f"{name!r} is a {tensor} in the run, and absent from this island."
+        elif mine[name] != tensor:
+            yield (
+                f"{name!r} is a {tensor} in the run, and a {mine[name]} in this island."
+            )
+    for name, tensor in mine.items():
+        if name not in theirs:
+            yield f"{name!r} is a {tensor} in this island, and absent from the run."
+    for place, (name, expected) in enumerate(zip(mine, theirs, strict=False)):
+        if name != expected:
+            yield (
+                f"Tensor {place} is {expected!r} in the run, and {name!r} in this "
+                "island: the order differs."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Position:
+    """Where the run is. Outcome, join reply and heartbeat carry it."""
+
+    step: int
+    """The schedule step that the live islands have reached."""
+
+    rounds: tuple[int, ...]
+    """The open round of each fragment; the first round is 1."""
+
+    last_round: int | None = None
+    """No fragment opens a round beyond this one."""
+
+    tokens: int = 0
+    """Sum over islands of the lowest counted progress of their fragments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinRequest:
+    """An island asks to take part."""
+
+    model: ModelSpec
+    island: str | None = None
+    """None: the run gives a name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinReply:
+    """The run's answer: everything an island must share with the others."""
+
+    run: str
+    island: str
+    incarnation: int
+    slot: int
+    """A small number that belongs to the island's name for the life of the run."""
+
+    settings: RunSettings
+    epoch: int
+    position: Position
+    is_founder: bool
+    """True: publish the state of every fragment before anything else."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """What an island says of itself between rounds."""
+
+    island: str
+    incarnation: int
+    step: int

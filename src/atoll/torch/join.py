@@ -1,0 +1,107 @@
+"""Three lines in a loop that was there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from atoll.clock import SystemClock
+from atoll.errors import UsageError
+from atoll.exchange import Exchange, MemoryRun
+from atoll.island import Host, run_from_environment
+from atoll.protocol import JoinRequest
+from atoll.settings import RunSettings
+from atoll.torch.island import Island
+from atoll.torch.model import TorchModel, TorchView
+
+OnEnd = Literal["raise", "flag"]
+Count = Literal["hook", "manual"]
+
+_NEVER = 2**31 - 1
+
+
+def join(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    run: MemoryRun | str | None = None,
+    *,
+    island: str | None = None,
+    on_end: OnEnd = "raise",
+    count: Count = "hook",
+    checkpoint: object = None,
+) -> Island:
+    """Make the model one island of a run, and return the island.
+
+    Afterwards the model's weights are the run's; the first island of an empty run
+    founds it with its own. Every call of `optimizer.step()` is an inner step.
+
+    Args:
+        optimizer: with several, inner steps are counted on the last.
+        run: a `MemoryRun`, or None to read ATOLL_RUN; "none" trains alone.
+        island: this island's name in the run; None lets the run choose one.
+        on_end: "raise" ends the loop with `RunEnded`, which the `with` block swallows;
+            "flag" sets `island.should_stop`.
+        count: "manual" counts by `island.stepped()`, for optimizers without hooks.
+        checkpoint: not available yet.
+
+    Raises:
+        ModelError: the model is not the run's, naming the tensor and both sides.
+        UsageError: an argument is impossible, or the name is taken.
+    """
+    _require_choice("on_end", on_end, ("raise", "flag"))
+    _require_choice("count", count, ("hook", "manual"))
+    if checkpoint is not None:
+        raise UsageError(
+            f"checkpoint={checkpoint!r} is not available yet. "
+            "Save the model and optimizer yourself."
+        )
+    counted = _last_of(optimizer) if count == "hook" else None
+    torch_model = TorchModel.of(model)
+    view = TorchView(torch_model)
+    host = Host(
+        _exchange(run),
+        view,
+        JoinRequest(model=torch_model.spec, island=island),
+        clock=SystemClock(),
+    )
+    return Island(host, view, model, counted, on_end=on_end)
+
+
+def _exchange(run: MemoryRun | str | None) -> Exchange:
+    if run is None:
+        run = run_from_environment()
+    if isinstance(run, MemoryRun):
+        return run
+    if run == "none":
+        return MemoryRun(_alone())
+    raise UsageError(
+        f"run={run!r}: coordinators and object stores are not available yet. "
+        'Pass an atoll.exchange.MemoryRun, or "none" to train alone.'
+    )
+
+
+def _alone() -> RunSettings:
+    """Return the settings of a run that never synchronises."""
+    return RunSettings.from_dict({"sync": {"sync_every": _NEVER}})
+
+
+def _last_of(
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+) -> torch.optim.Optimizer:
+    """Return the optimizer whose steps are the inner steps."""
+    several = isinstance(optimizer, list | tuple) and optimizer
+    last = optimizer[-1] if several else optimizer
+    if not isinstance(last, torch.optim.Optimizer):
+        raise UsageError(
+            f"optimizer={optimizer!r} is no torch.optim.Optimizer, nor a list of them. "
+            "Pass what trains the model; one without hooks is counted by "
+            'count="manual" and island.stepped().'
+        )
+    return last
+
+
+def _require_choice(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UsageError(f"{name}={value!r} is not one of {', '.join(known)}.")

@@ -1,0 +1,159 @@
+"""A module as the run sees it: what is carried, what is compared, and where it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from atoll.errors import ModelError, UsageError
+from atoll.protocol import ModelSpec, TensorSpec
+from atoll.protocol.messages import Role
+from atoll.weights import Layout
+from atoll.weights.layout import F32
+from atoll.wire import blake3_digest
+
+_COMPILED = "_orig_mod."
+"""What torch.compile puts into names; the model is the same without."""
+
+
+@dataclass(frozen=True)
+class TorchModel:
+    """The tensors of a module by the names that all islands share.
+
+    A tied tensor appears once, under its first name. Whole numbers that count
+    (integer buffers without dimensions, such as BatchNorm's num_batches_tracked)
+    belong to each island and appear nowhere.
+    """
+
+    spec: ModelSpec
+    carried: dict[str, torch.Tensor]
+    frozen: dict[str, torch.nn.Parameter]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> TorchModel:
+        """Return the model of a module.
+
+        Raises:
+            UsageError: the module is on the meta device, or trains nothing.
+        """
+        carried: dict[str, torch.Tensor] = {}
+        frozen: dict[str, torch.nn.Parameter] = {}
+        specs: list[TensorSpec] = []
+        for name, parameter in module.named_parameters():
+            name = name.replace(_COMPILED, "")
+            if parameter.requires_grad:
+                carried[name] = parameter
+                specs.append(_carried(name, parameter, "parameter"))
+            else:
+                frozen[name] = parameter
+                specs.append(_constant(name, parameter))
+        if not carried:
+            raise UsageError(
+                "The model has no parameter that requires a gradient: there is "
+                "nothing to train. Call requires_grad_() on what is to be trained."
+            )
+        for name, buffer in _persistent_buffers(module):
+            if buffer.is_floating_point():
+                carried[name] = buffer
+                specs.append(_carried(name, buffer, "buffer"))
+            elif buffer.dim():
+                specs.append(_constant(name, buffer))
+        return cls(ModelSpec(tuple(specs)), carried, frozen)
+
+    def require_same_training(self) -> None:
+        """Return when what is trained is what was trained at joining."""
+        for name, tensor in self.carried.items():
+            is_parameter = isinstance(tensor, torch.nn.Parameter)
+            if is_parameter and not tensor.requires_grad:
+                raise ModelError(
+                    f"{name!r} was trained when the island joined, and is frozen now. "
+                    "Freeze parameters before joining."
+                )
+        for name, parameter in self.frozen.items():
+            if parameter.requires_grad:
+                raise ModelError(
+                    f"{name!r} was frozen when the island joined, and is trained now. "
+                    "Unfreeze parameters before joining."
+                )
+
+
+class TorchView:
+    """The live weights of a module. Implements `ParameterView`."""
+
+    def __init__(self, model: TorchModel) -> None:
+        self._model = model
+        self._tensors: list[list[torch.Tensor]] = []
+        self._sizes: list[list[int]] = []
+
+    def lay_out(self, layout: Layout) -> None:
+        for fragment in layout:
+            names = [tensor.name for tensor in fragment.tensors]
+            self._tensors.append([self._model.carried[name] for name in names])
+            self._sizes.append(list(fragment.sizes))
+
+    @torch.no_grad()
+    def read(self, fragment: int, out: F32) -> None:
+        self._model.require_same_training()
+        tensors = self._tensors[fragment]
+        torch._foreach_copy_(self._views(fragment, out), tensors)
+
+    @torch.no_grad()
+    def write(self, fragment: int, values: F32) -> None:
+        tensors = self._tensors[fragment]
+        torch._foreach_copy_(tensors, self._views(fragment, values))
+
+    def _views(self, fragment: int, flat: F32) -> list[torch.Tensor]:
+        parts = torch.from_numpy(flat).split_with_sizes(self._sizes[fragment])
+        tensors = self._tensors[fragment]
+        return [
+            part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
+        ]
+
+
+def _persistent_buffers(
+    module: torch.nn.Module,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    saved = module.state_dict(keep_vars=True)
+    for name, buffer in module.named_buffers():
+        if name in saved:
+            yield name.replace(_COMPILED, ""), buffer
+
+
+def _carried(name: str, tensor: torch.Tensor, role: Role) -> TensorSpec:
+    _require_values(name, tensor)
+    return TensorSpec(
+        name=name,
+        shape=tuple(tensor.shape),
+        dtype=_dtype(tensor),
+        role=role,
+    )
+
+
+def _constant(name: str, tensor: torch.Tensor) -> TensorSpec:
+    _require_values(name, tensor)
+    return TensorSpec(
+        name=name,
+        shape=tuple(tensor.shape),
+        dtype=_dtype(tensor),
+        role="constant",
+        digest=blake3_digest(_raw_bytes(tensor)).hex(),
+    )
+
+
+def _require_values(name: str, tensor: torch.Tensor) -> None:
+    if tensor.is_meta:
+        raise UsageError(
+            f"{name!r} is on the meta device and holds no values. "
+            "Materialise the model before joining."
+        )
+
+
+def _raw_bytes(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

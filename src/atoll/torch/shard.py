@@ -1,0 +1,100 @@
+"""Disjoint rows for each island."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset
+
+from atoll.errors import UsageError
+from atoll.torch.island import Island
+
+T = TypeVar("T")
+
+
+def shard(data: Any, island: Island) -> Any:
+    """Return the part of `data` that belongs to this island.
+
+    Island `slot` of K takes rows slot, slot + K, slot + 2K, ..., where K is the run's
+    `max_islands`, or `start_islands` if that is not set: no two islands share a row.
+
+    Args:
+        data: a tensor or list (its rows), a map-style dataset (its rows), a DataLoader
+            over one (its rows; shuffled by the island's own seed if it shuffled), or
+            any other iterable (its items, which must come in the same order on every
+            island).
+
+    Raises:
+        UsageError: more islands have joined than the run was cut for, or a DataLoader
+            has a sampler of its own, which a part of its rows would contradict.
+    """
+    first, step = _cut(island)
+    if isinstance(data, DataLoader):
+        return _shard_loader(data, first, step, island.seed)
+    if isinstance(data, torch.Tensor | list | tuple):
+        return data[first::step]
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        return _rows(data, first, step)
+    return EveryNth(data, first, step)
+
+
+class EveryNth(Iterable[T]):
+    """Every `step`-th item of an iterable, from `first` on, each time it is asked."""
+
+    def __init__(self, items: Iterable[T], first: int, step: int) -> None:
+        self._items, self._first, self._step = items, first, step
+
+    def __iter__(self) -> Iterator[T]:
+        return islice(self._items, self._first, None, self._step)
+
+
+def _cut(island: Island) -> tuple[int, int]:
+    run = island.settings.run
+    parts = run.max_islands if run.max_islands is not None else run.start_islands
+    if island.slot >= parts:
+        raise UsageError(
+            f"Island {island.name!r} is number {island.slot + 1} of a run whose data "
+            f"is cut into {parts} parts. Set run.max_islands to the most islands that "
+            "will ever join."
+        )
+    return island.slot, parts
+
+
+def _rows(data: Dataset[Any], first: int, step: int) -> Subset[Any]:
+    return Subset(data, range(first, len(data), step))  # type: ignore[arg-type]
+
+
+def _shard_loader(
+    loader: DataLoader[Any], first: int, step: int, seed: int
+) -> Iterable[Any]:
+    if isinstance(loader.dataset, IterableDataset):
+        return EveryNth(loader, first, step)
+    if loader.batch_size is None or not _has_plain_sampler(loader):
+        raise UsageError(
+            f"The DataLoader has a sampler of its own ({type(loader.sampler).__name__})"
+            ", which a part of its rows would contradict. Shard the dataset instead: "
+            "DataLoader(atoll.torch.shard(dataset, island), ...)."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    return DataLoader(
+        _rows(loader.dataset, first, step),
+        batch_size=loader.batch_size,
+        shuffle=isinstance(loader.sampler, RandomSampler),
+        generator=generator,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+    )
+
+
+def _has_plain_sampler(loader: DataLoader[Any]) -> bool:
+    plain = (RandomSampler, torch.utils.data.SequentialSampler)
+    return isinstance(loader.sampler, plain)

@@ -1,0 +1,136 @@
+"""Where each tensor lies in the flat fp32 vector of its fragment."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll import kernels
+from atoll.algorithm.fragments import split
+from atoll.errors import ModelError
+from atoll.protocol.messages import ModelSpec, TensorSpec
+from atoll.settings import RunSettings
+
+F32 = NDArray[np.float32]
+
+BLOCK = 65536
+"""Elements handled at once: three such blocks of fp32 fit a core's second cache."""
+
+CARRIED_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def blocks(elements: int) -> Iterator[slice]:
+    """Yield the blocks of a vector, first to last."""
+    for first in range(0, elements, BLOCK):
+        yield slice(first, min(first + BLOCK, elements))
+
+
+def first_non_finite(values: F32) -> int | None:
+    """Return where the first NaN or infinity is, or None."""
+    for block in blocks(len(values)):
+        is_finite = np.isfinite(values[block])
+        if not is_finite.all():
+            return int(block.start + is_finite.argmin())
+    return None
+
+
+@dataclass(frozen=True)
+class FragmentLayout:
+    """The tensors of one fragment, end to end."""
+
+    tensors: tuple[TensorSpec, ...]
+    is_buffers: bool = False
+    """Averaged as they are: fp32 both ways, outer SGD with lr 1."""
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(math.prod(tensor.shape) for tensor in self.tensors)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        starts = [0]
+        for size in self.sizes:
+            starts.append(starts[-1] + size)
+        return tuple(starts)
+
+    @property
+    def elements(self) -> int:
+        return self.offsets[-1]
+
+    def name_at(self, index: int) -> str:
+        """Return the name of the tensor that holds element `index`."""
+        return self.tensors[bisect_right(self.offsets, index) - 1].name
+
+    def load(self, anchor: F32, out: F32, *, first: int = 0) -> None:
+        """Write what `anchor` becomes once loaded: cast to each dtype, as fp32.
+
+        `anchor` and `out` start at element `first` of the fragment.
+        """
+        last = first + len(anchor)
+        for dtype, start, stop in self._runs:
+            here = slice(max(start, first) - first, min(stop, last) - first)
+            if here.start < here.stop:
+                _cast(dtype, anchor[here], out[here])
+
+    @cached_property
+    def _runs(self) -> tuple[tuple[str, int, int], ...]:
+        """Neighbours of one dtype, as (dtype, first, last)."""
+        runs: list[tuple[str, int, int]] = []
+        for index, tensor in enumerate(self.tensors):
+            first, last = self.offsets[index : index + 2]
+            if runs and runs[-1][0] == tensor.dtype:
+                first = runs.pop()[1]
+            runs.append((tensor.dtype, first, last))
+        return tuple(runs)
+
+
+Layout = tuple[FragmentLayout, ...]
+
+
+def lay_out(model: ModelSpec, settings: RunSettings) -> Layout:
+    """Return the fragments of a model; floating buffers, if any, are one more.
+
+    Raises:
+        ModelError: a tensor that is trained has a dtype that cannot be carried.
+        UsageError: the model cannot be split as the settings ask.
+    """
+    parameters = model.with_role("parameter")
+    buffers = model.with_role("buffer")
+    _require_dtypes((*parameters, *buffers))
+    parts = split(
+        [(tensor.name, tensor.shape) for tensor in parameters],
+        num_fragments=settings.sync.num_fragments,
+        order=settings.sync.fragment_order,
+        rest=settings.sync.rest,
+    )
+    by_name = {tensor.name: tensor for tensor in parameters}
+    layout = [FragmentLayout(tuple(by_name[name] for name in part)) for part in parts]
+    if buffers:
+        layout.append(FragmentLayout(buffers, is_buffers=True))
+    return tuple(layout)
+
+
+def _require_dtypes(tensors: Sequence[TensorSpec]) -> None:
+    for tensor in tensors:
+        if tensor.dtype not in CARRIED_DTYPES:
+            raise ModelError(
+                f"{tensor.name!r} has dtype {tensor.dtype}, and only "
+                f"{', '.join(CARRIED_DTYPES)} can be carried. "
+                "Cast it, or freeze it with requires_grad_(False)."
+            )
+
+
+def _cast(dtype: str, values: F32, out: F32) -> None:
+    if dtype == "bfloat16":
+        kernels.active().round_bf16(values, out)
+    elif dtype == "float16":
+        with np.errstate(over="ignore"):  # an anchor beyond fp16 loads as infinity
+            out[:] = values.astype(np.float16)
+    else:
+        out[:] = values

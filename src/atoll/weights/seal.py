@@ -1,0 +1,89 @@
+"""From anchor and local weights to the sealed bytes of an update, block by block."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from atoll import kernels
+from atoll.errors import NonFinite
+from atoll.weights.layout import BLOCK, F32, FragmentLayout, blocks
+from atoll.wire import Codec
+
+LANES = 64
+
+
+def seal(
+    layout: FragmentLayout,
+    anchor: F32 | None,
+    local: F32,
+    body: np.ndarray,
+    *,
+    up: Codec,
+    seed: int = 0,
+    residual: F32 | None = None,
+    residual_after: F32 | None = None,
+    decay: float = 1.0,
+) -> float:
+    """Encode pseudo-gradient plus decayed residual into `body`; return its norm.
+
+    The pseudo-gradient is what was loaded minus what is there. With `anchor` None,
+    `local` already is the difference to send. `residual` stays as it is and
+    `residual_after` gets what the codec left over: sealing is tentative, and the
+    caller keeps both until it has the outcome. The norm is that of the decoded update.
+
+    Raises:
+        NonFinite: naming the parameter. `body` and `residual_after` are then garbage.
+    """
+    work, decoded = np.empty((2, min(BLOCK, layout.elements)), np.float32)
+    lanes = np.zeros(LANES)
+    for block in blocks(layout.elements):
+        values = work[: block.stop - block.start]
+        _difference(layout, anchor, local, block, values)
+        if residual is not None:
+            values += _decayed(residual[block], decay)
+        _encode(layout, up, values, body, block.start, seed)
+        sent = decoded[: len(values)]
+        up.decode(body, sent, first=block.start)
+        kernels.active().sum_squares(sent, lanes)
+        if residual_after is not None:
+            np.subtract(values, sent, out=residual_after[block])
+    return math.sqrt(reduce(add, lanes.tolist()))
+
+
+def _difference(
+    layout: FragmentLayout, anchor: F32 | None, local: F32, block: slice, out: F32
+) -> None:
+    if anchor is None:
+        out[:] = local[block]
+        return
+    layout.load(anchor[block], out, first=block.start)
+    out -= local[block]
+
+
+def _decayed(residual: F32, decay: float) -> F32:
+    return residual if decay == 1.0 else residual * np.float32(decay)
+
+
+def _encode(
+    layout: FragmentLayout,
+    up: Codec,
+    values: F32,
+    body: np.ndarray,
+    first: int,
+    seed: int,
+) -> None:
+    start = up.offset(first)
+    piece = body[start : start + up.body_bytes(len(values))]
+    try:
+        up.encode(values, piece, seed=seed, first=first)
+    except NonFinite as exc:
+        name = layout.name_at(exc.index)
+        raise NonFinite(
+            f"non-finite: the pseudo-gradient of {name!r} is NaN, infinite or beyond "
+            f"what {up.name} can hold",
+            index=exc.index,
+        ) from exc

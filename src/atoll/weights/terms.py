@@ -1,0 +1,48 @@
+"""On what terms a fragment is exchanged.
+
+Parameters go by the run's settings; buffers are plainly averaged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.settings import RunSettings
+from atoll.weights.layout import FragmentLayout
+from atoll.wire import Codec, OuterValues, codec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Codecs both ways, and what becomes of the mean."""
+
+    up: Codec
+    down: Codec
+    merge: str
+    has_feedback: bool
+    """Whether the island keeps what its codec leaves over."""
+
+    outer: OuterValues
+    """The exact fp32 values of the open round."""
+
+
+def terms_of(layout: FragmentLayout, settings: RunSettings) -> Terms:
+    """Return the terms of one fragment of a run."""
+    if layout.is_buffers:
+        return Terms(
+            up=codec("fp32"),
+            down=codec("fp32"),
+            merge="mean",
+            has_feedback=False,
+            outer=OuterValues(optimizer="sgd", lr=1.0, momentum=0.0),
+        )
+    outer = settings.outer
+    return Terms(
+        up=codec(settings.wire.up),
+        down=codec(settings.wire.down),
+        merge=outer.merge,
+        has_feedback=settings.wire.error_feedback,
+        outer=OuterValues(
+            optimizer=outer.optimizer, lr=outer.lr, momentum=outer.momentum
+        ),
+    )

@@ -1,0 +1,96 @@
+"""A run whose rounds close by a script, for one island under test.
+
+It is made of the same fragments as `MemoryRun`; only when a round closes, and whether
+the island's update is in time, is the script's affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from atoll.exchange import Frame, Outcome
+from atoll.exchange.fragment import RunFragment
+from atoll.protocol import Beat, JoinReply, JoinRequest, Position
+from atoll.settings import RunSettings
+from atoll.weights import lay_out
+from atoll.wire import Header, Kind, with_body
+
+ISLAND = "i"
+
+
+class ScriptedRun:
+    """An `Exchange` that counts or misses each update as its script says.
+
+    A missed round commits with the zeros of another island, like any round whose
+    deadline has passed; `passes` more rounds may then go by.
+    """
+
+    def __init__(self, settings: RunSettings, script: Iterator[str]) -> None:
+        self.settings, self.script = settings, script
+        self.fragments: list[RunFragment] = []
+        self.published: list[Frame] = []
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        self.fragments = [
+            RunFragment("run", index, layout, self.settings)
+            for index, layout in enumerate(lay_out(request.model, self.settings))
+        ]
+        return JoinReply(
+            run="run",
+            island=ISLAND,
+            incarnation=1,
+            slot=0,
+            settings=self.settings,
+            epoch=0,
+            position=self._position(),
+            is_founder=True,
+        )
+
+    def heartbeat(self, beat: Beat) -> Position:
+        return self._position()
+
+    def publish(self, frame: Frame) -> None:
+        fragment = self.fragments[frame.header.fragment]
+        if frame.header.kind is Kind.STATE:
+            fragment.found(frame)
+            return
+        self.published.append(frame)
+        fate = next(self.script)
+        if fate == "missed":
+            fragment.stage(self._zeros(fragment))
+        else:
+            fragment.stage(frame)
+        fragment.close(frozenset())
+        if fate == "passed":
+            fragment.stage(self._zeros(fragment))
+            fragment.close(frozenset())
+
+    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+        return Outcome(self.fragments[fragment].outcome(round), self._position())
+
+    def state(self, fragment: int) -> Frame:
+        return self.fragments[fragment].state_frame()
+
+    def leave(self, island: str, incarnation: int) -> None:
+        pass
+
+    def _position(self) -> Position:
+        rounds = tuple(fragment.open_round for fragment in self.fragments)
+        return Position(step=0, rounds=rounds or (1,))
+
+    def _zeros(self, fragment: RunFragment) -> Frame:
+        body = np.zeros(4 * fragment.layout.elements, np.uint8)
+        header = Header(
+            kind=Kind.UPDATE,
+            run="run",
+            fragment=fragment.index,
+            round=fragment.open_round,
+            island="other",
+            incarnation=1,
+            base=fragment.state.digest,
+            elements=fragment.layout.elements,
+        )
+        return Frame(replace(with_body(header, body)), body)

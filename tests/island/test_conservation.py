@@ -1,0 +1,129 @@
+"""Nothing a survivor did is lost, nothing counts twice: the law of DESIGN section 3."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll import RunSettings
+from atoll.clock import SystemClock
+from atoll.errors import AtollWarning, Refused
+from atoll.island import Host
+from atoll.protocol import JoinRequest
+from atoll.testing import Vectors, vector_model
+from atoll.wire import codec
+from tests.island.scripted import ISLAND, ScriptedRun
+
+CODECS = ("fp32", "bf16", "bf16-stochastic", "int8", "e3m0", "topk-2bit")
+ELEMENTS = 4100
+"""More than one block of every codec, and no multiple of any."""
+
+
+class Ledger:
+    """What the island has done, and what the run took, refused or dropped of it."""
+
+    def __init__(self, host: Host, view: Vectors, run: ScriptedRun) -> None:
+        self.host, self.view, self.run = host, view, run
+        zero = np.zeros(ELEMENTS)
+        self.work, self.committed, self.lost, self.error = (zero.copy() for _ in "1234")
+
+    def train(self, rng: np.random.Generator) -> None:
+        step = rng.normal(size=ELEMENTS).astype(np.float32)
+        before = self.view.local[0].astype(np.float64)
+        self.view.local[0] -= step
+        self.work += before - self.view.local[0]
+
+    def in_hand(self) -> np.ndarray:
+        """Return residual plus anchor minus local: all that is still the island's."""
+        slot = self.host.slots[0]
+        loaded = np.empty(ELEMENTS, np.float32)
+        slot.layout.load(slot.state.anchor, loaded)
+        residual = 0.0 if slot.residual is None else slot.residual
+        return np.asarray(loaded.astype(np.float64) - self.view.local[0] + residual)
+
+    def settle(self, held: np.ndarray, how: dict[str, int]) -> None:
+        """Book the outcome of one round of which `held` was sealed."""
+        frame = self.run.published[-1]
+        if how["counted"]:
+            sent = np.empty(ELEMENTS, np.float32)
+            codec(frame.header.codec).decode(frame.body, sent)
+            self.committed += sent
+            if self.host.slots[0].residual is None:
+                self.error += held - sent
+        elif how["refused"]:
+            self.lost += held
+        elif how["dropped"]:
+            residual = self.host.slots[0].residual
+            self.lost += held - (0.0 if residual is None else residual)
+
+    def balance(self) -> np.ndarray:
+        return self.committed + self.in_hand() + self.error - (self.work - self.lost)
+
+
+def counts(host: Host) -> dict[str, int]:
+    tally = host.tally
+    return {
+        "counted": tally.counted,
+        "carried": tally.carried,
+        "refused": tally.refused,
+        "dropped": tally.dropped,
+    }
+
+
+@pytest.mark.parametrize("up", CODECS)
+@given(
+    fates=st.lists(
+        st.sampled_from(["counted", "missed", "refused", "passed"]), max_size=9
+    ),
+    feedback=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=25)
+def test_work_is_conserved(
+    up: str, fates: list[str], feedback: bool, seed: int
+) -> None:
+    """Committed, in hand and codec error add up to work less refused and dropped."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", AtollWarning)
+        run_settings = RunSettings.from_dict(
+            {
+                "sync": {"sync_every": 2},
+                "wire": {"up": up, "down": "fp32", "error_feedback": feedback},
+            }
+        )
+        run, view = ScriptedRun(run_settings, iter(fates)), Vectors()
+        host = Host(
+            run,
+            view,
+            JoinRequest(model=vector_model({"w": (ELEMENTS,)}), island=ISLAND),
+            clock=SystemClock(),
+        )
+        ledger, rng = Ledger(host, view, run), np.random.default_rng(seed)
+        try:
+            for fate in fates:
+                _one_round(host, view, ledger, rng, fate)
+                # fp32 rounding of values of order 10 over a few rounds.
+                assert np.abs(ledger.balance()).max() < 1e-4
+        except Refused:
+            assert host.tally.refused >= 2
+        finally:
+            host.leave(depart=False)
+
+
+def _one_round(
+    host: Host, view: Vectors, ledger: Ledger, rng: np.random.Generator, fate: str
+) -> None:
+    before = counts(host)
+    ledger.train(rng)
+    host.stepped()
+    ledger.train(rng)
+    held = ledger.in_hand()
+    if fate == "refused":
+        view.local[0][7] = np.nan
+    host.stepped()
+    after = counts(host)
+    ledger.settle(held, {name: after[name] - before[name] for name in after})

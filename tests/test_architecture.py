@@ -1,0 +1,288 @@
+"""The tree is the diagram: imports point down, and importing is light."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "atoll"
+
+FORBIDDEN_IN_PURE_CODE = {
+    "asyncio",
+    "concurrent",
+    "logging",
+    "os",
+    "pathlib",
+    "random",
+    "secrets",
+    "socket",
+    "tempfile",
+    "threading",
+    "time",
+}
+JUNK_DRAWERS = {"utils", "util", "common", "helpers", "helper", "misc", "core"}
+MAX_LINES = {"src": 600, "tests": 800, "bench": 600, "examples": 80}
+
+
+class Row(NamedTuple):
+    """One row of the table in ARCHITECTURE.md."""
+
+    ours: frozenset[str]
+    others: frozenset[str]
+
+
+class Import(NamedTuple):
+    """One module that one file imports, with the file's own package."""
+
+    file: Path
+    package: str
+    module: str
+    name: str = ""
+
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
+
+    @property
+    def target(self) -> str:
+        """The package of ours that is imported; `atoll` for a name of the root."""
+        parts = self.module.split(".")
+        if len(parts) > 1:
+            return parts[1]
+        return self.name if self.name in our_packages() else "atoll"
+
+    def __str__(self) -> str:
+        return f"{self.file.relative_to(SOURCE)} imports {self.module}"
+
+
+def dependency_table() -> dict[str, Row]:
+    """Read the rows of ARCHITECTURE.md, in their order."""
+    rows = {}
+    for line in (ROOT / "ARCHITECTURE.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and (name := re.fullmatch(r"`(\w+)`", cells[0])):
+            rows[name[1]] = Row(_words(cells[2]), _words(cells[3]))
+    return rows
+
+
+def our_packages() -> set[str]:
+    """Return the top-level packages and modules of the source tree."""
+    found = {path.stem for path in SOURCE.glob("*.py") if path.stem != "__init__"}
+    return found | {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+
+
+def python_files(*folders: str) -> list[Path]:
+    """Return every Python file under these folders of the repository."""
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def imports_of(file: Path) -> Iterator[Import]:
+    """Yield what a source file imports, inside functions and type checks too."""
+    parts = file.relative_to(SOURCE).parts
+    package = "atoll" if parts == ("__init__.py",) else parts[0].removesuffix(".py")
+    for statement in ast.walk(ast.parse(file.read_text())):
+        if isinstance(statement, ast.Import):
+            for alias in statement.names:
+                yield Import(file, package, alias.name)
+        elif isinstance(statement, ast.ImportFrom):
+            module = "." * statement.level + (statement.module or "")
+            for alias in statement.names:
+                yield Import(file, package, module, alias.name)
+
+
+def all_imports() -> list[Import]:
+    """Return every import of the source tree."""
+    return [each for file in python_files("src") for each in imports_of(file)]
+
+
+def violations(table: dict[str, Row]) -> list[str]:
+    """Return, as sentences, the imports that no row allows."""
+    return [str(each) for each in all_imports() if not _is_allowed(each, table)]
+
+
+def _is_allowed(each: Import, table: dict[str, Row]) -> bool:
+    row = table[each.package]
+    if each.top == "atoll":
+        return each.target == each.package or each.target in row.ours
+    return each.top in sys.stdlib_module_names or each.top in row.others
+
+
+def _words(cell: str) -> frozenset[str]:
+    return frozenset(re.findall(r"`(\w+)`", cell))
+
+
+def run_python(code: str) -> str:
+    """Run code in a fresh interpreter and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_imports_point_down() -> None:
+    """No package imports anything its row of ARCHITECTURE.md does not list."""
+    assert violations(dependency_table()) == []
+
+
+def test_an_import_that_points_up_is_found() -> None:
+    """The check can fail: without its row's permissions, the root is a violation."""
+    table = dependency_table()
+    table["atoll"] = Row(frozenset(), frozenset())
+
+    assert "__init__.py imports atoll.settings" in violations(table)
+
+
+def test_every_row_lists_only_rows_above_it() -> None:
+    """The table itself has no cycle."""
+    seen: set[str] = set()
+    for package, row in dependency_table().items():
+        assert row.ours <= seen, f"{package} lists a row that is not above it"
+        seen.add(package)
+
+
+def test_the_table_names_exactly_the_packages_there_are() -> None:
+    """Every package has a row, and every row has a package."""
+    assert set(dependency_table()) == our_packages() | {"atoll"}
+
+
+def test_every_package_says_what_it_owns() -> None:
+    """A package's docstring has its three sentences."""
+    for file in SOURCE.glob("*/__init__.py"):
+        text = ast.get_docstring(ast.parse(file.read_text())) or ""
+        assert text.startswith("Owns "), file
+        assert "Does not know " in text, file
+        assert "Start reading at " in text, file
+
+
+def test_imports_are_absolute() -> None:
+    """No relative import hides where a name comes from."""
+    assert [str(each) for each in all_imports() if each.module.startswith(".")] == []
+
+
+@pytest.mark.parametrize("package", ["algorithm", "protocol"])
+def test_pure_code_knows_no_time_and_no_machine(package: str) -> None:
+    """Nothing in pure code imports a clock, randomness, threads, files or sockets."""
+    found = [
+        str(each)
+        for each in all_imports()
+        if each.package == package and each.top in FORBIDDEN_IN_PURE_CODE
+    ]
+
+    assert found == []
+
+
+def test_nothing_pickles() -> None:
+    """No source file imports a module that executes what it reads."""
+    unsafe = {"pickle", "_pickle", "cPickle", "dill", "marshal", "shelve"}
+
+    assert [str(each) for each in all_imports() if each.top in unsafe] == []
+
+
+def test_numba_has_one_home() -> None:
+    """Only the compiled kernels import numba."""
+    homes = {
+        each.file.relative_to(SOURCE).as_posix()
+        for each in all_imports()
+        if each.top in {"numba", "llvmlite"}
+    }
+
+    assert homes
+    assert [home for home in homes if not home.startswith("kernels/with_numba")] == []
+
+
+def test_public_names_are_listed() -> None:
+    """What a user can import from the root is exactly what was promised."""
+    code = (
+        "import atoll, types\n"
+        "print(sorted(n for n, v in vars(atoll).items() if not n.startswith('_')\n"
+        "    and (n in atoll.__all__ or not isinstance(v, types.ModuleType))\n"
+        "    and n != 'TYPE_CHECKING'))\n"
+        "print([hasattr(atoll, name) for name in atoll.__all__])\n"
+        "print(atoll.__all__)\n"
+    )
+
+    eager, resolved, listed = run_python(code).splitlines()
+
+    assert eager == "['RunEnded', 'RunSettings', 'errors']"
+    assert resolved == "[True, True, True, True, True]"
+    assert listed == "['RunEnded', 'RunSettings', '__version__', 'errors', 'exchange']"
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    """Lazy names do not turn a misspelt one into something else."""
+    code = "import atoll\ntry: atoll.exchnage\nexcept AttributeError as e: print(e)"
+
+    assert run_python(code).strip() == "module 'atoll' has no attribute 'exchnage'"
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("atoll", {"torch", "jax", "numba", "numpy", "typer"}),
+        ("atoll.exchange", {"torch", "jax", "typer"}),
+        ("atoll.cli", {"torch", "jax"}),
+    ],
+)
+def test_importing_is_light(module: str, absent: set[str]) -> None:
+    """Importing a package loads no framework that it does not need."""
+    loaded = run_python(f"import sys, {module}\nprint(*sys.modules)").split()
+
+    assert absent & set(loaded) == set()
+
+
+@pytest.mark.parametrize("folder", sorted(MAX_LINES))
+def test_no_file_is_too_long(folder: str) -> None:
+    """A file that outgrows its folder's limit has become two ideas."""
+    longest = {
+        path.relative_to(ROOT).as_posix(): len(path.read_text().splitlines())
+        for path in python_files(folder)
+    }
+
+    assert {k: v for k, v in longest.items() if v > MAX_LINES[folder]} == {}
+
+
+def test_no_function_must_be_scrolled() -> None:
+    """No function of the source tree is longer than 80 lines."""
+    too_long = [
+        f"{file.relative_to(ROOT)}: {each.name}"
+        for file in python_files("src")
+        for each in ast.walk(ast.parse(file.read_text()))
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (each.end_lineno or 0) - each.lineno >= 80
+    ]
+
+    assert too_long == []
+
+
+def test_every_test_says_what_must_hold() -> None:
+    """Read alone, the docstrings of the tests are the specification."""
+    silent = [
+        f"{file.relative_to(ROOT)}: {each.name}"
+        for file in python_files("tests")
+        for each in ast.walk(ast.parse(file.read_text()))
+        if isinstance(each, ast.FunctionDef)
+        and each.name.startswith("test_")
+        and not ast.get_docstring(each)
+    ]
+
+    assert silent == []
+
+
+def test_no_junk_drawers() -> None:
+    """No file is named by a word that says nothing, and `base` is a port's file."""
+    names = {path.relative_to(ROOT) for path in python_files("src", "tests", "bench")}
+    drawers = {
+        path.as_posix() for path in names if JUNK_DRAWERS & set(path.stem.split("_"))
+    }
+    bases = {path.as_posix() for path in names if path.stem == "base"}
+
+    assert drawers == set()
+    assert bases <= {"src/atoll/exchange/base.py"}

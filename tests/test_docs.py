@@ -1,0 +1,213 @@
+"""The documents tell the present: their code, links, words and versions are checked."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll import RunSettings
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+# Forbidden for a concept of ours, and right for something that is not one.
+RIGHT_ELSEWHERE = {
+    "args",  # the arguments of a function
+    "bucket",  # of an object store
+    "gradient",  # as in pseudo-gradient
+    "manager",  # a context manager
+    "package",  # of Python
+    "period",  # of a schedule
+    "result",  # of an operation
+    "server",  # someone else's
+    "version",  # of the wire format and of this library
+}
+
+
+def relative(path: Path) -> str:
+    """Return a document's name for a test's id."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def glossary() -> list[tuple[str, str, str]]:
+    """Return the rows of the glossary: say, meaning, never."""
+    lines = (ROOT / "docs" / "glossary.md").read_text().splitlines()
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
+    return [(say.strip(), what.strip(), never.strip()) for say, what, never in rows[1:]]
+
+
+def forbidden_words() -> set[str]:
+    """Return the single words that are used for nothing."""
+    terms = {term for say, _, _ in glossary() for term in say.split(", ")}
+    never = {word for _, _, words in glossary() for word in words.split(", ")}
+    return {word for word in never if word.isalpha()} - terms - RIGHT_ELSEWHERE
+
+
+def snippets(document: Path) -> Iterator[tuple[Path, str]]:
+    """Yield each included code block with the file it says it comes from."""
+    pattern = r"<!-- from (\S+) -->\n```python\n(.*?)```"
+    for source, code in re.findall(pattern, document.read_text(), flags=re.DOTALL):
+        yield ROOT / source, code
+
+
+def prose(document: Path) -> str:
+    """Return a document without its code blocks and code words."""
+    text = re.sub(r"```.*?```", "", document.read_text(), flags=re.DOTALL)
+    text = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", "", text)
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings."""
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), flags=re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in headings
+    }
+
+
+def defined_names() -> Iterator[tuple[str, str]]:
+    """Yield file and name of every class and function of the source tree."""
+    for file in sorted((ROOT / "src").rglob("*.py")):
+        for each in ast.walk(ast.parse(file.read_text())):
+            if isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                yield relative(file), each.name
+
+
+def words_of(identifier: str) -> set[str]:
+    """Return the words inside a snake_case or CamelCase name."""
+    return set(re.sub(r"([a-z])([A-Z])", r"\1_\2", identifier).lower().split("_"))
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
+def test_code_in_a_document_is_code_of_an_example(name: str) -> None:
+    """A Python block is literally part of the example it names."""
+    text = (ROOT / name).read_text()
+    found = list(snippets(ROOT / name))
+
+    assert len(found) == text.count("```python") > 0
+    for source, code in found:
+        assert code in source.read_text()
+
+
+def test_the_first_code_of_the_readme_is_short() -> None:
+    """The README's loop is at most twelve lines."""
+    (_, code), *_ = snippets(ROOT / "README.md")
+
+    assert len(code.splitlines()) <= 12
+
+
+@pytest.mark.torch
+def test_the_example_of_the_readme_runs() -> None:
+    """The README's script ends by itself, and both islands hold the same model."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "three_lines.py"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    first, second = done.stdout.splitlines()
+    assert first == second
+
+
+def test_the_run_file_of_the_quickstart_is_valid() -> None:
+    """The TOML block of the quickstart is accepted as it stands."""
+    text = (ROOT / "docs" / "quickstart.md").read_text()
+    (block,) = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+
+    assert RunSettings.from_dict(tomllib.loads(block)).run.name == "first"
+
+
+def test_every_setting_is_in_the_concepts() -> None:
+    """The table of settings lists each key a run file may hold."""
+    concepts = (ROOT / "docs" / "concepts.md").read_text()
+    listed = {
+        table: re.findall(r"`(\w+)`", keys)
+        for table, keys in re.findall(r"^\| `\[(\w+)\]` \| (.*) \|$", concepts, re.M)
+    }
+    set_by_default = {
+        f"{table}.{key}"
+        for table, values in RunSettings().to_dict().items()
+        for key in values
+    }
+    listed_keys = {f"{table}.{key}" for table, keys in listed.items() for key in keys}
+
+    for key in set_by_default - listed_keys:
+        assert f"`{key}" in concepts, key  # named as not available yet
+    unset = {"run.max_islands", "run.end_rounds", "run.end_tokens"}
+    assert listed_keys - set_by_default == unset
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_links_resolve(document: Path) -> None:
+    """Every link to a file or heading of this repository leads somewhere."""
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if link.startswith(("https://", "http://", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    """The newest entry of the changelog is the version one installs."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    newest = re.search(r"^## (\S+)", text, flags=re.MULTILINE)
+
+    assert newest is not None
+    assert newest[1] == atoll.__version__
+
+
+def test_the_glossary_is_sorted_and_has_each_term_once() -> None:
+    """A reader finds a word where the alphabet says, and one meaning for it."""
+    terms = [say for say, _, _ in glossary()]
+
+    assert terms == sorted(set(terms))
+    assert all(what for _, what, _ in glossary())
+
+
+def test_names_in_the_code_are_words_of_the_glossary() -> None:
+    """No class or function is named by a word the glossary forbids."""
+    forbidden = forbidden_words()
+    found = [
+        f"{file}: {name}"
+        for file, name in defined_names()
+        if words_of(name) & forbidden
+    ]
+
+    assert {"worker", "peer", "hparams"} <= forbidden
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "document",
+    [each for each in DOCUMENTS if each.name not in {"glossary.md", "concepts.md"}],
+    ids=relative,
+)
+def test_documents_use_words_of_the_glossary(document: Path) -> None:
+    """No document calls a thing by a word the glossary forbids."""
+    used = set(re.findall(r"[a-z]+", prose(document).lower()))
+
+    assert used & forbidden_words() == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_a_line_holds_one_sentence(document: Path) -> None:
+    """A change of one sentence is a change of one line."""
+    crowded = [
+        line
+        for line in prose(document).splitlines()
+        if not line.startswith("|") and re.search(r"[\w)]\. [A-Z]", line)
+    ]
+
+    assert crowded == []

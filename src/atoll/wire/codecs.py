@@ -99,7 +99,7 @@ class Codec:
         refused = self._decode(kernels.active(), part, out)
         if refused >= 0:
             raise CorruptError(
-                f"element {first + refused} of a {self.name} body is not something "
+                f"element {first + refused} of a body in {self.name} is not something "
                 "that an encoder writes. Ask for the bytes again."
             )
 
@@ -144,7 +144,7 @@ class Codec:
         ends_at_a_block = (first + elements) % self.block == 0
         if end > body.size or (end < body.size and not ends_at_a_block):
             raise CorruptError(
-                f"a {self.name} body of {body.size} bytes does not hold elements "
+                f"a body of {body.size} bytes in {self.name} does not hold elements "
                 f"{first} to {first + elements}, which end at byte {end}. "
                 "Ask for the bytes again."
             )

@@ -125,7 +125,7 @@ def _pieces(
     for first in range(0, anchor.size, _STRIP):
         at, piece = first // 2, first // STATE_PIECE
         if first % STATE_PIECE == 0:
-            lanes[:] = _START
+            _start(lanes)
         most = nesterov_lines(anchor, velocity, mean, lr, momentum, first, lines)
         if most >= _INFINITY:
             return first
@@ -138,6 +138,13 @@ def _pieces(
             _finish(lanes[0], anchor_words, at, hashes[piece, :2])
             _finish(lanes[1], velocity_words, at, hashes[piece, 2:])
     return -1
+
+
+@jit
+def _start(lanes: U64) -> None:
+    for row in range(2):
+        for lane in range(8):
+            lanes[row, lane] = _START[lane]
 
 
 @jit

@@ -4,11 +4,14 @@ AtollError
 ├── UsageError        the caller asked for something impossible
 │   ├── SettingsError     a setting is unknown, out of range or contradicts another
 │   ├── ModelError        names, shapes, dtypes or constants differ from the run's
-│   └── NonFinite         a value to be sent is NaN or infinite
+│   ├── NonFinite         a value to be sent is NaN or infinite
+│   └── NoSuchFile        a file that is to be read is not there
 ├── RemoteError       someone else failed; retrying may help
 │   ├── Unreachable       nobody answered
 │   ├── LeaseLost         another incarnation holds the island's name
-│   └── Refused           the run will not take what this island sends
+│   ├── Refused           the run will not take what this island sends
+│   └── DiskError         the disk failed; what was not synced may be lost
+│       └── DiskFull          it has no room
 └── CorruptError      bytes did not verify; retrying will not help
 
 RunEnded is not an error: it ends a training loop, and the `with` block of an
@@ -45,6 +48,10 @@ class NonFinite(UsageError):
         self.index = index
 
 
+class NoSuchFile(UsageError):
+    """A file that is to be read is not there."""
+
+
 class RemoteError(AtollError):
     """Someone else failed; retrying may help."""
 
@@ -59,6 +66,14 @@ class LeaseLost(RemoteError):
 
 class Refused(RemoteError):
     """The run will not take what this island sends."""
+
+
+class DiskError(RemoteError):
+    """The disk failed; what was not synced may be lost."""
+
+
+class DiskFull(DiskError):
+    """The disk has no room: free some, and what failed may be repeated."""
 
 
 class CorruptError(AtollError):

@@ -69,7 +69,7 @@ class ScriptedRun:
             fragment.close(frozenset())
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
-        return Outcome(self.fragments[fragment].outcome(round), self._position())
+        return Outcome(self.fragments[fragment].outcomes[round], self._position())
 
     def state(self, fragment: int) -> Frame:
         return self.fragments[fragment].state_frame()

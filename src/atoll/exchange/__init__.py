@@ -1,9 +1,41 @@
 """Owns how islands' updates become the agreed mean. Does not know what trains them.
 
-Start reading at `base.Exchange`, then `memory`.
+Start reading at `base.Exchange`, then `memory`; `coordinator` reaches a run elsewhere.
 """
 
 from atoll.exchange.base import Exchange, Frame, Outcome
+from atoll.exchange.calls import (
+    Call,
+    FoundCall,
+    HeartbeatCall,
+    JoinCall,
+    LeaveCall,
+    OfferCall,
+    OutcomeCall,
+    PublishCall,
+    Reply,
+    StateCall,
+    size_of,
+)
+from atoll.exchange.coordinator import CoordinatorExchange, Line
 from atoll.exchange.memory import MemoryRun
 
-__all__ = ["Exchange", "Frame", "MemoryRun", "Outcome"]
+__all__ = [
+    "Call",
+    "CoordinatorExchange",
+    "Exchange",
+    "FoundCall",
+    "Frame",
+    "HeartbeatCall",
+    "JoinCall",
+    "LeaveCall",
+    "Line",
+    "MemoryRun",
+    "OfferCall",
+    "Outcome",
+    "OutcomeCall",
+    "PublishCall",
+    "Reply",
+    "StateCall",
+    "size_of",
+]

@@ -27,7 +27,13 @@ class Outcome:
     """What a round came to, and where the run is now."""
 
     agreed: Frame
+    """Its body is empty once the run keeps it no more; its roster stays for good."""
+
     position: Position
+
+    @property
+    def has_body(self) -> bool:
+        return len(self.agreed.body) == self.agreed.header.body_bytes
 
 
 class Exchange(Protocol):

@@ -78,7 +78,11 @@ class RunFragment:
         )
 
     def stage(self, frame: Frame) -> None:
-        """Hold an update for its round; one whose round is over changes nothing."""
+        """Hold an update for its round.
+
+        One whose round is over changes nothing, nor does one whose island spoke for
+        the round in an earlier life: what that life sent stands.
+        """
         header = frame.header
         if header.round < self.open_round:
             return
@@ -90,6 +94,8 @@ class RunFragment:
             )
         staged = self._staged.setdefault(header.round, {})
         standing = staged.setdefault(header.island, frame)
+        if standing.header.incarnation < header.incarnation:
+            return
         if update_digest(standing.header) != update_digest(header):
             raise Refused(
                 f"Another update of island {header.island!r} stands for round "
@@ -118,15 +124,6 @@ class RunFragment:
         self._bases.add(self.state.digest)
         self._record(outcome)
         self.candidates = set(live)
-
-    def outcome(self, round: int) -> Frame:
-        frame = self.outcomes[round]
-        if len(frame.body) != frame.header.body_bytes:
-            raise Refused(
-                f"The mean of round {round} of fragment {self.index} is kept no more. "
-                "Take the fragment's state."
-            )
-        return frame
 
     def _record(self, outcome: Frame) -> None:
         self.outcomes[outcome.header.round] = outcome

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from atoll.errors import LeaseLost, UsageError
 from atoll.settings import RunSection
+from atoll.wire.text import name_fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,11 @@ class Members:
         """Make `name` live at a schedule step; None takes the first free `island-<n>`.
 
         Raises:
-            UsageError: a live island has the name, or the run is full.
+            UsageError: a live island has the name, no frame could carry it, or the
+                run is full.
         """
+        if name is not None and (fault := name_fault(name, what="island")):
+            raise UsageError(f"{fault}. Give this island another name.")
         if name in self._live:
             raise UsageError(
                 f"Island {name!r} is live in this run already. "

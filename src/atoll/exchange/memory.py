@@ -7,7 +7,7 @@ left, never by time: so the same islands give the same bits. Islands may be thre
 from __future__ import annotations
 
 import threading
-from statistics import median_low
+from statistics import median_high
 
 from atoll.errors import Refused, RunEnded
 from atoll.exchange.base import Frame, Outcome
@@ -86,7 +86,7 @@ class MemoryRun:
                 lambda: round in rounds.outcomes or self._never_opens(round), wait_s
             )
             if round in rounds.outcomes:
-                return Outcome(rounds.outcome(round), self._where())
+                return Outcome(rounds.outcomes[round], self._where())
             if self._never_opens(round):
                 raise RunEnded(
                     f"Round {round} will not open: the run ended with round "
@@ -147,7 +147,7 @@ class MemoryRun:
     def _where(self) -> Position:
         steps = list(self._members.steps.values())
         return Position(
-            step=median_low(steps) if steps and self._members.has_started else 0,
+            step=median_high(steps) if steps and self._members.has_started else 0,
             rounds=tuple(fragment.open_round for fragment in self._fragments),
             last_round=self._last_round,
             tokens=self._tokens() if self._fragments else 0,

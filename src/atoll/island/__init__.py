@@ -4,9 +4,19 @@ Does not know which framework trains, nor how frames travel.
 Start reading at `view.ParameterView`, then `host.Host`.
 """
 
+from atoll.island.background import Background, Hand, Promise, Threads
 from atoll.island.environment import run_from_environment
 from atoll.island.host import Host
 from atoll.island.tally import Tally
 from atoll.island.view import ParameterView
 
-__all__ = ["Host", "ParameterView", "Tally", "run_from_environment"]
+__all__ = [
+    "Background",
+    "Hand",
+    "Host",
+    "ParameterView",
+    "Promise",
+    "Tally",
+    "Threads",
+    "run_from_environment",
+]

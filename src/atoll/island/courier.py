@@ -6,14 +6,13 @@ over with `send`, and gets it back when the update's `arrival` is done.
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
 
 from atoll.errors import NonFinite
 from atoll.exchange import Exchange, Frame, Outcome
+from atoll.island.background import Background
 from atoll.island.buffers import Buffers
 from atoll.island.entry import fetch_state
 from atoll.island.seeds import update_seed
@@ -28,6 +27,7 @@ from atoll.wire import (
     Progress,
     as_reason,
     frame_bytes,
+    state_digest,
     update_digest,
     verify_body,
     with_body,
@@ -41,31 +41,43 @@ class Courier:
     """Takes sealed weights to the run, and outcomes back into the anchor."""
 
     def __init__(
-        self, exchange: Exchange, joined: JoinReply, buffers: Buffers, tally: Tally
+        self,
+        exchange: Exchange,
+        joined: JoinReply,
+        buffers: Buffers,
+        tally: Tally,
+        background: Background,
     ) -> None:
         self._exchange, self._joined = exchange, joined
         self._buffers, self._tally = buffers, tally
         self._decay = joined.settings.wire.error_feedback_decay
-        self._stops = threading.Event()
-        name = f"atoll-{joined.island}"
-        self._sender = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-send")
-        self._receiver = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-receive")
+        self._stops = False
+        self._sender = background.hand(f"atoll-{joined.island}-send")
+        self._receiver = background.hand(f"atoll-{joined.island}-receive")
 
     def send(self, slot: Slot, book: Book) -> None:
         """Seal and publish `slot.sealed`, then wait for its outcome: all behind."""
         self._sender.submit(self._send, slot, book)
 
+    def expect(self, slot: Slot, book: Book) -> None:
+        """Wait for an outcome without an update: an earlier life has sent one."""
+        assert slot.sealed is not None
+        self._receiver.submit(self._receive, slot, slot.sealed, book)
+
     def stop(self) -> None:
         """Finish what is being sent, and receive nothing more."""
         self._sender.shutdown()
-        self._stops.set()
+        self._stops = True
         self._receiver.shutdown()
 
     def resend(self, slot: Slot) -> None:
-        """Publish the update in flight again, same bytes, marked departing."""
+        """Publish the update in flight again, same bytes, marked departing.
+
+        One whose outcome is known has its receipt, and its body serves others by now.
+        """
         assert slot.sealed is not None
         frame = slot.sealed.frame
-        if frame is not None:
+        if frame is not None and slot.sealed.outcome is None:
             self._publish(Frame(replace(frame.header, kind=Kind.DEPARTING), frame.body))
 
     def send_rest(self, slot: Slot, rest: Sealed) -> None:
@@ -80,8 +92,10 @@ class Courier:
         elif _takes_rest_along(flying):
             return
         else:
-            if not flying.arrival.done():
+            if flying.outcome is None:
                 slot.residual = flying.residual_after
+            else:
+                rest.round = flying.outcome.through + 1
             np.subtract(flying.base, rest.base, out=rest.base)
             frame = self._seal(slot, rest, Kind.DEPARTING, is_difference=True)
         if frame.header.elements:
@@ -126,7 +140,7 @@ class Courier:
         return Frame(with_body(header, body), body)
 
     def _header(self, slot: Slot, sealed: Sealed, kind: Kind) -> Header:
-        joined = self._joined
+        joined, state = self._joined, slot.state
         return Header(
             kind=kind,
             run=joined.run,
@@ -135,7 +149,8 @@ class Courier:
             island=joined.island,
             incarnation=joined.incarnation,
             epoch=joined.epoch,
-            base=slot.state.digest,
+            # Measured, not remembered: memory may have changed since the last round.
+            base=state_digest(state.anchor, state.moments, state.count),
             codec=slot.up.name,
             seed=update_seed(joined.run, slot.index, sealed.round, joined.island),
             weight=sealed.weight,
@@ -155,42 +170,54 @@ class Courier:
             sealed.arrival.set_exception(exc)
 
     def _outcomes(self, slot: Slot, sealed: Sealed) -> list[Outcome]:
-        """Return the outcome of the sealed round and of all that passed since."""
+        """Return the outcome of the sealed round and of all that passed since.
+
+        One without a body is the last: the state is to be taken instead of means. An
+        island that leaves looks once more, and waits for nothing.
+        """
         outcomes: list[Outcome] = []
-        while not self._stops.is_set():
+        while True:
+            is_last_look = self._stops
             outcome = self._exchange.outcome(
-                slot.index, sealed.round + len(outcomes), wait_s=POLL_S
+                slot.index,
+                sealed.round + len(outcomes),
+                wait_s=0.0 if is_last_look else POLL_S,
             )
             if outcome is None:
+                if is_last_look:
+                    return []
                 continue
-            verify_body(outcome.agreed.header, outcome.agreed.body)
-            self._tally.bytes_down += frame_bytes(outcome.agreed.header)
             outcomes.append(outcome)
-            if outcome.position.rounds[slot.index] <= outcome.agreed.header.round + 1:
+            header = outcome.agreed.header
+            if not outcome.has_body:
                 return outcomes
-        return []
+            verify_body(header, outcome.agreed.body)
+            self._tally.bytes_down += frame_bytes(header)
+            if outcome.position.rounds[slot.index] <= header.round + 1:
+                return outcomes
 
     def _apply(
         self, slot: Slot, sealed: Sealed, book: Book, outcomes: list[Outcome]
     ) -> Arrival:
-        assert sealed.frame is not None
         first, last = outcomes[0].agreed.header, outcomes[-1].agreed.header
         assert first.roster is not None
-        verdict = verdict_of(
-            first.roster, self._joined.island, update_digest(sealed.frame.header)
-        )
+        mine, base = b"nothing", slot.state.digest
+        if sealed.frame is not None:
+            mine, base = update_digest(sealed.frame.header), sealed.frame.header.base
+        verdict = verdict_of(first.roster, self._joined.island, mine)
         entry = first.roster.entry(self._joined.island)
-        how = decide(book, verdict, through=last.round)
+        fresh = None
+        if first.base != base or not outcomes[-1].has_body:
+            fresh = fetch_state(self._exchange, slot.index)
+        how = decide(book, verdict, through=fresh.round if fresh else last.round)
         if how is How.CARRY:
             slot.layout.load(slot.state.anchor, sealed.base)
         with slot.lock:
-            if first.base != slot.state.digest:
-                slot.state = fetch_state(self._exchange, slot.index)
-            else:
-                for outcome in outcomes:
-                    slot.state.apply(outcome.agreed.header, outcome.agreed.body)
+            slot.state = fresh or slot.state
+            for outcome in () if fresh else outcomes:
+                slot.state.apply(outcome.agreed.header, outcome.agreed.body)
         self._settle_residual(slot, sealed, how)
-        if sealed.frame.header.elements:
+        if sealed.frame is not None and sealed.frame.header.elements:
             self._buffers.give_back(sealed.frame.body)
         return Arrival(
             how=how,
@@ -216,6 +243,5 @@ def _takes_rest_along(flying: Sealed) -> bool:
     """Return whether an outcome has settled the work since the seal as well."""
     if flying.frame is None or flying.frame.header.refused:
         return True
-    if not flying.arrival.done() or flying.arrival.exception() is not None:
-        return False
-    return flying.arrival.result().how in (How.DROP, How.REFUSE)
+    outcome = flying.outcome
+    return outcome is not None and outcome.how in (How.DROP, How.REFUSE)

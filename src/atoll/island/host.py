@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from atoll.clock import Clock
 from atoll.errors import AtollWarning, RunEnded, UsageError
 from atoll.exchange import Exchange
+from atoll.island.background import Background, Threads
 from atoll.island.buffers import Buffers
 from atoll.island.courier import Courier
 from atoll.island.entry import enter
@@ -22,6 +23,7 @@ from atoll.island.tally import Tally
 from atoll.island.view import ParameterView
 from atoll.protocol import (
     Action,
+    Await,
     Beat,
     End,
     Event,
@@ -59,23 +61,28 @@ class Host:
         request: JoinRequest,
         *,
         clock: Clock,
+        background: Background | None = None,
     ) -> None:
         self._exchange, self._view, self._clock = exchange, view, clock
+        self._background = background or Threads()
         self._buffers = Buffers()
         self.tally = Tally()
         self.joined, self.slots = enter(exchange, view, request)
         self.settings = self.joined.settings
-        self._courier = Courier(exchange, self.joined, self._buffers, self.tally)
+        self._courier = Courier(
+            exchange, self.joined, self._buffers, self.tally, self._background
+        )
         self._plan = Plan(
             sync_every=self.settings.sync.sync_every,
             num_fragments=self.settings.sync.num_fragments,
             overlap_steps=self.settings.sync.overlap_steps,
             has_buffers=self.slots[-1].layout.is_buffers,
         )
-        self._state = join_at(self._position_of_slots())
+        self._state = join_at(self._position_of_slots(), self._still_spoken_for())
         self.position = self.joined.position
         self.has_ended = self._state.has_ended
         self.has_left = False
+        self._failure: Exception | None = None
         self._step = self._state.step
         self._wakes_at = wakes_at(self._state, self._plan)
 
@@ -92,7 +99,7 @@ class Host:
     @property
     def digest(self) -> str:
         """A digest over anchor and velocity of every fragment, in hex."""
-        digests = b"".join(slot.state.digest for slot in self.slots)
+        digests = b"".join(slot.read_digest() for slot in self.slots)
         return blake3_digest(digests).hex()[:32]
 
     def stepped(self) -> None:
@@ -102,7 +109,7 @@ class Host:
             Refused: the run refused this island three times in succession.
             UsageError: weights by tokens are asked for, and none were reported.
         """
-        if self.has_ended or self.has_left:
+        if self._is_over():
             return
         self.tally.inner_steps += 1
         self._step += 1
@@ -118,7 +125,7 @@ class Host:
 
     def sync_now(self) -> None:
         """Seal every fragment for its open round, and return when all are adopted."""
-        if not (self.has_ended or self.has_left):
+        if not self._is_over():
             self._perform(SyncNow())
 
     def leave(self, *, depart: bool = True) -> None:
@@ -131,7 +138,7 @@ class Host:
         self.has_left = True
         try:
             self._courier.stop()
-            if depart and not self.has_ended:
+            if depart and not self.has_ended and self._failure is None:
                 self._perform(Leaving())
         finally:
             self._exchange.leave(self.joined.island, self.joined.incarnation)
@@ -153,12 +160,37 @@ class Host:
             tokens=position.tokens,
         )
 
+    def _is_over(self) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        return self.has_ended or self.has_left
+
+    def _still_spoken_for(self) -> tuple[int, ...]:
+        """Return what an earlier life has published for the round that is open here."""
+        opened = self.joined.position.rounds
+        return tuple(
+            index
+            for index in self.joined.spoken_for
+            if self.slots[index].state.round + 1 == opened[index]
+        )
+
     def _perform(self, event: Event) -> None:
-        actions = deque(self._advance(event))
+        try:
+            self._perform_all(deque(self._advance(event)))
+        except Exception as exc:
+            # The machine and the weights may disagree now: this island is over.
+            self._failure = exc
+            raise
+        self._step = self._state.step
+        self._wakes_at = wakes_at(self._state, self._plan)
+
+    def _perform_all(self, actions: deque[Action]) -> None:
         while actions and not self.has_ended:
             match actions.popleft():
                 case Seal(fragment, round):
                     self._seal(self.slots[fragment], round)
+                case Await(fragment, round):
+                    self._seal(self.slots[fragment], round, is_sent=False)
                 case Take(fragment, _):
                     actions.extendleft(reversed(self._take(self.slots[fragment])))
                 case Resend(fragment, _):
@@ -167,14 +199,12 @@ class Host:
                     self._send_rest(self.slots[fragment], round)
                 case End():
                     self._end()
-        self._step = self._state.step
-        self._wakes_at = wakes_at(self._state, self._plan)
 
     def _advance(self, event: Event) -> Sequence[Action]:
         self._state, actions = advance(self._state, event, self._plan)
         return actions
 
-    def _seal(self, slot: Slot, round: int) -> None:
+    def _seal(self, slot: Slot, round: int, *, is_sent: bool = True) -> None:
         """Copy the live weights, and leave the rest to the courier."""
         local = self._buffers.vector(slot.layout.elements)
         self._view.read(slot.index, local)
@@ -184,21 +214,35 @@ class Host:
             inner_steps=self.tally.inner_steps,
             tokens=self.tally.tokens,
             weight=self._weight(slot),
+            arrival=self._background.promise(),
         )
-        slot.sealed_steps = self.tally.inner_steps
-        self._courier.send(slot, self._state.books[slot.index])
+        book = self._state.books[slot.index]
+        if is_sent:
+            self._courier.send(slot, book)
+        else:
+            self._courier.expect(slot, book)
 
     def _weight(self, slot: Slot) -> int:
-        if self.settings.outer.weight == "uniform":
+        by_tokens = self.settings.outer.weight == "tokens"
+        if not by_tokens and self.settings.run.end_tokens is None:
             return 1
-        tokens = self.tally.tokens - slot.settled_tokens
-        if tokens < 1:
+        settled_steps, settled_tokens = self._settled(slot)
+        tokens = self.tally.tokens - settled_tokens
+        if tokens < 1 and self.tally.inner_steps > settled_steps:
+            key = "outer.weight='tokens'" if by_tokens else "run.end_tokens"
             raise UsageError(
                 f"Island {self.joined.island!r} has reported {tokens} tokens since its "
-                f"last update, and outer.weight is 'tokens'. "
+                f"last update, and {key} needs them. "
                 "Call island.report(tokens=...) before every optimizer step."
             )
-        return tokens
+        return max(1, tokens) if by_tokens else 1
+
+    def _settled(self, slot: Slot) -> tuple[int, int]:
+        """Return the inner steps and tokens that no further update has to hold."""
+        flying = slot.sealed
+        if flying is None or (flying.outcome and flying.outcome.how is How.CARRY):
+            return slot.settled_steps, slot.settled_tokens
+        return flying.inner_steps, flying.tokens
 
     def _take(self, slot: Slot) -> Sequence[Action]:
         """Wait for an outcome, and take it into the live weights."""
@@ -260,15 +304,15 @@ class Host:
         match arrival.how:
             case How.ADOPT | How.REBASE:
                 self.tally.counted += 1
-                slot.settled_tokens = sealed.tokens
+                slot.settle(sealed.inner_steps, sealed.tokens)
             case How.CARRY:
                 self.tally.carried += 1
             case How.DROP:
                 self.tally.dropped += 1
-                slot.settled_tokens = self.tally.tokens
+                slot.settle(self.tally.inner_steps, self.tally.tokens)
             case How.REFUSE:
                 self.tally.refused += 1
-                slot.settled_tokens = self.tally.tokens
+                slot.settle(self.tally.inner_steps, self.tally.tokens)
                 warnings.warn(
                     f"Round {sealed.round} refused fragment {slot.index} of island "
                     f"{self.joined.island!r}: {arrival.reason}. "
@@ -278,8 +322,9 @@ class Host:
                 )
 
     def _send_rest(self, slot: Slot, round: int) -> None:
-        """Send the work since the last seal as a departing update."""
-        if slot.residual is None and slot.sealed_steps == self.tally.inner_steps:
+        """Send the work since the last seal as a departing update, if there is any."""
+        settled_steps, _ = self._settled(slot)
+        if self.tally.inner_steps == settled_steps and not slot.has_left_over():
             return
         local = self._buffers.vector(slot.layout.elements)
         self._view.read(slot.index, local)
@@ -291,10 +336,11 @@ class Host:
                 inner_steps=self.tally.inner_steps,
                 tokens=self.tally.tokens,
                 weight=self._weight(slot),
+                arrival=self._background.promise(),
             ),
         )
 
     def _end(self) -> None:
         self.has_ended = True
-        last = min(slot.sealed_steps for slot in self.slots)
+        last = min(slot.settled_steps for slot in self.slots)
         self.tally.not_counted_steps = self.tally.inner_steps - last

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from atoll.exchange import Frame
+from atoll.island.background import Promise
 from atoll.protocol import How, Position
 from atoll.weights import FragmentLayout, FragmentState
 from atoll.weights.layout import F32
@@ -38,11 +38,17 @@ class Sealed:
     inner_steps: int
     tokens: int
     weight: int
+    arrival: Promise[Arrival]
     frame: Frame | None = None
     """Set by the sender: these bytes are kept until an outcome lists them."""
 
     residual_after: F32 | None = None
-    arrival: Future[Arrival] = field(default_factory=Future)
+
+    @property
+    def outcome(self) -> Arrival | None:
+        """What the round came to, if that is known."""
+        is_known = self.arrival.done() and self.arrival.exception() is None
+        return self.arrival.result() if is_known else None
 
 
 @dataclass(kw_only=True)
@@ -57,11 +63,27 @@ class Slot:
     """What the codec has left over; None without error feedback."""
 
     sealed: Sealed | None = None
-    sealed_steps: int = 0
-    """The island's inner steps at the last seal."""
+    settled_steps: int = 0
+    """The island's inner steps that are settled: counted, refused or dropped."""
 
     settled_tokens: int = 0
-    """The island's tokens that are settled: counted, refused or dropped."""
+    """The same of its tokens."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards `state` while an outcome is applied in the background."""
+
+    def read_digest(self) -> bytes:
+        """Return the digest of the state, never of one that is half a round ahead."""
+        with self.lock:
+            return self.state.digest
+
+    def settle(self, inner_steps: int, tokens: int) -> None:
+        """Take note that no further update has to hold what was done up to here."""
+        self.settled_steps, self.settled_tokens = inner_steps, tokens
+
+    def has_left_over(self) -> bool:
+        """Return whether the codec has left over anything that is not in flight."""
+        residual = self.residual
+        if self.sealed is not None and self.sealed.outcome is None:
+            residual = self.sealed.residual_after
+        return residual is not None and bool(residual.any())

@@ -5,6 +5,7 @@ Start reading at `messages`, then `island`.
 
 from atoll.protocol.island import (
     Action,
+    Await,
     End,
     Event,
     How,
@@ -33,9 +34,11 @@ from atoll.protocol.messages import (
     Position,
     TensorSpec,
 )
+from atoll.protocol.rounds import Phase, Reception
 
 __all__ = [
     "Action",
+    "Await",
     "Beat",
     "End",
     "Event",
@@ -45,8 +48,10 @@ __all__ = [
     "JoinRequest",
     "Leaving",
     "ModelSpec",
+    "Phase",
     "Plan",
     "Position",
+    "Reception",
     "Resend",
     "Rest",
     "Seal",

@@ -90,6 +90,9 @@ class Book:
     is_due: bool = False
     """To be sealed as soon as the update in flight is taken."""
 
+    is_spoken_for: bool = False
+    """The next round holds an update of an earlier life: this one only takes it."""
+
     @property
     def next_round(self) -> int:
         return (self.flight.round if self.flight else self.taken) + 1
@@ -154,6 +157,14 @@ class Seal:
 
 
 @dataclass(frozen=True)
+class Await:
+    """Seal nothing for `round`, for an earlier life has; only its outcome counts."""
+
+    fragment: int
+    round: int
+
+
+@dataclass(frozen=True)
 class Take:
     """Wait for the outcome of the update in flight, take it, answer with `Taken`."""
 
@@ -182,12 +193,15 @@ class End:
     """Every fragment has taken the run's last round."""
 
 
-Action = Seal | Take | Resend | Rest | End
+Action = Seal | Await | Take | Resend | Rest | End
 
 
-def join_at(position: Position) -> IslandState:
+def join_at(position: Position, spoken_for: tuple[int, ...] = ()) -> IslandState:
     """Return the state of an island that has just received the run's weights."""
-    books = tuple(Book(taken=open_round - 1) for open_round in position.rounds)
+    books = tuple(
+        Book(taken=open_round - 1, is_spoken_for=index in spoken_for)
+        for index, open_round in enumerate(position.rounds)
+    )
     return IslandState(step=position.step, books=books, last_round=position.last_round)
 
 
@@ -298,8 +312,10 @@ def _seal(
             takes.append(Take(index, book.flight.round))
         elif not state.finished(book):
             flight = Flight(round=book.next_round, take_at=take_at)
-            state = _with(state, index, replace(book, flight=flight, is_due=False))
-            seals.append(Seal(index, flight.round))
+            begin = Await if book.is_spoken_for else Seal
+            book = replace(book, flight=flight, is_due=False, is_spoken_for=False)
+            state = _with(state, index, book)
+            seals.append(begin(index, flight.round))
             if take_at <= state.step:
                 takes.append(Take(index, flight.round))
     return state, seals + takes
@@ -345,7 +361,7 @@ def _realign(
         return state, due
     if position.step <= state.step:
         return replace(state, is_realigning=False), due
-    if missed:
+    if missed and not state.is_realigning:
         due = due + [
             index
             for index in _due(state.step, position.step, plan)

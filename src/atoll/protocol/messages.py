@@ -117,6 +117,9 @@ class JoinReply:
     is_founder: bool
     """True: publish the state of every fragment before anything else."""
 
+    spoken_for: tuple[int, ...] = ()
+    """Fragments whose open round holds an update of an earlier life, which stands."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:

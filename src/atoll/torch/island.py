@@ -43,7 +43,9 @@ class Island:
         self._on_end = on_end
         self._hook: RemovableHandle | None = None
         if counted is not None:
-            self._hook = counted.register_step_post_hook(self._after_step)
+            # Under torch.compile(optimizer.step) the hook would be traced as well.
+            opaque = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
+            self._hook = counted.register_step_post_hook(opaque)
 
     @property
     def name(self) -> str:
@@ -112,7 +114,8 @@ class Island:
             )
         tally = self._host.tally
         tally.tokens += tokens
-        tally.reported = metrics if loss is None else {"loss": loss, **metrics}
+        reported = metrics if loss is None else {"loss": loss, **metrics}
+        tally.reported = {name: _detached(value) for name, value in reported.items()}
 
     def metrics(self) -> dict[str, float]:
         """Return what this island counted, and what it reported last, for any logger.
@@ -230,6 +233,11 @@ class Island:
         round = self._host.read_anchor(fragment, values)
         self._view.write(fragment, values)
         return round
+
+
+def _detached(value: Any) -> Any:
+    """Return the value without the graph that made it, which would stay in memory."""
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _was_skipped(optimizer: torch.optim.Optimizer) -> bool:

@@ -91,15 +91,14 @@ def _last_of(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
 ) -> torch.optim.Optimizer:
     """Return the optimizer whose steps are the inner steps."""
-    several = isinstance(optimizer, list | tuple) and optimizer
-    last = optimizer[-1] if several else optimizer
-    if not isinstance(last, torch.optim.Optimizer):
-        raise UsageError(
-            f"optimizer={optimizer!r} is no torch.optim.Optimizer, nor a list of them. "
-            "Pass what trains the model; one without hooks is counted by "
-            'count="manual" and island.stepped().'
-        )
-    return last
+    several = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+    if several and isinstance(several[-1], torch.optim.Optimizer):
+        return several[-1]
+    raise UsageError(
+        f"optimizer={optimizer!r} is no torch.optim.Optimizer, nor a list of them. "
+        "Pass what trains the model; one without hooks is counted by "
+        'count="manual" and island.stepped().'
+    )
 
 
 def _require_choice(name: str, value: str, known: tuple[str, ...]) -> None:

@@ -19,6 +19,42 @@ _COMPILED = "_orig_mod."
 
 
 @dataclass(frozen=True)
+class Place:
+    """A carried tensor, the module that holds it, and its dtype at joining."""
+
+    tensor: torch.Tensor
+    owner: torch.nn.Module
+    attribute: str
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, module: torch.nn.Module, name: str) -> Place:
+        path, _, attribute = name.rpartition(".")
+        owner = module.get_submodule(path)
+        tensor = getattr(owner, attribute)
+        return cls(tensor, owner, attribute, tensor.dtype)
+
+    def require_same(self, name: str) -> None:
+        """Return when the module still holds this tensor, in its dtype."""
+        if getattr(self.owner, self.attribute) is not self.tensor:
+            raise ModelError(
+                f"{name!r} is another tensor than when the island joined. "
+                "Change weights in place, or move and load them before joining."
+            )
+        if self.tensor.dtype != self.dtype:
+            raise ModelError(
+                f"{name!r} was {self.dtype} when the island joined, and is "
+                f"{self.tensor.dtype} now. Cast the model before joining."
+            )
+        is_parameter = isinstance(self.tensor, torch.nn.Parameter)
+        if is_parameter and not self.tensor.requires_grad:
+            raise ModelError(
+                f"{name!r} was trained when the island joined, and is frozen now. "
+                "Freeze parameters before joining."
+            )
+
+
+@dataclass(frozen=True)
 class TorchModel:
     """The tensors of a module by the names that all islands share.
 
@@ -28,7 +64,7 @@ class TorchModel:
     """
 
     spec: ModelSpec
-    carried: dict[str, torch.Tensor]
+    carried: dict[str, Place]
     frozen: dict[str, torch.nn.Parameter]
 
     @classmethod
@@ -38,13 +74,13 @@ class TorchModel:
         Raises:
             UsageError: the module is on the meta device, or trains nothing.
         """
-        carried: dict[str, torch.Tensor] = {}
+        carried: dict[str, Place] = {}
         frozen: dict[str, torch.nn.Parameter] = {}
         specs: list[TensorSpec] = []
-        for name, parameter in module.named_parameters():
-            name = name.replace(_COMPILED, "")
+        for path, parameter in module.named_parameters():
+            name = path.replace(_COMPILED, "")
             if parameter.requires_grad:
-                carried[name] = parameter
+                carried[name] = Place.of(module, path)
                 specs.append(_carried(name, parameter, "parameter"))
             else:
                 frozen[name] = parameter
@@ -54,9 +90,10 @@ class TorchModel:
                 "The model has no parameter that requires a gradient: there is "
                 "nothing to train. Call requires_grad_() on what is to be trained."
             )
-        for name, buffer in _persistent_buffers(module):
+        for path, buffer in _persistent_buffers(module):
+            name = path.replace(_COMPILED, "")
             if buffer.is_floating_point():
-                carried[name] = buffer
+                carried[name] = Place.of(module, path)
                 specs.append(_carried(name, buffer, "buffer"))
             elif buffer.dim():
                 specs.append(_constant(name, buffer))
@@ -64,13 +101,8 @@ class TorchModel:
 
     def require_same_training(self) -> None:
         """Return when what is trained is what was trained at joining."""
-        for name, tensor in self.carried.items():
-            is_parameter = isinstance(tensor, torch.nn.Parameter)
-            if is_parameter and not tensor.requires_grad:
-                raise ModelError(
-                    f"{name!r} was trained when the island joined, and is frozen now. "
-                    "Freeze parameters before joining."
-                )
+        for name, place in self.carried.items():
+            place.require_same(name)
         for name, parameter in self.frozen.items():
             if parameter.requires_grad:
                 raise ModelError(
@@ -90,7 +122,7 @@ class TorchView:
     def lay_out(self, layout: Layout) -> None:
         for fragment in layout:
             names = [tensor.name for tensor in fragment.tensors]
-            self._tensors.append([self._model.carried[name] for name in names])
+            self._tensors.append([self._model.carried[name].tensor for name in names])
             self._sizes.append(list(fragment.sizes))
 
     @torch.no_grad()
@@ -118,7 +150,7 @@ def _persistent_buffers(
     saved = module.state_dict(keep_vars=True)
     for name, buffer in module.named_buffers():
         if name in saved:
-            yield name.replace(_COMPILED, ""), buffer
+            yield name, buffer
 
 
 def _carried(name: str, tensor: torch.Tensor, role: Role) -> TensorSpec:

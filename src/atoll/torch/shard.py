@@ -7,7 +7,14 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Subset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 
 from atoll.errors import UsageError
 from atoll.torch.island import Island
@@ -72,10 +79,10 @@ def _shard_loader(
 ) -> Iterable[Any]:
     if isinstance(loader.dataset, IterableDataset):
         return EveryNth(loader, first, step)
-    if loader.batch_size is None or not _has_plain_sampler(loader):
+    if (sampler := _own_sampler(loader)) is not None:
         raise UsageError(
-            f"The DataLoader has a sampler of its own ({type(loader.sampler).__name__})"
-            ", which a part of its rows would contradict. Shard the dataset instead: "
+            f"The DataLoader has a sampler of its own ({type(sampler).__name__}), "
+            "which a part of its rows would contradict. Shard the dataset instead: "
             "DataLoader(atoll.torch.shard(dataset, island), ...)."
         )
     generator = torch.Generator().manual_seed(seed)
@@ -90,11 +97,19 @@ def _shard_loader(
         drop_last=loader.drop_last,
         timeout=loader.timeout,
         worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
     )
 
 
-def _has_plain_sampler(loader: DataLoader[Any]) -> bool:
-    plain = (RandomSampler, torch.utils.data.SequentialSampler)
-    return isinstance(loader.sampler, plain)
+def _own_sampler(loader: DataLoader[Any]) -> object:
+    """Return the sampler that neither order nor a plain shuffle explains, or None."""
+    sampler, rows = loader.sampler, loader.dataset
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        return loader.batch_sampler
+    if isinstance(sampler, RandomSampler):
+        is_plain = not sampler.replacement and sampler.num_samples == len(rows)  # type: ignore[arg-type]
+    else:
+        is_plain = isinstance(sampler, SequentialSampler)
+    return None if is_plain else sampler

@@ -1,0 +1,105 @@
+"""What an island may ask of a coordinator, each safe to repeat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.exchange.base import Frame, Outcome
+from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
+from atoll.wire import Header, frame_bytes
+
+SMALL_BYTES = 256
+"""About what a call without a frame takes on the wire."""
+
+
+@dataclass(frozen=True)
+class JoinCall:
+    """Take part, as who holds this key."""
+
+    request: JoinRequest
+    key: bytes
+    nonce: bytes
+    """Made once per life: a repeat of the call is the same life, not the next."""
+
+
+@dataclass(frozen=True)
+class FoundCall:
+    """Bring the run's first weights, one state frame per fragment."""
+
+    island: str
+    incarnation: int
+    states: tuple[Frame, ...]
+
+
+@dataclass(frozen=True)
+class HeartbeatCall:
+    """Say that the island lives."""
+
+    beat: Beat
+
+
+@dataclass(frozen=True)
+class OfferCall:
+    """Ask whether an update is wanted, by its header alone."""
+
+    header: Header
+
+
+@dataclass(frozen=True)
+class PublishCall:
+    """Bring an update, departing or not."""
+
+    frame: Frame
+
+
+@dataclass(frozen=True)
+class OutcomeCall:
+    """Ask what a round came to."""
+
+    fragment: int
+    round: int
+    wait_s: float = 0.0
+    """How long the answer may wait for the outcome."""
+
+
+@dataclass(frozen=True)
+class StateCall:
+    """Ask for a fragment's anchor and velocity."""
+
+    fragment: int
+
+
+@dataclass(frozen=True)
+class LeaveCall:
+    """Go."""
+
+    island: str
+    incarnation: int
+
+
+Call = (
+    JoinCall
+    | FoundCall
+    | HeartbeatCall
+    | OfferCall
+    | PublishCall
+    | OutcomeCall
+    | StateCall
+    | LeaveCall
+)
+Reply = JoinReply | Position | Reception | Outcome | Frame | None
+
+
+def size_of(message: Call | Reply | Exception) -> int:
+    """Return about how many bytes a call or a reply takes on the wire."""
+    match message:
+        case PublishCall(frame):
+            return SMALL_BYTES + frame_bytes(frame.header)
+        case Frame(header, _):
+            return SMALL_BYTES + frame_bytes(header)
+        case FoundCall(_, _, states):
+            return SMALL_BYTES + sum(frame_bytes(each.header) for each in states)
+        case Outcome(agreed, _):
+            return SMALL_BYTES + len(agreed.body)
+        case _:
+            return SMALL_BYTES

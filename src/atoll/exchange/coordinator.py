@@ -1,0 +1,137 @@
+"""A run at a coordinator: the same calls again and again, until one is answered.
+
+Rule 1: every call is safe to repeat, so whatever was not answered is asked again.
+Rule 2: an update is kept until an outcome is known. A coordinator that restarted has
+        forgotten it, says that it is wanted, and gets the same bytes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol, cast
+
+from atoll.errors import DiskError, Unreachable
+from atoll.exchange.base import Frame, Outcome
+from atoll.exchange.calls import (
+    Call,
+    FoundCall,
+    HeartbeatCall,
+    JoinCall,
+    LeaveCall,
+    OfferCall,
+    OutcomeCall,
+    PublishCall,
+    Reply,
+    StateCall,
+)
+from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
+from atoll.weights import lay_out
+from atoll.wire import Kind
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+"""Between two attempts at a coordinator that does not answer; doubled each time."""
+
+HEARTBEAT_S = 3.0
+"""A fifth of the lease, so that several may be lost."""
+
+
+class Line(Protocol):
+    """Takes one call to the coordinator. `CoordinatorExchange` is the only caller."""
+
+    def call(self, call: Call) -> Reply:
+        """Return the answer, or raise what the coordinator raised.
+
+        Raises:
+            Unreachable: no answer came; the call may or may not have been handled.
+        """
+        ...
+
+    def pause(self, seconds: float) -> None:
+        """Wait before another attempt."""
+        ...
+
+    def every(self, seconds: float, act: Callable[[], None]) -> None:
+        """Call `act` again and again in the background, until the process ends."""
+        ...
+
+
+class CoordinatorExchange:
+    """An `Exchange` for one life of one island."""
+
+    def __init__(self, line: Line, *, key: bytes, nonce: bytes) -> None:
+        self._line, self._key, self._nonce = line, key, nonce
+        self._position: Position | None = None
+        self._beat: Beat | None = None
+        self._founding: list[Frame] = []
+        self._fragments = 0
+        self._unconfirmed: dict[tuple[int, int], Frame] = {}
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        reply = cast(JoinReply, self._ask(JoinCall(request, self._key, self._nonce)))
+        self._fragments = len(lay_out(request.model, reply.settings))
+        self._position = reply.position
+        self._beat = Beat(
+            island=reply.island,
+            incarnation=reply.incarnation,
+            step=reply.position.step,
+        )
+        self._line.every(HEARTBEAT_S, self._send_beat)
+        return reply
+
+    def heartbeat(self, beat: Beat) -> Position:
+        self._beat = beat
+        assert self._position is not None
+        return self._position
+
+    def publish(self, frame: Frame) -> None:
+        header = frame.header
+        if header.kind is not Kind.STATE:
+            self._unconfirmed[header.fragment, header.round] = frame
+            # Where the islands are is told by their seals, not by the last heartbeat.
+            self._send_beat()
+            self._ask(PublishCall(frame))
+            return
+        self._founding.append(frame)
+        if len(self._founding) == self._fragments:
+            states = tuple(self._founding)
+            self._ask(FoundCall(header.island, header.incarnation, states))
+
+    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+        reply = self._ask(OutcomeCall(fragment, round, wait_s))
+        if reply is None:
+            self._send_again(fragment, round)
+            return None
+        self._unconfirmed.pop((fragment, round), None)
+        outcome = cast(Outcome, reply)
+        self._position = outcome.position
+        return outcome
+
+    def state(self, fragment: int) -> Frame:
+        return cast(Frame, self._ask(StateCall(fragment)))
+
+    def leave(self, island: str, incarnation: int) -> None:
+        self._beat = None
+        self._ask(LeaveCall(island, incarnation))
+
+    def _send_again(self, fragment: int, round: int) -> None:
+        frame = self._unconfirmed.get((fragment, round))
+        if frame and self._ask(OfferCall(frame.header)) is Reception.WANTED:
+            self._ask(PublishCall(frame))
+
+    def _send_beat(self) -> None:
+        if self._beat is None:
+            return
+        try:
+            reply = self._line.call(HeartbeatCall(self._beat))
+        except (DiskError, Unreachable):
+            return
+        self._position = cast(Position, reply)
+
+    def _ask(self, call: Call) -> Reply:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return self._line.call(call)
+            except (DiskError, Unreachable):
+                self._line.pause(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

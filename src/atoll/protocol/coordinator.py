@@ -1,0 +1,548 @@
+"""The coordinator's machine: membership, rounds and epochs, and nothing that happens.
+
+Rule 1: every change of a `CoordinatorState` is made by `advance`, from one event.
+Rule 2: this file does not know how messages arrive, what time it is, what a body holds
+        or where the journal is. It says what to do; the host does it and says so.
+Rule 3: what must survive a crash is an action (`Remember`, `Close`) that the host makes
+        durable before it answers anybody.
+
+Theory of operation. An island's update is judged by its header (`Offered`) before its
+body is read, and staged (`Stored`) when the body is here and verified. After every
+event the machine looks which rounds can close; `Close` tells the host to reduce, to
+journal and to take the outer step, and the host answers with `Committed`, which opens
+the next round. `wakes_at` says when nothing but time can change something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median_high
+from typing import Any
+
+from atoll.errors import Refused, Unreachable, UsageError
+from atoll.protocol.judge import judge_updates
+from atoll.protocol.membership import LEASE_S, Member, Members
+from atoll.protocol.messages import Beat, JoinRequest, ModelSpec, Position
+from atoll.protocol.rounds import LateTerms, Phase, Reception, Round
+from atoll.settings import EPOCH_KEYS, RunSettings
+from atoll.wire import Header, OuterValues, Roster, RosterEntry, Verdict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Founding:
+    """An island is bringing the run's first weights, until its lease runs out."""
+
+    island: str
+    incarnation: int
+    model: ModelSpec
+    until_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """The last update of an island that counted in a fragment."""
+
+    round: int
+    inner_steps: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorState:
+    """All that the machine remembers."""
+
+    run: str
+    settings: RunSettings
+    """The run's own, with the values of the epoch in force."""
+
+    epoch: int = 0
+    members: Members = field(default_factory=lambda: Members({}))
+    model: ModelSpec | None = None
+    founding: Founding | None = None
+    rounds: tuple[Round, ...] = ()
+    counted: Mapping[str, tuple[Counted | None, ...]] = field(default_factory=dict)
+    last_round: int | None = None
+    is_paused: bool = False
+    """By an operator: nothing closes."""
+
+    @property
+    def terms(self) -> LateTerms:
+        return LateTerms(self.settings.run, self.settings.limits)
+
+    @property
+    def has_started(self) -> bool:
+        return len(self.members.known) >= self.settings.run.start_islands
+
+    def position(self, now_s: float) -> Position:
+        """Return where the run is, as the live islands say."""
+        live = self.members.live(now_s)
+        steps = [self.members.known[name].step for name in live]
+        return Position(
+            step=median_high(steps) if steps and self.has_started else 0,
+            rounds=tuple(round.number for round in self.rounds),
+            last_round=self.last_round,
+            tokens=self.tokens(),
+        )
+
+    def tokens(self) -> int:
+        """Return the sum over islands of the lowest counted progress."""
+        return sum(
+            min((each.tokens if each else 0) for each in fragments)
+            for fragments in self.counted.values()
+        )
+
+
+@dataclass(frozen=True)
+class Joining:
+    """An island asks to take part."""
+
+    request: JoinRequest
+    key: bytes
+    nonce: bytes
+
+
+@dataclass(frozen=True)
+class Founded:
+    """The founder's weights are here, durable: the digest of each fragment's state."""
+
+    island: str
+    incarnation: int
+    digests: tuple[bytes, ...]
+    outers: tuple[OuterValues, ...]
+
+
+@dataclass(frozen=True)
+class Beaten:
+    """A heartbeat came."""
+
+    beat: Beat
+
+
+@dataclass(frozen=True)
+class Offered:
+    """The header of an update came; its body has not been read."""
+
+    header: Header
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The body of a wanted update is here and verified, durable if it departs."""
+
+    header: Header
+
+
+@dataclass(frozen=True)
+class Leave:
+    """An island goes, by its own word or an operator's."""
+
+    island: str
+    incarnation: int
+    reason: str = "left"
+
+
+@dataclass(frozen=True)
+class Closed:
+    """An island's connection was closed: a hint, not a fact."""
+
+    island: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A round's record is durable, and the outer step is taken."""
+
+    fragment: int
+    roster: Roster
+    """The roster in the record: all refused if the mean overflowed."""
+
+    digest: bytes
+    outer: OuterValues
+    """The outer values for the round that opens now."""
+
+
+@dataclass(frozen=True)
+class NewValues:
+    """An operator changes settings that may change at run time."""
+
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """An operator ends the run, with the rounds that are under way."""
+
+
+@dataclass(frozen=True)
+class Pausing:
+    """An operator stops rounds from closing, or lets them close again."""
+
+    is_paused: bool
+
+
+Event = (
+    Joining
+    | Founded
+    | Beaten
+    | Offered
+    | Stored
+    | Leave
+    | Closed
+    | Tick
+    | Committed
+    | NewValues
+    | Stopping
+    | Pausing
+)
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Tell an island that it is a member."""
+
+    member: Member
+    position: Position
+    is_founder: bool
+    spoken_for: tuple[int, ...] = ()
+    """Fragments whose open round holds an update of an earlier life, which stands."""
+
+
+@dataclass(frozen=True)
+class Remember:
+    """Make a membership or an epoch durable before anybody is answered."""
+
+    what: Member | Leave | int
+
+
+@dataclass(frozen=True)
+class Say:
+    """Answer the one who asked."""
+
+    answer: Position | Reception
+
+
+@dataclass(frozen=True)
+class Close:
+    """Reduce the frozen staged set, journal the outcome, take the outer step."""
+
+    fragment: int
+    round: int
+    roster: Roster
+    staged: tuple[Header, ...]
+    outer: OuterValues
+    epoch: int
+
+
+Action = Welcome | Remember | Say | Close
+Result = tuple[CoordinatorState, list[Action]]
+
+
+def advance(state: CoordinatorState, event: Event, now_s: float) -> Result:
+    """Advance the machine by one event.
+
+    Raises:
+        UsageError, ModelError, LeaseLost, Refused: the event is refused, and nothing
+            has changed.
+    """
+    state, actions = HANDLERS[type(event)](state, event, now_s)
+    state, closings = _settle(state, now_s)
+    return state, actions + closings
+
+
+def wakes_at(state: CoordinatorState, now_s: float) -> float:
+    """Return when time alone may change something; infinity when it cannot."""
+    moments = [
+        moment_s
+        for round in state.rounds
+        if round.phase is Phase.OPEN and len(round.staged) >= state.settings.run.quorum
+        for island in round.missing(state.members, now_s)
+        for moment_s in (
+            round.late_at_s(island, state.members, state.terms),
+            state.members.known[island].lease_until_s,
+        )
+    ]
+    if state.founding:
+        moments.append(state.founding.until_s)
+    return min((moment_s for moment_s in moments if moment_s > now_s), default=_NEVER)
+
+
+_NEVER = float("inf")
+
+
+def _settle(state: CoordinatorState, now_s: float) -> Result:
+    """Open what waited for islands to join, and close what can close."""
+    state = _start(state, now_s)
+    if state.is_paused:
+        return state, []
+    actions: list[Action] = []
+    for index, round in enumerate(state.rounds):
+        if round.can_close(state.members, state.terms, now_s):
+            roster = _roster(state, round, now_s)
+            state = _with_round(state, index, round.close(roster))
+            actions.append(
+                Close(
+                    fragment=index,
+                    round=round.number,
+                    roster=roster,
+                    staged=tuple(round.staged.values()),
+                    outer=round.outer,
+                    epoch=state.epoch,
+                )
+            )
+    return state, actions
+
+
+def _start(state: CoordinatorState, now_s: float) -> CoordinatorState:
+    waiting = [round for round in state.rounds if round.phase is Phase.WAITING]
+    if not waiting or not state.has_started:
+        return state
+    live = state.members.live(now_s)
+    rounds = tuple(
+        replace(round, phase=Phase.OPEN, opened_s=now_s, candidates=live)
+        if round.phase is Phase.WAITING
+        else round
+        for round in state.rounds
+    )
+    return replace(state, rounds=rounds)
+
+
+def _roster(state: CoordinatorState, round: Round, now_s: float) -> Roster:
+    judged = judge_updates(
+        round.staged.values(),
+        base=round.base,
+        known_bases=round.bases,
+        max_update_norm=state.settings.limits.max_update_norm,
+    )
+    late = [
+        RosterEntry(
+            island=island,
+            incarnation=state.members.known[island].incarnation,
+            digest=b"",
+            weight=0,
+            verdict=Verdict.LATE,
+        )
+        for island in round.missing(state.members, now_s)
+    ]
+    return Roster(tuple(sorted([*judged.entries, *late], key=lambda e: e.island)))
+
+
+def _join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
+    request = event.request
+    if state.model is not None:
+        request.model.require_same(state.model)
+    position = state.position(now_s)
+    members, member = state.members.join(
+        request.island,
+        event.key,
+        event.nonce,
+        now_s=now_s,
+        max_islands=state.settings.run.max_islands,
+        step=position.step,
+    )
+    is_founder = state.model is None
+    if is_founder and _founded_by_another(state, member, now_s):
+        raise Unreachable("Another island is founding the run. Ask again.")
+    state = replace(state, members=members)
+    if is_founder:
+        founding = Founding(
+            island=member.island,
+            incarnation=member.incarnation,
+            model=request.model,
+            until_s=now_s + LEASE_S,
+        )
+        state = replace(state, founding=founding)
+    spoken_for = tuple(
+        round.fragment for round in state.rounds if member.island in round.staged
+    )
+    welcome = Welcome(member, position, is_founder, spoken_for)
+    return state, [Remember(member), welcome]
+
+
+def _founded_by_another(state: CoordinatorState, member: Member, now_s: float) -> bool:
+    founding = state.founding
+    if founding is None or now_s > founding.until_s:
+        return False
+    who = (founding.island, founding.incarnation)
+    return who != (member.island, member.incarnation)
+
+
+def _founded(state: CoordinatorState, event: Founded, now_s: float) -> Result:
+    founding = state.founding
+    if founding is None or (founding.island, founding.incarnation) != (
+        event.island,
+        event.incarnation,
+    ):
+        raise Refused(
+            f"Island {event.island!r} is not founding this run. "
+            "Join again to take its weights."
+        )
+    rounds = tuple(
+        Round(
+            fragment=index,
+            number=1,
+            phase=Phase.WAITING,
+            base=digest,
+            bases=(digest,),
+            outer=outer,
+        )
+        for index, (digest, outer) in enumerate(
+            zip(event.digests, event.outers, strict=True)
+        )
+    )
+    state = replace(state, model=founding.model, founding=None, rounds=rounds)
+    return state, [Say(state.position(now_s))]
+
+
+def _beat(state: CoordinatorState, event: Beaten, now_s: float) -> Result:
+    beat = event.beat
+    member = state.members.require(beat.island, beat.incarnation)
+    members = state.members.beat(member, now_s=now_s, step=beat.step)
+    state = replace(state, members=members)
+    return state, [Say(state.position(now_s))]
+
+
+def _offer(state: CoordinatorState, event: Offered, now_s: float) -> Result:
+    header = event.header
+    state.members.require(header.island, header.incarnation)
+    return state, [Say(_round(state, header).receive(header))]
+
+
+def _store(state: CoordinatorState, event: Stored, now_s: float) -> Result:
+    """Stage an update; one whose round has closed meanwhile changes nothing."""
+    header = event.header
+    member = state.members.require(header.island, header.incarnation)
+    round = _round(state, header)
+    reception = round.receive(header)
+    if reception is Reception.WANTED:
+        state = _with_round(state, header.fragment, round.stage(header))
+        if header.round == round.number and round.phase is Phase.OPEN:
+            seconds = max(0.0, now_s - round.opened_s)
+            learned = replace(member, arrivals=member.arrivals.then(seconds))
+            state = replace(state, members=state.members.with_member(learned))
+        reception = Reception.STAGED
+    return state, [Say(reception)]
+
+
+def _leave(state: CoordinatorState, event: Leave, now_s: float) -> Result:
+    member = state.members.require(event.island, event.incarnation)
+    state = replace(state, members=state.members.leave(member))
+    if state.founding and state.founding.island == event.island:
+        state = replace(state, founding=None)
+    return state, [Remember(event)]
+
+
+def _close(state: CoordinatorState, event: Closed, now_s: float) -> Result:
+    member = state.members.require(event.island, event.incarnation)
+    return replace(state, members=state.members.close(member, now_s=now_s)), []
+
+
+def _tick(state: CoordinatorState, event: Tick, now_s: float) -> Result:
+    if state.founding and now_s > state.founding.until_s:
+        state = replace(state, founding=None)
+    return state, []
+
+
+def _commit(state: CoordinatorState, event: Committed, now_s: float) -> Result:
+    closing = state.rounds[event.fragment]
+    state = replace(state, counted=_count(state, closing, event.roster))
+    state = _end_by_tokens(state)
+    opened = closing.commit(
+        base=event.digest,
+        outer=event.outer,
+        candidates=state.members.live(now_s),
+        now_s=now_s,
+        last_round=state.last_round,
+    )
+    return _with_round(state, event.fragment, opened), []
+
+
+def _count(
+    state: CoordinatorState, round: Round, roster: Roster
+) -> Mapping[str, tuple[Counted | None, ...]]:
+    counted = dict(state.counted)
+    nothing = (None,) * len(state.rounds)
+    for entry in roster.counted:
+        fragments = list(counted.get(entry.island, nothing))
+        fragments[round.fragment] = Counted(
+            round=round.number, inner_steps=entry.inner_steps, tokens=entry.tokens
+        )
+        counted[entry.island] = tuple(fragments)
+    return counted
+
+
+def _end_by_tokens(state: CoordinatorState) -> CoordinatorState:
+    limit = state.settings.run.end_tokens
+    if limit is None or state.last_round is not None or state.tokens() < limit:
+        return state
+    return replace(state, last_round=_furthest(state))
+
+
+def _furthest(state: CoordinatorState) -> int:
+    """Return the highest round that anybody has published for."""
+    return max(round.number - (not round.staged) for round in state.rounds)
+
+
+def _set_values(state: CoordinatorState, event: NewValues, now_s: float) -> Result:
+    fixed = sorted(event.values.keys() - EPOCH_KEYS)
+    if fixed:
+        raise UsageError(
+            f"{fixed[0]} cannot change while a run goes on. "
+            f"What can: {', '.join(sorted(EPOCH_KEYS))}."
+        )
+    settings = state.settings.with_values(event.values)
+    epoch = state.epoch + 1
+    last = settings.run.end_rounds
+    state = replace(state, settings=settings, epoch=epoch, last_round=last)
+    return state, [Remember(epoch)]
+
+
+def _stop(state: CoordinatorState, event: Stopping, now_s: float) -> Result:
+    state = replace(state, last_round=_furthest(state) if state.rounds else 0)
+    return state, [Say(state.position(now_s))]
+
+
+def _pause(state: CoordinatorState, event: Pausing, now_s: float) -> Result:
+    state = replace(state, is_paused=event.is_paused)
+    return state, [Say(state.position(now_s))]
+
+
+HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], Result]] = {
+    Joining: _join,
+    Founded: _founded,
+    Beaten: _beat,
+    Offered: _offer,
+    Stored: _store,
+    Leave: _leave,
+    Closed: _close,
+    Tick: _tick,
+    Committed: _commit,
+    NewValues: _set_values,
+    Stopping: _stop,
+    Pausing: _pause,
+}
+
+
+def _round(state: CoordinatorState, header: Header) -> Round:
+    if header.run != state.run:
+        raise Refused(
+            f"The frame belongs to run {header.run!r}, and this is {state.run!r}. "
+            "Join this run first."
+        )
+    if not 0 <= header.fragment < len(state.rounds):
+        raise Refused(
+            f"Fragment {header.fragment} does not exist: the run has "
+            f"{len(state.rounds)}. Take the settings from the run."
+        )
+    return state.rounds[header.fragment]
+
+
+def _with_round(state: CoordinatorState, index: int, round: Round) -> CoordinatorState:
+    rounds = (*state.rounds[:index], round, *state.rounds[index + 1 :])
+    return replace(state, rounds=rounds)

@@ -1,0 +1,146 @@
+"""Who takes part: leases, incarnations and keys, as values.
+
+Rule 1: an island's name belongs to who holds its key. With the key the next
+        incarnation is immediate; without it a live name is refused.
+Rule 2: a later incarnation fences every earlier one, for good.
+Rule 3: a lease that ran out means that nobody waits, not that the island is dead: the
+        same incarnation revives it by its next heartbeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from atoll.algorithm.pace import Arrivals
+from atoll.errors import LeaseLost, UsageError
+
+LEASE_S = 15.0
+"""How long nobody doubts an island that says nothing."""
+
+HEARTBEAT_S = LEASE_S / 5
+"""Several heartbeats may be lost before the lease runs out."""
+
+CLOSED_S = 1.0
+"""What is left of a lease when the island's connection was closed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """What a run knows of one island, in its latest life."""
+
+    island: str
+    incarnation: int
+    slot: int
+    key: bytes
+    """The digest of the island's key."""
+
+    nonce: bytes
+    """Made by the island once per life: a repeated joining is the same life."""
+
+    lease_until_s: float
+    has_left: bool = False
+    step: int = 0
+    arrivals: Arrivals = field(default_factory=Arrivals)
+
+    def is_live(self, now_s: float) -> bool:
+        return not self.has_left and now_s <= self.lease_until_s
+
+
+@dataclass(frozen=True)
+class Members:
+    """Every island that ever joined, by name."""
+
+    known: Mapping[str, Member]
+
+    def live(self, now_s: float) -> frozenset[str]:
+        """Return the islands that a round waits for."""
+        return frozenset(
+            name for name, member in self.known.items() if member.is_live(now_s)
+        )
+
+    def join(
+        self,
+        island: str | None,
+        key: bytes,
+        nonce: bytes,
+        *,
+        now_s: float,
+        max_islands: int | None,
+        step: int,
+    ) -> tuple[Members, Member]:
+        """Return the members with an island's next life.
+
+        With the nonce of its present life it is a repeat, and the same life.
+
+        Raises:
+            UsageError: a live island has the name and another key, or the run is full.
+        """
+        name = island if island is not None else self._free_name(key, nonce)
+        before = self.known.get(name)
+        if before is not None and (before.key, before.nonce) == (key, nonce):
+            again = replace(before, lease_until_s=now_s + LEASE_S)
+            return self.with_member(again), again
+        if before is not None and before.is_live(now_s) and before.key != key:
+            raise UsageError(
+                f"Island {name!r} is live in this run for another "
+                f"{before.lease_until_s - now_s:.0f} s, and this is not its key. "
+                "Give this island another name, or its key, or wait."
+            )
+        others = self.live(now_s) - {name}
+        if max_islands is not None and len(others) >= max_islands:
+            raise UsageError(
+                f"The run has {len(others)} islands, and max_islands={max_islands}. "
+                "Wait for one to leave."
+            )
+        member = Member(
+            island=name,
+            incarnation=before.incarnation + 1 if before else 1,
+            slot=before.slot if before else len(self.known),
+            key=key,
+            nonce=nonce,
+            lease_until_s=now_s + LEASE_S,
+            step=step,
+        )
+        return self.with_member(member), member
+
+    def require(self, island: str, incarnation: int) -> Member:
+        """Return the member whose latest life this is.
+
+        Raises:
+            LeaseLost: a later life has taken its place, or it has left.
+        """
+        member = self.known.get(island)
+        if member is None or member.incarnation != incarnation or member.has_left:
+            latest = f"incarnation {member.incarnation}" if member else "nobody"
+            raise LeaseLost(
+                f"Incarnation {incarnation} of island {island!r} is no member: the run "
+                f"knows {latest} by that name. Join again to go on."
+            )
+        return member
+
+    def beat(self, member: Member, *, now_s: float, step: int) -> Members:
+        """Return the members with one lease renewed."""
+        return self.with_member(
+            replace(member, lease_until_s=now_s + LEASE_S, step=step)
+        )
+
+    def close(self, member: Member, *, now_s: float) -> Members:
+        """Return the members with one lease shortened: its connection was closed."""
+        until_s = min(member.lease_until_s, now_s + CLOSED_S)
+        return self.with_member(replace(member, lease_until_s=until_s))
+
+    def leave(self, member: Member) -> Members:
+        return self.with_member(replace(member, has_left=True))
+
+    def with_member(self, member: Member) -> Members:
+        return Members({**self.known, member.island: member})
+
+    def _free_name(self, key: bytes, nonce: bytes) -> str:
+        for member in self.known.values():
+            if (member.key, member.nonce) == (key, nonce):
+                return member.island
+        number = 0
+        while f"island-{number}" in self.known:
+            number += 1
+        return f"island-{number}"

@@ -1,0 +1,179 @@
+"""One fragment's open round: who may still come, who has, and when it closes.
+
+Rule 1: a fragment has one open round. It goes open -> closing -> committed, and the
+        next one opens; `TRANSITIONS` holds every way from one phase to another.
+Rule 2: closing freezes the staged set; nothing staged later can change the roster.
+Rule 3: one update per island and round: the first one staged stands.
+Rule 4: a departing update may be staged for the round after the open one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from atoll.algorithm.pace import deadline_s
+from atoll.errors import Refused
+from atoll.protocol.membership import Members
+from atoll.settings import LimitsSection, RunSection
+from atoll.wire import Header, Kind, OuterValues, Roster, Verdict, update_digest
+
+KNOWN_BASES = 1024
+"""How many earlier states of a fragment a departing update may name."""
+
+
+class Phase(StrEnum):
+    """Where a round is on its way."""
+
+    WAITING = "waiting"
+    """Before the first round: fewer than start_islands have joined."""
+
+    OPEN = "open"
+    CLOSING = "closing"
+    ENDED = "ended"
+    """The fragment has committed the run's last round."""
+
+
+class Reception(StrEnum):
+    """What a run answers to the header of an update, before it reads the body."""
+
+    WANTED = "wanted"
+    STAGED = "staged"
+    """The same update is here already."""
+
+    COMMITTED = "committed"
+    """The round is over: its outcome says what counted."""
+
+    CLOSING = "closing"
+    """The round is about to be over: ask again for its outcome."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """The open round of one fragment."""
+
+    fragment: int
+    number: int
+    phase: Phase
+    base: bytes
+    bases: tuple[bytes, ...]
+    """The fragment's latest states, this round's base last."""
+
+    outer: OuterValues
+    """Fixed when the round opens."""
+
+    opened_s: float = 0.0
+    candidates: frozenset[str] = frozenset()
+    staged: Mapping[str, Header] = field(default_factory=dict)
+    ahead: Mapping[str, Header] = field(default_factory=dict)
+    """Departing updates for the round after this one."""
+
+    awaited: frozenset[str] = frozenset()
+    """Islands that missed the last round: waited for up to the upper bound."""
+
+    roster: Roster | None = None
+    """While closing: what the frozen staged set came to."""
+
+    def receive(self, header: Header) -> Reception:
+        """Judge an update by its header.
+
+        Raises:
+            Refused: another update stands for this island, or the round cannot be
+                published yet.
+        """
+        if header.round < self.number:
+            return Reception.COMMITTED
+        if self.phase is Phase.CLOSING and header.round == self.number:
+            return Reception.CLOSING
+        is_ahead = header.round == self.number + 1 and header.kind is Kind.DEPARTING
+        if header.round != self.number and not is_ahead:
+            raise Refused(
+                f"Round {header.round} of fragment {self.fragment} cannot be published "
+                f"yet: round {self.number} is open. Wait for its outcome."
+            )
+        standing = (self.ahead if is_ahead else self.staged).get(header.island)
+        if standing is None:
+            return Reception.WANTED
+        if update_digest(standing) != update_digest(header):
+            raise Refused(
+                f"Another update of island {header.island!r} stands for round "
+                f"{header.round} of fragment {self.fragment}. Wait for its outcome."
+            )
+        return Reception.STAGED
+
+    def stage(self, header: Header) -> Round:
+        """Return the round with a wanted update, whose body is here and verified."""
+        if header.round == self.number:
+            return replace(self, staged={**self.staged, header.island: header})
+        return replace(self, ahead={**self.ahead, header.island: header})
+
+    def missing(self, members: Members, now_s: float) -> frozenset[str]:
+        """Return the live candidates that have not published."""
+        return (self.candidates & members.live(now_s)) - self.staged.keys()
+
+    def late_at_s(self, island: str, members: Members, terms: LateTerms) -> float:
+        """Return when an island that has not published is late."""
+        upper_s = terms.limits.deadline_max_s
+        if island in self.awaited:
+            return self.opened_s + upper_s
+        learned_s = deadline_s(
+            members.known[island].arrivals,
+            patience=terms.run.patience,
+            lower_s=terms.limits.deadline_min_s,
+            upper_s=upper_s,
+        )
+        return self.opened_s + learned_s
+
+    def can_close(self, members: Members, terms: LateTerms, now_s: float) -> bool:
+        """Return whether nobody is worth waiting for, and a quorum has published."""
+        if self.phase is not Phase.OPEN or len(self.staged) < terms.run.quorum:
+            return False
+        return all(
+            now_s >= self.late_at_s(island, members, terms)
+            for island in self.missing(members, now_s)
+        )
+
+    def close(self, roster: Roster) -> Round:
+        """Freeze the staged set: from here on the round can only be committed."""
+        assert self.phase is Phase.OPEN
+        return replace(self, phase=Phase.CLOSING, roster=roster)
+
+    def commit(
+        self,
+        *,
+        base: bytes,
+        outer: OuterValues,
+        candidates: frozenset[str],
+        now_s: float,
+        last_round: int | None,
+    ) -> Round:
+        """Return the next round, opened for the islands that are live now."""
+        assert self.phase is Phase.CLOSING
+        assert self.roster is not None
+        published = {
+            entry.island
+            for entry in self.roster.entries
+            if entry.verdict is not Verdict.LATE
+        }
+        is_last = last_round is not None and self.number >= last_round
+        return Round(
+            fragment=self.fragment,
+            number=self.number + 1,
+            phase=Phase.ENDED if is_last else Phase.OPEN,
+            base=base,
+            bases=(*self.bases, base)[-KNOWN_BASES:],
+            outer=outer,
+            opened_s=now_s,
+            candidates=candidates,
+            staged=self.ahead,
+            awaited=(self.candidates & candidates) - published,
+        )
+
+
+@dataclass(frozen=True)
+class LateTerms:
+    """The settings, of the epoch in force, that say who is late."""
+
+    run: RunSection
+    limits: LimitsSection

@@ -1,0 +1,417 @@
+"""The coordinator's machine, alone: membership, rounds and deadlines as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from atoll import RunSettings
+from atoll.algorithm.pace import Arrivals
+from atoll.errors import LeaseLost, ModelError, Refused, Unreachable, UsageError
+from atoll.protocol import Beat, JoinRequest, ModelSpec, Position
+from atoll.protocol.coordinator import (
+    Action,
+    Beaten,
+    Close,
+    Closed,
+    Committed,
+    CoordinatorState,
+    Event,
+    Founded,
+    Joining,
+    Leave,
+    NewValues,
+    Offered,
+    Pausing,
+    Remember,
+    Say,
+    Stopping,
+    Stored,
+    Tick,
+    Welcome,
+    advance,
+    wakes_at,
+)
+from atoll.protocol.membership import CLOSED_S, LEASE_S
+from atoll.protocol.rounds import Phase, Reception
+from atoll.testing import vector_model
+from atoll.wire import Header, Kind, OuterValues, Progress, Verdict, with_body
+
+MODEL = vector_model({"w": (3,)})
+OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
+UPPER_S = 600.0
+
+
+@dataclass
+class Desk:
+    """A machine with the time and the state at hand."""
+
+    state: CoordinatorState
+    now_s: float = 0.0
+
+    def do(self, event: Event) -> list[Action]:
+        self.state, actions = advance(self.state, event, self.now_s)
+        return actions
+
+    def join(
+        self, name: str, *, key: bytes = b"", nonce: bytes = b"1", **fields: ModelSpec
+    ) -> Welcome:
+        request = JoinRequest(island=name, model=fields.get("model", MODEL))
+        actions = self.do(Joining(request, key or name.encode(), nonce))
+        welcome = next(a for a in actions if isinstance(a, Welcome))
+        if welcome.is_founder:
+            founded = Founded(name, welcome.member.incarnation, (bytes(16),), (OUTER,))
+            self.do(founded)
+        return welcome
+
+    def publish(self, name: str, **fields: object) -> list[Action]:
+        return self.do(Stored(self.header(name, **fields)))
+
+    def header(self, name: str, **fields: object) -> Header:
+        round = self.state.rounds[0]
+        header = Header(
+            kind=Kind.UPDATE,
+            run="run",
+            fragment=0,
+            round=round.number,
+            island=name,
+            incarnation=self.state.members.known[name].incarnation,
+            base=round.base,
+            refused="for the test",
+        )
+        return replace(header, **fields)  # type: ignore[arg-type]
+
+    def commit(self, close: Action) -> list[Action]:
+        assert isinstance(close, Close)
+        base = bytes([close.round]) * 16
+        return self.do(Committed(close.fragment, close.roster, base, OUTER))
+
+    def beat(self, *names: str) -> None:
+        for name in names:
+            member = self.state.members.known[name]
+            beat = Beat(island=name, incarnation=member.incarnation, step=member.step)
+            self.do(Beaten(beat))
+
+    @property
+    def open_round(self) -> int:
+        return self.state.rounds[0].number
+
+
+def desk(**run: object) -> Desk:
+    settings = RunSettings.from_dict({"run": run})
+    return Desk(CoordinatorState(run="run", settings=settings))
+
+
+def closings(actions: list[Action]) -> list[Close]:
+    return [action for action in actions if isinstance(action, Close)]
+
+
+def started(*names: str, **run: object) -> Desk:
+    table = desk(start_islands=len(names), **run)
+    for name in names:
+        table.join(name)
+    return table
+
+
+def test_the_first_island_founds_and_the_others_ask_again_until_it_has() -> None:
+    """While a founder brings its weights, another joining is put off."""
+    table = desk()
+    request = JoinRequest(island="a", model=MODEL)
+    welcome = table.do(Joining(request, b"a", b"1"))[1]
+    assert isinstance(welcome, Welcome)
+    assert welcome.is_founder
+
+    other = Joining(JoinRequest(island="b", model=MODEL), b"b", b"1")
+    with pytest.raises(Unreachable, match="founding the run"):
+        table.do(other)
+    table.do(Founded("a", 1, (bytes(16),), (OUTER,)))
+
+    assert not table.join("b").is_founder
+
+
+def test_a_founder_whose_lease_ran_out_gives_way() -> None:
+    """The next island founds, and the first one's weights come too late."""
+    table = desk()
+    table.do(Joining(JoinRequest(island="a", model=MODEL), b"a", b"1"))
+    table.now_s = LEASE_S + 1
+    assert table.join("b").is_founder
+
+    with pytest.raises(Refused, match="'a' is not founding"):
+        table.do(Founded("a", 1, (bytes(16),), (OUTER,)))
+
+
+def test_a_repeated_joining_is_the_same_life() -> None:
+    """A reply that was lost costs nothing: same incarnation, founder or not."""
+    table = desk()
+    joining = Joining(JoinRequest(island="a", model=MODEL), b"a", b"1")
+    first, again = table.do(joining)[1], table.do(joining)[1]
+    assert isinstance(first, Welcome)
+    assert isinstance(again, Welcome)
+
+    assert (again.member.incarnation, again.is_founder) == (1, True)
+
+
+def test_with_its_key_a_name_is_taken_over_at_once() -> None:
+    """A restarted island is the next incarnation, without waiting for a lease."""
+    table = started("a", "b")
+
+    assert table.join("a", nonce=b"2").member.incarnation == 2
+
+
+def test_without_its_key_a_live_name_is_refused_with_the_seconds_left() -> None:
+    """After the lease the name is free."""
+    table = started("a", "b")
+    table.now_s = 5.0
+    with pytest.raises(UsageError, match=r"another 10 s, and this is not its key"):
+        table.join("a", key=b"stranger", nonce=b"2")
+    table.now_s = LEASE_S + 1
+
+    assert table.join("a", key=b"stranger", nonce=b"2").member.incarnation == 2
+
+
+def test_a_later_life_fences_the_earlier_for_good() -> None:
+    """Heartbeats, updates and goodbyes of the old incarnation change nothing."""
+    table = started("a", "b")
+    stale = table.header("a")
+    table.join("a", nonce=b"2")
+    before = table.state
+    beat = Beat(island="a", incarnation=1, step=99)
+
+    for event in (Stored(stale), Offered(stale), Beaten(beat), Leave("a", 1)):
+        with pytest.raises(LeaseLost, match=r"knows incarnation 2"):
+            table.do(event)
+    assert table.state == before
+
+
+def test_an_update_of_an_earlier_life_stands() -> None:
+    """The restarted island is told which rounds are spoken for, and may not replace."""
+    table = started("a", "b")
+    table.publish("a")
+    welcome = table.join("a", nonce=b"2")
+    assert welcome.spoken_for == (0,)
+
+    other = table.header("a", weight=7)
+    with pytest.raises(Refused, match="stands for round 1"):
+        table.do(Offered(other))
+
+
+def test_another_model_is_refused() -> None:
+    """Joining compares names, shapes and dtypes."""
+    table = started("a")
+
+    with pytest.raises(ModelError, match="'w'"):
+        table.join("b", model=vector_model({"w": (4,)}))
+
+
+def test_a_round_closes_when_all_live_candidates_have_published() -> None:
+    """The staged set is frozen, and lists who counted."""
+    table = started("a", "b")
+    assert not closings(table.publish("a"))
+
+    (close,) = closings(table.publish("b"))
+
+    assert [entry.island for entry in close.roster.entries] == ["a", "b"]
+    assert table.state.rounds[0].phase is Phase.CLOSING
+
+
+def test_nothing_is_staged_while_a_round_closes() -> None:
+    """Who comes then is told so, and finds out by the outcome."""
+    table = started("a", "b")
+    table.publish("a")
+    c = table.join("c")
+    assert c.member.slot == 2
+    table.publish("b")
+
+    assert table.do(Offered(table.header("c"))) == [Say(Reception.CLOSING)]
+
+
+def test_a_repeat_is_staged_once_and_known_after_the_commit() -> None:
+    """The answers are staged, staged again, and committed."""
+    table = started("a", "b")
+    header = table.header("a")
+    assert table.do(Offered(header)) == [Say(Reception.WANTED)]
+    assert table.do(Stored(header))[0] == Say(Reception.STAGED)
+    assert table.do(Stored(header))[0] == Say(Reception.STAGED)
+    table.commit(closings(table.publish("b"))[0])
+
+    assert table.do(Offered(header)) == [Say(Reception.COMMITTED)]
+    assert table.open_round == 2
+
+
+def test_who_is_silent_is_waited_for_up_to_the_upper_bound_at_first() -> None:
+    """Before five arrivals are known the rule is the upper bound."""
+    table = started("a", "b")
+    table.publish("a")
+    while table.now_s + 5 < UPPER_S:
+        table.now_s += 5
+        table.beat("a", "b")
+        assert not closings(table.do(Tick()))
+    table.now_s = UPPER_S
+    (close,) = closings(table.do(Tick()))
+
+    late = close.roster.entry("b")
+    assert late is not None
+    assert late.verdict is Verdict.LATE
+
+
+def learn(table: Desk, name: str, seconds: list[float]) -> None:
+    """Let the run know five arrivals of an island."""
+    members = table.state.members
+    member = replace(members.known[name], arrivals=Arrivals(tuple(seconds)))
+    table.state = replace(table.state, members=members.with_member(member))
+
+
+def test_a_deadline_is_learned_from_the_islands_own_arrivals() -> None:
+    """Median 10 s, spread 5 % of it at least, patience 3: late after 11.5 s."""
+    table = started("a", "b")
+    learn(table, "b", [10.0] * 5)
+    table.publish("a")
+    assert wakes_at(table.state, 0.0) == pytest.approx(11.5)
+
+    table.now_s = 11.4
+    assert not closings(table.do(Tick()))
+    table.now_s = 11.6
+    assert closings(table.do(Tick()))
+
+
+def test_an_island_that_was_late_is_waited_for_in_the_next_round() -> None:
+    """It gets the upper bound, so nobody misses two rounds in succession."""
+    table = started("a", "b")
+    learn(table, "b", [1.0] * 5)
+    table.publish("a")
+    table.now_s = 3.0
+    table.commit(closings(table.do(Tick()))[0])
+    table.beat("a", "b")
+    assert not closings(table.publish("a"))
+
+    table.now_s = 14.0
+    assert not closings(table.do(Tick()))
+    assert closings(table.publish("b"))
+
+
+def test_a_lease_that_ran_out_is_not_waited_for_and_revives() -> None:
+    """Silence beyond the lease lets the round close; a heartbeat brings it back."""
+    table = started("a", "b")
+    table.publish("a")
+    table.now_s = LEASE_S - 1
+    table.beat("a")
+    table.now_s = LEASE_S + 0.1
+    table.commit(closings(table.do(Tick()))[0])
+    assert table.state.rounds[0].candidates == {"a"}
+    table.beat("b")
+    table.commit(closings(table.publish("a"))[0])
+
+    assert table.state.rounds[0].candidates == {"a", "b"}
+
+
+def test_a_closed_connection_shortens_the_wait() -> None:
+    """After a second the island is not waited for, unless it beats again."""
+    table = started("a", "b")
+    table.publish("a")
+    table.do(Closed("b", 1))
+    table.now_s = CLOSED_S + 0.1
+
+    assert closings(table.do(Tick()))
+
+
+def test_below_the_quorum_nothing_closes() -> None:
+    """The run waits until enough islands have published, and goes on by itself."""
+    table = started("a", "b", quorum=2)
+    table.publish("a")
+    table.do(Leave("b", 1))
+    assert not closings(table.do(Tick()))
+    table.join("c")
+
+    assert closings(table.publish("c"))
+
+
+def test_the_first_round_waits_for_start_islands() -> None:
+    """An update before that is staged, and counts once the others are there."""
+    table = desk(start_islands=2)
+    table.join("a")
+    assert not closings(table.publish("a"))
+    table.join("b")
+
+    assert closings(table.publish("b"))
+
+
+def test_a_departing_update_counts_for_its_round_and_the_next() -> None:
+    """Its owner has gone; roster and quorum count it all the same."""
+    table = started("a", "b")
+    table.publish("b", kind=Kind.DEPARTING)
+    table.publish("b", kind=Kind.DEPARTING, round=2)
+    table.do(Leave("b", 1))
+    (close,) = closings(table.publish("a"))
+    assert close.roster.entry("b") is not None
+    table.commit(close)
+
+    assert table.state.rounds[0].staged.keys() == {"b"}
+
+
+def test_a_round_in_the_future_is_refused() -> None:
+    """Only a departing update may be one ahead."""
+    table = started("a")
+
+    with pytest.raises(Refused, match=r"Round 2 .* cannot be published yet"):
+        table.publish("a", round=2)
+
+
+def test_frames_of_another_run_or_fragment_are_refused() -> None:
+    """Each by name, and nothing changes."""
+    table = started("a")
+    with pytest.raises(Refused, match="belongs to run 'other'"):
+        table.publish("a", run="other")
+    with pytest.raises(Refused, match="Fragment 3 does not exist"):
+        table.publish("a", fragment=3)
+
+
+def test_new_values_are_an_epoch() -> None:
+    """What may change is in force at once; what may not is refused by name."""
+    table = started("a")
+    assert table.do(NewValues({"run.quorum": 2})) == [Remember(1)]
+    assert (table.state.epoch, table.state.settings.run.quorum) == (1, 2)
+
+    with pytest.raises(UsageError, match=r"sync.sync_every cannot change"):
+        table.do(NewValues({"sync.sync_every": 5}))
+
+
+def test_the_outer_values_of_a_round_are_fixed_when_it_opens() -> None:
+    """A new rate is for the round that opens next."""
+    table = started("a")
+    table.do(NewValues({"outer.lr": 0.25}))
+    (close,) = closings(table.publish("a"))
+
+    assert close.outer == OUTER
+
+
+def test_a_stopped_run_finishes_the_rounds_under_way() -> None:
+    """The furthest published round is the last, and nothing opens beyond it."""
+    table = started("a", "b")
+    table.publish("a")
+    (said,) = table.do(Stopping())
+    assert isinstance(said, Say)
+    assert isinstance(said.answer, Position)
+    assert said.answer.last_round == 1
+    table.commit(closings(table.publish("b"))[0])
+
+    assert table.state.rounds[0].phase is Phase.ENDED
+
+
+def test_a_paused_run_stages_and_does_not_close() -> None:
+    """Resuming closes what could have closed."""
+    table = started("a")
+    table.do(Pausing(is_paused=True))
+    assert not closings(table.publish("a"))
+
+    assert closings(table.do(Pausing(is_paused=False)))
+
+
+def test_the_run_ends_by_tokens() -> None:
+    """The sum of the islands' lowest counted progress reaches end_tokens."""
+    table = started("a", end_tokens=100)
+    draft = table.header("a", refused="", elements=3, progress=Progress(tokens=150))
+    header = with_body(draft, bytes(12))
+    table.commit(closings(table.do(Stored(header)))[0])
+
+    assert table.state.rounds[0].phase is Phase.ENDED

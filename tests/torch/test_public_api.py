@@ -1,0 +1,112 @@
+"""The names that users rely on: changing one is changing a promise."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import atoll.torch
+from atoll.torch import Island, join, shard
+
+pytestmark = pytest.mark.torch
+
+
+def test_the_package_lists_its_names() -> None:
+    """What a user can import is exactly what `__all__` says."""
+    assert atoll.torch.__all__ == ["Evaluation", "Island", "join", "shard"]
+    assert all(hasattr(atoll.torch, name) for name in atoll.torch.__all__)
+
+
+def parameters(function: object) -> list[str]:
+    """Return each parameter as a caller sees it: its kind, name and default."""
+    assert callable(function)
+    shown = []
+    for parameter in inspect.signature(function).parameters.values():
+        kind = {"KEYWORD_ONLY": "*, ", "VAR_KEYWORD": "**"}.get(parameter.kind.name, "")
+        default = parameter.default
+        value = "" if default is parameter.empty else f"={default!r}"
+        shown.append(f"{kind}{parameter.name}{value}")
+    return shown
+
+
+def test_join_takes_what_was_promised() -> None:
+    """A model, an optimizer, a run; the rest by name."""
+    assert parameters(join) == [
+        "model",
+        "optimizer",
+        "run=None",
+        "*, island=None",
+        "*, on_end='raise'",
+        "*, count='hook'",
+        "*, checkpoint=None",
+    ]
+    assert inspect.signature(join).return_annotation == "Island"
+
+
+def test_shard_takes_data_and_an_island() -> None:
+    """Nothing else must match between islands."""
+    assert parameters(shard) == ["data", "island"]
+
+
+def test_an_island_offers_what_was_promised() -> None:
+    """Every public member is one that the documents name."""
+    public = {name for name in vars(Island) if not name.startswith("_")}
+
+    assert public == {
+        "anchor",
+        "digest",
+        "ended",
+        "evaluating",
+        "inner_steps",
+        "leave",
+        "metrics",
+        "name",
+        "report",
+        "round",
+        "run_steps",
+        "run_tokens",
+        "seed",
+        "settings",
+        "should_stop",
+        "slot",
+        "stepped",
+        "sync_now",
+    }
+    properties = {n for n, v in vars(Island).items() if isinstance(v, property)}
+    assert public - properties == {
+        "anchor",
+        "evaluating",
+        "leave",
+        "metrics",
+        "report",
+        "stepped",
+        "sync_now",
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (Island.report, ["*, tokens=0", "*, loss=None", "**metrics"]),
+        (Island.anchor, []),
+        (Island.evaluating, []),
+        (Island.leave, []),
+        (Island.metrics, []),
+        (Island.stepped, []),
+        (Island.sync_now, []),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_an_islands_methods_take_what_was_promised(
+    method: object, expected: list[str]
+) -> None:
+    """Signatures are part of the promise."""
+    assert parameters(method) == ["self", *expected]
+
+
+def test_what_comes_later_is_absent_rather_than_empty() -> None:
+    """A name that is there works; these come with their capabilities."""
+    for name in ("build", "WSD", "StoreAllReduce"):
+        assert not hasattr(atoll.torch, name)
+    assert not hasattr(Island, "on_save")

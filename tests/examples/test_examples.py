@@ -1,0 +1,89 @@
+"""Every example runs as a script, is short, and prints what it promises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+MOST_LINES = {"three_lines.py": 40, "minimal.py": 120}
+"""Without blank lines."""
+
+
+def run(name: str, *arguments: str) -> str:
+    """Run an example as its reader would, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLES / name, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def row(table: str, name: str) -> tuple[float, float]:
+    """Return a row of the table: islands, then data parallel."""
+    found = re.search(rf"^{name} +([\d.]+) +([\d.]+)$", table, flags=re.MULTILINE)
+    assert found is not None, table
+    return float(found[1]), float(found[2])
+
+
+def test_each_example_is_listed_and_short() -> None:
+    """An example is read top to bottom, so it has a limit, and this test knows all."""
+    for path in EXAMPLES.glob("*.py"):
+        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        assert len(lines) <= MOST_LINES[path.name], path.name
+
+
+@pytest.mark.torch
+def test_three_lines_end_by_themselves_with_one_model() -> None:
+    """Both islands leave their endless loops at the last round with the same loss."""
+    first, second = run("three_lines.py").splitlines()
+
+    assert first == second
+    # The mean of sin(x)**2 over [-3, 3] is 1/2 - sin(6)/12, about 0.52.
+    assert float(first.removeprefix("loss ")) < 0.1
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_minimal_prints_loss_and_bytes_beside_data_parallel() -> None:
+    """Islands show progress; the table has loss and bytes of both, and the ratio."""
+    printed = run("minimal.py", "--quick")
+
+    sent, ring = row(printed, "MB sent per island")
+    received, ring_again = row(printed, "MB received per island")
+    ratio = re.search(r"Bytes: (\d+) times fewer", printed)
+    # Guessing evenly among the 109 bytes that occur costs log(109) = 4.7 nats.
+    assert all(0 < loss < 3.5 for loss in row(printed, "loss, nats per byte"))
+    # 6 rounds of 20 inner steps and an overlap of 2 are 122 inner steps; a ring of 4
+    # moves twice 1.5 fp32 gradients in each: 122 * 12 = 1464 bytes per weight. e3m0
+    # takes 33/64 of a byte and int8 260/256: six rounds take 9.19, and headers.
+    assert ring == ring_again
+    assert ratio is not None
+    assert 150 < int(ratio[1]) < 1464 / 9.19
+    assert int(ratio[1]) == pytest.approx(2 * ring / (sent + received), rel=0.01)
+    assert len(re.findall(r"^era-\d: round \d+, loss", printed, re.MULTILINE)) == 4
+    assert re.search(r"^Digest of all islands: [0-9a-f]{32}$", printed, re.MULTILINE)
+
+
+@pytest.mark.torch
+def test_a_misspelt_option_is_refused() -> None:
+    """Nothing that was asked for is ignored."""
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "minimal.py", "--quik"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert "--quik" in done.stderr

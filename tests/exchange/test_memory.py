@@ -20,14 +20,14 @@ MODEL = vector_model({"w": (3,)})
 OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
 
 
-def make_run(**run: object) -> MemoryRun:
+def make_run(weight: str = "uniform", **run: object) -> MemoryRun:
     """Return a run of plain averaging: one fragment, fp32 both ways, lr 1."""
     return MemoryRun(
         RunSettings.from_dict(
             {
                 "run": run,
                 "wire": {"up": "fp32", "down": "fp32"},
-                "outer": {"optimizer": "sgd", "lr": 1.0},
+                "outer": {"optimizer": "sgd", "lr": 1.0, "weight": weight},
             }
         )
     )
@@ -267,7 +267,7 @@ def test_finite_updates_whose_sum_overflows_make_a_void_round() -> None:
 
 def test_weights_by_tokens() -> None:
     """With weights 1 and 3 the mean of 8 and 4 is 5."""
-    run = make_run(start_islands=2)
+    run = make_run("tokens", start_islands=2)
     a, b = join(run, "a"), join(run, "b")
     run.publish(update(run, a, 8.0, weight=1))
     run.publish(update(run, b, 4.0, weight=3))
@@ -400,3 +400,71 @@ def test_the_outcome_is_the_same_bytes_whoever_asks() -> None:
     assert first.agreed.header == second.agreed.header
     assert first.agreed.header.outer == OUTER
     assert codec(first.agreed.header.codec).name == "fp32"
+
+
+def hostile_updates(run: MemoryRun, joined: JoinReply) -> list[tuple[Frame, str]]:
+    """Return updates that verify, and are not what the fragment takes."""
+    good = update(run, joined, 1.0)
+    blank = replace(good.header, pieces=(), body_bytes=0)
+    longer = np.zeros(20, np.uint8)
+    nan = np.full(3, np.nan, np.float32).view(np.uint8)
+    return [
+        (Frame(with_body(replace(blank, elements=5), longer), longer), "5 elements"),
+        (Frame(replace(good.header, weight=2**40), good.body), "weight=1099511627776"),
+        (Frame(replace(good.header, norm=0.0), good.body), "norm is 0"),
+        (Frame(with_body(blank, nan), nan), "element 0"),
+    ]
+
+
+@pytest.mark.parametrize("case", range(4))
+def test_an_update_the_fragment_cannot_count_hurts_nobody_else(case: int) -> None:
+    """Its sender is told, nothing is staged, and the others' round goes on."""
+    run = make_run(start_islands=2)
+    a, b = join(run, "a"), join(run, "b")
+    frame, reason = hostile_updates(run, b)[case]
+    with pytest.raises((Refused, CorruptError), match=reason):
+        run.publish(frame)
+    run.publish(update(run, a, 1.0))
+    run.publish(update(run, b, 3.0))
+
+    assert anchor(run) == -2.0
+
+
+def test_a_state_of_another_shape_cannot_found_a_run() -> None:
+    """The founder is told, and the next island founds."""
+    run = make_run()
+    founder = run.join(JoinRequest(model=MODEL, island="a"))
+    state = FragmentState.found(np.zeros(5, np.float32), "sgd")
+    header, body = state.to_frame(
+        run=founder.run, fragment=0, outer=OUTER, island="a", incarnation=1
+    )
+    with pytest.raises(Refused, match="cannot found fragment 0"):
+        run.publish(Frame(header, body))
+    run.leave("a", 1)
+
+    assert join(run, "b").is_founder
+
+
+def test_who_never_took_part_does_not_start_the_run() -> None:
+    """start_islands must be here together, and a founder that failed has no slot."""
+    run = make_run(start_islands=2)
+    failed = run.join(JoinRequest(model=MODEL, island="a"))
+    run.leave("a", failed.incarnation)
+    b = join(run, "b")
+    run.publish(update(run, b, 1.0))
+
+    assert b.slot == 0
+    assert run.outcome(0, 1, wait_s=0) is None
+
+
+def test_progress_goes_on_over_the_lives_of_an_island() -> None:
+    """A later life is told what the earlier ones have counted."""
+    run = make_run()
+    a = join(run, "a")
+    frame = update(run, a, 1.0)
+    progress = replace(frame.header.progress, inner_steps=7, tokens=40)
+    run.publish(Frame(replace(frame.header, progress=progress), frame.body))
+    run.leave("a", a.incarnation)
+    again = join(run, "a")
+
+    assert (again.inner_steps, again.tokens) == (7, 40)

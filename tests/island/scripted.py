@@ -82,7 +82,9 @@ class ScriptedRun:
         return Position(step=0, rounds=rounds or (1,))
 
     def _zeros(self, fragment: RunFragment) -> Frame:
-        body = np.zeros(4 * fragment.layout.elements, np.uint8)
+        up, elements = fragment.terms.up, fragment.layout.elements
+        body = np.empty(up.body_bytes(elements), np.uint8)
+        up.encode(np.zeros(elements, np.float32), body)
         header = Header(
             kind=Kind.UPDATE,
             run="run",
@@ -91,6 +93,7 @@ class ScriptedRun:
             island="other",
             incarnation=1,
             base=fragment.state.digest,
-            elements=fragment.layout.elements,
+            codec=up.name,
+            elements=elements,
         )
         return Frame(replace(with_body(header, body)), body)

@@ -195,7 +195,7 @@ def test_an_island_in_step_keeps_its_counter() -> None:
 def test_sync_now_seals_all_and_then_takes_the_phase() -> None:
     """What is in flight is taken first; afterwards the island is in phase."""
     state, _ = advance(start(), Stepped(5), PLAN)
-    state, actions = advance(state, SyncNow(), PLAN)
+    state, actions = advance(state, SyncNow(5), PLAN)
     assert actions == [Seal(1, 1), Take(0, 1), Take(1, 1)]
 
     state, actions = advance(state, taken(state, 0), PLAN)

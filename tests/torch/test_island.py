@@ -229,8 +229,10 @@ def test_sync_now_puts_all_work_into_the_anchor() -> None:
         island.sync_now()
         assert (anchor_of(run), model.w.tolist(), island.round) == ([7.0], [7.0], 1)
         train(model, optimizer, steps=3)
-        # Step 4 is the schedule's, whatever was synchronised by hand before.
-        assert (anchor_of(run), island.round) == ([4.0], 2)
+        # What was sent by hand stands for the send after step 4: no second round.
+        assert (anchor_of(run), island.round) == ([7.0], 1)
+        train(model, optimizer, steps=4)
+        assert (anchor_of(run), island.round) == ([0.0], 2)
 
 
 def test_sync_now_waits_for_updates_in_flight_and_for_every_fragment() -> None:
@@ -313,3 +315,40 @@ def test_the_digest_is_the_same_on_every_island() -> None:
     a, b, c = together(*(partial(live, name, i) for i, name in enumerate("abc")))
     assert a == b == c
     assert len(set(a)) == 4
+
+
+def test_nothing_but_evaluation_happens_while_evaluating() -> None:
+    """The model holds the anchor then: an inner step or a sync would seal that."""
+    run, model = run_of(every=4), Weights(8.0)
+    with atoll.torch.join(model, optimizer := sgd(model), run) as island:
+        train(model, optimizer)
+        with island.evaluating():
+            for act in (island.sync_now, island.leave, lambda: train(model, optimizer)):
+                with pytest.raises(UsageError, match="holds the anchor"):
+                    act()
+
+        assert island.inner_steps == 1
+
+
+def test_islands_that_sync_by_hand_at_different_steps_meet_again() -> None:
+    """Whoever called early skips the send it made; nobody waits for ever."""
+    settings = {"num_fragments": 2, "fragment_order": "by_size"}
+    run = run_of(every=10, run={"start_islands": 2, "end_rounds": 3}, sync=settings)
+
+    def go(name: str, by_hand_after: int) -> str:
+        model = torch.nn.Linear(1, 1)
+        with atoll.torch.join(model, optimizer := sgd(model), run, island=name) as own:
+            while True:
+                model(torch.ones(1)).sum().backward()
+                optimizer.step()
+                if own.inner_steps == by_hand_after:
+                    own.sync_now()
+        return own.digest
+
+    digests: list[str] = []
+    together(
+        lambda: digests.append(go("x", 3)),
+        lambda: digests.append(go("y", 7)),
+    )
+    assert len(digests) == 2
+    assert len(set(digests)) == 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from atoll.errors import DiskError, Unreachable
+from atoll.errors import DiskError, LeaseLost, Unreachable
 from atoll.exchange.base import Frame, Outcome
 from atoll.exchange.calls import (
     Call,
@@ -62,6 +62,7 @@ class CoordinatorExchange:
         self._line, self._key, self._nonce = line, key, nonce
         self._position: Position | None = None
         self._beat: Beat | None = None
+        self._lost: LeaseLost | None = None
         self._founding: list[Frame] = []
         self._fragments = 0
         self._unconfirmed: dict[tuple[int, int], Frame] = {}
@@ -79,6 +80,8 @@ class CoordinatorExchange:
         return reply
 
     def heartbeat(self, beat: Beat) -> Position:
+        if self._lost is not None:
+            raise self._lost
         self._beat = beat
         assert self._position is not None
         return self._position
@@ -124,6 +127,10 @@ class CoordinatorExchange:
         try:
             reply = self._line.call(HeartbeatCall(self._beat))
         except (DiskError, Unreachable):
+            return
+        except LeaseLost as exc:
+            # Told to the thread that trains, unless this is a beat after the leaving.
+            self._lost = exc if self._beat is not None else None
             return
         self._position = cast(Position, reply)
 

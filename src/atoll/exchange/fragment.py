@@ -13,6 +13,8 @@ from atoll.weights import (
     FragmentLayout,
     FragmentState,
     reduce,
+    require_founding,
+    require_update,
     terms_of,
 )
 from atoll.wire import (
@@ -38,8 +40,8 @@ class RunFragment:
         self.terms = terms_of(layout, settings)
         self.candidates: set[str] = set()
         self.outcomes: dict[int, Frame] = {}
-        self.tokens: dict[str, int] = {}
-        """Counted tokens of each island that ever was in a roster."""
+        self.counted: dict[str, tuple[int, int]] = {}
+        """Inner steps and tokens of each island that ever counted, cumulative."""
         self._staged: dict[int, dict[str, Frame]] = {}
         self._state: FragmentState | None = None
         self._bases: set[bytes] = set()
@@ -67,6 +69,7 @@ class RunFragment:
             raise Refused(
                 f"Fragment {self.index} has been founded. Join again to take its state."
             )
+        require_founding(frame.header, self.layout, self.terms)
         self._state = FragmentState.from_frame(frame.header, frame.body.copy())
         self._bases.add(self._state.digest)
 
@@ -93,6 +96,8 @@ class RunFragment:
                 f"yet: round {self.open_round} is open."
             )
         staged = self._staged.setdefault(header.round, {})
+        if header.island not in staged:
+            require_update(header, frame.body, self.layout, self.terms)
         standing = staged.setdefault(header.island, frame)
         if standing.header.incarnation < header.incarnation:
             return
@@ -112,7 +117,7 @@ class RunFragment:
 
     def close(self, live: frozenset[str]) -> None:
         """Commit the open round, and open the next one for `live`."""
-        staged = self._staged.pop(self.open_round)
+        staged = self._staged[self.open_round]
         roster = judge_updates(
             (frame.header for frame in staged.values()),
             base=self.state.digest,
@@ -121,6 +126,7 @@ class RunFragment:
         )
         outcome = self._agree(roster, staged)
         self.state.apply(outcome.header, outcome.body)
+        del self._staged[outcome.header.round]
         self._bases.add(self.state.digest)
         self._record(outcome)
         self.candidates = set(live)
@@ -132,7 +138,7 @@ class RunFragment:
             self.outcomes[old] = Frame(self.outcomes[old].header, np.empty(0, np.uint8))
         assert outcome.header.roster is not None
         for entry in outcome.header.roster.counted:
-            self.tokens[entry.island] = entry.tokens
+            self.counted[entry.island] = (entry.inner_steps, entry.tokens)
 
     def _agree(self, roster: Roster, staged: dict[str, Frame]) -> Frame:
         counted = [staged[entry.island] for entry in roster.counted]

@@ -59,6 +59,8 @@ class MemoryRun:
                 epoch=0,
                 position=position,
                 is_founder=is_founder,
+                inner_steps=self._counted(member.island)[0],
+                tokens=self._counted(member.island)[1],
             )
 
     def heartbeat(self, beat: Beat) -> Position:
@@ -106,6 +108,7 @@ class MemoryRun:
                 fragment.candidates.discard(island)
             if self._model is not None and not self._is_founded:
                 self._forget_founding()
+                self._members.forget(island)
             self._settle()
 
     @property
@@ -138,10 +141,18 @@ class MemoryRun:
             self._last_round = max(f.highest_staged for f in self._fragments)
 
     def _tokens(self) -> int:
-        names = set().union(*(fragment.tokens for fragment in self._fragments))
+        names = set().union(*(fragment.counted for fragment in self._fragments))
         return sum(
-            min(fragment.tokens.get(name, 0) for fragment in self._fragments)
+            min(fragment.counted.get(name, (0, 0))[1] for fragment in self._fragments)
             for name in names
+        )
+
+    def _counted(self, island: str) -> tuple[int, int]:
+        """Return the inner steps and tokens that earlier lives have counted."""
+        nothing = (0, 0)
+        return max(
+            (fragment.counted.get(island, nothing) for fragment in self._fragments),
+            default=nothing,
         )
 
     def _where(self) -> Position:

@@ -75,9 +75,11 @@ class Courier:
 
         One whose outcome is known has its receipt, and its body serves others by now.
         """
-        assert slot.sealed is not None
-        frame = slot.sealed.frame
-        if frame is not None and slot.sealed.outcome is None:
+        sealed = slot.sealed
+        if sealed is None:
+            return  # interrupted before the seal: all of it goes with the rest
+        frame = sealed.frame
+        if frame is not None and sealed.outcome is None:
             self._publish(Frame(replace(frame.header, kind=Kind.DEPARTING), frame.body))
 
     def send_rest(self, slot: Slot, rest: Sealed) -> None:
@@ -154,7 +156,10 @@ class Courier:
             codec=slot.up.name,
             seed=update_seed(joined.run, slot.index, sealed.round, joined.island),
             weight=sealed.weight,
-            progress=Progress(inner_steps=sealed.inner_steps, tokens=sealed.tokens),
+            progress=Progress(
+                inner_steps=joined.inner_steps + sealed.inner_steps,
+                tokens=joined.tokens + sealed.tokens,
+            ),
         )
 
     def _publish(self, frame: Frame) -> None:

@@ -126,7 +126,7 @@ class Host:
     def sync_now(self) -> None:
         """Seal every fragment for its open round, and return when all are adopted."""
         if not self._is_over():
-            self._perform(SyncNow())
+            self._perform(SyncNow(self._step))
 
     def leave(self, *, depart: bool = True) -> None:
         """Give away what has not counted, and end the membership. Safe to repeat.
@@ -196,7 +196,9 @@ class Host:
                 case Resend(fragment, _):
                     self._courier.resend(self.slots[fragment])
                 case Rest(fragment, round):
-                    self._send_rest(self.slots[fragment], round)
+                    self._send_rest(
+                        self.slots[fragment], self._rest_round(fragment, round)
+                    )
                 case End():
                     self._end()
 
@@ -256,7 +258,15 @@ class Host:
             return []
         finally:
             self.tally.wait_s += self._clock.now_s() - waits_from_s
-        self._adopt(slot, sealed, arrival)
+        try:
+            self._adopt(slot, sealed, arrival)
+        except BaseException:
+            # Half of the weights may be the outcome's: nothing may depart from them.
+            self._failure = UsageError(
+                f"Island {self.joined.island!r} was interrupted while it took an "
+                "outcome. Join again."
+            )
+            raise
         self._count(slot, sealed, arrival)
         slot.sealed = None
         self.position = arrival.position
@@ -320,6 +330,12 @@ class Host:
                     AtollWarning,
                     stacklevel=2,
                 )
+
+    def _rest_round(self, fragment: int, round: int) -> int:
+        """Return the round for the rest: an interrupted seal is still to be made."""
+        flight = self._state.books[fragment].flight
+        was_interrupted = flight and self.slots[fragment].sealed is None
+        return flight.round if flight and was_interrupted else round
 
     def _send_rest(self, slot: Slot, round: int) -> None:
         """Send the work since the last seal as a departing update, if there is any."""

@@ -90,6 +90,9 @@ class Book:
     is_due: bool = False
     """To be sealed as soon as the update in flight is taken."""
 
+    is_early: bool = False
+    """`sync_now` has sealed what the next send point would have."""
+
     is_spoken_for: bool = False
     """The next round holds an update of an earlier life: this one only takes it."""
 
@@ -137,7 +140,9 @@ class Taken:
 
 @dataclass(frozen=True)
 class SyncNow:
-    """The user wants every fragment's work in its open round."""
+    """The user wants every fragment's work in its open round, at this step."""
+
+    step: int
 
 
 @dataclass(frozen=True)
@@ -234,7 +239,7 @@ def advance(
         case Taken():
             return _taken(state, event, plan)
         case SyncNow():
-            state = replace(state, is_realigning=True)
+            state = replace(state, step=event.step, is_realigning=True)
             return _seal(state, range(plan.num_books), plan, take_at=state.step)
         case Leaving():
             return state, _departures(state)
@@ -272,8 +277,9 @@ def _missed(book: Book, verdict: Verdict, through: int) -> int:
 def _stepped(
     state: IslandState, step: int, plan: Plan
 ) -> tuple[IslandState, list[Action]]:
-    due = _due(state.step, step, plan)
-    state = replace(state, step=step)
+    passed = _due(state.step, step, plan)
+    due = [index for index in passed if not state.books[index].is_early]
+    state = _without_early(replace(state, step=step), passed)
     takes: list[Action] = [
         Take(index, flight.round)
         for index, flight in _flights(state)
@@ -313,7 +319,13 @@ def _seal(
         elif not state.finished(book):
             flight = Flight(round=book.next_round, take_at=take_at)
             begin = Await if book.is_spoken_for else Seal
-            book = replace(book, flight=flight, is_due=False, is_spoken_for=False)
+            book = replace(
+                book,
+                flight=flight,
+                is_due=False,
+                is_early=state.is_realigning,
+                is_spoken_for=False,
+            )
             state = _with(state, index, book)
             seals.append(begin(index, flight.round))
             if take_at <= state.step:
@@ -340,6 +352,7 @@ def _taken(
         taken=event.through,
         missed=0 if missed > CARRIED_ROUNDS else missed,
         refused=refused,
+        is_early=book.is_early and not missed,
     )
     state = _with(state, event.fragment, book)
     state = replace(state, last_round=event.position.last_round)
@@ -361,10 +374,12 @@ def _realign(
         return state, due
     if position.step <= state.step:
         return replace(state, is_realigning=False), due
+    passed = _due(state.step, position.step, plan)
+    state = _without_early(state, passed)
     if missed and not state.is_realigning:
         due = due + [
             index
-            for index in _due(state.step, position.step, plan)
+            for index in passed
             if index not in due
             and position.rounds[index] == state.books[index].next_round
         ]
@@ -379,6 +394,13 @@ def _departures(state: IslandState) -> list[Action]:
         if not state.finished(book):
             actions.append(Rest(index, book.next_round))
     return actions
+
+
+def _without_early(state: IslandState, passed: list[int]) -> IslandState:
+    """Forget that fragments were sealed early: their send points are behind."""
+    for index in passed:
+        state = _with(state, index, replace(state.books[index], is_early=False))
+    return state
 
 
 def _flights(state: IslandState) -> list[tuple[int, Flight]]:

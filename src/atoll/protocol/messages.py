@@ -117,6 +117,10 @@ class JoinReply:
     is_founder: bool
     """True: publish the state of every fragment before anything else."""
 
+    inner_steps: int = 0
+    tokens: int = 0
+    """What earlier lives of the name have counted: progress is cumulative."""
+
     spoken_for: tuple[int, ...] = ()
     """Fragments whose open round holds an update of an earlier life, which stands."""
 

@@ -41,6 +41,7 @@ class Island:
     ) -> None:
         self._host, self._view, self._model = host, view, model
         self._on_end = on_end
+        self._is_evaluating = False
         self._hook: RemovableHandle | None = None
         if counted is not None:
             # Under torch.compile(optimizer.step) the hook would be traced as well.
@@ -150,13 +151,16 @@ class Island:
     def sync_now(self) -> None:
         """Put all work into the open rounds now, and return when it is adopted.
 
-        Others keep their schedule, so this may wait for them.
+        Others keep their schedule, so this may wait for them; it stands for the next
+        send of each fragment.
         """
+        self._require_local()
         self._host.sync_now()
         self._raise_if_ended()
 
     def leave(self) -> None:
         """Leave the run; work that has not counted goes with departing updates."""
+        self._require_local()
         self._remove_hook()
         self._host.leave()
 
@@ -177,6 +181,8 @@ class Island:
 
         With overlap the anchor may be a round ahead of what local weights have taken.
         """
+        self._require_local()
+        self._is_evaluating = True
         modes = [(module, module.training) for module in self._model.modules()]
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         local = [self._read(slot.index) for slot in self._host.slots]
@@ -189,6 +195,7 @@ class Island:
                 self._view.write(index, values)
             for module, is_training in modes:
                 module.training = is_training
+            self._is_evaluating = False
 
     def __enter__(self) -> Self:
         return self
@@ -211,7 +218,15 @@ class Island:
         if not _was_skipped(optimizer):
             self._stepped()
 
+    def _require_local(self) -> None:
+        if self._is_evaluating:
+            raise UsageError(
+                "The model holds the anchor while it is evaluated. "
+                "Leave the evaluating() block before training, syncing or leaving."
+            )
+
     def _stepped(self) -> None:
+        self._require_local()
         self._host.stepped()
         self._raise_if_ended()
 

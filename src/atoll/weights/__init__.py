@@ -10,6 +10,7 @@ from atoll.weights.reduce import Contribution, reduce
 from atoll.weights.seal import seal
 from atoll.weights.state import FragmentState
 from atoll.weights.terms import Terms, terms_of
+from atoll.weights.verify import norm_of, require_founding, require_update
 
 __all__ = [
     "Contribution",
@@ -19,7 +20,10 @@ __all__ = [
     "Terms",
     "adopt",
     "lay_out",
+    "norm_of",
     "reduce",
+    "require_founding",
+    "require_update",
     "seal",
     "terms_of",
 ]

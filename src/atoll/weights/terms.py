@@ -22,6 +22,9 @@ class Terms:
     has_feedback: bool
     """Whether the island keeps what its codec leaves over."""
 
+    is_weighted: bool
+    """Whether an update's weight is its tokens; else it is 1."""
+
     outer: OuterValues
     """The exact fp32 values of the open round."""
 
@@ -34,6 +37,7 @@ def terms_of(layout: FragmentLayout, settings: RunSettings) -> Terms:
             down=codec("fp32"),
             merge="mean",
             has_feedback=False,
+            is_weighted=settings.outer.weight == "tokens",
             outer=OuterValues(optimizer="sgd", lr=1.0, momentum=0.0),
         )
     outer = settings.outer
@@ -42,6 +46,7 @@ def terms_of(layout: FragmentLayout, settings: RunSettings) -> Terms:
         down=codec(settings.wire.down),
         merge=outer.merge,
         has_feedback=settings.wire.error_feedback,
+        is_weighted=outer.weight == "tokens",
         outer=OuterValues(
             optimizer=outer.optimizer, lr=outer.lr, momentum=outer.momentum
         ),

@@ -1,0 +1,366 @@
+"""A coordinator without a socket: the machine, its journal and its weights.
+
+One call is handled at a time. What a reply promises is durable before it is returned;
+whatever dies in between is found again when the journal is opened, and the island's
+repeat of the call gets the same answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.coordinator.restore import restore
+from atoll.disk import Disk
+from atoll.errors import DiskError, NonFinite, Refused, RunEnded, Unreachable
+from atoll.exchange import (
+    Call,
+    FoundCall,
+    Frame,
+    HeartbeatCall,
+    JoinCall,
+    LeaveCall,
+    OfferCall,
+    Outcome,
+    OutcomeCall,
+    PublishCall,
+    Reply,
+    StateCall,
+)
+from atoll.journal import Created, EpochSet, Joined, Journal, Left
+from atoll.protocol import JoinReply, Position, Reception, refuse_all
+from atoll.protocol.coordinator import (
+    Action,
+    Beaten,
+    Close,
+    Committed,
+    Event,
+    Founded,
+    Joining,
+    Leave,
+    NewValues,
+    Offered,
+    Remember,
+    Say,
+    Stored,
+    Tick,
+    Welcome,
+    advance,
+    wakes_at,
+)
+from atoll.protocol.membership import Member
+from atoll.settings import RunSettings
+from atoll.weights import (
+    Contribution,
+    FragmentState,
+    lay_out,
+    reduce,
+    require_founding,
+    require_update,
+    terms_of,
+)
+from atoll.wire import Header, Kind, Roster, codec, verify_body, with_body
+
+RETRY_S = 1.0
+"""How soon a record that the disk refused is tried again."""
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An outcome whose outer step is taken, and whose record is not durable yet."""
+
+    close: Close
+    agreed: Frame
+
+
+class Service:
+    """Handles the calls of islands for one run."""
+
+    def __init__(self, journal: Journal, *, now_s: float) -> None:
+        restored = restore(journal, now_s=now_s)
+        self.journal = journal
+        self.state = restored.state
+        self.weights = restored.weights
+        self._layout = restored.layout
+        self._spool = restored.spool
+        self._pending: dict[int, Pending] = {}
+
+    @classmethod
+    def create(
+        cls, disk: Disk, settings: RunSettings, *, run: str, now_s: float
+    ) -> Service:
+        """Begin a run on an empty disk."""
+        created = Created(
+            run=run, settings=settings.to_dict(), fingerprint=settings.fingerprint
+        )
+        return cls(Journal.create(disk, created), now_s=now_s)
+
+    @classmethod
+    def open(cls, disk: Disk, *, now_s: float) -> Service:
+        """Go on with the run whose journal is on a disk."""
+        return cls(Journal.open(disk), now_s=now_s)
+
+    def handle(self, call: Call, now_s: float) -> Reply:
+        """Return the answer to a call; repeating a call is the same call.
+
+        Raises:
+            AtollError: the call is refused, and nothing has changed.
+            RunEnded: the round that is asked for will never open.
+        """
+        match call:
+            case JoinCall(request, key, nonce):
+                return self._join(Joining(request, key, nonce), now_s)
+            case FoundCall():
+                return self._found(call, now_s)
+            case HeartbeatCall(beat):
+                return self._advance(Beaten(beat), now_s)
+            case OfferCall(header):
+                return self._advance(Offered(header), now_s)
+            case PublishCall(frame):
+                return self._publish(frame, now_s)
+            case OutcomeCall(fragment, round):
+                return self._outcome(fragment, round, now_s)
+            case StateCall(fragment):
+                return self._state(fragment)
+            case LeaveCall(island, incarnation):
+                self._leave(island, incarnation, now_s)
+                return None
+
+    def tick(self, now_s: float) -> float:
+        """Do what time alone makes due, and return when to call again."""
+        for pending in list(self._pending.values()):
+            self._commit(pending, now_s)
+        self._advance(Tick(), now_s)
+        retry_s = now_s + RETRY_S if self._pending else float("inf")
+        return min(wakes_at(self.state, now_s), retry_s)
+
+    def change(self, event: Event, now_s: float) -> Reply:
+        """Carry out what an operator asks for."""
+        return self._advance(event, now_s)
+
+    def _join(self, event: Joining, now_s: float) -> JoinReply:
+        known = self.state.members.known
+        before = known.get(event.request.island or "")
+        state, actions = advance(self.state, event, now_s)
+        welcome = next(each for each in actions if isinstance(each, Welcome))
+        member = welcome.member
+        if before is None or before.incarnation != member.incarnation:
+            self.journal.append(
+                Joined(
+                    island=member.island,
+                    incarnation=member.incarnation,
+                    slot=member.slot,
+                    key_digest=member.key,
+                    nonce=member.nonce,
+                )
+            )
+            self.journal.sync()
+        self.state = state
+        self._perform(actions, now_s)
+        return self._reply(welcome)
+
+    def _reply(self, welcome: Welcome) -> JoinReply:
+        counted = self.state.counted.get(welcome.member.island, ())
+        return JoinReply(
+            run=self.state.run,
+            island=welcome.member.island,
+            incarnation=welcome.member.incarnation,
+            slot=welcome.member.slot,
+            settings=self.state.settings,
+            epoch=self.state.epoch,
+            position=welcome.position,
+            is_founder=welcome.is_founder,
+            inner_steps=max((each.inner_steps for each in counted if each), default=0),
+            tokens=max((each.tokens for each in counted if each), default=0),
+            spoken_for=welcome.spoken_for,
+        )
+
+    def _found(self, call: FoundCall, now_s: float) -> Reply:
+        if self.state.model is not None and self._is_same_founding(call):
+            return self.state.position(now_s)
+        founding = self.state.founding
+        if founding is None or founding.island != call.island:
+            raise Refused(
+                f"Island {call.island!r} is not founding this run. "
+                "Join again to take its weights."
+            )
+        layout = lay_out(founding.model, self.state.settings)
+        outers = tuple(terms_of(each, self.state.settings).outer for each in layout)
+        for frame, each in zip(call.states, layout, strict=True):
+            require_founding(frame.header, each, terms_of(each, self.state.settings))
+        weights = [_verified_state(frame) for frame in call.states]
+        digests = tuple(state.digest for state in weights)
+        event = Founded(call.island, call.incarnation, digests, outers)
+        advanced, actions = advance(self.state, event, now_s)
+        self.journal.found(
+            founding.model, [(frame.header, frame.body) for frame in call.states]
+        )
+        self.state, self._layout, self.weights = advanced, layout, weights
+        return self._perform(actions, now_s)
+
+    def _is_same_founding(self, call: FoundCall) -> bool:
+        founded = [each.digests[0] for each in self.journal.recorded.fragments]
+        return founded == [frame.header.base for frame in call.states]
+
+    def _publish(self, frame: Frame, now_s: float) -> Reply:
+        header = frame.header
+        reception = self._advance(Offered(header), now_s)
+        if reception is not Reception.WANTED:
+            return reception
+        verify_body(header, frame.body)
+        layout = self._layout[header.fragment]
+        terms = terms_of(layout, self.state.settings)
+        require_update(header, frame.body, layout, terms)
+        if header.kind is Kind.DEPARTING:
+            self.journal.stage(header, frame.body)
+        self._spool[header.fragment, header.round, header.island] = frame
+        return self._advance(Stored(header), now_s)
+
+    def _outcome(self, fragment: int, round: int, now_s: float) -> Outcome | None:
+        last = self.state.last_round
+        if round < self._open_round(fragment):
+            header, body = self.journal.outcome(fragment, round)
+            agreed = Frame(header, np.empty(0, np.uint8) if body is None else body)
+            return Outcome(agreed, self.state.position(now_s))
+        if last is not None and round > last:
+            raise RunEnded(f"Round {round} will not open: round {last} was the last.")
+        return None
+
+    def _state(self, fragment: int) -> Frame:
+        self._open_round(fragment)
+        if fragment in self._pending:
+            raise Unreachable(
+                f"A round of fragment {fragment} waits for the coordinator's disk. "
+                "Ask again."
+            )
+        outer = terms_of(self._layout[fragment], self.state.settings).outer
+        return Frame(
+            *self.weights[fragment].to_frame(
+                run=self.state.run, fragment=fragment, outer=outer
+            )
+        )
+
+    def _open_round(self, fragment: int) -> int:
+        if not 0 <= fragment < len(self.state.rounds):
+            raise Refused(
+                f"Fragment {fragment} does not exist: the run has "
+                f"{len(self.state.rounds)}."
+            )
+        return self.state.rounds[fragment].number
+
+    def _leave(self, island: str, incarnation: int, now_s: float) -> None:
+        member = self.state.members.known.get(island)
+        if member and member.incarnation == incarnation and member.has_left:
+            return
+        self._advance(Leave(island, incarnation), now_s)
+
+    def _advance(self, event: Event, now_s: float) -> Position | Reception | None:
+        state, actions = advance(self.state, event, now_s)
+        for action in actions:
+            if isinstance(action, Remember):
+                self._remember(action, event)
+        self.state = state
+        return self._perform(actions, now_s)
+
+    def _remember(self, action: Remember, event: Event) -> None:
+        """Make a change durable before it is in force."""
+        match action.what:
+            case Leave(island, incarnation, reason):
+                self.journal.append(
+                    Left(island=island, incarnation=incarnation, reason=reason)
+                )
+            case int() as number:
+                assert isinstance(event, NewValues)
+                self.journal.append(EpochSet(number=number, values=event.values))
+            case Member():
+                raise AssertionError("a joining is journalled by _join")
+        self.journal.sync()
+
+    def _perform(
+        self, actions: list[Action], now_s: float
+    ) -> Position | Reception | None:
+        said = None
+        for action in actions:
+            match action:
+                case Say(answer):
+                    said = answer
+                case Close():
+                    self._commit(Pending(action, self._agree(action)), now_s)
+                case Remember() | Welcome():
+                    pass
+        return said
+
+    def _agree(self, close: Close) -> Frame:
+        """Return the outcome of a closing round, and take its outer step."""
+        layout = self._layout[close.fragment]
+        terms = terms_of(layout, self.state.settings)
+        contributions = [
+            self._contribution(close, entry.island) for entry in close.roster.counted
+        ]
+        roster, body = close.roster, np.empty(0, np.uint8)
+        if contributions:
+            try:
+                body = reduce(layout, contributions, down=terms.down, merge=terms.merge)
+            except NonFinite:
+                roster = refuse_all(roster, "norm: the mean overflows")
+        header = self._agreed_header(close, roster, body, terms.down.name)
+        self.weights[close.fragment].apply(header, body)
+        return Frame(header, body)
+
+    def _contribution(self, close: Close, island: str) -> Contribution:
+        frame = self._spool[close.fragment, close.round, island]
+        return Contribution(codec(frame.header.codec), frame.body, frame.header.weight)
+
+    def _agreed_header(
+        self, close: Close, roster: Roster, body: np.ndarray, down: str
+    ) -> Header:
+        layout = self._layout[close.fragment]
+        header = Header(
+            kind=Kind.AGREED,
+            run=self.state.run,
+            fragment=close.fragment,
+            round=close.round,
+            epoch=close.epoch,
+            base=self.weights[close.fragment].digest,
+            codec=down,
+            elements=layout.elements if len(body) else 0,
+            weight=0,
+            outer=close.outer,
+            roster=roster,
+        )
+        return with_body(header, body)
+
+    def _commit(self, pending: Pending, now_s: float) -> None:
+        """Make an outcome durable, and open the next round.
+
+        A disk that refuses is tried again: nobody learns of the outcome before.
+        """
+        fragment, header = pending.close.fragment, pending.agreed.header
+        state: FragmentState = self.weights[fragment]
+        self._pending[fragment] = pending
+        try:
+            self.journal.commit(
+                header,
+                pending.agreed.body,
+                digest_after=state.digest,
+                epoch=pending.close.epoch,
+            )
+        except DiskError:
+            return
+        del self._pending[fragment]
+        self._forget(fragment, header.round)
+        assert header.roster is not None
+        outer = terms_of(self._layout[fragment], self.state.settings).outer
+        self._advance(Committed(fragment, header.roster, state.digest, outer), now_s)
+
+    def _forget(self, fragment: int, round: int) -> None:
+        """Drop the updates of a round that is over."""
+        over = [key for key in self._spool if key[0] == fragment and key[1] <= round]
+        for key in over:
+            del self._spool[key]
+
+
+def _verified_state(frame: Frame) -> FragmentState:
+    verify_body(frame.header, frame.body)
+    return FragmentState.from_frame(frame.header, frame.body.copy())

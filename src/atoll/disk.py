@@ -1,0 +1,342 @@
+"""Files that survive a power cut: the port to a disk, and the machine's own.
+
+Rule 1: a file is either appended to, or written once and whole; never changed.
+Rule 2: what was not synced may be there after a crash, in part, or not at all.
+Rule 3: one process at a time owns a disk, and its ownership dies with it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from atoll.errors import AtollError, DiskError, DiskFull, NoSuchFile, UsageError
+
+Data = bytes | bytearray | memoryview
+
+MAX_NAME_BYTES = 512
+MAX_PART_BYTES = 200
+"""Below what file systems allow, so that a temporary name still fits."""
+
+LOCK = "lock"
+TEMPORARY = "~"
+"""Ends the name of a file that is being written; no checked name contains it."""
+
+_NAME = re.compile(r"[a-z0-9._-]+(/[a-z0-9._-]+)*")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NOT_OURS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
+_READ_BYTES = 2**23
+
+
+class Disk(Protocol):
+    """Keeps files by name. The journal is the only caller.
+
+    A name is a relative path of parts in lower case, as `check_name` says. What a
+    method raises is a `DiskError` when the disk fails (`DiskFull` when it has no room),
+    and a `UsageError` when it cannot be written to.
+    """
+
+    def append(self, name: str, data: Data) -> None:
+        """Write `data` to the end of a file, made if absent; durable after `sync`.
+
+        On an error any part of `data` may stand at the end of the file.
+        """
+        ...
+
+    def sync(self, name: str) -> None:
+        """Return when all that was appended to a file, and the file, are durable.
+
+        On an error nothing is known about what was appended since the last `sync`, and
+        a later one that succeeds says nothing about it either.
+        """
+        ...
+
+    def write_new(self, name: str, parts: Iterable[Data]) -> None:
+        """Make a file of `parts`, complete and durable on return.
+
+        On an error, also one that `parts` raises, the file is absent or, rarely,
+        complete; after a crash likewise.
+
+        Raises:
+            UsageError: the name is taken.
+        """
+        ...
+
+    def read(self, name: str, first: int = 0, size: int | None = None) -> bytes:
+        """Return up to `size` bytes from `first` on: fewer where the file ends.
+
+        Raises:
+            NoSuchFile: there is no such file.
+        """
+        ...
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names that start with `prefix`, sorted; none is unfinished."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Forget a file; absent is fine. After a crash it may be there again."""
+        ...
+
+
+def check_name(name: str) -> str:
+    """Return `name` if a disk can keep a file by it.
+
+    Raises:
+        UsageError: it is no relative path of parts made of a-z, 0-9, dot, dash and
+            underscore, or too long.
+    """
+    parts = name.split("/")
+    is_right = (
+        len(name) <= MAX_NAME_BYTES
+        and _NAME.fullmatch(name) is not None
+        and not {".", ".."} & set(parts)
+        and max(map(len, parts)) <= MAX_PART_BYTES
+    )
+    if not is_right:
+        raise UsageError(
+            f"{name[:MAX_NAME_BYTES]!r} cannot name a file: a name is parts of a-z, "
+            f"0-9, '.', '_' and '-' with '/' between them, at most {MAX_PART_BYTES} "
+            f"characters each and {MAX_NAME_BYTES} in all."
+        )
+    return name
+
+
+class SystemDisk:
+    """A directory of this machine. Implements `Disk`.
+
+    It belongs to this process until `close`, or until the process dies in any way.
+
+    Raises:
+        UsageError: another process owns the directory, or it cannot be written to.
+    """
+
+    def __init__(self, root: str | Path) -> None:
+        self.root = Path(root)
+        self._appending: dict[str, int] = {}
+        self._unlisted: set[str] = set()
+        """Files whose directory entries are not durable yet."""
+
+        with _translated(self.root):
+            _make_directory(self.root)
+            self._lock: int | None = _take_lock(self.root / LOCK)
+            _sweep(self.root)
+
+    def close(self) -> None:
+        """Give the directory up. Safe to repeat."""
+        for name in list(self._appending):
+            self._forget(name)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def append(self, name: str, data: Data) -> None:
+        path = self._path(name)
+        try:
+            with _translated(path):
+                _write(self._append_to(name, path), data)
+        except AtollError:
+            self._forget(name)
+            raise
+
+    def sync(self, name: str) -> None:
+        path = self._path(name)
+        try:
+            with _translated(path):
+                # The handle that wrote is the one that is told of a failed write.
+                handle = self._appending.get(name)
+                if handle is None:
+                    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                    self._appending[name] = handle
+                os.fsync(handle)
+                if name in self._unlisted:
+                    _sync_directory(path.parent)
+                    self._unlisted.discard(name)
+        finally:
+            self._forget(name)
+
+    def write_new(self, name: str, parts: Iterable[Data]) -> None:
+        path = self._path(name)
+        if path.exists():
+            raise UsageError(
+                f"{path} exists, and is never written twice. Remove it first."
+            )
+        with _translated(path):
+            _make_directory(path.parent)
+            temporary = path.with_name(path.name + TEMPORARY)
+            try:
+                _write_file(temporary, parts)
+                os.rename(temporary, path)
+                _sync_directory(path.parent)
+            except BaseException:
+                self._unlisted.add(name)  # in case that it can be made, not removed
+                for leftover in (temporary, path):
+                    with suppress(OSError):
+                        os.unlink(leftover)
+                raise
+
+    def read(self, name: str, first: int = 0, size: int | None = None) -> bytes:
+        path = self._path(name)
+        with _translated(path), path.open("rb", buffering=0) as file:
+            file.seek(first)
+            if size is None:
+                return file.read()
+            return _read_up_to(file.fileno(), size)
+
+    def names(self, prefix: str) -> list[str]:
+        self._require_open()
+        folder = prefix.rpartition("/")[0]
+        if folder:
+            check_name(folder)
+        with _translated(self.root / folder):
+            found = [n for n in _names(self.root, folder) if n.startswith(prefix)]
+        return sorted(found)
+
+    def remove(self, name: str) -> None:
+        path = self._path(name)
+        self._forget(name)
+        self._unlisted.discard(name)
+        with _translated(path):
+            path.unlink(missing_ok=True)
+
+    def _path(self, name: str) -> Path:
+        self._require_open()
+        if name == LOCK:
+            raise UsageError(f"{name!r} is the lock of {self.root}. Use another name.")
+        return self.root / check_name(name)
+
+    def _require_open(self) -> None:
+        if self._lock is None:
+            raise UsageError(f"The disk at {self.root} is closed. Open it again.")
+
+    def _append_to(self, name: str, path: Path) -> int:
+        if name not in self._appending:
+            _make_directory(path.parent)
+            is_new = not path.exists()
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._appending[name] = os.open(path, flags, 0o600)
+            if is_new:
+                self._unlisted.add(name)
+        return self._appending[name]
+
+    def _forget(self, name: str) -> None:
+        handle = self._appending.pop(name, None)
+        if handle is not None:
+            with suppress(OSError):  # close repeats what a failed write has said
+                os.close(handle)
+
+
+@contextmanager
+def _translated(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as exc:
+        raise NoSuchFile(f"{exc.filename or path} is not there.") from exc
+    except OSError as exc:
+        why = os.strerror(exc.errno) if exc.errno else str(exc)
+        if exc.errno in _FULL:
+            raise DiskFull(
+                f"No room for {path}: {why}. Free some space there; nothing that was "
+                "durable is lost."
+            ) from exc
+        if exc.errno in _NOT_OURS:
+            raise UsageError(
+                f"{path} cannot be written or read: {why}. Give this user the right to "
+                "write there, or choose another directory."
+            ) from exc
+        raise DiskError(
+            f"The disk failed at {path}: {why}. See what the system says of it before "
+            "going on."
+        ) from exc
+
+
+def _take_lock(path: Path) -> int:
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError as exc:
+        holder = os.pread(handle, 20, 0).decode("ascii", "replace").strip()
+        os.close(handle)
+        raise UsageError(
+            f"{path.parent} belongs to process {holder or 'unknown'}, which is alive. "
+            "Stop that one first, or choose another directory."
+        ) from exc
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _sweep(root: Path) -> None:
+    """Remove what a dead owner left unfinished, and make what it left durable."""
+    for folder, _, files in os.walk(root):
+        for file in files:
+            if file.endswith(TEMPORARY):
+                os.unlink(os.path.join(folder, file))
+        _sync_directory(Path(folder))
+
+
+def _names(root: Path, folder: str) -> Iterator[str]:
+    for directory, _, files in os.walk(root / folder, onerror=_unless_absent):
+        within = Path(directory).relative_to(root)
+        for file in files:
+            name = (within / file).as_posix()
+            if name != LOCK and _NAME.fullmatch(name):
+                yield name
+
+
+def _unless_absent(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _make_directory(directory: Path) -> None:
+    if directory.is_dir():
+        return
+    _make_directory(directory.parent)
+    directory.mkdir(mode=0o700)
+    _sync_directory(directory.parent)
+
+
+def _write_file(path: Path, parts: Iterable[Data]) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    handle = os.open(path, flags, 0o600)
+    try:
+        for part in parts:
+            _write(handle, part)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _write(handle: int, data: Data) -> None:
+    view = memoryview(data)
+    if not view.nbytes:  # an empty view cannot be cast
+        return
+    view = view.cast("B")
+    while view:
+        view = view[os.write(handle, view) :]
+
+
+def _read_up_to(handle: int, size: int) -> bytes:
+    parts = []
+    while size > 0 and (part := os.read(handle, min(size, _READ_BYTES))):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

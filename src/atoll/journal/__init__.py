@@ -1,0 +1,36 @@
+"""Owns the durable record of a run: its log, its states, compaction.
+
+Does not know who decides what is recorded, nor what disk it is on.
+Start reading at `journal.Journal`, then `log` and `snapshots`.
+"""
+
+from atoll.journal.journal import Journal
+from atoll.journal.recorded import Counted, JournalledMember, Recorded, RecordedFragment
+from atoll.journal.records import (
+    Committed,
+    Created,
+    Ended,
+    EpochSet,
+    Founded,
+    Joined,
+    Left,
+    Recovered,
+    Staged,
+)
+
+__all__ = [
+    "Committed",
+    "Counted",
+    "Created",
+    "Ended",
+    "EpochSet",
+    "Founded",
+    "Joined",
+    "Journal",
+    "JournalledMember",
+    "Left",
+    "Recorded",
+    "RecordedFragment",
+    "Recovered",
+    "Staged",
+]

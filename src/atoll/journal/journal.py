@@ -1,0 +1,363 @@
+"""The durable record of a run: what it is, who took part, what every round came to.
+
+Rule 1: the log is the commit point. What a record names is durable before the record
+        is, and a record that is not durable did not happen.
+Rule 2: a method that raises has changed nothing that this journal will ever say; a
+        crash before the next success may still bring the record back, whole.
+Rule 3: bytes on the disk are judged like bytes from a stranger.
+
+On the disk: `log/<segment>`, `means/<fragment>/<round>` and `bodies/<number>` (the
+bodies of outcomes), `states/<fragment>/<round>`, and
+`departing/<fragment>/<round>-<digest of the island's name>`.
+
+One thread writes. `compact` may run beside it in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from atoll.disk import Disk
+from atoll.errors import CorruptError, UsageError
+from atoll.journal.bodies import Bodies
+from atoll.journal.encoding import decode, encode
+from atoll.journal.log import Log
+from atoll.journal.recorded import Recorded, Update
+from atoll.journal.records import (
+    Agreed,
+    Committed,
+    Created,
+    Ended,
+    EpochSet,
+    Founded,
+    Joined,
+    Left,
+    Place,
+    Record,
+    Recovered,
+    Staged,
+)
+from atoll.journal.snapshots import Snapshots
+from atoll.journal.states import STATES, state_name
+from atoll.journal.stored import U8, Drafts, Framed, stored_frame
+from atoll.protocol import ModelSpec
+from atoll.weights import FragmentState
+from atoll.wire import Header, Kind, Roster, blake3_digest, pack, update_digest
+
+DEPARTING = "departing/"
+
+Note = Joined | Left | EpochSet | Ended
+"""A record that stands for itself: no file goes with it."""
+
+
+class Journal:
+    """One run's journal. Get it by `create` or `open`."""
+
+    def __init__(self, disk: Disk, log: Log) -> None:
+        self._disk, self._log = disk, log
+        self._drafts = Drafts(disk)
+        self._bodies = Bodies(disk, self._drafts)
+        self.recorded = Recorded(self._roster)
+        self._snapshots = Snapshots(disk, self.recorded, self._bodies, self._agreed)
+        self._read_back()
+
+    @classmethod
+    def create(cls, disk: Disk, created: Created) -> Journal:
+        """Begin the journal of a new run; it is durable on return.
+
+        Raises:
+            UsageError: there is a journal on the disk.
+        """
+        return cls(disk, Log.create(disk, encode(created)))
+
+    @classmethod
+    def open(cls, disk: Disk) -> Journal:
+        """Return the journal on a disk, with everything that was promised.
+
+        What a crash left unfinished is cut off or removed; `damage` tells what else was
+        wrong and could be done without.
+
+        Raises:
+            UsageError: there is none.
+            CorruptError: something promised is damaged or missing; nothing is removed.
+        """
+        journal = cls(disk, Log.open(disk))
+        journal._snapshots.check(journal._bodies.open(journal.recorded.fragments))
+        journal._sweep()
+        if journal.recorded.fragments:
+            journal._bodies.prepare()
+        return journal
+
+    @property
+    def damage(self) -> list[str]:
+        """What did not verify and could be done without, in words."""
+        return self._snapshots.damage
+
+    @property
+    def cut_bytes(self) -> int:
+        """What an interrupted append had left at the end of the log when opened."""
+        return self._log.cut_bytes
+
+    def append(self, record: Note) -> None:
+        """Add a record; it is durable when `sync` has returned.
+
+        Raises:
+            UsageError: it cannot follow what the journal has.
+            DiskError: nothing was added; safe to repeat.
+        """
+        if not isinstance(record, Note):
+            raise UsageError(
+                f"{type(record).__name__} comes with files of its own. Call found, "
+                "commit, stage or recover."
+            )
+        self.recorded.require(record)
+        self.recorded.apply(record, self._log.append(encode(record)))
+
+    def sync(self) -> None:
+        """Return when everything appended is durable. Safe to repeat after an error."""
+        self._log.sync()
+
+    def found(self, model: ModelSpec, states: Sequence[Framed]) -> None:
+        """Give the run its first weights: a state frame of round 0 per fragment.
+
+        Raises:
+            UsageError: the run has weights, or the frames are not those.
+            DiskError: the run has none; safe to repeat.
+        """
+        for index, (header, body) in enumerate(states):
+            self._require_frame(header, body, Kind.STATE)
+            if (header.fragment, header.round) != (index, 0):
+                raise UsageError(
+                    f"The {header.name} cannot found fragment {index}: give one state "
+                    "of round 0 per fragment, in order."
+                )
+        record = Founded(model=model, digests=tuple(h.base for h, _ in states))
+        self.recorded.require(record)
+        self._log.heal()
+        self._bodies.prepare()
+        names = [state_name(index, 0) for index in range(len(states))]
+        for name, (header, body) in zip(names, states, strict=True):
+            self._drafts.write(name, header, body)
+        self._record(record, *names)
+
+    def commit(
+        self, agreed: Header, body: U8, *, digest_after: bytes, epoch: int
+    ) -> None:
+        """Make the outcome of a round durable: it counts when this returns.
+
+        Raises:
+            UsageError: it is not the fragment's next round on its present state.
+            DiskError: nothing is committed; safe to repeat.
+        """
+        self._require_frame(agreed, body, Kind.AGREED)
+        record = Committed(
+            agreed=Agreed(pack(agreed)),
+            digest_after=digest_after,
+            epoch=epoch,
+            place=Place() if agreed.elements else None,
+        )
+        self.recorded.require(record)
+        # A withdrawn record of this round must not outlive the body that it names.
+        self._log.heal()
+        place, draft = self._bodies.keep(agreed, body)
+        self._record(replace(record, place=place), *([draft] if draft else []))
+
+    def stage(self, header: Header, body: U8) -> None:
+        """Make a departing update durable until its round is over. Safe to repeat.
+
+        Raises:
+            UsageError: the round is over, or another update stands for the island.
+            DiskError: nothing is staged; safe to repeat.
+        """
+        self._require_frame(header, body, Kind.DEPARTING)
+        record = Staged(
+            fragment=header.fragment,
+            round=header.round,
+            island=header.island,
+            digest=update_digest(header),
+        )
+        self.recorded.require(record)
+        key = (record.fragment, record.round, record.island)
+        standing = self.recorded.staged.get(key, record)
+        if standing != record:
+            raise UsageError(
+                f"Another departing update of island {header.island!r} stands for "
+                f"round {header.round} of fragment {header.fragment}."
+            )
+        if key in self.recorded.staged:
+            self._log.sync()
+            return
+        self._log.heal()
+        self._drafts.write(_departing_name(key), header, body)
+        self._record(record, _departing_name(key))
+
+    def staged(self, fragment: int, round: int, island: str) -> Framed:
+        """Return a departing update whose round is not over.
+
+        Raises:
+            UsageError: there is none.
+            CorruptError: its file is missing or damaged.
+        """
+        key = (fragment, round, island)
+        if key not in self.recorded.staged:
+            raise UsageError(
+                f"No departing update of island {island!r} is staged for round {round} "
+                f"of fragment {fragment}."
+            )
+        stored = stored_frame(self._disk, _departing_name(key))
+        header = stored.header
+        if (
+            header.kind is not Kind.DEPARTING
+            or update_digest(header) != self.recorded.staged[key].digest
+        ):
+            raise CorruptError(
+                f"{stored.name} is damaged: it holds another frame than was staged."
+            )
+        return header, stored.read()
+
+    def recover(self, state: Framed, outcomes: Sequence[Header] = ()) -> None:
+        """Go on from an island's state of a later round, the rounds between being lost.
+
+        `outcomes` are up to two of the last agreed headers that islands still hold, in
+        order of rounds. The caller has verified the state.
+
+        Raises:
+            UsageError: the state is not later than the journal.
+            DiskError: the journal is as it was; safe to repeat.
+        """
+        header, body = state
+        self._require_frame(header, body, Kind.STATE)
+        record = Recovered(
+            fragment=header.fragment,
+            round=header.round,
+            digest=header.base,
+            outcomes=tuple(Agreed(pack(outcome)) for outcome in outcomes),
+        )
+        self.recorded.require(record)
+        self._log.heal()
+        name = state_name(header.fragment, header.round)
+        self._disk.remove(name)  # one that a lost part of the log may have named
+        self._drafts.write(name, header, body)
+        self._record(record, name)
+
+    def outcome(self, fragment: int, round: int) -> tuple[Header, U8 | None]:
+        """Return what a round came to; the body is None when it is kept no more.
+
+        Raises:
+            UsageError: the round is not over, or was lost before a recovery.
+            CorruptError: the log or the body is damaged.
+        """
+        agreed = self._agreed(fragment, round)
+        known = self.recorded.fragment(fragment)
+        place = known.places.get(round)
+        if place is None and round not in known.void:
+            return agreed.header, None
+        try:
+            return agreed.header, self._bodies.stored(agreed, place).read()
+        except CorruptError:
+            if place is None or round in known.places:
+                raise
+            return agreed.header, None  # collected while it was read
+
+    def state(self, fragment: int) -> FragmentState:
+        """Return the present state of a fragment, replayed to the recorded bits.
+
+        Raises:
+            CorruptError: naming the round and both digests, or what is missing.
+        """
+        return self._snapshots.load(fragment)
+
+    def compact(self, fragment: int) -> None:
+        """Have a state file of the newest round, and collect what is needed no more.
+
+        Works a piece at a time on what is on the disk. Safe to repeat, and at every
+        instant of a crash.
+
+        Raises:
+            CorruptError: the journal does not replay to the recorded digest.
+            DiskError: nothing is lost; safe to repeat.
+        """
+        self._snapshots.compact(fragment)
+        over = self.recorded.fragment(fragment).round
+        for name in self._disk.names(f"{DEPARTING}{fragment}/"):
+            if _departing_round(name) <= over:
+                self._disk.remove(name)
+
+    def _require_frame(self, header: Header, body: U8, kind: Kind) -> None:
+        created = self.recorded.created
+        assert created is not None
+        if header.kind is not kind or header.run != created.run:
+            raise UsageError(
+                f"The {header.name} of run {header.run!r} does not belong here: the "
+                f"journal of run {created.run!r} takes its {kind.name.lower()} frame."
+            )
+        if len(body) != header.body_bytes:
+            raise UsageError(
+                f"A body of {len(body)} bytes is not that of the {header.name}, which "
+                f"has {header.body_bytes}."
+            )
+
+    def _record(self, record: Record, *names: str) -> None:
+        """Make a record durable; `names` are the files that it names."""
+        sequence = self._log.sequence
+        try:
+            where = self._log.append(encode(record))
+            self._log.sync()
+        except BaseException:
+            self._log.withdraw(sequence)
+            raise
+        self.recorded.apply(record, where)
+        for name in names:
+            self._drafts.keep(name)
+
+    def _read_back(self) -> None:
+        for where, payload in self._log.read_back():
+            try:
+                record = decode(payload)
+                self.recorded.require(record)
+                self.recorded.apply(record, where)
+            except (UsageError, CorruptError) as exc:
+                raise CorruptError(
+                    f"log segment {where.segment} cannot be replayed at byte "
+                    f"{where.first}: {exc}"
+                ) from exc
+
+    def _agreed(self, fragment: int, round: int) -> Agreed:
+        known = self.recorded.fragment(fragment)
+        if round not in known.where:
+            raise UsageError(
+                f"Round {round} of fragment {fragment} has no outcome here: the last "
+                f"one committed is {known.round}."
+            )
+        record = decode(self._log.read(known.where[round]))
+        match record:
+            case Committed(agreed=agreed):
+                return agreed
+            case Recovered(outcomes=outcomes):
+                return next(each for each in outcomes if each.fixed.round == round)
+        raise CorruptError(f"the log has changed at {known.where[round]}.")
+
+    def _roster(self, fragment: int, round: int) -> Roster:
+        return self._agreed(fragment, round).roster
+
+    def _sweep(self) -> None:
+        """Remove what no record names."""
+        self._log.sweep()
+        self._bodies.sweep(self.recorded.fragments)
+        named = {_departing_name(key) for key in self.recorded.staged}
+        unnamed = set(self._disk.names(DEPARTING)) - named
+        if not self.recorded.fragments:
+            unnamed.update(self._disk.names(STATES))
+        for name in sorted(unnamed):
+            self._disk.remove(name)
+
+
+def _departing_name(key: Update) -> str:
+    fragment, round, island = key
+    return f"{DEPARTING}{fragment}/{round}-{blake3_digest(island.encode()).hex()[:32]}"
+
+
+def _departing_round(name: str) -> int:
+    digits = name.rpartition("/")[2].partition("-")[0]
+    return int(digits) if digits.isdecimal() else 0

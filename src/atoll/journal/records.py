@@ -1,0 +1,286 @@
+"""What a journal records: one frozen value per kind of record.
+
+Rule 1: a record that exists is right; building a wrong one raises UsageError.
+Rule 2: a record has one encoding (`encoding.encode`), and holds what can be verified
+        without any other file: names, numbers, digests, the roster.
+Rule 3: large things are files of their own; a record says where, and comes after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from atoll.errors import CorruptError, UsageError
+from atoll.protocol import ModelSpec
+from atoll.wire import Header, Roster, unpack, unpack_roster
+from atoll.wire.header import MAX_FRAGMENT
+from atoll.wire.layout import FIXED, FIXED_BYTES, PREFIX_BYTES, Fixed
+from atoll.wire.text import name_fault, reason_fault
+
+U64_MAX = 2**64 - 1
+STATE_DIGEST_BYTES = 16
+UPDATE_DIGEST_BYTES = 32
+MAX_KEY_BYTES = 64
+MAX_FRAGMENTS = 65536
+MAX_FINGERPRINT = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Created:
+    """A run exists; always the first record."""
+
+    run: str
+    settings: Mapping[str, object]
+    """Every value that is set, as tables of a run file."""
+
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        _require(_name(self.run, "run"), _reason(self.fingerprint, "fingerprint"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Founded:
+    """The run has weights: `states/<fragment>/0` holds each fragment's."""
+
+    model: ModelSpec
+    digests: tuple[bytes, ...]
+    """The state digest of each fragment."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.digests) <= MAX_FRAGMENTS:
+            raise UsageError(
+                f"{len(self.digests)} fragments must be from 1 to {MAX_FRAGMENTS}."
+            )
+        for digest in self.digests:
+            _require(_exactly(digest, STATE_DIGEST_BYTES, "a state digest"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined:
+    """One life of an island began."""
+
+    island: str
+    incarnation: int
+    slot: int
+    key_digest: bytes = b""
+    nonce: bytes = b""
+    """What the island made up for this life, so that asking twice is asking once."""
+
+    def __post_init__(self) -> None:
+        _require(
+            _name(self.island, "island"),
+            _number(self.incarnation, "incarnation"),
+            _number(self.slot, "slot"),
+            _at_most(self.key_digest, MAX_KEY_BYTES, "key_digest"),
+            _at_most(self.nonce, MAX_KEY_BYTES, "nonce"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """One life of an island ended, and nobody waits for it."""
+
+    island: str
+    incarnation: int
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        _require(
+            _name(self.island, "island"),
+            _number(self.incarnation, "incarnation"),
+            _reason(self.reason, "reason"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochSet:
+    """Settings that may change at run time have changed."""
+
+    number: int
+    values: Mapping[str, object]
+    """Dotted keys and their new values."""
+
+    def __post_init__(self) -> None:
+        _require(_number(self.number, "number"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged:
+    """A departing update is durable in a file of its own."""
+
+    fragment: int
+    round: int
+    island: str
+    digest: bytes
+    """The update digest."""
+
+    def __post_init__(self) -> None:
+        _require(
+            _fragment(self.fragment),
+            _number(self.round, "round"),
+            _name(self.island, "island"),
+            _exactly(self.digest, UPDATE_DIGEST_BYTES, "digest"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the body of an agreed frame is.
+
+    `file` 0 is a file of its own, and any other a file that it shares with other small
+    ones, from byte `first` on.
+    """
+
+    file: int = 0
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        _require(_number(self.file, "file"), _number(self.first, "first"))
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """The packed header of an agreed frame, read no further than is asked for.
+
+    A journal holds one for every round of a run's life; unpacking them all would make
+    opening it slow. `header` verifies everything.
+    """
+
+    packed: bytes
+
+    def __post_init__(self) -> None:
+        if len(self.packed) < FIXED_BYTES:
+            raise UsageError(
+                f"a header of {len(self.packed)} bytes must have {FIXED_BYTES} or more."
+            )
+
+    @cached_property
+    def fixed(self) -> Fixed:
+        return Fixed._make(FIXED.unpack_from(self.packed, PREFIX_BYTES))
+
+    @property
+    def roster(self) -> Roster:
+        """Who counted; CorruptError if the bytes are no roster."""
+        fixed = self.fixed
+        first = FIXED_BYTES + sum(
+            (
+                fixed.run_bytes,
+                fixed.island_bytes,
+                fixed.cursor_bytes,
+                fixed.refused_bytes,
+            )
+        )
+        return unpack_roster(self.packed[first : first + fixed.roster_bytes])
+
+    @property
+    def header(self) -> Header:
+        """The whole header, verified; CorruptError if it is not one of a round."""
+        header = unpack(self.packed)
+        if header.roster is None:
+            raise CorruptError(f"the journal names the {header.name} as an outcome.")
+        return header
+
+
+@dataclass(frozen=True, kw_only=True)
+class Committed:
+    """A round is over: this is its outcome."""
+
+    agreed: Agreed
+    digest_after: bytes
+    """The fragment's state digest after the outer step."""
+
+    epoch: int
+    place: Place | None
+    """None: the round is void, there is no body."""
+
+    def __post_init__(self) -> None:
+        _require(
+            _exactly(self.digest_after, STATE_DIGEST_BYTES, "digest_after"),
+            _number(self.epoch, "epoch"),
+        )
+        if (self.place is None) != (self.agreed.fixed.elements == 0):
+            raise UsageError("a round has a place for its body unless it is void.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovered:
+    """The state of a later round was taken from an island; rounds between are lost."""
+
+    fragment: int
+    round: int
+    digest: bytes
+    """The state digest of `states/<fragment>/<round>`."""
+
+    outcomes: tuple[Agreed, ...] = ()
+    """The last outcomes that islands still held, for their rosters."""
+
+    def __post_init__(self) -> None:
+        _require(
+            _fragment(self.fragment),
+            _number(self.round, "round"),
+            _exactly(self.digest, STATE_DIGEST_BYTES, "digest"),
+        )
+        if len(self.outcomes) > 2:
+            raise UsageError(f"{len(self.outcomes)} outcomes must be at most 2.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """The run is over."""
+
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        _require(_reason(self.reason, "reason"))
+
+
+Record = (
+    Created
+    | Founded
+    | Joined
+    | Left
+    | EpochSet
+    | Staged
+    | Committed
+    | Recovered
+    | Ended
+)
+
+
+def _require(*faults: Iterator[str]) -> None:
+    for each in faults:
+        for fault in each:
+            raise UsageError(f"{fault}.")
+
+
+def _name(value: str, what: str) -> Iterator[str]:
+    if fault := name_fault(value, what=what):
+        yield fault
+
+
+def _reason(value: str, what: str) -> Iterator[str]:
+    if fault := reason_fault(value, what=what):
+        yield fault
+
+
+def _number(value: int, what: str) -> Iterator[str]:
+    if not 0 <= value <= U64_MAX:
+        yield f"{what}={value} must be from 0 to {U64_MAX}"
+
+
+def _fragment(value: int) -> Iterator[str]:
+    if not 0 <= value <= MAX_FRAGMENT:
+        yield f"fragment={value} must be from 0 to {MAX_FRAGMENT}"
+
+
+def _exactly(value: bytes, size: int, what: str) -> Iterator[str]:
+    if len(value) != size:
+        yield f"{what} has {len(value)} bytes; it must have {size}"
+
+
+def _at_most(value: bytes, size: int, what: str) -> Iterator[str]:
+    if len(value) > size:
+        yield f"{what} has {len(value)} bytes, above the limit of {size}"

@@ -1,0 +1,196 @@
+"""A disk in memory that loses what a power cut may lose.
+
+Rule 1: every file has content, and a part of it that is durable.
+Rule 2: a power cut keeps what is durable, and of the rest of each file, independently
+    of the others, nothing, all, some whole appends, or a torn part.
+Rule 3: a removal is not durable: the file may come back.
+Rule 4: a mere crash of the process loses nothing, and makes nothing durable either.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from atoll.disk import LOCK, Data, check_name
+from atoll.errors import DiskFull, NoSuchFile, UsageError
+from atoll.simulate.files import SimFile
+from atoll.simulate.life import ProcessDead
+from atoll.simulate.process import Process
+
+_COMPLETE_BUT_FAILED = 0.125
+"""How often a file that `write_new` had no room for is there nevertheless."""
+
+
+class SimDisk:
+    """The disk of a process, or of nobody. Implements `atoll.disk.Disk`.
+
+    It outlives its process, whose every crash it takes as its own. Calls are counted,
+    and `crash_at` crashes before or after one of them; without a process, the disk
+    then refuses everything until `crash` says what is left.
+    """
+
+    def __init__(
+        self, process: Process | None = None, *, rng: random.Random | None = None
+    ) -> None:
+        self.calls = 0
+        self.is_full = False
+        self.is_read_only = False
+        self._process = process
+        self._rng = self._fate = rng or random.Random(0)
+        if process is not None:
+            # What a crash keeps must not hinge on whether the disk was full before.
+            self._rng = process.scheduler.random(f"disk {process.name}")
+            self._fate = process.scheduler.random(f"power {process.name}")
+            process.on_crash(self.crash)
+        self._files: dict[str, SimFile] = {}
+        self._removed: dict[str, bytes] = {}
+        """What would come back if the removal were lost."""
+
+        self._crash_at: tuple[int, bool] | None = None
+        self._is_down = False
+
+    def crash_at(self, call: int, *, after: bool = False) -> None:
+        """Crash just before or just after call number `call`, counted from 1."""
+        self._crash_at = (call, after)
+
+    def crash(
+        self, rng: random.Random | None = None, *, is_power_cut: bool | None = None
+    ) -> None:
+        """Lose what is not durable, if the power was cut; drawn if not said."""
+        rng = rng or self._fate
+        self._is_down = False
+        if is_power_cut is None:
+            is_power_cut = rng.random() < 0.75
+        if not is_power_cut:
+            return
+        survivors = {}
+        for name in sorted(self._files.keys() | self._removed.keys()):
+            content = self._survivor(name, rng)
+            if content is not None:
+                survivors[name] = SimFile(content, is_durable=True)
+        self._tell("power cut", f"{len(self._files)} files, {len(survivors)} survive")
+        self._files, self._removed = survivors, {}
+
+    def append(self, name: str, data: Data) -> None:
+        with self._call("append", name):
+            self._check_writable(name)
+            file, whole = self._files.get(name) or self._make(name), bytes(data)
+            if self.is_full:
+                # A write that finds no room may have written a part.
+                file.append(whole[: self._rng.randint(0, len(whole))])
+                raise _full(name)
+            file.append(whole)
+
+    def sync(self, name: str) -> None:
+        with self._call("sync", name):
+            file = self._file(name)
+            if not file.is_durable and (self.is_full or self.is_read_only):
+                file.doubt()
+                self._check_writable(name)
+                raise _full(name)
+            file.sync()
+            self._removed.pop(name, None)
+
+    def write_new(self, name: str, parts: Iterable[Data]) -> None:
+        with self._call("write_new", name):
+            self._check_writable(name)
+            if name in self._files:
+                raise UsageError(
+                    f"{name} exists, and is never written twice. Remove it first."
+                )
+            content = b"".join(bytes(part) for part in parts)
+            if self.is_full:
+                if self._rng.random() < _COMPLETE_BUT_FAILED:
+                    self._make(name).append(content)
+                raise _full(name)
+            self._make(name).append(content)
+            self._files[name].sync()
+            self._removed.pop(name, None)
+
+    def read(self, name: str, first: int = 0, size: int | None = None) -> bytes:
+        with self._call("read", name):
+            last = None if size is None else first + size
+            return bytes(self._file(name).content[first:last])
+
+    def names(self, prefix: str) -> list[str]:
+        folder = prefix.rpartition("/")[0]
+        with self._call("names", folder or "all"):
+            return sorted(name for name in self._files if name.startswith(prefix))
+
+    def remove(self, name: str) -> None:
+        with self._call("remove", name):
+            self._check_writable(name)
+            file = self._files.pop(name, None)
+            if file is not None and file.survives:
+                self._removed[name] = file.durable
+
+    @contextmanager
+    def _call(self, what: str, name: str) -> Iterator[None]:
+        if self._is_down:
+            raise ProcessDead("The disk is down after a crash: say crash() to reopen.")
+        if self._process is not None:
+            self._process.scheduler.check()
+        if check_name(name) == LOCK:
+            raise UsageError(f"{name!r} is the lock of the disk. Use another name.")
+        self.calls += 1
+        call = self.calls
+        self._tell(what, name)
+        if self._crash_at == (call, False):
+            self._die()
+        try:
+            yield
+        finally:
+            if self._crash_at == (call, True):
+                self._die()
+
+    def _die(self) -> None:
+        self._crash_at = None
+        if self._process is None:
+            self._is_down = True
+        else:
+            self._process.crash()
+        raise ProcessDead(f"The disk's process crashed at call {self.calls}.")
+
+    def _survivor(self, name: str, rng: random.Random) -> bytes | None:
+        file = self._files.get(name)
+        content = None if file is None else file.after_power_cut(rng)
+        if content is None and name in self._removed and rng.random() < 0.5:
+            return self._removed[name]
+        return content
+
+    def _file(self, name: str) -> SimFile:
+        if name not in self._files:
+            raise NoSuchFile(f"{name} is not there.")
+        return self._files[name]
+
+    def _make(self, name: str) -> SimFile:
+        parents = {name[:at] for at, letter in enumerate(name) if letter == "/"}
+        folder = f"{name}/"
+        for other in self._files:
+            if other in parents or other.startswith(folder):
+                raise UsageError(
+                    f"{name} cannot be made: {other} stands in its way, and a file is "
+                    "no directory. Choose another name."
+                )
+        self._files[name] = SimFile()
+        return self._files[name]
+
+    def _check_writable(self, name: str) -> None:
+        if self.is_read_only:
+            raise UsageError(
+                f"{name} cannot be written: the disk is read-only. Give this user the "
+                "right to write there, or choose another directory."
+            )
+
+    def _tell(self, what: str, about: str) -> None:
+        if self._process is not None and self._process.scheduler.trace is not None:
+            self._process.scheduler.tell(self._process.name, what, about)
+
+
+def _full(name: str) -> DiskFull:
+    return DiskFull(
+        f"No room for {name}: the disk is full. Free some space there; nothing that "
+        "was durable is lost."
+    )

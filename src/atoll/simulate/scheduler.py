@@ -1,0 +1,330 @@
+"""Virtual time: events in order, and greenlets that wait for them.
+
+Rule 1: one thing runs at a time, and nothing here reads the machine's clock.
+Rule 2: events of one instant run in the order in which they were made.
+Rule 3: an event belongs to a life of a process or to the world. Those of a dead life
+    are dropped; those of a frozen one wait for its thaw.
+Rule 4: every port calls `check` first. Greenlets of a dead life are unwound at once,
+    so their `finally` blocks do run, and stop at the first port they touch.
+Rule 5: randomness comes from named streams of one seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from types import TracebackType
+
+from greenlet import (  # type: ignore[import-untyped]  # it ships no types
+    getcurrent,
+    greenlet,
+)
+
+from atoll.errors import UsageError
+from atoll.simulate.life import Life, ProcessDead, ProcessFailed, Timer
+from atoll.simulate.trace import Happening
+
+STALLED_EVENTS = 200_000
+"""So many events in one instant are a loop that waits for no time at all."""
+
+_STALE_TIMERS = 1_000
+_REFUSALS = 100
+"""A program that catches its own death so often will do it for ever."""
+
+
+class Strand:
+    """One greenlet of a life."""
+
+    __slots__ = ("greenlet", "life", "resume")
+
+    def __init__(self, life: Life, resume: Callable[[], None]) -> None:
+        self.greenlet: greenlet
+        self.life, self.resume = life, resume
+
+
+class Scheduler:
+    """Runs events and greenlets in virtual time, the same for the same seed.
+
+    Close it, or use it as a context manager: a greenlet that waits is not collected
+    with what refers to it, so that an open scheduler stays in memory for good.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.now_s = 0.0
+        self.events = 0
+        """How many events have run; a dropped or cancelled one is none."""
+
+        self.trace: Callable[[Happening], None] | None = None
+        """Called with everything that happens; a list's `append` will do."""
+
+        self.after_event: Callable[[], None] | None = None
+        """Called by the world after every event; what it raises ends the run."""
+
+        self._queue: list[tuple[float, int, Timer]] = []
+        self._sequence = self._stale = self._refusals = 0
+        self._first = -(2**62)
+        self._streams: dict[str, random.Random] = {}
+        self._hub = getcurrent()
+        self._task: Strand | None = None
+        self._life: Life | None = None
+        self._strands: dict[Life, dict[Strand, None]] = {}
+        self._graves: list[Life] = []
+        self._is_running = self._stops = False
+
+    @property
+    def life(self) -> Life | None:
+        """The life that runs now; None is the world."""
+        return self._life
+
+    def random(self, name: str) -> random.Random:
+        """Return the stream of random numbers of this name."""
+        stream = self._streams.get(name)
+        if stream is None:
+            digest = hashlib.blake2b(f"{self.seed}/{name}".encode()).digest()
+            stream = random.Random(int.from_bytes(digest, "little"))
+            self._streams[name] = stream
+        return stream
+
+    def at(
+        self, when_s: float, act: Callable[[], object], *, life: Life | None = None
+    ) -> Timer:
+        """Call `act` at `when_s`, or now if that has passed, as `life` or the world."""
+        self.check()
+        if not when_s < math.inf:
+            raise UsageError(
+                f"when_s={when_s!r} is not an instant of virtual time. "
+                "Give finite seconds."
+            )
+        return self._push(when_s, act, life)
+
+    def cancel(self, timer: Timer) -> None:
+        """Forget a timer; one that has fired already is left alone."""
+        self.check()
+        if timer.act is None:
+            return
+        timer.act = None
+        self._stale += 1
+        if self._stale > _STALE_TIMERS and 2 * self._stale > len(self._queue):
+            self._queue[:] = [each for each in self._queue if each[2].act is not None]
+            heapify(self._queue)
+            self._stale = 0
+
+    def begin(self, process: str, number: int) -> Life:
+        """Begin a life: what is spawned in it ends with it, or with the scheduler."""
+        life = Life(process, number)
+        self._strands[life] = {}
+        return life
+
+    def spawn(self, life: Life, act: Callable[[], object]) -> None:
+        """Call `act` in a greenlet of `life`, from this instant on."""
+        self.check()
+        if not life.is_alive:
+            raise UsageError(f"{life} is dead. Restart the process first.")
+        strand = Strand(life, lambda: self._resume(strand))
+        strand.greenlet = greenlet(lambda: self._live(strand, act), parent=self._hub)
+        self._strands[life][strand] = None
+        self._push(self.now_s, strand.resume, life)
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` of virtual time pass for the greenlet that calls."""
+        if not 0 <= seconds < math.inf:
+            raise UsageError(
+                f"sleep({seconds!r}) is not possible. Give finite seconds from 0 on."
+            )
+        strand = self.waiting_strand()
+        self._push(self.now_s + seconds, strand.resume, strand.life)
+        self.wait()
+
+    def waiting_strand(self) -> Strand:
+        """Return the greenlet that runs, for who will resume it; then call `wait`."""
+        self.check()
+        if self._task is None:
+            raise UsageError(
+                f"At {self.now_s:.6f} s something waits that is not in a greenlet. "
+                "Spawn it in a process, or answer later by a callback."
+            )
+        return self._task
+
+    def wait(self) -> None:
+        """Leave the greenlet that runs, until its `resume` is called by an event."""
+        self._hub.switch()
+
+    def check(self) -> None:
+        """Raise `ProcessDead` if what runs now has died. Every port calls this first.
+
+        Raises:
+            UsageError: what runs is a thread or greenlet of somebody else.
+        """
+        strand, life = self._task, self._life
+        if getcurrent() is not (self._hub if strand is None else strand.greenlet):
+            raise UsageError(
+                f"A port was used at {self.now_s:.6f} s by a thread or greenlet that "
+                "the scheduler did not start. Spawn it in a process."
+            )
+        if life is not None and not life.is_alive:
+            self._refuse(life)
+
+    def run(self, until_s: float = math.inf) -> None:
+        """Let everything happen up to and including `until_s`, or until `stop`.
+
+        What a process did not catch ends the run as `ProcessFailed`, naming process
+        and time, with the error as its cause; the scheduler can go on afterwards.
+        """
+        if self._is_running or getcurrent() is not self._hub:
+            raise UsageError(
+                "run() was called inside a run, or by another thread than the one "
+                "that made the scheduler. Call it there, once at a time."
+            )
+        self._is_running, self._stops = True, False
+        try:
+            self._run(until_s)
+        finally:
+            self._is_running = False
+        if not self._stops and self.now_s < until_s < math.inf:
+            self.now_s = until_s
+
+    def stop(self) -> None:
+        """Return from `run` after the event that runs now."""
+        self._stops = True
+
+    def tell(self, who: str, what: str, about: str = "") -> None:
+        """Add a line to the timeline, if anyone keeps one."""
+        if self.trace is not None:
+            self.trace(Happening(self.now_s, who, what, about))
+
+    def thaw(self, life: Life) -> None:
+        """Let what fell due while `life` was frozen happen now, in that order."""
+        timers, life.deferred = life.deferred, []
+        for timer in timers:
+            # Before anything that falls due in this very instant.
+            self._first += 1
+            heappush(self._queue, (self.now_s, self._first, timer))
+
+    def end(self, life: Life) -> None:
+        """End a life: drop its events, unwind its greenlets without effect."""
+        life.end()
+        self._graves.append(life)
+        if not self._is_running:
+            self._unwind()
+
+    def close(self) -> None:
+        """End every life and forget every event. Safe to repeat."""
+        self._queue.clear()
+        for life in list(self._strands):
+            self.end(life)
+
+    def __enter__(self) -> Scheduler:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _push(
+        self, when_s: float, act: Callable[[], object], life: Life | None
+    ) -> Timer:
+        timer = Timer(act, life)
+        when_s = when_s if when_s > self.now_s else self.now_s
+        self._sequence += 1
+        heappush(self._queue, (when_s, self._sequence, timer))
+        return timer
+
+    def _run(self, until_s: float) -> None:
+        queue, instant_from = self._queue, self.events
+        while queue and not self._stops:
+            when_s, _, timer = entry = heappop(queue)
+            act, life = timer.act, timer.life
+            if act is None:
+                self._stale -= 1
+                continue
+            if when_s > until_s:
+                heappush(queue, entry)
+                break
+            if life is not None and not life.runs:
+                if life.is_alive:
+                    life.deferred.append(timer)
+                continue
+            if when_s > self.now_s:
+                self.now_s, instant_from = when_s, self.events
+            elif self.events - instant_from > STALLED_EVENTS:
+                self._complain_of_a_stall(life)
+            self.events += 1
+            timer.act = None
+            self._perform(act, life)
+
+    def _perform(self, act: Callable[[], object], life: Life | None) -> None:
+        self._life = life
+        try:
+            act()
+        except BaseException as exc:
+            self._surface(exc, life)
+        finally:
+            self._life = self._task = None
+        if self._graves:
+            self._unwind()
+        if self.after_event is not None:
+            self.after_event()
+
+    def _surface(self, exc: BaseException, life: Life | None) -> None:
+        if isinstance(exc, ProcessDead) and life is not None and not life.is_alive:
+            return
+        if life is None or not isinstance(exc, Exception):
+            raise exc
+        raise ProcessFailed(
+            f"{life} failed at {self.now_s:.6f} s: {type(exc).__name__}: {exc}"
+        ) from exc
+
+    def _resume(self, strand: Strand) -> None:
+        self._task = strand
+        strand.greenlet.switch()
+
+    def _live(self, strand: Strand, act: Callable[[], object]) -> None:
+        try:
+            act()
+        finally:
+            self._strands.get(strand.life, {}).pop(strand, None)
+
+    def _unwind(self) -> None:
+        """Unwind the greenlets of dead lives; whatever they still do has no effect."""
+        while self._graves:
+            life = self._graves.pop()
+            for strand in list(self._strands.pop(life, {})):
+                if strand.greenlet:  # one that has begun and not ended
+                    self._kill(strand)
+
+    def _kill(self, strand: Strand) -> None:
+        self._task, self._life, self._refusals = strand, strand.life, 0
+        try:
+            strand.greenlet.throw(ProcessDead(f"{strand.life} is dead."))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # the last words of a dead process reach nobody
+            pass
+        finally:
+            self._task = self._life = None
+        if not strand.greenlet.dead:
+            raise ProcessFailed(
+                f"{strand.life} does not die at {self.now_s:.6f} s: a greenlet has "
+                f"caught ProcessDead {_REFUSALS} times. Let BaseException pass."
+            )
+
+    def _refuse(self, life: Life) -> None:
+        self._refusals += 1
+        if self._refusals > _REFUSALS and self._task is not None:
+            self._hub.switch()
+        raise ProcessDead(f"{life} is dead: it can have no effect any more.")
+
+    def _complain_of_a_stall(self, life: Life | None) -> None:
+        raise ProcessFailed(
+            f"Time stands still at {self.now_s:.6f} s: {STALLED_EVENTS} events ran in "
+            f"one instant, the last for {life or 'the world'}. "
+            "Something waits 0 seconds in a loop."
+        )

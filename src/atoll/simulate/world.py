@@ -1,0 +1,66 @@
+"""Everything a run in virtual time is made of."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from atoll.errors import UsageError
+from atoll.settings.rules import nearest
+from atoll.simulate.clock import SimClock
+from atoll.simulate.disk import SimDisk
+from atoll.simulate.links import Latency
+from atoll.simulate.network import Corrupter, Network
+from atoll.simulate.process import Process
+from atoll.simulate.scheduler import Scheduler
+
+
+class World:
+    """Processes by name with their clocks and disks, and the network between them."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        latency: Latency | None = None,
+        corrupter: Corrupter | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(seed)
+        self.network = Network(self.scheduler, latency=latency, corrupter=corrupter)
+        self.processes: dict[str, Process] = {}
+        self.clocks: dict[str, SimClock] = {}
+        self.disks: dict[str, SimDisk] = {}
+
+    def add(self, name: str, *, clock_rate: float = 1.0) -> Process:
+        """Add a process that has not started, with a clock and an empty disk.
+
+        Clocks of different processes begin at different times: what only works when
+        they agree should not work here.
+        """
+        if name in self.processes:
+            raise UsageError(f"Process {name!r} is there already. Choose another name.")
+        origin_s = round(self.scheduler.random(f"clock {name}").uniform(0.0, 1e6), 3)
+        process = Process(name, self.scheduler)
+        self.processes[name] = process
+        self.clocks[name] = SimClock(self.scheduler, rate=clock_rate, origin_s=origin_s)
+        self.disks[name] = SimDisk(process)
+        return process
+
+    def require(self, name: str) -> None:
+        """Raise `UsageError` if no process has this name."""
+        if name not in self.processes:
+            known = nearest(name, self.processes) if self.processes else "add() one"
+            raise UsageError(
+                f"The plan names {name!r}, but no process is called that. "
+                f"Did you mean {known!r}?"
+            )
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.scheduler.close()

@@ -1,0 +1,287 @@
+"""The coordinator with its journal: what it promises, and what a restart keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from atoll import RunEnded, RunSettings
+from atoll.coordinator import Service
+from atoll.errors import CorruptError, DiskFull, LeaseLost, Refused
+from atoll.exchange import (
+    FoundCall,
+    Frame,
+    HeartbeatCall,
+    JoinCall,
+    LeaveCall,
+    Outcome,
+    OutcomeCall,
+    PublishCall,
+    StateCall,
+)
+from atoll.protocol import Beat, JoinReply, JoinRequest, Reception
+from atoll.protocol.coordinator import NewValues
+from atoll.simulate import ProcessDead, SimDisk
+from atoll.testing import vector_model
+from atoll.weights import FragmentState
+from atoll.wire import Header, Kind, OuterValues, Verdict, with_body
+
+MODEL = vector_model({"w": (3,)})
+OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
+
+
+def make(**run: object) -> tuple[Service, SimDisk]:
+    """Return a run of plain averaging, and its disk."""
+    settings = RunSettings.from_dict(
+        {
+            "run": run,
+            "wire": {"up": "fp32", "down": "fp32"},
+            "outer": {"optimizer": "sgd", "lr": 1.0},
+        }
+    )
+    disk = SimDisk()
+    return Service.create(disk, settings, run="run", now_s=0.0), disk
+
+
+def join(service: Service, name: str, nonce: bytes = b"1") -> JoinReply:
+    call = JoinCall(JoinRequest(model=MODEL, island=name), name.encode(), nonce)
+    reply = service.handle(call, 0.0)
+    assert isinstance(reply, JoinReply)
+    if reply.is_founder:
+        service.handle(founding(reply), 0.0)
+    return reply
+
+
+def founding(joined: JoinReply) -> FoundCall:
+    state = FragmentState.found(np.zeros(3, np.float32), "sgd")
+    header, body = state.to_frame(
+        run=joined.run,
+        fragment=0,
+        outer=OUTER,
+        island=joined.island,
+        incarnation=joined.incarnation,
+    )
+    return FoundCall(joined.island, joined.incarnation, (Frame(header, body),))
+
+
+def update(
+    service: Service, joined: JoinReply, value: float, *, round: int = 1, **more: object
+) -> PublishCall:
+    body = np.full(3, value, np.float32).view(np.uint8)
+    header = Header(
+        kind=Kind.UPDATE,
+        run="run",
+        fragment=0,
+        round=round,
+        island=joined.island,
+        incarnation=joined.incarnation,
+        base=service.weights[0].digest,
+        elements=3,
+        norm=float(np.sqrt(3.0) * abs(value)),
+    )
+    return PublishCall(Frame(replace(with_body(header, body), **more), body))  # type: ignore[arg-type]
+
+
+def anchor(service: Service) -> float:
+    return float(service.weights[0].anchor[0])
+
+
+def outcome(service: Service, round: int) -> Outcome:
+    reply = service.handle(OutcomeCall(0, round), 0.0)
+    assert isinstance(reply, Outcome)
+    return reply
+
+
+def test_a_round_of_two_islands() -> None:
+    """Pseudo-gradients 1 and 3, mean 2, lr 1: the anchor goes from 0 to -2."""
+    service, _ = make(start_islands=2)
+    a, b = join(service, "a"), join(service, "b")
+    assert service.handle(update(service, a, 1.0), 1.0) is Reception.STAGED
+    assert service.handle(OutcomeCall(0, 1), 1.0) is None
+    service.handle(update(service, b, 3.0), 2.0)
+
+    assert anchor(service) == -2.0
+    roster = outcome(service, 1).agreed.header.roster
+    assert roster is not None
+    assert {entry.verdict for entry in roster.entries} == {Verdict.COUNTED}
+
+
+def test_a_restart_keeps_everything_committed() -> None:
+    """State, digest, round, membership and outcome are what they were, to the bit."""
+    service, disk = make(start_islands=2)
+    a, b = join(service, "a"), join(service, "b")
+    service.handle(update(service, a, 1.0), 1.0)
+    service.handle(update(service, b, 3.0), 1.0)
+    before = outcome(service, 1).agreed
+    disk.crash()
+    again = Service.open(disk, now_s=50.0)
+
+    assert again.weights[0].digest == service.weights[0].digest
+    assert anchor(again) == -2.0
+    assert outcome(again, 1).agreed.header == before.header
+    assert outcome(again, 1).agreed.body.tobytes() == before.body.tobytes()
+    assert again.state.members.live(50.0) == {"a", "b"}
+
+
+def test_what_was_staged_and_not_committed_is_sent_again() -> None:
+    """After a restart the island's repeat is wanted, and counts once."""
+    service, disk = make(start_islands=2)
+    a, b = join(service, "a"), join(service, "b")
+    call = update(service, a, 1.0)
+    service.handle(call, 1.0)
+    disk.crash()
+    again = Service.open(disk, now_s=2.0)
+    again.handle(call, 2.0)
+    again.handle(call, 2.0)
+    again.handle(update(again, b, 3.0), 2.0)
+
+    assert anchor(again) == -2.0
+    assert again.handle(call, 2.0) is Reception.COMMITTED
+
+
+def test_a_departing_update_survives_a_restart_and_counts() -> None:
+    """It was flushed before it was acknowledged; its owner has gone."""
+    service, disk = make(start_islands=2)
+    a, b = join(service, "a"), join(service, "b")
+    service.handle(update(service, b, 3.0, kind=Kind.DEPARTING), 1.0)
+    service.handle(LeaveCall("b", b.incarnation), 1.0)
+    disk.crash()
+    again = Service.open(disk, now_s=2.0)
+    again.handle(update(again, a, 1.0), 2.0)
+
+    assert anchor(again) == -2.0
+
+
+def test_a_crash_at_any_disk_call_of_a_round_loses_nothing() -> None:
+    """Before or after each call: the repeat ends where an undisturbed run ends."""
+    calls = _calls_of_a_round()
+    assert calls >= 3
+    for number in range(1, calls + 1):
+        for after in (False, True):
+            assert _round_with_crash(number, after=after) == -2.0, (number, after)
+
+
+def _calls_of_a_round() -> int:
+    service, disk = make(start_islands=2)
+    a, b = join(service, "a"), join(service, "b")
+    before = disk.calls
+    service.handle(update(service, a, 1.0), 1.0)
+    service.handle(update(service, b, 3.0), 1.0)
+    return disk.calls - before
+
+
+def _round_with_crash(number: int, *, after: bool) -> float:
+    service, disk = make(start_islands=2)
+    a, b = join(service, "a"), join(service, "b")
+    calls = [update(service, a, 1.0), update(service, b, 3.0)]
+    disk.crash_at(disk.calls + number, after=after)
+    for call in calls:
+        try:
+            service.handle(call, 1.0)
+        except ProcessDead:
+            disk.crash()
+            service = Service.open(disk, now_s=2.0)
+            for repeat in calls:
+                service.handle(repeat, 2.0)
+            break
+    assert service.state.rounds[0].number == 2
+    return anchor(service)
+
+
+def test_a_full_disk_commits_nothing_and_goes_on_when_there_is_room() -> None:
+    """Nobody learns of an outcome that is not durable."""
+    service, disk = make(start_islands=2)
+    a, b = join(service, "a"), join(service, "b")
+    service.handle(update(service, a, 1.0), 1.0)
+    disk.is_full = True
+    service.handle(update(service, b, 3.0), 1.0)
+    assert service.handle(OutcomeCall(0, 1), 1.0) is None
+    disk.is_full = False
+    service.tick(3.0)
+
+    assert outcome(service, 1).agreed.header.round == 1
+    disk.crash()
+    assert anchor(Service.open(disk, now_s=4.0)) == -2.0
+
+
+def test_joining_needs_a_disk_that_takes_it() -> None:
+    """A membership that is not durable is not given."""
+    service, disk = make()
+    disk.is_full = True
+    with pytest.raises(DiskFull):
+        join(service, "a")
+    disk.is_full = False
+
+    assert join(service, "a").incarnation == 1
+
+
+def test_a_repeated_joining_is_one_record() -> None:
+    """Asking twice, also across a restart, is the same life."""
+    service, disk = make()
+    first = join(service, "a")
+    assert join(service, "a").incarnation == first.incarnation
+    disk.crash()
+    again = Service.open(disk, now_s=1.0)
+
+    assert join(again, "a").incarnation == first.incarnation
+    assert join(again, "a", nonce=b"2").incarnation == first.incarnation + 1
+
+
+def test_a_repeated_founding_is_one_founding() -> None:
+    """A founder whose reply was lost brings the same states again."""
+    service, _ = make()
+    call = JoinCall(JoinRequest(model=MODEL, island="a"), b"a", b"1")
+    joined = service.handle(call, 0.0)
+    assert isinstance(joined, JoinReply)
+    service.handle(founding(joined), 0.0)
+
+    assert service.handle(founding(joined), 0.0) == service.state.position(0.0)
+
+
+def test_an_epoch_survives_a_restart() -> None:
+    """A changed quorum is in force, and numbered."""
+    service, disk = make()
+    join(service, "a")
+    service.change(NewValues({"run.quorum": 2}), 1.0)
+    disk.crash()
+    again = Service.open(disk, now_s=2.0)
+
+    assert (again.state.epoch, again.state.settings.run.quorum) == (1, 2)
+
+
+def test_hostile_frames_change_nothing() -> None:
+    """Wrong codec, wrong size, flipped bit, zombie: each is refused by name."""
+    service, _ = make(start_islands=2)
+    a, _ = join(service, "a"), join(service, "b")
+    good = update(service, a, 1.0).frame
+    half = with_body(
+        replace(good.header, codec="bf16", pieces=(), body_bytes=0), bytes(6)
+    )
+    with pytest.raises(Refused, match="elements in bf16 is not what fragment 0 takes"):
+        service.handle(PublishCall(Frame(half, np.zeros(6, np.uint8))), 1.0)
+    flipped = Frame(good.header, good.body ^ np.uint8(1))
+    with pytest.raises(CorruptError):
+        service.handle(PublishCall(flipped), 1.0)
+    zombie = Beat(island="a", incarnation=9, step=0)
+    with pytest.raises(LeaseLost):
+        service.handle(HeartbeatCall(zombie), 1.0)
+    with pytest.raises(Refused, match="Fragment 7 does not exist"):
+        service.handle(StateCall(7), 1.0)
+
+    assert service.state.rounds[0].staged == {}
+
+
+def test_no_round_opens_beyond_the_last() -> None:
+    """Asking for it says that the run has ended, also after a restart."""
+    service, disk = make(end_rounds=1)
+    a = join(service, "a")
+    service.handle(update(service, a, 1.0), 1.0)
+    with pytest.raises(RunEnded, match="round 1 was the last"):
+        service.handle(OutcomeCall(0, 2), 1.0)
+    disk.crash()
+    again = Service.open(disk, now_s=2.0)
+
+    with pytest.raises(RunEnded):
+        again.handle(OutcomeCall(0, 2), 2.0)

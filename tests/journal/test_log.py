@@ -1,0 +1,307 @@
+"""The log: whole records in order, and an honest answer to every broken byte."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.disk import Disk
+from atoll.errors import CorruptError, DiskFull, UsageError
+from atoll.journal.log import Log
+from atoll.journal.segments import HEAD_BYTES, MARK, RECORD_BYTES
+from atoll.simulate.disk import SimDisk
+from tests.journal.stories import NoRoom
+
+FIRST = "log/00000001"
+
+
+def a_log(*batches: list[bytes]) -> SimDisk:
+    """Return a disk with a log: its first record, then batches, each synced."""
+    disk = SimDisk()
+    log = Log.create(disk, b"first")
+    for batch in batches:
+        for payload in batch:
+            log.append(payload)
+        log.sync()
+    return disk
+
+
+def said(disk: Disk) -> list[bytes]:
+    """Return what a new owner reads in a log."""
+    return [payload for _, payload in Log.open(disk).read_back()]
+
+
+def with_file(name: str, data: bytes, disk: SimDisk | None = None) -> SimDisk:
+    """Return a copy of a disk with one file that differs."""
+    copy = SimDisk()
+    copy.write_new(name, [data])
+    for other in disk.names("") if disk else []:
+        if other != name:
+            copy.write_new(other, [disk.read(other)] if disk else [])
+    return copy
+
+
+def test_what_was_appended_is_read_in_order() -> None:
+    """A log says its records in order, to its owner and to the next."""
+    disk = a_log([b"a", b"", b"c" * 3_000_000], [b"d"])
+
+    assert said(disk) == [b"first", b"a", b"", b"c" * 3_000_000, b"d"]
+    assert said(disk) == [b"first", b"a", b"", b"c" * 3_000_000, b"d"]
+
+
+def test_a_log_is_made_once_and_opened_when_there_is_one() -> None:
+    """Making a second log, or opening none, is a usage error."""
+    with pytest.raises(UsageError, match="There is no journal on this disk"):
+        Log.open(SimDisk())
+    with pytest.raises(UsageError, match="There is a journal on this disk already"):
+        Log.create(a_log(), b"second")
+
+
+def test_a_record_can_be_read_again_by_its_place() -> None:
+    """The place that append and replay give leads back to the payload."""
+    disk = a_log()
+    log = Log.open(disk)
+    where = log.append(b"find me")
+    log.append(b"not me")
+    log.sync()
+
+    assert log.read(where) == b"find me"
+    places = {payload: place for place, payload in Log.open(disk).read_back()}
+    assert Log.open(disk).read(places[b"find me"]) == b"find me"
+
+
+def test_every_torn_tail_is_cut_at_a_whole_record() -> None:
+    """However much of an interrupted append is there, whole records stay."""
+    disk = a_log([b"promised"])
+    log = Log.open(disk)
+    name = max(disk.names("log/"))
+    before = len(disk.read(name))
+    log.append(b"one")
+    log.append(b"two")
+    data = disk.read(name)
+
+    for size in range(before, len(data) + 1):
+        torn = with_file(name, data[:size], disk)
+        # A record of three bytes takes 32 more.
+        expected = [b"one", b"two"][: (size - before) // 35]
+        assert said(torn) == [b"first", b"promised", *expected]
+        assert said(torn) == [b"first", b"promised", *expected]
+        assert Log.open(torn).cut_bytes == 0
+
+
+def test_what_is_cut_is_counted() -> None:
+    """The bytes that an interrupted append left are told to who opens the log."""
+    disk = a_log([b"promised"])
+    disk.append(FIRST, b"\0" * 10)
+
+    assert Log.open(disk).cut_bytes == 10
+
+
+def test_an_unsynced_record_that_is_lost_takes_the_later_ones_with_it() -> None:
+    """A disk may lose a record and keep a later one: neither was promised."""
+    disk = a_log([b"promised"], [b"promised too"])
+    log = Log.open(disk)
+    log.append(b"one")
+    name = max(disk.names("log/"))
+    end = len(disk.read(name))
+    log.append(b"two")
+    data = disk.read(name)
+
+    holed = with_file(name, data[: end - 35] + bytes(35) + data[end:], disk)
+
+    assert said(holed) == [b"first", b"promised", b"promised too"]
+
+
+@given(data=st.data())
+def test_a_flipped_byte_is_found_or_was_never_promised(data: st.DataObject) -> None:
+    """Any flip is an error; in the very last batch it may also be a torn append."""
+    disk = a_log([b"a", b"bb"], [b"ccc"], [b"dddd", b"e"])
+    name = data.draw(st.sampled_from(disk.names("log/")))
+    whole = disk.read(name)
+    at = data.draw(st.integers(0, len(whole) - 1))
+    bit = data.draw(st.integers(0, 7))
+    flipped = bytearray(whole)
+    flipped[at] ^= 1 << bit
+    # dddd and e: 36 + 33 bytes.
+    last_batch = len(whole) - 69
+
+    damaged = with_file(name, bytes(flipped), disk)
+
+    try:
+        found = said(damaged)
+    except CorruptError:
+        return
+    assert at >= last_batch
+    assert found in (
+        [b"first", b"a", b"bb", b"ccc"],
+        [b"first", b"a", b"bb", b"ccc", b"dddd"],
+    )
+
+
+def test_damage_before_the_tail_names_segment_and_byte() -> None:
+    """What was promised and is broken is an error with the place and the way out."""
+    disk = a_log([b"a" * 100], [b"b"], [b"c"])
+    data = bytearray(disk.read(FIRST))
+    # The head, and the first record of 32 + 5 bytes.
+    at = HEAD_BYTES + RECORD_BYTES + 5
+    data[at + 50] ^= 1
+
+    with pytest.raises(
+        CorruptError, match=rf"{FIRST} is damaged at byte {at}: .* Restore the file"
+    ):
+        Log.open(with_file(FIRST, bytes(data)))
+
+
+def test_damage_in_an_earlier_segment_is_found() -> None:
+    """A segment that another one follows must be whole up to where it counts."""
+    disk = a_log([b"a" * 100])
+    Log.open(disk).append(b"later")
+    disk.sync("log/00000002")
+    data = bytearray(disk.read(FIRST))
+    data[-1] ^= 1
+    log = Log.open(with_file(FIRST, bytes(data), disk))
+    # `a` counts in the second segment: the first one ends with its first record.
+    assert len(list(log.read_back())) == 3
+
+    data[HEAD_BYTES + RECORD_BYTES] ^= 1
+    log = Log.open(with_file(FIRST, bytes(data), disk))
+    with pytest.raises(CorruptError, match=f"{FIRST} is damaged at byte {HEAD_BYTES}"):
+        list(log.read_back())
+
+
+def test_a_missing_segment_is_named() -> None:
+    """A hole in the chain is an error, not a shorter recorded."""
+    disk = a_log([b"a"])
+    Log.open(disk)
+    disk.remove(FIRST)
+
+    with pytest.raises(CorruptError, match=f"{FIRST} is missing"):
+        Log.open(disk)
+
+
+def test_a_segment_that_was_given_up_does_not_count() -> None:
+    """A segment that was written although that failed is skipped and swept."""
+    inner = SimDisk()
+    disk = NoRoom(inner, failing=(3, 4), share=1.0)
+    log = Log.create(disk, b"first")
+    log.append(b"a")
+    with pytest.raises(DiskFull):
+        log.sync()  # so that the next segment is needed
+    with pytest.raises(DiskFull):
+        log.sync()  # and this is written, and said to have failed
+    log.append(b"b")
+    log.sync()
+
+    assert inner.names("log/") == [FIRST, "log/00000002", "log/00000003"]
+    reopened = Log.open(inner)
+    assert [payload for _, payload in reopened.read_back()] == [b"first", b"a", b"b"]
+    reopened.sweep()
+    assert "log/00000002" not in inner.names("log/")
+    assert said(inner) == [b"first", b"a", b"b"]
+
+
+def test_what_was_withdrawn_does_not_come_back() -> None:
+    """Once something else has been recorded, a withdrawn record is gone for good."""
+    disk = a_log()
+    log = Log.open(disk)
+    log.append(b"kept")
+    log.append(b"withdrawn")
+    log.withdraw(2)
+    log.append(b"next")
+    log.sync()
+
+    assert said(disk) == [b"first", b"kept", b"next"]
+
+
+def test_another_version_is_refused_by_name() -> None:
+    """A log of a later format is not guessed at."""
+    data = bytearray(a_log().read(FIRST))
+    data[4:6] = struct.pack("<H", 2)
+    data[48:56] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(data[:48])))
+
+    with pytest.raises(
+        CorruptError, match=r"version 2 of the log's format.* version 1"
+    ):
+        Log.open(with_file(FIRST, bytes(data)))
+
+
+def test_a_head_that_contradicts_itself_is_refused() -> None:
+    """A chain that leads in a circle, or forward, is damage."""
+    data = bytearray(a_log().read(FIRST))
+    data[16:24] = struct.pack("<Q", 1)  # the previous segment is itself
+    data[48:56] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(data[:48])))
+
+    with pytest.raises(CorruptError, match="contradicts its own head"):
+        Log.open(with_file(FIRST, bytes(data)))
+
+
+@given(tail=st.binary(max_size=200), is_marked=st.booleans())
+def test_noise_behind_a_log_is_cut(tail: bytes, is_marked: bool) -> None:
+    """Whatever stands behind the last record, the log before it is what it was."""
+    disk = a_log([b"a"])
+    disk.append(FIRST, MARK + tail if is_marked else tail)
+
+    assert said(disk) == [b"first", b"a"]
+
+
+@given(noise=st.binary(max_size=300))
+def test_noise_instead_of_a_log_is_corrupt(noise: bytes) -> None:
+    """Bytes that no log wrote are refused, and nothing but CorruptError is raised."""
+    with pytest.raises(CorruptError):
+        said(with_file(FIRST, noise))
+
+
+def test_bytes_made_to_look_like_records_do_not_keep_a_reader_busy() -> None:
+    """Marks that each promise a long record are given up on after a while."""
+    disk = a_log()
+    size = 2**20
+    # Each mark promises half the file, which is there and does not verify.
+    trap = (MARK + struct.pack("<IQQ", size // 2, 9, 1) + bytes(8)) * (size // 32)
+    disk.append(FIRST, trap)
+
+    with pytest.raises(CorruptError, match="is no log from byte"):
+        Log.open(disk)
+
+
+def test_a_promise_of_a_huge_record_reserves_nothing() -> None:
+    """A length beyond the limit is not believed."""
+    disk = a_log([b"a"])
+    disk.append(FIRST, MARK + struct.pack("<IQQ", 2**32 - 1, 3, 2) + bytes(100))
+
+    assert said(disk) == [b"first", b"a"]
+
+
+def test_opening_reads_a_log_about_twice() -> None:
+    """The cost of opening grows with the log, not with its square."""
+    rng = random.Random(0)
+    disk = a_log(*([rng.randbytes(200)] for _ in range(3000)))
+    tally = ReadTally(disk)
+    size = sum(len(disk.read(name)) for name in disk.names("log/"))
+
+    assert len(said(tally)) == 3001
+
+    # Once to find its end and once to replay, in pieces of a MiB that overlap a little.
+    assert tally.read_bytes < 2.2 * size
+    assert tally.reads < 20
+
+
+class ReadTally:
+    """A disk that counts what is read from it."""
+
+    def __init__(self, inner: SimDisk) -> None:
+        self._inner = inner
+        self.append, self.sync = inner.append, inner.sync
+        self.write_new, self.names = inner.write_new, inner.names
+        self.remove = inner.remove
+        self.reads = self.read_bytes = 0
+
+    def read(self, name: str, first: int = 0, size: int | None = None) -> bytes:
+        data = self._inner.read(name, first, size)
+        self.reads += 1
+        self.read_bytes += len(data)
+        return data

@@ -1,0 +1,194 @@
+"""The machine's own disk: the contract, the lock, and what a failing one says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.disk import Disk, SystemDisk
+from atoll.errors import DiskError, DiskFull, NoSuchFile, UsageError
+from atoll.testing.disk_contract import DISK_CLAIMS, Claim
+
+HOLD = """
+import sys
+from atoll.disk import SystemDisk
+disk = SystemDisk(sys.argv[1])
+disk.append("log/1", b"synced ")
+disk.sync("log/1")
+disk.append("log/1", b"written")
+def parts():
+    yield b"half"
+    print("held", flush=True)
+    sys.stdin.read()
+disk.write_new("states/0/7", parts())
+"""
+REFUSED = """
+import os, sys
+from atoll.disk import SystemDisk
+from atoll.errors import UsageError
+if os.getuid() == 0:
+    os.setuid(65534)
+try:
+    SystemDisk(sys.argv[1])
+except UsageError as error:
+    print(error)
+"""
+LIMITED = """
+import resource, sys
+from atoll.disk import SystemDisk
+from atoll.errors import DiskFull
+disk = SystemDisk(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+for write in (
+    lambda: disk.append("log/1", bytes(1500)),
+    lambda: disk.write_new("states/0/7", [bytes(600), bytes(600)]),
+):
+    try:
+        write()
+    except DiskFull as error:
+        print(error)
+print(disk.names(""), len(disk.read("log/1")))
+"""
+
+
+def python(code: str, *arguments: object) -> str:
+    """Run code in a process of its own and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("claim", DISK_CLAIMS, ids=lambda claim: claim.__name__)
+def test_it_keeps_the_contract(claim: Claim, tmp_path: Path) -> None:
+    """A directory does all that the journal asks of a disk."""
+    disk = SystemDisk(tmp_path / "run")
+
+    def reopen() -> Disk:
+        nonlocal disk
+        disk.close()
+        disk = SystemDisk(tmp_path / "run")
+        return disk
+
+    claim(disk, reopen)
+    disk.close()
+
+
+def test_a_second_owner_is_refused_by_name(tmp_path: Path) -> None:
+    """While one owner lives, another is told the number of its process."""
+    disk = SystemDisk(tmp_path)
+
+    with pytest.raises(UsageError, match=rf"belongs to process {os.getpid()}, which"):
+        SystemDisk(tmp_path)
+
+    disk.close()
+    SystemDisk(tmp_path).close()
+
+
+def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
+    """A killed owner holds nothing, and leaves no half file in sight."""
+    root = tmp_path / "run"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match=f"belongs to process {holder.pid},"):
+            SystemDisk(root)
+        assert len(list((root / "states" / "0").iterdir())) == 1
+
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+
+    disk = SystemDisk(root)
+    assert disk.names("") == ["log/1"]
+    # A killed process is no power cut: what the system was given is still there.
+    assert disk.read("log/1") == b"synced written"
+    assert list((root / "states" / "0").iterdir()) == []
+    disk.close()
+
+
+def test_a_closed_disk_does_nothing_more(tmp_path: Path) -> None:
+    """Without the lock there is no writing, and closing twice is closing once."""
+    disk = SystemDisk(tmp_path)
+    disk.append("a", b"x")
+    disk.close()
+    disk.close()
+
+    with pytest.raises(UsageError, match="is closed"):
+        disk.append("a", b"x")
+    with pytest.raises(UsageError, match="is closed"):
+        disk.names("")
+
+
+def test_the_lock_is_no_file_of_the_disk(tmp_path: Path) -> None:
+    """Nobody reads, lists or overwrites the lock by the port."""
+    disk = SystemDisk(tmp_path)
+
+    assert disk.names("") == []
+    with pytest.raises(UsageError, match="'lock' is the lock"):
+        disk.append("lock", b"x")
+    disk.close()
+
+
+def test_a_disk_without_room_says_so(tmp_path: Path) -> None:
+    """Where the system has no room, the error is DiskFull, with the path."""
+    disk = SystemDisk(tmp_path)
+    (tmp_path / "full").symlink_to("/dev/full")
+
+    with pytest.raises(DiskFull, match=r"No room for .*/full: No space left"):
+        disk.append("full", b"x")
+    disk.close()
+
+
+def test_a_limit_on_size_is_a_disk_without_room(tmp_path: Path) -> None:
+    """An append that does not fit leaves a part, a whole file leaves nothing."""
+    first, second, left = python(LIMITED, tmp_path / "run").splitlines()
+
+    assert first.startswith(f"No room for {tmp_path}/run/log/1: File too large")
+    assert second.startswith(f"No room for {tmp_path}/run/states/0/7: File too large")
+    # Of 1500 bytes 1000 are allowed.
+    assert left == "['log/1'] 1000"
+
+
+def test_a_directory_that_cannot_be_written_is_the_users_matter(
+    tmp_path: Path,
+) -> None:
+    """Without the right to write, the error names the path and the way out."""
+    tmp_path.chmod(0o500)
+    said = python(REFUSED, tmp_path / "run")
+    tmp_path.chmod(0o700)
+
+    assert f"{tmp_path}" in said
+    assert "Permission denied. Give this user the right to write there" in said
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    """A root that is a file is refused as a usage error."""
+    (tmp_path / "run").write_text("not a directory")
+
+    with pytest.raises(UsageError, match="choose another directory"):
+        SystemDisk(tmp_path / "run")
+
+
+def test_what_a_disk_fails_at_otherwise_is_a_disk_error(tmp_path: Path) -> None:
+    """A directory in a file's place is no file, and no bytes of one."""
+    disk = SystemDisk(tmp_path)
+    disk.append("a/b", b"x")
+
+    with pytest.raises(DiskError, match=r"The disk failed at .*/a: Is a directory"):
+        disk.read("a")
+    with pytest.raises(NoSuchFile, match=r"/b/c is not there"):
+        disk.read("b/c")
+    disk.close()

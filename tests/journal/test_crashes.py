@@ -79,6 +79,26 @@ def test_a_crash_after_a_full_disk_keeps_what_was_promised(
     assert crashes > 40
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_state_that_may_not_be_durable_replaces_nothing(seed: int) -> None:
+    """A state that was written although that failed is made durable, then trusted."""
+    inner = SimDisk(rng=random.Random(seed))
+    disk = NoRoom(inner, share=1.0)
+    run = Run(disk).start()
+    for _ in range(3):
+        run.commit(1)
+        disk.is_full = True
+        with pytest.raises(DiskFull):
+            run.journal.compact(1)
+        disk.is_full = False
+        run.journal.compact(1)
+
+    inner.crash(is_power_cut=True)
+
+    run.reopen().check()
+    assert run.journal.damage == []
+
+
 class Trouble(NamedTuple):
     """What goes wrong at one step."""
 

@@ -174,6 +174,20 @@ def test_damage_in_an_earlier_segment_is_found() -> None:
         list(log.read_back())
 
 
+@pytest.mark.parametrize("is_last", [True, False], ids=["last", "earlier"])
+def test_a_whole_record_in_the_wrong_place_is_damage(is_last: bool) -> None:
+    """Records are numbered, so that a copied one is not taken for another."""
+    disk = a_log([b"other"], [b"third"])
+    if not is_last:
+        Log.open(disk)
+    data = disk.read(FIRST)
+    first, second, third = HEAD_BYTES, HEAD_BYTES + 37, HEAD_BYTES + 74
+    copied = data[:second] + data[first:second] + data[third:]
+
+    with pytest.raises(CorruptError, match=f"{FIRST} is damaged at byte {second}"):
+        said(with_file(FIRST, copied, disk))
+
+
 def test_a_missing_segment_is_named() -> None:
     """A hole in the chain is an error, not a shorter recorded."""
     disk = a_log([b"a"])

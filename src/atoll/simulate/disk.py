@@ -103,7 +103,10 @@ class SimDisk:
             content = b"".join(bytes(part) for part in parts)
             if self.is_full:
                 if self._rng.random() < _COMPLETE_BUT_FAILED:
+                    # Its content was synced before the rename: whole, or not there.
                     self._make(name).append(content)
+                    self._files[name].sync()
+                    self._files[name].survives = False
                 raise _full(name)
             self._make(name).append(content)
             self._files[name].sync()

@@ -10,12 +10,12 @@ import numpy as np
 from atoll.errors import AtollError
 from atoll.exchange import CoordinatorExchange
 from atoll.island import Host
-from atoll.protocol import JoinRequest, ModelSpec, TensorSpec
+from atoll.island.vectors import Vectors, vector_model
+from atoll.protocol import JoinRequest
 from atoll.settings import RunSettings
 from atoll.simulate.apply import Armed, apply
 from atoll.simulate.hosts import CoordinatorHost, Greenlets, Wire
 from atoll.simulate.plan import FaultPlan
-from atoll.simulate.vectors import VectorView
 from atoll.simulate.world import World
 
 STEP_S = 0.5
@@ -24,12 +24,7 @@ STEP_S = 0.5
 LIMIT_S = 6 * 3600.0
 """A run that has not ended by then hangs."""
 
-MODEL = ModelSpec(
-    tuple(
-        TensorSpec(name=name, shape=shape, dtype="float32", role="parameter")
-        for name, shape in (("h.0.w", (70,)), ("h.1.w", (50,)), ("head", (7,)))
-    )
-)
+MODEL = vector_model({"h.0.w": (70,), "h.1.w": (50,), "head": (7,)})
 
 
 @dataclass
@@ -103,7 +98,7 @@ class IslandHost:
         wire = Wire(self._world, self._process)
         nonce = str(self._process.incarnation).encode()
         exchange = CoordinatorExchange(wire, key=self._name.encode(), nonce=nonce)
-        view = VectorView()
+        view = Vectors()
         host = Host(
             exchange,
             view,

@@ -22,7 +22,9 @@ from atoll.exchange import (
     StateCall,
 )
 from atoll.protocol import Beat, JoinReply, JoinRequest, Reception
-from atoll.protocol.coordinator import NewValues
+from atoll.protocol.events import (
+    NewValues,
+)
 from atoll.simulate import ProcessDead, SimDisk
 from atoll.testing import vector_model
 from atoll.weights import FragmentState

@@ -10,13 +10,13 @@ from atoll import RunSettings
 from atoll.algorithm.pace import Arrivals
 from atoll.errors import LeaseLost, ModelError, Refused, Unreachable, UsageError
 from atoll.protocol import Beat, JoinRequest, ModelSpec, Position
-from atoll.protocol.coordinator import (
+from atoll.protocol.coordinator import CoordinatorState, advance, wakes_at
+from atoll.protocol.events import (
     Action,
     Beaten,
     Close,
     Closed,
     Committed,
-    CoordinatorState,
     Event,
     Founded,
     Joining,
@@ -30,8 +30,6 @@ from atoll.protocol.coordinator import (
     Stored,
     Tick,
     Welcome,
-    advance,
-    wakes_at,
 )
 from atoll.protocol.membership import CLOSED_S, LEASE_S
 from atoll.protocol.rounds import Phase, Reception

@@ -30,7 +30,8 @@ from atoll.exchange import (
 )
 from atoll.journal import Created, EpochSet, Joined, Journal, Left
 from atoll.protocol import JoinReply, Position, Reception, refuse_all
-from atoll.protocol.coordinator import (
+from atoll.protocol.coordinator import advance, wakes_at
+from atoll.protocol.events import (
     Action,
     Beaten,
     Close,
@@ -46,8 +47,6 @@ from atoll.protocol.coordinator import (
     Stored,
     Tick,
     Welcome,
-    advance,
-    wakes_at,
 )
 from atoll.protocol.membership import Member
 from atoll.settings import RunSettings

@@ -21,12 +21,32 @@ from statistics import median_high
 from typing import Any
 
 from atoll.errors import Refused, Unreachable, UsageError
+from atoll.protocol.events import (
+    Action,
+    Beaten,
+    Close,
+    Closed,
+    Committed,
+    Event,
+    Founded,
+    Joining,
+    Leave,
+    NewValues,
+    Offered,
+    Pausing,
+    Remember,
+    Say,
+    Stopping,
+    Stored,
+    Tick,
+    Welcome,
+)
 from atoll.protocol.judge import judge_updates
 from atoll.protocol.membership import LEASE_S, Member, Members
-from atoll.protocol.messages import Beat, JoinRequest, ModelSpec, Position
+from atoll.protocol.messages import ModelSpec, Position
 from atoll.protocol.rounds import LateTerms, Phase, Reception, Round
 from atoll.settings import EPOCH_KEYS, RunSettings
-from atoll.wire import Header, OuterValues, Roster, RosterEntry, Verdict
+from atoll.wire import Header, Roster, RosterEntry, Verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,154 +113,6 @@ class CoordinatorState:
         )
 
 
-@dataclass(frozen=True)
-class Joining:
-    """An island asks to take part."""
-
-    request: JoinRequest
-    key: bytes
-    nonce: bytes
-
-
-@dataclass(frozen=True)
-class Founded:
-    """The founder's weights are here, durable: the digest of each fragment's state."""
-
-    island: str
-    incarnation: int
-    digests: tuple[bytes, ...]
-    outers: tuple[OuterValues, ...]
-
-
-@dataclass(frozen=True)
-class Beaten:
-    """A heartbeat came."""
-
-    beat: Beat
-
-
-@dataclass(frozen=True)
-class Offered:
-    """The header of an update came; its body has not been read."""
-
-    header: Header
-
-
-@dataclass(frozen=True)
-class Stored:
-    """The body of a wanted update is here and verified, durable if it departs."""
-
-    header: Header
-
-
-@dataclass(frozen=True)
-class Leave:
-    """An island goes, by its own word or an operator's."""
-
-    island: str
-    incarnation: int
-    reason: str = "left"
-
-
-@dataclass(frozen=True)
-class Closed:
-    """An island's connection was closed: a hint, not a fact."""
-
-    island: str
-    incarnation: int
-
-
-@dataclass(frozen=True)
-class Tick:
-    """Time has passed."""
-
-
-@dataclass(frozen=True)
-class Committed:
-    """A round's record is durable, and the outer step is taken."""
-
-    fragment: int
-    roster: Roster
-    """The roster in the record: all refused if the mean overflowed."""
-
-    digest: bytes
-    outer: OuterValues
-    """The outer values for the round that opens now."""
-
-
-@dataclass(frozen=True)
-class NewValues:
-    """An operator changes settings that may change at run time."""
-
-    values: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Stopping:
-    """An operator ends the run, with the rounds that are under way."""
-
-
-@dataclass(frozen=True)
-class Pausing:
-    """An operator stops rounds from closing, or lets them close again."""
-
-    is_paused: bool
-
-
-Event = (
-    Joining
-    | Founded
-    | Beaten
-    | Offered
-    | Stored
-    | Leave
-    | Closed
-    | Tick
-    | Committed
-    | NewValues
-    | Stopping
-    | Pausing
-)
-
-
-@dataclass(frozen=True)
-class Welcome:
-    """Tell an island that it is a member."""
-
-    member: Member
-    position: Position
-    is_founder: bool
-    spoken_for: tuple[int, ...] = ()
-    """Fragments whose open round holds an update of an earlier life, which stands."""
-
-
-@dataclass(frozen=True)
-class Remember:
-    """Make a membership or an epoch durable before anybody is answered."""
-
-    what: Member | Leave | int
-
-
-@dataclass(frozen=True)
-class Say:
-    """Answer the one who asked."""
-
-    answer: Position | Reception
-
-
-@dataclass(frozen=True)
-class Close:
-    """Reduce the frozen staged set, journal the outcome, take the outer step."""
-
-    fragment: int
-    round: int
-    roster: Roster
-    staged: tuple[Header, ...]
-    outer: OuterValues
-    epoch: int
-
-
-Action = Welcome | Remember | Say | Close
 Result = tuple[CoordinatorState, list[Action]]
 
 

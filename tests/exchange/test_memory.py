@@ -446,7 +446,7 @@ def test_a_state_of_another_shape_cannot_found_a_run() -> None:
 
 
 def test_who_never_took_part_does_not_start_the_run() -> None:
-    """start_islands must be here together, and a founder that failed has no slot."""
+    """A founder that failed counts for nothing, and has no slot."""
     run = make_run(start_islands=2)
     failed = run.join(JoinRequest(model=MODEL, island="a"))
     run.leave("a", failed.incarnation)
@@ -468,3 +468,15 @@ def test_progress_goes_on_over_the_lives_of_an_island() -> None:
     again = join(run, "a")
 
     assert (again.inner_steps, again.tokens) == (7, 40)
+
+
+def test_who_left_its_work_has_taken_part() -> None:
+    """An island that departs before the other joins counts, and starts the run."""
+    run = make_run(start_islands=2)
+    a = join(run, "a")
+    run.publish(update(run, a, 1.0, kind=Kind.DEPARTING))
+    run.leave("a", a.incarnation)
+    b = join(run, "b")
+    run.publish(update(run, b, 3.0))
+
+    assert anchor(run) == -2.0

@@ -25,14 +25,17 @@ class Members:
         self._settings = settings
         self._known: dict[str, Member] = {}
         self._live: dict[str, Member] = {}
-        self.has_started = False
-        """True from the moment `start_islands` were here together."""
         self.steps: dict[str, int] = {}
         """The schedule step each live island reported last."""
 
     @property
     def live(self) -> frozenset[str]:
         return frozenset(self._live)
+
+    @property
+    def has_started(self) -> bool:
+        """True from the moment `start_islands` have joined, though some have left."""
+        return len(self._known) >= self._settings.start_islands
 
     def forget(self, island: str) -> None:
         """Take back a name whose island never took part."""
@@ -60,7 +63,6 @@ class Members:
             )
         member = self._next_life(name if name is not None else self._free_name())
         self._known[member.island] = self._live[member.island] = member
-        self.has_started |= len(self._live) >= self._settings.start_islands
         self.steps[member.island] = step
         return member
 

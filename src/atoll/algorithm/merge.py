@@ -1,7 +1,9 @@
 """From the islands' decoded updates to one: mean, weighted, radial, trimmed.
 
 `values` are in island order, the byte order of their names: fp32 sums depend on it, so
-it is fixed by names and never by arrival. Decoded values are finite.
+it is fixed by names and never by arrival. They are summed as a tree (`first_half`), so
+that the mean of 2, 4, 8 ... equal values is exactly that value. Decoded values are
+finite.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ Vector = NDArray[np.float32]
 def mean(values: Sequence[A]) -> A:
     """Return the ordered sum divided once by the number of islands.
 
-    One value is its own mean. Equal values have exactly that mean if there are 2 or 4,
-    or 8 of at most 21 significant bits (bf16, e3m0); else it is off by a few ulps.
+    One value is its own mean. Equal values have exactly that mean if their number is a
+    power of two; else it is off by an ulp or two.
     """
     total = _ordered_sum([flush(value) for value in values])
     return total if len(values) == 1 else divide(total, float(len(values)))
@@ -126,11 +128,23 @@ def _round_length(length: float) -> float:
         return math.inf
 
 
+def first_half(num_values: int) -> int:
+    """Return how many of two or more values are summed apart from the rest.
+
+    The largest power of two below their number, so that every sum of a power of two
+    of them is a complete tree.
+
+    >>> [first_half(n) for n in (2, 3, 4, 5, 8, 9)]
+    [1, 2, 2, 4, 4, 8]
+    """
+    return 1 << (num_values - 1).bit_length() - 1
+
+
 def _ordered_sum(values: Sequence[A]) -> A:
-    total, *others = values
-    for value in others:
-        total = flush(total + value)
-    return total
+    if len(values) == 1:
+        return values[0]
+    half = first_half(len(values))
+    return flush(_ordered_sum(values[:half]) + _ordered_sum(values[half:]))
 
 
 def _sorted(values: Sequence[A]) -> list[A]:

@@ -1,6 +1,7 @@
 """From the counted updates of a round to the agreed body, block by block.
 
-Memory does not grow with the number of islands, except for merges that must see every
+Memory does not grow with the islands but for a block per level of the sum's tree,
+except for merges that must see every
 island's value of a coordinate (`trimmed`) or of a tensor (`radial`).
 """
 
@@ -58,20 +59,37 @@ def reduce(
 
 
 def _mean(contributions: Sequence[Contribution], block: slice, out: F32) -> None:
-    first, *others = contributions
     weights = [contribution.weight for contribution in contributions]
+    is_even = len(set(weights)) == 1
+    shares = [None] * len(weights) if is_even else text.shares(weights)
     out[:] = 0.0
-    if len(set(weights)) == 1:
-        first.codec.decode(first.body, out, first=block.start)
-        for other in others:
-            other.codec.decode_add(other.body, out, first=block.start)
-        if others:
-            kernels.active().divide(out, np.float32(len(weights)))
-        return
-    for contribution, share in zip(contributions, text.shares(weights), strict=True):
+    _add_tree(list(zip(contributions, shares, strict=True)), block, out)
+    if is_even and len(weights) > 1:
+        kernels.active().divide(out, np.float32(len(weights)))
+
+
+def _add_tree(
+    terms: Sequence[tuple[Contribution, float | None]], block: slice, out: F32
+) -> None:
+    """Add the sum of share times value to a block of zeros, in the text's order.
+
+    A block of scratch for each level that has more than a leaf on its right: their
+    number grows with the logarithm of the number of islands.
+    """
+    if len(terms) == 1:
+        ((contribution, share),) = terms
         contribution.codec.decode_add(
             contribution.body, out, weight=share, first=block.start
         )
+        return
+    half = text.first_half(len(terms))
+    _add_tree(terms[:half], block, out)
+    if len(terms) - half == 1:
+        _add_tree(terms[half:], block, out)
+        return
+    right = np.zeros_like(out)
+    _add_tree(terms[half:], block, right)
+    kernels.active().accumulate(out, right)
 
 
 def _decode_all(contributions: Sequence[Contribution], block: slice) -> list[F32]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,7 @@ from atoll.settings import RunSettings
 from atoll.simulate.apply import Armed, apply
 from atoll.simulate.hosts import CoordinatorHost, Greenlets, Wire
 from atoll.simulate.plan import FaultPlan
+from atoll.simulate.trace import Happening
 from atoll.simulate.world import World
 
 STEP_S = 0.5
@@ -51,14 +53,17 @@ def simulate(
     islands: int = 4,
     faults: FaultPlan | None = None,
     seed: int = 0,
+    trace: Callable[[Happening], None] | None = None,
 ) -> Simulated:
     """Run to the settings' `end_rounds`, and return what came of it.
 
-    The same arguments give the same run, event for event.
+    The same arguments give the same run, event for event. `trace` is told of every
+    message, fault and crash as it happens.
     """
     result = Simulated()
     names = [f"i{number}" for number in range(islands)]
     with World(seed) as world:
+        world.scheduler.trace = trace
         coordinator = CoordinatorHost(world, settings)
         coordinator.start()
         for name in names:

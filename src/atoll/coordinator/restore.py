@@ -119,7 +119,8 @@ def _round(
     fragment = recorded.fragments[index]
     number = fragment.round + 1
     is_last = state.last_round is not None and fragment.round >= state.last_round
-    phase = Phase.OPEN if state.has_started else Phase.WAITING
+    has_started = any(each.round for each in recorded.fragments)
+    phase = Phase.OPEN if has_started else Phase.WAITING
     return Round(
         fragment=index,
         number=number,

@@ -118,8 +118,9 @@ class Service:
                 return self._advance(Offered(header), now_s)
             case PublishCall(frame):
                 return self._publish(frame, now_s)
-            case OutcomeCall(fragment, round):
-                return self._outcome(fragment, round, now_s)
+            case OutcomeCall(fragment, round, _, beat):
+                position = self._advance(Beaten(beat), now_s) if beat else None
+                return self._outcome(fragment, round, now_s) or position
             case StateCall(fragment):
                 return self._state(fragment)
             case LeaveCall(island, incarnation):

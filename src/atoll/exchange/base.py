@@ -80,6 +80,8 @@ class Exchange(Protocol):
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         """Return what a round came to, or None when `wait_s` have passed without.
 
+        An exchange for which asking is dear may wait a few seconds instead.
+
         Raises:
             RunEnded: the round will never open.
         """

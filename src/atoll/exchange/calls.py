@@ -61,6 +61,9 @@ class OutcomeCall:
     wait_s: float = 0.0
     """How long the answer may wait for the outcome."""
 
+    beat: Beat | None = None
+    """Who asks: a question is as good as a heartbeat."""
+
 
 @dataclass(frozen=True)
 class StateCall:

@@ -31,6 +31,9 @@ from atoll.wire import Kind
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Between two attempts at a coordinator that does not answer; doubled each time."""
 
+LONG_POLL_S = 2.0
+"""How long a question for an outcome may wait. An island that leaves waits as long."""
+
 HEARTBEAT_S = 3.0
 """A fifth of the lease, so that several may be lost."""
 
@@ -100,14 +103,15 @@ class CoordinatorExchange:
             self._ask(FoundCall(header.island, header.incarnation, states))
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
-        reply = self._ask(OutcomeCall(fragment, round, wait_s))
-        if reply is None:
-            self._send_again(fragment, round)
-            return None
-        self._unconfirmed.pop((fragment, round), None)
-        outcome = cast(Outcome, reply)
-        self._position = outcome.position
-        return outcome
+        wait_s = LONG_POLL_S if wait_s else 0.0
+        reply = self._ask(OutcomeCall(fragment, round, wait_s, self._beat))
+        if isinstance(reply, Outcome):
+            self._unconfirmed.pop((fragment, round), None)
+            self._position = reply.position
+            return reply
+        self._position = cast(Position | None, reply) or self._position
+        self._send_again(fragment, round)
+        return None
 
     def state(self, fragment: int) -> Frame:
         return cast(Frame, self._ask(StateCall(fragment)))

@@ -16,9 +16,9 @@ from atoll.island.background import Background
 from atoll.island.buffers import Buffers
 from atoll.island.entry import fetch_state
 from atoll.island.seeds import update_seed
-from atoll.island.slot import Arrival, Sealed, Slot
+from atoll.island.slot import Arrival, Sealed, Slot, Summons
 from atoll.island.tally import Tally
-from atoll.protocol import How, JoinReply, decide, verdict_of
+from atoll.protocol import Beat, How, JoinReply, decide, verdict_of
 from atoll.protocol.island import Book
 from atoll.weights import seal
 from atoll.wire import (
@@ -52,6 +52,8 @@ class Courier:
         self._buffers, self._tally = buffers, tally
         self._decay = joined.settings.wire.error_feedback_decay
         self._stops = False
+        self._background = background
+        self._waiting: tuple[Sealed, Beat] | None = None
         self._sender = background.hand(f"atoll-{joined.island}-send")
         self._receiver = background.hand(f"atoll-{joined.island}-receive")
 
@@ -63,6 +65,19 @@ class Courier:
         """Wait for an outcome without an update: an earlier life has sent one."""
         assert slot.sealed is not None
         self._receiver.submit(self._receive, slot, slot.sealed, book)
+
+    def wait(self, sealed: Sealed, beat: Beat) -> Arrival | Summons:
+        """Stand still for an outcome, and say so; a summons may come before it."""
+        # Read before the receiver may know that somebody waits: it replaces a promise
+        # that it has kept with a summons.
+        arrival = sealed.arrival
+        self._waiting = None if arrival.done() else (sealed, beat)
+        if self._waiting:
+            self._exchange.heartbeat(beat)
+        try:
+            return arrival.result()
+        finally:
+            self._waiting = None
 
     def stop(self) -> None:
         """Finish what is being sent, and receive nothing more."""
@@ -191,6 +206,7 @@ class Courier:
             if outcome is None:
                 if is_last_look:
                     return []
+                self._heed()
                 continue
             outcomes.append(outcome)
             header = outcome.agreed.header
@@ -200,6 +216,19 @@ class Courier:
             self._tally.bytes_down += frame_bytes(header)
             if outcome.position.rounds[slot.index] <= header.round + 1:
                 return outcomes
+
+    def _heed(self) -> None:
+        """Tell the thread that trains what everybody waits for, while it waits too."""
+        if self._waiting is None:
+            return
+        sealed, beat = self._waiting
+        position = self._exchange.heartbeat(beat)
+        news = {(index, position.rounds[index]) for index in position.wanted}
+        if news - sealed.told and not sealed.arrival.done():
+            sealed.told |= news
+            self._waiting = None
+            told, sealed.arrival = sealed.arrival, self._background.promise()
+            told.set_result(Summons(position))
 
     def _apply(
         self, slot: Slot, sealed: Sealed, book: Book, outcomes: list[Outcome]

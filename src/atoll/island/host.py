@@ -18,7 +18,7 @@ from atoll.island.background import Background, Threads
 from atoll.island.buffers import Buffers
 from atoll.island.courier import Courier
 from atoll.island.entry import enter
-from atoll.island.slot import Arrival, Sealed, Slot
+from atoll.island.slot import Arrival, Sealed, Slot, Summons
 from atoll.island.tally import Tally
 from atoll.island.view import ParameterView
 from atoll.protocol import (
@@ -39,6 +39,7 @@ from atoll.protocol import (
     SyncNow,
     Take,
     Taken,
+    Wanted,
     advance,
     join_at,
     wakes_at,
@@ -113,13 +114,7 @@ class Host:
             return
         self.tally.inner_steps += 1
         self._step += 1
-        self.position = self._exchange.heartbeat(
-            Beat(
-                island=self.joined.island,
-                incarnation=self.joined.incarnation,
-                step=self._step,
-            )
-        )
+        self.position = self._exchange.heartbeat(self._beat())
         if self._step >= self._wakes_at:
             self._perform(Stepped(self._step))
 
@@ -252,12 +247,14 @@ class Host:
         assert sealed is not None
         waits_from_s = self._clock.now_s()
         try:
-            arrival = sealed.arrival.result()
+            arrival = self._courier.wait(sealed, self._beat((slot.index, sealed.round)))
         except RunEnded:
             self._end()
             return []
         finally:
             self.tally.wait_s += self._clock.now_s() - waits_from_s
+        if isinstance(arrival, Summons):
+            return self._advance(Wanted(slot.index, arrival.position))
         try:
             self._adopt(slot, sealed, arrival)
         except BaseException:
@@ -277,6 +274,14 @@ class Host:
                 through=arrival.through,
                 position=arrival.position,
             )
+        )
+
+    def _beat(self, waits_for: tuple[int, int] | None = None) -> Beat:
+        return Beat(
+            island=self.joined.island,
+            incarnation=self.joined.incarnation,
+            step=self._step,
+            waits_for=waits_for,
         )
 
     def _adopt(self, slot: Slot, sealed: Sealed, arrival: Arrival) -> None:

@@ -26,6 +26,13 @@ class Arrival:
     position: Position
 
 
+@dataclass(frozen=True)
+class Summons:
+    """No outcome yet: the run wants other fragments first, as its position says."""
+
+    position: Position
+
+
 @dataclass(kw_only=True)
 class Sealed:
     """An update in flight, with all that undoing or finishing it needs."""
@@ -38,7 +45,10 @@ class Sealed:
     inner_steps: int
     tokens: int
     weight: int
-    arrival: Promise[Arrival]
+    arrival: Promise[Arrival | Summons]
+    told: set[tuple[int, int]] = field(default_factory=set)
+    """Fragments and rounds that the island was summoned for while it waited."""
+
     frame: Frame | None = None
     """Set by the sender: these bytes are kept until an outcome lists them."""
 
@@ -47,8 +57,10 @@ class Sealed:
     @property
     def outcome(self) -> Arrival | None:
         """What the round came to, if that is known."""
-        is_known = self.arrival.done() and self.arrival.exception() is None
-        return self.arrival.result() if is_known else None
+        if not self.arrival.done() or self.arrival.exception() is not None:
+            return None
+        result = self.arrival.result()
+        return result if isinstance(result, Arrival) else None
 
 
 @dataclass(kw_only=True)

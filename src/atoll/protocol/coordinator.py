@@ -92,10 +92,11 @@ class CoordinatorState:
 
     @property
     def has_started(self) -> bool:
-        return len(self.members.known) >= self.settings.run.start_islands
+        """True from the moment `start_islands` took part, though some have left."""
+        return any(round.phase is not Phase.WAITING for round in self.rounds)
 
-    def position(self, now_s: float) -> Position:
-        """Return where the run is, as the live islands say."""
+    def position(self, now_s: float, *, island: str | None = None) -> Position:
+        """Return where the run is, as live islands say, and what it wants of one."""
         live = self.members.live(now_s)
         steps = [self.members.known[name].step for name in live]
         return Position(
@@ -103,6 +104,38 @@ class CoordinatorState:
             rounds=tuple(round.number for round in self.rounds),
             last_round=self.last_round,
             tokens=self.tokens(),
+            wanted=self.wanted(island, now_s) if island else (),
+        )
+
+    def is_stuck(self, now_s: float) -> bool:
+        """Return whether every live island waits for a round, so that none will move.
+
+        Islands that are out of phase can wait for each other's fragments. If one of
+        them still trains, it will come to its next send point; if none does, only
+        what they are asked for can close a round before a deadline.
+        """
+        live = self.members.live(now_s)
+        can_close = not self.is_paused and len(live) >= self.settings.run.quorum
+        return can_close and all(map(self._is_blocked, live))
+
+    def wanted(self, island: str, now_s: float) -> tuple[int, ...]:
+        """Return the fragments that a stuck run waits for this island to publish."""
+        if not self.is_stuck(now_s):
+            return ()
+        return tuple(
+            round.fragment
+            for round in self.rounds
+            if round.phase is Phase.OPEN
+            and island in round.missing(self.members, now_s)
+        )
+
+    def _is_blocked(self, island: str) -> bool:
+        waits_for = self.members.known[island].waits_for
+        return waits_for is not None and any(
+            (round.fragment, round.number) == waits_for
+            and round.phase is Phase.OPEN
+            and island in round.staged
+            for round in self.rounds
         )
 
     def tokens(self) -> int:
@@ -172,10 +205,11 @@ def _settle(state: CoordinatorState, now_s: float) -> Result:
 
 
 def _start(state: CoordinatorState, now_s: float) -> CoordinatorState:
-    waiting = [round for round in state.rounds if round.phase is Phase.WAITING]
-    if not waiting or not state.has_started:
-        return state
+    """Open the first rounds once `start_islands` are here, or left their work."""
     live = state.members.live(now_s)
+    taking_part = live.union(*(round.staged for round in state.rounds))
+    if state.has_started or len(taking_part) < state.settings.run.start_islands:
+        return state
     rounds = tuple(
         replace(round, phase=Phase.OPEN, opened_s=now_s, candidates=live)
         if round.phase is Phase.WAITING
@@ -275,9 +309,9 @@ def _founded(state: CoordinatorState, event: Founded, now_s: float) -> Result:
 def _beat(state: CoordinatorState, event: Beaten, now_s: float) -> Result:
     beat = event.beat
     member = state.members.require(beat.island, beat.incarnation)
-    members = state.members.beat(member, now_s=now_s, step=beat.step)
+    members = state.members.beat(member, beat, now_s=now_s)
     state = replace(state, members=members)
-    return state, [Say(state.position(now_s))]
+    return state, [Say(state.position(now_s, island=beat.island))]
 
 
 def _offer(state: CoordinatorState, event: Offered, now_s: float) -> Result:

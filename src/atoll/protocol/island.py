@@ -111,6 +111,9 @@ class IslandState:
     is_realigning: bool = False
     """After `sync_now`: the step counter moves to the run's position once."""
 
+    is_astray: bool = False
+    """Out of phase: it moves there with the next outcome, forwards or back."""
+
     def finished(self, book: Book) -> bool:
         return self.last_round is not None and book.next_round > self.last_round
 
@@ -139,6 +142,14 @@ class Taken:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """All islands wait: this one for `fragment`, others for it at `position.wanted`."""
+
+    fragment: int
+    position: Position
+
+
+@dataclass(frozen=True)
 class SyncNow:
     """The user wants every fragment's work in its open round, at this step."""
 
@@ -150,7 +161,7 @@ class Leaving:
     """The island goes: whatever it holds must be given away."""
 
 
-Event = Stepped | Taken | SyncNow | Leaving
+Event = Stepped | Taken | Wanted | SyncNow | Leaving
 
 
 @dataclass(frozen=True)
@@ -238,6 +249,8 @@ def advance(
             return _stepped(state, event.step, plan)
         case Taken():
             return _taken(state, event, plan)
+        case Wanted():
+            return _wanted(state, event, plan)
         case SyncNow():
             state = replace(state, step=event.step, is_realigning=True)
             return _seal(state, range(plan.num_books), plan, take_at=state.step)
@@ -357,7 +370,9 @@ def _taken(
     state = _with(state, event.fragment, book)
     state = replace(state, last_round=event.position.last_round)
     due = [event.fragment] if is_due else []
-    if missed or state.is_realigning:
+    if state.is_astray:
+        state = _take_position(state, event.position, plan)
+    elif missed or state.is_realigning:
         state, due = _realign(state, event.position, plan, due, missed=missed)
     take_at = state.step if state.is_realigning else None
     state, actions = _seal(state, due, plan, take_at=take_at)
@@ -384,6 +399,38 @@ def _realign(
             and position.rounds[index] == state.books[index].next_round
         ]
     return replace(state, step=position.step, is_realigning=False), due
+
+
+def _wanted(
+    state: IslandState, event: Wanted, plan: Plan
+) -> tuple[IslandState, list[Action]]:
+    """Seal what others wait for, though it is not its time, and go on waiting.
+
+    What was sealed for the open round already is on its way.
+    """
+    blocked = state.books[event.fragment].flight
+    assert blocked is not None
+    missing = [
+        index
+        for index in event.position.wanted
+        if state.books[index].next_round <= event.position.rounds[index]
+    ]
+    state = replace(state, is_astray=state.is_astray or bool(missing))
+    state, actions = _seal(state, missing, plan, take_at=state.step)
+    takes = [action for action in actions if isinstance(action, Take)]
+    seals = [action for action in actions if not isinstance(action, Take)]
+    return state, [*seals, Take(event.fragment, blocked.round), *takes]
+
+
+def _take_position(state: IslandState, position: Position, plan: Plan) -> IslandState:
+    """Move the step counter to where most islands are: from there all go in phase."""
+    latest = position.step + min(plan.overlap_steps, plan.sync_every - 1)
+    for index, book in enumerate(state.books):
+        flight = book.flight
+        if flight:
+            flight = replace(flight, take_at=min(flight.take_at, latest))
+        state = _with(state, index, replace(book, flight=flight, is_early=False))
+    return replace(state, step=position.step, is_astray=False)
 
 
 def _departures(state: IslandState) -> list[Action]:

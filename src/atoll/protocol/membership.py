@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from atoll.algorithm.pace import Arrivals
 from atoll.errors import LeaseLost, UsageError
+from atoll.protocol.messages import Beat
 
 LEASE_S = 15.0
 """How long nobody doubts an island that says nothing."""
@@ -41,6 +42,9 @@ class Member:
     lease_until_s: float
     has_left: bool = False
     step: int = 0
+    waits_for: tuple[int, int] | None = None
+    """The fragment and round whose outcome its training stands still for."""
+
     arrivals: Arrivals = field(default_factory=Arrivals)
 
     def is_live(self, now_s: float) -> bool:
@@ -119,11 +123,15 @@ class Members:
             )
         return member
 
-    def beat(self, member: Member, *, now_s: float, step: int) -> Members:
+    def beat(self, member: Member, beat: Beat, *, now_s: float) -> Members:
         """Return the members with one lease renewed."""
-        return self.with_member(
-            replace(member, lease_until_s=now_s + LEASE_S, step=step)
+        renewed = replace(
+            member,
+            lease_until_s=now_s + LEASE_S,
+            step=beat.step,
+            waits_for=beat.waits_for,
         )
+        return self.with_member(renewed)
 
     def close(self, member: Member, *, now_s: float) -> Members:
         """Return the members with one lease shortened: its connection was closed."""

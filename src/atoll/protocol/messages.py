@@ -91,6 +91,9 @@ class Position:
     tokens: int = 0
     """Sum over islands of the lowest counted progress of their fragments."""
 
+    wanted: tuple[int, ...] = ()
+    """Everybody waits, and the open rounds of these fragments wait for this island."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:
@@ -132,3 +135,5 @@ class Beat:
     island: str
     incarnation: int
     step: int
+    waits_for: tuple[int, int] | None = None
+    """The fragment and round whose outcome its training stands still for."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 from atoll.coordinator import Service
 from atoll.errors import AtollError, DiskError, RunEnded, UsageError
 from atoll.exchange import Call, OutcomeCall, Reply, size_of
+from atoll.protocol import Position
 from atoll.settings import RunSettings
 from atoll.simulate.network import Reply as Answer
 from atoll.simulate.process import Process
@@ -164,11 +166,9 @@ class CoordinatorHost:
         except (AtollError, RunEnded) as exc:
             answer(exc)
             return
-        if reply is None and isinstance(call, OutcomeCall) and call.wait_s:
+        if isinstance(call, OutcomeCall) and call.wait_s and _may_wait(reply):
             until_s = self._world.scheduler.now_s + min(call.wait_s, LONG_POLL_S)
-            self._waiting.append(
-                (OutcomeCall(call.fragment, call.round), answer, until_s)
-            )
+            self._waiting.append((replace(call, wait_s=0.0), answer, until_s))
         else:
             answer(reply, size_bytes=size_of(reply))
 
@@ -176,10 +176,16 @@ class CoordinatorHost:
         """Answer who waits for an outcome that is there, or has waited long enough."""
         assert self.service is not None
         waiting, self._waiting = self._waiting, []
+        is_stuck = self.service.state.is_stuck(self._clock.now_s())
         for call, answer, until_s in waiting:
             rounds = self.service.state.rounds
             is_over = call.round < rounds[call.fragment].number
-            if is_over or self._world.scheduler.now_s >= until_s:
+            if is_over or is_stuck or self._world.scheduler.now_s >= until_s:
                 self._handle(call, answer)
             else:
                 self._waiting.append((call, answer, until_s))
+
+
+def _may_wait(reply: Reply) -> bool:
+    """Return whether a question may stay open: no outcome yet, and no summons."""
+    return reply is None or (isinstance(reply, Position) and not reply.wanted)

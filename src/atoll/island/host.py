@@ -186,8 +186,9 @@ class Host:
                     self._seal(self.slots[fragment], round)
                 case Await(fragment, round):
                     self._seal(self.slots[fragment], round, is_sent=False)
-                case Take(fragment, _):
-                    actions.extendleft(reversed(self._take(self.slots[fragment])))
+                case Take(fragment, round):
+                    more = self._take(self.slots[fragment], round)
+                    actions.extendleft(reversed(more))
                 case Resend(fragment, _):
                     self._courier.resend(self.slots[fragment])
                 case Rest(fragment, round):
@@ -241,10 +242,11 @@ class Host:
             return slot.settled_steps, slot.settled_tokens
         return flying.inner_steps, flying.tokens
 
-    def _take(self, slot: Slot) -> Sequence[Action]:
+    def _take(self, slot: Slot, round: int) -> Sequence[Action]:
         """Wait for an outcome, and take it into the live weights."""
         sealed = slot.sealed
-        assert sealed is not None
+        if sealed is None or sealed.round != round:
+            return []  # a summons came between, and it has been taken already
         waits_from_s = self._clock.now_s()
         try:
             arrival = self._courier.wait(sealed, self._beat((slot.index, sealed.round)))

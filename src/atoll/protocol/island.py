@@ -182,7 +182,10 @@ class Await:
 
 @dataclass(frozen=True)
 class Take:
-    """Wait for the outcome of the update in flight, take it, answer with `Taken`."""
+    """Wait for the outcome of the update in flight, take it, answer with `Taken`.
+
+    Nothing, if a summons in between has had it taken already.
+    """
 
     fragment: int
     round: int

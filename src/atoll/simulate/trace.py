@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 
@@ -13,6 +13,31 @@ class Happening(NamedTuple):
     who: str
     what: str
     about: str = ""
+
+
+class Commit(NamedTuple):
+    """A committed round; its text is what a happening is about.
+
+    >>> str(Commit(1, 12, {"i0": "counted", "i3": "late"}))
+    'round 12 of fragment 1: i0 counted, i3 late'
+    """
+
+    fragment: int
+    round: int
+    verdicts: Mapping[str, str]
+    """By island, in the order of names; who is on no roster is not in here."""
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{island} {word}" for island, word in self.verdicts.items())
+        return f"round {self.round} of fragment {self.fragment}: {said}"
+
+    @classmethod
+    def parsed(cls, text: str) -> Commit:
+        """Return the commit whose text this is."""
+        which, _, said = text.partition(": ")
+        _, round, _, _, fragment = which.split()
+        words = [each.rpartition(" ") for each in said.split(", ") if each]
+        return cls(int(fragment), int(round), {who: verdict for who, _, verdict in words})
 
 
 def timeline(happenings: Iterable[Happening]) -> Iterator[str]:

@@ -111,6 +111,7 @@ class CoordinatorExchange:
             return reply
         self._position = cast(Position | None, reply) or self._position
         self._send_again(fragment, round)
+        self._send_wanted()
         return None
 
     def state(self, fragment: int) -> Frame:
@@ -119,6 +120,13 @@ class CoordinatorExchange:
     def leave(self, island: str, incarnation: int) -> None:
         self._beat = None
         self._ask(LeaveCall(island, incarnation))
+
+    def _send_wanted(self) -> None:
+        """Bring what the run waits for and was brought before: it has restarted."""
+        position = self._position
+        assert position is not None
+        for fragment in position.wanted:
+            self._send_again(fragment, position.rounds[fragment])
 
     def _send_again(self, fragment: int, round: int) -> None:
         frame = self._unconfirmed.get((fragment, round))

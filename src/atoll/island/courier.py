@@ -184,16 +184,19 @@ class Courier:
     def _receive(self, slot: Slot, sealed: Sealed, book: Book) -> None:
         try:
             outcomes = self._outcomes(slot, sealed)
-            if outcomes:
+            if outcomes is None:
+                self._receiver.submit(self._receive, slot, sealed, book)
+            elif outcomes:
                 sealed.arrival.set_result(self._apply(slot, sealed, book, outcomes))
         except BaseException as exc:  # the thread that trains must learn of it
             sealed.arrival.set_exception(exc)
 
-    def _outcomes(self, slot: Slot, sealed: Sealed) -> list[Outcome]:
+    def _outcomes(self, slot: Slot, sealed: Sealed) -> list[Outcome] | None:
         """Return the outcome of the sealed round and of all that passed since.
 
         One without a body is the last: the state is to be taken instead of means. An
-        island that leaves looks once more, and waits for nothing.
+        island that leaves looks once more, and waits for nothing. None: another flight
+        goes first.
         """
         outcomes: list[Outcome] = []
         while True:
@@ -206,7 +209,8 @@ class Courier:
             if outcome is None:
                 if is_last_look:
                     return []
-                self._heed()
+                if not outcomes and (self._heed() or self._waits_elsewhere(sealed)):
+                    return None
                 continue
             outcomes.append(outcome)
             header = outcome.agreed.header
@@ -217,18 +221,24 @@ class Courier:
             if outcome.position.rounds[slot.index] <= header.round + 1:
                 return outcomes
 
-    def _heed(self) -> None:
+    def _waits_elsewhere(self, sealed: Sealed) -> bool:
+        """Return whether training stands still for another flight than this one."""
+        return self._waiting is not None and self._waiting[0] is not sealed
+
+    def _heed(self) -> bool:
         """Tell the thread that trains what everybody waits for, while it waits too."""
         if self._waiting is None:
-            return
+            return False
         sealed, beat = self._waiting
         position = self._exchange.heartbeat(beat)
         news = {(index, position.rounds[index]) for index in position.wanted}
-        if news - sealed.told and not sealed.arrival.done():
-            sealed.told |= news
-            self._waiting = None
-            told, sealed.arrival = sealed.arrival, self._background.promise()
-            told.set_result(Summons(position))
+        if not news - sealed.told or sealed.arrival.done():
+            return False
+        sealed.told |= news
+        self._waiting = None
+        told, sealed.arrival = sealed.arrival, self._background.promise()
+        told.set_result(Summons(position))
+        return True
 
     def _apply(
         self, slot: Slot, sealed: Sealed, book: Book, outcomes: list[Outcome]

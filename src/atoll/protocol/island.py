@@ -174,7 +174,7 @@ class Seal:
 
 @dataclass(frozen=True)
 class Await:
-    """Seal nothing for `round`, for an earlier life has; only its outcome counts."""
+    """Seal nothing for `round`: an earlier life has, or it is over. Only take it."""
 
     fragment: int
     round: int
@@ -419,10 +419,29 @@ def _wanted(
         if state.books[index].next_round <= event.position.rounds[index]
     ]
     state = replace(state, is_astray=state.is_astray or bool(missing))
-    state, actions = _seal(state, missing, plan, take_at=state.step)
+    state, first = _catch_up(state, missing, event.position)
+    due = [index for index in missing if not state.books[index].flight]
+    state, actions = _seal(state, due, plan, take_at=state.step)
     takes = [action for action in actions if isinstance(action, Take)]
-    seals = [action for action in actions if not isinstance(action, Take)]
-    return state, [*seals, Take(event.fragment, blocked.round), *takes]
+    seals = [action for action in actions if action not in takes]
+    return state, [*first, *seals, Take(event.fragment, blocked.round), *takes]
+
+
+def _catch_up(
+    state: IslandState, missing: list[int], position: Position
+) -> tuple[IslandState, list[Action]]:
+    """Take the rounds that are over, before the open one can be sealed."""
+    actions: list[Action] = []
+    for index in missing:
+        book = state.books[index]
+        if book.flight is None and book.next_round < position.rounds[index]:
+            flight = Flight(round=book.next_round, take_at=state.step)
+            book = replace(book, flight=flight)
+            actions.append(Await(index, flight.round))
+        if book.flight:
+            state = _with(state, index, replace(book, is_due=True))
+            actions.append(Take(index, book.flight.round))
+    return state, actions
 
 
 def _take_position(state: IslandState, position: Position, plan: Plan) -> IslandState:

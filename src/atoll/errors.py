@@ -68,6 +68,10 @@ class Refused(RemoteError):
     """The run will not take what this island sends."""
 
 
+class FoundingLost(Refused):
+    """The island took too long to found the run: join again and take its weights."""
+
+
 class DiskError(RemoteError):
     """The disk failed; what was not synced may be lost."""
 

@@ -7,7 +7,7 @@ repeat of the call gets the same answer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -145,6 +145,7 @@ class Service:
         state, actions = advance(self.state, event, now_s)
         welcome = next(each for each in actions if isinstance(each, Welcome))
         member = welcome.member
+        self._keep_updates_of(member.island, welcome.spoken_for)
         if before is None or before.incarnation != member.incarnation:
             self.journal.append(
                 Joined(
@@ -159,6 +160,14 @@ class Service:
         self.state = state
         self._perform(actions, now_s)
         return self._reply(welcome)
+
+    def _keep_updates_of(self, island: str, spoken_for: tuple[int, ...]) -> None:
+        """Make an earlier life's updates durable: nobody is left to send them again."""
+        for fragment in spoken_for:
+            key = (fragment, self.state.rounds[fragment].number, island)
+            frame = self._spool[key]
+            header = replace(frame.header, kind=Kind.DEPARTING)
+            self.journal.stage(header, frame.body)
 
     def _reply(self, welcome: Welcome) -> JoinReply:
         counted = self.state.counted.get(welcome.member.island, ())
@@ -179,12 +188,7 @@ class Service:
     def _found(self, call: FoundCall, now_s: float) -> Reply:
         if self.state.model is not None and self._is_same_founding(call):
             return self.state.position(now_s)
-        founding = self.state.founding
-        if founding is None or founding.island != call.island:
-            raise Refused(
-                f"Island {call.island!r} is not founding this run. "
-                "Join again to take its weights."
-            )
+        founding = self.state.founding_of(call.island, call.incarnation)
         layout = lay_out(founding.model, self.state.settings)
         outers = tuple(terms_of(each, self.state.settings).outer for each in layout)
         for frame, each in zip(call.states, layout, strict=True):

@@ -68,6 +68,7 @@ class CoordinatorExchange:
         self._lost: LeaseLost | None = None
         self._founding: list[Frame] = []
         self._fragments = 0
+        self._has_joined = False
         self._unconfirmed: dict[tuple[int, int], Frame] = {}
 
     def join(self, request: JoinRequest) -> JoinReply:
@@ -79,7 +80,10 @@ class CoordinatorExchange:
             incarnation=reply.incarnation,
             step=reply.position.step,
         )
-        self._line.every(HEARTBEAT_S, self._send_beat)
+        self._founding.clear()
+        if not self._has_joined:
+            self._has_joined = True
+            self._line.every(HEARTBEAT_S, self._send_beat)
         return reply
 
     def heartbeat(self, beat: Beat) -> Position:

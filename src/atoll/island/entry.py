@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.errors import NonFinite
+from atoll.errors import FoundingLost, NonFinite
 from atoll.exchange import Exchange, Frame
 from atoll.island.slot import Slot
 from atoll.island.view import ParameterView
@@ -21,18 +21,26 @@ def enter(
 
     Afterwards the live weights are the run's. On an error the island is no member.
     """
-    joined = exchange.join(request)
-    try:
-        layout = lay_out(request.model, joined.settings)
-        view.lay_out(layout)
-        slots = [
-            _slot(exchange, view, joined, index, fragment)
-            for index, fragment in enumerate(layout)
-        ]
-    except BaseException:
-        exchange.leave(joined.island, joined.incarnation)
-        raise
-    return joined, slots
+    while True:
+        joined = exchange.join(request)
+        try:
+            return joined, _slots(exchange, view, request, joined)
+        except FoundingLost:
+            continue  # still a member: another island has founded the run, or it will
+        except BaseException:
+            exchange.leave(joined.island, joined.incarnation)
+            raise
+
+
+def _slots(
+    exchange: Exchange, view: ParameterView, request: JoinRequest, joined: JoinReply
+) -> list[Slot]:
+    layout = lay_out(request.model, joined.settings)
+    view.lay_out(layout)
+    return [
+        _slot(exchange, view, joined, index, fragment)
+        for index, fragment in enumerate(layout)
+    ]
 
 
 def _slot(

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median_high
 from typing import Any
 
-from atoll.errors import Refused, Unreachable, UsageError
+from atoll.errors import FoundingLost, Refused, Unreachable, UsageError
 from atoll.protocol.events import (
     Action,
     Beaten,
@@ -137,6 +137,21 @@ class CoordinatorState:
             and island in round.staged
             for round in self.rounds
         )
+
+    def founding_of(self, island: str, incarnation: int) -> Founding:
+        """Return the founding that this life of an island has in hand.
+
+        Raises:
+            FoundingLost: it has none, or no more.
+        """
+        founding = self.founding
+        who = founding and (founding.island, founding.incarnation)
+        if founding is None or who != (island, incarnation):
+            raise FoundingLost(
+                f"Island {island!r} is not founding this run. "
+                "Join again to take its weights."
+            )
+        return founding
 
     def tokens(self) -> int:
         """Return the sum over islands of the lowest counted progress."""
@@ -280,15 +295,7 @@ def _founded_by_another(state: CoordinatorState, member: Member, now_s: float) -
 
 
 def _founded(state: CoordinatorState, event: Founded, now_s: float) -> Result:
-    founding = state.founding
-    if founding is None or (founding.island, founding.incarnation) != (
-        event.island,
-        event.incarnation,
-    ):
-        raise Refused(
-            f"Island {event.island!r} is not founding this run. "
-            "Join again to take its weights."
-        )
+    founding = state.founding_of(event.island, event.incarnation)
     rounds = tuple(
         Round(
             fragment=index,

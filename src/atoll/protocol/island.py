@@ -418,6 +418,9 @@ def _wanted(
         for index in event.position.wanted
         if state.books[index].next_round <= event.position.rounds[index]
     ]
+    for index in missing:
+        book = replace(state.books[index], is_spoken_for=False)
+        state = _with(state, index, book)
     state = replace(state, is_astray=state.is_astray or bool(missing))
     state, first = _catch_up(state, missing, event.position)
     due = [index for index in missing if not state.books[index].flight]

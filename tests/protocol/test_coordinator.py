@@ -47,10 +47,20 @@ class Desk:
 
     state: CoordinatorState
     now_s: float = 0.0
+    fragments: int = 1
 
     def do(self, event: Event) -> list[Action]:
         self.state, actions = advance(self.state, event, self.now_s)
         return actions
+
+    def wait(self, name: str, fragment: int) -> tuple[int, ...]:
+        """Let an island stand still for the open round, and return what is wanted."""
+        waits_for = (fragment, self.state.rounds[fragment].number)
+        incarnation = self.state.members.known[name].incarnation
+        beat = Beat(island=name, incarnation=incarnation, step=0, waits_for=waits_for)
+        said = next(a for a in self.do(Beaten(beat)) if isinstance(a, Say))
+        assert isinstance(said.answer, Position)
+        return said.answer.wanted
 
     def join(
         self, name: str, *, key: bytes = b"", nonce: bytes = b"1", **fields: ModelSpec
@@ -59,8 +69,9 @@ class Desk:
         actions = self.do(Joining(request, key or name.encode(), nonce))
         welcome = next(a for a in actions if isinstance(a, Welcome))
         if welcome.is_founder:
-            founded = Founded(name, welcome.member.incarnation, (bytes(16),), (OUTER,))
-            self.do(founded)
+            many = self.fragments
+            states = (bytes(16),) * many, (OUTER,) * many
+            self.do(Founded(name, welcome.member.incarnation, *states))
         return welcome
 
     def publish(self, name: str, **fields: object) -> list[Action]:
@@ -332,6 +343,67 @@ def test_the_first_round_waits_for_start_islands() -> None:
     table.join("b")
 
     assert closings(table.publish("b"))
+
+
+def out_of_phase(**run: object) -> Desk:
+    """Return a run in which a has published fragment 0, and b fragment 1."""
+    table = desk(start_islands=2, **run)
+    table.fragments = 2
+    table.join("a")
+    table.join("b")
+    table.publish("a", fragment=0)
+    table.publish("b", fragment=1)
+    return table
+
+
+def test_islands_that_wait_for_each_other_are_asked_for_what_is_missing() -> None:
+    """Nobody trains, so no send point will come: each brings the other's fragment."""
+    table = out_of_phase()
+
+    assert table.wait("a", 0) == ()
+    assert table.wait("b", 1) == (0,)
+    assert table.wait("a", 0) == (1,)
+
+    (close,) = closings(table.publish("b", fragment=0))
+    assert close.fragment == 0
+
+
+def test_nothing_is_wanted_while_somebody_trains() -> None:
+    """Who has not published what it says it waits for is not stuck: it is on its way."""
+    table = out_of_phase()
+    table.wait("b", 0)
+
+    assert table.wait("a", 0) == ()
+
+
+def test_nothing_is_wanted_of_too_few() -> None:
+    """Below the quorum and in a pause nothing could close anyway."""
+    table = out_of_phase(quorum=2)
+    table.now_s = LEASE_S - 1
+    table.beat("a")
+    table.now_s = LEASE_S + 1
+    assert table.wait("a", 0) == ()
+
+    table.wait("b", 1)
+    table.do(Pausing(True))
+    assert table.wait("a", 0) == ()
+
+    table.do(Pausing(False))
+    assert table.wait("a", 0) == (1,)
+
+
+def test_who_left_before_the_run_began_does_not_begin_it() -> None:
+    """Two must take part: one that came and went is none, unless it left its work."""
+    table = desk(start_islands=2)
+    table.join("a")
+    table.do(Leave("a", 1))
+    table.join("b")
+    assert table.state.rounds[0].phase is Phase.WAITING
+
+    table.publish("b", kind=Kind.DEPARTING)
+    table.do(Leave("b", 1))
+    table.join("c")
+    assert table.state.rounds[0].phase is Phase.OPEN
 
 
 def test_a_departing_update_counts_for_its_round_and_the_next() -> None:

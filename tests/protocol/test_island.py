@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from atoll.errors import Refused
 from atoll.protocol import (
     Action,
+    Await,
     End,
     How,
     IslandState,
@@ -24,6 +25,7 @@ from atoll.protocol import (
     SyncNow,
     Take,
     Taken,
+    Wanted,
     advance,
     decide,
     join_at,
@@ -204,6 +206,58 @@ def test_sync_now_seals_all_and_then_takes_the_phase() -> None:
     state, _ = advance(state, taken(state, 0), PLAN)
     state, actions = advance(state, taken(state, 1, step=10), PLAN)
     assert (state.step, actions) == (10, [])
+
+
+def blocked_on(fragment: int, *, plan: Plan = PLAN) -> IslandState:
+    """Return an island that has sealed round 1 of `fragment` and stands still."""
+    step = (5, 10)[fragment]
+    state, _ = advance(start(plan, step=step - 1), Stepped(step), plan)
+    return state
+
+
+def test_a_summoned_island_seals_what_others_wait_for_and_goes_on_waiting() -> None:
+    """While it waits for fragment 0, it publishes fragment 1, before its time."""
+    state = blocked_on(0)
+    position = Position(step=11, rounds=(1, 1), wanted=(1,))
+
+    state, actions = advance(state, Wanted(0, position), PLAN)
+
+    assert actions == [Seal(1, 1), Take(0, 1), Take(1, 1)]
+    assert state.is_astray
+
+
+def test_a_summons_for_what_is_on_its_way_changes_nothing() -> None:
+    """An update that was sealed for the open round is not sealed again."""
+    state = blocked_on(0)
+    position = Position(step=11, rounds=(1, 1), wanted=(0,))
+
+    assert advance(state, Wanted(0, position), PLAN) == (state, [Take(0, 1)])
+
+
+def test_a_summoned_island_takes_the_rounds_that_are_over_first() -> None:
+    """It missed rounds 1 and 2 of fragment 1: it takes them, then seals round 3."""
+    state = blocked_on(0)
+    position = Position(step=11, rounds=(1, 3), wanted=(1,))
+
+    state, actions = advance(state, Wanted(0, position), PLAN)
+    assert actions == [Await(1, 1), Take(1, 1), Take(0, 1)]
+
+    late = taken(state, 1, Verdict.LATE, through=2, step=11)
+    assert advance(state, late, PLAN)[1][0] == Seal(1, 3)
+
+
+@pytest.mark.parametrize("step", [3, 11], ids=["back", "forwards"])
+def test_a_summoned_island_moves_to_the_runs_position_once(step: int) -> None:
+    """With the next outcome it takes the others' step, be it ahead or behind."""
+    state = blocked_on(0)
+    wanted = Position(step=step, rounds=(1, 1), wanted=(1,))
+    state, _ = advance(state, Wanted(0, wanted), PLAN)
+
+    state, actions = advance(state, taken(state, 0, step=step), PLAN)
+    assert (state.step, state.is_astray, actions) == (step, False, [])
+
+    state, _ = advance(state, taken(state, 1, step=99), PLAN)
+    assert state.step == step
 
 
 def test_leaving_sends_the_flight_again_and_the_rest_for_the_round_after() -> None:

@@ -194,15 +194,41 @@ def test_a_later_life_fences_the_earlier_for_good() -> None:
 
 
 def test_an_update_of_an_earlier_life_stands() -> None:
-    """The restarted island is told which rounds are spoken for, and may not replace."""
+    """The restarted island is told which rounds are spoken for, and cannot replace."""
     table = started("a", "b")
     table.publish("a")
     welcome = table.join("a", nonce=b"2")
     assert welcome.spoken_for == (0,)
 
     other = table.header("a", weight=7)
+    assert table.do(Offered(other)) == [Say(Reception.STAGED)]
+    assert table.state.rounds[0].staged["a"].weight != 7
+
+
+def test_a_second_update_of_one_life_is_refused() -> None:
+    """The first one staged stands."""
+    table = started("a", "b")
+    table.publish("a")
+
     with pytest.raises(Refused, match="stands for round 1"):
-        table.do(Offered(other))
+        table.do(Offered(table.header("a", weight=7)))
+
+
+def test_a_round_that_is_due_closes_before_a_header_is_judged() -> None:
+    """An update that comes after the deadline is not wanted, though nobody looked."""
+    table = started("a", "b")
+    table.publish("a")
+    table.now_s = LEASE_S - 1
+    table.beat("a", "b")
+    table.state = replace(
+        table.state,
+        rounds=(replace(table.state.rounds[0], opened_s=-UPPER_S),),
+    )
+
+    closing, said = table.do(Offered(table.header("b")))
+
+    assert isinstance(closing, Close)
+    assert said == Say(Reception.CLOSING)
 
 
 def test_another_model_is_refused() -> None:

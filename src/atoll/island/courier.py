@@ -25,6 +25,7 @@ from atoll.wire import (
     Header,
     Kind,
     Progress,
+    Verdict,
     as_reason,
     frame_bytes,
     state_digest,
@@ -260,7 +261,7 @@ class Courier:
             slot.state = fresh or slot.state
             for outcome in () if fresh else outcomes:
                 slot.state.apply(outcome.agreed.header, outcome.agreed.body)
-        self._settle_residual(slot, sealed, how)
+        self._settle_residual(slot, sealed, verdict)
         if sealed.frame is not None and sealed.frame.header.elements:
             self._buffers.give_back(sealed.frame.body)
         return Arrival(
@@ -271,13 +272,17 @@ class Courier:
             position=outcomes[-1].position,
         )
 
-    def _settle_residual(self, slot: Slot, sealed: Sealed, how: How) -> None:
-        """Keep the new residual if the update counted, else the one from before it."""
+    def _settle_residual(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
+        """Keep the new residual if the update counted, else the one from before it.
+
+        The verdict decides, not what becomes of the work since: an update that counted
+        many rounds ago has taken the old residual along, though the rest is dropped.
+        """
         if slot.residual is None:
             return
-        if how in (How.ADOPT, How.REBASE):
+        if verdict is Verdict.COUNTED:
             slot.residual, sealed.residual_after = sealed.residual_after, slot.residual
-        elif how is How.REFUSE:
+        elif verdict is Verdict.REFUSED:
             slot.residual[:] = 0.0
         self._buffers.give_back(sealed.residual_after)
         sealed.residual_after = None

@@ -46,7 +46,7 @@ from atoll.protocol import (
 )
 from atoll.weights import adopt
 from atoll.weights.layout import F32
-from atoll.wire import blake3_digest
+from atoll.wire import Verdict, blake3_digest
 
 
 class Host:
@@ -325,6 +325,7 @@ class Host:
             case How.CARRY:
                 self.tally.carried += 1
             case How.DROP:
+                self.tally.counted += arrival.verdict is Verdict.COUNTED
                 self.tally.dropped += 1
                 slot.settle(self.tally.inner_steps, self.tally.tokens)
             case How.REFUSE:

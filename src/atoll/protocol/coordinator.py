@@ -322,9 +322,11 @@ def _beat(state: CoordinatorState, event: Beaten, now_s: float) -> Result:
 
 
 def _offer(state: CoordinatorState, event: Offered, now_s: float) -> Result:
+    """Judge a header; a round that is due to close does so before it can be wanted."""
     header = event.header
     state.members.require(header.island, header.incarnation)
-    return state, [Say(_round(state, header).receive(header))]
+    state, closings = _settle(state, now_s)
+    return state, [*closings, Say(_round(state, header).receive(header))]
 
 
 def _store(state: CoordinatorState, event: Stored, now_s: float) -> Result:

@@ -40,7 +40,7 @@ class Reception(StrEnum):
 
     WANTED = "wanted"
     STAGED = "staged"
-    """The same update is here already."""
+    """The same update is here already, or one that an earlier life left behind."""
 
     COMMITTED = "committed"
     """The round is over: its outcome says what counted."""
@@ -95,6 +95,8 @@ class Round:
         standing = (self.ahead if is_ahead else self.staged).get(header.island)
         if standing is None:
             return Reception.WANTED
+        if standing.incarnation < header.incarnation:
+            return Reception.STAGED  # what an earlier life left behind stands
         if update_digest(standing) != update_digest(header):
             raise Refused(
                 f"Another update of island {header.island!r} stands for round "

@@ -130,7 +130,7 @@ RECEPTION = Table(
         "its round": ("over", "the open one", "the next", "a later one"),
         "phase": ("waiting", "open", "closing", "ended"),
         "kind": ("update", "departing"),
-        "standing": ("nothing", "the same", "another"),
+        "standing": ("nothing", "the same", "another", "an earlier life's"),
     },
     answer="answer",
     rows=(
@@ -156,6 +156,11 @@ RECEPTION = Table(
         ),
         Row((ANY, ANY, ANY, "nothing"), "wanted", "The body may come."),
         Row((ANY, ANY, ANY, "the same"), "staged", "A repeat is the same request."),
+        Row(
+            (ANY, ANY, ANY, "an earlier life's"),
+            "staged",
+            "What it left behind stands; the later life learns so by the outcome.",
+        ),
         Row(
             (ANY, ANY, ANY, "another"),
             "refused",
@@ -262,7 +267,7 @@ WORK = Table(
         Row(
             (ANY, ANY, ANY),
             "drop",
-            "Beyond two rounds: anchor taken, residual kept, the loss reported.",
+            "Beyond two rounds: anchor taken, loss reported; the residual stays.",
         ),
     ),
 )

@@ -21,7 +21,7 @@ from atoll.exchange import (
     PublishCall,
     StateCall,
 )
-from atoll.protocol import Beat, JoinReply, JoinRequest, Reception
+from atoll.protocol import Beat, Holding, JoinReply, JoinRequest, Reception
 from atoll.protocol.events import (
     NewValues,
 )
@@ -54,6 +54,16 @@ def join(service: Service, name: str, nonce: bytes = b"1") -> JoinReply:
     if reply.is_founder:
         service.handle(founding(reply), 0.0)
     return reply
+
+
+def hear(service: Service, *joined: JoinReply, now_s: float = 2.0) -> None:
+    """Let islands say that they live: after a restart a run waits for that."""
+    for each in joined:
+        holds = (Holding(service.weights[0].round, service.weights[0].digest),)
+        beat = Beat(
+            island=each.island, incarnation=each.incarnation, step=0, holds=holds
+        )
+        service.handle(HeartbeatCall(beat), now_s)
 
 
 def founding(joined: JoinReply) -> FoundCall:
@@ -135,6 +145,7 @@ def test_what_was_staged_and_not_committed_is_sent_again() -> None:
     service.handle(call, 1.0)
     disk.crash()
     again = Service.open(disk, now_s=2.0)
+    hear(again, a, b)
     again.handle(call, 2.0)
     again.handle(call, 2.0)
     again.handle(update(again, b, 3.0), 2.0)
@@ -151,6 +162,7 @@ def test_a_departing_update_survives_a_restart_and_counts() -> None:
     service.handle(LeaveCall("b", b.incarnation), 1.0)
     disk.crash()
     again = Service.open(disk, now_s=2.0)
+    hear(again, a)
     again.handle(update(again, a, 1.0), 2.0)
 
     assert anchor(again) == -2.0
@@ -185,6 +197,7 @@ def _round_with_crash(number: int, *, after: bool) -> float:
         except ProcessDead:
             disk.crash()
             service = Service.open(disk, now_s=2.0)
+            hear(service, a, b)
             for repeat in calls:
                 service.handle(repeat, 2.0)
             break

@@ -29,6 +29,7 @@ EVERYTHING = (
     .partition(["i0", "i1"], ["coordinator"], at_s=7, for_s=1)
     .disk_full("coordinator", at_s=2, for_s=1)
     .disk_read_only("coordinator", at_s=2, for_s=1)
+    .rollback("coordinator", at_s=2, for_s=1)
     .clock_jump("i1", by_s=-4, at_s=2)
     .clock_drift("i1", rate=1.01)
 )
@@ -216,7 +217,7 @@ def test_storms_differ_and_know_every_kind_but_those_that_need_help() -> None:
     kinds = {fault.kind for plan in plans for fault in plan.faults}
 
     assert len(set(plans)) == 300
-    assert kinds == set(KINDS) - {"corrupt", "disk_read_only"}
+    assert kinds == set(KINDS) - {"corrupt", "disk_read_only", "rollback"}
 
 
 def test_a_storm_needs_somebody_and_some_time() -> None:

@@ -84,6 +84,7 @@ def _members(recorded: Recorded, now_s: float) -> Members:
                 nonce=each.nonce,
                 lease_until_s=now_s + LEASE_S,
                 has_left=each.has_left,
+                is_heard=False,
             )
             for each in recorded.members.values()
         }

@@ -25,11 +25,12 @@ from atoll.exchange import (
     Outcome,
     OutcomeCall,
     PublishCall,
+    RecoverCall,
     Reply,
     StateCall,
 )
 from atoll.journal import Created, EpochSet, Joined, Journal, Left
-from atoll.protocol import JoinReply, Position, Reception, refuse_all
+from atoll.protocol import Holding, JoinReply, Position, Reception, refuse_all
 from atoll.protocol.coordinator import advance, wakes_at
 from atoll.protocol.events import (
     Action,
@@ -42,6 +43,7 @@ from atoll.protocol.events import (
     Leave,
     NewValues,
     Offered,
+    Recovered,
     Remember,
     Say,
     Stored,
@@ -55,7 +57,7 @@ from atoll.weights import (
     FragmentState,
     lay_out,
     reduce,
-    require_founding,
+    require_state,
     require_update,
     terms_of,
 )
@@ -112,6 +114,8 @@ class Service:
                 return self._join(Joining(request, key, nonce), now_s)
             case FoundCall():
                 return self._found(call, now_s)
+            case RecoverCall():
+                return self._recover(call, now_s)
             case HeartbeatCall(beat):
                 return self._advance(Beaten(beat), now_s)
             case OfferCall(header):
@@ -164,10 +168,13 @@ class Service:
     def _keep_updates_of(self, island: str, spoken_for: tuple[int, ...]) -> None:
         """Make an earlier life's updates durable: nobody is left to send them again."""
         for fragment in spoken_for:
-            key = (fragment, self.state.rounds[fragment].number, island)
-            frame = self._spool[key]
-            header = replace(frame.header, kind=Kind.DEPARTING)
-            self.journal.stage(header, frame.body)
+            number = self.state.rounds[fragment].number
+            self._keep_departing(self._spool[fragment, number, island].header)
+
+    def _keep_departing(self, header: Header) -> None:
+        """Make an update durable that stands: its owner goes, or has gone."""
+        frame = self._spool[header.fragment, header.round, header.island]
+        self.journal.stage(replace(frame.header, kind=Kind.DEPARTING), frame.body)
 
     def _reply(self, welcome: Welcome) -> JoinReply:
         counted = self.state.counted.get(welcome.member.island, ())
@@ -192,7 +199,9 @@ class Service:
         layout = lay_out(founding.model, self.state.settings)
         outers = tuple(terms_of(each, self.state.settings).outer for each in layout)
         for frame, each in zip(call.states, layout, strict=True):
-            require_founding(frame.header, each, terms_of(each, self.state.settings))
+            require_state(
+                frame.header, each, terms_of(each, self.state.settings), round=0
+            )
         weights = [_verified_state(frame) for frame in call.states]
         digests = tuple(state.digest for state in weights)
         event = Founded(call.island, call.incarnation, digests, outers)
@@ -207,9 +216,33 @@ class Service:
         founded = [each.digests[0] for each in self.journal.recorded.fragments]
         return founded == [frame.header.base for frame in call.states]
 
+    def _recover(self, call: RecoverCall, now_s: float) -> Reply:
+        """Take a state that only islands have; one that is not lost changes nothing."""
+        frame = call.state
+        header, fragment = frame.header, frame.header.fragment
+        self.state.members.require(call.island, call.incarnation)
+        self._open_round(fragment)
+        lost = self.state.lost_state(fragment, now_s)
+        if lost is None or lost != Holding(header.round, header.base):
+            return self.state.position(now_s)
+        terms = terms_of(self._layout[fragment], self.state.settings)
+        require_state(header, self._layout[fragment], terms, round=lost.round)
+        state = _verified_state(frame)
+        committed = self.journal.recorded.fragments[fragment].round
+        outcomes = _lost_outcomes(call, committed, lost.round)
+        self.journal.recover((header, frame.body), outcomes)
+        self.weights[fragment] = state
+        self._pending.pop(fragment, None)
+        self._forget(fragment, lost.round)
+        rosters = tuple((each.round, each.roster) for each in outcomes if each.roster)
+        event = Recovered(fragment, lost, rosters, terms.outer)
+        return self._advance(event, now_s)
+
     def _publish(self, frame: Frame, now_s: float) -> Reply:
         header = frame.header
         reception = self._advance(Offered(header), now_s)
+        if reception is Reception.STAGED and header.kind is Kind.DEPARTING:
+            self._keep_departing(header)
         if reception is not Reception.WANTED:
             return reception
         verify_body(header, frame.body)
@@ -224,12 +257,22 @@ class Service:
     def _outcome(self, fragment: int, round: int, now_s: float) -> Outcome | None:
         last = self.state.last_round
         if round < self._open_round(fragment):
-            header, body = self.journal.outcome(fragment, round)
-            agreed = Frame(header, np.empty(0, np.uint8) if body is None else body)
-            return Outcome(agreed, self.state.position(now_s))
+            return self._known_outcome(fragment, round, now_s)
         if last is not None and round > last:
             raise RunEnded(f"Round {round} will not open: round {last} was the last.")
         return None
+
+    def _known_outcome(self, fragment: int, round: int, now_s: float) -> Outcome | None:
+        """Return the outcome of a round, or of the next that a lost journal left."""
+        known = self.journal.recorded.fragments[fragment].where
+        left = round if round in known else min(known.keys() - range(round), default=0)
+        if not left:
+            return None
+        header, body = self.journal.outcome(fragment, left)
+        if body is None or left != round:
+            body = np.empty(0, np.uint8)
+        agreed = Frame(header, body)
+        return Outcome(agreed, self.state.position(now_s))
 
     def _state(self, fragment: int) -> Frame:
         self._open_round(fragment)
@@ -368,3 +411,21 @@ class Service:
 def _verified_state(frame: Frame) -> FragmentState:
     verify_body(frame.header, frame.body)
     return FragmentState.from_frame(frame.header, frame.body.copy())
+
+
+def _lost_outcomes(call: RecoverCall, committed: int, round: int) -> tuple[Header, ...]:
+    """Return the outcomes after the round `committed` that lead to a state.
+
+    Raises:
+        Refused: they are not the last ones of its fragment, without a gap.
+    """
+    expected = range(round - len(call.outcomes) + 1, round + 1)
+    fragment = call.state.header.fragment
+    for number, header in zip(expected, call.outcomes, strict=True):
+        what = (header.kind, header.run, header.fragment, header.round)
+        if what != (Kind.AGREED, call.state.header.run, fragment, number):
+            raise Refused(
+                f"The {header.name} is not the outcome of round {number}, which leads "
+                f"to the state of round {round}. Bring the last outcomes in order."
+            )
+    return tuple(each for each in call.outcomes if each.round > committed)

@@ -65,6 +65,8 @@ class Exchange(Protocol):
     def publish(self, frame: Frame) -> None:
         """Make an update, a departing update or a founding state known to the run.
 
+        For a run that has lost rounds: its last outcomes, then the state after them.
+
         Publishing the same frame twice is one publication. The frame's body belongs
         to the run until the round's outcome is known, and for good if it departs.
         Returning means delivered, not counted: only the outcome says what counted.

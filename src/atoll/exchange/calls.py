@@ -32,6 +32,16 @@ class FoundCall:
 
 
 @dataclass(frozen=True)
+class RecoverCall:
+    """Bring a state that the run has lost, with the headers of its last outcomes."""
+
+    island: str
+    incarnation: int
+    state: Frame
+    outcomes: tuple[Header, ...]
+
+
+@dataclass(frozen=True)
 class HeartbeatCall:
     """Say that the island lives."""
 
@@ -83,6 +93,7 @@ class LeaveCall:
 Call = (
     JoinCall
     | FoundCall
+    | RecoverCall
     | HeartbeatCall
     | OfferCall
     | PublishCall
@@ -98,6 +109,8 @@ def size_of(message: Call | Reply | Exception) -> int:
     match message:
         case PublishCall(frame):
             return SMALL_BYTES + frame_bytes(frame.header)
+        case RecoverCall(_, _, state):
+            return SMALL_BYTES + frame_bytes(state.header)
         case Frame(header, _):
             return SMALL_BYTES + frame_bytes(header)
         case FoundCall(_, _, states):

@@ -8,6 +8,7 @@ Rule 2: an update is kept until an outcome is known. A coordinator that restarte
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, cast
 
 from atoll.errors import DiskError, LeaseLost, Unreachable
@@ -21,12 +22,13 @@ from atoll.exchange.calls import (
     OfferCall,
     OutcomeCall,
     PublishCall,
+    RecoverCall,
     Reply,
     StateCall,
 )
 from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
 from atoll.weights import lay_out
-from atoll.wire import Kind
+from atoll.wire import Header, Kind
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Between two attempts at a coordinator that does not answer; doubled each time."""
@@ -66,13 +68,18 @@ class CoordinatorExchange:
         self._position: Position | None = None
         self._beat: Beat | None = None
         self._lost: LeaseLost | None = None
-        self._founding: list[Frame] = []
+        self._request: JoinRequest | None = None
+        self._states: list[Frame] = []
+        self._outcomes: list[Header] = []
         self._fragments = 0
         self._has_joined = False
         self._unconfirmed: dict[tuple[int, int], Frame] = {}
 
     def join(self, request: JoinRequest) -> JoinReply:
         reply = cast(JoinReply, self._ask(JoinCall(request, self._key, self._nonce)))
+        self._request = replace(
+            request, island=reply.island, incarnation=reply.incarnation
+        )
         self._fragments = len(lay_out(request.model, reply.settings))
         self._position = reply.position
         self._beat = Beat(
@@ -80,7 +87,7 @@ class CoordinatorExchange:
             incarnation=reply.incarnation,
             step=reply.position.step,
         )
-        self._founding.clear()
+        self._states.clear()
         if not self._has_joined:
             self._has_joined = True
             self._line.every(HEARTBEAT_S, self._send_beat)
@@ -95,15 +102,27 @@ class CoordinatorExchange:
 
     def publish(self, frame: Frame) -> None:
         header = frame.header
-        if header.kind is not Kind.STATE:
-            self._unconfirmed[header.fragment, header.round] = frame
-            # Where the islands are is told by their seals, not by the last heartbeat.
-            self._send_beat()
-            self._ask(PublishCall(frame))
-            return
-        self._founding.append(frame)
-        if len(self._founding) == self._fragments:
-            states = tuple(self._founding)
+        match header.kind:
+            case Kind.STATE if header.round:
+                outcomes, self._outcomes = tuple(self._outcomes), []
+                call = RecoverCall(header.island, header.incarnation, frame, outcomes)
+                self._position = cast(Position, self._ask(call))
+            case Kind.STATE:
+                self._found(frame)
+            case Kind.AGREED:
+                self._outcomes.append(header)
+            case _:
+                self._unconfirmed[header.fragment, header.round] = frame
+                # Where islands are is told by their seals, not by the last heartbeat.
+                self._send_beat()
+                self._ask(PublishCall(frame))
+
+    def _found(self, frame: Frame) -> None:
+        """Bring the founding states together: they are one call."""
+        header = frame.header
+        self._states.append(frame)
+        if len(self._states) == self._fragments:
+            states = tuple(self._states)
             self._ask(FoundCall(header.island, header.incarnation, states))
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
@@ -138,23 +157,32 @@ class CoordinatorExchange:
             self._ask(PublishCall(frame))
 
     def _send_beat(self) -> None:
-        if self._beat is None:
+        beat = self._beat
+        if beat is None:
             return
         try:
-            reply = self._line.call(HeartbeatCall(self._beat))
+            self._position = cast(Position, self._call(HeartbeatCall(beat)))
         except (DiskError, Unreachable):
             return
         except LeaseLost as exc:
             # Told to the thread that trains, unless this is a beat after the leaving.
             self._lost = exc if self._beat is not None else None
-            return
-        self._position = cast(Position, reply)
 
     def _ask(self, call: Call) -> Reply:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                return self._line.call(call)
+                return self._call(call)
             except (DiskError, Unreachable):
                 self._line.pause(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _call(self, call: Call) -> Reply:
+        """Call, as a member: a run that lost the record of this life is given it."""
+        try:
+            return self._line.call(call)
+        except LeaseLost:
+            if self._request is None or isinstance(call, JoinCall | LeaveCall):
+                raise
+            self._line.call(JoinCall(self._request, self._key, self._nonce))
+            return self._line.call(call)

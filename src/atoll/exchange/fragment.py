@@ -13,7 +13,7 @@ from atoll.weights import (
     FragmentLayout,
     FragmentState,
     reduce,
-    require_founding,
+    require_state,
     require_update,
     terms_of,
 )
@@ -69,7 +69,7 @@ class RunFragment:
             raise Refused(
                 f"Fragment {self.index} has been founded. Join again to take its state."
             )
-        require_founding(frame.header, self.layout, self.terms)
+        require_state(frame.header, self.layout, self.terms, round=0)
         self._state = FragmentState.from_frame(frame.header, frame.body.copy())
         self._bases.add(self._state.digest)
 

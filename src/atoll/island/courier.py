@@ -6,6 +6,7 @@ over with `send`, and gets it back when the update's `arrival` is done.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +21,7 @@ from atoll.island.slot import Arrival, Sealed, Slot, Summons
 from atoll.island.tally import Tally
 from atoll.protocol import Beat, How, JoinReply, decide, verdict_of
 from atoll.protocol.island import Book
-from atoll.weights import seal
+from atoll.weights import FragmentState, seal, terms_of
 from atoll.wire import (
     Header,
     Kind,
@@ -45,11 +46,12 @@ class Courier:
         self,
         exchange: Exchange,
         joined: JoinReply,
+        slots: Sequence[Slot],
         buffers: Buffers,
         tally: Tally,
         background: Background,
     ) -> None:
-        self._exchange, self._joined = exchange, joined
+        self._exchange, self._joined, self._slots = exchange, joined, slots
         self._buffers, self._tally = buffers, tally
         self._decay = joined.settings.wire.error_feedback_decay
         self._stops = False
@@ -105,7 +107,7 @@ class Courier:
         now. Only after `stop`.
         """
         flying = slot.sealed
-        if flying is None:
+        if flying is None or (flying.frame is None and flying.outcome is None):
             frame = self._seal(slot, rest, Kind.DEPARTING)
         elif _takes_rest_along(flying):
             return
@@ -232,6 +234,8 @@ class Courier:
             return False
         sealed, beat = self._waiting
         position = self._exchange.heartbeat(beat)
+        for fragment in position.lost:
+            self._bring_state(self._slots[fragment])
         news = {(index, position.rounds[index]) for index in position.wanted}
         if not news - sealed.told or sealed.arrival.done():
             return False
@@ -240,6 +244,25 @@ class Courier:
         told, sealed.arrival = sealed.arrival, self._background.promise()
         told.set_result(Summons(position))
         return True
+
+    def _bring_state(self, slot: Slot) -> None:
+        """Give the run what it has lost: the last outcomes, and the state after them.
+
+        Nothing if this island has moved on since it said what it holds.
+        """
+        outer = terms_of(slot.layout, self._joined.settings).outer
+        with slot.lock:
+            outcomes = tuple(slot.outcomes)
+            header, body = slot.state.to_frame(
+                run=self._joined.run,
+                fragment=slot.index,
+                outer=outer,
+                island=self._joined.island,
+                incarnation=self._joined.incarnation,
+            )
+        for outcome in outcomes:
+            self._exchange.publish(Frame(outcome, np.empty(0, np.uint8)))
+        self._exchange.publish(Frame(header, body))
 
     def _apply(
         self, slot: Slot, sealed: Sealed, book: Book, outcomes: list[Outcome]
@@ -251,6 +274,10 @@ class Courier:
             mine, base = update_digest(sealed.frame.header), sealed.frame.header.base
         verdict = verdict_of(first.roster, self._joined.island, mine)
         entry = first.roster.entry(self._joined.island)
+        reason = entry.reason if entry else ""
+        if first.round != sealed.round:
+            # Nobody knows whether the update counted, and it must not count twice.
+            verdict, reason = Verdict.REFUSED, "the run has lost the round's outcome"
         fresh = None
         if first.base != base or not outcomes[-1].has_body:
             fresh = fetch_state(self._exchange, slot.index)
@@ -258,19 +285,28 @@ class Courier:
         if how is How.CARRY:
             slot.layout.load(slot.state.anchor, sealed.base)
         with slot.lock:
-            slot.state = fresh or slot.state
-            for outcome in () if fresh else outcomes:
-                slot.state.apply(outcome.agreed.header, outcome.agreed.body)
+            self._advance_state(slot, fresh, outcomes)
         self._settle_residual(slot, sealed, verdict)
         if sealed.frame is not None and sealed.frame.header.elements:
             self._buffers.give_back(sealed.frame.body)
         return Arrival(
             how=how,
             verdict=verdict,
-            reason=entry.reason if entry else "",
+            reason=reason,
             through=slot.state.round,
             position=outcomes[-1].position,
         )
+
+    def _advance_state(
+        self, slot: Slot, fresh: FragmentState | None, outcomes: list[Outcome]
+    ) -> None:
+        if fresh is not None:
+            slot.state = fresh
+            slot.outcomes.clear()
+            return
+        for outcome in outcomes:
+            slot.state.apply(outcome.agreed.header, outcome.agreed.body)
+            slot.outcomes.append(outcome.agreed.header)
 
     def _settle_residual(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
         """Keep the new residual if the update counted, else the one from before it.
@@ -290,7 +326,7 @@ class Courier:
 
 def _takes_rest_along(flying: Sealed) -> bool:
     """Return whether an outcome has settled the work since the seal as well."""
-    if flying.frame is None or flying.frame.header.refused:
+    if flying.frame is not None and flying.frame.header.refused:
         return True
     outcome = flying.outcome
     return outcome is not None and outcome.how in (How.DROP, How.REFUSE)

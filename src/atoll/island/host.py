@@ -71,7 +71,12 @@ class Host:
         self.joined, self.slots = enter(exchange, view, request)
         self.settings = self.joined.settings
         self._courier = Courier(
-            exchange, self.joined, self._buffers, self.tally, self._background
+            exchange,
+            self.joined,
+            self.slots,
+            self._buffers,
+            self.tally,
+            self._background,
         )
         self._plan = Plan(
             sync_every=self.settings.sync.sync_every,
@@ -80,6 +85,7 @@ class Host:
             has_buffers=self.slots[-1].layout.is_buffers,
         )
         self._state = join_at(self._position_of_slots(), self._still_spoken_for())
+        self._holds = tuple(slot.holding() for slot in self.slots)
         self.position = self.joined.position
         self.has_ended = self._state.has_ended
         self.has_left = False
@@ -268,6 +274,7 @@ class Host:
             raise
         self._count(slot, sealed, arrival)
         slot.sealed = None
+        self._holds = tuple(slot.holding() for slot in self.slots)
         self.position = arrival.position
         return self._advance(
             Taken(
@@ -284,6 +291,7 @@ class Host:
             incarnation=self.joined.incarnation,
             step=self._step,
             waits_for=waits_for,
+            holds=self._holds,
         )
 
     def _adopt(self, slot: Slot, sealed: Sealed, arrival: Arrival) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from dataclasses import dataclass, field
 
 from atoll.exchange import Frame
 from atoll.island.background import Promise
-from atoll.protocol import How, Position
+from atoll.protocol import Holding, How, Position
 from atoll.weights import FragmentLayout, FragmentState
 from atoll.weights.layout import F32
-from atoll.wire import Codec, Verdict
+from atoll.wire import Codec, Header, Verdict
+
+KEPT_OUTCOMES = 2
+"""As many rounds as work is carried over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +85,9 @@ class Slot:
     settled_tokens: int = 0
     """The same of its tokens."""
 
+    outcomes: deque[Header] = field(default_factory=lambda: deque(maxlen=KEPT_OUTCOMES))
+    """The last ones that are in the state, for a run that lost its journal."""
+
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards `state` while an outcome is applied in the background."""
 
@@ -88,6 +95,11 @@ class Slot:
         """Return the digest of the state, never of one that is half a round ahead."""
         with self.lock:
             return self.state.digest
+
+    def holding(self) -> Holding:
+        """Return the round that the state has reached."""
+        with self.lock:
+            return Holding(self.state.round, self.state.digest)
 
     def settle(self, inner_steps: int, tokens: int) -> None:
         """Take note that no further update has to hold what was done up to here."""

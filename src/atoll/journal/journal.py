@@ -47,6 +47,10 @@ from atoll.wire import Header, Kind, Roster, blake3_digest, pack, update_digest
 
 DEPARTING = "departing/"
 
+RECENT = 2
+"""Outcomes of each fragment that are kept in memory, without their bodies: every
+island asks for them."""
+
 Note = Joined | Left | EpochSet | Ended
 """A record that stands for itself: no file goes with it."""
 
@@ -58,6 +62,7 @@ class Journal:
         self._disk, self._log = disk, log
         self._drafts = Drafts(disk)
         self._bodies = Bodies(disk, self._drafts)
+        self._recent: dict[tuple[int, int], Agreed] = {}
         self.recorded = Recorded(self._roster)
         self._snapshots = Snapshots(disk, self.recorded, self._bodies, self._agreed)
         self._read_back()
@@ -324,6 +329,14 @@ class Journal:
                 ) from exc
 
     def _agreed(self, fragment: int, round: int) -> Agreed:
+        key = (fragment, round)
+        if key not in self._recent:
+            self._recent[key] = self._read_agreed(fragment, round)
+            while len(self._recent) > RECENT * max(1, len(self.recorded.fragments)):
+                del self._recent[next(iter(self._recent))]
+        return self._recent[key]
+
+    def _read_agreed(self, fragment: int, round: int) -> Agreed:
         known = self.recorded.fragment(fragment)
         if round not in known.where:
             raise UsageError(

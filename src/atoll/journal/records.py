@@ -175,7 +175,7 @@ class Agreed:
         )
         return unpack_roster(self.packed[first : first + fixed.roster_bytes])
 
-    @property
+    @cached_property
     def header(self) -> Header:
         """The whole header, verified; CorruptError if it is not one of a round."""
         header = unpack(self.packed)

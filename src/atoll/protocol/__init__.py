@@ -29,6 +29,7 @@ from atoll.protocol.island import (
 from atoll.protocol.judge import judge_updates, refuse_all
 from atoll.protocol.messages import (
     Beat,
+    Holding,
     JoinReply,
     JoinRequest,
     ModelSpec,
@@ -43,6 +44,7 @@ __all__ = [
     "Beat",
     "End",
     "Event",
+    "Holding",
     "How",
     "IslandState",
     "JoinReply",

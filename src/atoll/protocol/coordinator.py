@@ -34,6 +34,7 @@ from atoll.protocol.events import (
     NewValues,
     Offered,
     Pausing,
+    Recovered,
     Remember,
     Say,
     Stopping,
@@ -43,7 +44,8 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.judge import judge_updates
 from atoll.protocol.membership import LEASE_S, Member, Members
-from atoll.protocol.messages import ModelSpec, Position
+from atoll.protocol.messages import Holding, ModelSpec, Position
+from atoll.protocol.recovery import all_heard, bringer, lost_state
 from atoll.protocol.rounds import LateTerms, Phase, Reception, Round
 from atoll.settings import EPOCH_KEYS, RunSettings
 from atoll.wire import Header, Roster, RosterEntry, Verdict
@@ -105,6 +107,22 @@ class CoordinatorState:
             last_round=self.last_round,
             tokens=self.tokens(),
             wanted=self.wanted(island, now_s) if island else (),
+            lost=self.asked_of(island, now_s) if island else (),
+        )
+
+    def lost_state(self, fragment: int, now_s: float) -> Holding | None:
+        """Return the state that only islands have, once all have said what they do."""
+        if not all_heard(self.members, now_s):
+            return None
+        return lost_state(self.rounds[fragment], self.members, now_s)
+
+    def asked_of(self, island: str, now_s: float) -> tuple[int, ...]:
+        """Return the fragments whose state this island is to bring."""
+        states = ((r.fragment, self.lost_state(r.fragment, now_s)) for r in self.rounds)
+        return tuple(
+            fragment
+            for fragment, state in states
+            if state and bringer(state, fragment, self.members, now_s) == island
         )
 
     def is_stuck(self, now_s: float) -> bool:
@@ -188,6 +206,11 @@ def wakes_at(state: CoordinatorState, now_s: float) -> float:
             state.members.known[island].lease_until_s,
         )
     ]
+    moments += [
+        member.lease_until_s
+        for member in state.members.known.values()
+        if not member.is_heard
+    ]
     if state.founding:
         moments.append(state.founding.until_s)
     return min((moment_s for moment_s in moments if moment_s > now_s), default=_NEVER)
@@ -199,11 +222,12 @@ _NEVER = float("inf")
 def _settle(state: CoordinatorState, now_s: float) -> Result:
     """Open what waited for islands to join, and close what can close."""
     state = _start(state, now_s)
-    if state.is_paused:
+    if state.is_paused or not all_heard(state.members, now_s):
         return state, []
     actions: list[Action] = []
     for index, round in enumerate(state.rounds):
-        if round.can_close(state.members, state.terms, now_s):
+        can_close = round.can_close(state.members, state.terms, now_s)
+        if can_close and not lost_state(round, state.members, now_s):
             roster = _roster(state, round, now_s)
             state = _with_round(state, index, round.close(roster))
             actions.append(
@@ -266,6 +290,7 @@ def _join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
         now_s=now_s,
         max_islands=state.settings.run.max_islands,
         step=position.step,
+        incarnation=request.incarnation,
     )
     is_founder = state.model is None
     if is_founder and _founded_by_another(state, member, now_s):
@@ -324,9 +349,9 @@ def _beat(state: CoordinatorState, event: Beaten, now_s: float) -> Result:
 def _offer(state: CoordinatorState, event: Offered, now_s: float) -> Result:
     """Judge a header; a round that is due to close does so before it can be wanted."""
     header = event.header
-    state.members.require(header.island, header.incarnation)
+    member = state.members.require(header.island, header.incarnation)
     state, closings = _settle(state, now_s)
-    return state, [*closings, Say(_round(state, header).receive(header))]
+    return state, [*closings, Say(_receive(state, member, header))]
 
 
 def _store(state: CoordinatorState, event: Stored, now_s: float) -> Result:
@@ -334,7 +359,7 @@ def _store(state: CoordinatorState, event: Stored, now_s: float) -> Result:
     header = event.header
     member = state.members.require(header.island, header.incarnation)
     round = _round(state, header)
-    reception = round.receive(header)
+    reception = _receive(state, member, header)
     if reception is Reception.WANTED:
         state = _with_round(state, header.fragment, round.stage(header))
         if header.round == round.number and round.phase is Phase.OPEN:
@@ -343,6 +368,20 @@ def _store(state: CoordinatorState, event: Stored, now_s: float) -> Result:
             state = replace(state, members=state.members.with_member(learned))
         reception = Reception.STAGED
     return state, [Say(reception)]
+
+
+def _receive(state: CoordinatorState, member: Member, header: Header) -> Reception:
+    """Judge a header; only a run that has lost rounds may find it early."""
+    round = _round(state, header)
+    reception = round.receive(header)
+    if reception is Reception.EARLY and member.is_heard:
+        held = member.holds[header.fragment].round if member.holds else 0
+        if held < round.number:
+            raise Refused(
+                f"Round {header.round} of fragment {header.fragment} cannot be "
+                f"published yet: round {round.number} is open. Wait for its outcome."
+            )
+    return reception
 
 
 def _leave(state: CoordinatorState, event: Leave, now_s: float) -> Result:
@@ -376,6 +415,23 @@ def _commit(state: CoordinatorState, event: Committed, now_s: float) -> Result:
         last_round=state.last_round,
     )
     return _with_round(state, event.fragment, opened), []
+
+
+def _recover(state: CoordinatorState, event: Recovered, now_s: float) -> Result:
+    """Go on after a state that an island has brought."""
+    round = state.rounds[event.fragment]
+    for number, roster in event.rosters:
+        earlier = replace(round, number=number)
+        state = replace(state, counted=_count(state, earlier, roster))
+    opened = round.recover(
+        event.state,
+        outer=event.outer,
+        candidates=state.members.live(now_s),
+        now_s=now_s,
+        last_round=state.last_round,
+    )
+    state = _with_round(state, event.fragment, opened)
+    return state, [Say(state.position(now_s))]
 
 
 def _count(
@@ -438,6 +494,7 @@ HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], Result]] = {
     Closed: _close,
     Tick: _tick,
     Committed: _commit,
+    Recovered: _recover,
     NewValues: _set_values,
     Stopping: _stop,
     Pausing: _pause,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.protocol.membership import Member
-from atoll.protocol.messages import Beat, JoinRequest, Position
+from atoll.protocol.messages import Beat, Holding, JoinRequest, Position
 from atoll.protocol.rounds import Reception
 from atoll.wire import Header, OuterValues, Roster
 
@@ -92,6 +92,19 @@ class Committed:
 
 
 @dataclass(frozen=True)
+class Recovered:
+    """A state that the run had lost is here, durable, with the rosters before it."""
+
+    fragment: int
+    state: Holding
+    rosters: tuple[tuple[int, Roster], ...]
+    """The last ones that are known, with their rounds."""
+
+    outer: OuterValues
+    """The outer values for the round that opens now."""
+
+
+@dataclass(frozen=True)
 class NewValues:
     """An operator changes settings that may change at run time."""
 
@@ -120,6 +133,7 @@ Event = (
     | Closed
     | Tick
     | Committed
+    | Recovered
     | NewValues
     | Stopping
     | Pausing

@@ -464,7 +464,8 @@ def _departures(state: IslandState) -> list[Action]:
         if book.flight:
             actions.append(Resend(index, book.flight.round))
         if not state.finished(book):
-            actions.append(Rest(index, book.next_round))
+            # What an earlier life left in the open round stands there.
+            actions.append(Rest(index, book.next_round + book.is_spoken_for))
     return actions
 
 

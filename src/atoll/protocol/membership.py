@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from atoll.algorithm.pace import Arrivals
 from atoll.errors import LeaseLost, UsageError
-from atoll.protocol.messages import Beat
+from atoll.protocol.messages import Beat, Holding
 
 LEASE_S = 15.0
 """How long nobody doubts an island that says nothing."""
@@ -45,6 +45,10 @@ class Member:
     waits_for: tuple[int, int] | None = None
     """The fragment and round whose outcome its training stands still for."""
 
+    holds: tuple[Holding, ...] = ()
+    is_heard: bool = True
+    """False after a restart, until the island has said what it holds."""
+
     arrivals: Arrivals = field(default_factory=Arrivals)
 
     def is_live(self, now_s: float) -> bool:
@@ -72,19 +76,24 @@ class Members:
         now_s: float,
         max_islands: int | None,
         step: int,
+        incarnation: int | None = None,
     ) -> tuple[Members, Member]:
         """Return the members with an island's next life.
 
-        With the nonce of its present life it is a repeat, and the same life.
+        With the nonce of its present life it is a repeat, and the same life. With an
+        `incarnation`, a life whose record was lost goes on.
 
         Raises:
             UsageError: a live island has the name and another key, or the run is full.
+            LeaseLost: a life that would go on has a successor.
         """
         name = island if island is not None else self._free_name(key, nonce)
         before = self.known.get(name)
         if before is not None and (before.key, before.nonce) == (key, nonce):
             again = replace(before, lease_until_s=now_s + LEASE_S)
             return self.with_member(again), again
+        if before and incarnation and incarnation <= before.incarnation:
+            raise _fenced(name, incarnation, before)
         if before is not None and before.is_live(now_s) and before.key != key:
             raise UsageError(
                 f"Island {name!r} is live in this run for another "
@@ -99,12 +108,13 @@ class Members:
             )
         member = Member(
             island=name,
-            incarnation=before.incarnation + 1 if before else 1,
+            incarnation=incarnation or (before.incarnation + 1 if before else 1),
             slot=before.slot if before else len(self.known),
             key=key,
             nonce=nonce,
             lease_until_s=now_s + LEASE_S,
             step=step,
+            is_heard=incarnation is None,
         )
         return self.with_member(member), member
 
@@ -116,11 +126,7 @@ class Members:
         """
         member = self.known.get(island)
         if member is None or member.incarnation != incarnation or member.has_left:
-            latest = f"incarnation {member.incarnation}" if member else "nobody"
-            raise LeaseLost(
-                f"Incarnation {incarnation} of island {island!r} is no member: the run "
-                f"knows {latest} by that name. Join again to go on."
-            )
+            raise _fenced(island, incarnation, member)
         return member
 
     def beat(self, member: Member, beat: Beat, *, now_s: float) -> Members:
@@ -130,6 +136,8 @@ class Members:
             lease_until_s=now_s + LEASE_S,
             step=beat.step,
             waits_for=beat.waits_for,
+            holds=beat.holds,
+            is_heard=True,
         )
         return self.with_member(renewed)
 
@@ -152,3 +160,11 @@ class Members:
         while f"island-{number}" in self.known:
             number += 1
         return f"island-{number}"
+
+
+def _fenced(island: str, incarnation: int, known: Member | None) -> LeaseLost:
+    latest = f"incarnation {known.incarnation}" if known else "nobody"
+    return LeaseLost(
+        f"Incarnation {incarnation} of island {island!r} is no member: the run "
+        f"knows {latest} by that name. Join again to go on."
+    )

@@ -75,6 +75,15 @@ def _differences(island: ModelSpec, run: ModelSpec) -> Iterator[str]:
             )
 
 
+@dataclass(frozen=True)
+class Holding:
+    """The last round of a fragment that an island has taken."""
+
+    round: int
+    digest: bytes
+    """Of its anchor and velocity after that round."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Position:
     """Where the run is. Outcome, join reply and heartbeat carry it."""
@@ -94,6 +103,9 @@ class Position:
     wanted: tuple[int, ...] = ()
     """Everybody waits, and the open rounds of these fragments wait for this island."""
 
+    lost: tuple[int, ...] = ()
+    """The run has lost rounds of these fragments: bring it this island's state."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:
@@ -102,6 +114,9 @@ class JoinRequest:
     model: ModelSpec
     island: str | None = None
     """None: the run gives a name."""
+
+    incarnation: int | None = None
+    """Of a life that goes on, at a run that has lost its record. None: a new life."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,3 +152,6 @@ class Beat:
     step: int
     waits_for: tuple[int, int] | None = None
     """The fragment and round whose outcome its training stands still for."""
+
+    holds: tuple[Holding, ...] = ()
+    """What it has taken of each fragment."""

@@ -16,6 +16,7 @@ from enum import StrEnum
 from atoll.algorithm.pace import deadline_s
 from atoll.errors import Refused
 from atoll.protocol.membership import Members
+from atoll.protocol.messages import Holding
 from atoll.settings import LimitsSection, RunSection
 from atoll.wire import Header, Kind, OuterValues, Roster, Verdict, update_digest
 
@@ -48,6 +49,9 @@ class Reception(StrEnum):
     CLOSING = "closing"
     """The round is about to be over: ask again for its outcome."""
 
+    EARLY = "early"
+    """The run has lost the rounds before: it will ask for a state. Then ask again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
@@ -79,8 +83,7 @@ class Round:
         """Judge an update by its header.
 
         Raises:
-            Refused: another update stands for this island, or the round cannot be
-                published yet.
+            Refused: another update stands for this island.
         """
         if header.round < self.number:
             return Reception.COMMITTED
@@ -88,10 +91,7 @@ class Round:
             return Reception.CLOSING
         is_ahead = header.round == self.number + 1 and header.kind is Kind.DEPARTING
         if header.round != self.number and not is_ahead:
-            raise Refused(
-                f"Round {header.round} of fragment {self.fragment} cannot be published "
-                f"yet: round {self.number} is open. Wait for its outcome."
-            )
+            return Reception.EARLY
         standing = (self.ahead if is_ahead else self.staged).get(header.island)
         if standing is None:
             return Reception.WANTED
@@ -170,6 +170,28 @@ class Round:
             candidates=candidates,
             staged=self.ahead,
             awaited=(self.candidates & candidates) - published,
+        )
+
+    def recover(
+        self,
+        state: Holding,
+        *,
+        outer: OuterValues,
+        candidates: frozenset[str],
+        now_s: float,
+        last_round: int | None,
+    ) -> Round:
+        """Return the round after a state that the run had lost."""
+        is_last = last_round is not None and state.round >= last_round
+        return Round(
+            fragment=self.fragment,
+            number=state.round + 1,
+            phase=Phase.ENDED if is_last else Phase.OPEN,
+            base=state.digest,
+            bases=(*self.bases, state.digest)[-KNOWN_BASES:],
+            outer=outer,
+            opened_s=now_s,
+            candidates=candidates,
         )
 
 

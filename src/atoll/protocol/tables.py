@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 
 ANY = "any"
@@ -57,7 +58,11 @@ class Table:
         raise LookupError(f"No row of {self.title!r} fits {values}.")
 
     def __getitem__(self, values: tuple[str, ...]) -> str:
-        return self.row(values).then
+        return self._answers[values]
+
+    @cached_property
+    def _answers(self) -> Mapping[tuple[str, ...], str]:
+        return {values: self.row(values).then for values in self.combinations()}
 
 
 YES_NO = ("yes", "no")
@@ -66,61 +71,77 @@ TRANSITIONS = Table(
     title="From phase to phase",
     columns={
         "phase": ("waiting", "open", "closing", "ended"),
-        "event": ("Committed", "another"),
+        "event": ("Committed", "Recovered", "another"),
         "started": YES_NO,
         "paused": YES_NO,
         "quorum": YES_NO,
         "missing": ("nobody", "late", "in time"),
+        "known": ("all", "not all heard", "rounds lost"),
         "last": YES_NO,
     },
     answer="next phase",
     rows=(
         Row(
-            ("waiting or open or ended", "Committed", ANY, ANY, ANY, ANY, ANY),
+            (ANY, "Recovered", ANY, ANY, ANY, ANY, ANY, "yes"),
+            "ended",
+            "An island has brought the state after the last round.",
+        ),
+        Row(
+            (ANY, "Recovered", ANY, ANY, ANY, ANY, ANY, "no"),
+            "open",
+            "The round after the state that an island has brought.",
+        ),
+        Row(
+            ("waiting or open or ended", "Committed", ANY, ANY, ANY, ANY, ANY, ANY),
             "cannot be",
             "The host says it of a round that it was told to close, and of no other.",
         ),
         Row(
-            ("waiting", ANY, "no", ANY, ANY, ANY, ANY),
+            ("waiting", ANY, "no", ANY, ANY, ANY, ANY, ANY),
             "waiting",
             "The first round waits for `start_islands`.",
         ),
         Row(
-            ("waiting", ANY, "yes", "no", "yes", "nobody", ANY),
+            ("waiting", ANY, "yes", "no", "yes", "nobody", "all", ANY),
             "closing",
             "Who came early has published: the round opens and closes at once.",
         ),
         Row(
-            ("waiting", ANY, "yes", ANY, ANY, ANY, ANY),
+            ("waiting", ANY, "yes", ANY, ANY, ANY, ANY, ANY),
             "open",
             "Deadlines count from this moment, for the islands that are live now.",
         ),
         Row(
-            ("open", ANY, ANY, "no", "yes", "nobody or late", ANY),
+            ("open", ANY, ANY, "no", "yes", "nobody or late", "all", ANY),
             "closing",
             "Nobody is worth waiting for. The staged set is frozen.",
         ),
         Row(
-            ("open", ANY, ANY, ANY, ANY, ANY, ANY),
+            ("open", ANY, ANY, ANY, ANY, ANY, "not all heard or rounds lost", ANY),
+            "open",
+            "After a restart: islands may have an outcome that the journal lost.",
+        ),
+        Row(
+            ("open", ANY, ANY, ANY, ANY, ANY, ANY, ANY),
             "open",
             "Below the quorum, or paused, or somebody may still come in time.",
         ),
         Row(
-            ("closing", "Committed", ANY, ANY, ANY, ANY, "yes"),
+            ("closing", "Committed", ANY, ANY, ANY, ANY, ANY, "yes"),
             "ended",
             "No fragment opens a round beyond the last.",
         ),
         Row(
-            ("closing", "Committed", ANY, ANY, ANY, ANY, "no"),
+            ("closing", "Committed", ANY, ANY, ANY, ANY, ANY, "no"),
             "open",
             "The next round, whose number is one higher, for who is live now.",
         ),
         Row(
-            ("closing", ANY, ANY, ANY, ANY, ANY, ANY),
+            ("closing", ANY, ANY, ANY, ANY, ANY, ANY, ANY),
             "closing",
             "Only a durable record ends it, however long the disk takes.",
         ),
-        Row(("ended", ANY, ANY, ANY, ANY, ANY, ANY), "ended", "For good."),
+        Row(("ended", ANY, ANY, ANY, ANY, ANY, ANY, ANY), "ended", "For good."),
     ),
 )
 
@@ -146,13 +167,13 @@ RECEPTION = Table(
         ),
         Row(
             ("the next", ANY, "update", ANY),
-            "refused",
-            "Its base is not known before the open round is committed.",
+            "early",
+            "It was sealed on a state that the run has lost: the state comes first.",
         ),
         Row(
             ("a later one", ANY, ANY, ANY),
-            "refused",
-            "Nobody can have sealed for it.",
+            "early",
+            "So was this one, departing or not.",
         ),
         Row((ANY, ANY, ANY, "nothing"), "wanted", "The body may come."),
         Row((ANY, ANY, ANY, "the same"), "staged", "A repeat is the same request."),
@@ -175,28 +196,43 @@ JOINING = Table(
         "name": ("none", "unknown", "live", "silent", "left"),
         "key": ("the same", "another"),
         "nonce": ("the same", "another"),
+        "life": ("new", "later than known", "not later"),
         "room": YES_NO,
     },
     answer="answer",
     rows=(
         Row(
-            ("none or live or silent or left", "the same", "the same", ANY),
+            ("none or live or silent or left", "the same", "the same", ANY, ANY),
             "same life",
             "The reply was lost, and the island asks again.",
         ),
         Row(
-            ("live", "another", ANY, ANY),
+            ("live or silent or left", ANY, ANY, "not later", ANY),
+            "LeaseLost",
+            "A life that wants to go on has a successor.",
+        ),
+        Row(
+            ("live", "another", ANY, ANY, ANY),
             "refused: taken",
             "The name belongs to who holds the key, while its lease runs.",
         ),
-        Row((ANY, ANY, ANY, "no"), "refused: full", "`max_islands` others are live."),
         Row(
-            ("none or unknown", ANY, ANY, ANY),
+            (ANY, ANY, ANY, ANY, "no"),
+            "refused: full",
+            "`max_islands` others are live.",
+        ),
+        Row(
+            (ANY, ANY, ANY, "later than known or not later", ANY),
+            "goes on",
+            "The run has lost the record of this life, and is told of it.",
+        ),
+        Row(
+            ("none or unknown", ANY, ANY, ANY, ANY),
             "first life",
             "Who gives no name gets the first free one.",
         ),
         Row(
-            (ANY, ANY, ANY, ANY),
+            (ANY, ANY, ANY, ANY, ANY),
             "next life",
             "A restart with the key is immediate; a name nobody holds is free.",
         ),

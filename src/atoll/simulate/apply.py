@@ -20,6 +20,7 @@ from atoll.simulate.faults import (
     Partition,
     ReadOnlyDisk,
     Reorder,
+    Rollback,
     Slow,
     Throttle,
 )
@@ -114,6 +115,8 @@ class Armed:
                 )
             case FullDisk() | ReadOnlyDisk():
                 return self._hold(fault), fault.for_s
+            case Rollback():
+                return self._roll_back(fault), fault.for_s
             case ClockJump():
                 world.clocks[fault.process].jump(fault.by_s)
             case ClockDrift():
@@ -132,6 +135,18 @@ class Armed:
         if fault.back_after_s is None:
             return None
         return lambda: None if process.is_alive else process.restart()
+
+    def _roll_back(self, fault: Rollback) -> Undo:
+        process = self._world.processes[fault.process]
+        put_back = self._world.disks[fault.process].copy()
+
+        def undo() -> None:
+            if process.is_alive:
+                process.crash()
+            put_back()
+            process.restart()
+
+        return undo
 
     def _hold(self, fault: FullDisk | ReadOnlyDisk) -> Undo:
         self._set_disk(fault, by=1)

@@ -10,7 +10,7 @@ Rule 4: a mere crash of the process loses nothing, and makes nothing durable eit
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from atoll.disk import LOCK, Data, check_name
@@ -72,6 +72,22 @@ class SimDisk:
                 survivors[name] = SimFile(content, is_durable=True)
         self._tell("power cut", f"{len(self._files)} files, {len(survivors)} survive")
         self._files, self._removed = survivors, {}
+
+    def copy(self) -> Callable[[], None]:
+        """Return what puts the disk back to what is durable on it now."""
+        files = {
+            name: file.durable for name, file in self._files.items() if file.survives
+        }
+
+        def put_back() -> None:
+            self._tell("put back", f"{len(files)} files, and {len(self._files)} gone")
+            self._removed = {}
+            self._files = {
+                name: SimFile(content, is_durable=True)
+                for name, content in files.items()
+            }
+
+        return put_back
 
     def append(self, name: str, data: Data) -> None:
         with self._call("append", name):

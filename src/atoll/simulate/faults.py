@@ -191,6 +191,17 @@ class ReadOnlyDisk(OfProcess):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rollback(OfProcess):
+    """A copy of the disk is made, and put back `for_s` later: the process restarts.
+
+    What became durable in between is lost: only islands still have it.
+    """
+
+    kind: ClassVar[str] = "rollback"
+    for_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClockJump(OfProcess):
     """The clock jumps ahead by `by_s`; below 0 it stands still for as long."""
 
@@ -211,6 +222,6 @@ KINDS: dict[str, type[Fault]] = {
     each.kind: each
     for each in (
         *(Kill, Freeze, Slow, Delay, Loss, Duplicate, Reorder, Corrupt, Throttle),
-        *(Partition, FullDisk, ReadOnlyDisk, ClockJump, ClockDrift),
+        *(Partition, FullDisk, ReadOnlyDisk, Rollback, ClockJump, ClockDrift),
     )
 }

@@ -21,6 +21,7 @@ from atoll.simulate.faults import (
     Partition,
     ReadOnlyDisk,
     Reorder,
+    Rollback,
     Slow,
     Throttle,
 )
@@ -254,6 +255,19 @@ class FaultPlan:
                 at_round=at_round,
                 for_s=for_s,
             )
+        )
+
+    def rollback(
+        self,
+        process: str,
+        *,
+        at_s: float | None = None,
+        at_round: int | None = None,
+        for_s: float,
+    ) -> FaultPlan:
+        """Put a process's disk back to what it was `for_s` before, and restart it."""
+        return self.adding(
+            Rollback(process=process, at_s=at_s, at_round=at_round, for_s=for_s)
         )
 
     def disk_read_only(

@@ -10,7 +10,7 @@ from atoll.weights.reduce import Contribution, reduce
 from atoll.weights.seal import seal
 from atoll.weights.state import FragmentState
 from atoll.weights.terms import Terms, terms_of
-from atoll.weights.verify import norm_of, require_founding, require_update
+from atoll.weights.verify import norm_of, require_state, require_update
 
 __all__ = [
     "Contribution",
@@ -22,7 +22,7 @@ __all__ = [
     "lay_out",
     "norm_of",
     "reduce",
-    "require_founding",
+    "require_state",
     "require_update",
     "seal",
     "terms_of",

@@ -52,18 +52,24 @@ def require_update(
         )
 
 
-def require_founding(header: Header, layout: FragmentLayout, terms: Terms) -> None:
-    """Return when a state can be the first of a fragment.
+def require_state(
+    header: Header, layout: FragmentLayout, terms: Terms, *, round: int
+) -> None:
+    """Return when a state can be that of a fragment after `round`; 0 founds it.
 
     Raises:
         Refused: it is of another round, size or optimizer.
     """
     vectors = 1 + MOMENTS[terms.outer.optimizer]
-    expected = (0, vectors * layout.elements, terms.outer)
-    if (header.round, header.elements, header.outer) != expected:
+    expected = (round, vectors * layout.elements, terms.outer)
+    outer = header.outer
+    if round and outer and outer.optimizer == terms.outer.optimizer:
+        outer = terms.outer  # lr and momentum may be those of another epoch
+    if (header.round, header.elements, outer) != expected:
         raise Refused(
             f"A state of round {header.round} with {header.elements} elements and "
-            f"{header.outer} cannot found fragment {header.fragment}, which takes "
+            f"{header.outer} cannot {'be' if round else 'found'} fragment "
+            f"{header.fragment}, which takes "
             f"round {expected[0]}, {expected[1]} elements and {expected[2]}. "
             "Take the settings from the run."
         )

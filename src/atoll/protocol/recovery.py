@@ -1,0 +1,46 @@
+"""What a coordinator lost that its islands still have, and whom it asks for it.
+
+Rule 1: after a restart nothing closes before every live member has said what it holds,
+        or its lease has run out.
+Rule 2: a fragment has lost rounds when a live member holds one that is not committed.
+        It opens again after the newest of them: no island is ever asked to go back.
+Rule 3: of several digests for that round, the one that most islands report is right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from atoll.protocol.membership import Members
+from atoll.protocol.messages import Holding
+from atoll.protocol.rounds import Round
+
+
+def all_heard(members: Members, now_s: float) -> bool:
+    """Return whether every live member has said what it holds."""
+    return all(members.known[name].is_heard for name in members.live(now_s))
+
+
+def lost_state(round: Round, members: Members, now_s: float) -> Holding | None:
+    """Return the state that the run must take before this round can go on, if any."""
+    held = [
+        member.holds[round.fragment]
+        for name in members.live(now_s)
+        if round.fragment < len((member := members.known[name]).holds)
+    ]
+    newest = max((holding.round for holding in held), default=0)
+    if newest < round.number:
+        return None
+    votes = Counter(holding.digest for holding in held if holding.round == newest)
+    most = max(votes.values())
+    return Holding(newest, min(each for each in votes if votes[each] == most))
+
+
+def bringer(state: Holding, fragment: int, members: Members, now_s: float) -> str:
+    """Return the one island that is asked for a lost state."""
+    return min(
+        name
+        for name in members.live(now_s)
+        if fragment < len(members.known[name].holds)
+        and members.known[name].holds[fragment] == state
+    )

@@ -301,8 +301,18 @@ def _stepped(
         for index, flight in _flights(state)
         if flight.take_at <= step and index not in due
     ]
-    state, seals = _seal(state, due, plan)
-    return state, takes + seals
+    state, actions = _seal(state, due, plan)
+    seals, later = _apart(actions)
+    return state, [*seals, *takes, *later]
+
+
+def _apart(actions: list[Action]) -> tuple[list[Action], list[Action]]:
+    """Return what publishes and what waits: nobody waits before all is published.
+
+    Others may wait for what this island has sealed, and it for them.
+    """
+    takes = [action for action in actions if isinstance(action, Take)]
+    return [action for action in actions if action not in takes], list(takes)
 
 
 def _due(before: int, step: int, plan: Plan) -> list[int]:
@@ -425,9 +435,8 @@ def _wanted(
     state, first = _catch_up(state, missing, event.position)
     due = [index for index in missing if not state.books[index].flight]
     state, actions = _seal(state, due, plan, take_at=state.step)
-    takes = [action for action in actions if isinstance(action, Take)]
-    seals = [action for action in actions if action not in takes]
-    return state, [*first, *seals, Take(event.fragment, blocked.round), *takes]
+    seals, takes = _apart(actions)
+    return state, [*seals, *first, Take(event.fragment, blocked.round), *takes]
 
 
 def _catch_up(

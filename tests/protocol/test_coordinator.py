@@ -293,7 +293,7 @@ def test_who_is_silent_is_waited_for_up_to_the_upper_bound_at_first() -> None:
 def learn(table: Desk, name: str, seconds: list[float]) -> None:
     """Let the run know five arrivals of an island."""
     members = table.state.members
-    member = replace(members.known[name], arrivals=Arrivals(tuple(seconds)))
+    member = replace(members.known[name], arrivals={0: Arrivals(tuple(seconds))})
     table.state = replace(table.state, members=members.with_member(member))
 
 

@@ -295,6 +295,9 @@ def _join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
     is_founder = state.model is None
     if is_founder and _founded_by_another(state, member, now_s):
         raise Unreachable("Another island is founding the run. Ask again.")
+    if _is_new_life(state.members.known.get(member.island), member):
+        rounds = tuple(round.without(member.island) for round in state.rounds)
+        state = replace(state, rounds=rounds)
     state = replace(state, members=members)
     if is_founder:
         founding = Founding(
@@ -309,6 +312,11 @@ def _join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
     )
     welcome = Welcome(member, position, is_founder, spoken_for)
     return state, [Remember(member), welcome]
+
+
+def _is_new_life(before: Member | None, member: Member) -> bool:
+    """Return whether an island begins anew: rounds wait for it from the next on."""
+    return before is not None and before.incarnation != member.incarnation
 
 
 def _founded_by_another(state: CoordinatorState, member: Member, now_s: float) -> bool:
@@ -364,7 +372,7 @@ def _store(state: CoordinatorState, event: Stored, now_s: float) -> Result:
         state = _with_round(state, header.fragment, round.stage(header))
         if header.round == round.number and round.phase is Phase.OPEN:
             seconds = max(0.0, now_s - round.opened_s)
-            learned = replace(member, arrivals=member.arrivals.then(seconds))
+            learned = member.arrived(header.fragment, seconds)
             state = replace(state, members=state.members.with_member(learned))
         reception = Reception.STAGED
     return state, [Say(reception)]

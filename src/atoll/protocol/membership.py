@@ -49,7 +49,16 @@ class Member:
     is_heard: bool = True
     """False after a restart, until the island has said what it holds."""
 
-    arrivals: Arrivals = field(default_factory=Arrivals)
+    arrivals: Mapping[int, Arrivals] = field(default_factory=dict)
+    """Of its updates, by fragment: each has a place of its own in the period."""
+
+    def arrived(self, fragment: int, seconds: float) -> Member:
+        """Return the member with one more arrival of an update."""
+        then = self.arrivals_of(fragment).then(seconds)
+        return replace(self, arrivals={**self.arrivals, fragment: then})
+
+    def arrivals_of(self, fragment: int) -> Arrivals:
+        return self.arrivals.get(fragment, Arrivals())
 
     def is_live(self, now_s: float) -> bool:
         return not self.has_left and now_s <= self.lease_until_s

@@ -110,6 +110,12 @@ class Round:
             return replace(self, staged={**self.staged, header.island: header})
         return replace(self, ahead={**self.ahead, header.island: header})
 
+    def without(self, island: str) -> Round:
+        """Return the round that does not wait for a new life of an island."""
+        if island in self.staged:
+            return self
+        return replace(self, candidates=self.candidates - {island})
+
     def missing(self, members: Members, now_s: float) -> frozenset[str]:
         """Return the live candidates that have not published."""
         return (self.candidates & members.live(now_s)) - self.staged.keys()
@@ -120,7 +126,7 @@ class Round:
         if island in self.awaited:
             return self.opened_s + upper_s
         learned_s = deadline_s(
-            members.known[island].arrivals,
+            members.known[island].arrivals_of(self.fragment),
             patience=terms.run.patience,
             lower_s=terms.limits.deadline_min_s,
             upper_s=upper_s,

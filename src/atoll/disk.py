@@ -16,7 +16,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from atoll.errors import AtollError, DiskError, DiskFull, NoSuchFile, UsageError
+from atoll.errors import (
+    AtollError,
+    DiskDenied,
+    DiskError,
+    DiskFull,
+    NoSuchFile,
+    UsageError,
+)
 
 Data = bytes | bytearray | memoryview
 
@@ -38,8 +45,8 @@ class Disk(Protocol):
     """Keeps files by name. The journal is the only caller.
 
     A name is a relative path of parts in lower case, as `check_name` says. What a
-    method raises is a `DiskError` when the disk fails (`DiskFull` when it has no room),
-    and a `UsageError` when it cannot be written to.
+    method raises is a `DiskError` when the disk fails (`DiskFull` when it has no room,
+    `DiskDenied` when it cannot be written to).
     """
 
     def append(self, name: str, data: Data) -> None:
@@ -246,7 +253,7 @@ def _translated(path: Path) -> Iterator[None]:
                 "durable is lost."
             ) from exc
         if exc.errno in _NOT_OURS:
-            raise UsageError(
+            raise DiskDenied(
                 f"{path} cannot be written or read: {why}. Give this user the right to "
                 "write there, or choose another directory."
             ) from exc

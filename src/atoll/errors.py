@@ -80,6 +80,14 @@ class DiskFull(DiskError):
     """The disk has no room: free some, and what failed may be repeated."""
 
 
+class DiskDenied(DiskError, UsageError):
+    """The disk lets this user write nothing there.
+
+    Whoever starts something there has chosen wrongly; what runs already goes on when
+    the disk can be written again.
+    """
+
+
 class CorruptError(AtollError):
     """Bytes did not verify; retrying will not help."""
 

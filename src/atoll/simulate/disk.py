@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from atoll.disk import LOCK, Data, check_name
-from atoll.errors import DiskFull, NoSuchFile, UsageError
+from atoll.errors import DiskDenied, DiskFull, NoSuchFile, UsageError
 from atoll.simulate.files import SimFile
 from atoll.simulate.life import ProcessDead
 from atoll.simulate.process import Process
@@ -198,7 +198,7 @@ class SimDisk:
 
     def _check_writable(self, name: str) -> None:
         if self.is_read_only:
-            raise UsageError(
+            raise DiskDenied(
                 f"{name} cannot be written: the disk is read-only. Give this user the "
                 "right to write there, or choose another directory."
             )

@@ -7,11 +7,12 @@ over with `send`, and gets it back when the update's `arrival` is done.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
-from atoll.errors import NonFinite
+from atoll.errors import AtollError, NonFinite, RunEnded
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.background import Background
 from atoll.island.buffers import Buffers
@@ -77,6 +78,7 @@ class Courier:
         self._waiting = None if arrival.done() else (sealed, beat)
         if self._waiting:
             self._exchange.heartbeat(beat)
+            self._sender.submit(self._say_waiting, sealed)
         try:
             return arrival.result()
         finally:
@@ -223,6 +225,16 @@ class Courier:
             self._tally.bytes_down += frame_bytes(header)
             if outcome.position.rounds[slot.index] <= header.round + 1:
                 return outcomes
+
+    def _say_waiting(self, sealed: Sealed) -> None:
+        """Let the run know at once that training stands still, by asking why."""
+        waiting = self._waiting
+        if waiting is None or waiting[0] is not sealed or sealed.arrival.done():
+            return
+        assert waiting[1].waits_for is not None
+        fragment, round = waiting[1].waits_for
+        with suppress(AtollError, RunEnded):  # the receiver meets the same, and tells
+            self._exchange.outcome(fragment, round, wait_s=0.0)
 
     def _waits_elsewhere(self, sealed: Sealed) -> bool:
         """Return whether training stands still for another flight than this one."""

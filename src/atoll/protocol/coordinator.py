@@ -90,7 +90,8 @@ class CoordinatorState:
 
     @property
     def terms(self) -> LateTerms:
-        return LateTerms(self.settings.run, self.settings.limits)
+        settings = self.settings
+        return LateTerms(settings.run, settings.limits, settings.sync)
 
     @property
     def has_started(self) -> bool:

@@ -17,7 +17,7 @@ from atoll.algorithm.pace import deadline_s
 from atoll.errors import Refused
 from atoll.protocol.membership import Members
 from atoll.protocol.messages import Holding
-from atoll.settings import LimitsSection, RunSection
+from atoll.settings import LimitsSection, RunSection, SyncSection
 from atoll.wire import Header, Kind, OuterValues, Roster, Verdict, update_digest
 
 KNOWN_BASES = 1024
@@ -125,11 +125,11 @@ class Round:
         upper_s = terms.limits.deadline_max_s
         if island in self.awaited:
             return self.opened_s + upper_s
-        learned_s = deadline_s(
+        learned_s = terms.slack * deadline_s(
             members.known[island].arrivals_of(self.fragment),
             patience=terms.run.patience,
-            lower_s=terms.limits.deadline_min_s,
-            upper_s=upper_s,
+            lower_s=terms.limits.deadline_min_s / terms.slack,
+            upper_s=upper_s / terms.slack,
         )
         return self.opened_s + learned_s
 
@@ -207,3 +207,14 @@ class LateTerms:
 
     run: RunSection
     limits: LimitsSection
+    sync: SyncSection
+
+    @property
+    def slack(self) -> float:
+        """How much longer a whole window takes than one that began with a stall.
+
+        An island that stood still for the last outcome has made its overlapping steps
+        before the round opens, and comes earlier by them: what was learned from such
+        rounds must not make it late when it need not wait.
+        """
+        return self.sync.sync_every / (self.sync.sync_every - self.sync.overlap_steps)

@@ -4,7 +4,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.atoll-installed
 SLOW := tests/e2e tests/training
 
-.PHONY: setup demo test test-fast check bench engines
+.PHONY: setup demo test test-fast storms check bench engines
 
 setup: $(STAMP)
 
@@ -31,6 +31,12 @@ test: setup
 
 test-fast: setup
 	$(PY) -m pytest -n 2 -m "not gpu" $(addprefix --ignore=,$(SLOW))
+
+STORMS ?= 10000
+FIRST ?= 0
+
+storms: setup
+	$(PY) -m atoll.simulate.storming --storms $(STORMS) --first $(FIRST)
 
 check: setup
 	$(VENV)/bin/ruff format --check .

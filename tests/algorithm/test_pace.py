@@ -69,6 +69,50 @@ def test_deadlines_stay_within_bounds(arrived: list[float], patience: float) -> 
     assert len(arrived) >= KNOWN or late_after == 50.0
 
 
+def test_an_outage_for_less_than_half_of_the_record_changes_nothing() -> None:
+    """Ten of 21 arrivals may be anything: the median is still one of the others."""
+    # Eleven at 10 s: median 10, and at least half of all distances are 0.
+    for strange_s in (0.0, 11.0, 3600.0):
+        arrivals = Arrivals((10.0,) * (LAST // 2 + 1) + (strange_s,) * (LAST // 2))
+
+        assert deadline_s(arrivals, patience=3.0, lower_s=1.0, upper_s=600.0) == 11.5
+
+
+@given(st.lists(st.floats(0.95, 1.05), min_size=KNOWN, max_size=LAST))
+def test_an_island_that_keeps_its_pace_is_never_late(paces: list[float]) -> None:
+    """Within a twentieth of its usual time, no arrival of its record was late."""
+    # The median is at least 57 s, and three spreads at least 3 * 0.05 of that:
+    # 57 * 1.15 = 65.55 s, and nothing came after 63 s.
+    arrivals = Arrivals(tuple(60.0 * pace for pace in paces))
+    late_after = deadline_s(arrivals, patience=3.0, lower_s=1.0, upper_s=600.0)
+
+    assert late_after > max(arrivals.seconds)
+
+
+@given(st.lists(st.floats(0.01, 1e3), min_size=KNOWN, max_size=LAST))
+def test_a_deadline_scales_with_the_pace(arrived: list[float]) -> None:
+    """Windows 64 times longer have deadlines 64 times longer, to the bit."""
+    # No number of seconds is in the rule but its bounds; 64 is a power of two.
+    short = deadline_s(
+        Arrivals(tuple(arrived)), patience=3.0, lower_s=1e-9, upper_s=1e9
+    )
+    longer = Arrivals(tuple(64.0 * second for second in arrived))
+
+    assert deadline_s(longer, patience=3.0, lower_s=1e-9, upper_s=1e9) == 64.0 * short
+
+
+@given(st.lists(seconds, min_size=KNOWN, max_size=LAST), st.floats(0.0, 10.0))
+def test_more_patience_never_makes_an_island_late_sooner(
+    arrived: list[float], patience: float
+) -> None:
+    """The one knob turns one way."""
+    arrivals = Arrivals(tuple(arrived))
+    late_after = deadline_s(arrivals, patience=patience, lower_s=1.0, upper_s=600.0)
+    more = deadline_s(arrivals, patience=patience + 1.0, lower_s=1.0, upper_s=600.0)
+
+    assert more >= late_after
+
+
 @pytest.mark.parametrize("wrong", [-1.0, math.inf, math.nan])
 def test_an_impossible_arrival_is_an_error(wrong: float) -> None:
     """Negative, infinite and undefined durations are refused with their value."""

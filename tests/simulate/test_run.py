@@ -6,7 +6,7 @@ import pytest
 
 from atoll import RunSettings
 from atoll.simulate import FaultPlan, random_plan
-from atoll.simulate.run import Simulated, simulate
+from atoll.simulate.run import Departure, Simulated, simulate
 
 ISLANDS = 4
 NAMES = [f"i{number}" for number in range(ISLANDS)]
@@ -74,6 +74,37 @@ def test_an_island_that_is_stopped_beyond_its_lease_comes_back() -> None:
 
     survived(result)
     assert sorted(result.digests) == NAMES
+
+
+def test_an_island_that_leaves_gives_its_work_away_and_may_return() -> None:
+    """All of it counts; its next life takes part to the end."""
+    leaving = {"i3": Departure(after_steps=17, back_after_s=5.0)}
+    result = simulate(SETTINGS, islands=ISLANDS, departures=leaving)
+
+    survived(result)
+    assert sorted(result.digests) == NAMES
+    assert result.tokens["departed"] == 0
+
+
+def test_tokens_are_committed_or_in_hand_or_lost_with_a_named_death() -> None:
+    """Of an island that dies, what no round had counted goes with it."""
+    result = run(FaultPlan().kill("i2", at_s=20.0, back_after_s=5.0))
+
+    assert result.tokens["committed"] > result.tokens["in hand"] > 0
+    # In its fourth window of 12 half seconds, at 18 s, it had sent both fragments.
+    assert result.tokens["i2 (incarnation 1) died at 20.000 s"] > 0
+    assert result.tokens["refused"] == result.tokens["dropped"] == 0
+
+
+def test_faults_of_a_round_happen_when_the_run_reaches_it() -> None:
+    """An island that dies at round 3 has lived through two."""
+    result = run(FaultPlan().kill("i2", at_round=3, back_after_s=1.0))
+
+    survived(result)
+    assert result.deaths["i2"] == 1
+    died = next(name for name in result.tokens if name.startswith("i2 "))
+    # Two rounds of 12 steps of half a second have passed, and no third one.
+    assert 12.0 <= float(died.split()[-2]) < 18.0
 
 
 @pytest.mark.parametrize("seed", range(60))

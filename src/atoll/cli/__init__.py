@@ -13,6 +13,7 @@ import typer
 
 from atoll import __version__
 from atoll.cli.inspect import inspect
+from atoll.cli.simulate import simulate
 from atoll.errors import (
     AtollError,
     CorruptError,
@@ -26,6 +27,7 @@ __all__ = ["VERBS", "app", "exit_code", "main"]
 
 VERBS: dict[str, Callable[..., None]] = {
     "inspect": inspect,
+    "simulate": simulate,
 }
 
 # The first branch that fits decides.

@@ -16,8 +16,10 @@ from typing import Any, cast
 from atoll.coordinator import Service
 from atoll.errors import AtollError, DiskError, RunEnded, UsageError
 from atoll.exchange import Call, OutcomeCall, Reply, size_of
+from atoll.island.slot import Arrival
 from atoll.protocol import Position
 from atoll.settings import RunSettings
+from atoll.simulate.herald import Herald, tell_arrival
 from atoll.simulate.network import Reply as Answer
 from atoll.simulate.process import Process
 from atoll.simulate.promise import Promise
@@ -36,10 +38,15 @@ LONGEST_NAP_S = 1.0
 class Kept:
     """A promise with the names that islands use."""
 
-    def __init__(self, promise: Promise[Any]) -> None:
-        self._promise = promise
-        self.set_result, self.set_exception = promise.set, promise.set_error
+    def __init__(self, promise: Promise[Any], process: Process) -> None:
+        self._promise, self._process = promise, process
+        self.set_exception = promise.set_error
         self.done, self.exception = promise.done, promise.exception
+
+    def set_result(self, result: Any) -> None:
+        if self._process.scheduler.trace is not None and isinstance(result, Arrival):
+            tell_arrival(self._process, result)
+        self._promise.set(result)
 
     def result(self) -> Any:
         return self._promise.result()
@@ -85,7 +92,7 @@ class Greenlets:
         return Hand(self._process)
 
     def promise(self) -> Kept:
-        return Kept(Promise(self._process.scheduler))
+        return Kept(Promise(self._process.scheduler), self._process)
 
 
 class Wire:
@@ -125,6 +132,7 @@ class CoordinatorHost:
         self._process = world.add(COORDINATOR)
         self._clock = world.clocks[COORDINATOR]
         self._waiting: list[tuple[OutcomeCall, Answer, float]] = []
+        self._herald = Herald(world.scheduler)
         self.service: Service | None = None
 
     def start(self) -> None:
@@ -133,11 +141,13 @@ class CoordinatorHost:
     def _live(self) -> None:
         self._waiting.clear()
         self.service = service = self._open()
+        self._herald.opened(service, self._clock.now_s())
         self._world.network.listen(self._process, self._listen)
         while True:
             now_s = self._clock.now_s()
             nap_s = service.tick(now_s) - now_s
             self._answer_waiting()
+            self._herald.look(service.state, self._clock.now_s())
             self._world.scheduler.sleep(min(max(nap_s, 0.01), LONGEST_NAP_S))
 
     def _open(self) -> Service:
@@ -158,6 +168,8 @@ class CoordinatorHost:
     def _listen(self, request: object, answer: Answer) -> None:
         self._handle(cast(Call, request), answer)
         self._answer_waiting()
+        assert self.service is not None
+        self._herald.look(self.service.state, self._clock.now_s())
 
     def _handle(self, call: Call, answer: Answer) -> None:
         assert self.service is not None

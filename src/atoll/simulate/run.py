@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from atoll.errors import AtollError
-from atoll.exchange import CoordinatorExchange
-from atoll.island import Host
-from atoll.island.vectors import Vectors, vector_model
-from atoll.protocol import JoinRequest
+from atoll.protocol.coordinator import CoordinatorState
+from atoll.protocol.rounds import Phase
 from atoll.settings import RunSettings
 from atoll.simulate.apply import Armed, apply
-from atoll.simulate.hosts import CoordinatorHost, Greenlets, Wire
+from atoll.simulate.hosts import CoordinatorHost
+from atoll.simulate.invariants import Violation, Watch
+from atoll.simulate.invariants.claims import ISLANDS_GO_ON
+from atoll.simulate.life import ProcessFailed
+from atoll.simulate.lives import MODEL, STEP_S, Departure, IslandLives, Story
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.trace import Happening
 from atoll.simulate.world import World
+from atoll.weights import lay_out
 
-STEP_S = 0.5
-"""What an inner step takes on an island that nothing slows down."""
+__all__ = ["MODEL", "STEP_S", "Departure", "Simulated", "simulate"]
 
 LIMIT_S = 6 * 3600.0
 """A run that has not ended by then hangs."""
 
-MODEL = vector_model({"h.0.w": (70,), "h.1.w": (50,), "head": (7,)})
+LOOK_S = 1.0
+"""How often it is asked whether a run is over."""
 
 
 @dataclass
@@ -44,7 +44,10 @@ class Simulated:
     rounds: tuple[int, ...] = ()
     deaths: dict[str, int] = field(default_factory=dict)
     failures: dict[str, AtollError] = field(default_factory=dict)
-    violations: list[str] = field(default_factory=list)
+    tokens: dict[str, int] = field(default_factory=dict)
+    """What became of the tokens, summed over islands and fragments."""
+
+    violations: list[Violation] = field(default_factory=list)
 
 
 def simulate(
@@ -54,86 +57,132 @@ def simulate(
     faults: FaultPlan | None = None,
     seed: int = 0,
     trace: Callable[[Happening], None] | None = None,
+    departures: Mapping[str, Departure] | None = None,
 ) -> Simulated:
     """Run to the settings' `end_rounds`, and return what came of it.
 
     The same arguments give the same run, event for event. `trace` is told of every
-    message, fault and crash as it happens.
+    message, fault and crash as it happens. Every invariant is watched, and the run
+    stops at the first that does not hold.
     """
-    result = Simulated()
-    names = [f"i{number}" for number in range(islands)]
     with World(seed) as world:
         world.scheduler.trace = trace
-        coordinator = CoordinatorHost(world, settings)
-        coordinator.start()
-        for name in names:
-            IslandHost(world, name, result, random.Random(f"{seed} {name}")).start()
+        run = _Run(world, settings, islands, departures or {})
         armed = apply(faults or FaultPlan(), world)
-        world.scheduler.after_event = lambda: _stop_when_over(world, armed, result)
-        world.scheduler.run(LIMIT_S)
-        result.seconds, result.events = world.scheduler.now_s, world.scheduler.events
-        _conclude(coordinator, result)
-    return result
+        return run.to_the_end(armed)
 
 
-class IslandHost:
-    """Runs an island's lives, one after another; a new one has nothing of the last."""
+class _Run:
+    """A run under way, and when it is over."""
 
     def __init__(
-        self, world: World, name: str, result: Simulated, rng: random.Random
+        self,
+        world: World,
+        settings: RunSettings,
+        islands: int,
+        departures: Mapping[str, Departure],
     ) -> None:
-        self._world, self._name, self._result, self._rng = world, name, result, rng
-        self._process = world.add(name)
-        result.deaths[name] = 0
-
-    def start(self) -> None:
-        self._process.on_crash(self._note_death)
-        self._process.start(self._live)
-
-    def _note_death(self) -> None:
-        self._result.deaths[self._name] += 1
-
-    def _live(self) -> None:
-        try:
-            self._train()
-        except AtollError as exc:
-            self._result.failures[self._name] = exc
-
-    def _train(self) -> None:
-        wire = Wire(self._world, self._process)
-        nonce = str(self._process.incarnation).encode()
-        exchange = CoordinatorExchange(wire, key=self._name.encode(), nonce=nonce)
-        view = Vectors()
-        host = Host(
-            exchange,
-            view,
-            JoinRequest(model=MODEL, island=self._name),
-            clock=self._world.clocks[self._name],
-            background=Greenlets(self._process),
+        self._world, self._settings = world, settings
+        self._result = Simulated()
+        self._coordinator = CoordinatorHost(world, settings)
+        self._watch = Watch(
+            world,
+            self._coordinator,
+            settings,
+            lay_out(MODEL, settings),
+            islands=islands,
+            step_s=STEP_S,
         )
-        noise = np.random.default_rng(self._rng.getrandbits(32))
-        while not host.has_ended:
-            self._process.work(STEP_S)
-            for local in view.local:
-                local -= noise.standard_normal(len(local), np.float32)
-            host.stepped()
-        self._result.digests[self._name] = host.digest
-        host.leave()
+        self._names = [f"i{number}" for number in range(islands)]
+        self._result.deaths = dict.fromkeys(self._names, 0)
+        self._open = set(self._names)
+        """Islands that have not seen the end, and may yet."""
 
+        self._look_s = 0.0
+        self._is_calm = False
+        self._reached = 0
+        self._coordinator.start()
+        story = Story(
+            died=self._died, ended=self._ended, left=self._left, failed=self._failed
+        )
+        for name in self._names:
+            departure = departures.get(name)
+            IslandLives(world, name, self._watch, story, departure=departure).start()
 
-def _stop_when_over(world: World, armed: Armed, result: Simulated) -> None:
-    """Stop when every island has seen the end, or is dead and will not come back."""
-    over = result.digests.keys() | result.failures.keys()
-    left = [name for name in result.deaths if name not in over]
-    is_calm = armed.calm_since_s is not None
-    if not any(world.processes[name].is_alive or not is_calm for name in left):
-        world.scheduler.stop()
+    def to_the_end(self, armed: Armed) -> Simulated:
+        """Let everything happen, and return what came of it."""
+        scheduler, watch, result = self._world.scheduler, self._watch, self._result
+        watch.on_commit = lambda state: self._reach(armed, state)
+        look = watch.after_event
 
+        def after_event() -> None:
+            look()
+            if scheduler.now_s >= self._look_s:
+                self._look(armed)
 
-def _conclude(coordinator: CoordinatorHost, result: Simulated) -> None:
-    service = coordinator.service
-    assert service is not None
-    result.coordinator_digests = [state.digest for state in service.weights]
-    result.rounds = tuple(round.number - 1 for round in service.state.rounds)
-    if len(set(result.digests.values())) > 1:
-        result.violations.append(f"islands hold other anchors: {result.digests}")
+        scheduler.after_event = after_event
+        try:
+            scheduler.run(LIMIT_S)
+        except ProcessFailed as exc:
+            watch.report(ISLANDS_GO_ON, "process", f"{exc}: {exc.__cause__!r}")
+        result.seconds, result.events = scheduler.now_s, scheduler.events
+        self._conclude()
+        return result
+
+    def _died(self, name: str) -> None:
+        self._result.deaths[name] += 1
+
+    def _ended(self, name: str, digest: str) -> None:
+        self._result.digests[name] = digest
+        self._left(name)
+
+    def _left(self, name: str) -> None:
+        self._open.discard(name)
+        self._look_s = 0.0
+
+    def _failed(self, name: str, exc: AtollError) -> None:
+        self._result.failures[name] = exc
+        self._left(name)
+        self._watch.report(ISLANDS_GO_ON, name, f"{type(exc).__name__}: {exc}")
+
+    def _reach(self, armed: Armed, state: CoordinatorState) -> None:
+        """Let the faults of a round happen when every fragment has come to it."""
+        lowest = min(round.number for round in state.rounds)
+        while self._reached < lowest:
+            self._reached += 1
+            armed.reached(self._reached)
+
+    def _look(self, armed: Armed) -> None:
+        """Stop when every island has seen the end, or will not come back."""
+        scheduler = self._world.scheduler
+        self._look_s = scheduler.now_s + LOOK_S
+        if not self._is_calm and armed.calm_since_s is not None:
+            self._is_calm = True
+            self._watch.calm(armed.calm_since_s)
+            self._watch.progress.calm(armed.calm_since_s)
+        alive = [name for name in self._open if self._world.processes[name].is_alive]
+        if not self._open or (self._is_calm and not alive):
+            scheduler.stop()
+        elif scheduler.now_s > self._watch.progress.due_s:
+            self._overdue(len(alive))
+
+    def _overdue(self, num_alive: int) -> None:
+        """Judge a silence: a run that lacks islands waits for them, rightly."""
+        service = self._coordinator.service
+        state = service.state if service is not None else None
+        quorum = self._settings.run.quorum
+        if num_alive < quorum or (state and not state.has_started):
+            self._world.scheduler.stop()
+        elif state and all(round.phase is Phase.ENDED for round in state.rounds):
+            who = ", ".join(sorted(self._open))
+            self._watch.report(ISLANDS_GO_ON, who, "the run is over, and it trains on")
+        else:
+            self._watch.progress.overdue(self._world.scheduler.now_s)
+
+    def _conclude(self) -> None:
+        result, service = self._result, self._coordinator.service
+        result.tokens = self._watch.conclude()
+        result.violations = self._watch.violations
+        if service is not None:
+            result.coordinator_digests = [state.digest for state in service.weights]
+            result.rounds = tuple(round.number - 1 for round in service.state.rounds)

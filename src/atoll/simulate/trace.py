@@ -37,7 +37,9 @@ class Commit(NamedTuple):
         which, _, said = text.partition(": ")
         _, round, _, _, fragment = which.split()
         words = [each.rpartition(" ") for each in said.split(", ") if each]
-        return cls(int(fragment), int(round), {who: verdict for who, _, verdict in words})
+        return cls(
+            int(fragment), int(round), {who: verdict for who, _, verdict in words}
+        )
 
 
 def timeline(happenings: Iterable[Happening]) -> Iterator[str]:

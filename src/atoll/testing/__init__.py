@@ -1,9 +1,49 @@
-"""Owns what tests of islands and exchanges need, here and in users' projects.
+"""Owns what tests of islands, exchanges and disks need, here and in users' projects.
 
-Does not know any test framework.
-Start reading at `Vectors`.
+Does not know any test framework, nor how a run is stormed: `simulate` does.
+Start reading at `Vectors`, then `exchange_contract` and `virtual`.
 """
 
-from atoll.island.vectors import Vectors, vector_model
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Vectors", "vector_model"]
+from atoll.island.vectors import Vectors, vector_model
+from atoll.testing.disk_contract import DISK_CLAIMS
+from atoll.testing.exchange_contract import EXCHANGE_CLAIMS
+
+if TYPE_CHECKING:
+    from atoll.simulate import FaultPlan, as_test, random_plan, shrink
+    from atoll.simulate.run import simulate
+    from atoll.testing.virtual import VirtualIsland, VirtualRun, virtual_run
+
+__all__ = [
+    "DISK_CLAIMS",
+    "EXCHANGE_CLAIMS",
+    "FaultPlan",
+    "Vectors",
+    "VirtualIsland",
+    "VirtualRun",
+    "as_test",
+    "random_plan",
+    "shrink",
+    "simulate",
+    "vector_model",
+    "virtual_run",
+]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        # Virtual time needs greenlet; claims and vectors do not.
+        if name in {"VirtualIsland", "VirtualRun", "virtual_run"}:
+            from atoll.testing import virtual
+
+            return getattr(virtual, name)
+        if name == "simulate":
+            from atoll.simulate.run import simulate
+
+            return simulate
+        if name in __all__:
+            import atoll.simulate
+
+            return getattr(atoll.simulate, name)
+        raise AttributeError(f"module 'atoll.testing' has no attribute {name!r}")

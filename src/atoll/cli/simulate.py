@@ -1,0 +1,227 @@
+"""`atoll simulate`: a whole run in virtual time, and what happens in it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import shutil
+import sys
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atoll.errors import AtollWarning, UsageError
+from atoll.settings import parse_assignment
+
+if TYPE_CHECKING:  # the simulator needs greenlet, which may not be installed
+    from atoll.simulate.page import Line
+    from atoll.simulate.report import Facts
+    from atoll.simulate.run import Simulated
+    from atoll.simulate.setup import Setup
+    from atoll.simulate.story import Narrator
+    from atoll.simulate.trace import Happening
+
+MAX_ISLANDS, MAX_ROUNDS, MAX_SEED = 1024, 10_000, 2**63 - 1
+
+COLOURS = {
+    "good": typer.colors.GREEN,
+    "bad": typer.colors.RED,
+    "fault": typer.colors.YELLOW,
+    "faint": typer.colors.BRIGHT_BLACK,
+}
+
+
+def simulate(
+    run_file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN.toml", help="A run file; streaming in 2 fragments without."
+        ),
+    ] = None,
+    islands: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=MAX_ISLANDS, help="How many; 4 or the run's start_islands."
+        ),
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(min=1, max=MAX_ROUNDS, help="When to end; end_rounds or 20."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MAX_SEED, help="Where all chance comes from.")
+    ] = 0,
+    faults: Annotated[
+        str | None,
+        typer.Option(metavar="PLAN.toml", help="A plan of faults, or 'none'."),
+    ] = None,
+    storm: Annotated[
+        float | None,
+        typer.Option(
+            metavar="INTENSITY",
+            min=0.01,
+            max=100.0,
+            help="Random faults; a storm of 1.0 is what happens without --faults.",
+        ),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting; repeatable."
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show every message and disk call.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line.")
+    ] = False,
+) -> None:
+    """Run islands and a coordinator in virtual time, and print what happens.
+
+    The same options print the same bytes. With --json the first object is the setup,
+    the last the summary, and each between them one thing that happened.
+
+    Exits with 0 when every invariant held, 1 when one was violated, 2 when the
+    options do not fit.
+    """
+    _require_greenlet()
+    from atoll.simulate.setup import prepare
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", AtollWarning)
+        setup = prepare(
+            run_file,
+            dict(map(parse_assignment, assignments or ())),
+            islands=islands,
+            rounds=rounds,
+            seed=seed,
+            faults=faults,
+            storm=storm,
+        )
+    for warning in caught:
+        typer.echo(f"atoll: {warning.message}", err=True)
+    show = _as_json if as_json else _as_text
+    options: dict[str, object] = {"islands": islands, "rounds": rounds, "seed": seed}
+    options |= {"faults": faults, "storm": storm}
+    if not show(setup, everything, _command(run_file, options, assignments or [])):
+        raise typer.Exit(1)
+
+
+def _require_greenlet() -> None:
+    if importlib.util.find_spec("greenlet") is None:
+        raise UsageError(
+            "atoll simulate needs greenlet, which is not installed. "
+            'Run: pip install "atoll[simulate]"'
+        )
+
+
+def _as_text(setup: Setup, everything: bool, command: str) -> bool:
+    from atoll.simulate import page as pages
+    from atoll.simulate import report
+    from atoll.simulate.story import Narrator
+
+    width = shutil.get_terminal_size().columns if _is_terminal() else pages.WIDTH
+    page = pages.Page(setup.islands, setup.rounds, width=width, is_whole=everything)
+    _print(report.heading(setup, page))
+    narrator = Narrator(
+        setup.plan,
+        setup.islands,
+        lambda entry: _print(page.add(entry)),
+        is_whole=everything,
+    )
+    result = _run(setup, narrator)
+    _print(page.flush())
+    _print(report.summary(setup, page, result, narrator.tallies))
+    if result.violations:
+        _print(report.reproduction(setup, command))
+    return not result.violations
+
+
+def _as_json(setup: Setup, everything: bool, command: str) -> bool:
+    from atoll.simulate import report
+    from atoll.simulate.story import Narrator
+
+    def write(facts: Facts) -> None:
+        typer.echo(json.dumps(facts))
+
+    write(report.opening_facts(setup))
+    narrator = Narrator(
+        setup.plan,
+        setup.islands,
+        lambda entry: write(report.entry_facts(entry)),
+        is_whole=everything,
+    )
+    result = _run(setup, narrator)
+    summary = report.closing_facts(setup, result, narrator.tallies)
+    if result.violations:
+        summary["command"] = command
+    write(summary)
+    return not result.violations
+
+
+def _run(setup: Setup, narrator: Narrator) -> Simulated:
+    from atoll.simulate.run import simulate as run
+
+    progress = Progress(setup.rounds)
+
+    def trace(happening: Happening) -> None:
+        narrator.hear(happening)
+        progress.hear(happening)
+
+    with warnings.catch_warnings():
+        # The timeline says it already, in its place.
+        warnings.simplefilter("ignore", AtollWarning)
+        result = run(
+            setup.settings,
+            islands=len(setup.islands),
+            faults=setup.plan,
+            seed=setup.seed,
+            trace=trace,
+        )
+    progress.clear()
+    return result
+
+
+class Progress:
+    """Shows how far a run is, where nobody sees its timeline."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+        self._is_shown = sys.stderr.isatty() and not sys.stdout.isatty()
+
+    def hear(self, happening: Happening) -> None:
+        if self._is_shown and happening.what == "commit":
+            number = happening.about.split()[1]
+            typer.echo(f"\rround {number} of {self._rounds} ", err=True, nl=False)
+
+    def clear(self) -> None:
+        if self._is_shown:
+            typer.echo("\r\x1b[K", err=True, nl=False)
+
+
+def _print(lines: Iterable[Line]) -> None:
+    for line in lines:
+        colour = COLOURS.get(line.tone)
+        # Without a terminal echo leaves the colour out.
+        typer.echo(typer.style(line.text, fg=colour) if colour else line.text)
+
+
+def _command(
+    run_file: Path | None, options: Mapping[str, object], assignments: Sequence[str]
+) -> str:
+    """Return the command that makes the same run."""
+    words = ["atoll", "simulate", *([str(run_file)] if run_file else [])]
+    for name, value in options.items():
+        words += [] if value is None else [f"--{name}", str(value)]
+    for assignment in assignments:
+        words += ["--set", assignment]
+    return shlex.join(words)
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty()

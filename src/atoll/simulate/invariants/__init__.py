@@ -1,0 +1,9 @@
+"""What must hold in every run in virtual time, and who watches that it does.
+
+Start reading at `claims.ALL`, then `watch.Watch`.
+"""
+
+from atoll.simulate.invariants.claims import ALL, Invariant, Violation
+from atoll.simulate.invariants.watch import Watch
+
+__all__ = ["ALL", "Invariant", "Violation", "Watch"]

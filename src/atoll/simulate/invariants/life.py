@@ -1,0 +1,219 @@
+"""One life of an island as the world sees it, through its line and its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from atoll.exchange import Call, Frame, Outcome, PublishCall, Reply
+from atoll.exchange.coordinator import Line
+from atoll.island import Host
+from atoll.island.vectors import Vectors
+from atoll.protocol import How, Reception
+from atoll.simulate.invariants.claims import TOKENS_CONSERVED, WORK_CONSERVED, Report
+from atoll.simulate.invariants.conservation import FragmentLedger, Tokens
+from atoll.simulate.invariants.truth import F64, Truth, Update
+from atoll.weights.layout import F32
+from atoll.wire import Kind, Verdict
+
+CODEC_ERRORS = {"fp32": 1e-6, "bf16": 2.0**-7, "bf16-stochastic": 2.0**-6}
+"""The most that a codec changes a value, as a part of it; others are relative to the
+largest value of a block."""
+
+
+class Life:
+    """What one life has sealed, published and given away."""
+
+    def __init__(self, view: Vectors, truth: Truth, report: Report) -> None:
+        self.view, self._truth, self._report = view, truth, report
+        self.ledgers: list[FragmentLedger] = []
+        self.host: Host | None = None
+        self.fate = "is alive"
+        """Or how it ended: it left, or it died, when."""
+
+        self._rests: dict[int, F64] = {}
+        self._departed: dict[bytes, tuple[int, Update]] = {}
+        self._staged: set[bytes] = set()
+
+    def joined(self, host: Host) -> None:
+        """Open the books: the island holds the run's weights, and has done nothing."""
+        self.host = host
+        self.ledgers = [
+            FragmentLedger(host.joined, slot, self._truth, self._report)
+            for slot in host.slots
+        ]
+        for ledger, local in zip(self.ledgers, self.view.local, strict=True):
+            ledger.begin(local)
+
+    def published(self, frame: Frame) -> None:
+        """Take note of an update on its way, whether for the first time or not."""
+        header = frame.header
+        update = self._truth.publish(header, frame.body)
+        if not self.ledgers:
+            return
+        ledger = self.ledgers[header.fragment]
+        seal = ledger.seal
+        if seal is not None and seal.update is None and seal.round == header.round:
+            seal.update = update
+        if header.kind is Kind.DEPARTING:
+            self._depart(ledger, update)
+
+    def acknowledged(self, frame: Frame, reception: Reception) -> None:
+        """Take note that the run has promised to count a departing update."""
+        if frame.header.kind is Kind.DEPARTING and reception is Reception.STAGED:
+            self._staged.add(self._truth.publish(frame.header, frame.body).digest)
+
+    def read(self, fragment: int) -> None:
+        """The host reads live weights: to seal, to adopt or to leave."""
+        if self.host is None:
+            return
+        ledger, local = self.ledgers[fragment], self.view.local[fragment]
+        if self.host.has_left:
+            ledger.train(local)
+            self._rests[fragment] = self._rest(ledger)
+        elif ledger.slot.sealed is None:
+            round, tokens = ledger.slot.state.round + 1, self.host.tally.tokens
+            ledger.sealing(local, round=round, tokens=tokens)
+
+    def before_write(self, fragment: int) -> None:
+        if self.host is not None:
+            self.ledgers[fragment].train(self.view.local[fragment])
+
+    def after_write(self, fragment: int) -> None:
+        if self.host is None:
+            return
+        ledger = self.ledgers[fragment]
+        sealed, tokens = ledger.slot.sealed, self.host.tally.tokens
+        assert sealed is not None
+        ledger.adopted(self.view.local[fragment], sealed, tokens=tokens)
+
+    def conclude(self) -> list[Tokens]:
+        """Close the books at the end of the run, and return where tokens went."""
+        if self.host is None:
+            return []
+        for ledger in self.ledgers:
+            self._close(ledger, self.host.tally.tokens)
+        return [ledger.tokens for ledger in self.ledgers]
+
+    def _rest(self, ledger: FragmentLedger) -> F64:
+        """Return the work that an island which leaves has not given away yet."""
+        flying, seal = ledger.slot.sealed, ledger.seal
+        if flying is None or seal is None:
+            return ledger.loaded() - ledger.mark + ledger.residual()
+        made_since = seal.local - ledger.mark
+        if flying.outcome is not None and flying.outcome.how is How.CARRY:
+            return seal.pseudo + made_since + ledger.residual()
+        return made_since + ledger.left_over(seal)
+
+    def _depart(self, ledger: FragmentLedger, update: Update) -> None:
+        seal, header = ledger.seal, update.header
+        if seal is not None and seal.update is update:
+            self._departed[update.digest] = (seal.tokens, update)
+            return
+        assert self.host is not None
+        self._departed[update.digest] = (self.host.tally.tokens, update)
+        held = self._rests.get(header.fragment)
+        if held is None:
+            return
+        worst = np.abs(update.values() - held) - _tolerance(header.codec, held)
+        if float(worst.max()) > 0.0:
+            self._report(
+                WORK_CONSERVED,
+                ledger.who,
+                f"leaves with other work of fragment {header.fragment} than it had: "
+                f"off by {float(worst.max()):.3g}",
+            )
+
+    def _close(self, ledger: FragmentLedger, tokens: int) -> None:
+        for digest, (sealed_at, update) in self._departed.items():
+            if update.header.fragment == ledger.slot.index:
+                self._close_departed(ledger, digest, sealed_at, update)
+        seal = ledger.seal
+        if seal and seal.update and seal.update.digest not in self._departed:
+            ledger.settle(seal)
+        left = tokens - ledger.tokens.settled
+        if self.fate == "left":
+            ledger.tokens.departed = left
+        elif self.fate in ("is alive", "saw the end"):
+            ledger.tokens.in_hand = left
+        else:
+            ledger.tokens.lost[f"{ledger.who} {self.fate}"] = left
+        if left < 0:
+            self._report(
+                TOKENS_CONSERVED,
+                ledger.who,
+                f"{-left} tokens of fragment {ledger.slot.index} went twice",
+            )
+
+    def _close_departed(
+        self, ledger: FragmentLedger, digest: bytes, tokens: int, update: Update
+    ) -> None:
+        header = update.header
+        commit = self._truth.commits.get((header.fragment, header.round))
+        if commit is None:
+            return
+        entry = commit.entry(header.island)
+        if commit.counts(update):
+            ledger.count_tokens(tokens, update)
+        elif digest in self._staged and not (
+            entry and entry.digest == digest and entry.verdict is Verdict.REFUSED
+        ):
+            self._report(
+                WORK_CONSERVED,
+                ledger.who,
+                f"left an update for round {header.round} of fragment "
+                f"{header.fragment}, was told that it is staged, and the roster says "
+                f"{entry.verdict if entry else 'nothing'} of another",
+            )
+
+
+class WatchedView:
+    """Live weights that tell who reads and writes them. Implements `ParameterView`."""
+
+    def __init__(self, inner: Vectors, life: Life) -> None:
+        self._inner, self._life = inner, life
+        self.lay_out = inner.lay_out
+
+    def read(self, fragment: int, out: F32) -> None:
+        self._inner.read(fragment, out)
+        self._life.read(fragment)
+
+    def write(self, fragment: int, values: F32) -> None:
+        self._life.before_write(fragment)
+        self._inner.write(fragment, values)
+        self._life.after_write(fragment)
+
+
+class WatchedLine:
+    """A line that tells what goes over it. Implements `Line`."""
+
+    def __init__(
+        self, inner: Line, life: Life, learn: Callable[[Outcome], None]
+    ) -> None:
+        self._inner, self._life, self._learn = inner, life, learn
+        self.pause, self.every = inner.pause, inner.every
+
+    def call(self, call: Call) -> Reply:
+        if not isinstance(call, PublishCall):
+            reply = self._inner.call(call)
+            if isinstance(reply, Outcome):
+                self._learn(reply)
+            return reply
+        self._life.published(call.frame)
+        reply = self._inner.call(call)
+        assert isinstance(reply, Reception)
+        self._life.acknowledged(call.frame, reply)
+        return reply
+
+
+def _tolerance(codec: str, held: F64) -> F64:
+    """Return how far the codec may move each value."""
+    size: F64 = np.abs(held)
+    if codec in CODEC_ERRORS:
+        return np.asarray(CODEC_ERRORS[codec] * size + 1e-4)
+    if codec == "int8":
+        return np.full_like(held, size.max() / 127 + 1e-4)
+    if codec == "e3m0":
+        return np.asarray(0.5 * size + size.max() * 2.0**-5)
+    return np.full_like(held, size.max())

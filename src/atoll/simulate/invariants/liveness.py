@@ -1,0 +1,103 @@
+"""What must go on happening: rounds commit, and everybody counts once it is calm."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from atoll.exchange.coordinator import LONGEST_PAUSE_S
+from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
+from atoll.settings import RunSettings
+from atoll.simulate.invariants.claims import EVERYONE_COUNTS, PROGRESS, Report
+from atoll.simulate.invariants.truth import Commit
+
+CALL_S = 6.0
+"""The longest that a call waits for its answer: a long poll of 2 s, and 4 s more."""
+
+FIRST_ROUNDS = 2
+"""After a storm, an island that missed a round is back in step in the one after."""
+
+
+def longest_silence_s(settings: RunSettings, *, step_s: float) -> float:
+    """Return how long a fragment with a connected quorum may go without a commit.
+
+    In the worst case the open round waits for an island that has just died: its lease
+    runs out after `LEASE_S`, or it is late after `deadline_max_s`, whichever the
+    coordinator's clock (up to a tenth slow) sees last. The others may each have to
+    notice that the coordinator is back (`LONGEST_PAUSE_S` and one call), learn of an
+    outcome they missed (one call), and then train a whole window before they seal,
+    which the slowest clock does not lengthen since steps take true time. An update
+    that was lost goes again with the next long poll: one more call and pause.
+    """
+    window_s = settings.sync.sync_every * step_s
+    waits_s = 1.1 * (LEASE_S + HEARTBEAT_S + settings.limits.deadline_max_s)
+    return waits_s + 2 * window_s + 3 * (CALL_S + LONGEST_PAUSE_S)
+
+
+class Progress:
+    """Watches that rounds are committed while nothing is wrong."""
+
+    def __init__(self, settings: RunSettings, report: Report, *, step_s: float) -> None:
+        self._bound_s = longest_silence_s(settings, step_s=step_s)
+        self._report = report
+        self._last_s = 0.0
+        self.due_s = float("inf")
+        """When the next commit must have happened."""
+
+    def committed(self, now_s: float) -> None:
+        self._last_s = now_s
+        if self.due_s < float("inf"):
+            self.due_s = now_s + self._bound_s
+
+    def calm(self, since_s: float) -> None:
+        """From now on a quorum is connected, and nothing fails."""
+        self.due_s = max(since_s, self._last_s) + self._bound_s
+
+    def overdue(self, now_s: float) -> None:
+        """Report that nothing was committed by `due_s`."""
+        self._report(
+            PROGRESS,
+            "run",
+            f"no round was committed between {self._last_s:.3f} s and {now_s:.3f} s, "
+            f"although a quorum was connected: longer than {self._bound_s:.3f} s",
+        )
+        self.due_s = float("inf")
+
+
+class EveryoneCounts:
+    """Watches the rounds that open after the storm and a lease."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._calm_s = float("inf")
+        self._seen: dict[int, int] = {}
+
+    def calm(self, since_s: float) -> None:
+        """Nothing has failed since; a lease later nobody is presumed alive in error."""
+        self._calm_s = since_s + LEASE_S
+
+    def disturbed(self, now_s: float) -> None:
+        """Somebody came or went: two rounds pass until everyone is in step again."""
+        if now_s > self._calm_s:
+            self._calm_s = now_s
+        self._seen.clear()
+
+    def committed(
+        self, commit: Commit, opened_s: float, islands: Collection[str]
+    ) -> None:
+        """Judge a commit; `islands` were live members all along."""
+        header = commit.header
+        if opened_s < self._calm_s:
+            return
+        self._seen[header.fragment] = self._seen.get(header.fragment, 0) + 1
+        if self._seen[header.fragment] <= FIRST_ROUNDS:
+            return
+        assert header.roster is not None
+        missing = sorted({*islands} - {each.island for each in header.roster.counted})
+        if missing:
+            self._report(
+                EVERYONE_COUNTS,
+                ", ".join(missing),
+                f"missed round {header.round} of fragment {header.fragment}, the "
+                f"{self._seen[header.fragment]}th to open since {self._calm_s:.3f} s, "
+                "when nothing had failed for a lease and nobody came or went",
+            )

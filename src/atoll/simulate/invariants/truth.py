@@ -1,0 +1,85 @@
+"""What was published and what was committed, as the world saw it happen.
+
+Nothing here asks an island or the coordinator what it believes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.wire import Header, RosterEntry, Verdict, codec, update_digest
+
+Life = tuple[str, int]
+"""An island's name and incarnation."""
+
+F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Update:
+    """An update as an island published it first."""
+
+    header: Header
+    digest: bytes
+    body: bytes
+
+    @property
+    def life(self) -> Life:
+        return self.header.island, self.header.incarnation
+
+    def values(self) -> F64:
+        """Return what the update says, decoded."""
+        out = np.empty(self.header.elements, np.float32)
+        body = np.frombuffer(self.body, np.uint8)
+        codec(self.header.codec).decode(body, out)
+        return out.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """An outcome as the journal took it."""
+
+    header: Header
+    body: bytes
+    digest_after: bytes
+    at_s: float
+
+    def entry(self, island: str) -> RosterEntry | None:
+        assert self.header.roster is not None
+        return self.header.roster.entry(island)
+
+    def counts(self, update: Update) -> bool:
+        """Return whether the roster counts this very update."""
+        entry = self.entry(update.header.island)
+        return (
+            entry is not None
+            and entry.digest == update.digest
+            and entry.verdict is Verdict.COUNTED
+        )
+
+
+@dataclass
+class Truth:
+    """Updates by their digests, and outcomes by fragment and round."""
+
+    updates: dict[bytes, Update] = field(default_factory=dict)
+    commits: dict[tuple[int, int], Commit] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+    """The last committed round of each fragment."""
+
+    def publish(self, header: Header, body: NDArray[np.uint8]) -> Update:
+        """Take note of an update that is on its way; the first bytes of it stand."""
+        digest = update_digest(header)
+        update = self.updates.get(digest)
+        if update is None:
+            update = Update(header, digest, body.tobytes())
+            self.updates[digest] = update
+        return update
+
+    def commit(self, commit: Commit) -> None:
+        key = (commit.header.fragment, commit.header.round)
+        self.commits[key] = commit
+        self.last[key[0]] = key[1]

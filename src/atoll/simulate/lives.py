@@ -1,0 +1,128 @@
+"""An island's lives in virtual time: it joins, trains, leaves, dies and returns."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll.errors import AtollError
+from atoll.exchange import CoordinatorExchange
+from atoll.island import Host
+from atoll.island.vectors import Vectors, vector_model
+from atoll.protocol import JoinRequest
+from atoll.simulate.hosts import Greenlets, Wire
+from atoll.simulate.invariants import Watch
+from atoll.simulate.world import World
+
+STEP_S = 0.5
+"""What an inner step takes on an island that nothing slows down."""
+
+STEP_TOKENS = (60, 100)
+"""An inner step trains on so many tokens, drawn evenly."""
+
+MODEL = vector_model({"h.0.w": (70,), "h.1.w": (50,), "head": (7,)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Departure:
+    """An island leaves a run that has not ended, and may come back."""
+
+    after_steps: int
+    back_after_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """Whom an island tells what becomes of it."""
+
+    died: Callable[[str], None]
+    ended: Callable[[str, str], None]
+    """With the digest that it holds at the end of the run."""
+
+    left: Callable[[str], None]
+    """For good, before the end of the run."""
+
+    failed: Callable[[str, AtollError], None]
+
+
+class IslandLives:
+    """Runs an island's lives, one after another; a new one has nothing of the last."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        watch: Watch,
+        story: Story,
+        *,
+        departure: Departure | None = None,
+    ) -> None:
+        self._world, self._name, self._watch, self._story = world, name, watch, story
+        self._departure = departure
+        self._rng = random.Random(f"{world.scheduler.seed} {name}")
+        self._process = world.add(name)
+        self._lives = 0
+
+    def start(self) -> None:
+        self._process.on_crash(self._die)
+        self._process.start(self._live)
+
+    def _die(self) -> None:
+        at_s = self._world.scheduler.now_s
+        self._watch.gone(self._name, fate=f"died at {at_s:.3f} s")
+        self._story.died(self._name)
+
+    def _live(self) -> None:
+        try:
+            while not self._train():
+                assert self._departure is not None
+                back_after_s, self._departure = self._departure.back_after_s, None
+                if back_after_s is None:
+                    self._story.left(self._name)
+                    return
+                self._world.scheduler.sleep(back_after_s)
+        except AtollError as exc:
+            self._story.failed(self._name, exc)
+
+    def _train(self) -> bool:
+        """Live once; return whether the run has ended."""
+        host, view = self._join()
+        noise = np.random.default_rng(self._rng.getrandbits(32))
+        tokens = noise.integers(*STEP_TOKENS, size=64).tolist()
+        while not host.has_ended:
+            self._process.work(STEP_S)
+            for local in view.local:
+                local -= noise.standard_normal(len(local), np.float32)
+            host.tally.tokens += tokens[host.tally.inner_steps % 64]
+            host.stepped()
+            if (
+                self._departure
+                and host.tally.inner_steps == self._departure.after_steps
+            ):
+                break
+        has_ended, digest = host.has_ended, host.digest
+        host.leave()
+        self._watch.gone(self._name, fate="saw the end" if has_ended else "left")
+        if has_ended:
+            self._story.ended(self._name, digest)
+        return has_ended
+
+    def _join(self) -> tuple[Host, Vectors]:
+        self._lives += 1
+        # Founders differ: whose weights a run starts from must not be lost.
+        view = Vectors(fill=self._rng.random())
+        ports = self._watch.begin(self._name, Wire(self._world, self._process), view)
+        host = Host(
+            CoordinatorExchange(
+                ports.line, key=self._name.encode(), nonce=str(self._lives).encode()
+            ),
+            ports.view,
+            JoinRequest(model=MODEL, island=self._name),
+            clock=self._world.clocks[self._name],
+            background=Greenlets(self._process),
+        )
+        self._watch.joined(ports.life, host)
+        return host, view

@@ -1,0 +1,169 @@
+"""What is simulated: settings, islands, a plan of faults, and whether they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import UsageError
+from atoll.settings import RunSettings
+from atoll.settings.rules import nearest
+from atoll.simulate.plan import FaultPlan
+from atoll.simulate.run import LIMIT_S, MODEL, STEP_S
+from atoll.simulate.storms import COORDINATOR, random_plan
+from atoll.weights import lay_out
+
+CALM = "none"
+"""What to write for a plan without faults."""
+
+DEFAULT_ISLANDS, DEFAULT_ROUNDS = 4, 20
+
+_STORM_SHARE = 0.8
+"""The part of a run that a storm rages over; the rest shows whether all recover."""
+
+_STREAMING: dict[str, Any] = {
+    "sync.sync_every": 12,
+    "sync.num_fragments": 2,
+    "sync.overlap_steps": 2,
+    "wire.up": "e3m0",
+    "wire.down": "int8",
+    "limits.deadline_max_s": 60.0,
+}
+"""What a run without a run file is like."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A simulation that can begin."""
+
+    settings: RunSettings
+    islands: tuple[str, ...]
+    seed: int
+    plan: FaultPlan
+    origin: str
+    """Where the faults come from, in words."""
+
+    @property
+    def rounds(self) -> int:
+        rounds = self.settings.run.end_rounds
+        assert rounds is not None
+        return rounds
+
+
+def prepare(
+    run_file: Path | None,
+    values: Mapping[str, Any],
+    *,
+    islands: int | None,
+    rounds: int | None,
+    seed: int,
+    faults: str | None,
+    storm: float | None,
+) -> Setup:
+    """Return the setup that the command line asks for.
+
+    Raises:
+        UsageError: a file cannot be read or is wrong, or the parts do not fit.
+    """
+    settings = _settings(run_file, values, islands, rounds)
+    number = islands or max(DEFAULT_ISLANDS, settings.run.start_islands)
+    names = tuple(f"i{at}" for at in range(number))
+    _check_islands(settings, number)
+    _check_length(settings)
+    _check_model(settings)
+    plan, origin = _faults(settings, names, seed, faults, storm)
+    _check_names(plan, names)
+    return Setup(settings=settings, islands=names, seed=seed, plan=plan, origin=origin)
+
+
+def length_s(settings: RunSettings) -> float:
+    """Return how much virtual time a run takes when nothing goes wrong."""
+    return (settings.run.end_rounds or 0) * settings.sync.sync_every * STEP_S
+
+
+def _settings(
+    run_file: Path | None,
+    values: Mapping[str, Any],
+    islands: int | None,
+    rounds: int | None,
+) -> RunSettings:
+    if run_file is None:
+        number = islands or DEFAULT_ISLANDS
+        few: dict[str, Any] = {
+            "run.start_islands": number,
+            "run.quorum": max(1, number // 2),
+        }
+        settings = RunSettings().with_values({**_STREAMING, **few, **values})
+    else:
+        settings = RunSettings.from_toml(run_file).with_values(values)
+    end = rounds or settings.run.end_rounds or DEFAULT_ROUNDS
+    return settings.with_values({"run.end_rounds": end})
+
+
+def _check_islands(settings: RunSettings, islands: int) -> None:
+    run = settings.run
+    for key, needed in (("start_islands", run.start_islands), ("quorum", run.quorum)):
+        if needed > islands:
+            raise UsageError(
+                f"run.{key}={needed} exceeds --islands {islands}, so that no round "
+                f"could close. Simulate at least {needed} islands."
+            )
+    if run.max_islands is not None and run.max_islands < islands:
+        raise UsageError(
+            f"--islands {islands} exceeds run.max_islands={run.max_islands}. "
+            f"Simulate at most {run.max_islands} islands."
+        )
+
+
+def _check_length(settings: RunSettings) -> None:
+    """Refuse a run that a storm could keep from ending in time."""
+    needed_s, most_s = length_s(settings), LIMIT_S / 2
+    if needed_s > most_s:
+        rounds, sync_every = settings.run.end_rounds, settings.sync.sync_every
+        raise UsageError(
+            f"{rounds} rounds of {sync_every} inner steps take {needed_s:.0f} s of "
+            f"virtual time in calm weather, and {most_s:.0f} s are the most. "
+            "Choose fewer with --rounds, or shorter ones with --set sync.sync_every=12."
+        )
+
+
+def _check_model(settings: RunSettings) -> None:
+    try:
+        lay_out(MODEL, settings)
+    except UsageError as exc:
+        raise UsageError(f"The simulated model cannot be split so: {exc}") from exc
+
+
+def _faults(
+    settings: RunSettings,
+    names: tuple[str, ...],
+    seed: int,
+    faults: str | None,
+    storm: float | None,
+) -> tuple[FaultPlan, str]:
+    if faults is not None and storm is not None:
+        raise UsageError(
+            f"--faults {faults} and --storm {storm:g} exclude each other. Give one."
+        )
+    if faults == CALM:
+        return FaultPlan(), "none"
+    if faults is not None:
+        return FaultPlan.from_toml(faults), f"from {faults}"
+    intensity = 1.0 if storm is None else storm
+    span_s = _STORM_SHARE * length_s(settings)
+    plan = random_plan(seed, names, span_s=span_s, intensity=intensity)
+    return plan, f"a storm of intensity {intensity:g} from seed {seed}"
+
+
+def _check_names(plan: FaultPlan, islands: tuple[str, ...]) -> None:
+    known = (*islands, COORDINATOR)
+    for at, fault in enumerate(plan.faults, 1):
+        for name in fault.names:
+            if name not in known:
+                raise UsageError(
+                    f"Fault {at} of the plan, a {fault.kind}, names {name!r}, but the "
+                    f"processes are {islands[0]} to {islands[-1]} and {COORDINATOR!r}. "
+                    f"Did you mean {nearest(name, known)!r}?"
+                )

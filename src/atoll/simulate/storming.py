@@ -1,0 +1,103 @@
+"""Many trials by storm, in several processes; what fails is shrunk and printed.
+
+    python -m atoll.simulate.storming --storms 10000 --first 0
+
+exits with 1 when an invariant did not hold in one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+from atoll.simulate.trials import storm, trial
+
+BATCH = 25
+"""Storms between two looks at the progress."""
+
+SHRUNK = 3
+"""So many failures are shrunk; more of them are seldom more bugs."""
+
+
+@dataclass
+class Tally:
+    """What some storms came to."""
+
+    storms: int = 0
+    rounds: int = 0
+    events: int = 0
+    deaths: int = 0
+    failures: dict[int, str] = field(default_factory=dict)
+    """By seed: the first violation."""
+
+    def add(self, other: Tally) -> None:
+        self.storms += other.storms
+        self.rounds += other.rounds
+        self.events += other.events
+        self.deaths += other.deaths
+        self.failures.update(other.failures)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.storms} storms, {self.rounds} rounds, {self.deaths} deaths, "
+            f"{self.events} events, {len(self.failures)} violations"
+        )
+
+
+def weather(seeds: Sequence[int]) -> Tally:
+    """Run the storms of `seeds`, one after the other."""
+    tally = Tally()
+    for seed in seeds:
+        result = storm(seed)
+        tally.storms += 1
+        tally.rounds += sum(result.rounds)
+        tally.events += result.events
+        tally.deaths += sum(result.deaths.values())
+        if result.violations:
+            tally.failures[seed] = str(result.violations[0])
+    return tally
+
+
+def weather_all(first: int, storms: int, *, processes: int) -> Iterator[Tally]:
+    """Run storms in several processes, and yield what they have come to so far."""
+    total = Tally()
+    batches = [
+        range(start, min(start + BATCH, first + storms))
+        for start in range(first, first + storms, BATCH)
+    ]
+    with ProcessPoolExecutor(processes) as pool:
+        for tally in pool.map(weather, batches):
+            total.add(tally)
+            yield total
+
+
+def explain(seed: int) -> str:
+    """Return a failed storm as a test, its plan as small as it could be made."""
+    return trial(seed).shrunk().as_test()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run what the command line asks for; return the exit status."""
+    parser = argparse.ArgumentParser(description="Run storms in virtual time.")
+    parser.add_argument("--storms", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--processes", type=int, default=2)
+    asked = parser.parse_args(words)
+    since_s, total = time.monotonic(), Tally()
+    for total in weather_all(asked.first, asked.storms, processes=asked.processes):
+        sys.stdout.write(f"\r{time.monotonic() - since_s:6.0f} s  {total}")
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    for at, (seed, violation) in enumerate(sorted(total.failures.items())):
+        sys.stdout.write(f"seed {seed}: {violation}\n")
+        if at < SHRUNK:
+            sys.stdout.write(f"\n{explain(seed)}\n")
+    return 1 if total.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""Trials by storm: whole runs, each under settings and faults drawn from its seed."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pprint import pformat
+from typing import Any
+
+from atoll.errors import AtollWarning
+from atoll.settings import RunSettings
+from atoll.simulate.lives import STEP_S, Departure
+from atoll.simulate.plan import FaultPlan
+from atoll.simulate.run import Simulated, simulate
+from atoll.simulate.shrink import as_test, shrink
+from atoll.simulate.storms import COORDINATOR, random_plan
+
+ISLANDS = 5
+ROUNDS = 20
+_IMPORTS = """import pytest
+
+from atoll import RunSettings
+from atoll.simulate import FaultPlan
+from atoll.simulate.run import Departure, simulate
+"""
+NAMES = tuple(f"i{number}" for number in range(ISLANDS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Everything that a run in virtual time depends on."""
+
+    seed: int
+    settings: Mapping[str, Any]
+    """As in a run file."""
+
+    departures: Mapping[str, Departure]
+    plan: FaultPlan
+
+    def run(self) -> Simulated:
+        """Return what came of it; the same trial gives the same run."""
+        with warnings.catch_warnings():
+            # A storm draws settings that a person would be warned of.
+            warnings.simplefilter("ignore", AtollWarning)
+            return simulate(
+                RunSettings.from_dict(self.settings),
+                islands=ISLANDS,
+                faults=self.plan,
+                seed=self.seed,
+                departures=self.departures,
+            )
+
+    def shrunk(self, *, max_runs: int = 200) -> Trial:
+        """Return the smallest trial found in which the same invariant fails."""
+        failed = _names(self.run())
+
+        def fails(plan: FaultPlan) -> bool:
+            return bool(failed & _names(replace(self, plan=plan).run()))
+
+        return replace(self, plan=shrink(self.plan, fails, max_runs=max_runs))
+
+    def as_test(self) -> str:
+        """Return a test, ready to paste, that runs this trial."""
+        arguments = {
+            "settings": "RunSettings.from_dict(SETTINGS)",
+            "islands": ISLANDS,
+            "departures": "DEPARTURES",
+        }
+        test = as_test(self.plan, seed=self.seed, arguments=arguments)
+        body = test[test.index("def ") :]
+        settings = pformat(dict(self.settings), sort_dicts=False)
+        return (
+            f"{_IMPORTS}\nSETTINGS = {settings}\n"
+            f"DEPARTURES = {dict(self.departures)!r}\n\n\n"
+            f'@pytest.mark.filterwarnings("ignore::atoll.errors.AtollWarning")\n{body}'
+        )
+
+
+def trial(seed: int) -> Trial:
+    """Return the trial of a seed: five islands and twenty rounds in a storm."""
+    rng = random.Random(f"storm {seed}")
+    settings = _settings(rng)
+    span_s = ROUNDS * settings["sync"]["sync_every"] * STEP_S * rng.uniform(0.4, 1.0)
+    plan = random_plan(rng, NAMES, span_s=span_s, intensity=rng.uniform(0.3, 1.5))
+    departures = _departures(rng)
+    if rng.random() < 1 / 4:
+        plan = _with_zombie(plan, rng, span_s=span_s)
+    return Trial(seed=seed, settings=settings, departures=departures, plan=plan)
+
+
+def storm(seed: int) -> Simulated:
+    """Return what came of the storm of a seed."""
+    return trial(seed).run()
+
+
+def _names(result: Simulated) -> set[str]:
+    return {each.invariant for each in result.violations}
+
+
+def _settings(rng: random.Random) -> dict[str, dict[str, Any]]:
+    """Draw what a run owns, so that many combinations meet a storm."""
+    sync_every = rng.randint(4, 6)
+    return {
+        "run": {
+            "start_islands": rng.choice((1, 3, 4, 5)),
+            "quorum": rng.choice((1, 1, 2, 3)),
+            "end_rounds": ROUNDS,
+        },
+        "sync": {
+            "sync_every": sync_every,
+            "num_fragments": rng.choice((1, 1, 1, 2, 2, 3)),
+            "fragment_order": "by_size",
+            "overlap_steps": rng.choice((0, 1, 1, 2)),
+            **rng.choice(_ADOPTIONS),
+        },
+        "wire": rng.choice(_WIRES),
+        "outer": rng.choice(_OUTERS),
+        "limits": {"deadline_max_s": rng.choice((10.0, 20.0, 40.0))},
+    }
+
+
+def _departures(rng: random.Random) -> dict[str, Departure]:
+    """Let an island leave in the middle of one run in three, and return or not."""
+    if rng.random() > 1 / 3:
+        return {}
+    back_after_s = rng.choice((None, round(rng.uniform(0.1, 10.0), 2)))
+    steps = rng.randint(1, ROUNDS * 3)
+    return {rng.choice(NAMES): Departure(after_steps=steps, back_after_s=back_after_s)}
+
+
+def _with_zombie(plan: FaultPlan, rng: random.Random, *, span_s: float) -> FaultPlan:
+    """Let an island die and be back before all that it had sent has arrived."""
+    who, at_s = rng.choice(NAMES), round(rng.uniform(0.1, 0.9) * span_s, 1)
+    link, by_s = f"{who}->{COORDINATOR}", round(rng.uniform(0.5, 4.0), 1)
+    return plan.reorder(
+        link, at_s=max(0.0, at_s - by_s), by_s=by_s, rate=0.5, for_s=2 * by_s
+    ).kill(who, at_s=at_s, back_after_s=0.1)
+
+
+_ADOPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {},
+    {"adopt": "mix", "keep_local": 0.5},
+)
+_WIRES: tuple[dict[str, Any], ...] = (
+    {"up": "e3m0", "down": "int8"},
+    {"up": "e3m0", "down": "int8"},
+    {"up": "e3m0", "down": "bf16", "error_feedback": False},
+    {"up": "e3m0", "down": "fp32", "error_feedback_decay": 0.9},
+    {"up": "int8", "down": "int8", "error_feedback": True},
+    {"up": "bf16", "down": "bf16"},
+    {"up": "bf16-stochastic", "down": "bf16"},
+    {"up": "fp32", "down": "fp32"},
+    {"up": "topk-2bit", "down": "int8"},
+)
+_OUTERS: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"weight": "tokens"},
+    {"optimizer": "sgd", "lr": 1.0},
+    {"optimizer": "adam", "lr": 0.01},
+    {"merge": "radial"},
+    {"merge": "trimmed"},
+)

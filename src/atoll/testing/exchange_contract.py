@@ -1,0 +1,368 @@
+"""What every `Exchange` must do, as claims that any adapter's tests can run.
+
+A claim takes `open_run`, which makes a new run with given settings and returns what
+attaches islands to it. Run each one by itself; none needs a thread or a clock:
+
+    @pytest.mark.parametrize("claim", EXCHANGE_CLAIMS, ids=lambda claim: claim.__name__)
+    def test_it_is_an_exchange(claim):
+        claim(open_my_run)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from atoll.errors import (
+    CorruptError,
+    LeaseLost,
+    ModelError,
+    Refused,
+    RunEnded,
+    UsageError,
+)
+from atoll.exchange import Exchange, Frame, Outcome
+from atoll.island.vectors import vector_model
+from atoll.protocol import Beat, JoinReply
+from atoll.settings import RunSettings
+from atoll.testing.one_fragment import (
+    anchor_of,
+    enter,
+    outcome_of,
+    plain_settings,
+    roster_of,
+    update_of,
+    verdicts_of,
+)
+from atoll.wire import Kind, Progress, Verdict
+
+
+class Attach(Protocol):
+    """Attaches islands to one run."""
+
+    def __call__(self, *, key: bytes) -> Exchange:
+        """Return the exchange for one life of an island that holds `key`.
+
+        An adapter that serves all islands with one object returns that object.
+        """
+        ...
+
+
+OpenRun = Callable[[RunSettings], Attach]
+Claim = Callable[[OpenRun], None]
+
+
+def the_first_island_founds_and_others_take_its_weights(open_run: OpenRun) -> None:
+    """Only the first is told to found, and the state is at round 0."""
+    attach = open_run(plain_settings(start_islands=2))
+    a, b = attach(key=b"a"), attach(key=b"b")
+    assert enter(a, "a").is_founder
+
+    second = enter(b, "b")
+    assert not second.is_founder
+    assert second.position.rounds == (1,)
+    assert b.state(0).header.round == 0
+
+
+def a_round_closes_when_every_member_has_published(open_run: OpenRun) -> None:
+    """Updates of 1 and 3 have the mean 2: the anchor goes from 0 to -2."""
+    (a, b), (first, second) = _two(open_run)
+    a.publish(update_of(a, first, 1.0))
+    assert not isinstance(a.outcome(0, 1, wait_s=0.0), Outcome)
+    b.publish(update_of(b, second, 3.0))
+
+    assert anchor_of(a) == anchor_of(b) == -2.0
+    assert set(verdicts_of(a, 1).values()) == {Verdict.COUNTED}
+    assert outcome_of(a, 1).position.rounds == (2,)
+
+
+def an_outcome_is_the_same_bytes_whoever_asks(open_run: OpenRun) -> None:
+    """And again, and after another round."""
+    (a, b), (first, second) = _two(open_run)
+    for round in (1, 2):
+        a.publish(update_of(a, first, 1.0, round=round))
+        b.publish(update_of(b, second, 3.0, round=round))
+    one, two = outcome_of(a, 1).agreed, outcome_of(b, 1).agreed
+
+    assert one.header == two.header
+    assert one.body.tobytes() == two.body.tobytes()
+
+
+def the_order_of_arrival_does_not_matter(open_run: OpenRun) -> None:
+    """Islands are summed in the order of their names."""
+    bodies = []
+    for order in ((0, 1), (1, 0)):
+        exchanges, joined = _two(open_run)
+        for index in order:
+            value = (0.1, 0.7)[index]
+            exchanges[index].publish(update_of(exchanges[index], joined[index], value))
+        bodies.append(outcome_of(exchanges[0], 1).agreed.body.tobytes())
+
+    assert bodies[0] == bodies[1]
+
+
+def a_repeat_is_the_same_publication(open_run: OpenRun) -> None:
+    """Before the round is over and after, it counts once and raises nothing."""
+    (a, b), (first, second) = _two(open_run)
+    again = update_of(a, first, 1.0)
+    a.publish(again)
+    a.publish(again)
+    b.publish(update_of(b, second, 3.0))
+    a.publish(again)
+
+    assert anchor_of(a) == -2.0
+
+
+def the_first_update_stands(open_run: OpenRun) -> None:
+    """Another one for the same round is refused, and the first one counts."""
+    (a, b), (first, second) = _two(open_run)
+    a.publish(update_of(a, first, 1.0))
+    with _raises(Refused):
+        a.publish(update_of(a, first, 9.0))
+    b.publish(update_of(b, second, 3.0))
+
+    assert anchor_of(a) == -2.0
+
+
+def an_update_for_a_later_round_counts_nowhere(open_run: OpenRun) -> None:
+    """It is refused or put off, and the open round is that of the others."""
+    (a, b), (first, second) = _two(open_run)
+    with suppress(Refused):
+        a.publish(update_of(a, first, 9.0, round=2))
+    a.publish(update_of(a, first, 1.0))
+    b.publish(update_of(b, second, 3.0))
+
+    assert anchor_of(a) == -2.0
+    b.publish(update_of(b, second, 5.0, round=2))
+    assert not isinstance(b.outcome(0, 2, wait_s=0.0), Outcome)
+
+
+def an_update_on_another_base_is_refused_in_the_roster(open_run: OpenRun) -> None:
+    """Its island is told why, and the others' mean is theirs."""
+    (a, b), (first, second) = _two(open_run)
+    a.publish(update_of(a, first, 1.0))
+    b.publish(update_of(b, second, 9.0, base=b"\1" * 16))
+
+    entry = roster_of(a, 1).entry("b")
+    assert entry is not None
+    assert entry.verdict is Verdict.REFUSED
+    assert entry.reason.startswith("base")
+    assert anchor_of(a) == -1.0
+
+
+def a_round_without_a_counted_update_is_void(open_run: OpenRun) -> None:
+    """Its number is used, and the state stays as it was."""
+    (a, b), (first, second) = _two(open_run)
+    before = a.state(0).header.base
+    for exchange, joined in ((a, first), (b, second)):
+        frame = update_of(exchange, joined, 0.0)
+        refused = replace(
+            frame.header, elements=0, body_bytes=0, pieces=(), refused="not finite"
+        )
+        exchange.publish(Frame(refused, np.empty(0, np.uint8)))
+
+    assert outcome_of(a, 1).agreed.header.elements == 0
+    assert a.state(0).header.base == before
+    assert a.state(0).header.round == 1
+
+
+def a_departing_update_counts_after_its_owner_has_gone(open_run: OpenRun) -> None:
+    """The island has left, and is in the roster."""
+    (a, b), (first, second) = _two(open_run)
+    b.publish(update_of(b, second, 3.0, kind=Kind.DEPARTING))
+    b.leave("b", second.incarnation)
+    a.publish(update_of(a, first, 1.0))
+
+    assert anchor_of(a) == -2.0
+
+
+def who_leaves_is_not_waited_for(open_run: OpenRun) -> None:
+    """Leaving twice is leaving once, and nobody needs to publish for the other."""
+    (a, b), (first, second) = _two(open_run)
+    a.publish(update_of(a, first, 1.0))
+    b.leave("b", second.incarnation)
+    b.leave("b", second.incarnation)
+
+    assert anchor_of(a) == -1.0
+
+
+def a_later_life_fences_the_earlier(open_run: OpenRun) -> None:
+    """Same slot, next incarnation; what the earlier one sends is LeaseLost."""
+    attach = open_run(plain_settings(start_islands=2))
+    a, b, again = attach(key=b"a"), attach(key=b"b"), attach(key=b"b")
+    enter(a, "a")
+    before = enter(b, "b")
+    stale = update_of(b, before, 3.0)
+    b.leave("b", before.incarnation)
+    after = enter(again, "b")
+
+    assert (after.incarnation, after.slot) == (before.incarnation + 1, before.slot)
+    with _raises(LeaseLost):
+        b.publish(stale)
+
+
+def a_live_name_cannot_be_taken(open_run: OpenRun) -> None:
+    """Not by who holds another key."""
+    attach = open_run(plain_settings(start_islands=2))
+    enter(attach(key=b"a"), "a")
+
+    with _raises(UsageError):
+        enter(attach(key=b"a stranger's"), "a")
+
+
+def a_full_run_refuses_more(open_run: OpenRun) -> None:
+    """`max_islands` are there, and one leaves."""
+    attach = open_run(plain_settings(max_islands=1))
+    a, b = attach(key=b"a"), attach(key=b"b")
+    first = enter(a, "a")
+    with _raises(UsageError):
+        enter(b, "b")
+    a.leave("a", first.incarnation)
+
+    assert not enter(b, "b").is_founder
+
+
+def another_model_is_refused(open_run: OpenRun) -> None:
+    """Before anything else has happened."""
+    attach = open_run(plain_settings())
+    enter(attach(key=b"a"), "a")
+
+    with _raises(ModelError):
+        enter(attach(key=b"b"), "b", model=vector_model({"w": (4,)}))
+
+
+def frames_of_another_run_or_fragment_are_refused(open_run: OpenRun) -> None:
+    """Each by name, and nothing has changed."""
+    (a, b), (first, second) = _two(open_run)
+    frame = update_of(a, first, 9.0)
+    for other in (
+        replace(frame.header, run="another"),
+        replace(frame.header, fragment=7),
+    ):
+        with _raises(Refused):
+            a.publish(Frame(other, frame.body))
+    a.publish(update_of(a, first, 1.0))
+    b.publish(update_of(b, second, 3.0))
+
+    assert anchor_of(a) == -2.0
+
+
+def a_body_that_does_not_verify_changes_nothing(open_run: OpenRun) -> None:
+    """The right one may follow."""
+    (a, b), (first, second) = _two(open_run)
+    good = update_of(a, first, 1.0)
+    with _raises(CorruptError):
+        a.publish(Frame(good.header, good.body ^ np.uint8(1)))
+    a.publish(good)
+    b.publish(update_of(b, second, 3.0))
+
+    assert anchor_of(a) == -2.0
+
+
+def below_the_quorum_a_round_stays_open(open_run: OpenRun) -> None:
+    """It closes when enough have published, whoever they are."""
+    attach = open_run(plain_settings(start_islands=2, quorum=2))
+    a, b, c = (attach(key=key) for key in (b"a", b"b", b"c"))
+    first, second = enter(a, "a"), enter(b, "b")
+    a.publish(update_of(a, first, 1.0))
+    b.leave("b", second.incarnation)
+    assert not isinstance(a.outcome(0, 1, wait_s=0.0), Outcome)
+    c.publish(update_of(c, enter(c, "c"), 3.0))
+
+    assert anchor_of(a) == -2.0
+
+
+def no_round_opens_beyond_the_last(open_run: OpenRun) -> None:
+    """Who asks for it is told that the run has ended."""
+    attach = open_run(plain_settings(end_rounds=1))
+    a = attach(key=b"a")
+    a.publish(update_of(a, enter(a, "a"), 1.0))
+
+    assert outcome_of(a, 1).position.last_round == 1
+    with _raises(RunEnded):
+        a.outcome(0, 2, wait_s=0.0)
+
+
+def rosters_are_kept_for_good(open_run: OpenRun) -> None:
+    """A body may be gone after some rounds; who counted is never forgotten."""
+    attach = open_run(plain_settings())
+    a = attach(key=b"a")
+    joined = enter(a, "a")
+    for round in range(1, 8):
+        a.publish(update_of(a, joined, 1.0, round=round))
+
+    assert verdicts_of(a, 1) == {"a": Verdict.COUNTED}
+    assert outcome_of(a, 7).has_body
+
+
+def progress_goes_on_over_the_lives_of_an_island(open_run: OpenRun) -> None:
+    """A later life is told what the earlier ones have counted."""
+    attach = open_run(plain_settings())
+    a = attach(key=b"a")
+    joined = enter(a, "a")
+    done = Progress(inner_steps=5, tokens=70)
+    a.publish(update_of(a, joined, 1.0, progress=done))
+    a.leave("a", joined.incarnation)
+    after = enter(attach(key=b"a"), "a")
+
+    assert (after.inner_steps, after.tokens) == (5, 70)
+
+
+def a_heartbeat_says_where_the_run_is(open_run: OpenRun) -> None:
+    """As an outcome does: the open round of each fragment."""
+    attach = open_run(plain_settings())
+    a = attach(key=b"a")
+    joined = enter(a, "a")
+    a.publish(update_of(a, joined, 1.0))
+    outcome_of(a, 1)
+
+    beat = Beat(island="a", incarnation=joined.incarnation, step=4)
+    assert a.heartbeat(beat).rounds == (2,)
+
+
+EXCHANGE_CLAIMS: tuple[Claim, ...] = (
+    the_first_island_founds_and_others_take_its_weights,
+    a_round_closes_when_every_member_has_published,
+    an_outcome_is_the_same_bytes_whoever_asks,
+    the_order_of_arrival_does_not_matter,
+    a_repeat_is_the_same_publication,
+    the_first_update_stands,
+    an_update_for_a_later_round_counts_nowhere,
+    an_update_on_another_base_is_refused_in_the_roster,
+    a_round_without_a_counted_update_is_void,
+    a_departing_update_counts_after_its_owner_has_gone,
+    who_leaves_is_not_waited_for,
+    a_later_life_fences_the_earlier,
+    a_live_name_cannot_be_taken,
+    a_full_run_refuses_more,
+    another_model_is_refused,
+    frames_of_another_run_or_fragment_are_refused,
+    a_body_that_does_not_verify_changes_nothing,
+    below_the_quorum_a_round_stays_open,
+    no_round_opens_beyond_the_last,
+    rosters_are_kept_for_good,
+    progress_goes_on_over_the_lives_of_an_island,
+    a_heartbeat_says_where_the_run_is,
+)
+
+
+def _two(
+    open_run: OpenRun,
+) -> tuple[tuple[Exchange, Exchange], tuple[JoinReply, JoinReply]]:
+    """Return two islands' exchanges and join replies, in a run that has started."""
+    attach = open_run(plain_settings(start_islands=2))
+    a, b = attach(key=b"a"), attach(key=b"b")
+    return (a, b), (enter(a, "a"), enter(b, "b"))
+
+
+@contextmanager
+def _raises(kind: type[BaseException]) -> Iterator[None]:
+    try:
+        yield
+    except kind:
+        return
+    raise AssertionError(f"{kind.__name__} was not raised")

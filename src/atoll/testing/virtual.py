@@ -1,0 +1,134 @@
+"""Your own loop in virtual time: real islands, a real coordinator, planned faults.
+
+A loop runs in a greenlet. It must do nothing that waits outside of virtual time: no
+threads, no sleeping, no sockets. The same seed gives the same run, event for event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.clock import Clock
+from atoll.errors import AtollError
+from atoll.exchange import CoordinatorExchange
+from atoll.island import Host
+from atoll.island.view import ParameterView
+from atoll.protocol import JoinRequest, ModelSpec
+from atoll.settings import RunSettings
+from atoll.simulate import Armed, FaultPlan, Process, World, apply
+from atoll.simulate.hosts import CoordinatorHost, Greenlets, Wire
+
+
+class VirtualIsland:
+    """What a loop is given: its name, its clock, and a way into the run."""
+
+    def __init__(self, name: str, world: World, process: Process) -> None:
+        self.name = name
+        self.clock: Clock = world.clocks[name]
+        self.life = process.incarnation
+        """1 at first, and one more after every death."""
+
+        self._world, self._process = world, process
+
+    def join(self, model: ModelSpec, view: ParameterView) -> Host:
+        """Join the run; afterwards `view` holds its weights.
+
+        Call `stepped()` of the host after every inner step until it `has_ended`, and
+        then `leave()`.
+        """
+        exchange = CoordinatorExchange(
+            Wire(self._world, self._process),
+            key=self.name.encode(),
+            nonce=str(self.life).encode(),
+        )
+        return Host(
+            exchange,
+            view,
+            JoinRequest(model=model, island=self.name),
+            clock=self.clock,
+            background=Greenlets(self._process),
+        )
+
+    def work(self, seconds: float) -> None:
+        """Let so much time pass, or more if the plan slows this island down."""
+        self._process.work(seconds)
+
+
+Loop = Callable[[VirtualIsland], Any]
+
+
+@dataclass
+class VirtualRun:
+    """What a run came to."""
+
+    seconds: float = 0.0
+    """Of virtual time, until the last loop was over."""
+
+    rounds: tuple[int, ...] = ()
+    """The last committed round of each fragment."""
+
+    returned: dict[str, Any] = field(default_factory=dict)
+    """What each loop returned, by island."""
+
+    failures: dict[str, AtollError] = field(default_factory=dict)
+    """What ended a loop of an island instead."""
+
+
+def virtual_run(
+    loop: Loop,
+    settings: RunSettings,
+    *,
+    islands: int = 4,
+    faults: FaultPlan | None = None,
+    seed: int = 0,
+    limit_s: float = 6 * 3600.0,
+) -> VirtualRun:
+    """Run `loop` once for each life of islands i0, i1, ... and return what came of it.
+
+    The coordinator's process is called `coordinator`. A run that has not ended after
+    `limit_s` is given up: who has not returned is not in `returned`. An error that is
+    not Atoll's ends the run, and is raised as the cause of a `ProcessFailed`.
+    """
+    result = VirtualRun()
+    with World(seed) as world:
+        coordinator = CoordinatorHost(world, settings)
+        coordinator.start()
+        names = [f"i{number}" for number in range(islands)]
+        for name in names:
+            process = world.add(name)
+            process.start(_life(name, world, process, loop, result))
+        armed = apply(faults or FaultPlan(), world)
+        world.scheduler.after_event = lambda: _stop_when_over(
+            world, names, armed, result
+        )
+        world.scheduler.run(limit_s)
+        result.seconds = world.scheduler.now_s
+        if coordinator.service is not None:
+            rounds = coordinator.service.state.rounds
+            result.rounds = tuple(round.number - 1 for round in rounds)
+    return result
+
+
+def _life(
+    name: str, world: World, process: Process, loop: Loop, result: VirtualRun
+) -> Callable[[], None]:
+    def live() -> None:
+        try:
+            result.returned[name] = loop(VirtualIsland(name, world, process))
+        except AtollError as exc:
+            result.failures[name] = exc
+
+    return live
+
+
+def _stop_when_over(
+    world: World, names: list[str], armed: Armed, result: VirtualRun
+) -> None:
+    """Stop when every loop is over, or its island is dead and will not come back."""
+    over = result.returned.keys() | result.failures.keys()
+    is_calm = armed.calm_since_s is not None
+    left = (world.processes[name] for name in names if name not in over)
+    if not any(process.is_alive or not is_calm for process in left):
+        world.scheduler.stop()

@@ -1,0 +1,279 @@
+"""What a coordinator answers to each call, and what is durable by then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from atoll import RunSettings
+from atoll.coordinator import Service
+from atoll.exchange import (
+    Call,
+    FoundCall,
+    Frame,
+    HeartbeatCall,
+    JoinCall,
+    LeaveCall,
+    OfferCall,
+    OutcomeCall,
+    PublishCall,
+    RecoverCall,
+    Reply,
+    StateCall,
+)
+from atoll.journal import Journal, Recorded
+from atoll.protocol import Beat, Holding, JoinRequest, Reception
+from atoll.protocol.tables import Row, Table
+from atoll.simulate import SimDisk
+from atoll.weights import FragmentState
+from atoll.wire import Header, Kind, OuterValues, with_body
+from tests.protocol.drivers import MODEL
+
+SETTINGS = RunSettings.from_dict(
+    {
+        "run": {"start_islands": 3},
+        "wire": {"up": "fp32", "down": "fp32"},
+        "outer": {"optimizer": "sgd", "lr": 1.0},
+    }
+)
+OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
+
+CALLS = Table(
+    title="What a call is answered",
+    columns={
+        "call": (
+            "JoinCall",
+            "JoinCall, again",
+            "JoinCall, an earlier life has published",
+            "FoundCall",
+            "FoundCall, again",
+            "RecoverCall",
+            "RecoverCall, again",
+            "HeartbeatCall",
+            "OfferCall",
+            "PublishCall, others are missing",
+            "PublishCall, departing",
+            "PublishCall, nobody else is missing",
+            "PublishCall, again",
+            "OutcomeCall, its round is open",
+            "OutcomeCall, its round is over",
+            "StateCall",
+            "LeaveCall",
+            "LeaveCall, again",
+        )
+    },
+    answer="answer; durable by then",
+    rows=(
+        Row(
+            ("JoinCall",),
+            "JoinReply; the membership",
+            "An incarnation that was answered is never given again.",
+        ),
+        Row(
+            ("JoinCall, again",),
+            "JoinReply; nothing new",
+            "The nonce says that it is the same life.",
+        ),
+        Row(
+            ("JoinCall, an earlier life has published",),
+            "JoinReply; the membership, the update",
+            "Its update stands, and nobody is left to send it again.",
+        ),
+        Row(
+            ("FoundCall",),
+            "Position; every fragment's state",
+            "The weights of round 0 are files before anybody takes them.",
+        ),
+        Row(
+            ("FoundCall, again",),
+            "Position; nothing new",
+            "The same digests are the same founding.",
+        ),
+        Row(
+            ("RecoverCall",),
+            "Position; the outcome, the state",
+            "What only an island had is in the journal again.",
+        ),
+        Row(
+            ("RecoverCall, again",),
+            "Position; nothing new",
+            "A state that is not lost changes nothing.",
+        ),
+        Row(("HeartbeatCall",), "Position; nothing new", "A lease is only in memory."),
+        Row(("OfferCall",), "wanted; nothing new", "Judged by the header alone."),
+        Row(
+            ("PublishCall, others are missing",),
+            "staged; nothing new",
+            "The island keeps the bytes until an outcome lists them.",
+        ),
+        Row(
+            ("PublishCall, departing",),
+            "staged; the update",
+            "Its owner goes, and nobody could send it again.",
+        ),
+        Row(
+            ("PublishCall, nobody else is missing",),
+            "staged; the outcome, the state",
+            "The round was closed by this update and committed.",
+        ),
+        Row(
+            ("PublishCall, again",),
+            "staged; nothing new",
+            "Counting is keyed by fragment, round and island.",
+        ),
+        Row(
+            ("OutcomeCall, its round is open",),
+            "None; nothing new",
+            "With a heartbeat in the call the answer is a position.",
+        ),
+        Row(
+            ("OutcomeCall, its round is over",),
+            "Outcome; nothing new",
+            "Its record was durable before anybody could be told.",
+        ),
+        Row(("StateCall",), "Frame; nothing new", "The state of a durable round."),
+        Row(("LeaveCall",), "None; the leaving", "A restart does not wait for it."),
+        Row(("LeaveCall, again",), "None; nothing new", "Who has gone has gone."),
+    ),
+)
+
+
+def answered(call: str) -> str:
+    """Make a call, cut the power, and say the answer and what the disk then holds."""
+    disk = SimDisk()
+    service = Service.create(disk, SETTINGS, run="run", now_s=0.0)
+    made = _tell(service, until=call)
+    known = _facts(service.journal.recorded)
+    reply = service.handle(made(service), 0.0)
+    disk.crash(is_power_cut=True)
+    durable = _facts(Journal.open(disk).recorded) - known
+    words = sorted({str(word) for word, *_ in durable})
+    return f"{_said(reply)}; {', '.join(words) or 'nothing new'}"
+
+
+Making = Callable[[Service], Call]
+
+
+def _tell(service: Service, *, until: str) -> Making:
+    """Make the calls of the story before the one of this name, and return that one."""
+    for name, making in _story():
+        if name == until:
+            return making
+        service.handle(making(service), 0.0)
+    raise AssertionError(f"the story has no {until!r}")
+
+
+def _story() -> list[tuple[str, Making]]:
+    """Return the calls of a whole run, in an order in which each makes sense."""
+    return [
+        ("JoinCall", _join("a")),
+        ("JoinCall, again", _join("a")),
+        ("FoundCall", _found),
+        ("FoundCall, again", _found),
+        ("", _join("b")),
+        ("", _join("c")),
+        ("HeartbeatCall", lambda s: _beat(1)),
+        ("OfferCall", lambda s: OfferCall(_update(s, "a").header)),
+        ("PublishCall, others are missing", _publish("a")),
+        ("PublishCall, again", _publish("a")),
+        ("OutcomeCall, its round is open", lambda s: OutcomeCall(0, 1)),
+        ("JoinCall, an earlier life has published", _join("a", nonce=b"2")),
+        ("PublishCall, departing", _publish("b", kind=Kind.DEPARTING)),
+        ("LeaveCall", lambda s: LeaveCall("b", 1)),
+        ("LeaveCall, again", lambda s: LeaveCall("b", 1)),
+        ("PublishCall, nobody else is missing", _publish("c")),
+        ("OutcomeCall, its round is over", lambda s: OutcomeCall(0, 1)),
+        ("StateCall", lambda s: StateCall(0)),
+        ("the end", lambda s: StateCall(0)),
+        ("", lambda s: _beat(2, _later()[0])),
+        ("RecoverCall", lambda s: _later()[1]),
+        ("RecoverCall, again", lambda s: _later()[1]),
+    ]
+
+
+def _join(name: str, nonce: bytes = b"1") -> Making:
+    request = JoinRequest(model=MODEL, island=name)
+    return lambda service: JoinCall(request, name.encode(), nonce)
+
+
+def _beat(incarnation: int, *holds: Holding) -> HeartbeatCall:
+    """Let island a say what it holds."""
+    return HeartbeatCall(Beat(island="a", incarnation=incarnation, step=0, holds=holds))
+
+
+def _publish(name: str, *, kind: Kind = Kind.UPDATE) -> Making:
+    return lambda service: PublishCall(_update(service, name, kind=kind))
+
+
+@cache
+def _later() -> tuple[Holding, RecoverCall]:
+    """Return what island a has from a coordinator whose last round was lost."""
+    service = Service.create(SimDisk(), SETTINGS, run="run", now_s=0.0)
+    _tell(service, until="the end")
+    for name, incarnation in (("a", 2), ("c", 1)):
+        update = _update(service, name, round=2, incarnation=incarnation)
+        service.handle(PublishCall(update), 0.0)
+    state = service.handle(StateCall(0), 0.0)
+    assert isinstance(state, Frame)
+    outcomes = [service.journal.outcome(0, round)[0] for round in (1, 2)]
+    holding = Holding(state.header.round, state.header.base)
+    return holding, RecoverCall("a", 2, state, tuple(outcomes))
+
+
+def _found(service: Service) -> FoundCall:
+    state = FragmentState.found(np.zeros(3, np.float32), "sgd")
+    header, body = state.to_frame(
+        run="run", fragment=0, outer=OUTER, island="a", incarnation=1
+    )
+    return FoundCall("a", 1, (Frame(header, body),))
+
+
+def _update(
+    service: Service,
+    name: str,
+    *,
+    round: int = 1,
+    kind: Kind = Kind.UPDATE,
+    incarnation: int = 1,
+) -> Frame:
+    body = np.ones(3, np.float32).view(np.uint8)
+    header = Header(
+        kind=kind,
+        run="run",
+        fragment=0,
+        round=round,
+        island=name,
+        incarnation=incarnation,
+        base=service.weights[0].digest,
+        elements=3,
+        norm=float(np.sqrt(3.0)),
+    )
+    return Frame(with_body(header, body), body)
+
+
+def _facts(recorded: Recorded) -> set[tuple[object, ...]]:
+    """Return what a journal holds, each fact with the word the table has for it."""
+    members = recorded.members.values()
+    return {
+        *(("the membership", each.island, each.incarnation) for each in members),
+        *(("the leaving", each.island) for each in members if each.has_left),
+        *(("every fragment's state", at) for at, _ in enumerate(recorded.fragments)),
+        *(
+            ("the state", at)
+            for each in recorded.fragments
+            for at in each.digests
+            if at
+        ),
+        *(("the update", *key) for key in recorded.staged),
+        *(("the outcome", *key) for key in recorded.rosters),
+    }
+
+
+def _said(reply: Reply) -> str:
+    return reply.value if isinstance(reply, Reception) else _kind(reply)
+
+
+def _kind(reply: Reply) -> str:
+    return "None" if reply is None else type(reply).__name__

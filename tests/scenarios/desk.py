@@ -1,0 +1,88 @@
+"""A coordinator at hand, with one fragment of three elements that starts at zero.
+
+Outer SGD with lr 1: the anchor moves by minus the mean of the updates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from atoll import RunSettings
+from atoll.coordinator import Service
+from atoll.exchange import FoundCall, Frame, JoinCall, PublishCall
+from atoll.protocol import JoinReply, JoinRequest
+from atoll.simulate import SimDisk
+from atoll.testing import vector_model
+from atoll.weights import FragmentState
+from atoll.wire import Header, Kind, OuterValues, with_body
+
+MODEL = vector_model({"w": (3,)})
+OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
+
+
+def settings(**run: object) -> RunSettings:
+    """Return the settings of a run of plain averaging."""
+    return RunSettings.from_dict(
+        {
+            "run": run,
+            "wire": {"up": "fp32", "down": "fp32"},
+            "outer": {"optimizer": "sgd", "lr": 1.0},
+        }
+    )
+
+
+def coordinator(disk: SimDisk, *names: str) -> tuple[Service, list[JoinReply]]:
+    """Return a run that these islands have joined; the first one founded it."""
+    service = Service.create(
+        disk, settings(start_islands=len(names)), run="run", now_s=0.0
+    )
+    return service, [join(service, name) for name in names]
+
+
+def join(service: Service, name: str) -> JoinReply:
+    """Join, and found the run if nobody has."""
+    call = JoinCall(JoinRequest(model=MODEL, island=name), name.encode(), b"1")
+    reply = service.handle(call, 0.0)
+    assert isinstance(reply, JoinReply)
+    if reply.is_founder:
+        service.handle(founding(reply), 0.0)
+    return reply
+
+
+def founding(joined: JoinReply) -> FoundCall:
+    """Return the call that brings zeros."""
+    state = FragmentState.found(np.zeros(3, np.float32), "sgd")
+    header, body = state.to_frame(
+        run=joined.run,
+        fragment=0,
+        outer=OUTER,
+        island=joined.island,
+        incarnation=joined.incarnation,
+    )
+    return FoundCall(joined.island, joined.incarnation, (Frame(header, body),))
+
+
+def update(
+    service: Service, joined: JoinReply, value: float, **fields: object
+) -> PublishCall:
+    """Return an update for round 1, whose every element is `value`."""
+    body = np.full(3, value, np.float32).view(np.uint8)
+    header = Header(
+        kind=Kind.UPDATE,
+        run="run",
+        fragment=0,
+        round=1,
+        island=joined.island,
+        incarnation=joined.incarnation,
+        base=service.weights[0].digest,
+        elements=3,
+        norm=float(np.sqrt(3.0) * abs(value)),
+    )
+    return PublishCall(Frame(replace(with_body(header, body), **fields), body))  # type: ignore[arg-type]
+
+
+def anchor(service: Service) -> float:
+    """Return the first element of the anchor; all three are alike."""
+    return float(service.weights[0].anchor[0])

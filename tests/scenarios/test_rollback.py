@@ -1,0 +1,72 @@
+"""The coordinator's disk is put back to an earlier copy: only islands know the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from atoll.errors import Refused
+from atoll.testing import (
+    FaultPlan,
+    Vectors,
+    VirtualIsland,
+    VirtualRun,
+    vector_model,
+    virtual_run,
+)
+from tests.scenarios.runs import ISLANDS, NAMES, ROUNDS, settings
+
+MODEL = vector_model({"h.0.w": (70,), "h.1.w": (50,), "head": (7,)})
+
+
+def loop(island: VirtualIsland) -> str:
+    """Train on noise, and return the digest that this island ends with."""
+    weights = Vectors()
+    host = island.join(MODEL, weights)
+    noise = np.random.default_rng(NAMES.index(island.name) + ISLANDS * island.life)
+    while not host.has_ended:
+        island.work(0.5)
+        for local in weights.local:
+            local -= noise.standard_normal(len(local), np.float32)
+        host.stepped()
+    host.leave()
+    return host.digest
+
+
+def ends_on_one_anchor(plan: FaultPlan) -> VirtualRun:
+    """Run under a plan to an end that every island sees."""
+    result = virtual_run(loop, settings(), islands=ISLANDS, faults=plan, limit_s=600.0)
+    assert result.failures == {}
+    assert result.rounds == (ROUNDS, ROUNDS)
+    assert sorted(result.returned) == NAMES
+    assert len(set(result.returned.values())) == 1
+    return result
+
+
+@pytest.mark.parametrize("for_s", [1.0, 6.0, 13.0, 30.0])
+def test_rounds_that_the_journal_lost_come_back_from_an_island(for_s: float) -> None:
+    """After 10 s, one round and many: nobody goes back, and the run goes on."""
+    ends_on_one_anchor(FaultPlan().rollback("coordinator", at_s=10.0, for_s=for_s))
+
+
+def test_islands_that_the_journal_lost_go_on_as_they_are() -> None:
+    """The copy is from before three of them had joined, and from before round 1."""
+    plan = FaultPlan().rollback("coordinator", at_s=0.26, for_s=20.0)
+
+    ends_on_one_anchor(plan)
+
+
+def test_a_journal_may_be_put_back_while_an_island_is_away() -> None:
+    """The others know more than the journal, and more than the island that returns."""
+    away = FaultPlan().kill("i2", at_s=12.0, back_after_s=20.0)
+
+    ends_on_one_anchor(away.rollback("coordinator", at_s=10.0, for_s=15.0))
+
+
+def test_a_journal_that_lost_the_founding_is_lost() -> None:
+    """The run has neither model nor weights: islands stop, and say so."""
+    plan = FaultPlan().rollback("coordinator", at_s=0.05, for_s=20.0)
+    result = virtual_run(loop, settings(), islands=ISLANDS, faults=plan, limit_s=600.0)
+
+    assert result.rounds == ()
+    assert {type(exc) for exc in result.failures.values()} == {Refused}

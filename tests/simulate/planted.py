@@ -1,0 +1,138 @@
+"""Bugs of the kind that other systems have, planted on purpose.
+
+Each replaces a method for as long as its context lasts; nothing outside the tests can
+reach them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+from atoll.coordinator import Service
+from atoll.exchange import Frame, Outcome
+from atoll.island.courier import Courier
+from atoll.island.slot import Sealed, Slot
+from atoll.journal import Journal
+from atoll.journal.log import Log
+from atoll.protocol import Reception
+from atoll.protocol.membership import Member, Members
+from atoll.wire import Header, Roster, RosterEntry, Verdict, update_digest
+
+Bug = Callable[[], AbstractContextManager[object]]
+
+
+@contextmanager
+def replaced(owner: type, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Let `owner.name` be `method`, which gets the real one as its first argument."""
+    real = getattr(owner, name)
+    setattr(owner, name, lambda *words, **named: method(real, *words, **named))
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
+
+
+def retried_update_applied_twice() -> AbstractContextManager[object]:
+    """An update that comes again, because its answer was lost, is added again."""
+
+    def publish(real: Any, service: Service, frame: Frame, now_s: float) -> Any:
+        reception = real(service, frame, now_s)
+        header = frame.header
+        key = (header.fragment, header.round, header.island)
+        before = service._spool.get(key)
+        if reception is Reception.STAGED and before is not None and key in seen:
+            twice = replace(before.header, weight=before.header.weight + header.weight)
+            service._spool[key] = Frame(twice, before.body)
+        seen.add(key)
+        return reception
+
+    seen: set[tuple[int, int, str]] = set()
+    return replaced(Service, "_publish", publish)
+
+
+def commit_answered_before_the_flush() -> AbstractContextManager[object]:
+    """A record is appended, everybody is told, and a power cut takes it back."""
+
+    def commit(real: Any, journal: Journal, *words: Any, **named: Any) -> None:
+        with replaced(Log, "sync", lambda real, log: None):
+            real(journal, *words, **named)
+
+    return replaced(Journal, "commit", commit)
+
+
+def lease_not_fenced_by_incarnation() -> AbstractContextManager[object]:
+    """Whoever has the name of a member is that member."""
+
+    def require(real: Any, members: Members, island: str, incarnation: int) -> Member:
+        member = members.known.get(island)
+        latest = member.incarnation if member else incarnation
+        found: Member = real(members, island, latest)
+        return found
+
+    return replaced(Members, "require", require)
+
+
+def carried_update_keeps_its_new_residual() -> AbstractContextManager[object]:
+    """What the codec left of an update that missed its round is kept all the same."""
+
+    def settle(
+        real: Any, courier: Courier, slot: Slot, sealed: Sealed, verdict: Verdict
+    ) -> None:
+        is_missed = verdict is Verdict.LATE and sealed.residual_after is not None
+        real(courier, slot, sealed, Verdict.COUNTED if is_missed else verdict)
+
+    return replaced(Courier, "_settle_residual", settle)
+
+
+@contextmanager
+def roster_decided_twice() -> Iterator[None]:
+    """A late update is added to the roster of a round that was committed without."""
+    late: dict[tuple[int, int], Header] = {}
+
+    def publish(real: Any, service: Service, frame: Frame, now_s: float) -> Any:
+        reception = real(service, frame, now_s)
+        if reception is Reception.COMMITTED:
+            late[frame.header.fragment, frame.header.round] = frame.header
+        return reception
+
+    def outcome(real: Any, service: Service, *words: Any) -> Outcome | None:
+        told: Outcome | None = real(service, *words)
+        header = late.get(words[:2])
+        return told if told is None or header is None else _with_late(told, header)
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(Service, "_publish", publish))
+        stack.enter_context(replaced(Service, "_outcome", outcome))
+        yield
+
+
+def _with_late(told: Outcome, late: Header) -> Outcome:
+    header = told.agreed.header
+    assert header.roster is not None
+    entry = RosterEntry(
+        island=late.island,
+        incarnation=late.incarnation,
+        digest=update_digest(late),
+        weight=late.weight,
+        verdict=Verdict.COUNTED,
+        inner_steps=late.progress.inner_steps,
+        tokens=late.progress.tokens,
+    )
+    others = [each for each in header.roster.entries if each.island != late.island]
+    entries = sorted([*others, entry], key=lambda each: each.island)
+    again = replace(header, roster=Roster(tuple(entries)))
+    return replace(told, agreed=Frame(again, told.agreed.body))
+
+
+BUGS: dict[str, Bug] = {
+    "a retried update applied twice": retried_update_applied_twice,
+    "a commit answered before the flush": commit_answered_before_the_flush,
+    "a lease not fenced by incarnation": lease_not_fenced_by_incarnation,
+    "a carried update that keeps its new residual": (
+        carried_update_keeps_its_new_residual
+    ),
+    "a roster decided twice": roster_decided_twice,
+}

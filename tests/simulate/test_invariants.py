@@ -1,0 +1,270 @@
+"""Every invariant can fail, and a violation says when, who, what and which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll import RunSettings
+from atoll.coordinator import Service
+from atoll.errors import LeaseLost
+from atoll.island.courier import Courier
+from atoll.island.slot import Slot
+from atoll.protocol.membership import Members
+from atoll.protocol.rounds import Round
+from atoll.simulate import World
+from atoll.simulate.invariants import ALL, Invariant
+from atoll.simulate.invariants.bounds import check_bytes, most_bytes_in_flight
+from atoll.simulate.invariants.claims import Report
+from atoll.simulate.invariants.liveness import EveryoneCounts, longest_silence_s
+from atoll.simulate.invariants.rounds import Rounds
+from atoll.simulate.invariants.truth import Commit, Truth
+from atoll.simulate.run import MODEL, simulate
+from atoll.weights import FragmentState, lay_out
+from atoll.wire import (
+    Header,
+    Kind,
+    OuterValues,
+    Progress,
+    Roster,
+    RosterEntry,
+    Verdict,
+    codec,
+    state_digest,
+    update_digest,
+    with_body,
+)
+from tests.simulate.planted import BUGS, replaced
+from tests.simulate.test_planted import CAUGHT_AS
+
+SETTINGS = RunSettings.from_dict(
+    {
+        "run": {"start_islands": 3, "end_rounds": 6},
+        "sync": {"sync_every": 4},
+        "wire": {"up": "e3m0", "down": "int8"},
+        "limits": {"deadline_max_s": 10.0},
+    }
+)
+LAYOUT = lay_out(MODEL, SETTINGS)
+
+
+def spoilt_state(real: Any, courier: Courier, slot: Slot, *words: Any) -> None:
+    """One weight of i1's anchor is another."""
+    real(courier, slot, *words)
+    if courier._joined.island == "i1":
+        state = slot.state
+        state.anchor[0] += 1.0
+        state.digest = state_digest(state.anchor, state.moments, state.count)
+
+
+def wrong_tokens(real: Any, *words: Any) -> Header:
+    """An update says that it has seen a token more."""
+    header: Header = real(*words)
+    progress = replace(header.progress, tokens=header.progress.tokens + 1)
+    return replace(header, progress=progress)
+
+
+def expelled(real: Any, members: Members, island: str, incarnation: int) -> Any:
+    if island == "i1":
+        raise LeaseLost("Island 'i1' is no member.")
+    return real(members, island, incarnation)
+
+
+def in_ages(real: Any, round: Round, *words: Any) -> float:
+    return round.opened_s + 1000.0
+
+
+PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "same state": lambda: replaced(Courier, "_advance_state", spoilt_state),
+    "tokens conserved": lambda: replaced(Courier, "_header", wrong_tokens),
+    "progress": lambda: replaced(Round, "can_close", lambda *words: False),
+    "bounded": lambda: replaced(Service, "_forget", lambda *words: None),
+    "deadlines bounded": lambda: replaced(Round, "late_at_s", in_ages),
+    "islands go on": lambda: replaced(Members, "require", expelled),
+}
+BY_HAND = {"rounds in order", "counted once", "everyone counts"}
+"""What the journal and the machine make impossible, so that no run shows it."""
+
+
+def test_every_invariant_has_a_test_that_it_can_fail() -> None:
+    """Planted here, planted as a bug, or judged by hand below."""
+    assert {each.name for each in ALL} == {
+        *PLANTED,
+        *CAUGHT_AS.values(),
+        *BY_HAND,
+    }
+    assert BUGS.keys() == CAUGHT_AS.keys()
+
+
+@pytest.mark.parametrize("name", sorted(PLANTED))
+def test_an_invariant_fails_when_it_should(name: str) -> None:
+    """Each on a calm run of three islands in which one thing is wrong."""
+    with PLANTED[name]():
+        result = simulate(SETTINGS, islands=3)
+
+    assert name in {each.invariant for each in result.violations}
+
+
+def test_a_violation_says_when_who_what_and_which() -> None:
+    """One line, to be read by a person."""
+    with PLANTED["same state"]():
+        violation = simulate(SETTINGS, islands=3).violations[0]
+
+    assert str(violation).startswith(f"{violation.at_s:.6f} s, i1: same state: holds ")
+    assert " at round 1 of fragment 0, where others hold " in str(violation)
+
+
+class Judged:
+    """Violations in the order in which they were reported."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.report: Report = self._report
+
+    def _report(self, invariant: Invariant, who: str, what: str) -> None:
+        self.names.append(invariant.name)
+
+
+def zeros(name: str) -> np.ndarray:
+    """Return a fragment of zeros as a codec has it."""
+    encoded = np.empty(codec(name).body_bytes(LAYOUT[0].elements), np.uint8)
+    codec(name).encode(np.zeros(LAYOUT[0].elements, np.float32), encoded)
+    return encoded
+
+
+def update(round: int, *, inner_steps: int = 4) -> Header:
+    """Return the header of an update of zeros."""
+    header = Header(
+        kind=Kind.UPDATE,
+        run="run",
+        fragment=0,
+        round=round,
+        island="i0",
+        incarnation=1,
+        base=bytes(16),
+        codec="e3m0",
+        elements=LAYOUT[0].elements,
+        progress=Progress(inner_steps=inner_steps),
+    )
+    return with_body(header, zeros("e3m0"))
+
+
+def outcome(round: int, *counted: Header) -> Commit:
+    """Return the outcome of a round of zeros, or a void one."""
+    entries = tuple(
+        RosterEntry(
+            island=each.island,
+            incarnation=1,
+            digest=update_digest(each),
+            weight=1,
+            verdict=Verdict.COUNTED,
+        )
+        for each in counted
+    )
+    body = zeros("int8") if counted else np.empty(0, np.uint8)
+    header = Header(
+        kind=Kind.AGREED,
+        run="run",
+        fragment=0,
+        round=round,
+        base=bytes(16),
+        codec="int8",
+        elements=LAYOUT[0].elements if counted else 0,
+        weight=0,
+        outer=OuterValues(optimizer="nesterov", lr=0.5, momentum=0.5),
+        roster=Roster(entries),
+    )
+    return Commit(with_body(header, body), body.tobytes(), bytes(16), 0.0)
+
+
+@pytest.mark.parametrize("rounds", [(2,), (1, 1), (1, 3), (1, 2, 3, 4, 5, 6, 7)])
+def test_rounds_out_of_order_are_found(rounds: tuple[int, ...]) -> None:
+    """A round is skipped, repeated, or beyond the last."""
+    judged = Judged()
+    watched = Rounds(Truth(), SETTINGS, LAYOUT, judged.report)
+    for round in rounds:
+        watched.committed(outcome(round))
+
+    assert judged.names == ["rounds in order"]
+
+
+def test_an_update_that_nobody_published_is_found() -> None:
+    """A roster counts what was never on its way."""
+    judged = Judged()
+    watched = Rounds(Truth(), SETTINGS, LAYOUT, judged.report)
+    watched.committed(outcome(1, update(1)))
+
+    assert judged.names[0] == "counted once"
+
+
+def test_inner_steps_that_count_again_are_found() -> None:
+    """An update of round 2 holds steps that an update of round 1 went beyond."""
+    judged, truth = Judged(), Truth()
+    watched = Rounds(truth, SETTINGS, LAYOUT, judged.report)
+    for round, inner_steps in {1: 8, 2: 6}.items():
+        header = update(round, inner_steps=inner_steps)
+        truth.publish(header, zeros("e3m0"))
+        watched.committed(outcome(round, header))
+
+    assert judged.names == ["counted once"]
+
+
+def test_an_island_that_never_counts_after_a_storm_is_found() -> None:
+    """In the third round that opens a lease after the last fault, not before."""
+    judged = Judged()
+    everyone = EveryoneCounts(judged.report)
+    everyone.calm(10.0)  # so that rounds opened from 25 s on are judged
+    for round, opened_s in enumerate((24.0, 26.0, 28.0), 1):
+        everyone.committed(outcome(round), opened_s, ["i0"])
+    assert judged.names == []
+
+    everyone.committed(outcome(4), 30.0, ["i0"])
+    assert judged.names == ["everyone counts"]
+
+
+def test_an_island_that_came_or_went_starts_two_rounds_of_grace() -> None:
+    """Whoever joins is in step from the third round on."""
+    judged = Judged()
+    everyone = EveryoneCounts(judged.report)
+    everyone.calm(0.0)
+    for round in range(1, 3):
+        everyone.committed(outcome(round), 20.0, ["i0"])
+    everyone.disturbed(21.0)
+    everyone.committed(outcome(3), 22.0, ["i0"])
+
+    assert judged.names == []
+
+
+def test_a_state_of_a_round_that_was_never_committed_is_found() -> None:
+    """An island is ahead of the journal."""
+    judged = Judged()
+    watched = Rounds(Truth(), SETTINGS, LAYOUT, judged.report)
+    state = FragmentState(np.zeros(3, np.float32), [np.zeros(3, np.float32)], round=2)
+    watched.holds("i0", 0, state)
+
+    assert judged.names == ["durable first"]
+
+
+def test_too_many_bytes_in_flight_are_found() -> None:
+    """More than the strands of all islands can have sent."""
+    judged = Judged()
+    most = most_bytes_in_flight(LAYOUT, islands=3, flight_s=10.0)
+    with World(0) as world:
+        world.network.counts.bytes_in_flight = most
+        check_bytes(world.network, most, judged.report)
+        assert judged.names == []
+
+        world.network.counts.bytes_in_flight = most + 1
+        check_bytes(world.network, most, judged.report)
+    assert judged.names == ["bounded"]
+
+
+def test_the_bound_of_a_silence_is_stated() -> None:
+    """Lease, heartbeat and deadline by a slow clock, two windows, three calls."""
+    # 1.1 * (15 + 3 + 10) = 30.8; 2 * 4 * 0.5 = 4; 3 * (6 + 5) = 33.
+    assert longest_silence_s(SETTINGS, step_s=0.5) == pytest.approx(67.8)

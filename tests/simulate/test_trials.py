@@ -1,0 +1,82 @@
+"""Trials by storm: drawn from a seed, run in several processes, explained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from atoll.errors import LeaseLost
+from atoll.protocol.membership import Members
+from atoll.settings import RunSettings
+from atoll.simulate import FaultPlan
+from atoll.simulate.storming import main, weather
+from atoll.simulate.trials import ISLANDS, ROUNDS, storm, trial
+from tests.simulate.planted import replaced
+
+
+def test_the_same_seed_gives_the_same_trial() -> None:
+    """Settings, departures, plan and what comes of them."""
+    assert trial(5) == trial(5)
+    assert storm(5) == storm(5)
+
+
+def test_trials_differ_in_more_than_their_faults() -> None:
+    """Codecs, overlaps, ways to adopt, fragments, quorums and departures are drawn."""
+    trials = [trial(seed) for seed in range(200)]
+    sync = [each.settings["sync"] for each in trials]
+
+    assert {each.get("adopt", "rebase") for each in sync} == {"rebase", "mix"}
+    assert {each["num_fragments"] for each in sync} == {1, 2, 3}
+    assert {each["overlap_steps"] for each in sync} == {0, 1, 2}
+    assert len({str(each.settings["wire"]) for each in trials}) == 8
+    assert {each.settings["run"]["quorum"] for each in trials} == {1, 2, 3}
+    assert {bool(each.departures) for each in trials} == {True, False}
+
+
+@pytest.mark.filterwarnings("ignore::atoll.errors.AtollWarning")
+def test_every_trial_has_five_islands_and_twenty_rounds() -> None:
+    """As the storms that `make test` promises."""
+    for seed in range(50):
+        assert RunSettings.from_dict(trial(seed).settings).run.end_rounds == ROUNDS
+    assert len(storm(0).deaths) == ISLANDS
+
+
+def test_a_failed_trial_becomes_a_test_ready_to_paste() -> None:
+    """It names the seed, the settings and the smallest plan that still fails."""
+
+    def expelled(real: object, members: Members, island: str, incarnation: int) -> None:
+        raise LeaseLost("No member.")
+
+    plan = FaultPlan().kill("i1", at_s=1.0).loss("i2", rate=0.5, for_s=3.0)
+    with replaced(Members, "require", expelled):
+        smallest = replace(trial(3), plan=plan, departures={}).shrunk()
+
+    assert smallest.plan == FaultPlan()
+    pasted: dict[str, Callable[[], None]] = {}
+    exec(smallest.as_test(), pasted)
+    pasted["test_storm_of_seed_3"]()
+    with replaced(Members, "require", expelled), pytest.raises(AssertionError):
+        pasted["test_storm_of_seed_3"]()
+
+
+def test_storms_run_in_processes_and_are_added_up(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The last line says how many storms there were, and that nothing failed."""
+    assert main(["--storms", "2", "--first", "1", "--processes", "1"]) == 0
+
+    told = capsys.readouterr().out.splitlines()[-1]
+    rounds = sum(sum(storm(seed).rounds) for seed in (1, 2))
+    assert f"2 storms, {rounds} rounds" in told
+    assert told.endswith("0 violations")
+
+
+def test_a_violation_is_told_by_its_seed() -> None:
+    """With what did not hold."""
+    with replaced(Members, "require", lambda *words: words[9]):
+        tally = weather([4])
+
+    assert list(tally.failures) == [4]
+    assert "islands go on" in tally.failures[4]

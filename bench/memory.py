@@ -74,7 +74,7 @@ class Nowhere:
             is_founder=True,
         )
 
-    def heartbeat(self, beat: Beat) -> Position:
+    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
         """Say where the run is."""
         return self._position()
 

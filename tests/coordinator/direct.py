@@ -59,7 +59,7 @@ class DirectExchange:
                     assert isinstance(reply, JoinReply)
                     return reply
 
-    def heartbeat(self, beat: Beat) -> Position:
+    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
         return cast(Position, self._desk.call(HeartbeatCall(beat)))
 
     def publish(self, frame: Frame) -> None:

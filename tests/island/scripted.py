@@ -49,7 +49,7 @@ class ScriptedRun:
             is_founder=True,
         )
 
-    def heartbeat(self, beat: Beat) -> Position:
+    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
         return self._position()
 
     def publish(self, frame: Frame) -> None:

@@ -118,8 +118,8 @@ EVENTS = Table(
         ),
         Row(
             ("Stopping",),
-            "last_round; Say",
-            "The furthest published round is the last.",
+            "settings, epoch, last_round; Remember, Say",
+            "The furthest published round is the last, by an epoch of its own.",
         ),
         Row(("Pausing",), "is_paused; Say", "Updates are staged, and nothing closes."),
     ),

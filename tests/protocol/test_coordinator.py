@@ -17,6 +17,7 @@ from atoll.protocol.events import (
     Close,
     Closed,
     Committed,
+    Epoch,
     Event,
     Founded,
     Joining,
@@ -222,7 +223,7 @@ def test_a_round_that_is_due_closes_before_a_header_is_judged() -> None:
     table.beat("a", "b")
     table.state = replace(
         table.state,
-        rounds=(replace(table.state.rounds[0], opened_s=-UPPER_S),),
+        rounds=(replace(table.state.rounds[0], first_s=-UPPER_S),),
     )
 
     closing, said = table.do(Offered(table.header("b")))
@@ -395,7 +396,7 @@ def test_islands_that_wait_for_each_other_are_asked_for_what_is_missing() -> Non
 
 
 def test_nothing_is_wanted_while_somebody_trains() -> None:
-    """Who has not published what it says it waits for is not stuck: it is on its way."""
+    """Who has not published what it waits for is not stuck: its update is coming."""
     table = out_of_phase()
     table.wait("b", 0)
 
@@ -424,12 +425,12 @@ def test_who_left_before_the_run_began_does_not_begin_it() -> None:
     table.join("a")
     table.do(Leave("a", 1))
     table.join("b")
-    assert table.state.rounds[0].phase is Phase.WAITING
+    assert not table.state.has_started
 
     table.publish("b", kind=Kind.DEPARTING)
     table.do(Leave("b", 1))
     table.join("c")
-    assert table.state.rounds[0].phase is Phase.OPEN
+    assert table.state.has_started
 
 
 def test_a_departing_update_counts_for_its_round_and_the_next() -> None:
@@ -465,7 +466,9 @@ def test_frames_of_another_run_or_fragment_are_refused() -> None:
 def test_new_values_are_an_epoch() -> None:
     """What may change is in force at once; what may not is refused by name."""
     table = started("a")
-    assert table.do(NewValues({"run.quorum": 2})) == [Remember(1)]
+    assert table.do(NewValues({"run.quorum": 2})) == [
+        Remember(Epoch(1, {"run.quorum": 2}))
+    ]
     assert (table.state.epoch, table.state.settings.run.quorum) == (1, 2)
 
     with pytest.raises(UsageError, match=r"sync.sync_every cannot change"):
@@ -485,13 +488,27 @@ def test_a_stopped_run_finishes_the_rounds_under_way() -> None:
     """The furthest published round is the last, and nothing opens beyond it."""
     table = started("a", "b")
     table.publish("a")
-    (said,) = table.do(Stopping())
+    remembered, said = table.do(Stopping())
+    assert remembered == Remember(Epoch(1, {"run.end_rounds": 1}))
     assert isinstance(said, Say)
     assert isinstance(said.answer, Position)
     assert said.answer.last_round == 1
     table.commit(closings(table.publish("b"))[0])
 
     assert table.state.rounds[0].phase is Phase.ENDED
+
+
+def test_other_values_do_not_undo_a_stop() -> None:
+    """Only new `end_rounds` say that a run goes on."""
+    table = started("a")
+    table.publish("a", kind=Kind.DEPARTING)
+    table.do(Stopping())
+    table.do(NewValues({"run.quorum": 1, "run.patience": 5.0}))
+    last = table.state.last_round
+    assert last is not None
+
+    table.do(NewValues({"run.end_rounds": last + 7}))
+    assert table.state.last_round == last + 7
 
 
 def test_a_paused_run_stages_and_does_not_close() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from atoll.errors import CorruptError
 from atoll.exchange import Frame
 from atoll.journal import Journal, Recorded
-from atoll.protocol.coordinator import CoordinatorState, Counted
+from atoll.protocol.coordinator import CoordinatorState, Counted, end_by_tokens
 from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
 from atoll.settings import RunSettings
@@ -51,11 +51,14 @@ def restore(journal: Journal, *, now_s: float) -> Restored:
         last_round=last_round,
     )
     headers = {key: frame.header for key, frame in spool.items()}
-    rounds = tuple(
-        _round(recorded, state, layout, index, headers, now_s)
-        for index in range(len(weights))
-    )
-    return Restored(replace(state, rounds=rounds), layout, weights, spool)
+    # Which round is the last is told by the rounds; how they stand, by the last one.
+    for _ in range(2):
+        rounds = tuple(
+            _round(recorded, state, layout, index, headers, now_s)
+            for index in range(len(weights))
+        )
+        state = end_by_tokens(replace(state, rounds=rounds))
+    return Restored(state, layout, weights, spool)
 
 
 def _settings(recorded: Recorded) -> tuple[RunSettings, int | None]:

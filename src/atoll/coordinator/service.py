@@ -13,7 +13,14 @@ import numpy as np
 
 from atoll.coordinator.restore import restore
 from atoll.disk import Disk
-from atoll.errors import DiskError, NonFinite, Refused, RunEnded, Unreachable
+from atoll.errors import (
+    CorruptError,
+    DiskError,
+    NonFinite,
+    Refused,
+    RunEnded,
+    Unreachable,
+)
 from atoll.exchange import (
     Call,
     FoundCall,
@@ -37,11 +44,11 @@ from atoll.protocol.events import (
     Beaten,
     Close,
     Committed,
+    Epoch,
     Event,
     Founded,
     Joining,
     Leave,
-    NewValues,
     Offered,
     Recovered,
     Remember,
@@ -62,6 +69,9 @@ from atoll.weights import (
     terms_of,
 )
 from atoll.wire import Header, Kind, Roster, codec, verify_body, with_body
+
+COMPACT_ROUNDS = 10
+"""How many means a restart has to go through at most, and a disk to keep."""
 
 RETRY_S = 1.0
 """How soon a record that the disk refused is tried again."""
@@ -86,6 +96,9 @@ class Service:
         self._layout = restored.layout
         self._spool = restored.spool
         self._pending: dict[int, Pending] = {}
+        self._uncompacted: set[int] = set()
+        self.damage: list[str] = []
+        """What was found to be wrong on the disk, in sentences."""
 
     @classmethod
     def create(
@@ -135,9 +148,22 @@ class Service:
         """Do what time alone makes due, and return when to call again."""
         for pending in list(self._pending.values()):
             self._commit(pending, now_s)
+        self._compact()
         self._advance(Tick(), now_s)
-        retry_s = now_s + RETRY_S if self._pending else float("inf")
+        is_left = self._pending or self._uncompacted
+        retry_s = now_s + RETRY_S if is_left else float("inf")
         return min(wakes_at(self.state, now_s), retry_s)
+
+    def _compact(self) -> None:
+        """Write states where means have piled up; what fails is tried again."""
+        for fragment in sorted(self._uncompacted):
+            try:
+                self.journal.compact(fragment)
+            except DiskError:
+                continue
+            except CorruptError as exc:
+                self.damage.append(str(exc))
+            self._uncompacted.discard(fragment)
 
     def change(self, event: Event, now_s: float) -> Reply:
         """Carry out what an operator asks for."""
@@ -306,20 +332,19 @@ class Service:
         state, actions = advance(self.state, event, now_s)
         for action in actions:
             if isinstance(action, Remember):
-                self._remember(action, event)
+                self._remember(action)
         self.state = state
         return self._perform(actions, now_s)
 
-    def _remember(self, action: Remember, event: Event) -> None:
+    def _remember(self, action: Remember) -> None:
         """Make a change durable before it is in force."""
         match action.what:
             case Leave(island, incarnation, reason):
                 self.journal.append(
                     Left(island=island, incarnation=incarnation, reason=reason)
                 )
-            case int() as number:
-                assert isinstance(event, NewValues)
-                self.journal.append(EpochSet(number=number, values=event.values))
+            case Epoch(number, values):
+                self.journal.append(EpochSet(number=number, values=values))
             case Member():
                 raise AssertionError("a joining is journalled by _join")
         self.journal.sync()
@@ -397,6 +422,8 @@ class Service:
             return
         del self._pending[fragment]
         self._forget(fragment, header.round)
+        if header.round % COMPACT_ROUNDS == 0:
+            self._uncompacted.add(fragment)
         assert header.roster is not None
         outer = terms_of(self._layout[fragment], self.state.settings).outer
         self._advance(Committed(fragment, header.roster, state.digest, outer), now_s)

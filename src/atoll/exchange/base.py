@@ -54,8 +54,10 @@ class Exchange(Protocol):
         """
         ...
 
-    def heartbeat(self, beat: Beat) -> Position:
-        """Say that the island lives, and learn where the run is. Never waits.
+    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+        """Say that the island lives, and learn where the run is.
+
+        Never waits, unless it is to be said at once.
 
         Raises:
             LeaseLost: another incarnation holds the island's name.

@@ -93,10 +93,12 @@ class CoordinatorExchange:
             self._line.every(HEARTBEAT_S, self._send_beat)
         return reply
 
-    def heartbeat(self, beat: Beat) -> Position:
+    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
         if self._lost is not None:
             raise self._lost
         self._beat = beat
+        if at_once:
+            self._send_beat()
         assert self._position is not None
         return self._position
 

@@ -63,7 +63,7 @@ class MemoryRun:
                 tokens=self._counted(member.island)[1],
             )
 
-    def heartbeat(self, beat: Beat) -> Position:
+    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
         # No lock: a step that synchronises nothing must not wait for a reduction.
         self._members.require(beat.island, beat.incarnation)
         self._members.steps[beat.island] = beat.step

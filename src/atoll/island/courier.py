@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from atoll.errors import AtollError, NonFinite, RunEnded
+from atoll.errors import AtollError, NonFinite
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.background import Background
 from atoll.island.buffers import Buffers
@@ -227,14 +227,11 @@ class Courier:
                 return outcomes
 
     def _say_waiting(self, sealed: Sealed) -> None:
-        """Let the run know at once that training stands still, by asking why."""
+        """Let the run know at once that training stands still."""
         waiting = self._waiting
-        if waiting is None or waiting[0] is not sealed or sealed.arrival.done():
-            return
-        assert waiting[1].waits_for is not None
-        fragment, round = waiting[1].waits_for
-        with suppress(AtollError, RunEnded):  # the receiver meets the same, and tells
-            self._exchange.outcome(fragment, round, wait_s=0.0)
+        if waiting and waiting[0] is sealed and not sealed.arrival.done():
+            with suppress(AtollError):  # the receiver meets the same, and tells
+                self._exchange.heartbeat(waiting[1], at_once=True)
 
     def _waits_elsewhere(self, sealed: Sealed) -> bool:
         """Return whether training stands still for another flight than this one."""

@@ -27,6 +27,7 @@ from atoll.protocol.events import (
     Close,
     Closed,
     Committed,
+    Epoch,
     Event,
     Founded,
     Joining,
@@ -370,7 +371,7 @@ def _store(state: CoordinatorState, event: Stored, now_s: float) -> Result:
     round = _round(state, header)
     reception = _receive(state, member, header)
     if reception is Reception.WANTED:
-        state = _with_round(state, header.fragment, round.stage(header))
+        state = _with_round(state, header.fragment, round.stage(header, now_s))
         if header.round == round.number and round.phase is Phase.OPEN:
             seconds = max(0.0, now_s - round.opened_s)
             learned = member.arrived(header.fragment, seconds)
@@ -382,15 +383,13 @@ def _store(state: CoordinatorState, event: Stored, now_s: float) -> Result:
 def _receive(state: CoordinatorState, member: Member, header: Header) -> Reception:
     """Judge a header; only a run that has lost rounds may find it early."""
     round = _round(state, header)
-    reception = round.receive(header)
-    if reception is Reception.EARLY and member.is_heard:
-        held = member.holds[header.fragment].round if member.holds else 0
-        if held < round.number:
-            raise Refused(
-                f"Round {header.round} of fragment {header.fragment} cannot be "
-                f"published yet: round {round.number} is open. Wait for its outcome."
-            )
-    return reception
+    held = member.holds[header.fragment].round if member.holds else 0
+    if not member.is_heard:
+        return round.receive(header, its_island="not heard yet")
+    is_ahead = held >= round.number
+    return round.receive(
+        header, its_island="ahead of the run" if is_ahead else "in step"
+    )
 
 
 def _leave(state: CoordinatorState, event: Leave, now_s: float) -> Result:
@@ -415,7 +414,7 @@ def _tick(state: CoordinatorState, event: Tick, now_s: float) -> Result:
 def _commit(state: CoordinatorState, event: Committed, now_s: float) -> Result:
     closing = state.rounds[event.fragment]
     state = replace(state, counted=_count(state, closing, event.roster))
-    state = _end_by_tokens(state)
+    state = end_by_tokens(state)
     opened = closing.commit(
         base=event.digest,
         outer=event.outer,
@@ -457,7 +456,8 @@ def _count(
     return counted
 
 
-def _end_by_tokens(state: CoordinatorState) -> CoordinatorState:
+def end_by_tokens(state: CoordinatorState) -> CoordinatorState:
+    """Return the state with a last round, if `end_tokens` have been counted."""
     limit = state.settings.run.end_tokens
     if limit is None or state.last_round is not None or state.tokens() < limit:
         return state
@@ -477,15 +477,23 @@ def _set_values(state: CoordinatorState, event: NewValues, now_s: float) -> Resu
             f"What can: {', '.join(sorted(EPOCH_KEYS))}."
         )
     settings = state.settings.with_values(event.values)
-    epoch = state.epoch + 1
-    last = settings.run.end_rounds
-    state = replace(state, settings=settings, epoch=epoch, last_round=last)
+    epoch = Epoch(state.epoch + 1, event.values)
+    last = state.last_round
+    if "run.end_rounds" in event.values:
+        last = settings.run.end_rounds
+    state = replace(state, settings=settings, epoch=epoch.number, last_round=last)
     return state, [Remember(epoch)]
 
 
 def _stop(state: CoordinatorState, event: Stopping, now_s: float) -> Result:
-    state = replace(state, last_round=_furthest(state) if state.rounds else 0)
-    return state, [Say(state.position(now_s))]
+    """End with the rounds that are under way; that they are the last is an epoch."""
+    last = _furthest(state) if state.rounds else 0
+    actions: list[Action] = []
+    if last:
+        values = NewValues({"run.end_rounds": last})
+        state, actions = _set_values(state, values, now_s)
+    state = replace(state, last_round=last)
+    return state, [*actions, Say(state.position(now_s))]
 
 
 def _pause(state: CoordinatorState, event: Pausing, now_s: float) -> Result:

@@ -152,10 +152,18 @@ class Welcome:
 
 
 @dataclass(frozen=True)
+class Epoch:
+    """Settings that are in force from now on."""
+
+    number: int
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Remember:
     """Make a membership or an epoch durable before anybody is answered."""
 
-    what: Member | Leave | int
+    what: Member | Leave | Epoch
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from enum import StrEnum
 from atoll.algorithm.schedule import jumped, next_send
 from atoll.errors import Refused
 from atoll.protocol.messages import Position
+from atoll.protocol.tables import WORK
 from atoll.wire import Roster, Verdict
 
 CARRIED_ROUNDS = 2
@@ -272,15 +273,11 @@ def verdict_of(roster: Roster, island: str, digest: bytes) -> Verdict:
 def decide(book: Book, verdict: Verdict, *, through: int) -> How:
     """Return what becomes of an island's work, by the verdict on its update.
 
-    `through` is the last round that is applied together with the sealed one.
+    `through` is the last round that is applied together with the sealed one; the
+    answer is the one of `tables.WORK`.
     """
-    if verdict is Verdict.REFUSED:
-        return How.REFUSE
-    if _missed(book, verdict, through) > CARRIED_ROUNDS:
-        return How.DROP
-    if verdict is Verdict.LATE:
-        return How.CARRY
-    return How.ADOPT if through == book.taken + 1 else How.REBASE
+    passed = min(through - book.taken - 1, CARRIED_ROUNDS + 1)
+    return How(WORK[verdict.name.lower(), str(book.missed), str(passed)])
 
 
 def _missed(book: Book, verdict: Verdict, through: int) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from atoll.algorithm.pace import Arrivals
 from atoll.errors import LeaseLost, UsageError
 from atoll.protocol.messages import Beat, Holding
+from atoll.protocol.tables import JOINING
 
 LEASE_S = 15.0
 """How long nobody doubts an island that says nothing."""
@@ -98,23 +99,32 @@ class Members:
         """
         name = island if island is not None else self._free_name(key, nonce)
         before = self.known.get(name)
-        if before is not None and (before.key, before.nonce) == (key, nonce):
-            again = replace(before, lease_until_s=now_s + LEASE_S)
-            return self.with_member(again), again
-        if before and incarnation and incarnation <= before.incarnation:
-            raise _fenced(name, incarnation, before)
-        if before is not None and before.is_live(now_s) and before.key != key:
-            raise UsageError(
-                f"Island {name!r} is live in this run for another "
-                f"{before.lease_until_s - now_s:.0f} s, and this is not its key. "
-                "Give this island another name, or its key, or wait."
-            )
         others = self.live(now_s) - {name}
-        if max_islands is not None and len(others) >= max_islands:
-            raise UsageError(
-                f"The run has {len(others)} islands, and max_islands={max_islands}. "
-                "Wait for one to leave."
-            )
+        is_full = max_islands is not None and len(others) >= max_islands
+        answer = JOINING[
+            "none" if island is None else _standing(before, now_s),
+            "the same" if before and before.key == key else "another",
+            "the same" if before and before.nonce == nonce else "another",
+            _which_life(before, incarnation),
+            "no" if is_full else "yes",
+        ]
+        match answer, before:
+            case "same life", Member():
+                again = replace(before, lease_until_s=now_s + LEASE_S)
+                return self.with_member(again), again
+            case "LeaseLost", _:
+                raise _fenced(name, incarnation or 0, before)
+            case "refused: taken", Member():
+                raise UsageError(
+                    f"Island {name!r} is live in this run for another "
+                    f"{before.lease_until_s - now_s:.0f} s, and this is not its key. "
+                    "Give this island another name, or its key, or wait."
+                )
+            case "refused: full", _:
+                raise UsageError(
+                    f"The run has {len(others)} islands, and max_islands={max_islands}."
+                    " Wait for one to leave."
+                )
         member = Member(
             island=name,
             incarnation=incarnation or (before.incarnation + 1 if before else 1),
@@ -123,6 +133,7 @@ class Members:
             nonce=nonce,
             lease_until_s=now_s + LEASE_S,
             step=step,
+            arrivals=before.arrivals if before else {},
             is_heard=incarnation is None,
         )
         return self.with_member(member), member
@@ -177,3 +188,18 @@ def _fenced(island: str, incarnation: int, known: Member | None) -> LeaseLost:
         f"Incarnation {incarnation} of island {island!r} is no member: the run "
         f"knows {latest} by that name. Join again to go on."
     )
+
+
+def _standing(before: Member | None, now_s: float) -> str:
+    if before is None:
+        return "unknown"
+    if before.has_left:
+        return "left"
+    return "live" if before.is_live(now_s) else "silent"
+
+
+def _which_life(before: Member | None, incarnation: int | None) -> str:
+    if incarnation is None:
+        return "new"
+    is_later = before is None or incarnation > before.incarnation
+    return "later than known" if is_later else "not later"

@@ -1,7 +1,7 @@
 """One fragment's open round: who may still come, who has, and when it closes.
 
 Rule 1: a fragment has one open round. It goes open -> closing -> committed, and the
-        next one opens; `TRANSITIONS` holds every way from one phase to another.
+        next one opens; `tables.TRANSITIONS` has every way from phase to phase.
 Rule 2: closing freezes the staged set; nothing staged later can change the roster.
 Rule 3: one update per island and round: the first one staged stands.
 Rule 4: a departing update may be staged for the round after the open one.
@@ -9,6 +9,7 @@ Rule 4: a departing update may be staged for the round after the open one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -17,6 +18,7 @@ from atoll.algorithm.pace import deadline_s
 from atoll.errors import Refused
 from atoll.protocol.membership import Members
 from atoll.protocol.messages import Holding
+from atoll.protocol.tables import RECEPTION
 from atoll.settings import LimitsSection, RunSection, SyncSection
 from atoll.wire import Header, Kind, OuterValues, Roster, Verdict, update_digest
 
@@ -44,7 +46,7 @@ class Reception(StrEnum):
     """The same update is here already, or one that an earlier life left behind."""
 
     COMMITTED = "committed"
-    """The round is over: its outcome says what counted."""
+    """The round is over, and its outcome says what counted, or it will never open."""
 
     CLOSING = "closing"
     """The round is about to be over: ask again for its outcome."""
@@ -73,41 +75,60 @@ class Round:
     ahead: Mapping[str, Header] = field(default_factory=dict)
     """Departing updates for the round after this one."""
 
+    first_s: float | None = None
+    """When the first update came of an island that stays: others wait from then on."""
+
     awaited: frozenset[str] = frozenset()
     """Islands that missed the last round: waited for up to the upper bound."""
 
     roster: Roster | None = None
     """While closing: what the frozen staged set came to."""
 
-    def receive(self, header: Header) -> Reception:
-        """Judge an update by its header.
+    def receive(self, header: Header, *, its_island: str) -> Reception:
+        """Judge an update by its header, as `tables.RECEPTION` says.
 
         Raises:
-            Refused: another update stands for this island.
+            Refused: another update stands for this island, or its round cannot be open.
         """
-        if header.round < self.number:
-            return Reception.COMMITTED
-        if self.phase is Phase.CLOSING and header.round == self.number:
-            return Reception.CLOSING
+        answer = RECEPTION[
+            _which_round(header.round - self.number),
+            self.phase.value,
+            header.kind.name.lower(),
+            self._standing(header),
+            its_island,
+        ]
+        if answer != "refused":
+            return Reception(answer)
         is_ahead = header.round == self.number + 1 and header.kind is Kind.DEPARTING
-        if header.round != self.number and not is_ahead:
-            return Reception.EARLY
-        standing = (self.ahead if is_ahead else self.staged).get(header.island)
-        if standing is None:
-            return Reception.WANTED
-        if standing.incarnation < header.incarnation:
-            return Reception.STAGED  # what an earlier life left behind stands
-        if update_digest(standing) != update_digest(header):
+        if header.round == self.number or is_ahead:
             raise Refused(
                 f"Another update of island {header.island!r} stands for round "
                 f"{header.round} of fragment {self.fragment}. Wait for its outcome."
             )
-        return Reception.STAGED
+        raise Refused(
+            f"Round {header.round} of fragment {self.fragment} cannot be published "
+            f"yet: round {self.number} is open. Wait for its outcome."
+        )
 
-    def stage(self, header: Header) -> Round:
+    def _standing(self, header: Header) -> str:
+        held = self.staged if header.round == self.number else self.ahead
+        standing = held.get(header.island)
+        if standing is None:
+            return "nothing"
+        if standing.incarnation < header.incarnation:
+            return "an earlier life's"
+        is_same = update_digest(standing) == update_digest(header)
+        return "the same" if is_same else "another"
+
+    def stage(self, header: Header, now_s: float) -> Round:
         """Return the round with a wanted update, whose body is here and verified."""
         if header.round == self.number:
-            return replace(self, staged={**self.staged, header.island: header})
+            is_first = self.first_s is None and header.kind is not Kind.DEPARTING
+            return replace(
+                self,
+                staged={**self.staged, header.island: header},
+                first_s=now_s if is_first else self.first_s,
+            )
         return replace(self, ahead={**self.ahead, header.island: header})
 
     def without(self, island: str) -> Round:
@@ -122,16 +143,17 @@ class Round:
 
     def late_at_s(self, island: str, members: Members, terms: LateTerms) -> float:
         """Return when an island that has not published is late."""
-        upper_s = terms.limits.deadline_max_s
+        waits_from_s = self.opened_s if self.first_s is None else self.first_s
+        latest_s = waits_from_s + terms.limits.deadline_max_s
         if island in self.awaited:
-            return self.opened_s + upper_s
+            return latest_s
         learned_s = terms.slack * deadline_s(
             members.known[island].arrivals_of(self.fragment),
             patience=terms.run.patience,
             lower_s=terms.limits.deadline_min_s / terms.slack,
-            upper_s=upper_s / terms.slack,
+            upper_s=math.inf,
         )
-        return self.opened_s + learned_s
+        return min(self.opened_s + learned_s, latest_s)
 
     def can_close(self, members: Members, terms: LateTerms, now_s: float) -> bool:
         """Return whether nobody is worth waiting for, and a quorum has published."""
@@ -218,3 +240,8 @@ class LateTerms:
         rounds must not make it late when it need not wait.
         """
         return self.sync.sync_every / (self.sync.sync_every - self.sync.overlap_steps)
+
+
+def _which_round(distance: int) -> str:
+    names = RECEPTION.columns["its round"]
+    return names[min(max(distance, -1), 2) + 1]

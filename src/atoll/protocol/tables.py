@@ -162,6 +162,11 @@ RECEPTION = Table(
             "The outcome says what counted; a repeat changes nothing.",
         ),
         Row(
+            (ANY, "ended", ANY, ANY, ANY),
+            "committed",
+            "No round opens after the last: nothing is wanted any more.",
+        ),
+        Row(
             ("the open one", "closing", ANY, ANY, ANY),
             "closing",
             "The staged set is frozen: who is not in it will be told by the outcome.",

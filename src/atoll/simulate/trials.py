@@ -110,7 +110,7 @@ def _settings(rng: random.Random) -> dict[str, dict[str, Any]]:
         },
         "sync": {
             "sync_every": sync_every,
-            "num_fragments": rng.choice((1, 1, 1, 2, 2, 3)),
+            "num_fragments": rng.choice((1, 1, 1, 1, 1, 2, 2, 3)),
             "fragment_order": "by_size",
             "overlap_steps": rng.choice((0, 1, 1, 2)),
             **rng.choice(_ADOPTIONS),

@@ -72,14 +72,13 @@ def check_deadlines(service: Service, report: Report) -> None:
         if round.phase is not Phase.OPEN:
             continue
         for island in round.candidates:
-            after_s = (
-                round.late_at_s(island, state.members, state.terms) - round.opened_s
-            )
+            late_at_s = round.late_at_s(island, state.members, state.terms)
+            after_s = late_at_s - round.opened_s
+            waits_from_s = round.opened_s if round.first_s is None else round.first_s
             # The clock shows up to some millions of seconds: a difference of sums.
             if (
-                not limits.deadline_min_s - 1e-6
-                <= after_s
-                <= limits.deadline_max_s + 1e-6
+                after_s < limits.deadline_min_s - 1e-6
+                or late_at_s > waits_from_s + limits.deadline_max_s + 1e-6
             ):
                 report(
                     DEADLINES_BOUNDED,

@@ -19,7 +19,11 @@ from atoll.protocol.membership import Members
 from atoll.protocol.rounds import Round
 from atoll.simulate import World
 from atoll.simulate.invariants import ALL, Invariant
-from atoll.simulate.invariants.bounds import check_bytes, most_bytes_in_flight
+from atoll.simulate.invariants.bounds import (
+    check_bytes,
+    check_unconfirmed,
+    most_bytes_in_flight,
+)
 from atoll.simulate.invariants.claims import Report
 from atoll.simulate.invariants.liveness import EveryoneCounts, longest_silence_s
 from atoll.simulate.invariants.rounds import Rounds
@@ -261,6 +265,16 @@ def test_too_many_bytes_in_flight_are_found() -> None:
 
         world.network.counts.bytes_in_flight = most + 1
         check_bytes(world.network, most, judged.report)
+    assert judged.names == ["bounded"]
+
+
+def test_an_island_that_keeps_its_updates_for_good_is_found() -> None:
+    """Each fragment has one in flight, and one more when it leaves."""
+    judged = Judged()
+    check_unconfirmed("i0", 4, 2, judged.report)
+    assert judged.names == []
+
+    check_unconfirmed("i0", 5, 2, judged.report)
     assert judged.names == ["bounded"]
 
 

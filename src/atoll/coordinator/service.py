@@ -133,7 +133,9 @@ class Service:
                 return self._advance(Beaten(beat), now_s)
             case OfferCall(header):
                 return self._advance(Offered(header), now_s)
-            case PublishCall(frame):
+            case PublishCall(frame, beat):
+                if beat:
+                    self._advance(Beaten(beat), now_s)
                 return self._publish(frame, now_s)
             case OutcomeCall(fragment, round, _, beat):
                 position = self._advance(Beaten(beat), now_s) if beat else None

@@ -60,6 +60,8 @@ class PublishCall:
     """Bring an update, departing or not."""
 
     frame: Frame
+    beat: Beat | None = None
+    """Where the island is: its seals tell that better than the last heartbeat."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ Reply = JoinReply | Position | Reception | Outcome | Frame | None
 def size_of(message: Call | Reply | Exception) -> int:
     """Return about how many bytes a call or a reply takes on the wire."""
     match message:
-        case PublishCall(frame):
+        case PublishCall(frame, _):
             return SMALL_BYTES + frame_bytes(frame.header)
         case RecoverCall(_, _, state):
             return SMALL_BYTES + frame_bytes(state.header)

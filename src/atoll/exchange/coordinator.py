@@ -115,9 +115,7 @@ class CoordinatorExchange:
                 self._outcomes.append(header)
             case _:
                 self._unconfirmed[header.fragment, header.round] = frame
-                # Where islands are is told by their seals, not by the last heartbeat.
-                self._send_beat()
-                self._ask(PublishCall(frame))
+                self._ask(PublishCall(frame, self._beat))
 
     def _found(self, frame: Frame) -> None:
         """Bring the founding states together: they are one call."""

@@ -70,12 +70,19 @@ class Members:
     """Every island that ever joined, by name."""
 
     known: Mapping[str, Member]
+    _live_at: dict[float, frozenset[str]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """The last answer of `live`: one event asks many times, at one moment."""
 
     def live(self, now_s: float) -> frozenset[str]:
         """Return the islands that a round waits for."""
-        return frozenset(
-            name for name, member in self.known.items() if member.is_live(now_s)
-        )
+        if now_s not in self._live_at:
+            self._live_at.clear()
+            self._live_at[now_s] = frozenset(
+                [name for name, member in self.known.items() if member.is_live(now_s)]
+            )
+        return self._live_at[now_s]
 
     def join(
         self,

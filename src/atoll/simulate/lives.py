@@ -115,14 +115,15 @@ class IslandLives:
         # Founders differ: whose weights a run starts from must not be lost.
         view = Vectors(fill=self._rng.random())
         ports = self._watch.begin(self._name, Wire(self._world, self._process), view)
+        exchange = CoordinatorExchange(
+            ports.line, key=self._name.encode(), nonce=str(self._lives).encode()
+        )
         host = Host(
-            CoordinatorExchange(
-                ports.line, key=self._name.encode(), nonce=str(self._lives).encode()
-            ),
+            exchange,
             ports.view,
             JoinRequest(model=MODEL, island=self._name),
             clock=self._world.clocks[self._name],
             background=Greenlets(self._process),
         )
-        self._watch.joined(ports.life, host)
+        self._watch.joined(ports.life, host, exchange)
         return host, view

@@ -98,7 +98,6 @@ class _Run:
         self._open = set(self._names)
         """Islands that have not seen the end, and may yet."""
 
-        self._look_s = 0.0
         self._is_calm = False
         self._reached = 0
         self._coordinator.start()
@@ -113,14 +112,8 @@ class _Run:
         """Let everything happen, and return what came of it."""
         scheduler, watch, result = self._world.scheduler, self._watch, self._result
         watch.on_commit = lambda state: self._reach(armed, state)
-        look = watch.after_event
-
-        def after_event() -> None:
-            look()
-            if scheduler.now_s >= self._look_s:
-                self._look(armed)
-
-        scheduler.after_event = after_event
+        watch.on_look = lambda: self._look(armed)
+        scheduler.after_event = watch.after_event
         try:
             scheduler.run(LIMIT_S)
         except ProcessFailed as exc:
@@ -138,7 +131,7 @@ class _Run:
 
     def _left(self, name: str) -> None:
         self._open.discard(name)
-        self._look_s = 0.0
+        self._watch.look_s = 0.0
 
     def _failed(self, name: str, exc: AtollError) -> None:
         self._result.failures[name] = exc
@@ -155,7 +148,7 @@ class _Run:
     def _look(self, armed: Armed) -> None:
         """Stop when every island has seen the end, or will not come back."""
         scheduler = self._world.scheduler
-        self._look_s = scheduler.now_s + LOOK_S
+        self._watch.look_s = scheduler.now_s + LOOK_S
         if not self._is_calm and armed.calm_since_s is not None:
             self._is_calm = True
             self._watch.calm(armed.calm_since_s)

@@ -65,6 +65,16 @@ def check_staged(service: Service, report: Report) -> None:
         )
 
 
+def check_unconfirmed(who: str, kept: int, fragments: int, report: Report) -> None:
+    """Report an island that keeps more updates than are in flight or departing."""
+    if kept > 2 * fragments:
+        report(
+            BOUNDED,
+            who,
+            f"keeps {kept} updates without an outcome, of {fragments} fragments",
+        )
+
+
 def check_deadlines(service: Service, report: Report) -> None:
     """Report a deadline outside its bounds."""
     state, limits = service.state, service.state.settings.limits

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from atoll.exchange import Call, Frame, Outcome, PublishCall, Reply
+from atoll.exchange import Call, CoordinatorExchange, Frame, Outcome, PublishCall, Reply
 from atoll.exchange.coordinator import Line
 from atoll.island import Host
 from atoll.island.vectors import Vectors
 from atoll.protocol import How, Reception
+from atoll.simulate.invariants.bounds import check_unconfirmed
 from atoll.simulate.invariants.claims import TOKENS_CONSERVED, WORK_CONSERVED, Report
 from atoll.simulate.invariants.conservation import FragmentLedger, Tokens
 from atoll.simulate.invariants.truth import F64, Truth, Update
@@ -29,6 +30,7 @@ class Life:
         self.view, self._truth, self._report = view, truth, report
         self.ledgers: list[FragmentLedger] = []
         self.host: Host | None = None
+        self._exchange: CoordinatorExchange | None = None
         self.fate = "is alive"
         """Or how it ended: it left, or it died, when."""
 
@@ -36,9 +38,9 @@ class Life:
         self._departed: dict[bytes, tuple[int, Update]] = {}
         self._staged: set[bytes] = set()
 
-    def joined(self, host: Host) -> None:
+    def joined(self, host: Host, exchange: CoordinatorExchange) -> None:
         """Open the books: the island holds the run's weights, and has done nothing."""
-        self.host = host
+        self.host, self._exchange = host, exchange
         self.ledgers = [
             FragmentLedger(host.joined, slot, self._truth, self._report)
             for slot in host.slots
@@ -52,7 +54,9 @@ class Life:
         update = self._truth.publish(header, frame.body)
         if not self.ledgers:
             return
-        ledger = self.ledgers[header.fragment]
+        assert self._exchange is not None
+        ledger, kept = self.ledgers[header.fragment], len(self._exchange._unconfirmed)
+        check_unconfirmed(ledger.who, kept, len(self.ledgers), self._report)
         seal = ledger.seal
         if seal is not None and seal.update is None and seal.round == header.round:
             seal.update = update
@@ -189,7 +193,7 @@ class WatchedLine:
     """A line that tells what goes over it. Implements `Line`."""
 
     def __init__(
-        self, inner: Line, life: Life, learn: Callable[[Outcome], None]
+        self, inner: Line, life: Life, learn: Callable[[Outcome | Frame], None]
     ) -> None:
         self._inner, self._life, self._learn = inner, life, learn
         self.pause, self.every = inner.pause, inner.every
@@ -197,7 +201,7 @@ class WatchedLine:
     def call(self, call: Call) -> Reply:
         if not isinstance(call, PublishCall):
             reply = self._inner.call(call)
-            if isinstance(reply, Outcome):
+            if isinstance(reply, Outcome | Frame):
                 self._learn(reply)
             return reply
         self._life.published(call.frame)

@@ -11,10 +11,13 @@ import numpy as np
 from atoll.coordinator import Service
 from atoll.exchange import (
     Call,
+    CoordinatorExchange,
     FoundCall,
+    Frame,
     HeartbeatCall,
     LeaveCall,
     OfferCall,
+    Outcome,
     PublishCall,
     Reply,
 )
@@ -91,7 +94,9 @@ class Watch:
         )
         self._service: Service | None = None
         self._held: dict[str, list[Held]] = {}
-        self._slots: list[Held] = []
+        self._touched: set[str] = set()
+        """Islands that were told something in the event that runs."""
+
         self._lives: list[Life] = []
         self._present: dict[str, tuple[Life, float]] = {}
         """The life of each island that takes part, and since when."""
@@ -99,6 +104,9 @@ class Watch:
         self._opened_s: dict[int, float] = {}
         self._has_committed = False
         self.on_commit: Callable[[CoordinatorState], None] = lambda state: None
+        self.on_look: Callable[[], None] = lambda: None
+        self.look_s = 0.0
+        """When `on_look` is to be called next."""
 
     def report(self, invariant: Invariant, who: str, what: str) -> None:
         """Note a violation, and end the run: what follows from it means nothing."""
@@ -110,18 +118,18 @@ class Watch:
         """Return the ports of a new life."""
         life = Life(view, self.truth, self.report)
         self._lives.append(life)
-        learn = partial(self._rounds.learned, island)
+        learn = partial(self._learn, island)
         return Ports(WatchedLine(line, life, learn), WatchedView(view, life), life)
 
-    def joined(self, life: Life, host: Host) -> None:
+    def joined(self, life: Life, host: Host, exchange: CoordinatorExchange) -> None:
         """Look at an island that has entered the run."""
-        life.joined(host)
+        life.joined(host, exchange)
         island = host.joined.island
         now_s = self._world.scheduler.now_s
         self._present[island] = (life, now_s)
         self._everyone.disturbed(now_s)
         self._held[island] = [Held(island, slot) for slot in host.slots]
-        self._slots = [held for each in self._held.values() for held in each]
+        self._touched.add(island)
 
     def gone(self, island: str, *, fate: str) -> None:
         """Look no more at an island that has left or died."""
@@ -130,21 +138,25 @@ class Watch:
             life.fate = fate
             self._everyone.disturbed(self._world.scheduler.now_s)
         self._held.pop(island, None)
-        self._slots = [held for each in self._held.values() for held in each]
 
     def after_event(self) -> None:
         service = self._coordinator.service
         if service is not self._service and service is not None:
             self._meet(service)
-        for held in self._slots:
-            if held.slot.state.round != held.round:
-                self._look(held)
+        if self._touched:
+            # A state changes in the event in which its island is told something.
+            for island in self._touched:
+                for held in self._held.get(island, ()):
+                    self._look(held)
+            self._touched.clear()
         if self._has_committed and service is not None:
             self._has_committed = False
             check_deadlines(service, self.report)
             self.on_commit(service.state)
         if self._world.network.counts.bytes_in_flight > self._most_bytes:
             check_bytes(self._world.network, self._most_bytes, self.report)
+        if self._world.scheduler.now_s >= self.look_s:
+            self.on_look()
 
     def calm(self, since_s: float) -> None:
         """Nothing fails from now on."""
@@ -169,9 +181,16 @@ class Watch:
         service.handle = partial(self._handle, service, handle)  # type: ignore[method-assign]
         service.journal.commit = partial(self._commit, service, commit)  # type: ignore[method-assign]
 
+    def _learn(self, island: str, told: Outcome | Frame) -> None:
+        self._touched.add(island)
+        if isinstance(told, Outcome):
+            self._rounds.learned(island, told)
+
     def _look(self, held: Held) -> None:
-        held.round = held.slot.state.round
-        self._rounds.holds(held.who, held.slot.index, held.slot.state)
+        state = held.slot.state
+        if state.round != held.round:
+            held.round = state.round
+            self._rounds.holds(held.who, held.slot.index, state)
 
     def _handle(
         self,

@@ -18,8 +18,8 @@ from atoll.island import Host
 from atoll.island.tally import Tally
 from atoll.island.vectors import Vectors, vector_model
 from atoll.protocol import JoinRequest
-from atoll.protocol.coordinator import CoordinatorState
 from atoll.protocol.events import NewValues
+from atoll.protocol.run_state import CoordinatorState
 from atoll.simulate import FaultPlan, Process, World, apply
 from atoll.simulate.hosts import CoordinatorHost, Greenlets, Wire
 from atoll.simulate.storms import COORDINATOR

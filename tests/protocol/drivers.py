@@ -8,7 +8,7 @@ from dataclasses import replace
 from atoll import RunSettings
 from atoll.errors import LeaseLost, ModelError, Refused, Unreachable, UsageError
 from atoll.protocol import Holding, JoinRequest, decide
-from atoll.protocol.coordinator import CoordinatorState, Founding, advance
+from atoll.protocol.coordinator import advance
 from atoll.protocol.events import (
     Committed,
     Event,
@@ -19,9 +19,10 @@ from atoll.protocol.events import (
     Tick,
     Welcome,
 )
-from atoll.protocol.island import Book
+from atoll.protocol.island_state import Book
 from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.rounds import Phase, Round
+from atoll.protocol.run_state import CoordinatorState, Founding
 from atoll.testing import vector_model
 from atoll.wire import Header, Kind, OuterValues, Roster, Verdict
 

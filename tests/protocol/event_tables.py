@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 from atoll.errors import LeaseLost
 from atoll.protocol import Beat, Holding, JoinRequest
-from atoll.protocol.coordinator import CoordinatorState, Founding, advance
+from atoll.protocol.coordinator import advance
 from atoll.protocol.events import (
     Beaten,
     Closed,
@@ -24,6 +24,7 @@ from atoll.protocol.events import (
     Tick,
 )
 from atoll.protocol.rounds import Phase
+from atoll.protocol.run_state import CoordinatorState, Founding
 from atoll.protocol.tables import ANY, Row, Table
 from atoll.wire import Roster
 from tests.protocol.drivers import (

@@ -24,7 +24,7 @@ from atoll.protocol import (
     Wanted,
     advance,
 )
-from atoll.protocol.island import REFUSALS, Book, Flight
+from atoll.protocol.island_state import REFUSALS, Book, Flight
 from atoll.protocol.tables import ANY, YES_NO, Row, Table
 from atoll.wire import Verdict
 

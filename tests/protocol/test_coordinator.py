@@ -10,7 +10,7 @@ from atoll import RunSettings
 from atoll.algorithm.pace import Arrivals
 from atoll.errors import LeaseLost, ModelError, Refused, Unreachable, UsageError
 from atoll.protocol import Beat, JoinRequest, ModelSpec, Position
-from atoll.protocol.coordinator import CoordinatorState, advance, wakes_at
+from atoll.protocol.coordinator import advance, wakes_at
 from atoll.protocol.events import (
     Action,
     Beaten,
@@ -34,6 +34,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.membership import CLOSED_S, LEASE_S
 from atoll.protocol.rounds import Phase, Reception
+from atoll.protocol.run_state import CoordinatorState
 from atoll.testing import vector_model
 from atoll.wire import Header, Kind, OuterValues, Progress, Verdict, with_body
 

@@ -32,7 +32,7 @@ from atoll.protocol import (
     verdict_of,
     wakes_at,
 )
-from atoll.protocol.island import Book, Flight
+from atoll.protocol.island_state import Book, Flight
 from atoll.wire import Roster, RosterEntry, Verdict
 
 PLAN = Plan(sync_every=10, num_fragments=2, overlap_steps=3)

@@ -423,3 +423,9 @@ def test_a_late_and_a_refused_island_make_a_round_void() -> None:
 
     assert void.body_bytes == 0
     assert unpack(pack(void)) == void
+
+
+@given(header=updates() | agreed_frames())
+def test_the_size_of_a_frame_is_known_without_packing_it(header: Header) -> None:
+    """As many bytes as are written, for any header."""
+    assert frame_bytes(header) == len(pack(header)) + header.body_bytes

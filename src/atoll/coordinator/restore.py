@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from atoll.errors import CorruptError
 from atoll.exchange import Frame
 from atoll.journal import Journal, Recorded
-from atoll.protocol.coordinator import CoordinatorState, Counted, end_by_tokens
+from atoll.protocol.coordinator import end_by_tokens
+from atoll.protocol.counted import Counted, CountedUpdates
 from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
+from atoll.protocol.run_state import CoordinatorState
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, Layout, lay_out, terms_of
 from atoll.wire import Header
@@ -94,13 +96,14 @@ def _members(recorded: Recorded, now_s: float) -> Members:
     )
 
 
-def _counted(recorded: Recorded) -> Mapping[str, tuple[Counted | None, ...]]:
+def _counted(recorded: Recorded) -> CountedUpdates:
     fragments = range(len(recorded.fragments))
     islands = sorted({island for _, island in recorded.counted})
-    return {
+    by_island = {
         island: tuple(_last_counted(recorded, index, island) for index in fragments)
         for island in islands
     }
+    return CountedUpdates(by_island)
 
 
 def _last_counted(recorded: Recorded, fragment: int, island: str) -> Counted | None:

@@ -205,7 +205,7 @@ class Service:
         self.journal.stage(replace(frame.header, kind=Kind.DEPARTING), frame.body)
 
     def _reply(self, welcome: Welcome) -> JoinReply:
-        counted = self.state.counted.get(welcome.member.island, ())
+        counted = self.state.counted.of(welcome.member.island)
         return JoinReply(
             run=self.state.run,
             island=welcome.member.island,
@@ -215,8 +215,8 @@ class Service:
             epoch=self.state.epoch,
             position=welcome.position,
             is_founder=welcome.is_founder,
-            inner_steps=max((each.inner_steps for each in counted if each), default=0),
-            tokens=max((each.tokens for each in counted if each), default=0),
+            inner_steps=max((each.inner_steps for each in counted), default=0),
+            tokens=max((each.tokens for each in counted), default=0),
             spoken_for=welcome.spoken_for,
         )
 

@@ -21,7 +21,7 @@ from atoll.island.seeds import update_seed
 from atoll.island.slot import Arrival, Sealed, Slot, Summons
 from atoll.island.tally import Tally
 from atoll.protocol import Beat, How, JoinReply, decide, verdict_of
-from atoll.protocol.island import Book
+from atoll.protocol.island_state import Book
 from atoll.weights import FragmentState, seal, terms_of
 from atoll.wire import (
     Header,

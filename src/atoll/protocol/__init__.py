@@ -3,15 +3,13 @@
 Start reading at `messages`, then `island`.
 """
 
-from atoll.protocol.island import (
+from atoll.protocol.island import advance, decide, join_at, verdict_of, wakes_at
+from atoll.protocol.island_events import (
     Action,
     Await,
     End,
     Event,
-    How,
-    IslandState,
     Leaving,
-    Plan,
     Resend,
     Rest,
     Seal,
@@ -20,12 +18,8 @@ from atoll.protocol.island import (
     Take,
     Taken,
     Wanted,
-    advance,
-    decide,
-    join_at,
-    verdict_of,
-    wakes_at,
 )
+from atoll.protocol.island_state import How, IslandState, Plan
 from atoll.protocol.judge import judge_updates, refuse_all
 from atoll.protocol.messages import (
     Beat,

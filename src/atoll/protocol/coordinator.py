@@ -16,11 +16,10 @@ the next round. `wakes_at` says when nothing but time can change something.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from statistics import median_high
+from dataclasses import replace
 from typing import Any
 
-from atoll.errors import FoundingLost, Refused, Unreachable, UsageError
+from atoll.errors import Refused, Unreachable, UsageError
 from atoll.protocol.events import (
     Action,
     Beaten,
@@ -44,142 +43,12 @@ from atoll.protocol.events import (
     Welcome,
 )
 from atoll.protocol.judge import judge_updates
-from atoll.protocol.membership import LEASE_S, Member, Members
-from atoll.protocol.messages import Holding, ModelSpec, Position
-from atoll.protocol.recovery import all_heard, bringer, lost_state
-from atoll.protocol.rounds import LateTerms, Phase, Reception, Round
-from atoll.settings import EPOCH_KEYS, RunSettings
+from atoll.protocol.membership import LEASE_S, Member
+from atoll.protocol.recovery import all_heard, lost_state
+from atoll.protocol.rounds import Phase, Reception, Round
+from atoll.protocol.run_state import CoordinatorState, Founding
+from atoll.settings import EPOCH_KEYS
 from atoll.wire import Header, Roster, RosterEntry, Verdict
-
-
-@dataclass(frozen=True, kw_only=True)
-class Founding:
-    """An island is bringing the run's first weights, until its lease runs out."""
-
-    island: str
-    incarnation: int
-    model: ModelSpec
-    until_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted:
-    """The last update of an island that counted in a fragment."""
-
-    round: int
-    inner_steps: int
-    tokens: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class CoordinatorState:
-    """All that the machine remembers."""
-
-    run: str
-    settings: RunSettings
-    """The run's own, with the values of the epoch in force."""
-
-    epoch: int = 0
-    members: Members = field(default_factory=lambda: Members({}))
-    model: ModelSpec | None = None
-    founding: Founding | None = None
-    rounds: tuple[Round, ...] = ()
-    counted: Mapping[str, tuple[Counted | None, ...]] = field(default_factory=dict)
-    last_round: int | None = None
-    is_paused: bool = False
-    """By an operator: nothing closes."""
-
-    @property
-    def terms(self) -> LateTerms:
-        settings = self.settings
-        return LateTerms(settings.run, settings.limits, settings.sync)
-
-    @property
-    def has_started(self) -> bool:
-        """True from the moment `start_islands` took part, though some have left."""
-        return any(round.phase is not Phase.WAITING for round in self.rounds)
-
-    def position(self, now_s: float, *, island: str | None = None) -> Position:
-        """Return where the run is, as live islands say, and what it wants of one."""
-        live = self.members.live(now_s)
-        steps = [self.members.known[name].step for name in live]
-        return Position(
-            step=median_high(steps) if steps and self.has_started else 0,
-            rounds=tuple(round.number for round in self.rounds),
-            last_round=self.last_round,
-            tokens=self.tokens(),
-            wanted=self.wanted(island, now_s) if island else (),
-            lost=self.asked_of(island, now_s) if island else (),
-        )
-
-    def lost_state(self, fragment: int, now_s: float) -> Holding | None:
-        """Return the state that only islands have, once all have said what they do."""
-        if not all_heard(self.members, now_s):
-            return None
-        return lost_state(self.rounds[fragment], self.members, now_s)
-
-    def asked_of(self, island: str, now_s: float) -> tuple[int, ...]:
-        """Return the fragments whose state this island is to bring."""
-        states = ((r.fragment, self.lost_state(r.fragment, now_s)) for r in self.rounds)
-        return tuple(
-            fragment
-            for fragment, state in states
-            if state and bringer(state, fragment, self.members, now_s) == island
-        )
-
-    def is_stuck(self, now_s: float) -> bool:
-        """Return whether every live island waits for a round, so that none will move.
-
-        Islands that are out of phase can wait for each other's fragments. If one of
-        them still trains, it will come to its next send point; if none does, only
-        what they are asked for can close a round before a deadline.
-        """
-        live = self.members.live(now_s)
-        can_close = not self.is_paused and len(live) >= self.settings.run.quorum
-        return can_close and all(map(self._is_blocked, live))
-
-    def wanted(self, island: str, now_s: float) -> tuple[int, ...]:
-        """Return the fragments that a stuck run waits for this island to publish."""
-        if not self.is_stuck(now_s):
-            return ()
-        return tuple(
-            round.fragment
-            for round in self.rounds
-            if round.phase is Phase.OPEN
-            and island in round.missing(self.members, now_s)
-        )
-
-    def _is_blocked(self, island: str) -> bool:
-        waits_for = self.members.known[island].waits_for
-        return waits_for is not None and any(
-            (round.fragment, round.number) == waits_for
-            and round.phase is Phase.OPEN
-            and island in round.staged
-            for round in self.rounds
-        )
-
-    def founding_of(self, island: str, incarnation: int) -> Founding:
-        """Return the founding that this life of an island has in hand.
-
-        Raises:
-            FoundingLost: it has none, or no more.
-        """
-        founding = self.founding
-        who = founding and (founding.island, founding.incarnation)
-        if founding is None or who != (island, incarnation):
-            raise FoundingLost(
-                f"Island {island!r} is not founding this run. "
-                "Join again to take its weights."
-            )
-        return founding
-
-    def tokens(self) -> int:
-        """Return the sum over islands of the lowest counted progress."""
-        return sum(
-            min((each.tokens if each else 0) for each in fragments)
-            for fragments in self.counted.values()
-        )
-
 
 Result = tuple[CoordinatorState, list[Action]]
 
@@ -413,7 +282,7 @@ def _tick(state: CoordinatorState, event: Tick, now_s: float) -> Result:
 
 def _commit(state: CoordinatorState, event: Committed, now_s: float) -> Result:
     closing = state.rounds[event.fragment]
-    state = replace(state, counted=_count(state, closing, event.roster))
+    state = _count(state, event.fragment, closing.number, event.roster)
     state = end_by_tokens(state)
     opened = closing.commit(
         base=event.digest,
@@ -429,8 +298,7 @@ def _recover(state: CoordinatorState, event: Recovered, now_s: float) -> Result:
     """Go on after a state that an island has brought."""
     round = state.rounds[event.fragment]
     for number, roster in event.rosters:
-        earlier = replace(round, number=number)
-        state = replace(state, counted=_count(state, earlier, roster))
+        state = _count(state, event.fragment, number, roster)
     opened = round.recover(
         event.state,
         outer=event.outer,
@@ -443,23 +311,18 @@ def _recover(state: CoordinatorState, event: Recovered, now_s: float) -> Result:
 
 
 def _count(
-    state: CoordinatorState, round: Round, roster: Roster
-) -> Mapping[str, tuple[Counted | None, ...]]:
-    counted = dict(state.counted)
-    nothing = (None,) * len(state.rounds)
-    for entry in roster.counted:
-        fragments = list(counted.get(entry.island, nothing))
-        fragments[round.fragment] = Counted(
-            round=round.number, inner_steps=entry.inner_steps, tokens=entry.tokens
-        )
-        counted[entry.island] = tuple(fragments)
-    return counted
+    state: CoordinatorState, fragment: int, round: int, roster: Roster
+) -> CoordinatorState:
+    counted = state.counted.adding(
+        roster, fragment=fragment, round=round, num_fragments=len(state.rounds)
+    )
+    return replace(state, counted=counted)
 
 
 def end_by_tokens(state: CoordinatorState) -> CoordinatorState:
     """Return the state with a last round, if `end_tokens` have been counted."""
     limit = state.settings.run.end_tokens
-    if limit is None or state.last_round is not None or state.tokens() < limit:
+    if limit is None or state.last_round is not None or state.counted.tokens < limit:
         return state
     return replace(state, last_round=_furthest(state))
 

@@ -23,14 +23,16 @@ def all_heard(members: Members, now_s: float) -> bool:
 
 def lost_state(round: Round, members: Members, now_s: float) -> Holding | None:
     """Return the state that the run must take before this round can go on, if any."""
+    known, fragment = members.known, round.fragment
     held = [
-        member.holds[round.fragment]
+        holds[fragment]
         for name in members.live(now_s)
-        if round.fragment < len((member := members.known[name]).holds)
+        if fragment < len(holds := known[name].holds)
+        and holds[fragment].round >= round.number
     ]
-    newest = max((holding.round for holding in held), default=0)
-    if newest < round.number:
+    if not held:
         return None
+    newest = max(holding.round for holding in held)
     votes = Counter(holding.digest for holding in held if holding.round == newest)
     most = max(votes.values())
     return Holding(newest, min(each for each in votes if votes[each] == most))

@@ -13,8 +13,8 @@ from atoll.coordinator import Service
 from atoll.island.slot import Arrival
 from atoll.journal import Journal
 from atoll.protocol import How
-from atoll.protocol.coordinator import CoordinatorState
 from atoll.protocol.rounds import Phase
+from atoll.protocol.run_state import CoordinatorState
 from atoll.simulate.process import Process
 from atoll.simulate.scheduler import Scheduler
 from atoll.simulate.storms import COORDINATOR

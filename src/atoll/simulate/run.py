@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.errors import AtollError
-from atoll.protocol.coordinator import CoordinatorState
 from atoll.protocol.rounds import Phase
+from atoll.protocol.run_state import CoordinatorState
 from atoll.settings import RunSettings
 from atoll.simulate.apply import Armed, apply
 from atoll.simulate.hosts import CoordinatorHost

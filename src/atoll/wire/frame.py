@@ -27,7 +27,13 @@ from atoll.wire.layout import (
     MAX_HEADER_BYTES,
     PREFIX_BYTES,
 )
-from atoll.wire.packing import judge_prefix, pack_fields, texts_of, unpack_fields
+from atoll.wire.packing import (
+    header_bytes,
+    judge_prefix,
+    pack_fields,
+    texts_of,
+    unpack_fields,
+)
 from atoll.wire.text import FETCH_AGAIN
 
 _UPDATE_TAG = b"atoll update v1\0"
@@ -36,8 +42,7 @@ _UPDATE = Struct("<IQ16sQQQBQQd")
 
 def pack(header: Header) -> bytes:
     """Return the one encoding of a sealed header."""
-    if not header.is_sealed:
-        raise UsageError(f"the {header.name} has no body yet. Call with_body first.")
+    require_sealed(header)
     head = pack_fields(header)
     if len(head) + DIGEST_BYTES > MAX_HEADER_BYTES:
         raise UsageError(
@@ -45,6 +50,12 @@ def pack(header: Header) -> bytes:
             f"above the limit of {MAX_HEADER_BYTES}. Use more fragments."
         )
     return head + blake3_digest(head)
+
+
+def require_sealed(header: Header) -> None:
+    """Raise UsageError if a header does not know its body yet."""
+    if not header.is_sealed:
+        raise UsageError(f"the {header.name} has no body yet. Call with_body first.")
 
 
 def header_length(
@@ -116,7 +127,8 @@ def unpack(
 
 def frame_bytes(header: Header) -> int:
     """Return how many bytes the whole frame takes, header and body."""
-    return len(pack(header)) + header.body_bytes
+    require_sealed(header)
+    return header_bytes(header) + header.body_bytes
 
 
 def with_body(header: Header, body: Bytes) -> Header:

@@ -20,7 +20,7 @@ from atoll.wire.layout import (
     Fixed,
     Prefix,
 )
-from atoll.wire.roster import pack_roster, unpack_roster
+from atoll.wire.roster import pack_roster, roster_bytes, unpack_roster
 from atoll.wire.text import FETCH_AGAIN, decode_text
 
 _KINDS = frozenset(Kind)
@@ -55,6 +55,14 @@ def pack_fields(header: Header) -> bytes:
         body_bytes=header.body_bytes,
     )
     return PREFIX.pack(*prefix) + FIXED.pack(*_fixed_of(header, parts)) + tail
+
+
+def header_bytes(header: Header) -> int:
+    """Return how many bytes a header takes with its digest, without packing it."""
+    roster = 0 if header.roster is None else roster_bytes(header.roster)
+    texts = sum(map(len, texts_of(header)))
+    pieces = sum(map(len, header.pieces))
+    return FIXED_BYTES + texts + roster + pieces + DIGEST_BYTES
 
 
 def judge_prefix(view: memoryview) -> Prefix:

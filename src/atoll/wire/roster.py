@@ -114,6 +114,14 @@ def pack_roster(roster: Roster) -> bytes:
     return b"".join(parts)
 
 
+def roster_bytes(roster: Roster) -> int:
+    """Return how many bytes `pack_roster` gives."""
+    return _COUNT.size + sum(
+        _ENTRY.size + len(e.island.encode()) + len(e.digest) + len(e.reason.encode())
+        for e in roster.entries
+    )
+
+
 def unpack_roster(data: bytes) -> Roster:
     """Return the roster that `data` encodes, or raise CorruptError; nothing else."""
     entries, at = [], _COUNT.size

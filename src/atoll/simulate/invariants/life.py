@@ -130,15 +130,15 @@ class Life:
             )
 
     def _close(self, ledger: FragmentLedger, tokens: int) -> None:
-        for digest, (sealed_at, update) in self._departed.items():
-            if update.header.fragment == ledger.slot.index:
-                self._close_departed(ledger, digest, sealed_at, update)
         seal = ledger.seal
         if seal and seal.update and seal.update.digest not in self._departed:
             ledger.settle(seal)
+        for digest, (sealed_at, update) in self._departed.items():
+            if update.header.fragment == ledger.slot.index:
+                self._close_departed(ledger, digest, sealed_at, update)
         left = tokens - ledger.tokens.settled
         if self.fate == "left":
-            ledger.tokens.departed = left
+            self._book_departed(ledger, left)
         elif self.fate in ("is alive", "saw the end"):
             ledger.tokens.in_hand = left
         else:
@@ -149,6 +149,18 @@ class Life:
                 ledger.who,
                 f"{-left} tokens of fragment {ledger.slot.index} went twice",
             )
+
+    def _book_departed(self, ledger: FragmentLedger, left: int) -> None:
+        """Book what an island left behind uncounted: too late, refused or dropped."""
+        sealed = ledger.slot.sealed
+        outcome = sealed.outcome if sealed is not None else None
+        match outcome.how if outcome is not None else None:
+            case How.DROP:
+                ledger.tokens.dropped += left
+            case How.REFUSE:
+                ledger.tokens.refused += left
+            case _:
+                ledger.tokens.departed = left
 
     def _close_departed(
         self, ledger: FragmentLedger, digest: bytes, tokens: int, update: Update

@@ -25,7 +25,7 @@ from atoll.exchange.coordinator import Line
 from atoll.island import Host
 from atoll.island.slot import Slot
 from atoll.island.vectors import Vectors
-from atoll.protocol.coordinator import CoordinatorState
+from atoll.protocol.run_state import CoordinatorState
 from atoll.settings import RunSettings
 from atoll.simulate.hosts import CoordinatorHost
 from atoll.simulate.invariants.bounds import (

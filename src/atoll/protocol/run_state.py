@@ -1,0 +1,129 @@
+"""All that a coordinator's machine remembers, and what it can say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median_high
+
+from atoll.errors import FoundingLost
+from atoll.protocol.counted import CountedUpdates
+from atoll.protocol.membership import Members
+from atoll.protocol.messages import Holding, ModelSpec, Position
+from atoll.protocol.recovery import all_heard, bringer, lost_state
+from atoll.protocol.rounds import LateTerms, Phase, Round
+from atoll.settings import RunSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Founding:
+    """An island is bringing the run's first weights, until its lease runs out."""
+
+    island: str
+    incarnation: int
+    model: ModelSpec
+    until_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorState:
+    """All that the machine remembers."""
+
+    run: str
+    settings: RunSettings
+    """The run's own, with the values of the epoch in force."""
+
+    epoch: int = 0
+    members: Members = field(default_factory=lambda: Members({}))
+    model: ModelSpec | None = None
+    founding: Founding | None = None
+    rounds: tuple[Round, ...] = ()
+    counted: CountedUpdates = field(default_factory=CountedUpdates)
+    last_round: int | None = None
+    is_paused: bool = False
+    """By an operator: nothing closes."""
+
+    @property
+    def terms(self) -> LateTerms:
+        settings = self.settings
+        return LateTerms(settings.run, settings.limits, settings.sync)
+
+    @property
+    def has_started(self) -> bool:
+        """True from the moment `start_islands` took part, though some have left."""
+        return any(round.phase is not Phase.WAITING for round in self.rounds)
+
+    def position(self, now_s: float, *, island: str | None = None) -> Position:
+        """Return where the run is, as live islands say, and what it wants of one."""
+        live = self.members.live(now_s)
+        steps = [self.members.known[name].step for name in live]
+        return Position(
+            step=median_high(steps) if steps and self.has_started else 0,
+            rounds=tuple(round.number for round in self.rounds),
+            last_round=self.last_round,
+            tokens=self.counted.tokens,
+            wanted=self.wanted(island, now_s) if island else (),
+            lost=self.asked_of(island, now_s) if island else (),
+        )
+
+    def lost_state(self, fragment: int, now_s: float) -> Holding | None:
+        """Return the state that only islands have, once all have said what they do."""
+        if not all_heard(self.members, now_s):
+            return None
+        return lost_state(self.rounds[fragment], self.members, now_s)
+
+    def asked_of(self, island: str, now_s: float) -> tuple[int, ...]:
+        """Return the fragments whose state this island is to bring."""
+        if not all_heard(self.members, now_s):
+            return ()
+        return tuple(
+            round.fragment
+            for round in self.rounds
+            if (state := lost_state(round, self.members, now_s))
+            and bringer(state, round.fragment, self.members, now_s) == island
+        )
+
+    def is_stuck(self, now_s: float) -> bool:
+        """Return whether every live island waits for a round, so that none will move.
+
+        Islands that are out of phase can wait for each other's fragments. If one of
+        them still trains, it will come to its next send point; if none does, only
+        what they are asked for can close a round before a deadline.
+        """
+        live = self.members.live(now_s)
+        can_close = not self.is_paused and len(live) >= self.settings.run.quorum
+        return can_close and all(map(self._is_blocked, live))
+
+    def wanted(self, island: str, now_s: float) -> tuple[int, ...]:
+        """Return the fragments that a stuck run waits for this island to publish."""
+        if not self.is_stuck(now_s):
+            return ()
+        return tuple(
+            round.fragment
+            for round in self.rounds
+            if round.phase is Phase.OPEN
+            and island in round.missing(self.members, now_s)
+        )
+
+    def _is_blocked(self, island: str) -> bool:
+        waits_for = self.members.known[island].waits_for
+        return waits_for is not None and any(
+            (round.fragment, round.number) == waits_for
+            and round.phase is Phase.OPEN
+            and island in round.staged
+            for round in self.rounds
+        )
+
+    def founding_of(self, island: str, incarnation: int) -> Founding:
+        """Return the founding that this life of an island has in hand.
+
+        Raises:
+            FoundingLost: it has none, or no more.
+        """
+        founding = self.founding
+        who = founding and (founding.island, founding.incarnation)
+        if founding is None or who != (island, incarnation):
+            raise FoundingLost(
+                f"Island {island!r} is not founding this run. "
+                "Join again to take its weights."
+            )
+        return founding

@@ -13,6 +13,7 @@ from atoll.simulate.network import Network, Reply
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.process import Process
 from atoll.simulate.promise import Promise
+from atoll.simulate.run import Simulated, simulate
 from atoll.simulate.scheduler import Scheduler
 from atoll.simulate.shrink import as_python, as_test, shrink
 from atoll.simulate.storms import random_plan
@@ -33,6 +34,7 @@ __all__ = [
     "Scheduler",
     "SimClock",
     "SimDisk",
+    "Simulated",
     "Weather",
     "World",
     "apply",
@@ -40,5 +42,6 @@ __all__ = [
     "as_test",
     "random_plan",
     "shrink",
+    "simulate",
     "timeline",
 ]

@@ -68,6 +68,18 @@ class Refused(RemoteError):
     """The run will not take what this island sends."""
 
 
+class NameKnown(Refused):
+    """The run knows an earlier life of the name: say so to take its place.
+
+    A joining of that life may still be under way, and must not take the place of one
+    that came after it.
+    """
+
+    def __init__(self, message: str, *, incarnation: int) -> None:
+        super().__init__(message)
+        self.incarnation = incarnation
+
+
 class FoundingLost(Refused):
     """The island took too long to found the run: join again and take its weights."""
 

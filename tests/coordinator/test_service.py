@@ -48,7 +48,10 @@ def make(**run: object) -> tuple[Service, SimDisk]:
 
 
 def join(service: Service, name: str, nonce: bytes = b"1") -> JoinReply:
-    call = JoinCall(JoinRequest(model=MODEL, island=name), name.encode(), nonce)
+    known = service.state.members.known.get(name)
+    after = known.incarnation if known else 0
+    request = JoinRequest(model=MODEL, island=name, after=after)
+    call = JoinCall(request, name.encode(), nonce)
     reply = service.handle(call, 0.0)
     assert isinstance(reply, JoinReply)
     if reply.is_founder:

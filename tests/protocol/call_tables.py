@@ -179,7 +179,7 @@ def _story() -> list[tuple[str, Making]]:
         ("PublishCall, others are missing", _publish("a")),
         ("PublishCall, again", _publish("a")),
         ("OutcomeCall, its round is open", lambda s: OutcomeCall(0, 1)),
-        ("JoinCall, an earlier life has published", _join("a", nonce=b"2")),
+        ("JoinCall, an earlier life has published", _join("a", nonce=b"2", after=1)),
         ("PublishCall, departing", _publish("b", kind=Kind.DEPARTING)),
         ("LeaveCall", lambda s: LeaveCall("b", 1)),
         ("LeaveCall, again", lambda s: LeaveCall("b", 1)),
@@ -193,8 +193,8 @@ def _story() -> list[tuple[str, Making]]:
     ]
 
 
-def _join(name: str, nonce: bytes = b"1") -> Making:
-    request = JoinRequest(model=MODEL, island=name)
+def _join(name: str, nonce: bytes = b"1", after: int = 0) -> Making:
+    request = JoinRequest(model=MODEL, island=name, after=after)
     return lambda service: JoinCall(request, name.encode(), nonce)
 
 

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atoll import RunSettings
-from atoll.errors import LeaseLost, ModelError, Refused, Unreachable, UsageError
+from atoll.errors import (
+    LeaseLost,
+    ModelError,
+    NameKnown,
+    Refused,
+    Unreachable,
+    UsageError,
+)
 from atoll.protocol import Holding, JoinRequest, decide
 from atoll.protocol.coordinator import advance
 from atoll.protocol.events import (
@@ -192,7 +199,8 @@ def whose_name(name: str, key: str, nonce: str, life: str, room: str) -> str:
     request = JoinRequest(
         model=MODEL,
         island=None if name == "none" else "a",
-        incarnation={"new": None, "later than known": 7, "not later": 2}[life],
+        incarnation={"later than known": 7, "not later": 2}.get(life),
+        after=before.incarnation if life == "new" else 0,
     )
     joining = Joining(
         request,
@@ -203,6 +211,9 @@ def whose_name(name: str, key: str, nonce: str, life: str, room: str) -> str:
         _, actions = advance(state, joining, NOW_S)
     except LeaseLost:
         return "LeaseLost"
+    except NameKnown as exc:
+        is_told = exc.incarnation == before.incarnation
+        return "NameKnown" if is_told else "of the wrong life"
     except UsageError as exc:
         return "refused: taken" if "not its key" in str(exc) else "refused: full"
     (welcome,) = (each for each in actions if isinstance(each, Welcome))

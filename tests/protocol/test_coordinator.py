@@ -67,7 +67,10 @@ class Desk:
     def join(
         self, name: str, *, key: bytes = b"", nonce: bytes = b"1", **fields: ModelSpec
     ) -> Welcome:
-        request = JoinRequest(island=name, model=fields.get("model", MODEL))
+        known = self.state.members.known.get(name)
+        after = known.incarnation if known else 0
+        model = fields.get("model", MODEL)
+        request = JoinRequest(island=name, model=model, after=after)
         actions = self.do(Joining(request, key or name.encode(), nonce))
         welcome = next(a for a in actions if isinstance(a, Welcome))
         if welcome.is_founder:

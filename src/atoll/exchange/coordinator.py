@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, cast
 
-from atoll.errors import DiskError, LeaseLost, Unreachable
+from atoll.errors import DiskError, LeaseLost, NameKnown, Unreachable
 from atoll.exchange.base import Frame, Outcome
 from atoll.exchange.calls import (
     Call,
@@ -76,7 +76,7 @@ class CoordinatorExchange:
         self._unconfirmed: dict[tuple[int, int], Frame] = {}
 
     def join(self, request: JoinRequest) -> JoinReply:
-        reply = cast(JoinReply, self._ask(JoinCall(request, self._key, self._nonce)))
+        reply = self._join(request)
         self._request = replace(
             request, island=reply.island, incarnation=reply.incarnation
         )
@@ -92,6 +92,14 @@ class CoordinatorExchange:
             self._has_joined = True
             self._line.every(HEARTBEAT_S, self._send_beat)
         return reply
+
+    def _join(self, request: JoinRequest) -> JoinReply:
+        while True:
+            call = JoinCall(request, self._key, self._nonce)
+            try:
+                return cast(JoinReply, self._ask(call))
+            except NameKnown as exc:
+                request = replace(request, after=exc.incarnation)
 
     def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
         if self._lost is not None:

@@ -155,18 +155,18 @@ def _join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
         request.model.require_same(state.model)
     position = state.position(now_s)
     members, member = state.members.join(
-        request.island,
+        request,
         event.key,
         event.nonce,
         now_s=now_s,
         max_islands=state.settings.run.max_islands,
         step=position.step,
-        incarnation=request.incarnation,
     )
     is_founder = state.model is None
     if is_founder and _founded_by_another(state, member, now_s):
         raise Unreachable("Another island is founding the run. Ask again.")
-    if _is_new_life(state.members.known.get(member.island), member):
+    before = state.members.known.get(member.island)
+    if before is not None and _is_new_life(before, member):
         rounds = tuple(round.without(member.island) for round in state.rounds)
         state = replace(state, rounds=rounds)
     state = replace(state, members=members)
@@ -185,9 +185,9 @@ def _join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
     return state, [Remember(member), welcome]
 
 
-def _is_new_life(before: Member | None, member: Member) -> bool:
+def _is_new_life(before: Member, member: Member) -> bool:
     """Return whether an island begins anew: rounds wait for it from the next on."""
-    return before is not None and before.incarnation != member.incarnation
+    return before.incarnation != member.incarnation
 
 
 def _founded_by_another(state: CoordinatorState, member: Member, now_s: float) -> bool:

@@ -61,16 +61,17 @@ def join_at(position: Position, spoken_for: tuple[int, ...] = ()) -> IslandState
 def wakes_at(state: IslandState, plan: Plan) -> int:
     """Return the step at which the machine next wants `Stepped`."""
     takes = [book.flight.take_at for book in state.books if book.flight]
-    sends = [
-        next_send(
-            plan.schedule_of(index),
-            state.step,
-            sync_every=plan.sync_every,
-            num_fragments=plan.num_fragments,
-        )
-        for index in range(plan.num_books)
-    ]
+    sends = [_next_send(index, state.step, plan) for index in range(plan.num_books)]
     return max(state.step + 1, min(takes + sends))
+
+
+def _next_send(book: int, step: int, plan: Plan) -> int:
+    return next_send(
+        plan.schedule_of(book),
+        step,
+        sync_every=plan.sync_every,
+        num_fragments=plan.num_fragments,
+    )
 
 
 def advance(
@@ -231,6 +232,8 @@ def _realign(
     if state.is_realigning and (due or any(b.flight for b in state.books)):
         return state, due
     if position.step <= state.step:
+        if missed and not state.is_realigning:
+            due = due + [i for i in _overdue(state, position, plan) if i not in due]
         return replace(state, is_realigning=False), due
     passed = _due(state.step, position.step, plan)
     state = _without_early(state, passed)
@@ -242,6 +245,21 @@ def _realign(
             and position.rounds[index] == state.books[index].next_round
         ]
     return replace(state, step=position.step, is_realigning=False), due
+
+
+def _overdue(state: IslandState, position: Position, plan: Plan) -> list[int]:
+    """Return what the run will send for its open rounds where this island has passed.
+
+    Its send point there went to a round that was over: for this fragment it is a round
+    behind, though its step is not, and would be for good.
+    """
+    return [
+        index
+        for index, book in enumerate(state.books)
+        if book.flight is None
+        and book.next_round == position.rounds[index]
+        and _next_send(index, position.step, plan) <= state.step
+    ]
 
 
 def _wanted(

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from atoll.algorithm.pace import Arrivals
-from atoll.errors import LeaseLost, UsageError
-from atoll.protocol.messages import Beat, Holding
+from atoll.errors import LeaseLost, NameKnown, UsageError
+from atoll.protocol.messages import Beat, Holding, JoinRequest
 from atoll.protocol.tables import JOINING
 
 LEASE_S = 15.0
@@ -86,24 +86,25 @@ class Members:
 
     def join(
         self,
-        island: str | None,
+        request: JoinRequest,
         key: bytes,
         nonce: bytes,
         *,
         now_s: float,
         max_islands: int | None,
         step: int,
-        incarnation: int | None = None,
     ) -> tuple[Members, Member]:
-        """Return the members with an island's next life.
+        """Return the members with an island's next life, as `tables.JOINING` says.
 
         With the nonce of its present life it is a repeat, and the same life. With an
-        `incarnation`, a life whose record was lost goes on.
+        incarnation, a life whose record was lost goes on.
 
         Raises:
             UsageError: a live island has the name and another key, or the run is full.
             LeaseLost: a life that would go on has a successor.
+            NameKnown: a new life does not know of the one whose place it would take.
         """
+        island, incarnation = request.island, request.incarnation
         name = island if island is not None else self._free_name(key, nonce)
         before = self.known.get(name)
         others = self.live(now_s) - {name}
@@ -112,7 +113,7 @@ class Members:
             "none" if island is None else _standing(before, now_s),
             "the same" if before and before.key == key else "another",
             "the same" if before and before.nonce == nonce else "another",
-            _which_life(before, incarnation),
+            _which_life(before, request),
             "no" if is_full else "yes",
         ]
         match answer, before:
@@ -131,6 +132,12 @@ class Members:
                 raise UsageError(
                     f"The run has {len(others)} islands, and max_islands={max_islands}."
                     " Wait for one to leave."
+                )
+            case "NameKnown", Member():
+                raise NameKnown(
+                    f"The run knows incarnation {before.incarnation} of island "
+                    f"{name!r}. Join again, after that one.",
+                    incarnation=before.incarnation,
                 )
         member = Member(
             island=name,
@@ -205,8 +212,8 @@ def _standing(before: Member | None, now_s: float) -> str:
     return "live" if before.is_live(now_s) else "silent"
 
 
-def _which_life(before: Member | None, incarnation: int | None) -> str:
-    if incarnation is None:
-        return "new"
-    is_later = before is None or incarnation > before.incarnation
-    return "later than known" if is_later else "not later"
+def _which_life(before: Member | None, request: JoinRequest) -> str:
+    known = before.incarnation if before else 0
+    if request.incarnation is None:
+        return "new" if request.after == known else "new, unaware"
+    return "later than known" if request.incarnation > known else "not later"

@@ -118,6 +118,9 @@ class JoinRequest:
     incarnation: int | None = None
     """Of a life that goes on, at a run that has lost its record. None: a new life."""
 
+    after: int = 0
+    """The latest life of the name that this one knows of: it takes that one's place."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JoinReply:

@@ -216,7 +216,7 @@ JOINING = Table(
         "name": ("none", "unknown", "live", "silent", "left"),
         "key": ("the same", "another"),
         "nonce": ("the same", "another"),
-        "life": ("new", "later than known", "not later"),
+        "life": ("new", "new, unaware", "later than known", "not later"),
         "room": YES_NO,
     },
     answer="answer",
@@ -250,6 +250,11 @@ JOINING = Table(
             ("none or unknown", ANY, ANY, ANY, ANY),
             "first life",
             "Who gives no name gets the first free one.",
+        ),
+        Row(
+            (ANY, ANY, ANY, "new, unaware", ANY),
+            "NameKnown",
+            "It does not know of the latest life; a dead one's joining ends here.",
         ),
         Row(
             (ANY, ANY, ANY, ANY, ANY),

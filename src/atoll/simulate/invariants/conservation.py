@@ -80,7 +80,7 @@ class FragmentLedger:
         self._joined, self.slot, self._truth = joined, slot, truth
         self.who = f"{joined.island} (incarnation {joined.incarnation})"
         self._report = report
-        self._decay = float(np.float32(joined.settings.wire.error_feedback_decay))
+        self.decay = float(np.float32(joined.settings.wire.error_feedback_decay))
         self._mixes = joined.settings.sync.adopt == "mix"
         zero = np.zeros(slot.layout.elements)
         self._work, self._committed = zero.copy(), zero.copy()
@@ -182,12 +182,12 @@ class FragmentLedger:
         """Return what the codec left of a sealed update for the next one."""
         if self.slot.residual is None or seal.update is None:
             return np.zeros_like(seal.pseudo)
-        return seal.pseudo + self._decay * seal.residual - seal.update.values()
+        return seal.pseudo + self.decay * seal.residual - seal.update.values()
 
     def _lost_by_codec(self, seal: Seal, update: Update) -> F64:
         if self.slot.residual is None:
             return seal.pseudo - update.values()
-        return (1.0 - self._decay) * seal.residual
+        return (1.0 - self.decay) * seal.residual
 
     def _require_verdict(self, how: How, seal: Seal, is_counted: bool) -> None:
         commit = self._truth.commits.get((self.slot.index, seal.round))

@@ -104,11 +104,11 @@ class Life:
         """Return the work that an island which leaves has not given away yet."""
         flying, seal = ledger.slot.sealed, ledger.seal
         if flying is None or seal is None:
-            return ledger.loaded() - ledger.mark + ledger.residual()
+            return ledger.loaded() - ledger.mark + ledger.decay * ledger.residual()
         made_since = seal.local - ledger.mark
         if flying.outcome is not None and flying.outcome.how is How.CARRY:
-            return seal.pseudo + made_since + ledger.residual()
-        return made_since + ledger.left_over(seal)
+            return seal.pseudo + made_since + ledger.decay * ledger.residual()
+        return made_since + ledger.decay * ledger.left_over(seal)
 
     def _depart(self, ledger: FragmentLedger, update: Update) -> None:
         seal, header = ledger.seal, update.header

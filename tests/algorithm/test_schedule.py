@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.algorithm.schedule import due_fragments, jumped, next_send, send_step
+from atoll.algorithm.schedule import due_fragments, next_send, send_step
 
 sync_everys = st.integers(1, 60)
 fragment_counts = st.integers(1, 80)
@@ -94,28 +94,3 @@ def test_next_send_is_the_first_one_later(
     ]
 
     assert sent == due_at[0]
-
-
-@given(sync_everys, fragment_counts, st.integers(0, 200), st.integers(0, 200))
-def test_jumped_fragments_are_those_due_on_the_way(
-    sync_every: int, num_fragments: int, start: int, length: int
-) -> None:
-    """A jump names each fragment whose send point it passes, once, in order."""
-    due = [
-        p
-        for s in range(start + 1, start + length + 1)
-        for p in due_fragments(s, sync_every=sync_every, num_fragments=num_fragments)
-    ]
-    got = jumped(
-        start, start + length, sync_every=sync_every, num_fragments=num_fragments
-    )
-
-    assert list(got) == list(dict.fromkeys(due))
-
-
-def test_one_inner_step_is_the_smallest_jump() -> None:
-    """Advancing by one step passes exactly the fragments that are due after it."""
-    for s in range(1, 40):
-        assert jumped(s - 1, s, sync_every=7, num_fragments=3) == due_fragments(
-            s, sync_every=7, num_fragments=3
-        )

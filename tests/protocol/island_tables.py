@@ -49,7 +49,7 @@ BOOKS = Table(
         "the fragment is": (
             "free",
             "spoken for",
-            "sealed early",
+            "a round ahead",
             "in flight",
             "in flight, for the last round",
             "over",
@@ -71,7 +71,11 @@ BOOKS = Table(
             "await",
             "An earlier life's update stands: this life only takes the outcome.",
         ),
-        Row(("a send point", "sealed early"), "none", "`sync_now` sent it."),
+        Row(
+            ("a send point", "a round ahead"),
+            "none",
+            "Its round belongs to a later step: `sync_now` or a summons was earlier.",
+        ),
         Row(
             ("a send point or SyncNow", "in flight or in flight, for the last round"),
             "take",
@@ -111,27 +115,29 @@ ARRIVALS = Table(
             "The optimizer's moments are poisoned: a fresh start is the cure.",
         ),
         Row(
-            ("late", ANY, "ahead, round open or ahead, round over", "yes"),
+            ("late", ANY, "ahead, round open", "yes"),
             "jump, end",
             "Nothing is sealed beyond the last round.",
         ),
+        Row((ANY, ANY, "ahead, round over", "yes"), "jump, end", "As above."),
         Row((ANY, ANY, ANY, "yes"), "end", "Every fragment has its last round."),
         Row(
-            ("late", ANY, "ahead, round open", ANY),
+            ("late", "no", "ahead, round open", ANY),
             "jump, seal",
             "In step with the others; a send point jumped over is sent at once.",
         ),
         Row(
-            ("late", "yes", "ahead, round over", ANY),
-            "jump, seal",
-            "What was due before the jump is sealed after it.",
+            (ANY, "no", "ahead, round over", ANY),
+            "jump, await, take",
+            "The committed rounds say where the run is; the one missed is taken first.",
         ),
         Row(
-            ("late", "no", "ahead, round over", ANY),
-            "jump",
-            "The next window is the shorter one that ends when the others' does.",
+            ("late", "yes", "ahead, round open", ANY),
+            "jump, seal, take",
+            "It was wanted now: sealed where the others are, and waited for.",
         ),
-        Row((ANY, "yes", ANY, ANY), "seal", "The send point was passed in flight."),
+        Row((ANY, "yes", "ahead, round over", ANY), "jump, seal, take", "As above."),
+        Row((ANY, "yes", ANY, ANY), "seal, take", "It was wanted now."),
         Row((ANY, ANY, ANY, ANY), "none", "Training goes on."),
     ),
 )
@@ -197,7 +203,7 @@ def _book(fragment: str) -> Book:
     return {
         "free": Book(taken=1),
         "spoken for": Book(taken=1, is_spoken_for=True),
-        "sealed early": Book(taken=1, is_early=True),
+        "a round ahead": Book(taken=2),
         "in flight": Book(taken=1, flight=Flight(round=2, take_at=take_at)),
         "in flight, for the last round": Book(
             taken=LAST - 1, flight=Flight(round=LAST, take_at=take_at)
@@ -207,15 +213,15 @@ def _book(fragment: str) -> Book:
 
 
 def after_the_outcome(verdict: str, due: str, run: str, last: str) -> str:
-    """Take round 2, which a run that is ahead follows by passing step 8."""
+    """Take round 2 at step 10; round 3 belongs to step 12, which others may be past."""
     book = Book(
         taken=1,
         refused=REFUSALS - 1 if "third" in verdict else 0,
-        flight=Flight(round=2, take_at=6),
+        flight=Flight(round=2, take_at=10),
         is_due=due == "yes",
     )
     position = Position(
-        step=6 if run == "here" else 9,
+        step=10 if run == "here" else 13,
         rounds=(4 if "over" in run else 3,),
         last_round=2 if last == "yes" else None,
     )
@@ -226,10 +232,10 @@ def after_the_outcome(verdict: str, due: str, run: str, last: str) -> str:
         position=position,
     )
     try:
-        after, actions = advance(IslandState(step=6, books=(book,)), event, PLAN)
+        after, actions = advance(IslandState(step=10, books=(book,)), event, PLAN)
     except Refused:
         return "Refused"
-    jumps = ["jump"] if after.step == position.step != 6 else []
+    jumps = ["jump"] if after.step != 10 else []
     return ", ".join([*jumps, *(SAID[type(each)] for each in actions)]) or "none"
 
 

@@ -41,7 +41,7 @@ PLAN = Plan(sync_every=10, num_fragments=2, overlap_steps=3)
 def start(plan: Plan = PLAN, *, step: int = 0, last: int | None = None) -> IslandState:
     """Return an island that has just joined, with every first round open."""
     rounds = (1,) * plan.num_books
-    return join_at(Position(step=step, rounds=rounds, last_round=last))
+    return join_at(Position(step=step, rounds=rounds, last_round=last), plan)
 
 
 def taken(
@@ -174,16 +174,54 @@ def test_an_island_that_missed_a_round_moves_to_the_runs_position() -> None:
     assert actions == [Seal(1, 1), Take(1, 1)]
 
 
-def test_what_is_jumped_over_is_left_alone_when_its_round_is_over() -> None:
+def test_what_is_jumped_over_is_only_taken_when_its_round_is_over() -> None:
     """A jumped send point is sent only if the fragment's round is open."""
     plan = replace(PLAN, overlap_steps=0)
     state, _ = advance(start(plan), Stepped(5), plan)
     late = taken(state, 0, Verdict.LATE, step=12)
-    position = replace(late.position, rounds=(2, 7))
+    position = replace(late.position, rounds=(2, 2))
 
     _, actions = advance(state, replace(late, position=position), plan)
 
-    assert actions == []
+    assert actions == [Await(1, 1), Take(1, 1)]
+
+
+def test_a_round_is_not_sealed_before_its_step() -> None:
+    """Round 2 of fragment 1 belongs to step 20, though it is open since step 8."""
+    state = IslandState(step=8, books=(Book(taken=1), Book(taken=1)))
+
+    assert wakes_at(state, PLAN) == 15
+    state, actions = advance(state, Stepped(15), PLAN)
+    assert actions == [Seal(0, 2)]
+    assert wakes_at(replace(state, books=(Book(taken=2), Book(taken=1))), PLAN) == 20
+
+
+def test_a_fragment_that_is_a_round_behind_is_sealed_again_at_once() -> None:
+    """At step 18 round 1 of fragment 1 was late: round 2 was due at step 10 + 10."""
+    flight = Flight(round=1, take_at=18)
+    books = (Book(taken=2), Book(taken=0, flight=flight))
+    state = IslandState(step=21, books=books)
+    late = Taken(
+        fragment=1,
+        verdict=Verdict.LATE,
+        through=1,
+        position=Position(step=21, rounds=(3, 2)),
+    )
+
+    assert advance(state, late, PLAN)[1] == [Seal(1, 2)]
+
+
+def test_the_committed_rounds_tell_where_the_run_is() -> None:
+    """Round 3 of fragment 0 is over, so everybody is at step 25 or beyond."""
+    state = IslandState(
+        step=14,
+        books=(Book(taken=2, flight=Flight(round=3, take_at=14)), Book(taken=2)),
+    )
+    counted = taken(state, 0)
+
+    state, actions = advance(state, counted, PLAN)
+
+    assert (state.step, actions) == (25, [])
 
 
 def test_an_island_in_step_keeps_its_counter() -> None:
@@ -205,7 +243,8 @@ def test_sync_now_seals_all_and_then_takes_the_phase() -> None:
 
     state, _ = advance(state, taken(state, 0), PLAN)
     state, actions = advance(state, taken(state, 1, step=10), PLAN)
-    assert (state.step, actions) == (10, [])
+    # Round 2 of fragment 0 belongs to step 15, and the others have sent it there.
+    assert (state.step, actions) == (15, [])
 
 
 def blocked_on(fragment: int, *, plan: Plan = PLAN) -> IslandState:
@@ -223,7 +262,10 @@ def test_a_summoned_island_seals_what_others_wait_for_and_goes_on_waiting() -> N
     state, actions = advance(state, Wanted(0, position), PLAN)
 
     assert actions == [Seal(1, 1), Take(0, 1), Take(1, 1)]
-    assert state.is_astray
+    state, _ = advance(state, taken(state, 0), PLAN)
+    state, actions = advance(state, taken(state, 1), PLAN)
+    # Round 1 of fragment 1 is over, which belongs to step 10.
+    assert (state.step, actions) == (10, [])
 
 
 def test_a_summons_for_what_is_on_its_way_changes_nothing() -> None:
@@ -244,20 +286,6 @@ def test_a_summoned_island_takes_the_rounds_that_are_over_first() -> None:
 
     late = taken(state, 1, Verdict.LATE, through=2, step=11)
     assert advance(state, late, PLAN)[1][0] == Seal(1, 3)
-
-
-@pytest.mark.parametrize("step", [3, 11], ids=["back", "forwards"])
-def test_a_summoned_island_moves_to_the_runs_position_once(step: int) -> None:
-    """With the next outcome it takes the others' step, be it ahead or behind."""
-    state = blocked_on(0)
-    wanted = Position(step=step, rounds=(1, 1), wanted=(1,))
-    state, _ = advance(state, Wanted(0, wanted), PLAN)
-
-    state, actions = advance(state, taken(state, 0, step=step), PLAN)
-    assert (state.step, state.is_astray, actions) == (step, False, [])
-
-    state, _ = advance(state, taken(state, 1, step=99), PLAN)
-    assert state.step == step
 
 
 def test_leaving_sends_the_flight_again_and_the_rest_for_the_round_after() -> None:

@@ -46,24 +46,3 @@ def next_send(
     first = send_step(fragment, 0, sync_every=sync_every, num_fragments=num_fragments)
     cycle = max(0, (after_step - first) // sync_every + 1)
     return first + cycle * sync_every
-
-
-def jumped(
-    from_step: int, to_step: int, *, sync_every: int, num_fragments: int
-) -> tuple[int, ...]:
-    """Return the fragments with a send point after `from_step`, up to `to_step`.
-
-    Each once, in the order of their first such point: a fragment has one open round,
-    however far the step counter moves.
-
-    >>> jumped(5, 13, sync_every=10, num_fragments=4)  # sent after 8, 10 and 13
-    (2, 3, 0)
-    """
-    first_sends = sorted(
-        (
-            next_send(p, from_step, sync_every=sync_every, num_fragments=num_fragments),
-            p,
-        )
-        for p in range(num_fragments)
-    )
-    return tuple(p for sent_at, p in first_sends if sent_at <= to_step)

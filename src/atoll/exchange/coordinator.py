@@ -73,6 +73,7 @@ class CoordinatorExchange:
         self._outcomes: list[Header] = []
         self._fragments = 0
         self._has_joined = False
+        self._has_spoken = False
         self._unconfirmed: dict[tuple[int, int], Frame] = {}
 
     def join(self, request: JoinRequest) -> JoinReply:
@@ -90,7 +91,7 @@ class CoordinatorExchange:
         self._states.clear()
         if not self._has_joined:
             self._has_joined = True
-            self._line.every(HEARTBEAT_S, self._send_beat)
+            self._line.every(HEARTBEAT_S, self._beat_if_silent)
         return reply
 
     def _join(self, request: JoinRequest) -> JoinReply:
@@ -164,6 +165,12 @@ class CoordinatorExchange:
         if frame and self._ask(OfferCall(frame.header)) is Reception.WANTED:
             self._ask(PublishCall(frame))
 
+    def _beat_if_silent(self) -> None:
+        """Send a heartbeat, unless another call has said since what it would say."""
+        has_spoken, self._has_spoken = self._has_spoken, False
+        if not has_spoken:
+            self._send_beat()
+
     def _send_beat(self) -> None:
         beat = self._beat
         if beat is None:
@@ -188,7 +195,10 @@ class CoordinatorExchange:
     def _call(self, call: Call) -> Reply:
         """Call, as a member: a run that lost the record of this life is given it."""
         try:
-            return self._line.call(call)
+            reply = self._line.call(call)
+            if isinstance(call, OutcomeCall | PublishCall):
+                self._has_spoken = call.beat is not None
+            return reply
         except LeaseLost:
             if self._request is None or isinstance(call, JoinCall | LeaveCall):
                 raise

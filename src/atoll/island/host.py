@@ -84,7 +84,9 @@ class Host:
             overlap_steps=self.settings.sync.overlap_steps,
             has_buffers=self.slots[-1].layout.is_buffers,
         )
-        self._state = join_at(self._position_of_slots(), self._still_spoken_for())
+        self._state = join_at(
+            self._position_of_slots(), self._plan, self._still_spoken_for()
+        )
         self._holds = tuple(slot.holding() for slot in self.slots)
         self.position = self.joined.position
         self.has_ended = self._state.has_ended

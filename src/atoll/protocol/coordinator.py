@@ -61,6 +61,8 @@ def advance(state: CoordinatorState, event: Event, now_s: float) -> Result:
             has changed.
     """
     state, actions = HANDLERS[type(event)](state, event, now_s)
+    if isinstance(event, Offered):
+        return state, actions  # settled before it was judged, and nothing has changed
     state, closings = _settle(state, now_s)
     return state, actions + closings
 
@@ -116,9 +118,11 @@ def _settle(state: CoordinatorState, now_s: float) -> Result:
 
 def _start(state: CoordinatorState, now_s: float) -> CoordinatorState:
     """Open the first rounds once `start_islands` are here, or left their work."""
+    if state.has_started or not state.rounds:
+        return state
     live = state.members.live(now_s)
     taking_part = live.union(*(round.staged for round in state.rounds))
-    if state.has_started or len(taking_part) < state.settings.run.start_islands:
+    if len(taking_part) < state.settings.run.start_islands:
         return state
     rounds = tuple(
         replace(round, phase=Phase.OPEN, opened_s=now_s, candidates=live)

@@ -6,19 +6,23 @@ Rule 2: a fragment has at most one update in flight. Its outcome is taken at
 Rule 3: what the roster says decides (`verdict_of`, `decide`); that an update was
         delivered means nothing.
 Rule 4: outcomes of a fragment are taken in the order of their rounds.
+Rule 5: round r of a fragment is due from the step that the schedule has for it, in
+        its cycle r - 1. So the rounds that all agree on tell where everybody is, and
+        islands that got out of phase come back into it.
 
 Theory of operation. The host counts inner steps and sends `Stepped` when `wakes_at`
 is reached. It performs the actions in order. `Take` blocks until the outcome is there
-and is answered with `Taken`, whose actions come before the remaining ones. An island
-that missed a round moves its step counter to the run's position, so that its next
-window ends when the others' does.
+and is answered with `Taken`, whose actions come before the remaining ones. With each
+outcome an island's step moves ahead to where the committed rounds say that the run is,
+and one that missed a round moves to where most islands are, so that its next window
+ends when theirs does.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from atoll.algorithm.schedule import jumped, next_send
+from atoll.algorithm.schedule import next_send, send_step
 from atoll.errors import Refused
 from atoll.protocol.island_events import (
     Action,
@@ -49,28 +53,64 @@ from atoll.protocol.tables import WORK
 from atoll.wire import Roster, Verdict
 
 
-def join_at(position: Position, spoken_for: tuple[int, ...] = ()) -> IslandState:
-    """Return the state of an island that has just received the run's weights."""
+def join_at(
+    position: Position, plan: Plan, spoken_for: tuple[int, ...] = ()
+) -> IslandState:
+    """Return the state of an island that has just received the run's weights.
+
+    What the others are about to close is left to them: the first seal of a fragment is
+    at its next send point.
+    """
+    step = max(position.step, _reached(position, plan))
     books = tuple(
-        Book(taken=open_round - 1, is_spoken_for=index in spoken_for)
+        Book(
+            taken=open_round - 1,
+            is_spoken_for=index in spoken_for,
+            not_before=_next_send(index, step, plan),
+        )
         for index, open_round in enumerate(position.rounds)
     )
-    return IslandState(step=position.step, books=books, last_round=position.last_round)
+    return IslandState(step=step, books=books, last_round=position.last_round)
 
 
 def wakes_at(state: IslandState, plan: Plan) -> int:
     """Return the step at which the machine next wants `Stepped`."""
-    takes = [book.flight.take_at for book in state.books if book.flight]
-    sends = [_next_send(index, state.step, plan) for index in range(plan.num_books)]
-    return max(state.step + 1, min(takes + sends))
+    moments = [
+        book.flight.take_at if book.flight else _due_at(index, book, plan)
+        for index, book in enumerate(state.books)
+        if book.flight or not state.finished(book)
+    ]
+    return max(state.step + 1, min(moments, default=state.step + plan.sync_every))
 
 
-def _next_send(book: int, step: int, plan: Plan) -> int:
+def _due_at(index: int, book: Book, plan: Plan) -> int:
+    """Return the step from which the next round of a fragment is to be sealed."""
+    return max(book.not_before, _send_step(index, book.next_round, plan))
+
+
+def _send_step(index: int, round: int, plan: Plan) -> int:
+    return send_step(
+        plan.schedule_of(index),
+        round - 1,
+        sync_every=plan.sync_every,
+        num_fragments=plan.num_fragments,
+    )
+
+
+def _next_send(index: int, step: int, plan: Plan) -> int:
     return next_send(
-        plan.schedule_of(book),
+        plan.schedule_of(index),
         step,
         sync_every=plan.sync_every,
         num_fragments=plan.num_fragments,
+    )
+
+
+def _reached(position: Position, plan: Plan) -> int:
+    """Return the step that a run with these rounds behind it has reached at least."""
+    return max(
+        _send_step(index, number - 1, plan) if number > 1 else 0
+        for index, number in enumerate(position.rounds)
     )
 
 
@@ -90,8 +130,8 @@ def advance(
         case Wanted():
             return _wanted(state, event, plan)
         case SyncNow():
-            state = replace(state, step=event.step, is_realigning=True)
-            return _seal(state, range(plan.num_books), plan, take_at=state.step)
+            state = replace(state, step=event.step)
+            return _seal(state, range(plan.num_books), plan, is_now=True)
         case Leaving():
             return state, _departures(state)
 
@@ -124,15 +164,13 @@ def _missed(book: Book, verdict: Verdict, through: int) -> int:
 def _stepped(
     state: IslandState, step: int, plan: Plan
 ) -> tuple[IslandState, list[Action]]:
-    passed = _due(state.step, step, plan)
-    due = [index for index in passed if not state.books[index].is_early]
-    state = _without_early(replace(state, step=step), passed)
+    state = replace(state, step=step)
     takes: list[Action] = [
         Take(index, flight.round)
         for index, flight in _flights(state)
-        if flight.take_at <= step and index not in due
+        if flight.take_at <= step
     ]
-    state, actions = _seal(state, due, plan)
+    state, actions = _seal(state, _due(state, plan), plan)
     seals, later = _apart(actions)
     return state, [*seals, *takes, *later]
 
@@ -146,14 +184,14 @@ def _apart(actions: list[Action]) -> tuple[list[Action], list[Action]]:
     return [action for action in actions if action not in takes], list(takes)
 
 
-def _due(before: int, step: int, plan: Plan) -> list[int]:
-    fragments = jumped(
-        before, step, sync_every=plan.sync_every, num_fragments=plan.num_fragments
-    )
-    last = plan.num_fragments - 1
-    if plan.has_buffers and last in fragments:
-        return [*fragments, plan.num_fragments]
-    return list(fragments)
+def _due(state: IslandState, plan: Plan) -> list[int]:
+    """Return the fragments to be sealed, in the order of the schedule."""
+    due = [
+        (_due_at(index, book, plan), index)
+        for index, book in enumerate(state.books)
+        if book.flight is None and not state.finished(book)
+    ]
+    return [index for step, index in sorted(due) if step <= state.step]
 
 
 def _seal(
@@ -161,11 +199,12 @@ def _seal(
     fragments: list[int] | range,
     plan: Plan,
     *,
-    take_at: int | None = None,
+    is_now: bool = False,
 ) -> tuple[IslandState, list[Action]]:
-    """Seal what has nothing in flight; the rest is taken first and sealed after."""
-    overlap = min(plan.overlap_steps, plan.sync_every - 1)
-    take_at = state.step + overlap if take_at is None else take_at
+    """Seal what has nothing in flight; the rest is taken first and sealed after.
+
+    With `is_now` nothing is learnt in flight: the island waits for the outcome.
+    """
     seals: list[Action] = []
     takes: list[Action] = []
     for index in fragments:
@@ -174,20 +213,21 @@ def _seal(
             state = _with(state, index, replace(book, is_due=True))
             takes.append(Take(index, book.flight.round))
         elif not state.finished(book):
-            flight = Flight(round=book.next_round, take_at=take_at)
+            flight = _flight(index, book, state.step, plan, is_now=is_now)
             begin = Await if book.is_spoken_for else Seal
-            book = replace(
-                book,
-                flight=flight,
-                is_due=False,
-                is_early=state.is_realigning,
-                is_spoken_for=False,
-            )
+            book = replace(book, flight=flight, is_due=False, is_spoken_for=False)
             state = _with(state, index, book)
             seals.append(begin(index, flight.round))
-            if take_at <= state.step:
+            if flight.take_at <= state.step:
                 takes.append(Take(index, flight.round))
     return state, seals + takes
+
+
+def _flight(index: int, book: Book, step: int, plan: Plan, *, is_now: bool) -> Flight:
+    """Return the flight of the next round; it lands before the round after is due."""
+    window = _send_step(index, book.next_round + 1, plan) - step
+    overlap = 0 if is_now else max(0, min(plan.overlap_steps, window - 1))
+    return Flight(round=book.next_round, take_at=step + overlap)
 
 
 def _taken(
@@ -209,57 +249,37 @@ def _taken(
         taken=event.through,
         missed=0 if missed > CARRIED_ROUNDS else missed,
         refused=refused,
-        is_early=book.is_early and not missed,
     )
     state = _with(state, event.fragment, book)
-    state = replace(state, last_round=event.position.last_round)
-    due = [event.fragment] if is_due else []
-    if state.is_astray:
-        state = _take_position(state, event.position, plan)
-    elif missed or state.is_realigning:
-        state, due = _realign(state, event.position, plan, due, missed=missed)
-    take_at = state.step if state.is_realigning else None
-    state, actions = _seal(state, due, plan, take_at=take_at)
+    state = _moved(state, event.position, plan, has_missed=missed > 0)
+    if is_due:
+        state, actions = _seal(state, [event.fragment], plan, is_now=True)
+    else:
+        state, actions = _follow(state, event.position, plan)
     if state.has_ended:
         actions.append(End())
     return state, actions
 
 
-def _realign(
-    state: IslandState, position: Position, plan: Plan, due: list[int], *, missed: int
-) -> tuple[IslandState, list[int]]:
-    """Move the step counter to the run's position, and seal what it jumps over."""
-    if state.is_realigning and (due or any(b.flight for b in state.books)):
-        return state, due
-    if position.step <= state.step:
-        if missed and not state.is_realigning:
-            due = due + [i for i in _overdue(state, position, plan) if i not in due]
-        return replace(state, is_realigning=False), due
-    passed = _due(state.step, position.step, plan)
-    state = _without_early(state, passed)
-    if missed and not state.is_realigning:
-        due = due + [
-            index
-            for index in passed
-            if index not in due
-            and position.rounds[index] == state.books[index].next_round
-        ]
-    return replace(state, step=position.step, is_realigning=False), due
+def _moved(
+    state: IslandState, position: Position, plan: Plan, *, has_missed: bool
+) -> IslandState:
+    """Return the state at the step that the run has reached, if that is ahead."""
+    step = max(state.step, _reached(position, plan))
+    if has_missed:
+        step = max(step, position.step)
+    return replace(state, step=step, last_round=position.last_round)
 
 
-def _overdue(state: IslandState, position: Position, plan: Plan) -> list[int]:
-    """Return what the run will send for its open rounds where this island has passed.
-
-    Its send point there went to a round that was over: for this fragment it is a round
-    behind, though its step is not, and would be for good.
-    """
-    return [
-        index
-        for index, book in enumerate(state.books)
-        if book.flight is None
-        and book.next_round == position.rounds[index]
-        and _next_send(index, position.step, plan) <= state.step
-    ]
+def _follow(
+    state: IslandState, position: Position, plan: Plan
+) -> tuple[IslandState, list[Action]]:
+    """Seal what has become due with an outcome, if its round is open."""
+    due = _due(state, plan)
+    state, first = _catch_up(state, due, position, is_due=False)
+    due = [index for index in due if not state.books[index].flight]
+    state, actions = _seal(state, due, plan)
+    return state, [*actions, *first]
 
 
 def _wanted(
@@ -279,16 +299,15 @@ def _wanted(
     for index in missing:
         book = replace(state.books[index], is_spoken_for=False)
         state = _with(state, index, book)
-    state = replace(state, is_astray=state.is_astray or bool(missing))
-    state, first = _catch_up(state, missing, event.position)
+    state, first = _catch_up(state, missing, event.position, is_due=True)
     due = [index for index in missing if not state.books[index].flight]
-    state, actions = _seal(state, due, plan, take_at=state.step)
+    state, actions = _seal(state, due, plan, is_now=True)
     seals, takes = _apart(actions)
     return state, [*seals, *first, Take(event.fragment, blocked.round), *takes]
 
 
 def _catch_up(
-    state: IslandState, missing: list[int], position: Position
+    state: IslandState, missing: list[int], position: Position, *, is_due: bool
 ) -> tuple[IslandState, list[Action]]:
     """Take the rounds that are over, before the open one can be sealed."""
     actions: list[Action] = []
@@ -299,20 +318,9 @@ def _catch_up(
             book = replace(book, flight=flight)
             actions.append(Await(index, flight.round))
         if book.flight:
-            state = _with(state, index, replace(book, is_due=True))
+            state = _with(state, index, replace(book, is_due=is_due))
             actions.append(Take(index, book.flight.round))
     return state, actions
-
-
-def _take_position(state: IslandState, position: Position, plan: Plan) -> IslandState:
-    """Move the step counter to where most islands are: from there all go in phase."""
-    latest = position.step + min(plan.overlap_steps, plan.sync_every - 1)
-    for index, book in enumerate(state.books):
-        flight = book.flight
-        if flight:
-            flight = replace(flight, take_at=min(flight.take_at, latest))
-        state = _with(state, index, replace(book, flight=flight, is_early=False))
-    return replace(state, step=position.step, is_astray=False)
 
 
 def _departures(state: IslandState) -> list[Action]:
@@ -324,13 +332,6 @@ def _departures(state: IslandState) -> list[Action]:
             # What an earlier life left in the open round stands there.
             actions.append(Rest(index, book.next_round + book.is_spoken_for))
     return actions
-
-
-def _without_early(state: IslandState, passed: list[int]) -> IslandState:
-    """Forget that fragments were sealed early: their send points are behind."""
-    for index in passed:
-        state = _with(state, index, replace(state.books[index], is_early=False))
-    return state
 
 
 def _flights(state: IslandState) -> list[tuple[int, Flight]]:

@@ -69,10 +69,10 @@ class Book:
     refused: int = 0
     flight: Flight | None = None
     is_due: bool = False
-    """To be sealed as soon as the update in flight is taken."""
+    """Wanted now: to be sealed as soon as the update in flight is taken."""
 
-    is_early: bool = False
-    """`sync_now` has sealed what the next send point would have."""
+    not_before: int = 0
+    """The step before which nothing is sealed: an island that has just joined."""
 
     is_spoken_for: bool = False
     """The next round holds an update of an earlier life: this one only takes it."""
@@ -89,11 +89,6 @@ class IslandState:
     step: int
     books: tuple[Book, ...]
     last_round: int | None = None
-    is_realigning: bool = False
-    """After `sync_now`: the step counter moves to the run's position once."""
-
-    is_astray: bool = False
-    """Out of phase: it moves there with the next outcome, forwards or back."""
 
     def finished(self, book: Book) -> bool:
         return self.last_round is not None and book.next_round > self.last_round

@@ -16,7 +16,6 @@ the next round. `wakes_at` says when nothing but time can change something.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from atoll.errors import Refused, Unreachable, UsageError
@@ -47,6 +46,7 @@ from atoll.protocol.membership import LEASE_S, Member
 from atoll.protocol.recovery import all_heard, lost_state
 from atoll.protocol.rounds import Phase, Reception, Round
 from atoll.protocol.run_state import CoordinatorState, Founding
+from atoll.protocol.values import changed
 from atoll.settings import EPOCH_KEYS
 from atoll.wire import Header, Roster, RosterEntry, Verdict
 
@@ -125,12 +125,12 @@ def _start(state: CoordinatorState, now_s: float) -> CoordinatorState:
     if len(taking_part) < state.settings.run.start_islands:
         return state
     rounds = tuple(
-        replace(round, phase=Phase.OPEN, opened_s=now_s, candidates=live)
+        changed(round, phase=Phase.OPEN, opened_s=now_s, candidates=live)
         if round.phase is Phase.WAITING
         else round
         for round in state.rounds
     )
-    return replace(state, rounds=rounds)
+    return changed(state, rounds=rounds)
 
 
 def _roster(state: CoordinatorState, round: Round, now_s: float) -> Roster:
@@ -172,8 +172,8 @@ def _join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
     before = state.members.known.get(member.island)
     if before is not None and _is_new_life(before, member):
         rounds = tuple(round.without(member.island) for round in state.rounds)
-        state = replace(state, rounds=rounds)
-    state = replace(state, members=members)
+        state = changed(state, rounds=rounds)
+    state = changed(state, members=members)
     if is_founder:
         founding = Founding(
             island=member.island,
@@ -181,7 +181,7 @@ def _join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
             model=request.model,
             until_s=now_s + LEASE_S,
         )
-        state = replace(state, founding=founding)
+        state = changed(state, founding=founding)
     spoken_for = tuple(
         round.fragment for round in state.rounds if member.island in round.staged
     )
@@ -217,7 +217,7 @@ def _founded(state: CoordinatorState, event: Founded, now_s: float) -> Result:
             zip(event.digests, event.outers, strict=True)
         )
     )
-    state = replace(state, model=founding.model, founding=None, rounds=rounds)
+    state = changed(state, model=founding.model, founding=None, rounds=rounds)
     return state, [Say(state.position(now_s))]
 
 
@@ -225,7 +225,7 @@ def _beat(state: CoordinatorState, event: Beaten, now_s: float) -> Result:
     beat = event.beat
     member = state.members.require(beat.island, beat.incarnation)
     members = state.members.beat(member, beat, now_s=now_s)
-    state = replace(state, members=members)
+    state = changed(state, members=members)
     return state, [Say(state.position(now_s, island=beat.island))]
 
 
@@ -248,7 +248,7 @@ def _store(state: CoordinatorState, event: Stored, now_s: float) -> Result:
         if header.round == round.number and round.phase is Phase.OPEN:
             seconds = max(0.0, now_s - round.opened_s)
             learned = member.arrived(header.fragment, seconds)
-            state = replace(state, members=state.members.with_member(learned))
+            state = changed(state, members=state.members.with_member(learned))
         reception = Reception.STAGED
     return state, [Say(reception)]
 
@@ -267,20 +267,20 @@ def _receive(state: CoordinatorState, member: Member, header: Header) -> Recepti
 
 def _leave(state: CoordinatorState, event: Leave, now_s: float) -> Result:
     member = state.members.require(event.island, event.incarnation)
-    state = replace(state, members=state.members.leave(member))
+    state = changed(state, members=state.members.leave(member))
     if state.founding and state.founding.island == event.island:
-        state = replace(state, founding=None)
+        state = changed(state, founding=None)
     return state, [Remember(event)]
 
 
 def _close(state: CoordinatorState, event: Closed, now_s: float) -> Result:
     member = state.members.require(event.island, event.incarnation)
-    return replace(state, members=state.members.close(member, now_s=now_s)), []
+    return changed(state, members=state.members.close(member, now_s=now_s)), []
 
 
 def _tick(state: CoordinatorState, event: Tick, now_s: float) -> Result:
     if state.founding and now_s > state.founding.until_s:
-        state = replace(state, founding=None)
+        state = changed(state, founding=None)
     return state, []
 
 
@@ -320,7 +320,7 @@ def _count(
     counted = state.counted.adding(
         roster, fragment=fragment, round=round, num_fragments=len(state.rounds)
     )
-    return replace(state, counted=counted)
+    return changed(state, counted=counted)
 
 
 def end_by_tokens(state: CoordinatorState) -> CoordinatorState:
@@ -328,7 +328,7 @@ def end_by_tokens(state: CoordinatorState) -> CoordinatorState:
     limit = state.settings.run.end_tokens
     if limit is None or state.last_round is not None or state.counted.tokens < limit:
         return state
-    return replace(state, last_round=_furthest(state))
+    return changed(state, last_round=_furthest(state))
 
 
 def _furthest(state: CoordinatorState) -> int:
@@ -348,7 +348,7 @@ def _set_values(state: CoordinatorState, event: NewValues, now_s: float) -> Resu
     last = state.last_round
     if "run.end_rounds" in event.values:
         last = settings.run.end_rounds
-    state = replace(state, settings=settings, epoch=epoch.number, last_round=last)
+    state = changed(state, settings=settings, epoch=epoch.number, last_round=last)
     return state, [Remember(epoch)]
 
 
@@ -359,12 +359,12 @@ def _stop(state: CoordinatorState, event: Stopping, now_s: float) -> Result:
     if last:
         values = NewValues({"run.end_rounds": last})
         state, actions = _set_values(state, values, now_s)
-    state = replace(state, last_round=last)
+    state = changed(state, last_round=last)
     return state, [*actions, Say(state.position(now_s))]
 
 
 def _pause(state: CoordinatorState, event: Pausing, now_s: float) -> Result:
-    state = replace(state, is_paused=event.is_paused)
+    state = changed(state, is_paused=event.is_paused)
     return state, [Say(state.position(now_s))]
 
 
@@ -401,4 +401,4 @@ def _round(state: CoordinatorState, header: Header) -> Round:
 
 def _with_round(state: CoordinatorState, index: int, round: Round) -> CoordinatorState:
     rounds = (*state.rounds[:index], round, *state.rounds[index + 1 :])
-    return replace(state, rounds=rounds)
+    return changed(state, rounds=rounds)

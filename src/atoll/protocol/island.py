@@ -20,8 +20,6 @@ ends when theirs does.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from atoll.algorithm.schedule import next_send, send_step
 from atoll.errors import Refused
 from atoll.protocol.island_events import (
@@ -50,6 +48,7 @@ from atoll.protocol.island_state import (
 )
 from atoll.protocol.messages import Position
 from atoll.protocol.tables import WORK
+from atoll.protocol.values import changed
 from atoll.wire import Roster, Verdict
 
 
@@ -130,7 +129,7 @@ def advance(
         case Wanted():
             return _wanted(state, event, plan)
         case SyncNow():
-            state = replace(state, step=event.step)
+            state = changed(state, step=event.step)
             return _seal(state, range(plan.num_books), plan, is_now=True)
         case Leaving():
             return state, _departures(state)
@@ -164,7 +163,7 @@ def _missed(book: Book, verdict: Verdict, through: int) -> int:
 def _stepped(
     state: IslandState, step: int, plan: Plan
 ) -> tuple[IslandState, list[Action]]:
-    state = replace(state, step=step)
+    state = changed(state, step=step)
     takes: list[Action] = [
         Take(index, flight.round)
         for index, flight in _flights(state)
@@ -210,12 +209,12 @@ def _seal(
     for index in fragments:
         book = state.books[index]
         if book.flight:
-            state = _with(state, index, replace(book, is_due=True))
+            state = _with(state, index, changed(book, is_due=True))
             takes.append(Take(index, book.flight.round))
         elif not state.finished(book):
             flight = _flight(index, book, state.step, plan, is_now=is_now)
             begin = Await if book.is_spoken_for else Seal
-            book = replace(book, flight=flight, is_due=False, is_spoken_for=False)
+            book = changed(book, flight=flight, is_due=False, is_spoken_for=False)
             state = _with(state, index, book)
             seals.append(begin(index, flight.round))
             if flight.take_at <= state.step:
@@ -268,7 +267,7 @@ def _moved(
     step = max(state.step, _reached(position, plan))
     if has_missed:
         step = max(step, position.step)
-    return replace(state, step=step, last_round=position.last_round)
+    return changed(state, step=step, last_round=position.last_round)
 
 
 def _follow(
@@ -297,7 +296,7 @@ def _wanted(
         if state.books[index].next_round <= event.position.rounds[index]
     ]
     for index in missing:
-        book = replace(state.books[index], is_spoken_for=False)
+        book = changed(state.books[index], is_spoken_for=False)
         state = _with(state, index, book)
     state, first = _catch_up(state, missing, event.position, is_due=True)
     due = [index for index in missing if not state.books[index].flight]
@@ -315,10 +314,10 @@ def _catch_up(
         book = state.books[index]
         if book.flight is None and book.next_round < position.rounds[index]:
             flight = Flight(round=book.next_round, take_at=state.step)
-            book = replace(book, flight=flight)
+            book = changed(book, flight=flight)
             actions.append(Await(index, flight.round))
         if book.flight:
-            state = _with(state, index, replace(book, is_due=is_due))
+            state = _with(state, index, changed(book, is_due=is_due))
             actions.append(Take(index, book.flight.round))
     return state, actions
 
@@ -342,4 +341,4 @@ def _flights(state: IslandState) -> list[tuple[int, Flight]]:
 
 def _with(state: IslandState, index: int, book: Book) -> IslandState:
     books = (*state.books[:index], book, *state.books[index + 1 :])
-    return replace(state, books=books)
+    return changed(state, books=books)

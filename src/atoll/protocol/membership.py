@@ -10,12 +10,13 @@ Rule 3: a lease that ran out means that nobody waits, not that the island is dea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from atoll.algorithm.pace import Arrivals
 from atoll.errors import LeaseLost, NameKnown, UsageError
 from atoll.protocol.messages import Beat, Holding, JoinRequest
 from atoll.protocol.tables import JOINING
+from atoll.protocol.values import changed
 
 LEASE_S = 15.0
 """How long nobody doubts an island that says nothing."""
@@ -56,7 +57,7 @@ class Member:
     def arrived(self, fragment: int, seconds: float) -> Member:
         """Return the member with one more arrival of an update."""
         then = self.arrivals_of(fragment).then(seconds)
-        return replace(self, arrivals={**self.arrivals, fragment: then})
+        return changed(self, arrivals={**self.arrivals, fragment: then})
 
     def arrivals_of(self, fragment: int) -> Arrivals:
         return self.arrivals.get(fragment, Arrivals())
@@ -118,7 +119,7 @@ class Members:
         ]
         match answer, before:
             case "same life", Member():
-                again = replace(before, lease_until_s=now_s + LEASE_S)
+                again = changed(before, lease_until_s=now_s + LEASE_S)
                 return self.with_member(again), again
             case "LeaseLost", _:
                 raise _fenced(name, incarnation or 0, before)
@@ -165,7 +166,7 @@ class Members:
 
     def beat(self, member: Member, beat: Beat, *, now_s: float) -> Members:
         """Return the members with one lease renewed."""
-        renewed = replace(
+        renewed = changed(
             member,
             lease_until_s=now_s + LEASE_S,
             step=beat.step,
@@ -178,10 +179,10 @@ class Members:
     def close(self, member: Member, *, now_s: float) -> Members:
         """Return the members with one lease shortened: its connection was closed."""
         until_s = min(member.lease_until_s, now_s + CLOSED_S)
-        return self.with_member(replace(member, lease_until_s=until_s))
+        return self.with_member(changed(member, lease_until_s=until_s))
 
     def leave(self, member: Member) -> Members:
-        return self.with_member(replace(member, has_left=True))
+        return self.with_member(changed(member, has_left=True))
 
     def with_member(self, member: Member) -> Members:
         return Members({**self.known, member.island: member})

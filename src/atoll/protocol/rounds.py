@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from atoll.algorithm.pace import deadline_s
@@ -19,6 +19,7 @@ from atoll.errors import Refused
 from atoll.protocol.membership import Members
 from atoll.protocol.messages import Holding
 from atoll.protocol.tables import RECEPTION
+from atoll.protocol.values import changed
 from atoll.settings import LimitsSection, RunSection, SyncSection
 from atoll.wire import Header, Kind, OuterValues, Roster, Verdict, update_digest
 
@@ -124,18 +125,18 @@ class Round:
         """Return the round with a wanted update, whose body is here and verified."""
         if header.round == self.number:
             is_first = self.first_s is None and header.kind is not Kind.DEPARTING
-            return replace(
+            return changed(
                 self,
                 staged={**self.staged, header.island: header},
                 first_s=now_s if is_first else self.first_s,
             )
-        return replace(self, ahead={**self.ahead, header.island: header})
+        return changed(self, ahead={**self.ahead, header.island: header})
 
     def without(self, island: str) -> Round:
         """Return the round that does not wait for a new life of an island."""
         if island in self.staged:
             return self
-        return replace(self, candidates=self.candidates - {island})
+        return changed(self, candidates=self.candidates - {island})
 
     def missing(self, members: Members, now_s: float) -> frozenset[str]:
         """Return the live candidates that have not published."""
@@ -167,7 +168,7 @@ class Round:
     def close(self, roster: Roster) -> Round:
         """Freeze the staged set: from here on the round can only be committed."""
         assert self.phase is Phase.OPEN
-        return replace(self, phase=Phase.CLOSING, roster=roster)
+        return changed(self, phase=Phase.CLOSING, roster=roster)
 
     def commit(
         self,

@@ -174,6 +174,14 @@ def verify_body(header: Header, body: Bytes) -> None:
 
 def update_digest(header: Header) -> bytes:
     """Return an update's identity, the same whichever life of its island sends it."""
+    # Asked for at every turn of an update's way; a header never changes.
+    known: bytes | None = header.__dict__.get("_update_digest")
+    if known is None:
+        known = header.__dict__["_update_digest"] = _update_digest(header)
+    return known
+
+
+def _update_digest(header: Header) -> bytes:
     if not (header.kind.is_update and header.is_sealed):
         raise UsageError(
             f"the {header.name} has no update digest: only a sealed update has."

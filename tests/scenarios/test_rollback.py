@@ -11,6 +11,7 @@ from atoll.testing import (
     Vectors,
     VirtualIsland,
     VirtualRun,
+    simulate,
     vector_model,
     virtual_run,
 )
@@ -47,6 +48,16 @@ def ends_on_one_anchor(plan: FaultPlan) -> VirtualRun:
 def test_rounds_that_the_journal_lost_come_back_from_an_island(for_s: float) -> None:
     """After 10 s, one round and many: nobody goes back, and the run goes on."""
     ends_on_one_anchor(FaultPlan().rollback("coordinator", at_s=10.0, for_s=for_s))
+
+
+@pytest.mark.parametrize("at_s", [5.0, 12.3, 20.0])
+def test_every_invariant_holds_though_the_journal_was_put_back(at_s: float) -> None:
+    """One anchor, each update counted once, no work lost; only the journal has gaps."""
+    plan = FaultPlan().rollback("coordinator", at_s=at_s, for_s=8.0)
+    result = simulate(settings(), islands=ISLANDS, faults=plan, seed=3)
+
+    assert result.violations == []
+    assert result.rounds == (ROUNDS, ROUNDS)
 
 
 def test_islands_that_the_journal_lost_go_on_as_they_are() -> None:

@@ -182,7 +182,7 @@ def test_disk_faults_last_their_window() -> None:
 
     # Of one instant, the process's own timers were made before the ends of faults.
     assert seen[:3] == ["", "DiskFull", "DiskFull"]
-    assert seen[4:] == ["", "UsageError", ""]
+    assert seen[4:] == ["", "DiskDenied", ""]
 
 
 def test_clock_faults_change_the_clock_of_their_process_only() -> None:

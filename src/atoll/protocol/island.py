@@ -6,8 +6,8 @@ Rule 2: a fragment has at most one update in flight. Its outcome is taken at
 Rule 3: what the roster says decides (`verdict_of`, `decide`); that an update was
         delivered means nothing.
 Rule 4: outcomes of a fragment are taken in the order of their rounds.
-Rule 5: round r of a fragment is due from the step that the schedule has for it, in
-        its cycle r - 1. So the rounds that all agree on tell where everybody is, and
+Rule 5: round r of a fragment is due from its send point in the schedule's r-th
+        period on. So the rounds that all agree on tell where everybody is, and
         islands that got out of phase come back into it.
 
 Theory of operation. The host counts inner steps and sends `Stepped` when `wakes_at`

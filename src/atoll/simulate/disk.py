@@ -37,6 +37,9 @@ class SimDisk:
         self.calls = 0
         self.is_full = False
         self.is_read_only = False
+        self.was_put_back = False
+        """Whether it has lost what was durable: nobody promises anything then."""
+
         self._process = process
         self._rng = self._fate = rng or random.Random(0)
         if process is not None:
@@ -81,7 +84,7 @@ class SimDisk:
 
         def put_back() -> None:
             self._tell("put back", f"{len(files)} files, and {len(self._files)} gone")
-            self._removed = {}
+            self._removed, self.was_put_back = {}, True
             self._files = {
                 name: SimFile(content, is_durable=True)
                 for name, content in files.items()

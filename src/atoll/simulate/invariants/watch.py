@@ -44,6 +44,7 @@ from atoll.simulate.invariants.life import Life, WatchedLine, WatchedView
 from atoll.simulate.invariants.liveness import EveryoneCounts, Progress
 from atoll.simulate.invariants.rounds import Rounds
 from atoll.simulate.invariants.truth import Commit, Truth
+from atoll.simulate.storms import COORDINATOR
 from atoll.simulate.world import World
 from atoll.weights import Layout
 from atoll.wire import Header
@@ -173,7 +174,8 @@ class Watch:
     def _meet(self, service: Service) -> None:
         """Judge a coordinator that has begun to live, and see all that it does."""
         self._service = service
-        self._rounds.opened(service)
+        was_put_back = self._world.disks[COORDINATOR].was_put_back
+        self._rounds.opened(service, was_put_back=was_put_back)
         now_s = self._world.scheduler.now_s
         self._opened_s = {index: now_s for index in range(len(service.weights))}
         handle, commit = service.handle, service.journal.commit

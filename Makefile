@@ -2,7 +2,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.atoll-installed
-SLOW := tests/e2e tests/training
+SLOW := tests/e2e tests/training tests/simulate/test_storms_hold.py tests/simulate/test_planted.py
 
 .PHONY: setup demo test test-fast storms check bench engines
 

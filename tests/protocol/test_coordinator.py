@@ -423,6 +423,19 @@ def test_nothing_is_wanted_of_too_few() -> None:
     assert table.wait("a", 0) == (1,)
 
 
+def test_a_newcomer_is_wanted_where_the_quorum_needs_it() -> None:
+    """No open round waits for a new life, but without it none could close."""
+    table = out_of_phase(quorum=2)
+    table.join("b", nonce=b"2")
+    assert table.state.rounds[0].candidates == {"a"}
+
+    table.wait("a", 0)
+    assert table.wait("b", 1) == (0,)
+
+    (close,) = closings(table.publish("b", fragment=0))
+    assert [entry.island for entry in close.roster.entries] == ["a", "b"]
+
+
 def test_who_left_before_the_run_began_does_not_begin_it() -> None:
     """Two must take part: one that came and went is none, unless it left its work."""
     table = desk(start_islands=2)

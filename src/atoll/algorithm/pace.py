@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 
 from atoll.errors import UsageError
 
@@ -36,6 +37,17 @@ class Arrivals:
     seconds: tuple[float, ...] = ()
     """Oldest first."""
 
+    @cached_property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+    @cached_property
+    def spread_s(self) -> float:
+        """How far from the median arrivals are, scaled to a standard deviation."""
+        median_s = self.median_s
+        distance = statistics.median([abs(each - median_s) for each in self.seconds])
+        return max(NORMAL_SPREAD * distance, LEAST_SPREAD * median_s)
+
     def then(self, arrival_s: float) -> Arrivals:
         """Return the arrivals with one more, without the oldest beyond `LAST`."""
         if not 0.0 <= arrival_s < math.inf:
@@ -58,10 +70,8 @@ def deadline_s(
     """
     if len(arrivals.seconds) < KNOWN:
         return upper_s
-    median = statistics.median(arrivals.seconds)
-    distance = statistics.median(abs(second - median) for second in arrivals.seconds)
-    spread = max(NORMAL_SPREAD * distance, LEAST_SPREAD * median)
-    return min(max(median + patience * spread, lower_s), upper_s)
+    late_s = arrivals.median_s + patience * arrivals.spread_s
+    return min(max(late_s, lower_s), upper_s)
 
 
 def dynamic_steps(speeds: Mapping[str, float], *, sync_every: int) -> dict[str, int]:

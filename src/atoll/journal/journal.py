@@ -157,7 +157,7 @@ class Journal:
         """
         self._require_frame(agreed, body, Kind.AGREED)
         record = Committed(
-            agreed=Agreed(pack(agreed)),
+            agreed=Agreed.of(agreed),
             digest_after=digest_after,
             epoch=epoch,
             place=Place() if agreed.elements else None,
@@ -167,6 +167,7 @@ class Journal:
         self._log.heal()
         place, draft = self._bodies.keep(agreed, body)
         self._record(replace(record, place=place), *([draft] if draft else []))
+        self._keep((agreed.fragment, agreed.round), record.agreed)
 
     def stage(self, header: Header, body: U8) -> None:
         """Make a departing update durable until its round is over. Safe to repeat.
@@ -331,10 +332,13 @@ class Journal:
     def _agreed(self, fragment: int, round: int) -> Agreed:
         key = (fragment, round)
         if key not in self._recent:
-            self._recent[key] = self._read_agreed(fragment, round)
-            while len(self._recent) > RECENT * max(1, len(self.recorded.fragments)):
-                del self._recent[next(iter(self._recent))]
+            self._keep(key, self._read_agreed(fragment, round))
         return self._recent[key]
+
+    def _keep(self, key: tuple[int, int], agreed: Agreed) -> None:
+        self._recent[key] = agreed
+        while len(self._recent) > RECENT * max(1, len(self.recorded.fragments)):
+            del self._recent[next(iter(self._recent))]
 
     def _read_agreed(self, fragment: int, round: int) -> Agreed:
         known = self.recorded.fragment(fragment)

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from atoll.errors import CorruptError, UsageError
 from atoll.protocol import ModelSpec
-from atoll.wire import Header, Roster, unpack, unpack_roster
+from atoll.wire import Header, Roster, pack, unpack, unpack_roster
 from atoll.wire.header import MAX_FRAGMENT
 from atoll.wire.layout import FIXED, FIXED_BYTES, PREFIX_BYTES, Fixed
 from atoll.wire.text import name_fault, reason_fault
@@ -156,6 +156,13 @@ class Agreed:
             raise UsageError(
                 f"a header of {len(self.packed)} bytes must have {FIXED_BYTES} or more."
             )
+
+    @classmethod
+    def of(cls, header: Header) -> Agreed:
+        """Return a header as a journal holds it, and remember it unpacked."""
+        agreed = cls(pack(header))
+        agreed.__dict__["header"] = header
+        return agreed
 
     @cached_property
     def fixed(self) -> Fixed:

@@ -98,8 +98,9 @@ def _settle(state: CoordinatorState, now_s: float) -> Result:
     if state.is_paused or not all_heard(state.members, now_s):
         return state, []
     actions: list[Action] = []
+    terms = state.terms
     for index, round in enumerate(state.rounds):
-        can_close = round.can_close(state.members, state.terms, now_s)
+        can_close = round.can_close(state.members, terms, now_s)
         if can_close and not lost_state(round, state.members, now_s):
             roster = _roster(state, round, now_s)
             state = _with_round(state, index, round.close(roster))

@@ -94,14 +94,19 @@ class CoordinatorState:
         return can_close and all(map(self._is_blocked, live))
 
     def wanted(self, island: str, now_s: float) -> tuple[int, ...]:
-        """Return the fragments that a stuck run waits for this island to publish."""
+        """Return the fragments that a stuck run waits for this island to publish.
+
+        Below the quorum that includes a newcomer, for whom no open round waits.
+        """
         if not self.is_stuck(now_s):
             return ()
+        quorum = self.settings.run.quorum
         return tuple(
             round.fragment
             for round in self.rounds
             if round.phase is Phase.OPEN
-            and island in round.missing(self.members, now_s)
+            and island not in round.staged
+            and (island in round.candidates or len(round.staged) < quorum)
         )
 
     def _is_blocked(self, island: str) -> bool:

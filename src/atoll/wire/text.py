@@ -7,6 +7,7 @@ printable changes with its Unicode tables and two readers must never disagree.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from atoll.errors import CorruptError
 
@@ -55,6 +56,12 @@ def decode_text(data: bytes, *, what: str) -> str:
 
 
 def _text_fault(value: str, *, what: str, most: int) -> str | None:
+    if len(value) > _SHORT:
+        return _judge_text(value, what, most)
+    return _judge_short(value, what, most)
+
+
+def _judge_text(value: str, what: str, most: int) -> str | None:
     try:
         size_bytes = len(value.encode())
     except UnicodeEncodeError:
@@ -64,3 +71,8 @@ def _text_fault(value: str, *, what: str, most: int) -> str | None:
     if found := _UNPRINTABLE.search(value):
         return f"{what}={value!r} contains {found[0]!r}, which is not printable"
     return None
+
+
+# The same few names come with every frame; long texts are not worth keeping.
+_SHORT = 64
+_judge_short = lru_cache(maxsize=4096)(_judge_text)

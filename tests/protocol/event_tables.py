@@ -119,7 +119,7 @@ EVENTS = Table(
         ),
         Row(
             ("Stopping",),
-            "settings, epoch, last_round; Remember, Say",
+            "rounds, settings, epoch, last_round; Remember, Say",
             "The furthest published round is the last, by an epoch of its own.",
         ),
         Row(("Pausing",), "is_paused; Say", "Updates are staged, and nothing closes."),

@@ -9,7 +9,7 @@ import pytest
 from atoll import RunSettings
 from atoll.algorithm.pace import Arrivals
 from atoll.errors import LeaseLost, ModelError, Refused, Unreachable, UsageError
-from atoll.protocol import Beat, JoinRequest, ModelSpec, Position
+from atoll.protocol import Beat, Holding, JoinRequest, ModelSpec, Position
 from atoll.protocol.coordinator import advance, wakes_at
 from atoll.protocol.events import (
     Action,
@@ -513,6 +513,53 @@ def test_a_stopped_run_finishes_the_rounds_under_way() -> None:
     table.commit(closings(table.publish("b"))[0])
 
     assert table.state.rounds[0].phase is Phase.ENDED
+
+
+def test_no_round_stays_open_beyond_a_stop() -> None:
+    """Nobody has published for the open round: it ends with the one before."""
+    table = started("a", "b")
+    table.publish("a")
+    table.commit(closings(table.publish("b"))[0])
+    table.do(Stopping())
+
+    assert table.state.last_round == 1
+    assert table.state.rounds[0].phase is Phase.ENDED
+
+
+def test_a_later_end_opens_what_had_ended() -> None:
+    """And an end that is behind what was published is refused."""
+    table = started("a")
+    table.do(NewValues({"run.end_rounds": 1}))
+    table.commit(closings(table.publish("a"))[0])
+    assert table.state.rounds[0].number == 2
+
+    table.do(NewValues({"run.end_rounds": 3}))
+    (close,) = closings(table.publish("a"))
+    table.commit(close)
+    with pytest.raises(UsageError, match=r"end_rounds=1 is over: round 2"):
+        table.do(NewValues({"run.end_rounds": 1}))
+
+
+def test_a_founder_that_lives_keeps_its_founding() -> None:
+    """Its heartbeats renew it, as they do its lease."""
+    table = desk()
+    table.do(Joining(JoinRequest(island="a", model=MODEL), b"a", b"1"))
+    for _ in range(4):
+        table.now_s += LEASE_S / 2
+        table.beat("a")
+    table.do(Founded("a", 1, (bytes(16),), (OUTER,)))
+
+    assert table.state.model is not None
+
+
+def test_what_an_island_holds_never_goes_back() -> None:
+    """A heartbeat that was overtaken by a later one changes nothing about it."""
+    table = started("a")
+    for held in (4, 3):
+        holds = (Holding(held, bytes(16)),)
+        table.do(Beaten(Beat(island="a", incarnation=1, step=0, holds=holds)))
+
+    assert table.state.members.known["a"].holds[0].round == 4
 
 
 def test_other_values_do_not_undo_a_stop() -> None:

@@ -179,7 +179,7 @@ class Service:
         member = welcome.member
         self._keep_updates_of(member.island, welcome.spoken_for)
         if before is None or before.incarnation != member.incarnation:
-            self.journal.append(
+            self.journal.note(
                 Joined(
                     island=member.island,
                     incarnation=member.incarnation,
@@ -188,7 +188,6 @@ class Service:
                     nonce=member.nonce,
                 )
             )
-            self.journal.sync()
         self.state = state
         self._perform(actions, now_s)
         return self._reply(welcome)
@@ -225,6 +224,11 @@ class Service:
             return self.state.position(now_s)
         founding = self.state.founding_of(call.island, call.incarnation)
         layout = lay_out(founding.model, self.state.settings)
+        if len(call.states) != len(layout):
+            raise Refused(
+                f"{len(call.states)} states cannot found a run of {len(layout)} "
+                "fragments. Bring one for each."
+            )
         outers = tuple(terms_of(each, self.state.settings).outer for each in layout)
         for frame, each in zip(call.states, layout, strict=True):
             require_state(
@@ -342,14 +346,13 @@ class Service:
         """Make a change durable before it is in force."""
         match action.what:
             case Leave(island, incarnation, reason):
-                self.journal.append(
+                self.journal.note(
                     Left(island=island, incarnation=incarnation, reason=reason)
                 )
             case Epoch(number, values):
-                self.journal.append(EpochSet(number=number, values=values))
+                self.journal.note(EpochSet(number=number, values=values))
             case Member():
                 raise AssertionError("a joining is journalled by _join")
-        self.journal.sync()
 
     def _perform(
         self, actions: list[Action], now_s: float

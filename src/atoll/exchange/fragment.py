@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from atoll.errors import NonFinite, Refused
@@ -58,6 +60,11 @@ class RunFragment:
     @property
     def open_round(self) -> int:
         return (self._state.round if self._state else 0) + 1
+
+    @property
+    def staged(self) -> Collection[str]:
+        """The islands that have published for the open round."""
+        return self._staged.get(self.open_round, {}).keys()
 
     @property
     def highest_staged(self) -> int:

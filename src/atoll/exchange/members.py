@@ -28,6 +28,9 @@ class Members:
         self.steps: dict[str, int] = {}
         """The schedule step each live island reported last."""
 
+        self.waits: dict[str, tuple[int, int]] = {}
+        """The fragment and round whose outcome an island stands still for."""
+
     @property
     def live(self) -> frozenset[str]:
         return frozenset(self._live)
@@ -72,6 +75,7 @@ class Members:
         if member is None or member.incarnation != incarnation:
             return False
         del self._live[island], self.steps[island]
+        self.waits.pop(island, None)
         return True
 
     def require(self, island: str, incarnation: int) -> None:

@@ -7,6 +7,7 @@ left, never by time: so the same islands give the same bits. Islands may be thre
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from statistics import median_high
 
 from atoll.errors import Refused, RunEnded
@@ -67,7 +68,12 @@ class MemoryRun:
         # No lock: a step that synchronises nothing must not wait for a reduction.
         self._members.require(beat.island, beat.incarnation)
         self._members.steps[beat.island] = beat.step
-        return self._position
+        if beat.waits_for is None:
+            self._members.waits.pop(beat.island, None)
+            return self._position
+        with self._changed:
+            self._members.waits[beat.island] = beat.waits_for
+            return replace(self._position, wanted=self._wanted(beat.island))
 
     def publish(self, frame: Frame) -> None:
         header = frame.header
@@ -110,6 +116,24 @@ class MemoryRun:
                 self._forget_founding()
                 self._members.forget(island)
             self._settle()
+
+    def _wanted(self, island: str) -> tuple[int, ...]:
+        """Return what this island must publish, when every island waits for another."""
+        live, quorum = self._members.live, self.settings.run.quorum
+        if len(live) < quorum or not all(map(self._is_blocked, live)):
+            return ()
+        return tuple(
+            fragment.index
+            for fragment in self._fragments
+            if not self._never_opens(fragment.open_round)
+            and island not in fragment.staged
+            and (island in fragment.candidates or len(fragment.staged) < quorum)
+        )
+
+    def _is_blocked(self, island: str) -> bool:
+        fragment, round = self._members.waits.get(island, (0, 0))
+        waited = self._fragments[fragment]
+        return waited.open_round == round and island in waited.staged
 
     @property
     def _is_founded(self) -> bool:

@@ -235,13 +235,15 @@ class Courier:
 
     def _waits_elsewhere(self, sealed: Sealed) -> bool:
         """Return whether training stands still for another flight than this one."""
-        return self._waiting is not None and self._waiting[0] is not sealed
+        waiting = self._waiting
+        return waiting is not None and waiting[0] is not sealed
 
     def _heed(self) -> bool:
         """Tell the thread that trains what everybody waits for, while it waits too."""
-        if self._waiting is None:
+        waiting = self._waiting
+        if waiting is None:
             return False
-        sealed, beat = self._waiting
+        sealed, beat = waiting
         position = self._exchange.heartbeat(beat)
         for fragment in position.lost:
             self._bring_state(self._slots[fragment])

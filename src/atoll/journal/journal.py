@@ -119,6 +119,17 @@ class Journal:
         self.recorded.require(record)
         self.recorded.apply(record, self._log.append(encode(record)))
 
+    def note(self, record: Note) -> None:
+        """Add a record that is durable when this returns.
+
+        Raises:
+            UsageError: it cannot follow what the journal has.
+            DiskError: nothing was added; safe to repeat.
+        """
+        self.recorded.require(record)
+        self._log.heal()
+        self._record(record)
+
     def sync(self) -> None:
         """Return when everything appended is durable. Safe to repeat after an error."""
         self._log.sync()

@@ -225,8 +225,20 @@ def _founded(state: CoordinatorState, event: Founded, now_s: float) -> Result:
 def _beat(state: CoordinatorState, event: Beaten, now_s: float) -> Result:
     beat = event.beat
     member = state.members.require(beat.island, beat.incarnation)
+    if beat.holds and state.rounds and len(beat.holds) != len(state.rounds):
+        raise Refused(
+            f"Island {beat.island!r} says what it holds of {len(beat.holds)} "
+            f"fragments, and the run has {len(state.rounds)}. Join again."
+        )
     members = state.members.beat(member, beat, now_s=now_s)
     state = changed(state, members=members)
+    founding = state.founding
+    if founding and (founding.island, founding.incarnation) == (
+        beat.island,
+        beat.incarnation,
+    ):
+        founding = changed(founding, until_s=now_s + LEASE_S)
+        state = changed(state, founding=founding)
     return state, [Say(state.position(now_s, island=beat.island))]
 
 
@@ -296,7 +308,7 @@ def _commit(state: CoordinatorState, event: Committed, now_s: float) -> Result:
         now_s=now_s,
         last_round=state.last_round,
     )
-    return _with_round(state, event.fragment, opened), []
+    return _bounded(_with_round(state, event.fragment, opened), now_s), []
 
 
 def _recover(state: CoordinatorState, event: Recovered, now_s: float) -> Result:
@@ -349,8 +361,32 @@ def _set_values(state: CoordinatorState, event: NewValues, now_s: float) -> Resu
     last = state.last_round
     if "run.end_rounds" in event.values:
         last = settings.run.end_rounds
+        _require_not_passed(state, last)
     state = changed(state, settings=settings, epoch=epoch.number, last_round=last)
-    return state, [Remember(epoch)]
+    return _bounded(state, now_s), [Remember(epoch)]
+
+
+def _require_not_passed(state: CoordinatorState, last: int | None) -> None:
+    furthest = _furthest(state) if state.rounds else 0
+    if last is not None and last < furthest:
+        raise UsageError(
+            f"run.end_rounds={last} is over: round {furthest} has been published. "
+            f"Give {furthest} or more."
+        )
+
+
+def _bounded(state: CoordinatorState, now_s: float) -> CoordinatorState:
+    """Return the state with no round open beyond the last, and none ended before it."""
+    last, live = state.last_round, state.members.live(now_s)
+    rounds = []
+    for round in state.rounds:
+        is_over = last is not None and round.number > last
+        if is_over and round.phase in (Phase.WAITING, Phase.OPEN):
+            round = changed(round, phase=Phase.ENDED)
+        elif round.phase is Phase.ENDED and not is_over:
+            round = changed(round, phase=Phase.OPEN, opened_s=now_s, candidates=live)
+        rounds.append(round)
+    return changed(state, rounds=tuple(rounds))
 
 
 def _stop(state: CoordinatorState, event: Stopping, now_s: float) -> Result:
@@ -360,7 +396,7 @@ def _stop(state: CoordinatorState, event: Stopping, now_s: float) -> Result:
     if last:
         values = NewValues({"run.end_rounds": last})
         state, actions = _set_values(state, values, now_s)
-    state = changed(state, last_round=last)
+    state = _bounded(changed(state, last_round=last), now_s)
     return state, [*actions, Say(state.position(now_s))]
 
 

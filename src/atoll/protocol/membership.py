@@ -171,7 +171,7 @@ class Members:
             lease_until_s=now_s + LEASE_S,
             step=beat.step,
             waits_for=beat.waits_for,
-            holds=beat.holds,
+            holds=_latest(member.holds, beat.holds),
             is_heard=True,
         )
         return self.with_member(renewed)
@@ -195,6 +195,17 @@ class Members:
         while f"island-{number}" in self.known:
             number += 1
         return f"island-{number}"
+
+
+def _latest(
+    before: tuple[Holding, ...], now: tuple[Holding, ...]
+) -> tuple[Holding, ...]:
+    """Return what an island holds: a life never goes back, but its messages may."""
+    if len(before) != len(now):
+        return now or before
+    return tuple(
+        max(pair, key=lambda held: held.round) for pair in zip(now, before, strict=True)
+    )
 
 
 def _fenced(island: str, incarnation: int, known: Member | None) -> LeaseLost:

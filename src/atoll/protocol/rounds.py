@@ -221,6 +221,7 @@ class Round:
             outer=outer,
             opened_s=now_s,
             candidates=candidates,
+            staged=self.ahead if state.round == self.number else {},
         )
 
 

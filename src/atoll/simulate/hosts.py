@@ -180,7 +180,9 @@ class CoordinatorHost:
             return
         if isinstance(call, OutcomeCall) and call.wait_s and _may_wait(reply):
             until_s = self._world.scheduler.now_s + min(call.wait_s, LONG_POLL_S)
-            self._waiting.append((replace(call, wait_s=0.0), answer, until_s))
+            self._waiting.append(
+                (replace(call, wait_s=0.0, beat=None), answer, until_s)
+            )
         else:
             answer(reply, size_bytes=size_of(reply))
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 
 from atoll.simulate.trials import storm, trial
 
@@ -69,7 +70,9 @@ def weather_all(first: int, storms: int, *, processes: int) -> Iterator[Tally]:
         range(start, min(start + BATCH, first + storms))
         for start in range(first, first + storms, BATCH)
     ]
-    with ProcessPoolExecutor(processes) as pool:
+    # Spawned, not forked: whoever calls this may have threads.
+    fresh = get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=fresh) as pool:
         for tally in pool.map(weather, batches):
             total.add(tally)
             yield total

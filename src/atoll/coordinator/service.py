@@ -16,7 +16,6 @@ from atoll.disk import Disk
 from atoll.errors import (
     CorruptError,
     DiskError,
-    NonFinite,
     Refused,
     RunEnded,
     Unreachable,
@@ -37,7 +36,7 @@ from atoll.exchange import (
     StateCall,
 )
 from atoll.journal import Created, EpochSet, Joined, Journal, Left
-from atoll.protocol import Holding, JoinReply, Position, Reception, refuse_all
+from atoll.protocol import Holding, JoinReply, Position, Reception
 from atoll.protocol.coordinator import advance, wakes_at
 from atoll.protocol.events import (
     Action,
@@ -60,15 +59,14 @@ from atoll.protocol.events import (
 from atoll.protocol.membership import Member
 from atoll.settings import RunSettings
 from atoll.weights import (
-    Contribution,
     FragmentState,
+    agree,
     lay_out,
-    reduce,
     require_state,
     require_update,
     terms_of,
 )
-from atoll.wire import Header, Kind, Roster, codec, verify_body, with_body
+from atoll.wire import Header, Kind, verify_body
 
 COMPACT_ROUNDS = 10
 """How many means a restart has to go through at most, and a disk to keep."""
@@ -370,43 +368,25 @@ class Service:
 
     def _agree(self, close: Close) -> Frame:
         """Return the outcome of a closing round, and take its outer step."""
-        layout = self._layout[close.fragment]
-        terms = terms_of(layout, self.state.settings)
-        contributions = [
-            self._contribution(close, entry.island) for entry in close.roster.counted
-        ]
-        roster, body = close.roster, np.empty(0, np.uint8)
-        if contributions:
-            try:
-                body = reduce(layout, contributions, down=terms.down, merge=terms.merge)
-            except NonFinite:
-                roster = refuse_all(roster, "norm: the mean overflows")
-        header = self._agreed_header(close, roster, body, terms.down.name)
-        self.weights[close.fragment].apply(header, body)
-        return Frame(header, body)
-
-    def _contribution(self, close: Close, island: str) -> Contribution:
-        frame = self._spool[close.fragment, close.round, island]
-        return Contribution(codec(frame.header.codec), frame.body, frame.header.weight)
-
-    def _agreed_header(
-        self, close: Close, roster: Roster, body: np.ndarray, down: str
-    ) -> Header:
-        layout = self._layout[close.fragment]
-        header = Header(
-            kind=Kind.AGREED,
+        layout, weights = self._layout[close.fragment], self.weights[close.fragment]
+        frames = {
+            header.island: self._spool[close.fragment, close.round, header.island]
+            for header in close.staged
+        }
+        header, body = agree(
+            layout,
+            terms_of(layout, self.state.settings),
+            close.roster,
+            {name: (frame.header, frame.body) for name, frame in frames.items()},
             run=self.state.run,
             fragment=close.fragment,
             round=close.round,
             epoch=close.epoch,
-            base=self.weights[close.fragment].digest,
-            codec=down,
-            elements=layout.elements if len(body) else 0,
-            weight=0,
+            base=weights.digest,
             outer=close.outer,
-            roster=roster,
         )
-        return with_body(header, body)
+        weights.apply(header, body)
+        return Frame(header, body)
 
     def _commit(self, pending: Pending, now_s: float) -> None:
         """Make an outcome durable, and open the next round.

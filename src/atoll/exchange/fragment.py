@@ -6,27 +6,19 @@ from collections.abc import Collection
 
 import numpy as np
 
-from atoll.errors import NonFinite, Refused
+from atoll.errors import Refused
 from atoll.exchange.base import Frame
-from atoll.protocol import judge_updates, refuse_all
+from atoll.protocol import judge_updates
 from atoll.settings import RunSettings
 from atoll.weights import (
-    Contribution,
     FragmentLayout,
     FragmentState,
-    reduce,
+    agree,
     require_state,
     require_update,
     terms_of,
 )
-from atoll.wire import (
-    Header,
-    Kind,
-    Roster,
-    codec,
-    update_digest,
-    with_body,
-)
+from atoll.wire import Kind, Roster, update_digest
 
 KEPT_BODIES = 2
 """Agreed bodies kept for islands that come late; rosters are kept for good."""
@@ -148,36 +140,16 @@ class RunFragment:
             self.counted[entry.island] = (entry.inner_steps, entry.tokens)
 
     def _agree(self, roster: Roster, staged: dict[str, Frame]) -> Frame:
-        counted = [staged[entry.island] for entry in roster.counted]
-        try:
-            return self._frame(roster, self._reduce(counted) if counted else None)
-        except NonFinite:
-            # Finite updates whose sum is not: no single island is to blame.
-            return self._frame(refuse_all(roster, "norm: the mean overflows"), None)
-
-    def _reduce(self, counted: list[Frame]) -> np.ndarray:
-        return reduce(
-            self.layout,
-            [
-                Contribution(codec(f.header.codec), f.body, f.header.weight)
-                for f in counted
-            ],
-            down=self.terms.down,
-            merge=self.terms.merge,
+        return Frame(
+            *agree(
+                self.layout,
+                self.terms,
+                roster,
+                {name: (frame.header, frame.body) for name, frame in staged.items()},
+                run=self.run,
+                fragment=self.index,
+                round=self.open_round,
+                base=self.state.digest,
+                outer=self.terms.outer,
+            )
         )
-
-    def _frame(self, roster: Roster, body: np.ndarray | None) -> Frame:
-        body = np.empty(0, np.uint8) if body is None else body
-        header = Header(
-            kind=Kind.AGREED,
-            run=self.run,
-            fragment=self.index,
-            round=self.open_round,
-            base=self.state.digest,
-            codec=self.terms.down.name,
-            elements=self.layout.elements if len(body) else 0,
-            weight=0,
-            outer=self.terms.outer,
-            roster=roster,
-        )
-        return Frame(with_body(header, body), body)

@@ -5,6 +5,7 @@ Start reading at `layout`, then `state`.
 """
 
 from atoll.weights.adopt import adopt
+from atoll.weights.agree import agree
 from atoll.weights.layout import FragmentLayout, Layout, lay_out
 from atoll.weights.reduce import Contribution, reduce
 from atoll.weights.seal import seal
@@ -19,6 +20,7 @@ __all__ = [
     "Layout",
     "Terms",
     "adopt",
+    "agree",
     "lay_out",
     "norm_of",
     "reduce",

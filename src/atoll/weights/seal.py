@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from functools import reduce
-from operator import add
-
 import numpy as np
 
-from atoll import kernels
 from atoll.errors import NonFinite
 from atoll.weights.layout import BLOCK, F32, FragmentLayout, blocks
+from atoll.weights.norm import Norm
 from atoll.wire import Codec
-
-LANES = 64
 
 
 def seal(
@@ -39,7 +33,7 @@ def seal(
         NonFinite: naming the parameter. `body` and `residual_after` are then garbage.
     """
     work, decoded = np.empty((2, min(BLOCK, layout.elements)), np.float32)
-    lanes = np.zeros(LANES)
+    norm = Norm()
     for block in blocks(layout.elements):
         values = work[: block.stop - block.start]
         _difference(layout, anchor, local, block, values)
@@ -48,10 +42,10 @@ def seal(
         _encode(layout, up, values, body, block.start, seed)
         sent = decoded[: len(values)]
         up.decode(body, sent, first=block.start)
-        kernels.active().sum_squares(sent, lanes)
+        norm.add(sent)
         if residual_after is not None:
             np.subtract(values, sent, out=residual_after[block])
-    return math.sqrt(reduce(add, lanes.tolist()))
+    return norm.value()
 
 
 def _difference(

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from functools import reduce
-from operator import add
-
 import numpy as np
 
-from atoll import kernels
 from atoll.errors import Refused
 from atoll.weights.layout import BLOCK, FragmentLayout, blocks
+from atoll.weights.norm import Norm
 from atoll.weights.terms import Terms
 from atoll.wire import MOMENTS, Codec, Header, codec
 
-LANES = 64
 NORM_TOLERANCE = 1e-6
 """Relative: a norm may be off by a rounding, not by a lie."""
 
@@ -81,10 +76,10 @@ def norm_of(up: Codec, body: np.ndarray, elements: int) -> float:
     Raises:
         CorruptError: the body does not decode to finite values.
     """
-    lanes = np.zeros(LANES)
+    norm = Norm()
     scratch = np.empty(min(BLOCK, elements), np.float32)
     for block in blocks(elements):
         values = scratch[: block.stop - block.start]
         up.decode(body, values, first=block.start)
-        kernels.active().sum_squares(values, lanes)
-    return math.sqrt(reduce(add, lanes.tolist()))
+        norm.add(values)
+    return norm.value()

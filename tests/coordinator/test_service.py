@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atoll import RunEnded, RunSettings
+from atoll import RunEnded
 from atoll.coordinator import Service
 from atoll.errors import CorruptError, DiskFull, LeaseLost, Refused
 from atoll.exchange import (
-    FoundCall,
     Frame,
     HeartbeatCall,
     JoinCall,
@@ -26,37 +25,15 @@ from atoll.protocol.events import (
     NewValues,
 )
 from atoll.simulate import ProcessDead, SimDisk
-from atoll.testing import vector_model
-from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, OuterValues, Verdict, with_body
-
-MODEL = vector_model({"w": (3,)})
-OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
+from atoll.testing.one_fragment import MODEL, plain_settings
+from atoll.wire import Kind, Verdict, with_body
+from tests.coordinator.desk import anchor, founding, join, update
 
 
 def make(**run: object) -> tuple[Service, SimDisk]:
     """Return a run of plain averaging, and its disk."""
-    settings = RunSettings.from_dict(
-        {
-            "run": run,
-            "wire": {"up": "fp32", "down": "fp32"},
-            "outer": {"optimizer": "sgd", "lr": 1.0},
-        }
-    )
     disk = SimDisk()
-    return Service.create(disk, settings, run="run", now_s=0.0), disk
-
-
-def join(service: Service, name: str, nonce: bytes = b"1") -> JoinReply:
-    known = service.state.members.known.get(name)
-    after = known.incarnation if known else 0
-    request = JoinRequest(model=MODEL, island=name, after=after)
-    call = JoinCall(request, name.encode(), nonce)
-    reply = service.handle(call, 0.0)
-    assert isinstance(reply, JoinReply)
-    if reply.is_founder:
-        service.handle(founding(reply), 0.0)
-    return reply
+    return Service.create(disk, plain_settings(**run), run="run", now_s=0.0), disk
 
 
 def hear(service: Service, *joined: JoinReply, now_s: float = 2.0) -> None:
@@ -67,40 +44,6 @@ def hear(service: Service, *joined: JoinReply, now_s: float = 2.0) -> None:
             island=each.island, incarnation=each.incarnation, step=0, holds=holds
         )
         service.handle(HeartbeatCall(beat), now_s)
-
-
-def founding(joined: JoinReply) -> FoundCall:
-    state = FragmentState.found(np.zeros(3, np.float32), "sgd")
-    header, body = state.to_frame(
-        run=joined.run,
-        fragment=0,
-        outer=OUTER,
-        island=joined.island,
-        incarnation=joined.incarnation,
-    )
-    return FoundCall(joined.island, joined.incarnation, (Frame(header, body),))
-
-
-def update(
-    service: Service, joined: JoinReply, value: float, *, round: int = 1, **more: object
-) -> PublishCall:
-    body = np.full(3, value, np.float32).view(np.uint8)
-    header = Header(
-        kind=Kind.UPDATE,
-        run="run",
-        fragment=0,
-        round=round,
-        island=joined.island,
-        incarnation=joined.incarnation,
-        base=service.weights[0].digest,
-        elements=3,
-        norm=float(np.sqrt(3.0) * abs(value)),
-    )
-    return PublishCall(Frame(replace(with_body(header, body), **more), body))  # type: ignore[arg-type]
-
-
-def anchor(service: Service) -> float:
-    return float(service.weights[0].anchor[0])
 
 
 def outcome(service: Service, round: int) -> Outcome:

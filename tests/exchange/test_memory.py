@@ -11,13 +11,14 @@ import pytest
 from atoll import RunEnded, RunSettings
 from atoll.errors import CorruptError, LeaseLost, ModelError, Refused, UsageError
 from atoll.exchange import Frame, MemoryRun
-from atoll.protocol import Beat, JoinReply, JoinRequest, ModelSpec
+from atoll.protocol import Beat, JoinReply, JoinRequest
 from atoll.testing import vector_model
+from atoll.testing.one_fragment import MODEL, OUTER
+from atoll.testing.one_fragment import anchor_of as anchor
+from atoll.testing.one_fragment import enter as join
+from atoll.testing.one_fragment import update_of as update
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, OuterValues, Verdict, codec, with_body
-
-MODEL = vector_model({"w": (3,)})
-OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
+from atoll.wire import Kind, Verdict, codec, with_body
 
 
 def make_run(weight: str = "uniform", **run: object) -> MemoryRun:
@@ -31,48 +32,6 @@ def make_run(weight: str = "uniform", **run: object) -> MemoryRun:
             }
         )
     )
-
-
-def join(run: MemoryRun, island: str, model: ModelSpec = MODEL) -> JoinReply:
-    joined = run.join(JoinRequest(model=model, island=island))
-    if joined.is_founder:
-        state = FragmentState.found(np.zeros(3, np.float32), "sgd")
-        run.publish(
-            Frame(
-                *state.to_frame(
-                    run=joined.run,
-                    fragment=0,
-                    outer=OUTER,
-                    island=island,
-                    incarnation=joined.incarnation,
-                )
-            )
-        )
-    return joined
-
-
-def update(
-    run: MemoryRun, joined: JoinReply, value: float, *, round: int = 1, **fields: object
-) -> Frame:
-    """Return an update of three equal values, from the run's present state."""
-    body = np.full(3, value, np.float32).view(np.uint8)
-    header = Header(
-        kind=Kind.UPDATE,
-        run=joined.run,
-        fragment=0,
-        round=round,
-        island=joined.island,
-        incarnation=joined.incarnation,
-        base=run.state(0).header.base,
-        elements=3,
-        norm=float(np.sqrt(3) * abs(value)),
-    )
-    return Frame(replace(with_body(header, body), **fields), body)  # type: ignore[arg-type]
-
-
-def anchor(run: MemoryRun) -> float:
-    frame = run.state(0)
-    return float(frame.body.view(np.float32)[0])
 
 
 def verdicts(run: MemoryRun, round: int) -> dict[str, Verdict]:
@@ -317,11 +276,11 @@ def test_another_model_is_refused_by_name_and_both_sides() -> None:
     join(run, "a")
 
     with pytest.raises(ModelError, match=r"'w'.*shape 3 .*run.*shape 4 .*this island"):
-        join(run, "b", vector_model({"w": (4,)}))
+        join(run, "b", model=vector_model({"w": (4,)}))
     with pytest.raises(ModelError, match=r"'v'.*in this island.*absent from the run"):
-        join(run, "b", vector_model({"w": (3,), "v": (1,)}))
+        join(run, "b", model=vector_model({"w": (3,), "v": (1,)}))
     with pytest.raises(ModelError, match=r"dtype float32.*dtype bfloat16"):
-        join(run, "b", vector_model({"w": (3,)}, dtype="bfloat16"))
+        join(run, "b", model=vector_model({"w": (3,)}, dtype="bfloat16"))
 
 
 def test_the_next_island_founds_when_the_founder_leaves_first() -> None:

@@ -9,7 +9,7 @@ from atoll.exchange import HeartbeatCall, Outcome, OutcomeCall
 from atoll.protocol import Beat
 from atoll.simulate import SimDisk
 from atoll.wire import Roster, Verdict
-from tests.scenarios.desk import anchor, coordinator, update
+from tests.coordinator.desk import anchor, coordinator, update
 
 
 def roster(service: Service) -> Roster:

@@ -76,10 +76,10 @@ class Courier:
         # that it has kept with a summons.
         arrival = sealed.arrival
         self._waiting = None if arrival.done() else (sealed, beat)
-        if self._waiting:
-            self._exchange.heartbeat(beat)
-            self._sender.submit(self._say_waiting, sealed)
         try:
+            if self._waiting:
+                self._exchange.heartbeat(beat)
+                self._sender.submit(self._say_waiting, sealed)
             return arrival.result()
         finally:
             self._waiting = None

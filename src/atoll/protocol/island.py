@@ -179,8 +179,8 @@ def _apart(actions: list[Action]) -> tuple[list[Action], list[Action]]:
 
     Others may wait for what this island has sealed, and it for them.
     """
-    takes = [action for action in actions if isinstance(action, Take)]
-    return [action for action in actions if action not in takes], list(takes)
+    takes: list[Action] = [each for each in actions if isinstance(each, Take)]
+    return [each for each in actions if each not in takes], takes
 
 
 def _due(state: IslandState, plan: Plan) -> list[int]:

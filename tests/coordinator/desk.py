@@ -9,42 +9,28 @@ from dataclasses import replace
 
 import numpy as np
 
-from atoll import RunSettings
 from atoll.coordinator import Service
 from atoll.exchange import FoundCall, Frame, JoinCall, PublishCall
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.simulate import SimDisk
-from atoll.testing import vector_model
+from atoll.testing.one_fragment import MODEL, OUTER, plain_settings
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, OuterValues, with_body
-
-MODEL = vector_model({"w": (3,)})
-OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
-
-
-def settings(**run: object) -> RunSettings:
-    """Return the settings of a run of plain averaging."""
-    return RunSettings.from_dict(
-        {
-            "run": run,
-            "wire": {"up": "fp32", "down": "fp32"},
-            "outer": {"optimizer": "sgd", "lr": 1.0},
-        }
-    )
+from atoll.wire import Header, Kind, with_body
 
 
 def coordinator(disk: SimDisk, *names: str) -> tuple[Service, list[JoinReply]]:
     """Return a run that these islands have joined; the first one founded it."""
-    service = Service.create(
-        disk, settings(start_islands=len(names)), run="run", now_s=0.0
-    )
+    settings = plain_settings(start_islands=len(names))
+    service = Service.create(disk, settings, run="run", now_s=0.0)
     return service, [join(service, name) for name in names]
 
 
-def join(service: Service, name: str) -> JoinReply:
-    """Join, and found the run if nobody has."""
-    call = JoinCall(JoinRequest(model=MODEL, island=name), name.encode(), b"1")
-    reply = service.handle(call, 0.0)
+def join(service: Service, name: str, nonce: bytes = b"1") -> JoinReply:
+    """Join, after whatever life is known, and found the run if nobody has."""
+    known = service.state.members.known.get(name)
+    after = known.incarnation if known else 0
+    request = JoinRequest(model=MODEL, island=name, after=after)
+    reply = service.handle(JoinCall(request, name.encode(), nonce), 0.0)
     assert isinstance(reply, JoinReply)
     if reply.is_founder:
         service.handle(founding(reply), 0.0)
@@ -65,22 +51,22 @@ def founding(joined: JoinReply) -> FoundCall:
 
 
 def update(
-    service: Service, joined: JoinReply, value: float, **fields: object
+    service: Service, joined: JoinReply, value: float, *, round: int = 1, **more: object
 ) -> PublishCall:
-    """Return an update for round 1, whose every element is `value`."""
+    """Return an update whose every element is `value`."""
     body = np.full(3, value, np.float32).view(np.uint8)
     header = Header(
         kind=Kind.UPDATE,
         run="run",
         fragment=0,
-        round=1,
+        round=round,
         island=joined.island,
         incarnation=joined.incarnation,
         base=service.weights[0].digest,
         elements=3,
         norm=float(np.sqrt(3.0) * abs(value)),
     )
-    return PublishCall(Frame(replace(with_body(header, body), **fields), body))  # type: ignore[arg-type]
+    return PublishCall(Frame(replace(with_body(header, body), **more), body))  # type: ignore[arg-type]
 
 
 def anchor(service: Service) -> float:

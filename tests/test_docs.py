@@ -26,6 +26,8 @@ RIGHT_ELSEWHERE = {
     "manager",  # a context manager
     "package",  # of Python
     "period",  # of a schedule
+    "connection",  # of TCP
+    "response",  # of HTTP
     "result",  # of an operation
     "server",  # someone else's
     "version",  # of the wire format and of this library

@@ -9,6 +9,7 @@ AtollError
 ├── RemoteError       someone else failed; retrying may help
 │   ├── Unreachable       nobody answered
 │   ├── LeaseLost         another incarnation holds the island's name
+│   ├── OutcomeLost       a round is over, and nobody knows any more how it went
 │   ├── Refused           the run will not take what this island sends
 │   └── DiskError         the disk failed; what was not synced may be lost
 │       └── DiskFull          it has no room
@@ -62,6 +63,10 @@ class Unreachable(RemoteError):
 
 class LeaseLost(RemoteError):
     """Another incarnation holds the island's name: stop sending."""
+
+
+class OutcomeLost(RemoteError):
+    """A round is over, and nobody knows any more how it went: take the state."""
 
 
 class Refused(RemoteError):

@@ -21,7 +21,7 @@ from atoll.exchange import (
     Reply,
     StateCall,
 )
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position
+from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
 from atoll.wire import Kind
 
 
@@ -62,11 +62,11 @@ class DirectExchange:
     def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
         return cast(Position, self._desk.call(HeartbeatCall(beat)))
 
-    def publish(self, frame: Frame) -> None:
+    def publish(self, frame: Frame) -> Reception:
         if frame.header.kind is Kind.STATE:
             self._found(frame)
-        else:
-            self._desk.call(PublishCall(frame))
+            return Reception.STAGED
+        return cast(Reception, self._desk.call(PublishCall(frame)))
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         def ask() -> Outcome | None:

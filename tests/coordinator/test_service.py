@@ -21,9 +21,7 @@ from atoll.exchange import (
     StateCall,
 )
 from atoll.protocol import Beat, Holding, JoinReply, JoinRequest, Reception
-from atoll.protocol.events import (
-    NewValues,
-)
+from atoll.protocol.events import NewValues, Pausing
 from atoll.simulate import ProcessDead, SimDisk
 from atoll.testing.one_fragment import MODEL, plain_settings
 from atoll.wire import Kind, Verdict, with_body
@@ -210,6 +208,18 @@ def test_an_epoch_survives_a_restart() -> None:
     again = Service.open(disk, now_s=2.0)
 
     assert (again.state.epoch, again.state.settings.run.quorum) == (1, 2)
+
+
+def test_a_pause_survives_a_restart() -> None:
+    """A coordinator that crashes does not undo what an operator has said."""
+    service, disk = make()
+    join(service, "a")
+    for is_paused in (True, False, True):
+        service.change(Pausing(is_paused=is_paused), 1.0)
+        disk.crash()
+        service = Service.open(disk, now_s=2.0)
+
+        assert service.state.is_paused is is_paused
 
 
 def test_hostile_frames_change_nothing() -> None:

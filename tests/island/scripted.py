@@ -13,7 +13,7 @@ import numpy as np
 
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.fragment import RunFragment
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position
+from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
 from atoll.settings import RunSettings
 from atoll.weights import lay_out
 from atoll.wire import Header, Kind, with_body
@@ -52,11 +52,11 @@ class ScriptedRun:
     def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
         return self._position()
 
-    def publish(self, frame: Frame) -> None:
+    def publish(self, frame: Frame) -> Reception:
         fragment = self.fragments[frame.header.fragment]
         if frame.header.kind is Kind.STATE:
             fragment.found(frame)
-            return
+            return Reception.STAGED
         self.published.append(frame)
         fate = next(self.script)
         if fate == "missed":
@@ -67,6 +67,7 @@ class ScriptedRun:
         if fate == "passed":
             fragment.stage(self._zeros(fragment))
             fragment.close(frozenset())
+        return Reception.COMMITTED if fate == "missed" else Reception.STAGED
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         return Outcome(self.fragments[fragment].outcomes[round], self._position())

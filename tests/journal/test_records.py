@@ -19,6 +19,7 @@ from atoll.journal import (
     Founded,
     Joined,
     Left,
+    PauseSet,
     Recovered,
     Staged,
 )
@@ -44,6 +45,7 @@ RECORDS: list[Record] = [
     Joined(island="tokyo-1", incarnation=3, slot=7, key_digest=b"k" * 32, nonce=b"n"),
     Left(island="an island with a name", incarnation=2**64 - 1, reason="lease"),
     EpochSet(number=1, values={"outer.lr": 0.1, "run.end_rounds": None}),
+    PauseSet(is_paused=True),
     Staged(fragment=2**32 - 1, round=9, island="é", digest=bytes(32)),
     Committed(agreed=AGREED, digest_after=bytes(16), epoch=4, place=Place()),
     Committed(

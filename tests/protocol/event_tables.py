@@ -122,7 +122,11 @@ EVENTS = Table(
             "rounds, settings, epoch, last_round; Remember, Say",
             "The furthest published round is the last, by an epoch of its own.",
         ),
-        Row(("Pausing",), "is_paused; Say", "Updates are staged, and nothing closes."),
+        Row(
+            ("Pausing",),
+            "is_paused; Remember, Say",
+            "Updates are staged, and nothing closes.",
+        ),
     ),
 )
 

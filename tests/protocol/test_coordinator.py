@@ -206,7 +206,7 @@ def test_an_update_of_an_earlier_life_stands() -> None:
     assert welcome.spoken_for == (0,)
 
     other = table.header("a", weight=7)
-    assert table.do(Offered(other)) == [Say(Reception.STAGED)]
+    assert table.do(Offered(other)) == [Say(Reception.SPOKEN_FOR)]
     assert table.state.rounds[0].staged["a"].weight != 7
 
 
@@ -397,6 +397,24 @@ def test_islands_that_wait_for_each_other_are_asked_for_what_is_missing() -> Non
 
     (close,) = closings(table.publish("b", fragment=0))
     assert close.fragment == 0
+
+
+def test_who_waits_for_a_round_that_has_nothing_of_it_is_asked() -> None:
+    """Its update is on its way, or an earlier life's was lost with the journal."""
+    table = started("a", "b")
+
+    assert table.wait("a", 0) == (0,)
+    table.publish("a")
+    assert table.wait("a", 0) == ()
+
+
+def test_an_absurd_step_is_refused() -> None:
+    """Newcomers would be sent to a schedule step that nobody can have reached."""
+    table = started("a", "b")
+
+    with pytest.raises(Refused, match="nobody gets beyond 400"):
+        table.do(Beaten(Beat(island="a", incarnation=1, step=10**12)))
+    assert table.state.position(0.0).step == 0
 
 
 def test_nothing_is_wanted_while_somebody_trains() -> None:

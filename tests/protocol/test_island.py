@@ -276,6 +276,18 @@ def test_a_summons_for_what_is_on_its_way_changes_nothing() -> None:
     assert advance(state, Wanted(0, position), PLAN) == (state, [Take(0, 1)])
 
 
+def test_an_earlier_lifes_update_that_the_run_wants_is_sealed_anew() -> None:
+    """The run has lost it: this life stops waiting for it, and publishes its own."""
+    state = join_at(Position(step=0, rounds=(1, 1)), PLAN, spoken_for=(0,))
+    state, actions = advance(state, Stepped(5), PLAN)
+    assert actions == [Await(0, 1)]
+
+    position = Position(step=5, rounds=(1, 1), wanted=(0,))
+    _, actions = advance(state, Wanted(0, position), PLAN)
+
+    assert actions == [Seal(0, 1), Take(0, 1)]
+
+
 def test_a_summoned_island_takes_the_rounds_that_are_over_first() -> None:
     """It missed rounds 1 and 2 of fragment 1: it takes them, then seals round 3."""
     state = blocked_on(0)

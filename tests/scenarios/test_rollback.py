@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.errors import Refused
+from atoll import RunSettings
+from atoll.errors import AtollWarning, Refused
 from atoll.testing import (
     FaultPlan,
     Vectors,
@@ -72,6 +73,39 @@ def test_a_journal_may_be_put_back_while_an_island_is_away() -> None:
     away = FaultPlan().kill("i2", at_s=12.0, back_after_s=20.0)
 
     ends_on_one_anchor(away.rollback("coordinator", at_s=10.0, for_s=15.0))
+
+
+@pytest.mark.parametrize("for_s", [1.2, 4.0])
+def test_what_an_earlier_life_sent_and_the_journal_lost_is_sent_anew(
+    for_s: float,
+) -> None:
+    """The next life would wait for a round that waits for it: it is asked to speak."""
+    plan = FaultPlan().freeze("i3", at_s=8.0, for_s=14.0)
+    plan = plan.kill("i2", at_s=13.0, back_after_s=0.5)
+    plan = plan.rollback("coordinator", at_s=12.9, for_s=for_s)
+    one = one_fragment(start_islands=ISLANDS, quorum=ISLANDS)
+    result = simulate(one, islands=ISLANDS, faults=plan, seed=3)
+
+    assert (result.violations, result.failures) == ([], {})
+    assert result.rounds == (ROUNDS,)
+
+
+@pytest.mark.parametrize("back_at_s", [22.5, 26.3, 30.0])
+def test_a_round_whose_outcome_nobody_has_is_taken_as_refused(back_at_s: float) -> None:
+    """Who brings the state has just taken it whole, and knows no outcome before it."""
+    plan = FaultPlan().freeze("i0", at_s=6.2, for_s=43.0)
+    plan = plan.rollback("coordinator", at_s=8.3, for_s=25.0)
+    plan = plan.kill("i1", at_s=back_at_s, back_after_s=0.3)
+    with pytest.warns(AtollWarning, match="outcome is lost"):
+        result = simulate(one_fragment(start_islands=2), islands=2, faults=plan, seed=3)
+
+    assert (result.violations, result.failures) == ([], {})
+    assert result.rounds == (ROUNDS,)
+
+
+def one_fragment(**run: object) -> RunSettings:
+    """Return the settings of a run whose islands have one thing to wait for."""
+    return settings(**run).with_values({"sync.num_fragments": 1})
 
 
 def test_a_journal_that_lost_the_founding_is_lost() -> None:

@@ -84,7 +84,7 @@ def in_ages(real: Any, round: Round, *words: Any) -> float:
 
 
 PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "same state": lambda: replaced(Courier, "_advance_state", spoilt_state),
+    "same state": lambda: replaced(Courier, "_apply_all", spoilt_state),
     "tokens conserved": lambda: replaced(Courier, "_header", wrong_tokens),
     "progress": lambda: replaced(Round, "can_close", lambda *words: False),
     "bounded": lambda: replaced(Service, "_forget", lambda *words: None),

@@ -206,6 +206,54 @@ def test_the_run_can_go_on_after_an_error() -> None:
     assert seen == [2.0]
 
 
+def test_what_is_over_is_not_resumed() -> None:
+    """A late call of `resume` runs nothing, least of all what came to its place."""
+    seen: list[str] = []
+    with Scheduler(0) as scheduler:
+        process = Process("i1", scheduler)
+        kept: list[Callable[[], None]] = []
+
+        def first() -> None:
+            kept.append(scheduler.waiting_strand().resume)
+
+        def second() -> None:
+            seen.append("begun")
+            scheduler.sleep(3.0)
+            seen.append("slept")
+
+        process.start(first)
+        scheduler.at(1.0, lambda: process.spawn(second))
+        scheduler.at(2.0, lambda: kept[0]())
+        scheduler.run(2.5)
+        assert seen == ["begun"]
+        scheduler.run()
+
+    assert (seen, scheduler.now_s) == (["begun", "slept"], 4.0)
+
+
+def test_what_follows_a_failure_is_none_the_worse_for_it() -> None:
+    """Strands that come after one that raised, died or ended live as if alone."""
+    seen: list[float] = []
+    with Scheduler(0) as scheduler:
+        process = Process("i1", scheduler)
+
+        def sleeper() -> None:
+            scheduler.sleep(1.0)
+            seen.append(scheduler.now_s)
+
+        process.start(lambda: None)
+        process.spawn(lambda: 1 // 0)
+        with pytest.raises(ProcessFailed, match="ZeroDivisionError"):
+            scheduler.run()
+        process.spawn(sleeper)
+        scheduler.at(0.5, process.crash)
+        scheduler.at(0.6, lambda: process.start(sleeper))
+        scheduler.at(0.7, lambda: process.spawn(sleeper))
+        scheduler.run()
+
+    assert seen == [1.6, 1.7]
+
+
 def test_after_every_event_the_invariants_are_asked() -> None:
     """`after_event` runs once per event, as the world, and may end the run."""
     counts: list[int] = []

@@ -313,6 +313,20 @@ def test_an_update_digest_is_the_one_of_the_page() -> None:
     assert update_digest(sealed(an_update())) == by_hand.digest()
 
 
+def test_a_header_that_is_sealed_again_forgets_the_first_body() -> None:
+    """What was worked out for one body is not believed of another."""
+    once = sealed(an_update())
+    first = update_digest(once), frame_bytes(once)
+
+    again = with_body(once, np.ones(10, np.uint8))
+
+    assert update_digest(again) != first[0]
+    assert frame_bytes(again) == first[1]
+    assert again == replace(once, pieces=again.pieces)
+    with pytest.raises(UsageError, match="10 bytes cannot hold 6 elements"):
+        with_body(an_update(elements=6), bytes(10))
+
+
 @pytest.mark.parametrize(
     "changes", [{"kind": Kind.DEPARTING}, {"incarnation": 4}, {"epoch": 2}]
 )

@@ -35,8 +35,7 @@ def mean(values: Sequence[A]) -> A:
     One value is its own mean. Equal values have exactly that mean if their number is a
     power of two; else it is off by an ulp or two.
     """
-    total = _ordered_sum([flush(value) for value in values])
-    return total if len(values) == 1 else divide(total, float(len(values)))
+    return _mean([flush(value) for value in values])
 
 
 def shares(weights: Sequence[int]) -> list[float]:
@@ -58,10 +57,7 @@ def weighted(values: Sequence[A], weights: Sequence[int]) -> A:
 
     sum_i fp32(w_i / W) x_i
     """
-    pairs = list(zip(values, shares(weights), strict=True))
-    if len(set(weights)) == 1:
-        return mean(values)
-    return _ordered_sum([flush(flush(value) * share) for value, share in pairs])
+    return _weighted([flush(value) for value in values], weights)
 
 
 def trimmed(values: Sequence[A]) -> A:
@@ -97,11 +93,11 @@ def radial(values: Sequence[Vector], weights: Sequence[int]) -> Vector:
         divide(value, length) if length else value
         for value, length in zip(flushed, lengths, strict=True)
     ]
-    direction = weighted(units, weights)
+    direction = _weighted(units, weights)
     unit_length = norm(direction)
     radius = weighted([np.array([x], np.float32) for x in lengths], weights).item()
     if len(values) == 1 or unit_length < CANCELLED or math.isinf(radius):
-        return weighted(flushed, weights)
+        return _weighted(flushed, weights)
     return flush(divide(direction, unit_length) * radius)
 
 
@@ -138,6 +134,18 @@ def first_half(num_values: int) -> int:
     [1, 2, 2, 4, 4, 8]
     """
     return 1 << (num_values - 1).bit_length() - 1
+
+
+def _mean(flushed: Sequence[A]) -> A:
+    total = _ordered_sum(flushed)
+    return total if len(flushed) == 1 else divide(total, float(len(flushed)))
+
+
+def _weighted(flushed: Sequence[A], weights: Sequence[int]) -> A:
+    pairs = list(zip(flushed, shares(weights), strict=True))
+    if len(set(weights)) == 1:
+        return _mean(flushed)
+    return _ordered_sum([flush(value * share) for value, share in pairs])
 
 
 def _ordered_sum(values: Sequence[A]) -> A:

@@ -51,6 +51,7 @@ def restore(journal: Journal, *, now_s: float) -> Restored:
         model=recorded.model,
         counted=_counted(recorded),
         last_round=last_round,
+        is_paused=recorded.is_paused,
     )
     headers = {key: frame.header for key, frame in spool.items()}
     # Which round is the last is told by the rounds; how they stand, by the last one.

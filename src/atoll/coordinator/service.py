@@ -16,6 +16,7 @@ from atoll.disk import Disk
 from atoll.errors import (
     CorruptError,
     DiskError,
+    OutcomeLost,
     Refused,
     RunEnded,
     Unreachable,
@@ -35,7 +36,7 @@ from atoll.exchange import (
     Reply,
     StateCall,
 )
-from atoll.journal import Created, EpochSet, Joined, Journal, Left
+from atoll.journal import Created, EpochSet, Joined, Journal, Left, PauseSet
 from atoll.protocol import Holding, JoinReply, Position, Reception
 from atoll.protocol.coordinator import advance, wakes_at
 from atoll.protocol.events import (
@@ -49,6 +50,7 @@ from atoll.protocol.events import (
     Joining,
     Leave,
     Offered,
+    Pausing,
     Recovered,
     Remember,
     Say,
@@ -133,7 +135,7 @@ class Service:
                 return self._advance(Offered(header), now_s)
             case PublishCall(frame, beat):
                 if beat:
-                    self._advance(Beaten(beat), now_s)
+                    self._advance(Beaten(beat, is_asking=False), now_s)
                 return self._publish(frame, now_s)
             case OutcomeCall(fragment, round, _, beat):
                 position = self._advance(Beaten(beat), now_s) if beat else None
@@ -292,17 +294,21 @@ class Service:
             raise RunEnded(f"Round {round} will not open: round {last} was the last.")
         return None
 
-    def _known_outcome(self, fragment: int, round: int, now_s: float) -> Outcome | None:
-        """Return the outcome of a round, or of the next that a lost journal left."""
-        known = self.journal.recorded.fragments[fragment].where
-        left = round if round in known else min(known.keys() - range(round), default=0)
-        if not left:
-            return None
-        header, body = self.journal.outcome(fragment, left)
-        if body is None or left != round:
+    def _known_outcome(self, fragment: int, round: int, now_s: float) -> Outcome:
+        """Return the outcome of a round that is over, without a body if that is gone.
+
+        Raises:
+            OutcomeLost: a journal that was lost has held it, and no island brought it.
+        """
+        if round not in self.journal.recorded.fragments[fragment].where:
+            raise OutcomeLost(
+                f"Round {round} of fragment {fragment} is over, and its outcome is "
+                "lost. Take the fragment's state."
+            )
+        header, body = self.journal.outcome(fragment, round)
+        if body is None:
             body = np.empty(0, np.uint8)
-        agreed = Frame(header, body)
-        return Outcome(agreed, self.state.position(now_s))
+        return Outcome(Frame(header, body), self.state.position(now_s))
 
     def _state(self, fragment: int) -> Frame:
         self._open_round(fragment)
@@ -349,6 +355,8 @@ class Service:
                 )
             case Epoch(number, values):
                 self.journal.note(EpochSet(number=number, values=values))
+            case Pausing(is_paused):
+                self.journal.note(PauseSet(is_paused=is_paused))
             case Member():
                 raise AssertionError("a joining is journalled by _join")
 

@@ -5,6 +5,7 @@ Start reading at `base.Exchange`, then `memory`; `coordinator` reaches a run els
 
 from atoll.exchange.base import Exchange, Frame, Outcome
 from atoll.exchange.calls import (
+    LONG_POLL_S,
     Call,
     FoundCall,
     HeartbeatCall,
@@ -22,6 +23,7 @@ from atoll.exchange.coordinator import CoordinatorExchange, Line
 from atoll.exchange.memory import MemoryRun
 
 __all__ = [
+    "LONG_POLL_S",
     "Call",
     "CoordinatorExchange",
     "Exchange",

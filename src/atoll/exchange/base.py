@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position
+from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
 from atoll.wire import Header
 
 U8 = NDArray[np.uint8]
@@ -64,14 +64,14 @@ class Exchange(Protocol):
         """
         ...
 
-    def publish(self, frame: Frame) -> None:
+    def publish(self, frame: Frame) -> Reception:
         """Make an update, a departing update or a founding state known to the run.
 
         For a run that has lost rounds: its last outcomes, then the state after them.
 
         Publishing the same frame twice is one publication. The frame's body belongs
         to the run until the round's outcome is known, and for good if it departs.
-        Returning means delivered, not counted: only the outcome says what counted.
+        The answer says whether the frame stands; only the outcome says what counted.
 
         Raises:
             Refused: another update stands for this island and round already, or the
@@ -88,6 +88,7 @@ class Exchange(Protocol):
 
         Raises:
             RunEnded: the round will never open.
+            OutcomeLost: the round is over, and the run has lost how it went.
         """
         ...
 

@@ -11,6 +11,9 @@ from atoll.wire import Header, frame_bytes
 SMALL_BYTES = 256
 """About what a call without a frame takes on the wire."""
 
+LONG_POLL_S = 2.0
+"""How long a question for an outcome may wait. An island that leaves waits as long."""
+
 
 @dataclass(frozen=True)
 class JoinCall:

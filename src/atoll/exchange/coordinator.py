@@ -14,6 +14,7 @@ from typing import Protocol, cast
 from atoll.errors import DiskError, LeaseLost, NameKnown, Unreachable
 from atoll.exchange.base import Frame, Outcome
 from atoll.exchange.calls import (
+    LONG_POLL_S,
     Call,
     FoundCall,
     HeartbeatCall,
@@ -32,9 +33,6 @@ from atoll.wire import Header, Kind
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Between two attempts at a coordinator that does not answer; doubled each time."""
-
-LONG_POLL_S = 2.0
-"""How long a question for an outcome may wait. An island that leaves waits as long."""
 
 HEARTBEAT_S = 3.0
 """A fifth of the lease, so that several may be lost."""
@@ -111,7 +109,7 @@ class CoordinatorExchange:
         assert self._position is not None
         return self._position
 
-    def publish(self, frame: Frame) -> None:
+    def publish(self, frame: Frame) -> Reception:
         header = frame.header
         match header.kind:
             case Kind.STATE if header.round:
@@ -124,7 +122,8 @@ class CoordinatorExchange:
                 self._outcomes.append(header)
             case _:
                 self._unconfirmed[header.fragment, header.round] = frame
-                self._ask(PublishCall(frame, self._beat))
+                return cast(Reception, self._ask(PublishCall(frame, self._beat)))
+        return Reception.STAGED
 
     def _found(self, frame: Frame) -> None:
         """Bring the founding states together: they are one call."""

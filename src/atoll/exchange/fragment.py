@@ -8,7 +8,7 @@ import numpy as np
 
 from atoll.errors import Refused
 from atoll.exchange.base import Frame
-from atoll.protocol import judge_updates
+from atoll.protocol import Reception, judge_updates
 from atoll.settings import RunSettings
 from atoll.weights import (
     FragmentLayout,
@@ -79,15 +79,15 @@ class RunFragment:
             )
         )
 
-    def stage(self, frame: Frame) -> None:
-        """Hold an update for its round.
+    def stage(self, frame: Frame) -> Reception:
+        """Hold an update for its round, and say whether it stands.
 
         One whose round is over changes nothing, nor does one whose island spoke for
         the round in an earlier life: what that life sent stands.
         """
         header = frame.header
         if header.round < self.open_round:
-            return
+            return Reception.COMMITTED
         furthest = self.open_round + (header.kind is Kind.DEPARTING)
         if header.round > furthest:
             raise Refused(
@@ -99,12 +99,13 @@ class RunFragment:
             require_update(header, frame.body, self.layout, self.terms)
         standing = staged.setdefault(header.island, frame)
         if standing.header.incarnation < header.incarnation:
-            return
+            return Reception.SPOKEN_FOR
         if update_digest(standing.header) != update_digest(header):
             raise Refused(
                 f"Another update of island {header.island!r} stands for round "
                 f"{header.round} of fragment {self.index}. Wait for its outcome."
             )
+        return Reception.STAGED
 
     def can_close(self, last_round: int | None) -> bool:
         """Return whether every candidate has published, and a quorum has."""

@@ -14,7 +14,14 @@ from atoll.errors import Refused, RunEnded
 from atoll.exchange.base import Frame, Outcome
 from atoll.exchange.fragment import RunFragment
 from atoll.exchange.members import Members
-from atoll.protocol import Beat, JoinReply, JoinRequest, ModelSpec, Position
+from atoll.protocol import (
+    Beat,
+    JoinReply,
+    JoinRequest,
+    ModelSpec,
+    Position,
+    Reception,
+)
 from atoll.settings import RunSettings
 from atoll.weights import Layout, lay_out
 from atoll.wire import Kind, verify_body
@@ -75,17 +82,21 @@ class MemoryRun:
             self._members.waits[beat.island] = beat.waits_for
             return replace(self._position, wanted=self._wanted(beat.island))
 
-    def publish(self, frame: Frame) -> None:
+    def publish(self, frame: Frame) -> Reception:
         header = frame.header
         verify_body(header, frame.body)
         with self._changed:
             self._members.require(header.island, header.incarnation)
             fragment = self._fragment(header.run, header.fragment)
+            reception = Reception.STAGED
             if header.kind is Kind.STATE:
                 fragment.found(frame)
+            elif self._never_opens(header.round):
+                reception = Reception.COMMITTED
             else:
-                fragment.stage(frame)
+                reception = fragment.stage(frame)
             self._settle()
+            return reception
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         with self._changed:

@@ -6,13 +6,13 @@ over with `send`, and gets it back when the update's `arrival` is done.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
-from atoll.errors import AtollError, NonFinite
+from atoll.errors import AtollError, NonFinite, OutcomeLost
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.background import Background
 from atoll.island.buffers import Buffers
@@ -20,8 +20,16 @@ from atoll.island.entry import fetch_state
 from atoll.island.seeds import update_seed
 from atoll.island.slot import Arrival, Sealed, Slot, Summons
 from atoll.island.tally import Tally
-from atoll.protocol import Beat, How, JoinReply, decide, verdict_of
-from atoll.protocol.island_state import Book
+from atoll.protocol import (
+    Beat,
+    How,
+    JoinReply,
+    Position,
+    Reception,
+    decide,
+    verdict_of,
+)
+from atoll.protocol.island_state import CARRIED_ROUNDS, Book
 from atoll.weights import FragmentState, seal, terms_of
 from atoll.wire import (
     Header,
@@ -90,38 +98,89 @@ class Courier:
         self._stops = True
         self._receiver.shutdown()
 
-    def resend(self, slot: Slot) -> None:
+    def resend(self, slot: Slot, book: Book, beat: Beat) -> None:
         """Publish the update in flight again, same bytes, marked departing.
 
         One whose outcome is known has its receipt, and its body serves others by now.
+        If the round is over, its outcome decides about the rest.
         """
         sealed = slot.sealed
         if sealed is None:
             return  # interrupted before the seal: all of it goes with the rest
         frame = sealed.frame
-        if frame is not None and sealed.outcome is None:
-            self._publish(Frame(replace(frame.header, kind=Kind.DEPARTING), frame.body))
+        if frame is None or sealed.arrival.done():
+            return
+        frame = Frame(replace(frame.header, kind=Kind.DEPARTING), frame.body)
+        with suppress(OutcomeLost):  # the receiver meets the same, and starts over
+            if self._depart(frame, beat) is None:
+                return
+        self._receive(slot, sealed, book)
 
-    def send_rest(self, slot: Slot, rest: Sealed) -> None:
+    def send_rest(self, slot: Slot, rest: Sealed, beat: Beat) -> bool:
         """Publish the work since the last seal as a departing update.
 
         Its values are what was there at the seal, or was loaded, minus what is there
-        now. Only after `stop`.
+        now. Only after `stop`. False: it is lost, for no round has taken it.
         """
         flying = slot.sealed
-        if flying is None or (flying.frame is None and flying.outcome is None):
-            frame = self._seal(slot, rest, Kind.DEPARTING)
-        elif _takes_rest_along(flying):
-            return
-        else:
+        is_difference = flying is not None and (
+            flying.frame is not None or flying.outcome is not None
+        )
+        if flying is not None and is_difference:
+            if _takes_rest_along(flying):
+                return False
             if flying.outcome is None:
                 slot.residual = flying.residual_after
             else:
                 rest.round = flying.outcome.through + 1
             np.subtract(flying.base, rest.base, out=rest.base)
-            frame = self._seal(slot, rest, Kind.DEPARTING, is_difference=True)
-        if frame.header.elements:
-            self._publish(frame)
+        try:
+            return self._send_departing(slot, rest, beat, is_difference=is_difference)
+        except OutcomeLost:
+            return False  # perhaps it counted: it must not count twice
+
+    def _send_departing(
+        self, slot: Slot, rest: Sealed, beat: Beat, *, is_difference: bool
+    ) -> bool:
+        """Publish for the round that is open, however many close meanwhile."""
+        last = rest.round + CARRIED_ROUNDS
+        while rest.round <= last:
+            frame = self._seal(slot, rest, Kind.DEPARTING, is_difference=is_difference)
+            if not frame.header.elements:
+                return False
+            missed = self._depart(frame, beat)
+            if missed is None:
+                return True
+            rest.round = missed
+        return False
+
+    def _depart(self, frame: Frame, beat: Beat) -> int | None:
+        """Publish a departing update until it stands, or its round is over.
+
+        Return the round to try instead, if this one has closed without it. None: it
+        stands, or an outcome lists it.
+        """
+        header = frame.header
+        while True:
+            reception = self._publish(frame)
+            if reception is Reception.STAGED:
+                return None
+            if reception is Reception.SPOKEN_FOR:
+                return header.round + 1
+            self._bring_lost(self._exchange.heartbeat(beat, at_once=True))
+            outcome = self._exchange.outcome(
+                header.fragment, header.round, wait_s=POLL_S
+            )
+            if outcome is not None:
+                return self._missed(header, outcome)
+
+    def _missed(self, header: Header, outcome: Outcome) -> int | None:
+        """Return the round that is open now, unless an outcome lists the update."""
+        roster = outcome.agreed.header.roster
+        assert roster is not None
+        verdict = verdict_of(roster, header.island, update_digest(header))
+        is_late = verdict is Verdict.LATE
+        return outcome.position.rounds[header.fragment] if is_late else None
 
     def _send(self, slot: Slot, book: Book) -> None:
         sealed = slot.sealed
@@ -138,7 +197,8 @@ class Courier:
         self, slot: Slot, sealed: Sealed, kind: Kind, *, is_difference: bool = False
     ) -> Frame:
         """Return the update's frame; one that is refused here has no body."""
-        layout, header = slot.layout, self._header(slot, sealed, kind)
+        layout, run, island = slot.layout, self._joined.run, self._joined.island
+        seed = update_seed(run, slot.index, sealed.round, island)
         body = self._buffers.body(slot.up.body_bytes(layout.elements))
         if slot.residual is not None:
             sealed.residual_after = self._buffers.vector(layout.elements)
@@ -149,19 +209,32 @@ class Courier:
                 sealed.base,
                 body,
                 up=slot.up,
-                seed=header.seed,
+                seed=seed,
                 residual=slot.residual,
                 residual_after=sealed.residual_after,
                 decay=self._decay,
             )
         except NonFinite as exc:
             self._buffers.give_back(body)
-            header = replace(header, refused=as_reason(str(exc)))
+            refused = as_reason(str(exc))
+            header = self._header(slot, sealed, kind, seed=seed, refused=refused)
             return Frame(header, np.empty(0, np.uint8))
-        header = replace(header, elements=layout.elements, norm=norm)
+        header = self._header(
+            slot, sealed, kind, seed=seed, elements=layout.elements, norm=norm
+        )
         return Frame(with_body(header, body), body)
 
-    def _header(self, slot: Slot, sealed: Sealed, kind: Kind) -> Header:
+    def _header(
+        self,
+        slot: Slot,
+        sealed: Sealed,
+        kind: Kind,
+        *,
+        seed: int,
+        elements: int = 0,
+        norm: float = 0.0,
+        refused: str = "",
+    ) -> Header:
         joined, state = self._joined, slot.state
         return Header(
             kind=kind,
@@ -174,25 +247,33 @@ class Courier:
             # Measured, not remembered: memory may have changed since the last round.
             base=state_digest(state.anchor, state.moments, state.count),
             codec=slot.up.name,
-            seed=update_seed(joined.run, slot.index, sealed.round, joined.island),
+            seed=seed,
+            elements=elements,
             weight=sealed.weight,
+            norm=norm,
+            refused=refused,
             progress=Progress(
                 inner_steps=joined.inner_steps + sealed.inner_steps,
                 tokens=joined.tokens + sealed.tokens,
             ),
         )
 
-    def _publish(self, frame: Frame) -> None:
-        self._exchange.publish(frame)
+    def _publish(self, frame: Frame) -> Reception:
+        reception = self._exchange.publish(frame)
         self._tally.bytes_up += frame_bytes(frame.header)
+        return reception
 
     def _receive(self, slot: Slot, sealed: Sealed, book: Book) -> None:
+        if sealed.is_void:
+            return
         try:
             outcomes = self._outcomes(slot, sealed)
             if outcomes is None:
                 self._receiver.submit(self._receive, slot, sealed, book)
             elif outcomes:
                 sealed.arrival.set_result(self._apply(slot, sealed, book, outcomes))
+        except OutcomeLost as exc:
+            sealed.arrival.set_result(self._start_over(slot, sealed, str(exc)))
         except BaseException as exc:  # the thread that trains must learn of it
             sealed.arrival.set_exception(exc)
 
@@ -245,16 +326,38 @@ class Courier:
             return False
         sealed, beat = waiting
         position = self._exchange.heartbeat(beat)
+        self._bring_lost(position)
+        wanted = {
+            index: position.rounds[index]
+            for index in position.wanted
+            if not self._is_on_its_way(self._slots[index], position.rounds[index])
+        }
+        if not wanted.items() - sealed.told or sealed.arrival.done():
+            return False
+        sealed.told |= wanted.items()
+        self._waiting = None
+        self._void_waits(wanted)
+        told, sealed.arrival = sealed.arrival, self._background.promise()
+        told.set_result(Summons(replace(position, wanted=tuple(wanted))))
+        return True
+
+    def _is_on_its_way(self, slot: Slot, round: int) -> bool:
+        """Return whether this life has published for a round, or knows its outcome."""
+        sealed = slot.sealed
+        if sealed is None or sealed.round != round:
+            return False
+        return not sealed.is_awaited or sealed.arrival.done()
+
+    def _void_waits(self, wanted: Mapping[int, int]) -> None:
+        """Wait no more for what the run waits for: an earlier life's update is lost."""
+        for index, round in wanted.items():
+            sealed = self._slots[index].sealed
+            if sealed is not None and sealed.round == round:
+                sealed.is_void = True
+
+    def _bring_lost(self, position: Position) -> None:
         for fragment in position.lost:
             self._bring_state(self._slots[fragment])
-        news = {(index, position.rounds[index]) for index in position.wanted}
-        if not news - sealed.told or sealed.arrival.done():
-            return False
-        sealed.told |= news
-        self._waiting = None
-        told, sealed.arrival = sealed.arrival, self._background.promise()
-        told.set_result(Summons(position))
-        return True
 
     def _bring_state(self, slot: Slot) -> None:
         """Give the run what it has lost: the last outcomes, and the state after them.
@@ -286,20 +389,17 @@ class Courier:
         verdict = verdict_of(first.roster, self._joined.island, mine)
         entry = first.roster.entry(self._joined.island)
         reason = entry.reason if entry else ""
-        if first.round != sealed.round:
-            # Nobody knows whether the update counted, and it must not count twice.
-            verdict, reason = Verdict.REFUSED, "the run has lost the round's outcome"
         fresh = None
         if first.base != base or not outcomes[-1].has_body:
             fresh = fetch_state(self._exchange, slot.index)
         how = decide(book, verdict, through=fresh.round if fresh else last.round)
         if how is How.CARRY:
             slot.layout.load(slot.state.anchor, sealed.base)
-        with slot.lock:
-            self._advance_state(slot, fresh, outcomes)
-        self._settle_residual(slot, sealed, verdict)
-        if sealed.frame is not None and sealed.frame.header.elements:
-            self._buffers.give_back(sealed.frame.body)
+        if fresh is not None:
+            self._replace_state(slot, fresh)
+        else:
+            self._apply_all(slot, outcomes)
+        self._clear(slot, sealed, verdict)
         return Arrival(
             how=how,
             verdict=verdict,
@@ -308,16 +408,37 @@ class Courier:
             position=outcomes[-1].position,
         )
 
-    def _advance_state(
-        self, slot: Slot, fresh: FragmentState | None, outcomes: list[Outcome]
-    ) -> None:
-        if fresh is not None:
+    def _start_over(self, slot: Slot, sealed: Sealed, reason: str) -> Arrival:
+        """Take the run's state: nobody knows whether the update counted.
+
+        It must not count twice, so that it counts as refused.
+        """
+        self._replace_state(slot, fetch_state(self._exchange, slot.index))
+        self._clear(slot, sealed, Verdict.REFUSED)
+        return Arrival(
+            how=How.REFUSE,
+            verdict=Verdict.REFUSED,
+            reason=reason,
+            through=slot.state.round,
+            position=None,
+        )
+
+    def _replace_state(self, slot: Slot, fresh: FragmentState) -> None:
+        with slot.lock:
             slot.state = fresh
             slot.outcomes.clear()
-            return
-        for outcome in outcomes:
-            slot.state.apply(outcome.agreed.header, outcome.agreed.body)
-            slot.outcomes.append(outcome.agreed.header)
+
+    def _apply_all(self, slot: Slot, outcomes: list[Outcome]) -> None:
+        with slot.lock:
+            for outcome in outcomes:
+                slot.state.apply(outcome.agreed.header, outcome.agreed.body)
+                slot.outcomes.append(outcome.agreed.header)
+
+    def _clear(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
+        """Settle the residual, and keep the update's bytes no longer."""
+        self._settle_residual(slot, sealed, verdict)
+        if sealed.frame is not None and sealed.frame.header.elements:
+            self._buffers.give_back(sealed.frame.body)
 
     def _settle_residual(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
         """Keep the new residual if the update counted, else the one from before it.

@@ -142,9 +142,16 @@ class Host:
         try:
             self._courier.stop()
             if depart and not self.has_ended and self._failure is None:
-                self._perform(Leaving())
+                self._depart()
         finally:
             self._exchange.leave(self.joined.island, self.joined.incarnation)
+
+    def _depart(self) -> None:
+        try:
+            self._perform(Leaving())
+        except RunEnded:
+            self._failure = None
+            self._end()
 
     def read_anchor(self, fragment: int, out: F32) -> int:
         """Copy a fragment's anchor into `out`, and return its round."""
@@ -193,12 +200,16 @@ class Host:
                 case Seal(fragment, round):
                     self._seal(self.slots[fragment], round)
                 case Await(fragment, round):
-                    self._seal(self.slots[fragment], round, is_sent=False)
+                    self._seal(self.slots[fragment], round, is_awaited=True)
                 case Take(fragment, round):
                     more = self._take(self.slots[fragment], round)
                     actions.extendleft(reversed(more))
-                case Resend(fragment, _):
-                    self._courier.resend(self.slots[fragment])
+                case Resend(fragment, round):
+                    self._courier.resend(
+                        self.slots[fragment],
+                        self._state.books[fragment],
+                        self._beat((fragment, round)),
+                    )
                 case Rest(fragment, round):
                     self._send_rest(
                         self.slots[fragment], self._rest_round(fragment, round)
@@ -210,7 +221,7 @@ class Host:
         self._state, actions = advance(self._state, event, self._plan)
         return actions
 
-    def _seal(self, slot: Slot, round: int, *, is_sent: bool = True) -> None:
+    def _seal(self, slot: Slot, round: int, *, is_awaited: bool = False) -> None:
         """Copy the live weights, and leave the rest to the courier."""
         local = self._buffers.vector(slot.layout.elements)
         self._view.read(slot.index, local)
@@ -221,12 +232,13 @@ class Host:
             tokens=self.tally.tokens,
             weight=self._weight(slot),
             arrival=self._background.promise(),
+            is_awaited=is_awaited,
         )
         book = self._state.books[slot.index]
-        if is_sent:
-            self._courier.send(slot, book)
-        else:
+        if is_awaited:
             self._courier.expect(slot, book)
+        else:
+            self._courier.send(slot, book)
 
     def _weight(self, slot: Slot) -> int:
         by_tokens = self.settings.outer.weight == "tokens"
@@ -277,13 +289,13 @@ class Host:
         self._count(slot, sealed, arrival)
         slot.sealed = None
         self._holds = tuple(slot.holding() for slot in self.slots)
-        self.position = arrival.position
+        self.position = arrival.position or self._exchange.heartbeat(self._beat())
         return self._advance(
             Taken(
                 fragment=slot.index,
                 verdict=arrival.verdict,
                 through=arrival.through,
-                position=arrival.position,
+                position=self.position,
             )
         )
 
@@ -362,17 +374,22 @@ class Host:
             return
         local = self._buffers.vector(slot.layout.elements)
         self._view.read(slot.index, local)
-        self._courier.send_rest(
-            slot,
-            Sealed(
-                round=round,
-                base=local,
-                inner_steps=self.tally.inner_steps,
-                tokens=self.tally.tokens,
-                weight=self._weight(slot),
-                arrival=self._background.promise(),
-            ),
+        rest = Sealed(
+            round=round,
+            base=local,
+            inner_steps=self.tally.inner_steps,
+            tokens=self.tally.tokens,
+            weight=self._weight(slot),
+            arrival=self._background.promise(),
         )
+        if not self._courier.send_rest(slot, rest, self._beat((slot.index, round))):
+            warnings.warn(
+                f"Island {self.joined.island!r} leaves, and no round took what it has "
+                f"learnt of fragment {slot.index} since round {slot.state.round}: "
+                f"{self.tally.inner_steps - settled_steps} inner steps are lost.",
+                AtollWarning,
+                stacklevel=2,
+            )
 
     def _end(self) -> None:
         self.has_ended = True

@@ -27,7 +27,8 @@ class Arrival:
     """Why the run refused the update, if it did."""
 
     through: int
-    position: Position
+    position: Position | None
+    """Where the run was then; None if the outcome is lost that would say so."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ class Sealed:
     arrival: Promise[Arrival | Summons]
     told: set[tuple[int, int]] = field(default_factory=set)
     """Fragments and rounds that the island was summoned for while it waited."""
+
+    is_awaited: bool = False
+    """Nothing of this life is in it: an outcome is waited for, and that is all."""
+
+    is_void: bool = False
+    """The run wants an update after all: this wait is over, and another begins."""
 
     frame: Frame | None = None
     """Set by the sender: these bytes are kept until an outcome lists them."""

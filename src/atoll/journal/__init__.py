@@ -14,6 +14,7 @@ from atoll.journal.records import (
     Founded,
     Joined,
     Left,
+    PauseSet,
     Recovered,
     Staged,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "Journal",
     "JournalledMember",
     "Left",
+    "PauseSet",
     "Recorded",
     "RecordedFragment",
     "Recovered",

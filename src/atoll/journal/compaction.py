@@ -193,6 +193,8 @@ def _part(agreed: Header, index: int, base: bytes) -> Header:
     """Return the header of one piece of an agreed frame, as a frame of its own."""
     if not agreed.elements:
         return replace(agreed, base=base)
+    if agreed.base == base and len(agreed.pieces) == 1:
+        return agreed  # a fragment of one piece is that piece
     start, end = piece_range(codec(agreed.codec), agreed.elements, index)
     first = index * PIECE_ELEMENTS
     return replace(

@@ -25,6 +25,7 @@ from atoll.journal.records import (
     Founded,
     Joined,
     Left,
+    PauseSet,
     Place,
     Record,
     Recovered,
@@ -135,9 +136,16 @@ TEXT = Field(
     lambda text: SHORT.write(text.encode()),
     lambda cursor: decode_text(SHORT.read(cursor), what="a text of the journal"),
 )
+FLAG = Field(lambda flag: bytes([flag]), lambda cursor: _flag(cursor.take(1)[0]))
 AGREED = Field(
     lambda agreed: LONG.write(agreed.packed), lambda cursor: _agreed(LONG.read(cursor))
 )
+
+
+def _flag(byte: int) -> bool:
+    if byte > 1:
+        raise CorruptError(f"a flag of the journal cannot be {byte}.")
+    return bool(byte)
 
 
 def _agreed(packed: bytes) -> Agreed:
@@ -269,5 +277,6 @@ LAYOUT: dict[int, tuple[type[Record], dict[str, Field]]] = {
         },
     ),
     9: (Ended, {"reason": TEXT}),
+    10: (PauseSet, {"is_paused": FLAG}),
 }
 _NUMBER_OF = {kind: number for number, (kind, _) in LAYOUT.items()}

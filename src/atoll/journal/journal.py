@@ -33,6 +33,7 @@ from atoll.journal.records import (
     Founded,
     Joined,
     Left,
+    PauseSet,
     Place,
     Record,
     Recovered,
@@ -51,7 +52,7 @@ RECENT = 2
 """Outcomes of each fragment that are kept in memory, without their bodies: every
 island asks for them."""
 
-Note = Joined | Left | EpochSet | Ended
+Note = Joined | Left | EpochSet | PauseSet | Ended
 """A record that stands for itself: no file goes with it."""
 
 

@@ -25,6 +25,7 @@ from atoll.journal.records import (
     Founded,
     Joined,
     Left,
+    PauseSet,
     Place,
     Record,
     Recovered,
@@ -100,6 +101,7 @@ class Recorded:
         """Every island that ever joined, in its latest life."""
 
         self.epochs: list[EpochSet] = []
+        self.is_paused = False
         self.fragments: list[RecordedFragment] = []
         self.rosters: Mapping[tuple[int, int], Roster] = Rosters(self, read_roster)
         """By fragment and round, for every outcome that is known."""
@@ -157,6 +159,8 @@ class Recorded:
                 self.members[island] = left
             case EpochSet():
                 self.epochs.append(record)
+            case PauseSet(is_paused=is_paused):
+                self.is_paused = is_paused
             case Staged():
                 self.staged[record.fragment, record.round, record.island] = record
             case Committed():

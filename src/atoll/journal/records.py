@@ -108,6 +108,13 @@ class EpochSet:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PauseSet:
+    """An operator has stopped rounds from closing, or lets them close again."""
+
+    is_paused: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Staged:
     """A departing update is durable in a file of its own."""
 
@@ -171,6 +178,9 @@ class Agreed:
     @property
     def roster(self) -> Roster:
         """Who counted; CorruptError if the bytes are no roster."""
+        header: Header | None = self.__dict__.get("header")
+        if header is not None and header.roster is not None:
+            return header.roster
         fixed = self.fixed
         first = FIXED_BYTES + sum(
             (
@@ -250,6 +260,7 @@ Record = (
     | Joined
     | Left
     | EpochSet
+    | PauseSet
     | Staged
     | Committed
     | Recovered

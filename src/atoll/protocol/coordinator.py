@@ -43,6 +43,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.judge import judge_updates
 from atoll.protocol.membership import LEASE_S, Member
+from atoll.protocol.messages import Beat
 from atoll.protocol.recovery import all_heard, lost_state
 from atoll.protocol.rounds import Phase, Reception, Round
 from atoll.protocol.run_state import CoordinatorState, Founding
@@ -69,13 +70,14 @@ def advance(state: CoordinatorState, event: Event, now_s: float) -> Result:
 
 def wakes_at(state: CoordinatorState, now_s: float) -> float:
     """Return when time alone may change something; infinity when it cannot."""
+    terms = state.terms
     moments = [
         moment_s
         for round in state.rounds
         if round.phase is Phase.OPEN and len(round.staged) >= state.settings.run.quorum
         for island in round.missing(state.members, now_s)
         for moment_s in (
-            round.late_at_s(island, state.members, state.terms),
+            round.late_at_s(island, state.members, terms),
             state.members.known[island].lease_until_s,
         )
     ]
@@ -225,11 +227,7 @@ def _founded(state: CoordinatorState, event: Founded, now_s: float) -> Result:
 def _beat(state: CoordinatorState, event: Beaten, now_s: float) -> Result:
     beat = event.beat
     member = state.members.require(beat.island, beat.incarnation)
-    if beat.holds and state.rounds and len(beat.holds) != len(state.rounds):
-        raise Refused(
-            f"Island {beat.island!r} says what it holds of {len(beat.holds)} "
-            f"fragments, and the run has {len(state.rounds)}. Join again."
-        )
+    _require_plausible(state, beat)
     members = state.members.beat(member, beat, now_s=now_s)
     state = changed(state, members=members)
     founding = state.founding
@@ -239,7 +237,27 @@ def _beat(state: CoordinatorState, event: Beaten, now_s: float) -> Result:
     ):
         founding = changed(founding, until_s=now_s + LEASE_S)
         state = changed(state, founding=founding)
+    if not event.is_asking:
+        return state, []
     return state, [Say(state.position(now_s, island=beat.island))]
+
+
+def _require_plausible(state: CoordinatorState, beat: Beat) -> None:
+    """Refuse what no island of this run can say: others are led by it."""
+    if beat.holds and state.rounds and len(beat.holds) != len(state.rounds):
+        raise Refused(
+            f"Island {beat.island!r} says what it holds of {len(beat.holds)} "
+            f"fragments, and the run has {len(state.rounds)}. Join again."
+        )
+    rounds = [round.number for round in state.rounds]
+    furthest = max([1, *rounds, *(held.round + 1 for held in beat.holds)])
+    # Who has joined waits for its next send point, and stands still a window later.
+    last = (furthest + 3) * state.settings.sync.sync_every
+    if beat.step > last:
+        raise Refused(
+            f"Island {beat.island!r} says that it has made step {beat.step}, and with "
+            f"round {furthest} open nobody gets beyond {last}. Join again."
+        )
 
 
 def _offer(state: CoordinatorState, event: Offered, now_s: float) -> Result:
@@ -402,7 +420,7 @@ def _stop(state: CoordinatorState, event: Stopping, now_s: float) -> Result:
 
 def _pause(state: CoordinatorState, event: Pausing, now_s: float) -> Result:
     state = changed(state, is_paused=event.is_paused)
-    return state, [Say(state.position(now_s))]
+    return state, [Remember(event), Say(state.position(now_s))]
 
 
 HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], Result]] = {

@@ -40,6 +40,8 @@ class Beaten:
     """A heartbeat came."""
 
     beat: Beat
+    is_asking: bool = True
+    """Whether who sent it gets the position; not if it came with something else."""
 
 
 @dataclass(frozen=True)
@@ -161,9 +163,9 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Remember:
-    """Make a membership or an epoch durable before anybody is answered."""
+    """Make a change durable before anybody is answered."""
 
-    what: Member | Leave | Epoch
+    what: Member | Leave | Epoch | Pausing
 
 
 @dataclass(frozen=True)

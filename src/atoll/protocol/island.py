@@ -213,7 +213,7 @@ def _seal(
             takes.append(Take(index, book.flight.round))
         elif not state.finished(book):
             flight = _flight(index, book, state.step, plan, is_now=is_now)
-            begin = Await if book.is_spoken_for else Seal
+            begin = Await if flight.is_awaited else Seal
             book = changed(book, flight=flight, is_due=False, is_spoken_for=False)
             state = _with(state, index, book)
             seals.append(begin(index, flight.round))
@@ -226,7 +226,11 @@ def _flight(index: int, book: Book, step: int, plan: Plan, *, is_now: bool) -> F
     """Return the flight of the next round; it lands before the round after is due."""
     window = _send_step(index, book.next_round + 1, plan) - step
     overlap = 0 if is_now else max(0, min(plan.overlap_steps, window - 1))
-    return Flight(round=book.next_round, take_at=step + overlap)
+    return Flight(
+        round=book.next_round,
+        take_at=step + overlap,
+        is_awaited=book.is_spoken_for,
+    )
 
 
 def _taken(
@@ -286,23 +290,33 @@ def _wanted(
 ) -> tuple[IslandState, list[Action]]:
     """Seal what others wait for, though it is not its time, and go on waiting.
 
-    What was sealed for the open round already is on its way.
+    What was sealed for the open round already is on its way. What an earlier life had
+    published for it is lost, if the run wants it of this one.
     """
     blocked = state.books[event.fragment].flight
     assert blocked is not None
+    for index in event.position.wanted:
+        book = _unspoken(state.books[index], event.position.rounds[index])
+        state = _with(state, index, book)
     missing = [
         index
         for index in event.position.wanted
         if state.books[index].next_round <= event.position.rounds[index]
     ]
-    for index in missing:
-        book = changed(state.books[index], is_spoken_for=False)
-        state = _with(state, index, book)
     state, first = _catch_up(state, missing, event.position, is_due=True)
     due = [index for index in missing if not state.books[index].flight]
     state, actions = _seal(state, due, plan, is_now=True)
     seals, takes = _apart(actions)
-    return state, [*seals, *first, Take(event.fragment, blocked.round), *takes]
+    again = Take(event.fragment, blocked.round)
+    return state, [*seals, *first, again, *(each for each in takes if each != again)]
+
+
+def _unspoken(book: Book, open_round: int) -> Book:
+    """Return the book of a fragment for which this life is to speak itself."""
+    flight = book.flight
+    if flight and flight.is_awaited and flight.round == open_round:
+        book = changed(book, flight=None)
+    return changed(book, is_spoken_for=False)
 
 
 def _catch_up(
@@ -313,7 +327,7 @@ def _catch_up(
     for index in missing:
         book = state.books[index]
         if book.flight is None and book.next_round < position.rounds[index]:
-            flight = Flight(round=book.next_round, take_at=state.step)
+            flight = Flight(round=book.next_round, take_at=state.step, is_awaited=True)
             book = changed(book, flight=flight)
             actions.append(Await(index, flight.round))
         if book.flight:

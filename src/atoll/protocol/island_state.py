@@ -56,6 +56,8 @@ class Flight:
 
     round: int
     take_at: int
+    is_awaited: bool = False
+    """Nothing of this life is in it: the round is over, or an earlier life spoke."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,8 @@ HEARTBEAT_S = LEASE_S / 5
 CLOSED_S = 1.0
 """What is left of a lease when the island's connection was closed."""
 
+_NONE_YET = Arrivals()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
@@ -60,7 +62,7 @@ class Member:
         return changed(self, arrivals={**self.arrivals, fragment: then})
 
     def arrivals_of(self, fragment: int) -> Arrivals:
-        return self.arrivals.get(fragment, Arrivals())
+        return self.arrivals.get(fragment, _NONE_YET)
 
     def is_live(self, now_s: float) -> bool:
         return not self.has_left and now_s <= self.lease_until_s
@@ -78,12 +80,14 @@ class Members:
 
     def live(self, now_s: float) -> frozenset[str]:
         """Return the islands that a round waits for."""
-        if now_s not in self._live_at:
-            self._live_at.clear()
-            self._live_at[now_s] = frozenset(
+        live = self._live_at.get(now_s)
+        if live is None:
+            live = frozenset(
                 [name for name, member in self.known.items() if member.is_live(now_s)]
             )
-        return self._live_at[now_s]
+            self._live_at.clear()
+            self._live_at[now_s] = live
+        return live
 
     def join(
         self,
@@ -203,6 +207,8 @@ def _latest(
     """Return what an island holds: a life never goes back, but its messages may."""
     if len(before) != len(now):
         return now or before
+    if before == now:
+        return before  # most messages come between two rounds
     return tuple(
         max(pair, key=lambda held: held.round) for pair in zip(now, before, strict=True)
     )

@@ -147,6 +147,25 @@ class JoinReply:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stats:
+    """What an island tells people of itself. Nothing is decided by it."""
+
+    version: str = ""
+    """Of Atoll."""
+
+    inner_steps: int = 0
+    tokens: int = 0
+    loss: float | None = None
+    """As last reported; None before that, and when it is not finite."""
+
+    wait_s: float = 0.0
+    """How long its training stood still for outcomes."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Beat:
     """What an island says of itself between rounds."""
 
@@ -158,3 +177,5 @@ class Beat:
 
     holds: tuple[Holding, ...] = ()
     """What it has taken of each fragment."""
+
+    stats: Stats | None = None

@@ -5,30 +5,30 @@ Rule 1: after a restart nothing closes before every live member has said what it
 Rule 2: a fragment has lost rounds when a live member holds one that is not committed.
         It opens again after the newest of them: no island is ever asked to go back.
 Rule 3: of several digests for that round, the one that most islands report is right.
+Rule 4: every holder that stands still is asked for it; the first to bring it is heard.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
-from atoll.protocol.membership import Members
+from atoll.protocol.membership import Member, Members
 from atoll.protocol.messages import Holding
 from atoll.protocol.rounds import Round
 
 
 def all_heard(members: Members, now_s: float) -> bool:
     """Return whether every live member has said what it holds."""
-    return all(members.known[name].is_heard for name in members.live(now_s))
+    return all([members.known[name].is_heard for name in members.live(now_s)])
 
 
 def lost_state(round: Round, members: Members, now_s: float) -> Holding | None:
     """Return the state that the run must take before this round can go on, if any."""
-    known, fragment = members.known, round.fragment
     held = [
-        holds[fragment]
+        holding
         for name in members.live(now_s)
-        if fragment < len(holds := known[name].holds)
-        and holds[fragment].round >= round.number
+        if (holding := held_by(members.known[name], round.fragment))
+        and holding.round >= round.number
     ]
     if not held:
         return None
@@ -38,11 +38,6 @@ def lost_state(round: Round, members: Members, now_s: float) -> Holding | None:
     return Holding(newest, min(each for each in votes if votes[each] == most))
 
 
-def bringer(state: Holding, fragment: int, members: Members, now_s: float) -> str:
-    """Return the one island that is asked for a lost state."""
-    return min(
-        name
-        for name in members.live(now_s)
-        if fragment < len(members.known[name].holds)
-        and members.known[name].holds[fragment] == state
-    )
+def held_by(member: Member, fragment: int) -> Holding | None:
+    """Return what a member has said that it holds of a fragment."""
+    return member.holds[fragment] if fragment < len(member.holds) else None

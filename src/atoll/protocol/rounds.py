@@ -44,7 +44,10 @@ class Reception(StrEnum):
 
     WANTED = "wanted"
     STAGED = "staged"
-    """The same update is here already, or one that an earlier life left behind."""
+    """This very update is here, and stands."""
+
+    SPOKEN_FOR = "spoken for"
+    """An update stands that an earlier life left behind; this one changes nothing."""
 
     COMMITTED = "committed"
     """The round is over, and its outcome says what counted, or it will never open."""

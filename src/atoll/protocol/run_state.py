@@ -9,7 +9,7 @@ from atoll.errors import FoundingLost
 from atoll.protocol.counted import CountedUpdates
 from atoll.protocol.membership import Members
 from atoll.protocol.messages import Holding, ModelSpec, Position
-from atoll.protocol.recovery import all_heard, bringer, lost_state
+from atoll.protocol.recovery import all_heard, held_by, lost_state
 from atoll.protocol.rounds import LateTerms, Phase, Round
 from atoll.settings import RunSettings
 
@@ -50,7 +50,7 @@ class CoordinatorState:
     @property
     def has_started(self) -> bool:
         """True from the moment `start_islands` took part, though some have left."""
-        return any(round.phase is not Phase.WAITING for round in self.rounds)
+        return any([round.phase is not Phase.WAITING for round in self.rounds])
 
     def position(self, now_s: float, *, island: str | None = None) -> Position:
         """Return where the run is, as live islands say, and what it wants of one."""
@@ -58,7 +58,7 @@ class CoordinatorState:
         steps = [self.members.known[name].step for name in live]
         return Position(
             step=median_high(steps) if steps and self.has_started else 0,
-            rounds=tuple(round.number for round in self.rounds),
+            rounds=tuple([round.number for round in self.rounds]),
             last_round=self.last_round,
             tokens=self.counted.tokens,
             wanted=self.wanted(island, now_s) if island else (),
@@ -72,14 +72,16 @@ class CoordinatorState:
         return lost_state(self.rounds[fragment], self.members, now_s)
 
     def asked_of(self, island: str, now_s: float) -> tuple[int, ...]:
-        """Return the fragments whose state this island is to bring."""
-        if not all_heard(self.members, now_s):
+        """Return the fragments whose state this island is to bring: it has time to."""
+        member = self.members.known[island]
+        if not member.waits_for or not all_heard(self.members, now_s):
             return ()
         return tuple(
             round.fragment
             for round in self.rounds
-            if (state := lost_state(round, self.members, now_s))
-            and bringer(state, round.fragment, self.members, now_s) == island
+            if (held := held_by(member, round.fragment))
+            and held.round >= round.number
+            and held == lost_state(round, self.members, now_s)
         )
 
     def is_stuck(self, now_s: float) -> bool:
@@ -94,19 +96,27 @@ class CoordinatorState:
         return can_close and all(map(self._is_blocked, live))
 
     def wanted(self, island: str, now_s: float) -> tuple[int, ...]:
-        """Return the fragments that a stuck run waits for this island to publish.
+        """Return the fragments that the run waits for this island to publish.
 
-        Below the quorum that includes a newcomer, for whom no open round waits.
+        That is one it waits for itself, although nothing of it is here: on its way,
+        or lost. If the run is stuck it is every fragment, and below the quorum even
+        those whose open round does not wait for it, as it is a newcomer.
         """
-        if not self.is_stuck(now_s):
-            return ()
-        quorum = self.settings.run.quorum
+        waits_for, quorum = (
+            self.members.known[island].waits_for,
+            self.settings.run.quorum,
+        )
+        missed = [
+            round
+            for round in self.rounds
+            if round.phase is Phase.OPEN and island not in round.staged
+        ]
+        is_stuck = bool(missed) and self.is_stuck(now_s)
         return tuple(
             round.fragment
-            for round in self.rounds
-            if round.phase is Phase.OPEN
-            and island not in round.staged
-            and (island in round.candidates or len(round.staged) < quorum)
+            for round in missed
+            if (round.fragment, round.number) == waits_for
+            or (is_stuck and (island in round.candidates or len(round.staged) < quorum))
         )
 
     def _is_blocked(self, island: str) -> bool:

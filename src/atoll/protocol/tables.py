@@ -199,7 +199,7 @@ RECEPTION = Table(
         ),
         Row(
             (ANY, ANY, ANY, "an earlier life's", ANY),
-            "staged",
+            "spoken for",
             "What it left behind stands; the later life learns so by the outcome.",
         ),
         Row(

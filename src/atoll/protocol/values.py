@@ -16,10 +16,12 @@ def changed(value: T, **changes: Any) -> T:
     Raises:
         TypeError: the class has no such field.
     """
-    fields = value.__dict__
-    if not changes.keys() <= fields.keys():
-        unknown = sorted(changes.keys() - fields.keys())
-        raise TypeError(f"{type(value).__name__} has no field {unknown[0]!r}.")
     copy = object.__new__(type(value))
-    copy.__dict__.update(fields, **changes)
+    fields = copy.__dict__
+    fields.update(value.__dict__)
+    known = len(fields)
+    fields.update(changes)
+    if len(fields) != known:
+        unknown = sorted(changes.keys() - value.__dict__.keys())
+        raise TypeError(f"{type(value).__name__} has no field {unknown[0]!r}.")
     return copy

@@ -10,8 +10,7 @@ Rule 4: a mere crash of the process loses nothing, and makes nothing durable eit
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 
 from atoll.disk import LOCK, Data, check_name
 from atoll.errors import DiskDenied, DiskFull, NoSuchFile, UsageError
@@ -50,6 +49,9 @@ class SimDisk:
         self._files: dict[str, SimFile] = {}
         self._removed: dict[str, bytes] = {}
         """What would come back if the removal were lost."""
+
+        self._right_names: set[str] = set()
+        """Of the calls so far: most name the same few files again."""
 
         self._crash_at: tuple[int, bool] | None = None
         self._is_down = False
@@ -148,24 +150,23 @@ class SimDisk:
             if file is not None and file.survives:
                 self._removed[name] = file.durable
 
-    @contextmanager
-    def _call(self, what: str, name: str) -> Iterator[None]:
+    def _call(self, what: str, name: str) -> _Call:
         if self._is_down:
             raise ProcessDead("The disk is down after a crash: say crash() to reopen.")
         if self._process is not None:
             self._process.scheduler.check()
+        if name not in self._right_names:
+            self._check_name(name)
+        self.calls += 1
+        self._tell(what, name)
+        if self._crash_at == (self.calls, False):
+            self._die()
+        return _Call(self, self.calls)
+
+    def _check_name(self, name: str) -> None:
         if check_name(name) == LOCK:
             raise UsageError(f"{name!r} is the lock of the disk. Use another name.")
-        self.calls += 1
-        call = self.calls
-        self._tell(what, name)
-        if self._crash_at == (call, False):
-            self._die()
-        try:
-            yield
-        finally:
-            if self._crash_at == (call, True):
-                self._die()
+        self._right_names.add(name)
 
     def _die(self) -> None:
         self._crash_at = None
@@ -209,6 +210,22 @@ class SimDisk:
     def _tell(self, what: str, about: str) -> None:
         if self._process is not None and self._process.scheduler.trace is not None:
             self._process.scheduler.tell(self._process.name, what, about)
+
+
+class _Call:
+    """A call of a disk, after which it may crash."""
+
+    __slots__ = ("_disk", "_number")
+
+    def __init__(self, disk: SimDisk, number: int) -> None:
+        self._disk, self._number = disk, number
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *raised: object) -> None:
+        if self._disk._crash_at == (self._number, True):
+            self._disk._die()
 
 
 def _full(name: str) -> DiskFull:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-from atoll.coordinator import Service
-from atoll.errors import AtollError, DiskError, RunEnded, UsageError
+from atoll.coordinator import Questions, Service
+from atoll.errors import DiskError, UsageError
 from atoll.exchange import Call, OutcomeCall, Reply, size_of
 from atoll.island.slot import Arrival
-from atoll.protocol import Position
 from atoll.settings import RunSettings
 from atoll.simulate.herald import Herald, tell_arrival
 from atoll.simulate.network import Reply as Answer
@@ -28,9 +26,6 @@ from atoll.simulate.world import World
 
 TIMEOUT_S = 4.0
 """How long a call waits for its answer before it is repeated."""
-
-LONG_POLL_S = 2.0
-"""The longest that a coordinator lets a question for an outcome wait."""
 
 LONGEST_NAP_S = 1.0
 
@@ -131,7 +126,7 @@ class CoordinatorHost:
         self._world, self._settings = world, settings
         self._process = world.add(COORDINATOR)
         self._clock = world.clocks[COORDINATOR]
-        self._waiting: list[tuple[OutcomeCall, Answer, float]] = []
+        self._questions: Questions | None = None
         self._herald = Herald(world.scheduler)
         self.service: Service | None = None
 
@@ -139,14 +134,14 @@ class CoordinatorHost:
         self._process.start(self._live)
 
     def _live(self) -> None:
-        self._waiting.clear()
         self.service = service = self._open()
+        self._questions = questions = Questions(service)
         self._herald.opened(service, self._clock.now_s())
         self._world.network.listen(self._process, self._listen)
         while True:
             now_s = self._clock.now_s()
             nap_s = service.tick(now_s) - now_s
-            self._answer_waiting()
+            questions.settle(self._clock.now_s())
             self._herald.look(service.state, self._clock.now_s())
             self._world.scheduler.sleep(min(max(nap_s, 0.01), LONGEST_NAP_S))
 
@@ -166,40 +161,12 @@ class CoordinatorHost:
             return Service.create(disk, self._settings, run="run", now_s=now_s)
 
     def _listen(self, request: object, answer: Answer) -> None:
-        self._handle(cast(Call, request), answer)
-        self._answer_waiting()
         assert self.service is not None
-        self._herald.look(self.service.state, self._clock.now_s())
+        assert self._questions is not None
 
-    def _handle(self, call: Call, answer: Answer) -> None:
-        assert self.service is not None
-        try:
-            reply = self.service.handle(call, self._clock.now_s())
-        except (AtollError, RunEnded) as exc:
-            answer(exc)
-            return
-        if isinstance(call, OutcomeCall) and call.wait_s and _may_wait(reply):
-            until_s = self._world.scheduler.now_s + min(call.wait_s, LONG_POLL_S)
-            self._waiting.append(
-                (replace(call, wait_s=0.0, beat=None), answer, until_s)
-            )
-        else:
+        def send(reply: Reply | Exception) -> None:
             answer(reply, size_bytes=size_of(reply))
 
-    def _answer_waiting(self) -> None:
-        """Answer who waits for an outcome that is there, or has waited long enough."""
-        assert self.service is not None
-        waiting, self._waiting = self._waiting, []
-        is_stuck = self.service.state.is_stuck(self._clock.now_s())
-        for call, answer, until_s in waiting:
-            rounds = self.service.state.rounds
-            is_over = call.round < rounds[call.fragment].number
-            if is_over or is_stuck or self._world.scheduler.now_s >= until_s:
-                self._handle(call, answer)
-            else:
-                self._waiting.append((call, answer, until_s))
-
-
-def _may_wait(reply: Reply) -> bool:
-    """Return whether a question may stay open: no outcome yet, and no summons."""
-    return reply is None or (isinstance(reply, Position) and not reply.wanted)
+        self._questions.put(cast(Call, request), send, self._clock.now_s())
+        self._questions.settle(self._clock.now_s())
+        self._herald.look(self.service.state, self._clock.now_s())

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -16,12 +17,16 @@ from atoll.protocol import JoinRequest
 from atoll.simulate.hosts import Greenlets, Wire
 from atoll.simulate.invariants import Watch
 from atoll.simulate.world import World
+from atoll.weights.layout import F32
 
 STEP_S = 0.5
 """What an inner step takes on an island that nothing slows down."""
 
 STEP_TOKENS = (60, 100)
 """An inner step trains on so many tokens, drawn evenly."""
+
+_DRAWN_STEPS = 32
+"""Of this many inner steps the noise is drawn at once."""
 
 MODEL = vector_model({"h.0.w": (70,), "h.1.w": (50,), "head": (7,)})
 
@@ -90,12 +95,13 @@ class IslandLives:
     def _train(self) -> bool:
         """Live once; return whether the run has ended."""
         host, view = self._join()
-        noise = np.random.default_rng(self._rng.getrandbits(32))
-        tokens = noise.integers(*STEP_TOKENS, size=64).tolist()
+        rng = np.random.default_rng(self._rng.getrandbits(32))
+        tokens = rng.integers(*STEP_TOKENS, size=64).tolist()
+        noise = _noise(rng, [len(local) for local in view.local])
         while not host.has_ended:
             self._process.work(STEP_S)
-            for local in view.local:
-                local -= noise.standard_normal(len(local), np.float32)
+            for local, change in zip(view.local, next(noise), strict=True):
+                local -= change
             host.tally.tokens += tokens[host.tally.inner_steps % 64]
             host.stepped()
             if (
@@ -127,3 +133,12 @@ class IslandLives:
         )
         self._watch.joined(ports.life, host, exchange)
         return host, view
+
+
+def _noise(rng: np.random.Generator, sizes: list[int]) -> Iterator[list[F32]]:
+    """Yield what each inner step changes: numbers in a row, drawn for many at once."""
+    ends = list(accumulate(sizes, initial=0))
+    parts = [slice(*ends_of) for ends_of in pairwise(ends)]
+    while True:
+        for step in rng.standard_normal((_DRAWN_STEPS, ends[-1]), np.float32):
+            yield [step[part] for part in parts]

@@ -59,7 +59,7 @@ class Promise(Generic[T]):
         timer = None
         if timeout_s is not None:
             due_s = scheduler.now_s + timeout_s
-            timer = scheduler.at(due_s, strand.resume, life=strand.life)
+            timer = scheduler.push(due_s, strand.resume, strand.life)
         waiter = (strand, timer)
         self._waiters.append(waiter)
         scheduler.wait()
@@ -75,5 +75,5 @@ class Promise(Generic[T]):
         for strand, timer in self._waiters:
             if timer is not None:
                 self._scheduler.cancel(timer)
-            self._scheduler.at(self._scheduler.now_s, strand.resume, life=strand.life)
+            self._scheduler.push(self._scheduler.now_s, strand.resume, strand.life)
         self._waiters.clear()

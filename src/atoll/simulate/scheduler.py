@@ -15,6 +15,7 @@ import hashlib
 import math
 import random
 from collections.abc import Callable
+from functools import partial
 from heapq import heapify, heappop, heappush
 from types import TracebackType
 
@@ -36,13 +37,17 @@ _REFUSALS = 100
 
 
 class Strand:
-    """One greenlet of a life."""
+    """One line of execution in a life."""
 
-    __slots__ = ("greenlet", "life", "resume")
+    __slots__ = ("act", "greenlet", "is_over", "life", "resume")
 
-    def __init__(self, life: Life, resume: Callable[[], None]) -> None:
-        self.greenlet: greenlet
-        self.life, self.resume = life, resume
+    def __init__(self, life: Life, act: Callable[[], object]) -> None:
+        self.life, self.act = life, act
+        self.greenlet: greenlet | None = None
+        """What it runs in; None before it begins and when it is over."""
+
+        self.is_over = False
+        self.resume: Callable[[], None]
 
 
 class Scheduler:
@@ -72,6 +77,9 @@ class Scheduler:
         self._task: Strand | None = None
         self._life: Life | None = None
         self._strands: dict[Life, dict[Strand, None]] = {}
+        self._idle: list[greenlet] = []
+        """Whose strands are over: a greenlet costs as much to make as ten to resume."""
+
         self._graves: list[Life] = []
         self._is_running = self._stops = False
 
@@ -99,7 +107,17 @@ class Scheduler:
                 f"when_s={when_s!r} is not an instant of virtual time. "
                 "Give finite seconds."
             )
-        return self._push(when_s, act, life)
+        return self.push(when_s, act, life)
+
+    def push(
+        self, when_s: float, act: Callable[[], object], life: Life | None
+    ) -> Timer:
+        """Do what `at` does, for a port that has checked already."""
+        timer = Timer(act, life)
+        when_s = when_s if when_s > self.now_s else self.now_s
+        self._sequence += 1
+        heappush(self._queue, (when_s, self._sequence, timer))
+        return timer
 
     def cancel(self, timer: Timer) -> None:
         """Forget a timer; one that has fired already is left alone."""
@@ -124,10 +142,10 @@ class Scheduler:
         self.check()
         if not life.is_alive:
             raise UsageError(f"{life} is dead. Restart the process first.")
-        strand = Strand(life, lambda: self._resume(strand))
-        strand.greenlet = greenlet(lambda: self._live(strand, act), parent=self._hub)
+        strand = Strand(life, act)
+        strand.resume = partial(self._resume, strand)
         self._strands[life][strand] = None
-        self._push(self.now_s, strand.resume, life)
+        self.push(self.now_s, strand.resume, life)
 
     def sleep(self, seconds: float) -> None:
         """Let `seconds` of virtual time pass for the greenlet that calls."""
@@ -136,7 +154,7 @@ class Scheduler:
                 f"sleep({seconds!r}) is not possible. Give finite seconds from 0 on."
             )
         strand = self.waiting_strand()
-        self._push(self.now_s + seconds, strand.resume, strand.life)
+        self.push(self.now_s + seconds, strand.resume, strand.life)
         self.wait()
 
     def waiting_strand(self) -> Strand:
@@ -216,6 +234,8 @@ class Scheduler:
         self._queue.clear()
         for life in list(self._strands):
             self.end(life)
+        while self._idle:
+            self._idle.pop().throw()
 
     def __enter__(self) -> Scheduler:
         return self
@@ -227,15 +247,6 @@ class Scheduler:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _push(
-        self, when_s: float, act: Callable[[], object], life: Life | None
-    ) -> Timer:
-        timer = Timer(act, life)
-        when_s = when_s if when_s > self.now_s else self.now_s
-        self._sequence += 1
-        heappush(self._queue, (when_s, self._sequence, timer))
-        return timer
 
     def _run(self, until_s: float) -> None:
         queue, instant_from = self._queue, self.events
@@ -283,26 +294,42 @@ class Scheduler:
         ) from exc
 
     def _resume(self, strand: Strand) -> None:
+        if strand.is_over:
+            return
         self._task = strand
+        if strand.greenlet is None:
+            strand.greenlet = self._idle.pop() if self._idle else self._make()
         strand.greenlet.switch()
 
-    def _live(self, strand: Strand, act: Callable[[], object]) -> None:
-        try:
-            act()
-        finally:
-            self._strands.get(strand.life, {}).pop(strand, None)
+    def _make(self) -> greenlet:
+        return greenlet(self._work, parent=self._hub)
+
+    def _work(self) -> None:
+        """Live one strand after the other; the first that raises ends the greenlet."""
+        while True:
+            strand = self._task
+            assert strand is not None
+            try:
+                strand.act()
+            finally:
+                strand.is_over = True
+                own, strand.greenlet = strand.greenlet, None
+                self._strands.get(strand.life, {}).pop(strand, None)
+            self._idle.append(own)
+            self._hub.switch()
 
     def _unwind(self) -> None:
         """Unwind the greenlets of dead lives; whatever they still do has no effect."""
         while self._graves:
             life = self._graves.pop()
             for strand in list(self._strands.pop(life, {})):
-                if strand.greenlet:  # one that has begun and not ended
+                if strand.greenlet is not None:
                     self._kill(strand)
 
     def _kill(self, strand: Strand) -> None:
         self._task, self._life, self._refusals = strand, strand.life, 0
         try:
+            assert strand.greenlet is not None
             strand.greenlet.throw(ProcessDead(f"{strand.life} is dead."))
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -310,7 +337,7 @@ class Scheduler:
             pass
         finally:
             self._task = self._life = None
-        if not strand.greenlet.dead:
+        if not strand.is_over:
             raise ProcessFailed(
                 f"{strand.life} does not die at {self.now_s:.6f} s: a greenlet has "
                 f"caught ProcessDead {_REFUSALS} times. Let BaseException pass."

@@ -27,7 +27,7 @@ from atoll.errors import (
 )
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.vectors import vector_model
-from atoll.protocol import Beat, JoinReply
+from atoll.protocol import Beat, JoinReply, Reception
 from atoll.settings import RunSettings
 from atoll.testing.one_fragment import (
     anchor_of,
@@ -109,10 +109,10 @@ def a_repeat_is_the_same_publication(open_run: OpenRun) -> None:
     """Before the round is over and after, it counts once and raises nothing."""
     (a, b), (first, second) = _two(open_run)
     again = update_of(a, first, 1.0)
-    a.publish(again)
-    a.publish(again)
+    assert a.publish(again) is Reception.STAGED
+    assert a.publish(again) is Reception.STAGED
     b.publish(update_of(b, second, 3.0))
-    a.publish(again)
+    assert a.publish(again) is Reception.COMMITTED
 
     assert anchor_of(a) == -2.0
 

@@ -7,7 +7,6 @@ verified piece by piece as it streams in. docs/wire-format.md is the law.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from struct import Struct
 
 from atoll.errors import CorruptError, UsageError
@@ -127,14 +126,19 @@ def unpack(
 
 def frame_bytes(header: Header) -> int:
     """Return how many bytes the whole frame takes, header and body."""
-    require_sealed(header)
-    return header_bytes(header) + header.body_bytes
+    # Everyone who gets an outcome asks, and a roster is long; a header never changes.
+    known: int | None = header.__dict__.get("_frame_bytes")
+    if known is None:
+        require_sealed(header)
+        known = header_bytes(header) + header.body_bytes
+        header.__dict__["_frame_bytes"] = known
+    return known
 
 
 def with_body(header: Header, body: Bytes) -> Header:
     """Return `header` sealed for `body`: its length and the digests of its pieces."""
     pieces = piece_digests(codec(header.codec), header.elements, body)
-    return replace(header, body_bytes=view_of(body).nbytes, pieces=pieces)
+    return header.sealed(body_bytes=view_of(body).nbytes, pieces=pieces)
 
 
 def verify_piece(header: Header, index: int, piece: Bytes) -> None:
@@ -151,7 +155,12 @@ def verify_piece(header: Header, index: int, piece: Bytes) -> None:
             f"piece {index} of the {header.name} has {len(view)} bytes instead of "
             f"{end - start}. Fetch the piece again."
         )
-    if blake3_digest(view) != header.pieces[index]:
+    _verify(header, index, view, start)
+
+
+def _verify(header: Header, index: int, piece: memoryview, start: int) -> None:
+    if blake3_digest(piece) != header.pieces[index]:
+        end = start + len(piece)
         raise CorruptError(
             f"piece {index} of the {header.name}, bytes {start} to {end} of the body, "
             "does not match its digest. Fetch the piece again."
@@ -169,7 +178,7 @@ def verify_body(header: Header, body: Bytes) -> None:
     packing = codec(header.codec)
     for index in range(len(header.pieces)):
         start, end = piece_range(packing, header.elements, index)
-        verify_piece(header, index, view[start:end])
+        _verify(header, index, view[start:end], start)
 
 
 def update_digest(header: Header) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 
 from atoll.errors import UsageError
@@ -124,6 +124,22 @@ class Header:
         for fault in _faults(self):
             raise UsageError(f"{fault}.")
 
+    def sealed(self, *, body_bytes: int, pieces: tuple[bytes, ...]) -> Header:
+        """Return this header with what it says of its body, and nothing else changed.
+
+        Only the rules about bodies are asked again: the others hold already, and to
+        judge every field of every update twice is most of what sealing would cost.
+        """
+        header = object.__new__(Header)
+        header.__dict__.update(
+            {each: self.__dict__[each] for each in _FIELDS},
+            body_bytes=body_bytes,
+            pieces=pieces,
+        )
+        for fault in _body_faults(header):
+            raise UsageError(f"{fault}.")
+        return header
+
     @property
     def is_sealed(self) -> bool:
         """Whether the body is known, or there is to be none."""
@@ -139,6 +155,10 @@ class Header:
             f"{self.kind.name.lower()} frame{whose} "
             f"(fragment {self.fragment}, round {self.round})"
         )
+
+
+_FIELDS = tuple(each.name for each in fields(Header))
+_NO_PROGRESS = Progress()
 
 
 def _faults(header: Header) -> Iterator[str]:
@@ -216,7 +236,7 @@ def _update_faults(header: Header) -> Iterator[str]:
 
 def _common_faults(header: Header) -> Iterator[str]:
     what = header.kind.name.lower()
-    if header.progress != Progress() or header.refused:
+    if header.progress != _NO_PROGRESS or header.refused:
         yield f"progress and refused must be empty in the {what} frame"
     if header.outer is None:
         yield f"the {what} frame must carry its outer values"

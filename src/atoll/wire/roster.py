@@ -81,7 +81,7 @@ class Roster:
     @property
     def counted(self) -> tuple[RosterEntry, ...]:
         """The entries whose updates are in the mean, in the order of the sum."""
-        return tuple(e for e in self.entries if e.verdict == Verdict.COUNTED)
+        return tuple([e for e in self.entries if e.verdict is Verdict.COUNTED])
 
     def entry(self, island: str) -> RosterEntry | None:
         """Return what the roster says of `island`, or None if it is not listed."""
@@ -194,7 +194,6 @@ def _too_short(data: bytes, needed: int) -> CorruptError:
 
 
 def _entry_faults(entry: RosterEntry) -> Iterator[str]:
-    who = f"of roster entry {entry.island!r}"
     if fault := name_fault(entry.island, what="island"):
         yield fault
     if fault := reason_fault(entry.reason, what="reason"):
@@ -206,10 +205,15 @@ def _entry_faults(entry: RosterEntry) -> Iterator[str]:
         ("tokens", entry.tokens),
     ):
         if not 0 <= value <= U64_MAX:
-            yield f"{what}={value} {who} must be from 0 to {U64_MAX}"
+            yield f"{what}={value} {_of(entry)} must be from 0 to {U64_MAX}"
     if len(entry.digest) not in (0, DIGEST_BYTES):
-        yield f"digest {who} has {len(entry.digest)} bytes; it must have 0 or 32"
-    if entry.verdict == Verdict.COUNTED and not (entry.digest and entry.weight):
-        yield f"verdict counted {who} needs a digest and a weight of 1 or more"
-    if entry.verdict == Verdict.REFUSED and not entry.reason:
-        yield f"verdict refused {who} must come with a reason"
+        size = len(entry.digest)
+        yield f"digest {_of(entry)} has {size} bytes; it must have 0 or 32"
+    if entry.verdict is Verdict.COUNTED and not (entry.digest and entry.weight):
+        yield f"verdict counted {_of(entry)} needs a digest and a weight of 1 or more"
+    if entry.verdict is Verdict.REFUSED and not entry.reason:
+        yield f"verdict refused {_of(entry)} must come with a reason"
+
+
+def _of(entry: RosterEntry) -> str:
+    return f"of roster entry {entry.island!r}"

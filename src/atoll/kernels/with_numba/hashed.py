@@ -81,11 +81,13 @@ def nesterov_hashed(
     finite, or -1; the state is then spoilt.
     """
     whole = anchor.size // STATE_PIECE * STATE_PIECE
-    words = np.empty((whole // STATE_PIECE, 4), np.uint64)
-    lanes = np.empty((2, 8), np.uint64)
     values = np.float32(lr), np.float32(momentum)
-    refused = _pieces(anchor[:whole], velocity[:whole], mean, *values, lanes, words)
-    hashes[: len(words)] = words.byteswap().view(np.uint8)
+    refused = -1
+    if whole:
+        words = np.empty((whole // STATE_PIECE, 4), np.uint64)
+        lanes = np.empty((2, 8), np.uint64)
+        refused = _pieces(anchor[:whole], velocity[:whole], mean, *values, lanes, words)
+        hashes[: len(words)] = words.byteswap().view(np.uint8)
     if refused < 0 and whole < anchor.size:
         rest = anchor[whole:], velocity[whole:]
         nesterov_loop(*rest, _as_fp32(mean[whole:]), *values)

@@ -119,7 +119,9 @@ class FragmentLedger:
         assert seal is not None
         made_since = seal.local - self.mark
         is_counted = self.settle(seal)
-        self._require_verdict(arrival.how, seal, is_counted)
+        is_lost = arrival.position is None and self._truth.has_gaps
+        if not is_lost:
+            self._require_verdict(arrival.how, seal, is_counted)
         match arrival.how:
             case How.DROP:
                 self._lost += made_since + (0.0 if is_counted else seal.pseudo)
@@ -128,19 +130,18 @@ class FragmentLedger:
                 self._lost += made_since + seal.pseudo + seal.residual
                 self.tokens.refused += tokens - self.tokens.settled
         self.mark = local.astype(np.float64)
-        if arrival.how is How.ADOPT and self._mixes:
+        if is_lost or (arrival.how is How.ADOPT and self._mixes):
             # The papers' blend gives up steps made in flight: what is left is in hand.
+            # So it is where a journal has lost whether the update had counted.
             self._lost -= self._difference()
         self.seal = None
         self.check(tokens)
 
     def check(self, tokens: int) -> None:
         """Report unless both sides of the law are equal, to rounding."""
-        worst = float(np.abs(self._difference()).max())
-        scale = max(
-            1.0, float(np.abs(self.mark).max()), float(np.abs(self._work).max())
-        )
-        if not worst <= ROUNDING * scale:
+        worst = _largest(self._difference())
+        # A scale is at least 1, so that it is seldom needed.
+        if not worst <= ROUNDING and not worst <= ROUNDING * self._scale():
             self._report(
                 WORK_CONSERVED,
                 self.who,
@@ -213,6 +214,9 @@ class FragmentLedger:
                 f"its roster says {entry.verdict if entry else 'nothing'}",
             )
 
+    def _scale(self) -> float:
+        return max(1.0, _largest(self.mark), _largest(self._work))
+
     def _difference(self) -> F64:
         in_hand = self.residual() + self.loaded() - self.mark
         found = self._committed + in_hand + self._error
@@ -228,3 +232,7 @@ class FragmentLedger:
         if residual is None:
             return np.zeros(self.slot.layout.elements)
         return residual.astype(np.float64)
+
+
+def _largest(values: F64) -> float:
+    return float(np.abs(values).max())

@@ -39,7 +39,6 @@ class Rounds:
     ) -> None:
         self._truth, self._settings, self._layout = truth, settings, layout
         self._report = report
-        self._has_gaps = False
         self._attempts: dict[tuple[int, int], Commit] = {}
         self._founded: dict[int, bytes] = {}
         self._counted: dict[bytes, int] = {}
@@ -63,7 +62,7 @@ class Rounds:
         One whose disk was put back may know less than was committed, and its journal
         will have gaps; everything else holds all the same.
         """
-        self._has_gaps = was_put_back
+        self._truth.has_gaps |= was_put_back
         for fragment, state in enumerate(service.weights):
             last = self._truth.last.get(fragment, 0)
             if state.round < last and not was_put_back:
@@ -133,7 +132,7 @@ class Rounds:
 
     def ended(self, service: Service) -> None:
         """Judge the journal at the end: all rounds, each once."""
-        if self._has_gaps:
+        if self._truth.has_gaps:
             return
         for fragment, known in enumerate(service.journal.recorded.fragments):
             rounds = sorted(known.where)
@@ -149,7 +148,7 @@ class Rounds:
         last = self._truth.last.get(fragment, 0)
         last_round = self._settings.run.end_rounds
         is_beyond = last_round is not None and round > last_round
-        is_next = round == last + 1 or self._has_gaps
+        is_next = round == last + 1 or self._truth.has_gaps
         if not is_next or is_beyond:
             self._report(
                 ROUNDS_IN_ORDER,
@@ -214,9 +213,9 @@ class Rounds:
 
     def _mean(self, layout: FragmentLayout, parts: list[Contribution]) -> bytes:
         """Return the agreed body of these updates; a void round has none."""
-        terms = terms_of(layout, self._settings)
         if not parts:
             return b""
+        terms = terms_of(layout, self._settings)
         try:
             return reduce(layout, parts, down=terms.down, merge=terms.merge).tobytes()
         except NonFinite:

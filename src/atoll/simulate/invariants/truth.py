@@ -70,6 +70,9 @@ class Truth:
     last: dict[int, int] = field(default_factory=dict)
     """The last committed round of each fragment."""
 
+    has_gaps: bool = False
+    """The journal was put back: it may have lost outcomes for good."""
+
     def publish(self, header: Header, body: NDArray[np.uint8]) -> Update:
         """Take note of an update that is on its way; the first bytes of it stand."""
         digest = update_digest(header)

@@ -1,0 +1,75 @@
+"""Questions for an outcome that is not there yet: they stay open for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from atoll.coordinator.service import Service
+from atoll.errors import AtollError, RunEnded
+from atoll.exchange import LONG_POLL_S, Call, OutcomeCall, Reply
+from atoll.protocol import Position
+
+Answer = Callable[[Reply | Exception], None]
+
+
+@dataclass(frozen=True)
+class Question:
+    """One that stays open; whoever asks has been heard, and is not heard again."""
+
+    call: OutcomeCall
+    answer: Answer
+    until_s: float
+
+
+class Questions:
+    """Puts calls to a service, and answers each when there is something to say."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._open: list[Question] = []
+
+    def put(self, call: Call, answer: Answer, now_s: float) -> None:
+        """Answer a call, now or within the time that it may wait."""
+        try:
+            reply = self._service.handle(call, now_s)
+        except (AtollError, RunEnded) as exc:
+            answer(exc)
+            return
+        if isinstance(call, OutcomeCall) and call.wait_s and _may_wait(reply):
+            until_s = now_s + min(call.wait_s, LONG_POLL_S)
+            self._open.append(Question(call, answer, until_s))
+        else:
+            answer(reply)
+
+    def settle(self, now_s: float) -> None:
+        """Answer who asked for an outcome that is there, or has waited long enough."""
+        waiting, self._open = self._open, []
+        is_stuck = bool(waiting) and self._service.state.is_stuck(now_s)
+        rounds = self._service.state.rounds
+        for question in waiting:
+            is_over = question.call.round < rounds[question.call.fragment].number
+            if is_over or is_stuck or now_s >= question.until_s:
+                self._answer(question, now_s)
+            else:
+                self._open.append(question)
+
+    def _answer(self, question: Question, now_s: float) -> None:
+        """Say what is known now; that a question stayed open renews no lease."""
+        beat, state = question.call.beat, self._service.state
+        call = replace(question.call, wait_s=0.0, beat=None)
+        try:
+            reply = self._service.handle(call, now_s)
+        except (AtollError, RunEnded) as exc:
+            question.answer(exc)
+            return
+        if reply is None and beat is not None:
+            reply = state.position(now_s, island=beat.island)
+        question.answer(reply)
+
+
+def _may_wait(reply: Reply) -> bool:
+    """Return whether a question may stay open: no outcome yet, nothing asked for."""
+    if isinstance(reply, Position):
+        return not reply.wanted and not reply.lost
+    return reply is None

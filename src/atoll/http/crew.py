@@ -1,0 +1,52 @@
+"""The threads of a listener: a fixed number, whatever the number of connections.
+
+small   handlers of small requests, and their answers
+in      bulk bodies that are read, each with its handler
+out     bulk bodies that are sent
+tell    callbacks about who has gone: one thread, so that none of them waits for us
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.http.lanes import Lanes
+from atoll.http.limits import Limits
+from atoll.http.lot import Lot
+from atoll.http.threads import Threads
+
+
+class Crew:
+    """Every thread but the lot's."""
+
+    def __init__(
+        self, *, lot: Lot, limits: Limits, on_error: Callable[[Exception], None]
+    ) -> None:
+        self.small = Threads("http-small", limits.small_threads, on_error=on_error)
+        self.tell = Threads("http-tell", 1, on_error=on_error)
+        self._in = Threads("http-in", limits.bulk_lanes, on_error=on_error)
+        self._out = Threads("http-out", limits.bulk_lanes, on_error=on_error)
+        self.lanes_in = Lanes(
+            lot=lot,
+            threads=self._in,
+            count=limits.bulk_lanes,
+            max_bytes=limits.max_body_bytes_in_flight,
+        )
+        # What is sent is in memory or in a file already: its bytes need no bound.
+        self.lanes_out = Lanes(
+            lot=lot, threads=self._out, count=limits.bulk_lanes, max_bytes=None
+        )
+
+    def start(self) -> None:
+        for threads in self._all():
+            threads.start()
+
+    def close(self, until_s: float) -> None:
+        """End every thread that is not stuck, by `until_s` of `time.monotonic`."""
+        for threads in self._all():
+            threads.end()
+        for threads in self._all():
+            threads.join(until_s)
+
+    def _all(self) -> list[Threads]:
+        return [self.small, self.tell, self._in, self._out]

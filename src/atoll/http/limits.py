@@ -1,0 +1,65 @@
+"""What a listener bears before it says no."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Every bound of a listener, in one place. All are positive."""
+
+    max_connections: int = 4096
+    """Open at once; one more is answered 503."""
+
+    max_head_bytes: int = 32 * 1024
+    """Request line and headers; beyond it 431."""
+
+    max_path_bytes: int = 2048
+    """The target before its query; beyond it 414."""
+
+    head_s: float = 10.0
+    """From the first byte of a head, or from accepting, to its last byte."""
+
+    handshake_s: float = 10.0
+    """For all of TLS's handshake."""
+
+    keep_alive_s: float = 300.0
+    """How long a connection may be silent between two requests."""
+
+    small_bytes: int = 64 * 1024
+    """Bodies up to here are moved by the small pool; larger ones need a lane."""
+
+    small_threads: int = 16
+    """Threads that run handlers of small requests."""
+
+    bulk_lanes: int = 8
+    """Bulk bodies on their way in at once, and as many on their way out."""
+
+    max_body_bytes: int = 2**34
+    """Declared by one request; beyond it 413."""
+
+    max_body_bytes_in_flight: int = 2**33
+    """Declared by all bulk requests being read; a larger one is read alone."""
+
+    lane_wait_s: float = 30.0
+    """How long a bulk body may wait for its lane; then 503 with Retry-After."""
+
+    idle_s: float = 20.0
+    """Between two bytes of a body, either way; also all of a small body."""
+
+    min_bytes_per_s: int = 1024
+    """What a body must average once `idle_s` has been spent waiting for it."""
+
+    drain_bytes: int = 2**20
+    """An unread rest up to here is skipped; a longer one closes the connection."""
+
+    linger_s: float = 1.0
+    """How long a closed connection still listens, so that its last words arrive."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not value > 0:
+                raise UsageError(f"{name}={value} must be positive.")

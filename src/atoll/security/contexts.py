@@ -1,0 +1,192 @@
+"""TLS as a coordinator offers it and as whoever calls it asks for it.
+
+A coordinator's certificate is its own work, so no authority vouches for it: the caller
+knows its fingerprint, the *pin*, from the invite. TLS proves that the other side holds
+the certificate's key; the pin says that it is the right certificate. So a pinned
+context checks neither names nor authorities, and is safe only with `check_pin` after
+the handshake and before the first byte; `secured` does both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import socket
+import ssl
+from pathlib import Path
+
+from atoll.errors import Refused, Unreachable, UsageError
+from atoll.security.private import translated
+
+CERTIFICATE = "certificate.pem"
+KEY = "certificate.key"
+
+_PIN = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
+
+
+def fingerprint(der: bytes) -> str:
+    """Return what a certificate is pinned by: `sha256:` and 64 digits."""
+    return "sha256:" + hashlib.sha256(der).hexdigest()
+
+
+def parse_pin(text: str) -> str:
+    """Return a pin in its one spelling; colons between pairs and capitals are fine.
+
+    Raises:
+        UsageError: it is no pin.
+    """
+    lowered = text.strip().lower() if len(text) <= 128 else ""
+    head, _, rest = lowered.partition(":")
+    digits = rest if head == "sha256" else lowered
+    found = _PIN.fullmatch(digits.replace(":", ""))
+    if not found:
+        raise UsageError(
+            "The pin is not a fingerprint: 'sha256:' and 64 hexadecimal digits. Copy "
+            "it, or the whole invite, again."
+        )
+    return f"sha256:{found[1]}"
+
+
+def listening_context(
+    directory: Path, *, require_island_certificates: Path | None = None
+) -> ssl.SSLContext:
+    """Return how the coordinator whose certificate is in `directory` offers TLS.
+
+    Args:
+        directory: What `certificate.coordinator_certificate` was given.
+        require_island_certificates: The file of an authority; who has no certificate
+            from it gets no answer at all, not even to `/health`.
+
+    Raises:
+        UsageError: a file is absent, unreadable, or the key is another certificate's.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    _secure(context, directory / CERTIFICATE, directory / KEY)
+    if require_island_certificates is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+        _trust(context, require_island_certificates)
+    return context
+
+
+def calling_context(
+    pin: str | None,
+    *,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    authority: Path | None = None,
+) -> ssl.SSLContext:
+    """Return how to call a coordinator; with a pin, `check_pin` must follow.
+
+    Without a pin the coordinator needs a certificate for its name from an authority
+    that this machine trusts, or from `authority`.
+
+    Args:
+        pin: The fingerprint that the coordinator's certificate must have.
+        certificate: The island's own, where the coordinator requires one.
+        key: That certificate's key.
+        authority: The file of an authority to trust in place of the machine's.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if pin is not None:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    elif authority is not None:
+        _trust(context, authority)
+    else:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    _secure(context, certificate, key)
+    return context
+
+
+def check_pin(der: bytes | None, pin: str | None) -> None:
+    """Return if a certificate, as the other side showed it, is the pinned one.
+
+    Raises:
+        Refused: it is another, or none was shown. Nothing secret may be sent.
+    """
+    if pin is None:
+        return
+    shown = fingerprint(der) if der else "no certificate"
+    if not hmac.compare_digest(shown, parse_pin(pin)):
+        raise Refused(
+            f"The coordinator showed {shown}, but {parse_pin(pin)} is pinned: it has a "
+            "new certificate, or another answers at its address. Nothing was sent. "
+            "Ask whoever runs it for a new invite."
+        )
+
+
+def secured(
+    raw: socket.socket, context: ssl.SSLContext, *, host: str, pin: str | None
+) -> ssl.SSLSocket:
+    """Return TLS over `raw`, after the handshake and the pin's check.
+
+    On an error `raw` is closed, and nothing but the handshake was sent.
+
+    Raises:
+        Refused: the certificate is not the pinned one, or no authority vouches for it.
+        Unreachable: the other side ended the handshake, or speaks no TLS. One that
+            requires an island's certificate may end the line as late as at the first
+            read, with an `ssl.SSLError`: TLS 1.3 has it so.
+    """
+    if context.verify_mode is ssl.CERT_NONE and pin is None:
+        raw.close()
+        raise UsageError("This context trusts anyone. Give the pin it was made for.")
+    try:
+        line = context.wrap_socket(raw, server_hostname=host)
+    except ssl.SSLCertVerificationError as exc:
+        raw.close()
+        raise Refused(
+            f"{host}'s certificate is not trusted: {exc.verify_message}. Use its "
+            "invite, which pins it."
+        ) from exc
+    except OSError as exc:
+        raw.close()
+        raise Unreachable(f"No TLS with {host}: {exc}. Is it https there?") from exc
+    try:
+        check_pin(line.getpeercert(binary_form=True), pin)
+    except BaseException:
+        line.close()
+        raise
+    return line
+
+
+def _secure(
+    context: ssl.SSLContext, certificate: Path | None, key: Path | None
+) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    if certificate is None and key is None:
+        return
+    if certificate is None or key is None:
+        raise UsageError("A certificate and its key belong together. Give both files.")
+    for path in (certificate, key):
+        _require_file(path)
+    try:
+        context.load_cert_chain(certificate, key, password=_no_password)
+    except ssl.SSLError as exc:
+        raise UsageError(
+            f"{key} is not the key of {certificate}, or one of them is damaged "
+            f"({exc.reason or 'unreadable'}). Put both back from where they came."
+        ) from exc
+
+
+def _trust(context: ssl.SSLContext, authority: Path) -> None:
+    _require_file(authority)
+    try:
+        context.load_verify_locations(cafile=authority)
+    except ssl.SSLError as exc:
+        raise UsageError(
+            f"{authority} holds no certificate of an authority in PEM. Give that file."
+        ) from exc
+
+
+def _require_file(path: Path) -> None:
+    with translated(path):
+        path.open("rb").close()
+
+
+def _no_password() -> str:
+    # Without it the machine's own prompt would wait for somebody at a terminal.
+    raise UsageError("The key is encrypted. Give one without a password, mode 0600.")

@@ -1,0 +1,145 @@
+"""One-time codes in virtual time."""
+
+from __future__ import annotations
+
+import hmac
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from atoll.errors import Refused
+from atoll.security import Codes, MustWait, Role, Secret, make_token
+from atoll.security.codes import LIFETIME_S, MAX_OUTSTANDING, MAX_WRONG
+from tests.security.shown import everything_shown
+
+TOKEN = make_token(Role.ISLAND)
+WRONG = "0" * 32
+
+
+def fail(codes: Codes, *, now_s: float) -> None:
+    """Try a wrong code."""
+    with pytest.raises(Refused, match=r"wrong, was used, or is older.*atoll invite"):
+        codes.redeem(WRONG, now_s=now_s)
+
+
+def test_a_code_opens_once() -> None:
+    """The second attempt gets the answer of a wrong code, and not the code back."""
+    codes = Codes(TOKEN)
+    code = codes.make(now_s=0.0)
+
+    assert codes.redeem(code.reveal(), now_s=1.0) == TOKEN
+    with pytest.raises(Refused, match="was used") as caught:
+        codes.redeem(code.reveal(), now_s=2.0)
+    assert code.reveal() not in everything_shown(caught.value)
+    assert TOKEN.reveal() not in everything_shown(caught.value)
+
+
+def test_one_of_many_at_the_same_time_is_let_in() -> None:
+    """Threads that bring the same code get one token among them."""
+    codes = Codes(TOKEN)
+    text = codes.make(now_s=0.0).reveal()
+
+    def attempt(_: int) -> Secret | None:
+        try:
+            return codes.redeem(text, now_s=0.0)
+        except Refused:
+            return None
+
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(attempt, range(8)))
+
+    assert got.count(TOKEN) == 1
+
+
+def test_a_code_expires() -> None:
+    """An hour after it was made it is worth nothing; just before, it is."""
+    codes = Codes(TOKEN)
+    first, second = codes.make(now_s=0.0), codes.make(now_s=0.0)
+
+    assert codes.redeem(first.reveal(), now_s=LIFETIME_S - 0.001) == TOKEN
+    with pytest.raises(Refused, match="older than 60 minutes"):
+        codes.redeem(second.reveal(), now_s=LIFETIME_S)
+
+
+def test_codes_are_unguessable_and_not_kept() -> None:
+    """They have 128 bits, differ, and the memory of the coordinator holds digests."""
+    codes = Codes(TOKEN)
+    made = [codes.make(now_s=0.0) for _ in range(MAX_OUTSTANDING)]
+
+    assert len(set(made)) == MAX_OUTSTANDING
+    assert {len(bytes.fromhex(code.reveal())) for code in made} == {16}
+    assert not any(code.reveal() in repr(vars(codes)) for code in made)
+
+
+def test_only_so_many_are_outstanding() -> None:
+    """One more is refused until one is used, or expires."""
+    codes = Codes(TOKEN)
+    made = [codes.make(now_s=float(i)) for i in range(MAX_OUTSTANDING)]
+    # The oldest was made at 0 and expires at 3600: at 100 that is 3500 s ahead.
+    with pytest.raises(Refused, match=r"64 invites are not used yet.* wait 3500 s"):
+        codes.make(now_s=100.0)
+
+    codes.redeem(made[5].reveal(), now_s=100.0)
+    codes.make(now_s=100.0)
+    assert codes.outstanding(now_s=100.0) == MAX_OUTSTANDING
+    codes.make(now_s=LIFETIME_S)
+    assert codes.outstanding(now_s=LIFETIME_S) == MAX_OUTSTANDING
+
+
+def test_after_ten_wrong_codes_everybody_waits() -> None:
+    """A right one too; it stays good, and waiting attempts do not lengthen the wait."""
+    codes = Codes(TOKEN)
+    code = codes.make(now_s=0.0)
+    for second in range(MAX_WRONG):
+        fail(codes, now_s=float(second))
+
+    # The first of the ten came at 0, so the minute is over at 60.
+    with pytest.raises(MustWait, match=r"10 wrong codes.*in 50 s") as caught:
+        codes.redeem(code.reveal(), now_s=10.0)
+    assert caught.value.wait_s == 50.0
+    for _ in range(100):
+        with pytest.raises(MustWait):
+            codes.redeem(WRONG, now_s=59.9)
+    assert codes.redeem(code.reveal(), now_s=60.0) == TOKEN
+
+
+def test_slow_mistakes_make_nobody_wait() -> None:
+    """Nine wrong codes a minute are nine refusals."""
+    codes = Codes(TOKEN)
+    for attempt in range(50):
+        fail(codes, now_s=attempt * 6.7)
+
+    assert codes.redeem(codes.make(now_s=340.0).reveal(), now_s=340.0) == TOKEN
+
+
+@pytest.mark.parametrize("strange", ["", "x" * 10**6, "\ud800", "\0" * 32, "ö" * 32])
+def test_strange_codes_are_wrong_codes(strange: str) -> None:
+    """Whatever comes by the wire gets the one answer."""
+    codes = Codes(TOKEN)
+    codes.make(now_s=0.0)
+
+    with pytest.raises(Refused, match="This code is wrong"):
+        codes.redeem(strange, now_s=0.0)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2, None])
+def test_a_code_is_compared_with_all(
+    which: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """How long an answer takes does not say how near the code was."""
+    codes = Codes(TOKEN)
+    made = [codes.make(now_s=0.0) for _ in range(3)]
+    compared: list[bytes] = []
+    compare = hmac.compare_digest
+
+    def recording(known: bytes, given: bytes) -> bool:
+        compared.append(known)
+        return compare(known, given)
+
+    monkeypatch.setattr(hmac, "compare_digest", recording)
+    if which is None:
+        fail(codes, now_s=1.0)
+    else:
+        codes.redeem(made[which].reveal(), now_s=1.0)
+
+    assert compared == [code.digest() for code in made]

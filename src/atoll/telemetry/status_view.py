@@ -1,0 +1,229 @@
+"""A run's status as a page for people: values in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.telemetry import amounts
+from atoll.telemetry.cells import Cell, cells, cut, painted, shown, table, wrapped
+
+MIN_WIDTH = 40
+MAX_ISLANDS = 100
+"""So many islands are listed; those that need a look come first."""
+
+MAX_WAITS = 5
+MAX_ROUNDS = 8
+MAX_WORD = 12
+"""Cells of a state or a version."""
+
+MAX_NAME = 24
+LEAST_NAME = 16
+"""Cells of a name, at most and at least."""
+
+STATE_COLOURS = {
+    "training": "green",
+    "live": "green",
+    "ended": "dim",
+    "left": "dim",
+    "silent": "red",
+}
+
+Status = Mapping[str, Any]
+Island = Mapping[str, Any]
+
+
+def render_status(status: Status, *, width: int, is_colour: bool) -> str:
+    """Return the page of a status document, no line wider than `width`.
+
+    Below 40 columns it is as wide as 40. It ends with a line feed, and holds no
+    character that a terminal obeys unless `is_colour`, and then only our colours.
+    """
+    page = _Page(status, max(MIN_WIDTH, width), is_colour)
+    blocks = [page.head(), page.waits(), page.islands(), page.rounds(), page.notes()]
+    texts = ["\n".join(lines) for lines in map(list, blocks) if lines]
+    return "\n\n".join(texts) + "\n"
+
+
+@dataclass(frozen=True)
+class _Page:
+    status: Status
+    width: int
+    is_colour: bool
+
+    def head(self) -> Iterator[str]:
+        status = self.status
+        state = cut(shown(status["state"]), MAX_WORD)
+        name = cut(shown(status["name"]), self.width - cells(state) - 2)
+        parts = [
+            f"round {_rounds(status)}",
+            f"{amounts.count(status['tokens'])} tokens",
+        ]
+        parts.append(_membership(status))
+        parts.append(f"up {amounts.span(_age_s(status))}")
+        if status["stall_share"] is not None:
+            parts.append(f"{amounts.share(status['stall_share'])} waiting")
+        colour = STATE_COLOURS.get(state, "yellow")
+        yield from self._framed(
+            f"{self._paint(name, 'bold')}  {self._paint(state, colour)}  ",
+            cells(f"{name}  {state}  "),
+            ", ".join(parts),
+        )
+        where = f"{shown(status['run'])} at {shown(status['listening'])}"
+        for line in wrapped(f"{where}, Atoll {shown(status['version'])}", self.width):
+            yield self._paint(line, "dim")
+
+    def waits(self) -> Iterator[str]:
+        if self.status["why"]:
+            yield from self._said(shown(self.status["why"]), "yellow")
+        waits = self.status["waits_for"]
+        for each in waits[:MAX_WAITS]:
+            yield from self._said(_wait(each), "", indent="  ")
+        if len(waits) > MAX_WAITS:
+            yield f"  and {len(waits) - MAX_WAITS} more"
+        if self.status["cure"]:
+            yield from self._said(f"Cure: {shown(self.status['cure'])}", "cyan")
+
+    def islands(self) -> Iterator[str]:
+        listed = sorted(self.status["islands"], key=_rank)
+        few, rest = listed[:MAX_ISLANDS], listed[MAX_ISLANDS:]
+        if few:
+            yield from self._table(ISLAND_COLUMNS, few, left=2)
+        if rest:
+            yield f"and {len(rest)} more islands; --json lists them all"
+        for each in few:
+            if reason := each["refused_because"]:
+                said = f"{_name(each)} was refused: {shown(reason)}"
+                yield from self._said(said, "red")
+
+    def rounds(self) -> Iterator[str]:
+        recent = self.status["recent"][-MAX_ROUNDS:]
+        now_s = self.status["now_unix_s"]
+        if recent:
+            rows = [
+                each | {"ago_s": now_s - each["committed_unix_s"]} for each in recent
+            ]
+            yield from self._table(ROUND_COLUMNS, rows, left=0)
+
+    def notes(self) -> Iterator[str]:
+        for each in self.status["damage"]:
+            yield from self._said(f"Damage: {shown(each)}", "red")
+
+    def _table(
+        self, columns: Sequence[_Column], rows: Sequence[Mapping[str, Any]], left: int
+    ) -> Iterator[str]:
+        """Leave out the least important columns until the others fit."""
+        kept = list(columns)
+        while True:
+            grid = [[Cell(column.head, "dim") for column in kept]]
+            grid += [[column.read(row) for column in kept] for row in rows]
+            lines = table(grid, left=left, least=LEAST_NAME, width=self.width)
+            used = sum(cells(cell.text) + 2 for cell in lines[0]) - 2
+            if used <= self.width or len(kept) == 1:
+                break
+            kept.remove(max(kept, key=lambda column: column.rank))
+        for line in lines:
+            yield "  ".join(self._paint(cell.text, cell.colour) for cell in line)
+
+    def _said(self, text: str, colour: str, *, indent: str = "") -> Iterator[str]:
+        for line in wrapped(text, self.width - len(indent)):
+            yield indent + self._paint(line, colour)
+
+    def _framed(self, left: str, left_cells: int, text: str) -> Iterator[str]:
+        """Put text beside what is on the left, or below where it is too wide."""
+        if left_cells > self.width // 2:
+            yield left.rstrip()
+            left, left_cells = "  ", 2
+        first, *more = wrapped(text, self.width - left_cells)
+        yield left + first
+        yield from (" " * left_cells + line for line in more)
+
+    def _paint(self, text: str, colour: str) -> str:
+        return painted(text, colour, is_colour=self.is_colour)
+
+
+@dataclass(frozen=True)
+class _Column:
+    head: str
+    rank: int
+    """The highest is left out first where there is no room."""
+
+    read: Callable[[Mapping[str, Any]], Cell]
+
+
+def _name(island: Island) -> str:
+    return cut(shown(island["island"]), MAX_NAME)
+
+
+def _rank(island: Island) -> tuple[bool, bool]:
+    """Put first who is silent, refused or waited for; otherwise keep the order."""
+    is_calm = island["state"] == "live" and not island["refused_because"]
+    return is_calm, island["state"] == "left"
+
+
+def _state(island: Island) -> Cell:
+    state = cut(shown(island["state"]), MAX_WORD)
+    if state == "silent":
+        return Cell(f"silent {amounts.brief(island['seen_s'])}", "red")
+    return Cell(state, STATE_COLOURS.get(state, "yellow"))
+
+
+def _some(key: str) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda row: Cell(str(row[key]), "yellow" if row[key] else "")
+
+
+def _rounds(status: Status) -> str:
+    last = status["last_round"]
+    return f"{status['round']}" + (f" of {last}" if last is not None else "")
+
+
+def _membership(status: Status) -> str:
+    live = sum(each["state"] == "live" for each in status["islands"])
+    number = len(status["islands"])
+    return f"{live} of {number} islands live" if number else "no islands"
+
+
+def _age_s(status: Status) -> float:
+    return float(status["now_unix_s"] - status["started_unix_s"])
+
+
+def _wait(wait: Mapping[str, Any]) -> str:
+    late_in_s = wait["late_in_s"]
+    name = f"{_name(wait)}, fragment {wait['fragment']}, round {wait['round']}"
+    since = f"for {amounts.span(wait['since_s'])}"
+    if late_in_s is None:
+        return f"{name}: {since}"
+    return f"{name}: {since}, late in {amounts.span(max(0.0, late_in_s))}"
+
+
+def _number(
+    key: str, said: Callable[[Any], str]
+) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda row: Cell(said(row[key]))
+
+
+ISLAND_COLUMNS = (
+    _Column("island", 0, lambda row: Cell(_name(row))),
+    _Column("state", 0, _state),
+    _Column("round", 1, _number("round", str)),
+    _Column("pace", 4, _number("pace_s", amounts.span)),
+    _Column("loss", 2, _number("loss", amounts.loss)),
+    _Column("wait", 3, _number("wait_share", amounts.share)),
+    _Column("late", 8, _some("late")),
+    _Column("refused", 9, _some("refused")),
+    _Column("up", 5, _number("bytes_up", amounts.size)),
+    _Column("down", 6, _number("bytes_down", amounts.size)),
+    _Column("version", 7, lambda row: Cell(cut(shown(row["version"]), MAX_WORD))),
+)
+
+ROUND_COLUMNS = (
+    _Column("round", 0, _number("round", str)),
+    _Column("fragment", 1, _number("fragment", str)),
+    _Column("counted", 0, _number("counted", str)),
+    _Column("late", 2, _some("late")),
+    _Column("refused", 3, _some("refused")),
+    _Column("took", 4, _number("seconds", amounts.span)),
+    _Column("bytes", 6, _number("bytes", amounts.size)),
+    _Column("committed", 5, lambda row: Cell(f"{amounts.brief(row['ago_s'])} ago")),
+)

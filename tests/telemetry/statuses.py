@@ -1,0 +1,107 @@
+"""Status documents of runs that are easy to check by eye."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def island(name: str, **changes: Any) -> dict[str, Any]:
+    """Return one live island that is in round 6 of a run."""
+    return {
+        "island": name,
+        "incarnation": 2,
+        "slot": 0,
+        "state": "live",
+        "lease_s": 12.0,
+        "seen_s": 1.2,
+        "step": 480,
+        "round": 6,
+        "pace_s": 12.4,
+        "waits_for": None,
+        "loss": 1.93,
+        "tokens": 9999,
+        "inner_steps": 480,
+        "wait_s": 3.4,
+        "wait_share": 0.02,
+        "bytes_up": 12_345_678,
+        "bytes_down": 23_456_789,
+        "version": "0.1.0",
+        "counted": 11,
+        "late": 0,
+        "refused": 0,
+        "last_verdict": "counted",
+        "refused_because": None,
+    } | changes
+
+
+def committed(number: int, **changes: Any) -> dict[str, Any]:
+    """Return a round that was committed `100 - number` seconds ago."""
+    return {
+        "fragment": 0,
+        "round": number,
+        "counted": 4,
+        "late": 0,
+        "refused": 0,
+        "seconds": 3.2,
+        "committed_unix_s": 1_700_003_500.0 + number,
+        "bytes": 12_345,
+    } | changes
+
+
+def status(*islands: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return the status of a run that has trained for an hour."""
+    return {
+        "run": "demo-abcdef123456",
+        "name": "demo",
+        "version": "0.1.0",
+        "settings_authority": "run",
+        "state": "training",
+        "why": "",
+        "waits_for": [],
+        "round": 6,
+        "rounds": [7, 7, 6],
+        "last_round": 40,
+        "tokens": 123_456,
+        "epoch": 2,
+        "started_unix_s": 1_700_000_000.0,
+        "now_unix_s": 1_700_003_600.0,
+        "quorum": 1,
+        "start_islands": 4,
+        "stall_share": 0.12,
+        "cure": None,
+        "islands": list(islands),
+        "recent": [committed(number) for number in (4, 5, 6)],
+        "damage": [],
+        "bytes_in": 1_000_000,
+        "bytes_out": 2_000_000,
+        "listening": "https://127.0.0.1:4711",
+    } | changes
+
+
+def trouble(count: int) -> dict[str, Any]:
+    """Return the status of a run that waits, with islands of every kind."""
+    islands = [island(f"tokyo-{n}", loss=1.5 + n / 10, slot=n) for n in range(count)]
+    islands[0] |= {"state": "silent", "seen_s": 75.0, "wait_share": 0.4}
+    if count > 2:
+        islands[1] |= {
+            "refused": 1,
+            "last_verdict": "refused",
+            "refused_because": "norm: 812.1 is 40.6 times the median of the round",
+        }
+        islands[2] |= {"state": "left", "loss": None, "pace_s": None}
+    waits = [
+        {
+            "island": "tokyo-0",
+            "fragment": 2,
+            "round": 7,
+            "since_s": 75.0,
+            "late_in_s": 4.5,
+        }
+    ]
+    return status(
+        *islands,
+        why="Waits for tokyo-0, which has not published round 7 of fragment 2.",
+        waits_for=waits,
+        stall_share=0.41,
+        cure="Waiting costs 41 % of the time: set sync.overlap_steps=20, or evict it.",
+    )

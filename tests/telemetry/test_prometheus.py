@@ -1,0 +1,138 @@
+"""The page that Prometheus reads, through Prometheus's own parser."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.telemetry import METRICS, Counters, Events, render
+from tests.telemetry.statuses import island, status, trouble
+
+parser = pytest.importorskip("prometheus_client.parser")
+
+NOTHING = Counters({}, {})
+Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def samples(text: str) -> dict[Key, float]:
+    """Return every sample by its name and labels; each is there once."""
+    found: dict[Key, float] = {}
+    for family in parser.text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found
+            found[key] = sample.value
+    return found
+
+
+def of_island(name: str, found: dict[Key, float], island: str = "i0") -> float:
+    """Return the sample of one island."""
+    return found[f"atoll_island_{name}", (("island", island),)]
+
+
+def test_a_run_is_told_in_numbers() -> None:
+    """What the status says of the run is there under its name."""
+    found = samples(render(status(), NOTHING))
+
+    assert found["atoll_round", ()] == 6
+    assert found["atoll_last_round", ()] == 40
+    assert found["atoll_tokens_total", ()] == 123_456
+    assert found["atoll_stall_ratio", ()] == 0.12
+    assert found["atoll_open_round", (("fragment", "2"),)] == 6
+    assert found["atoll_run_state", (("state", "training"),)] == 1
+    assert found["atoll_run_state", (("state", "paused"),)] == 0
+
+
+def test_an_island_is_told_in_numbers() -> None:
+    """Each of its numbers has its name as a label."""
+    found = samples(render(status(island("i0")), NOTHING))
+
+    assert of_island("loss", found) == 1.93
+    assert of_island("up", found) == 1
+    assert of_island("bytes_up_total", found) == 12_345_678
+    assert of_island("wait_seconds_total", found) == 3.4
+
+
+def test_who_is_waited_for_is_counted() -> None:
+    """An alarm can go off when a run waits too long."""
+    found = samples(render(trouble(4), NOTHING))
+
+    assert found["atoll_awaited_islands", ()] == 1
+    assert found["atoll_longest_wait_seconds", ()] == 75.0
+    assert found["atoll_islands", (("state", "live"),)] == 2
+    assert found["atoll_islands", (("state", "silent"),)] == 1
+
+
+def test_the_last_round_of_a_fragment_stands() -> None:
+    """Of three rounds of fragment 0 the newest is shown."""
+    recent = status()["recent"]
+    recent[-1]["seconds"] = 9.5
+
+    found = samples(render(status(recent=recent), NOTHING))
+
+    assert found["atoll_last_round_seconds", (("fragment", "0"),)] == 9.5
+
+
+def test_what_is_not_known_has_no_sample() -> None:
+    """An island without a loss has none, rather than a loss of zero."""
+    text = render(status(island("i0", loss=None, pace_s=None)), NOTHING)
+
+    assert "atoll_island_loss" not in text
+    assert "atoll_island_pace_seconds" not in text
+
+
+def test_a_loss_that_is_not_finite_is_shown_as_such() -> None:
+    """A diverged island can be seen on a graph."""
+    found = samples(render(status(island("i0", loss=math.nan)), NOTHING))
+
+    assert math.isnan(of_island("loss", found))
+
+
+def test_events_are_counted_on_the_page() -> None:
+    """What the hub counted is there, by name and by sink."""
+    events = Events()
+    events.subscribe(lambda event: None, name="jsonl")
+    events.emit("run_created")
+    events.close(within_s=60.0)
+
+    found = samples(render(status(), events.counters()))
+
+    assert found["atoll_events_total", (("event", "run_created"),)] == 1
+    assert found["atoll_events_dropped_total", (("sink", "jsonl"),)] == 0
+
+
+def test_a_name_twice_does_not_spoil_the_page() -> None:
+    """The later of two islands of one name is shown."""
+    found = samples(render(status(island("i0", loss=1.0), island("i0")), NOTHING))
+
+    assert of_island("loss", found) == 1.93
+
+
+@given(st.text())
+def test_no_name_can_break_its_label(name: str) -> None:
+    """Whatever an island is called, its samples are its own and read back."""
+    found = samples(render(status(island(name)), NOTHING))
+
+    assert of_island("loss", found, name) == 1.93
+
+
+def test_every_metric_has_help_and_type() -> None:
+    """Prometheus knows what each name means and whether it only grows."""
+    text = render(trouble(4), Counters({"run_created": 1}, {"jsonl": 0}))
+
+    families: dict[str, Any] = {
+        each.name: each for each in parser.text_string_to_metric_families(text)
+    }
+    for metric in METRICS:
+        name = metric.name
+        if metric.type == "counter":
+            assert name.endswith("_total")
+            name = name.removesuffix("_total")
+        assert families[name].type == metric.type
+        assert families[name].documentation == metric.about
+        for sample in families[name].samples:
+            assert tuple(sample.labels) == metric.labels

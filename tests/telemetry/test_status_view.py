@@ -1,0 +1,186 @@
+"""The page of a status: what it says, and that it fits and does no harm."""
+
+from __future__ import annotations
+
+import doctest
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from atoll.telemetry import amounts, cells, render_status
+from atoll.telemetry.status_view import MAX_ISLANDS
+from tests.telemetry.statuses import committed, island, status, trouble
+
+HOSTILE = "x\x1b[2J\x1b]0;own\x07\r\n\u202e\u2028\x9b31m"
+
+
+def page(document: dict[str, object], width: int = 100) -> str:
+    """Return a page without colours."""
+    return render_status(document, width=width, is_colour=False)
+
+
+def test_the_headline_says_how_far_the_run_is() -> None:
+    """Name, state, round, tokens and members are in the first line."""
+    first = page(status(island("i0"), island("i1", state="left"))).splitlines()[0]
+
+    assert first.startswith(
+        "demo  training  round 6 of 40, 123k tokens, 1 of 2 islands"
+    )
+
+
+def test_the_page_says_why_the_run_waits() -> None:
+    """For whom, since when, how long still, and what would cure it."""
+    text = page(trouble(4))
+
+    assert "Waits for tokyo-0, which has not published round 7" in text
+    assert "tokyo-0, fragment 2, round 7: for 1 min 15 s, late in 4.5 s" in text
+    assert "Cure: Waiting costs 41 % of the time" in text
+
+
+def test_a_run_that_waits_for_nothing_says_nothing_of_waiting() -> None:
+    """No empty headings."""
+    text = page(status(island("i0")))
+
+    assert "Cure" not in text
+    assert "\n\n\n" not in text
+
+
+def test_an_island_is_a_row() -> None:
+    """State, round, pace, loss, wait, bytes up and down, version."""
+    text = page(status(island("i0")))
+
+    (row,) = re.findall(r"^i0 .*$", text, flags=re.MULTILINE)
+    for said in ("live", "12.4 s", "1.930", "2 %", "12.3 MB", "23.5 MB", "0.1.0"):
+        assert said in row
+
+
+def test_a_refused_island_is_told_with_its_reason() -> None:
+    """The reason of a poisoned update is on the page."""
+    text = page(trouble(4))
+
+    assert "tokyo-1 was refused: norm: 812.1 is 40.6 times the median" in text
+
+
+def test_damage_is_told() -> None:
+    """What the journal could do without is said in words."""
+    assert "Damage: snapshot 3 is torn." in page(status(damage=["snapshot 3 is torn."]))
+
+
+def test_an_empty_run_has_a_page() -> None:
+    """Before anybody came there is a headline and a reason."""
+    empty = status(
+        state="founding",
+        why="Waits for 4 islands.",
+        round=0,
+        rounds=[],
+        last_round=None,
+        recent=[],
+        stall_share=None,
+    )
+
+    assert page(empty).splitlines() == [
+        "demo  founding  round 0, 123k tokens, no islands, up 1 h 0 min",
+        "demo-abcdef123456 at https://127.0.0.1:4711, Atoll 0.1.0",
+        "",
+        "Waits for 4 islands.",
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("count", [1, 2, 8, 40])
+def test_no_line_is_wider_than_the_terminal(width: int, count: int) -> None:
+    """On a narrow one the least important columns go first."""
+    text = page(trouble(count), width)
+
+    assert max(map(cell_len, text.splitlines())) <= width
+    assert "loss" in text
+
+
+def test_at_eighty_columns_every_promised_column_is_there() -> None:
+    """A usual terminal shows all that status promises of an island."""
+    text = page(trouble(8), 80)
+
+    for head in ("state", "round", "pace", "loss", "wait", "up", "down", "version"):
+        assert re.search(rf"^island .*\b{head}\b", text, flags=re.MULTILINE), head
+
+
+def test_wide_names_keep_the_columns_straight() -> None:
+    """A name of wide characters takes the cells that a terminal gives it."""
+    names = ["東京一号機", "i1", "e\u0301mile", "한국", "😀"]
+    text = page(status(*map(island, names)))
+
+    rows = [line for line in text.splitlines() if " live " in line]
+    assert len(rows) == len(names)
+    assert len({cell_len(row.partition(" live ")[0]) for row in rows}) == 1
+
+
+def test_many_islands_are_cut_with_trouble_first() -> None:
+    """Of a thousand islands those are listed that need a look."""
+    crowd = [island(f"i{n}") for n in range(1000)] + [island("lost", state="silent")]
+    text = page(status(*crowd))
+
+    assert f"and {1001 - MAX_ISLANDS} more islands" in text
+    assert re.search(r"^island .*\nlost ", text, flags=re.MULTILINE)
+
+
+def test_hostile_text_is_shown_by_its_numbers() -> None:
+    """Nothing that another machine wrote moves the cursor or forges a line."""
+    hostile = island(HOSTILE, version=HOSTILE, state=HOSTILE, refused_because=HOSTILE)
+    wait = {"island": HOSTILE, "fragment": 0, "round": 1, "since_s": 1.0}
+    text = page(
+        status(
+            hostile,
+            name=HOSTILE,
+            run=HOSTILE,
+            state=HOSTILE,
+            why=HOSTILE,
+            cure=HOSTILE,
+            damage=[HOSTILE],
+            version=HOSTILE,
+            listening=HOSTILE,
+            waits_for=[wait | {"late_in_s": None}],
+        )
+    )
+
+    assert text.replace("\n", "").isprintable()
+    assert r"x\x1b[2J" in text
+    assert r"\u202e" in text
+
+
+@given(st.text(), st.integers(min_value=40, max_value=200))
+def test_any_name_is_printable_and_fits(name: str, width: int) -> None:
+    """Whatever a run and its islands are called, the page stays a page."""
+    document = status(island(name, version=name), name=name, why=name, run=name)
+    text = page(document, width)
+
+    assert text.replace("\n", "").isprintable()
+    assert all(cells.cells(line) <= width for line in text.splitlines())
+
+
+def test_colours_change_nothing_but_colours() -> None:
+    """Without its colours the page is the plain one."""
+    for document in (trouble(4), status(island(HOSTILE))):
+        painted = render_status(document, width=80, is_colour=True)
+
+        assert "\x1b[" in painted
+        assert re.sub(r"\x1b\[\d+m", "", painted) == page(document, 80)
+
+
+def test_only_the_last_rounds_are_listed() -> None:
+    """Fifty rounds in a document are eight on the page, the newest last."""
+    text = page(status(recent=[committed(number) for number in range(1, 51)]))
+
+    table = text[text.index("round  fragment") :].splitlines()[1:]
+    assert [int(line.split()[0]) for line in table] == list(range(43, 51))
+
+
+@pytest.mark.parametrize("module", [amounts, cells], ids=lambda each: each.__name__)
+def test_examples_in_docstrings_hold(module: object) -> None:
+    """What the docstrings show is what happens."""
+    found = doctest.testmod(module)  # type: ignore[arg-type] # a module is an object
+
+    assert found.attempted
+    assert not found.failed

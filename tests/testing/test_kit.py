@@ -144,5 +144,5 @@ def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
 
-    assert len(blocks) == 6
+    assert len(blocks) == 8
     assert done.returncode == 0, done.stdout

@@ -1,7 +1,7 @@
 """Owns what tests of islands, exchanges and disks need, here and in users' projects.
 
 Does not know any test framework, nor how a run is stormed: `simulate` does.
-Start reading at `Vectors`, then `exchange_contract` and `virtual`.
+Start reading at `Vectors`, then `exchange_contract`, `virtual` and `link`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Any
 from atoll.island.vectors import Vectors, vector_model
 from atoll.testing.disk_contract import DISK_CLAIMS
 from atoll.testing.exchange_contract import EXCHANGE_CLAIMS
+from atoll.testing.link import Link
+from atoll.testing.namespaces import (
+    Namespace,
+    linked_namespaces,
+    namespaces_unavailable,
+)
 
 if TYPE_CHECKING:
     from atoll.simulate import FaultPlan, as_test, random_plan, shrink
@@ -19,10 +25,14 @@ __all__ = [
     "DISK_CLAIMS",
     "EXCHANGE_CLAIMS",
     "FaultPlan",
+    "Link",
+    "Namespace",
     "Vectors",
     "VirtualIsland",
     "VirtualRun",
     "as_test",
+    "linked_namespaces",
+    "namespaces_unavailable",
     "random_plan",
     "shrink",
     "simulate",

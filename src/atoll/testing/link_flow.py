@@ -1,0 +1,250 @@
+"""The calls of a link: two sockets each, and a flow of bytes in either direction.
+
+A flow reads a piece when the line has room for it, and the piece enters the line. When
+it arrives, the flow writes it. Reading stops while a flow holds a window's worth that
+is under way or that its receiver has not taken, so senders feel the line and their
+receiver, and a receiver that takes nothing holds up nobody else.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import struct
+from collections import deque
+from contextlib import suppress
+
+from atoll.testing.link_pace import Line
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+MAX_LATE_S = 0.25
+"""A thread that comes later than this has been stopped, not crowded out."""
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+Piece = bytes | None
+"""What travels: bytes, none of them for the end of a stream, None for a broken one."""
+
+
+class Way:
+    """One direction of a link: the line that all calls share, and who waits for it."""
+
+    def __init__(
+        self, line: Line[tuple[Flow, Piece]], *, piece_bytes: int, window_bytes: int
+    ) -> None:
+        self.line = line
+        self.piece_bytes = piece_bytes
+        self.window_bytes = window_bytes
+        self.waiting: deque[Flow] = deque()
+        self.num_bytes = 0
+        self.num_lost_bytes = 0
+        self.is_losing = False
+        self.close_after_bytes: int | None = None
+
+    def turn(self, now_s: float) -> None:
+        """Deliver what has arrived, then let in what there is room for."""
+        for flow, piece in self.line.arrived(now_s=now_s):
+            flow.arrive(piece, now_s)
+        # Bounded, so that a fast sender does not keep the other direction waiting.
+        for _ in range(max(8, len(self.waiting))):
+            if not self.waiting or self.room_in_s(now_s) > 0.0:
+                return
+            flow = self.waiting.popleft()
+            if flow.take(now_s):
+                self.waiting.append(flow)
+
+    def room_in_s(self, now_s: float) -> float:
+        return self.line.room_in_s(self.piece_bytes, now_s=now_s)
+
+    def next_in_s(self, now_s: float) -> float | None:
+        """Return after how many seconds there is something to do; None for never."""
+        arrival_s = self.line.next_in_s(now_s=now_s)
+        if not self.waiting:
+            return arrival_s
+        room_s = self.room_in_s(now_s)
+        return room_s if arrival_s is None else min(room_s, arrival_s)
+
+
+class Tip:
+    """One socket of a call, and what it is watched for."""
+
+    def __init__(self, sock: socket.socket, selector: selectors.BaseSelector) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = sock
+        self.source_of: Flow
+        self.sink_of: Flow
+        self._selector = selector
+        self._events = 0
+
+    def watch(self, event: int, wanted: bool = True) -> None:
+        events = self._events | event if wanted else self._events & ~event
+        if events == self._events:
+            return
+        if not events:
+            self._selector.unregister(self.sock)
+        elif not self._events:
+            self._selector.register(self.sock, events, self)
+        else:
+            self._selector.modify(self.sock, events, self)
+        self._events = events
+
+    def close(self, *, reset: bool) -> None:
+        self.watch(READ | WRITE, False)
+        if reset:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self.sock.close()
+
+
+class Flow:
+    """One direction of one call."""
+
+    def __init__(self, call: Call, way: Way, source: Tip, sink: Tip) -> None:
+        self.has_lost = False
+        self.has_finished = False
+        self.counted_bytes = 0
+        """Arrived since `close_after` was last called."""
+        self._call = call
+        self._way = way
+        self._source = source
+        self._sink = sink
+        self._arrived: deque[memoryview] = deque()
+        self._held_bytes = 0
+        self._is_full = False
+        self._is_last = False
+        self._waits_since_s = 0.0
+        self._closes_here = False
+        source.source_of = self
+        sink.sink_of = self
+        source.watch(READ)
+
+    def is_readable(self, now_s: float) -> None:
+        """Wait for room on the line; its turn comes after those who waited before."""
+        self._source.watch(READ, False)
+        self._way.waiting.append(self)
+        self._waits_since_s = now_s
+
+    def take(self, now_s: float) -> bool:
+        """Read a piece onto the line, and say whether there may be more to read."""
+        if self._call.is_closed:
+            return False
+        try:
+            piece: Piece = self._source.sock.recv(self._way.piece_bytes)
+        except BlockingIOError:
+            self._source.watch(READ)
+            return False
+        except OSError:
+            piece = None
+        # It was there while it waited for its turn. That the machine let our thread
+        # wait for a processor, too, is not the line's fault: it makes up for that.
+        self.enter(piece, max(self._waits_since_s, now_s - MAX_LATE_S))
+        self._waits_since_s = now_s
+        self._is_full = self._held_bytes >= self._way.window_bytes
+        is_short = not piece or len(piece) < self._way.piece_bytes
+        if piece and is_short and not self._is_full:
+            self._source.watch(READ)
+        return not (is_short or self._is_full)
+
+    def enter(self, piece: Piece, ready_s: float) -> None:
+        size = len(piece or b"")
+        self._held_bytes += size
+        self._way.line.enter((self, piece), size, ready_s=ready_s)
+
+    def arrive(self, piece: Piece, now_s: float) -> None:
+        """Do what an arriving piece asks for, unless replies are being lost."""
+        if self._call.is_closed:
+            return
+        if self._way.is_losing:
+            self._lose(piece)
+        elif piece is None:
+            self._call.close(reset=True)
+        else:
+            self._is_last = self._is_last or not piece
+            self._arrived.append(memoryview(self._shortened(piece)))
+            self.push(now_s)
+
+    def push(self, now_s: float) -> None:
+        """Write what has arrived, as far as the receiver takes it."""
+        if self._call.is_closed:
+            return
+        try:
+            while self._arrived:
+                sent = self._sink.sock.send(self._arrived[0])
+                self._way.num_bytes += sent
+                self._release(sent)
+                self._arrived[0] = self._arrived[0][sent:]
+                if not self._arrived[0]:
+                    self._arrived.popleft()
+        except BlockingIOError:
+            self._sink.watch(WRITE)
+        except OSError:
+            self._call.opposite(self).enter(None, now_s)
+            self._arrived.clear()
+            self._sink.watch(WRITE, False)
+        else:
+            self._sink.watch(WRITE, False)
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._closes_here:
+            self._call.close_short(self._source, self._sink)
+        elif self._is_last and not self.has_finished:
+            self.has_finished = True
+            with suppress(OSError):  # its own end is already on its way back
+                self._sink.sock.shutdown(socket.SHUT_WR)
+            if self._call.opposite(self).has_finished:
+                self._call.close(reset=False)
+
+    def _shortened(self, piece: bytes) -> bytes:
+        limit = self._way.close_after_bytes
+        left = None if limit is None else limit - self.counted_bytes
+        self.counted_bytes += len(piece)
+        if self._closes_here:
+            return b""
+        if left is None or len(piece) < left or not piece:
+            return piece
+        self._way.close_after_bytes = None
+        self._closes_here = True
+        return piece[:left]
+
+    def _lose(self, piece: Piece) -> None:
+        self.has_lost = True
+        self._way.num_lost_bytes += len(piece or b"")
+        self._release(len(piece or b""))
+
+    def _release(self, size: int) -> None:
+        self._held_bytes -= size
+        if self._is_full and self._held_bytes < self._way.window_bytes:
+            self._is_full = False
+            self._source.watch(READ)
+
+
+class Call:
+    """One TCP connection through the link: the caller's socket and the target's."""
+
+    def __init__(self, caller: Tip, target: Tip, *, up: Way, down: Way) -> None:
+        self.is_closed = False
+        self.up = Flow(self, up, caller, target)
+        self.down = Flow(self, down, target, caller)
+        self._tips = (caller, target)
+
+    def opposite(self, flow: Flow) -> Flow:
+        return self.down if flow is self.up else self.up
+
+    def close(self, *, reset: bool) -> None:
+        """Close both sockets; what is under way is dropped when it arrives."""
+        self.is_closed = True
+        for tip in self._tips:
+            tip.close(reset=reset)
+
+    def close_short(self, source: Tip, sink: Tip) -> None:
+        """End the receiver's stream after what it has been sent, and break the other.
+
+        Read first: a socket closed with bytes unread takes back what it has sent.
+        """
+        self.is_closed = True
+        with suppress(OSError):
+            while sink.sock.recv(2**16):
+                pass
+        source.close(reset=True)
+        sink.close(reset=False)

@@ -1,7 +1,8 @@
 """Owns a run's settings, membership, rounds and weights, and makes them durable.
 
-Does not know how calls arrive: a server and the simulator both drive it.
-Start reading at `service.Service`, then `questions` and `restore`.
+Does not know who trains. `service`, `questions` and `restore` do not know how calls
+arrive either: the simulator drives them too, and `app.Coordinator` serves them.
+Start reading at `service.Service`, then `office` and `routes`.
 """
 
 from atoll.coordinator.questions import Questions

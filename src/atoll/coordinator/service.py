@@ -7,6 +7,8 @@ repeat of the call gets the same answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,7 +39,7 @@ from atoll.exchange import (
     StateCall,
 )
 from atoll.journal import Created, EpochSet, Joined, Journal, Left, PauseSet
-from atoll.protocol import Holding, JoinReply, Position, Reception
+from atoll.protocol import Beat, Holding, JoinReply, Phase, Position, Reception
 from atoll.protocol.coordinator import advance, wakes_at
 from atoll.protocol.events import (
     Action,
@@ -62,13 +64,13 @@ from atoll.protocol.membership import Member
 from atoll.settings import RunSettings
 from atoll.weights import (
     FragmentState,
+    UpdateCheck,
     agree,
     lay_out,
     require_state,
-    require_update,
     terms_of,
 )
-from atoll.wire import Header, Kind, verify_body
+from atoll.wire import Header, Kind, blake3_digest, verify_body
 
 COMPACT_ROUNDS = 10
 """How many means a restart has to go through at most, and a disk to keep."""
@@ -85,8 +87,16 @@ class Pending:
     agreed: Frame
 
 
+Defer = Callable[[Close], None]
+"""Takes note of a round that is to be reduced: by `agree`, then `commit`."""
+
+
 class Service:
-    """Handles the calls of islands for one run."""
+    """Handles the calls of islands for one run. One caller at a time, but for `agree`.
+
+    A round is reduced and committed where it closes; a host with threads sets `defer`,
+    and does it elsewhere.
+    """
 
     def __init__(self, journal: Journal, *, now_s: float) -> None:
         restored = restore(journal, now_s=now_s)
@@ -97,6 +107,9 @@ class Service:
         self._spool = restored.spool
         self._pending: dict[int, Pending] = {}
         self._uncompacted: set[int] = set()
+        self.defer: Defer | None = None
+        self.after_block: Callable[[], None] | None = None
+        """Called while updates are reduced, when a block of each has been read."""
         self.damage: list[str] = []
         """What was found to be wrong on the disk, in sentences."""
 
@@ -124,7 +137,8 @@ class Service:
         """
         match call:
             case JoinCall(request, key, nonce):
-                return self._join(Joining(request, key, nonce), now_s)
+                digest = blake3_digest(key)
+                return self._join(Joining(request, digest, nonce), now_s)
             case FoundCall():
                 return self._found(call, now_s)
             case RecoverCall():
@@ -134,14 +148,12 @@ class Service:
             case OfferCall(header):
                 return self._advance(Offered(header), now_s)
             case PublishCall(frame, beat):
-                if beat:
-                    self._advance(Beaten(beat, is_asking=False), now_s)
-                return self._publish(frame, now_s)
-            case OutcomeCall(fragment, round, _, beat):
+                return self._publish(frame, now_s, beat=beat)
+            case OutcomeCall(beat=beat):
                 position = self._advance(Beaten(beat), now_s) if beat else None
-                return self._outcome(fragment, round, now_s) or position
+                return self._outcome(call, now_s) or position
             case StateCall(fragment):
-                return self._state(fragment)
+                return self.state_frame(fragment)
             case LeaveCall(island, incarnation):
                 self._leave(island, incarnation, now_s)
                 return None
@@ -149,15 +161,19 @@ class Service:
     def tick(self, now_s: float) -> float:
         """Do what time alone makes due, and return when to call again."""
         for pending in list(self._pending.values()):
-            self._commit(pending, now_s)
-        self._compact()
+            self.commit(pending, now_s)
+        if self.defer is None:
+            self.compact()
         self._advance(Tick(), now_s)
         is_left = self._pending or self._uncompacted
         retry_s = now_s + RETRY_S if is_left else float("inf")
         return min(wakes_at(self.state, now_s), retry_s)
 
-    def _compact(self) -> None:
-        """Write states where means have piled up; what fails is tried again."""
+    def compact(self) -> None:
+        """Write states where means have piled up; what fails is tried again.
+
+        May run beside everything else, in a thread of its own.
+        """
         for fragment in sorted(self._uncompacted):
             try:
                 self.journal.compact(fragment)
@@ -257,6 +273,8 @@ class Service:
         lost = self.state.lost_state(fragment, now_s)
         if lost is None or lost != Holding(header.round, header.base):
             return self.state.position(now_s)
+        if self.defer and fragment not in self._pending:
+            self.settled_round(fragment)
         terms = terms_of(self._layout[fragment], self.state.settings)
         require_state(header, self._layout[fragment], terms, round=lost.round)
         state = _verified_state(frame)
@@ -270,53 +288,95 @@ class Service:
         event = Recovered(fragment, lost, rosters, terms.outer)
         return self._advance(event, now_s)
 
-    def _publish(self, frame: Frame, now_s: float) -> Reply:
-        header = frame.header
+    def offer(
+        self, header: Header, now_s: float, *, beat: Beat | None = None
+    ) -> Reception:
+        """Return whether an update is wanted, by its header alone."""
+        if beat:
+            self._advance(Beaten(beat, is_asking=False), now_s)
         reception = self._advance(Offered(header), now_s)
+        assert isinstance(reception, Reception)
         if reception is Reception.STAGED and header.kind is Kind.DEPARTING:
             self._keep_departing(header)
-        if reception is not Reception.WANTED:
-            return reception
-        verify_body(header, frame.body)
+        return reception
+
+    def check_of(self, header: Header) -> UpdateCheck:
+        """Return what judges the body of an update that is wanted."""
         layout = self._layout[header.fragment]
-        terms = terms_of(layout, self.state.settings)
-        require_update(header, frame.body, layout, terms)
+        return UpdateCheck(header, layout, terms_of(layout, self.state.settings))
+
+    def take(self, frame: Frame, now_s: float) -> Reception:
+        """Stage an update whose body is here and judged, if it is wanted still."""
+        reception = self.offer(frame.header, now_s)
+        return self._stage(frame, now_s) if reception is Reception.WANTED else reception
+
+    def _stage(self, frame: Frame, now_s: float) -> Reception:
+        header = frame.header
         if header.kind is Kind.DEPARTING:
             self.journal.stage(header, frame.body)
         self._spool[header.fragment, header.round, header.island] = frame
-        return self._advance(Stored(header), now_s)
+        reception = self._advance(Stored(header), now_s)
+        assert isinstance(reception, Reception)
+        return reception
 
-    def _outcome(self, fragment: int, round: int, now_s: float) -> Outcome | None:
+    def _publish(self, frame: Frame, now_s: float, *, beat: Beat | None) -> Reply:
+        reception = self.offer(frame.header, now_s, beat=beat)
+        if reception is not Reception.WANTED:
+            return reception
+        verify_body(frame.header, frame.body)
+        check = self.check_of(frame.header)
+        check.decoded(frame.body, frame.header.elements)
+        check.finish()
+        return self._stage(frame, now_s)
+
+    def _outcome(self, call: OutcomeCall, now_s: float) -> Outcome | None:
         last = self.state.last_round
-        if round < self._open_round(fragment):
-            return self._known_outcome(fragment, round, now_s)
-        if last is not None and round > last:
-            raise RunEnded(f"Round {round} will not open: round {last} was the last.")
+        if call.round < self._open_round(call.fragment):
+            return self._known_outcome(call, now_s)
+        if last is not None and call.round > last:
+            raise RunEnded(
+                f"Round {call.round} will not open: round {last} was the last."
+            )
         return None
 
-    def _known_outcome(self, fragment: int, round: int, now_s: float) -> Outcome:
+    def _known_outcome(self, call: OutcomeCall, now_s: float) -> Outcome:
         """Return the outcome of a round that is over, without a body if that is gone.
 
         Raises:
             OutcomeLost: a journal that was lost has held it, and no island brought it.
         """
+        fragment, round = call.fragment, call.round
         if round not in self.journal.recorded.fragments[fragment].where:
             raise OutcomeLost(
                 f"Round {round} of fragment {fragment} is over, and its outcome is "
                 "lost. Take the fragment's state."
             )
-        header, body = self.journal.outcome(fragment, round)
+        header, body = self.journal.outcome(fragment, round, has_body=call.has_body)
         if body is None:
             body = np.empty(0, np.uint8)
         return Outcome(Frame(header, body), self.state.position(now_s))
 
-    def _state(self, fragment: int) -> Frame:
+    def settled_round(self, fragment: int) -> int:
+        """Return the round of a fragment's state, which nobody is changing.
+
+        Raises:
+            Unreachable: a round is being committed: ask again.
+        """
         self._open_round(fragment)
-        if fragment in self._pending:
+        if self.state.rounds[fragment].phase is Phase.CLOSING:
             raise Unreachable(
                 f"A round of fragment {fragment} waits for the coordinator's disk. "
                 "Ask again."
             )
+        return self.weights[fragment].round
+
+    def state_frame(self, fragment: int) -> Frame:
+        """Return a copy of a fragment's state.
+
+        Raises:
+            Unreachable: a round is being committed: ask again.
+        """
+        self.settled_round(fragment)
         outer = terms_of(self._layout[fragment], self.state.settings).outer
         return Frame(
             *self.weights[fragment].to_frame(
@@ -368,14 +428,19 @@ class Service:
             match action:
                 case Say(answer):
                     said = answer
+                case Close() if self.defer:
+                    self.defer(action)
                 case Close():
-                    self._commit(Pending(action, self._agree(action)), now_s)
+                    self.commit(self.agree(action), now_s)
                 case Remember() | Welcome():
                     pass
         return said
 
-    def _agree(self, close: Close) -> Frame:
-        """Return the outcome of a closing round, and take its outer step."""
+    def agree(self, close: Close) -> Pending:
+        """Return the outcome of a closing round, and take its outer step.
+
+        May run beside other calls: nobody else looks at a fragment that is closing.
+        """
         layout, weights = self._layout[close.fragment], self.weights[close.fragment]
         frames = {
             header.island: self._spool[close.fragment, close.round, header.island]
@@ -392,11 +457,14 @@ class Service:
             epoch=close.epoch,
             base=weights.digest,
             outer=close.outer,
+            after_block=self.after_block,
         )
         weights.apply(header, body)
-        return Frame(header, body)
+        with suppress(DiskError):  # `commit` meets the same, and is tried again
+            self.journal.prepare(header, body)
+        return Pending(close, Frame(header, body))
 
-    def _commit(self, pending: Pending, now_s: float) -> None:
+    def commit(self, pending: Pending, now_s: float) -> None:
         """Make an outcome durable, and open the next round.
 
         A disk that refuses is tried again: nobody learns of the outcome before.

@@ -79,6 +79,9 @@ class OutcomeCall:
     beat: Beat | None = None
     """Who asks: a question is as good as a heartbeat."""
 
+    has_body: bool = True
+    """False: the header is enough, for who sends the body from where it lies."""
+
 
 @dataclass(frozen=True)
 class StateCall:

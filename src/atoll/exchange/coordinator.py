@@ -27,7 +27,14 @@ from atoll.exchange.calls import (
     Reply,
     StateCall,
 )
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
+from atoll.protocol import (
+    Beat,
+    JoinReply,
+    JoinRequest,
+    Position,
+    Reception,
+    Stats,
+)
 from atoll.weights import lay_out
 from atoll.wire import Header, Kind
 
@@ -61,8 +68,18 @@ class Line(Protocol):
 class CoordinatorExchange:
     """An `Exchange` for one life of one island."""
 
-    def __init__(self, line: Line, *, key: bytes, nonce: bytes) -> None:
+    def __init__(
+        self,
+        line: Line,
+        *,
+        key: bytes,
+        nonce: bytes,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
         self._line, self._key, self._nonce = line, key, nonce
+        self._heartbeat_s = heartbeat_s
+        self.stats: Callable[[], Stats] | None = None
+        """What people are told of the island, asked for when it is sent."""
         self._position: Position | None = None
         self._beat: Beat | None = None
         self._lost: LeaseLost | None = None
@@ -89,7 +106,7 @@ class CoordinatorExchange:
         self._states.clear()
         if not self._has_joined:
             self._has_joined = True
-            self._line.every(HEARTBEAT_S, self._beat_if_silent)
+            self._line.every(self._heartbeat_s, self._beat_if_silent)
         return reply
 
     def _join(self, request: JoinRequest) -> JoinReply:
@@ -122,7 +139,7 @@ class CoordinatorExchange:
                 self._outcomes.append(header)
             case _:
                 self._unconfirmed[header.fragment, header.round] = frame
-                return cast(Reception, self._ask(PublishCall(frame, self._beat)))
+                return cast(Reception, self._ask(PublishCall(frame, self._told())))
         return Reception.STAGED
 
     def _found(self, frame: Frame) -> None:
@@ -171,7 +188,7 @@ class CoordinatorExchange:
             self._send_beat()
 
     def _send_beat(self) -> None:
-        beat = self._beat
+        beat = self._told()
         if beat is None:
             return
         try:
@@ -181,6 +198,13 @@ class CoordinatorExchange:
         except LeaseLost as exc:
             # Told to the thread that trains, unless this is a beat after the leaving.
             self._lost = exc if self._beat is not None else None
+
+    def _told(self) -> Beat | None:
+        """Return the beat with what people are told."""
+        beat = self._beat
+        if beat is None or self.stats is None:
+            return beat
+        return replace(beat, stats=self.stats())
 
     def _ask(self, call: Call) -> Reply:
         pause_s = FIRST_PAUSE_S

@@ -5,8 +5,8 @@ Start reading at `view.ParameterView`, then `host.Host`.
 """
 
 from atoll.island.background import Background, Hand, Promise, Threads
-from atoll.island.environment import run_from_environment
 from atoll.island.host import Host
+from atoll.island.joining import join_run
 from atoll.island.tally import Tally
 from atoll.island.view import ParameterView
 
@@ -18,5 +18,5 @@ __all__ = [
     "Promise",
     "Tally",
     "Threads",
-    "run_from_environment",
+    "join_run",
 ]

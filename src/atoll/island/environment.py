@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
+from pathlib import Path
 
 from atoll.errors import UsageError
+from atoll.security import credentials_directory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """Where an island's credentials are."""
+
+    credentials: Path
+    """The user's own, by run."""
+
+    keys: Path
+    """Of the islands that this user has started."""
+
+    token_file: Path | None = None
+    heartbeat_s: float | None = None
 
 
 def run_from_environment() -> str:
@@ -20,3 +37,35 @@ def run_from_environment() -> str:
             'ATOLL_RUN; "none" trains alone.'
         )
     return run
+
+
+def island_from_environment() -> str | None:
+    """Return the island's name by ATOLL_ISLAND, or None to let the run choose."""
+    return os.environ.get("ATOLL_ISLAND") or None
+
+
+def surroundings_from_environment() -> Surroundings:
+    """Return where this user's credentials are.
+
+    Raises:
+        UsageError: ATOLL_HEARTBEAT_S is no number.
+    """
+    xdg = os.environ.get("XDG_CONFIG_HOME")
+    credentials = credentials_directory(Path.home(), xdg_config_home=xdg)
+    token_file = os.environ.get("ATOLL_TOKEN_FILE")
+    return Surroundings(
+        credentials=credentials,
+        keys=credentials.parent / "keys",
+        token_file=Path(token_file) if token_file else None,
+        heartbeat_s=_seconds("ATOLL_HEARTBEAT_S"),
+    )
+
+
+def _seconds(name: str) -> float | None:
+    said = os.environ.get(name)
+    if not said:
+        return None
+    try:
+        return float(said)
+    except ValueError as exc:
+        raise UsageError(f"{name}={said!r} is no number of seconds.") from exc

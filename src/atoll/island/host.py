@@ -10,9 +10,10 @@ from __future__ import annotations
 import warnings
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from atoll.clock import Clock
-from atoll.errors import AtollWarning, RunEnded, UsageError
+from atoll.errors import AtollWarning, RunEnded, Unreachable, UsageError
 from atoll.exchange import Exchange
 from atoll.island.background import Background, Threads
 from atoll.island.buffers import Buffers
@@ -35,6 +36,7 @@ from atoll.protocol import (
     Resend,
     Rest,
     Seal,
+    Stats,
     Stepped,
     SyncNow,
     Take,
@@ -63,8 +65,11 @@ class Host:
         *,
         clock: Clock,
         background: Background | None = None,
+        leaving: AbstractContextManager[object] | None = None,
     ) -> None:
         self._exchange, self._view, self._clock = exchange, view, clock
+        self._leaving = leaving or nullcontext()
+        self._joined_at_s = clock.now_s()
         self._background = background or Threads()
         self._buffers = Buffers()
         self.tally = Tally()
@@ -140,11 +145,26 @@ class Host:
             return
         self.has_left = True
         try:
+            with self._leaving:
+                self._leave(depart=depart)
+        except Unreachable as exc:
+            warnings.warn(
+                f"Island {self.joined.island!r} leaves without a farewell: {exc}",
+                AtollWarning,
+                stacklevel=2,
+            )
+
+    def _leave(self, *, depart: bool) -> None:
+        try:
             self._courier.stop()
             if depart and not self.has_ended and self._failure is None:
                 self._depart()
         finally:
             self._exchange.leave(self.joined.island, self.joined.incarnation)
+
+    def stats(self) -> Stats:
+        """Return what people are told of this island."""
+        return self.tally.stats(self._clock.now_s() - self._joined_at_s)
 
     def _depart(self) -> None:
         try:

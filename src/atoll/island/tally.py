@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import SupportsFloat
+
+from atoll import __version__
+from atoll.protocol import Stats
 
 Number = float | int
 
@@ -28,6 +32,25 @@ class Tally:
 
     reported: dict[str, SupportsFloat] = field(default_factory=dict)
     """What `report` was given last, untouched: reading it may cost a device sync."""
+
+    def stats(self, seconds: float) -> Stats:
+        """Return what people are told, `seconds` after the island joined."""
+        return Stats(
+            version=__version__,
+            seconds=seconds,
+            inner_steps=self.inner_steps,
+            tokens=self.tokens,
+            loss=self._loss(),
+            wait_s=self.wait_s,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+        )
+
+    def _loss(self) -> float | None:
+        """Return the loss as last reported; this may wait for a device."""
+        reported = self.reported.get("loss")
+        loss = math.nan if reported is None else float(reported)
+        return loss if math.isfinite(loss) else None
 
     def metrics(self) -> dict[str, Number]:
         """Return the counters under the names that loggers see."""

@@ -27,6 +27,11 @@ SHARED_BYTES = 2**22
 MEANS, SHARED = "means/", "bodies/"
 
 
+def is_large(header: Header) -> bool:
+    """Return whether a body gets a file of its own."""
+    return header.body_bytes > SMALL_BYTES
+
+
 class Bodies:
     """Keeps bodies by their places; `fragments` remembers which."""
 
@@ -82,7 +87,7 @@ class Bodies:
         """
         if not header.elements:
             return None, None
-        if header.body_bytes <= SMALL_BYTES:
+        if not is_large(header):
             return self._share(body), None
         name = _name(header.fragment, header.round, Place())
         self._drafts.write(name, header, body)

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from atoll.disk import Disk
 from atoll.errors import CorruptError, UsageError
-from atoll.journal.bodies import Bodies
+from atoll.journal.bodies import Bodies, is_large
 from atoll.journal.encoding import decode, encode
 from atoll.journal.log import Log
 from atoll.journal.recorded import Recorded, Update
@@ -41,7 +41,7 @@ from atoll.journal.records import (
 )
 from atoll.journal.snapshots import Snapshots
 from atoll.journal.states import STATES, state_name
-from atoll.journal.stored import U8, Drafts, Framed, stored_frame
+from atoll.journal.stored import U8, Drafts, Framed, StoredBody, stored_frame
 from atoll.protocol import ModelSpec
 from atoll.weights import FragmentState
 from atoll.wire import Header, Kind, Roster, blake3_digest, pack, update_digest
@@ -64,6 +64,7 @@ class Journal:
         self._drafts = Drafts(disk)
         self._bodies = Bodies(disk, self._drafts)
         self._recent: dict[tuple[int, int], Agreed] = {}
+        self._prepared: tuple[Header, Place | None, str | None] | None = None
         self.recorded = Recorded(self._roster)
         self._snapshots = Snapshots(disk, self.recorded, self._bodies, self._agreed)
         self._read_back()
@@ -158,6 +159,18 @@ class Journal:
             self._drafts.write(name, header, body)
         self._record(record, *names)
 
+    def prepare(self, agreed: Header, body: U8) -> None:
+        """Make the body of an outcome durable, ahead of its `commit`.
+
+        May run beside other calls, in the thread that commits. A small body costs
+        nothing to wait for, and stays for `commit`.
+
+        Raises:
+            DiskError: nothing is prepared; safe to repeat.
+        """
+        if is_large(agreed):
+            self._prepared = (agreed, *self._bodies.keep(agreed, body))
+
     def commit(
         self, agreed: Header, body: U8, *, digest_after: bytes, epoch: int
     ) -> None:
@@ -177,7 +190,11 @@ class Journal:
         self.recorded.require(record)
         # A withdrawn record of this round must not outlive the body that it names.
         self._log.heal()
-        place, draft = self._bodies.keep(agreed, body)
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared[0] is agreed:
+            _, place, draft = prepared
+        else:
+            place, draft = self._bodies.keep(agreed, body)
         self._record(replace(record, place=place), *([draft] if draft else []))
         self._keep((agreed.fragment, agreed.round), record.agreed)
 
@@ -259,8 +276,12 @@ class Journal:
         self._drafts.write(name, header, body)
         self._record(record, name)
 
-    def outcome(self, fragment: int, round: int) -> tuple[Header, U8 | None]:
+    def outcome(
+        self, fragment: int, round: int, *, has_body: bool = True
+    ) -> tuple[Header, U8 | None]:
         """Return what a round came to; the body is None when it is kept no more.
+
+        With `has_body` False it is not read at all, and None.
 
         Raises:
             UsageError: the round is not over, or was lost before a recovery.
@@ -269,7 +290,8 @@ class Journal:
         agreed = self._agreed(fragment, round)
         known = self.recorded.fragment(fragment)
         place = known.places.get(round)
-        if place is None and round not in known.void:
+        is_gone = place is None and round not in known.void
+        if is_gone or not has_body:
             return agreed.header, None
         try:
             return agreed.header, self._bodies.stored(agreed, place).read()
@@ -277,6 +299,17 @@ class Journal:
             if place is None or round in known.places:
                 raise
             return agreed.header, None  # collected while it was read
+
+    def body(self, fragment: int, round: int) -> StoredBody | None:
+        """Return where the body of an outcome lies; None when it is kept no more.
+
+        Raises:
+            UsageError: the round is not over, or was lost before a recovery.
+            CorruptError: the log or the body is damaged.
+        """
+        agreed = self._agreed(fragment, round)
+        place = self.recorded.fragment(fragment).places.get(round)
+        return None if place is None else self._bodies.stored(agreed, place)
 
     def state(self, fragment: int) -> FragmentState:
         """Return the present state of a fragment, replayed to the recorded bits.

@@ -28,6 +28,7 @@ from atoll.protocol.messages import (
     JoinRequest,
     ModelSpec,
     Position,
+    Stats,
     TensorSpec,
 )
 from atoll.protocol.rounds import Phase, Reception
@@ -52,6 +53,7 @@ __all__ = [
     "Resend",
     "Rest",
     "Seal",
+    "Stats",
     "Stepped",
     "SyncNow",
     "Take",

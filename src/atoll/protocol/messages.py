@@ -153,6 +153,9 @@ class Stats:
     version: str = ""
     """Of Atoll."""
 
+    seconds: float = 0.0
+    """Since it joined."""
+
     inner_steps: int = 0
     tokens: int = 0
     loss: float | None = None

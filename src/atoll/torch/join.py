@@ -7,19 +7,14 @@ from typing import Literal
 
 import torch
 
-from atoll.clock import SystemClock
 from atoll.errors import UsageError
-from atoll.exchange import Exchange, MemoryRun
-from atoll.island import Host, run_from_environment
-from atoll.protocol import JoinRequest
-from atoll.settings import RunSettings
+from atoll.exchange import MemoryRun
+from atoll.island import join_run
 from atoll.torch.island import Island
 from atoll.torch.model import TorchModel, TorchView
 
 OnEnd = Literal["raise", "flag"]
 Count = Literal["hook", "manual"]
-
-_NEVER = 2**31 - 1
 
 
 def join(
@@ -39,8 +34,10 @@ def join(
 
     Args:
         optimizer: with several, inner steps are counted on the last.
-        run: a `MemoryRun`, or None to read ATOLL_RUN; "none" trains alone.
-        island: this island's name in the run; None lets the run choose one.
+        run: a `MemoryRun`, a coordinator's address, or None to read ATOLL_RUN; "none"
+            trains alone.
+        island: this island's name in the run; None reads ATOLL_ISLAND, and without it
+            lets the run choose one.
         on_end: "raise" ends the loop with `RunEnded`, which the `with` block swallows;
             "flag" sets `island.should_stop`.
         count: "manual" counts by `island.stepped()`, for optimizers without hooks.
@@ -60,31 +57,8 @@ def join(
     counted = _last_of(optimizer) if count == "hook" else None
     torch_model = TorchModel.of(model)
     view = TorchView(torch_model)
-    host = Host(
-        _exchange(run),
-        view,
-        JoinRequest(model=torch_model.spec, island=island),
-        clock=SystemClock(),
-    )
+    host = join_run(run, view, torch_model.spec, island=island)
     return Island(host, view, model, counted, on_end=on_end)
-
-
-def _exchange(run: MemoryRun | str | None) -> Exchange:
-    if run is None:
-        run = run_from_environment()
-    if isinstance(run, MemoryRun):
-        return run
-    if run == "none":
-        return MemoryRun(_alone())
-    raise UsageError(
-        f"run={run!r}: coordinators and object stores are not available yet. "
-        'Pass an atoll.exchange.MemoryRun, or "none" to train alone.'
-    )
-
-
-def _alone() -> RunSettings:
-    """Return the settings of a run that never synchronises."""
-    return RunSettings.from_dict({"sync": {"sync_every": _NEVER}})
 
 
 def _last_of(

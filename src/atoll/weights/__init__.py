@@ -11,7 +11,7 @@ from atoll.weights.reduce import Contribution, reduce
 from atoll.weights.seal import seal
 from atoll.weights.state import FragmentState
 from atoll.weights.terms import Terms, terms_of
-from atoll.weights.verify import norm_of, require_state, require_update
+from atoll.weights.verify import UpdateCheck, require_state, require_update
 
 __all__ = [
     "Contribution",
@@ -19,10 +19,10 @@ __all__ = [
     "FragmentState",
     "Layout",
     "Terms",
+    "UpdateCheck",
     "adopt",
     "agree",
     "lay_out",
-    "norm_of",
     "reduce",
     "require_state",
     "require_update",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,7 @@ def agree(
     base: bytes,
     outer: OuterValues,
     epoch: int = 0,
+    after_block: Callable[[], None] | None = None,
 ) -> Framed:
     """Return the agreed frame: the mean of the counted `updates`, and the roster.
 
@@ -46,6 +47,7 @@ def agree(
                 [Contribution(codec(h.codec), each, h.weight) for h, each in counted],
                 down=terms.down,
                 merge=terms.merge,
+                after_block=after_block,
             )
     except NonFinite:
         roster = refuse_all(roster, "norm: the mean overflows")

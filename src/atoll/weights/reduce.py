@@ -7,7 +7,7 @@ island's value of a coordinate (`trimmed`) or of a tensor (`radial`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,8 +33,11 @@ def reduce(
     *,
     down: Codec,
     merge: str = "mean",
+    after_block: Callable[[], None] | None = None,
 ) -> np.ndarray:
     """Return the agreed body: the mean of the decoded updates, encoded once.
+
+    `after_block` is called when a block of every update has been read.
 
     Raises:
         NonFinite: the mean overflows what `down` can hold.
@@ -55,6 +58,8 @@ def reduce(
         start = down.offset(block.start)
         piece = agreed[start : start + down.body_bytes(len(here))]
         down.encode(here, piece, first=block.start)
+        if after_block:
+            after_block()
     return agreed
 
 

@@ -8,25 +8,59 @@ from atoll.errors import Refused
 from atoll.weights.layout import BLOCK, FragmentLayout, blocks
 from atoll.weights.norm import Norm
 from atoll.weights.terms import Terms
-from atoll.wire import MOMENTS, Codec, Header, codec
+from atoll.wire import MOMENTS, Header, piece_elements, verify_piece
 
 NORM_TOLERANCE = 1e-6
 """Relative: a norm may be off by a rounding, not by a lie."""
 
 
-def require_update(
-    header: Header, body: np.ndarray, layout: FragmentLayout, terms: Terms
-) -> None:
-    """Return when an update is one that this fragment can count.
+class UpdateCheck:
+    """Judges an update piece by piece, as its bytes arrive.
 
     An update that its own island refuses has no body, and passes.
 
     Raises:
-        Refused: its size, codec, weight or norm is not what the run's terms say.
-        CorruptError: its body does not decode to finite values.
+        Refused: its size, codec or weight is not what the run's terms say.
     """
-    if header.refused:
-        return
+
+    def __init__(self, header: Header, layout: FragmentLayout, terms: Terms) -> None:
+        self._header, self._up = header, terms.up
+        self._norm = Norm()
+        self._scratch = np.empty(min(BLOCK, header.elements), np.float32)
+        if not header.refused:
+            _require_terms(header, layout, terms)
+
+    def piece(self, index: int, data: memoryview) -> None:
+        """Take in the next piece of the body.
+
+        Raises:
+            CorruptError: it is not the one that was sealed, or does not decode to
+                finite values.
+        """
+        verify_piece(self._header, index, data)
+        body = np.frombuffer(data, np.uint8)
+        self.decoded(body, piece_elements(self._header.elements, index))
+
+    def decoded(self, data: np.ndarray, elements: int) -> None:
+        """Take in the next bytes, which are known to be the sealed ones."""
+        for block in blocks(elements):
+            values = self._scratch[: block.stop - block.start]
+            self._up.decode(data, values, first=block.start)
+            self._norm.add(values)
+
+    def finish(self) -> None:
+        """Raise Refused unless the whole body has the norm that its header says."""
+        header, norm = self._header, self._norm.value()
+        if header.refused:
+            return
+        if abs(norm - header.norm) > NORM_TOLERANCE * norm:
+            raise Refused(
+                f"The update says that its norm is {header.norm:.6g}, and it is "
+                f"{norm:.6g}. Seal it again."
+            )
+
+
+def _require_terms(header: Header, layout: FragmentLayout, terms: Terms) -> None:
     expected = (layout.elements, terms.up.name)
     if (header.elements, header.codec) != expected:
         raise Refused(
@@ -39,12 +73,20 @@ def require_update(
             f"weight={header.weight} is not 1, and outer.weight is 'uniform'. "
             "Take the settings from the run."
         )
-    norm = norm_of(codec(header.codec), body, header.elements)
-    if abs(norm - header.norm) > NORM_TOLERANCE * norm:
-        raise Refused(
-            f"The update says that its norm is {header.norm:.6g}, and it is "
-            f"{norm:.6g}. Seal it again."
-        )
+
+
+def require_update(
+    header: Header, body: np.ndarray, layout: FragmentLayout, terms: Terms
+) -> None:
+    """Return when an update, whose bytes are verified, is one that can count.
+
+    Raises:
+        Refused: its size, codec, weight or norm is not what the run's terms say.
+        CorruptError: its body does not decode to finite values.
+    """
+    check = UpdateCheck(header, layout, terms)
+    check.decoded(body, header.elements)
+    check.finish()
 
 
 def require_state(
@@ -68,18 +110,3 @@ def require_state(
             f"round {expected[0]}, {expected[1]} elements and {expected[2]}. "
             "Take the settings from the run."
         )
-
-
-def norm_of(up: Codec, body: np.ndarray, elements: int) -> float:
-    """Return the norm of a decoded body: fp64 in 64 lanes, as a sealed update says it.
-
-    Raises:
-        CorruptError: the body does not decode to finite values.
-    """
-    norm = Norm()
-    scratch = np.empty(min(BLOCK, elements), np.float32)
-    for block in blocks(elements):
-        values = scratch[: block.stop - block.start]
-        up.decode(body, values, first=block.start)
-        norm.add(values)
-    return norm.value()

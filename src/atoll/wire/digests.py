@@ -42,6 +42,11 @@ def piece_count(elements: int) -> int:
     return -(-elements // PIECE_ELEMENTS)
 
 
+def piece_elements(elements: int, index: int) -> int:
+    """Return how many elements piece `index` of a body holds."""
+    return min(PIECE_ELEMENTS, elements - index * PIECE_ELEMENTS)
+
+
 def piece_range(codec: Codec, elements: int, index: int) -> tuple[int, int]:
     """Return where piece `index` of a body starts and ends, in bytes."""
     first = index * PIECE_ELEMENTS

@@ -1,0 +1,307 @@
+"""A coordinator as people run it: a directory, a port, tokens and threads.
+
+journal/      the run itself; the only thing that must not be lost
+spool/        updates on their way; empty when the process has ended
+events.jsonl  what happened
+*.token       who may ask
+certificate   for TLS
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from atoll import __version__
+from atoll.clock import Clock, SystemClock
+from atoll.coordinator.office import Office
+from atoll.coordinator.operators import Operators, answered
+from atoll.coordinator.routes import Desk, Routes, as_response
+from atoll.coordinator.service import Service
+from atoll.coordinator.spool import Spool
+from atoll.coordinator.states import StateFiles
+from atoll.coordinator.status import run_state, status_of
+from atoll.coordinator.watcher import Watcher
+from atoll.disk import SystemDisk
+from atoll.errors import AtollError, LeaseLost, Refused, RunEnded, UsageError
+from atoll.exchange.forms import (
+    Answer,
+    Info,
+    error_parts,
+    info_parts,
+    model_fingerprint,
+)
+from atoll.exchange.forms.info import Limits as InfoLimits
+from atoll.http import Later, Limits, Listener, Request, Response
+from atoll.protocol import Beat
+from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
+from atoll.security import (
+    Codes,
+    Role,
+    Tokens,
+    listening_context,
+    needed_role,
+    require,
+    require_safe_listening,
+    run_tokens,
+)
+from atoll.settings import RunSettings
+from atoll.telemetry import Events, JsonlWriter
+
+JOURNAL, SPOOL = "journal", "spool"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening:
+    """Where a coordinator listens, and how."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    has_tls: bool = True
+    island_certificates: Path | None = None
+    """Of an authority: islands must show a certificate that it has signed."""
+
+
+def open_service(
+    directory: Path, settings: RunSettings | None, *, now_s: float
+) -> tuple[SystemDisk, Service]:
+    """Return the run of a directory, begun if it has none.
+
+    Raises:
+        UsageError: there is no run and no settings are given, or the run there has
+            others.
+    """
+    disk = SystemDisk(directory / JOURNAL)
+    try:
+        return disk, _service(disk, directory, settings, now_s)
+    except BaseException:
+        disk.close()
+        raise
+
+
+def _service(
+    disk: SystemDisk, directory: Path, settings: RunSettings | None, now_s: float
+) -> Service:
+    if not disk.names("log/"):
+        if settings is None:
+            raise UsageError(f"{directory} holds no run. Give a run file to begin one.")
+        run = f"{settings.run.name}-{secrets.token_hex(6)}"
+        return Service.create(disk, settings, run=run, now_s=now_s)
+    service = Service.open(disk, now_s=now_s)
+    created = service.journal.recorded.created
+    assert created is not None
+    if settings is not None and settings.fingerprint != created.fingerprint:
+        raise UsageError(
+            f"{directory} holds run {created.run!r} with settings "
+            f"{created.fingerprint[:12]}, and the run file has "
+            f"{settings.fingerprint[:12]}. Choose another directory, or change what "
+            "can change with `atoll control RUN set`."
+        )
+    return service
+
+
+class Coordinator:
+    """One run, served. `start`, then `close`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: RunSettings | None,
+        *,
+        listening: Listening | None = None,
+        clock: Clock | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self.listening = listening or Listening()
+        require_safe_listening(self.listening.host, has_tls=self.listening.has_tls)
+        self.directory, self._clock = directory, clock or SystemClock()
+        now_s = self._clock.now_s()
+        self._disk, self._service = open_service(directory, settings, now_s=now_s)
+        self.run = self._service.state.run
+        self.events = Events()
+        self._jsonl = JsonlWriter(
+            directory,
+            on_failure=lambda said: self.events.emit("disk_failed", message=said),
+        )
+        self.events.subscribe(self._jsonl, name="jsonl")
+        self._watcher = Watcher(self.events, self._service.state, now_s)
+        self._office = Office(
+            self._service, clock=self._clock, watch=self._watcher.look
+        )
+        self._started_unix_s = time.time()
+        self._people(directory)
+        spool = Spool(directory / SPOOL)
+        self._service.after_block = spool.release
+        self._routes = Routes(
+            Desk(
+                run=self.run,
+                office=self._office,
+                spool=spool,
+                states=StateFiles(self._office, directory / SPOOL),
+                journal=self._service.journal,
+                root=self._disk.root,
+                info=self._info,
+                max_body_bytes=self._max_body_bytes,
+                heard=self._heard,
+            )
+        )
+        self._tags: Counter[tuple[str, int]] = Counter()
+        self._tags_lock = threading.Lock()
+        self._listener = self._listen(limits)
+
+    @property
+    def url(self) -> str:
+        host, port = self._listener.address
+        scheme = "https" if self.listening.has_tls else "http"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    @property
+    def pin(self) -> str | None:
+        """The fingerprint of the certificate, if there is one."""
+        return self._pin
+
+    @property
+    def has_ended(self) -> bool:
+        state, _ = self._office.look()
+        return run_state(state, 0.0) == "ended"
+
+    def start(self) -> None:
+        """Serve from now on."""
+        self._office.start()
+        self._listener.start()
+
+    def close(self, *, grace_s: float = 5.0) -> None:
+        """Stop serving; everything that was promised is durable. Safe to repeat."""
+        self._listener.close(grace_s)
+        self._office.close()
+        self.events.close()
+        self._jsonl.close()
+        self._disk.close()
+
+    def status(self) -> dict[str, Any]:
+        """Return the status document."""
+        state, now_s = self._office.look()
+        said = status_of(
+            state, now_s, stats=self._watcher.stats, verdicts=self._watcher.verdicts
+        )
+        counts = self._listener.counts
+        return said | {
+            "version": __version__,
+            "started_unix_s": self._started_unix_s,
+            "now_unix_s": time.time(),
+            "recent": list(self._watcher.recent),
+            "damage": [*self._service.damage, *self._service.journal.damage],
+            "bytes_in": counts.bytes_in,
+            "bytes_out": counts.bytes_out,
+            "listening": self.url,
+        }
+
+    def _people(self, directory: Path) -> None:
+        tokens = run_tokens(directory)
+        self._tokens = Tokens(tokens)
+        codes = Codes(tokens[Role.ISLAND])
+        self._operators = Operators(self._office, self.events, self.status, codes)
+
+    def _listen(self, limits: Limits | None) -> Listener:
+        tls, self._pin = None, None
+        if self.listening.has_tls:
+            from atoll.security.certificate import coordinator_certificate
+
+            certificate = coordinator_certificate(
+                self.directory, hosts=[self.listening.host], unix_s=time.time()
+            )
+            self._pin = certificate.pin
+            tls = listening_context(
+                self.directory,
+                require_island_certificates=self.listening.island_certificates,
+            )
+        return Listener(
+            self._handle,
+            host=self.listening.host,
+            port=self.listening.port,
+            clock=self._clock,
+            tls=tls,
+            limits=limits,
+            on_closed=self._closed,
+            on_error=self._failed,
+        )
+
+    def _handle(self, request: Request) -> Response | Later:
+        path = request.target.partition("?")[0]
+        try:
+            role = self._tokens.role_of(request.headers.get("authorization"))
+            needed = needed_role(request.method, path)
+            if needed is not None:
+                require(role, needed)
+        except Refused as exc:
+            status = 401 if role is None else 403
+            return replace(as_response(error_parts(exc)), status=status)
+        try:
+            own = self._operators.handle(request, self._clock.now_s())
+        except (AtollError, RunEnded) as exc:
+            return answered(exc)  # type: ignore[arg-type]
+        return own if own is not None else self._routes.handle(request)
+
+    def _info(self) -> Answer:
+        state, _ = self._office.look()
+        return info_parts(
+            Info(
+                run=self.run,
+                version=__version__,
+                settings=state.settings,
+                epoch=state.epoch,
+                model_fingerprint=model_fingerprint(state.model),
+                lease_s=LEASE_S,
+                heartbeat_s=HEARTBEAT_S,
+                limits=InfoLimits(body_bytes=self._max_body_bytes()),
+            )
+        )
+
+    def _max_body_bytes(self) -> int:
+        return self._office.look()[0].settings.limits.max_body_bytes
+
+    def _heard(self, request: Request, beat: Beat | None) -> None:
+        """Remember who is at the other end of a connection, and what it told."""
+        if beat is None:
+            return
+        tag = (beat.island, beat.incarnation)
+        with self._tags_lock:
+            if request.connection.tag != tag:
+                request.connection.tag = tag
+                self._tags[tag] += 1
+        if beat.stats is not None:
+            self._tell(beat)
+
+    def _tell(self, beat: Beat) -> None:
+        assert beat.stats is not None
+        self._watcher.stats[beat.island] = beat.stats
+        self.events.emit(
+            "loss_reported",
+            island=beat.island,
+            round=min((held.round for held in beat.holds), default=0),
+            inner_steps=beat.stats.inner_steps,
+            tokens=beat.stats.tokens,
+            loss=beat.stats.loss,
+        )
+
+    def _closed(self, tag: object) -> None:
+        """Take the hint of an island whose last connection is gone."""
+        assert isinstance(tag, tuple)
+        with self._tags_lock:
+            self._tags[tag] -= 1
+            is_last = self._tags[tag] <= 0
+            if is_last:
+                del self._tags[tag]
+        if is_last:
+            with suppress(LeaseLost):  # it has left, or lives again elsewhere
+                self._office.closed(*tag)
+
+    def _failed(self, request: Request | None, exc: Exception) -> None:
+        where = request.path if request else "the listener"
+        self.events.emit("disk_failed", message=f"{where}: {type(exc).__name__}: {exc}")

@@ -1,0 +1,122 @@
+"""A service that many threads call: one at a time, and none of them for long.
+
+Rule 1: the lock guards the machine and the log. Bodies are received, reduced and made
+        durable outside of it, so that a heartbeat never waits for a round.
+Rule 2: a round is reduced by one thread. Until it has, its fragment is closing, and
+        nobody else touches its weights.
+Rule 3: an answer is given under the lock, and must only hand itself over.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from atoll.clock import Clock
+from atoll.coordinator.questions import Answer, Questions
+from atoll.coordinator.service import Pending, Service
+from atoll.exchange import Call, Frame, Reply
+from atoll.protocol import Beat, Reception
+from atoll.protocol.events import Close, Closed, Event
+from atoll.protocol.run_state import CoordinatorState
+from atoll.weights import UpdateCheck
+from atoll.wire import Header
+
+TICK_S = 0.1
+"""How late a deadline may be noticed."""
+
+T = TypeVar("T")
+Watch = Callable[[Service, float], None]
+
+
+class Office:
+    """Owns the threads of a coordinator. `watch` sees the service after each change."""
+
+    def __init__(self, service: Service, *, clock: Clock, watch: Watch) -> None:
+        self._service, self._clock, self._watch = service, clock, watch
+        self._questions = Questions(service)
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._closings: queue.SimpleQueue[Close | None] = queue.SimpleQueue()
+        service.defer = self._closings.put
+        self._threads = [
+            threading.Thread(target=self._tick, name="atoll-tick", daemon=True),
+            threading.Thread(target=self._reduce, name="atoll-reduce", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Let time pass from now on."""
+        for thread in self._threads:
+            thread.start()
+
+    def close(self, *, wait_s: float = 10.0) -> None:
+        """Finish the round that is being reduced, and stop. Safe to repeat."""
+        self._ended.set()
+        self._closings.put(None)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(wait_s)
+
+    def put(self, call: Call, answer: Answer) -> None:
+        """Answer a call, now or when there is something to say."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            self._questions.put(call, answer, now_s)
+            self._settle(now_s)
+
+    def ask(self, call: Call) -> Reply:
+        """Return the answer to a call that does not wait."""
+        return self.change_by(lambda service, now_s: service.handle(call, now_s))
+
+    def offer(self, header: Header, beat: Beat | None) -> Reception:
+        """Return whether an update is wanted, by its header alone."""
+        return self.change_by(
+            lambda service, now_s: service.offer(header, now_s, beat=beat)
+        )
+
+    def check_of(self, header: Header) -> UpdateCheck:
+        """Return what judges the body of an update that is wanted."""
+        return self.change_by(lambda service, _: service.check_of(header))
+
+    def take(self, frame: Frame) -> Reception:
+        """Stage an update whose body is here and verified."""
+        return self.change_by(lambda service, now_s: service.take(frame, now_s))
+
+    def change(self, event: Event) -> Reply:
+        """Carry out what an operator asks for."""
+        return self.change_by(lambda service, now_s: service.change(event, now_s))
+
+    def closed(self, island: str, incarnation: int) -> None:
+        """Take the hint that an island's last connection was closed."""
+        self.change(Closed(island, incarnation))
+
+    def change_by(self, act: Callable[[Service, float], T]) -> T:
+        """Do something with the service that nobody else touches meanwhile."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            done = act(self._service, now_s)
+            self._settle(now_s)
+            return done
+
+    def look(self) -> tuple[CoordinatorState, float]:
+        """Return what the machine remembers, and the time; neither changes."""
+        with self._lock:
+            return self._service.state, self._clock.now_s()
+
+    def _settle(self, now_s: float) -> None:
+        self._questions.settle(now_s)
+        self._watch(self._service, now_s)
+
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_S):
+            self.change_by(lambda service, now_s: service.tick(now_s))
+            self._service.compact()
+
+    def _reduce(self) -> None:
+        while (close := self._closings.get()) is not None:
+            self._commit(self._service.agree(close))
+
+    def _commit(self, pending: Pending) -> None:
+        self.change_by(lambda service, now_s: service.commit(pending, now_s))

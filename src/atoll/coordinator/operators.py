@@ -1,0 +1,127 @@
+"""What people and their tools ask: status, metrics, events, control."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from atoll.coordinator.office import Office
+from atoll.errors import AtollError, UsageError
+from atoll.exchange.forms import error_parts
+from atoll.http import Later, Problem, Request, Response, as_json
+from atoll.protocol.events import Event, Leave, NewValues, Pausing, Stopping
+from atoll.security import Codes
+from atoll.telemetry import Events, render
+from atoll.telemetry.prometheus import CONTENT_TYPE
+
+MAX_COMMAND_BYTES = 64 * 1024
+EVENTS_WAIT_S = 20.0
+"""How long a question for new events may stay open."""
+
+Status = Callable[[], dict[str, Any]]
+
+
+class Operators:
+    """Answers the routes that are not an island's."""
+
+    def __init__(
+        self, office: Office, events: Events, status: Status, codes: Codes
+    ) -> None:
+        self._office, self._events, self._status = office, events, status
+        self._codes = codes
+        self._readers: list[tuple[int, Later]] = []
+        events.subscribe(lambda event: self._wake(), name="readers")
+
+    def handle(self, request: Request, now_s: float) -> Response | Later | None:
+        """Return the answer to a request, or None if it is an island's."""
+        match request.method, *request.segments:
+            case "GET", "health":
+                return as_json({"ok": True})
+            case "GET", "status":
+                return as_json(self._status())
+            case "GET", "metrics":
+                text = render(self._status(), self._events.counters())
+                return Response(
+                    headers={"Content-Type": CONTENT_TYPE}, body=text.encode()
+                )
+            case "GET", "events":
+                return self._read_events(request)
+            case "POST", "control", action:
+                return self._control(action, _command(request))
+            case "POST", "invites":
+                code = self._codes.make(now_s=now_s)
+                return as_json({"code": code.reveal()})
+            case "POST", "invites", "redeem":
+                said = _command(request).get("code")
+                token = self._codes.redeem(str(said), now_s=now_s)
+                return as_json({"token": token.reveal()})
+        return None
+
+    def _control(self, action: str, said: Mapping[str, Any]) -> Response:
+        self._office.change(_event(action, said, self._office))
+        return as_json(self._status())
+
+    def _read_events(self, request: Request) -> Response | Later:
+        """Answer with events after a number, once there are any."""
+        after = int(request.query.get("after", "0") or 0)
+        found = self._events.after(after)
+        if found or "wait" not in request.query:
+            return as_json([each.as_dict() for each in found])
+        later = Later(wait_s=EVENTS_WAIT_S, default=lambda: as_json([]))
+        self._readers.append((after, later))
+        return later
+
+    def _wake(self) -> None:
+        readers, self._readers = self._readers, []
+        for after, later in readers:
+            found = self._events.after(after)
+            if not later.is_gone:
+                later.set(as_json([each.as_dict() for each in found]))
+
+
+def _event(action: str, said: Mapping[str, Any], office: Office) -> Event:
+    match action:
+        case "pause" | "resume":
+            return Pausing(is_paused=action == "pause")
+        case "stop" | "drain":
+            return Stopping()
+        case "evict":
+            return _eviction(str(said.get("island", "")), office)
+        case "set":
+            values = said.get("values")
+            if not isinstance(values, dict):
+                raise UsageError("Say what to set, as KEY=VALUE.")
+            return NewValues(values)
+    known = "pause, resume, stop, drain, evict, set"
+    raise UsageError(f"{action!r} is no action. Known are: {known}.")
+
+
+def _eviction(island: str, office: Office) -> Leave:
+    state, _ = office.look()
+    member = state.members.known.get(island)
+    if member is None:
+        known = ", ".join(sorted(state.members.known)) or "none"
+        raise UsageError(f"No island is called {island!r}. Known are: {known}.")
+    return Leave(island, member.incarnation, reason="evicted")
+
+
+def _command(request: Request) -> Mapping[str, Any]:
+    data = request.body.read(MAX_COMMAND_BYTES)
+    try:
+        said = json.loads(data or b"{}")
+    except ValueError as exc:
+        raise Problem(400, "json", f"The command is not JSON: {exc}.") from exc
+    if not isinstance(said, dict):
+        raise Problem(400, "json", "A command is a JSON object.")
+    return said
+
+
+def answered(exc: AtollError) -> Response:
+    """Return the answer to a request that was refused."""
+    answer = error_parts(exc)
+    return Response(
+        status=answer.status,
+        headers=answer.headers,
+        body=[memoryview(bytes(part)) for part in answer.body],
+    )

@@ -1,0 +1,180 @@
+"""From a request to a call and from a reply to an answer: what islands ask.
+
+Rule 1: a header is judged before its body is read.
+Rule 2: nothing here decides: the office does, and every refusal is one of its errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from atoll.coordinator.office import Office
+from atoll.coordinator.spool import Spool
+from atoll.coordinator.states import StateFiles
+from atoll.errors import AtollError, RunEnded
+from atoll.exchange import LONG_POLL_S, Outcome, OutcomeCall, Reply
+from atoll.exchange.forms import (
+    Answer,
+    Asked,
+    Incoming,
+    asked,
+    error_parts,
+    nowhere_parts,
+    parse_call,
+    parse_upload,
+    reply_parts,
+    require_run,
+)
+from atoll.exchange.forms.routes import Takes
+from atoll.http import Body, FilePart, Later, Request, Response, ranged
+from atoll.journal import Journal
+from atoll.protocol import Beat, Reception
+from atoll.wire.digests import view_of
+
+Handler = Callable[[Request, Asked], Response | Later]
+Heard = Callable[[Request, Beat | None], None]
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What the routes need of a coordinator."""
+
+    run: str
+    office: Office
+    spool: Spool
+    states: StateFiles
+    journal: Journal
+    root: Path
+    """Where the journal's files are."""
+
+    info: Callable[[], Answer]
+    max_body_bytes: Callable[[], int]
+    heard: Heard
+    """Told of every call that may carry a beat: who is at the other end."""
+
+
+class Routes:
+    """Answers what islands ask."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._own: Mapping[str, Handler] = {
+            "info": self._info,
+            "heartbeat": self._heartbeat,
+            "publish": self._publish,
+            "outcome": self._outcome,
+            "state": self._state,
+        }
+
+    def handle(self, request: Request) -> Response | Later:
+        """Return the answer to a request of an island."""
+        try:
+            known = asked(request.method, request.target, request.headers)
+            if known is None:
+                return as_response(nowhere_parts(request.target))
+            require_run(request.headers, self._desk.run)
+            return self._own.get(known.route.name, self._small)(request, known)
+        except (AtollError, RunEnded) as exc:
+            return as_response(error_parts(exc))
+
+    def _small(self, request: Request, known: Asked) -> Response:
+        """Answer a call whose body is read whole."""
+        call = parse_call(known, self._incoming(request.body))
+        return as_response(reply_parts(self._desk.office.ask(call)))
+
+    def _info(self, request: Request, known: Asked) -> Response:
+        return as_response(self._desk.info())
+
+    def _heartbeat(self, request: Request, known: Asked) -> Response:
+        call = parse_call(known, self._incoming(request.body))
+        reply = self._desk.office.ask(call)
+        self._desk.heard(request, getattr(call, "beat", None))
+        return as_response(reply_parts(reply))
+
+    def _publish(self, request: Request, known: Asked) -> Response:
+        """Judge the header, then take the body straight to the spool."""
+        desk, incoming = self._desk, self._incoming(request.body)
+        upload = parse_upload(known, incoming)
+        header = upload.header
+        reception = desk.office.offer(header, upload.beat)
+        desk.heard(request, upload.beat)
+        if reception is Reception.WANTED:
+            incoming.expect(header)
+            check = desk.office.check_of(header)
+            frame = desk.spool.take(header, request.body.readinto, check)
+            reception = desk.office.take(frame)
+        return as_response(reply_parts(reception))
+
+    def _outcome(self, request: Request, known: Asked) -> Later:
+        """Answer when there is something to say; nobody's thread waits for it."""
+        call = parse_call(known, self._incoming(request.body))
+        assert isinstance(call, OutcomeCall)
+        later = Later(
+            wait_s=4 * LONG_POLL_S, default=lambda: as_response(reply_parts(None))
+        )
+
+        def answer(reply: Reply | Exception) -> None:
+            later.set(self._outcome_response(request, reply))
+
+        self._desk.office.put(replace(call, has_body=False), answer)
+        self._desk.heard(request, call.beat)
+        return later
+
+    def _outcome_response(self, request: Request, reply: Reply | Exception) -> Response:
+        if isinstance(reply, Exception):
+            return as_response(error_parts(reply))
+        answer = reply_parts(reply)
+        if not isinstance(reply, Outcome):
+            return as_response(answer)
+        header = reply.agreed.header
+        stored = self._desk.journal.body(header.fragment, header.round)
+        if stored is None:
+            return as_response(answer)
+        packed_bytes = len(answer.body[0])
+        # A file of its own begins with the header, and is the whole frame.
+        if stored.first != packed_bytes or len(answer.body) > 1:
+            return as_response(_with_body(answer, stored.read()))
+        file = FilePart(
+            file=self._desk.root / stored.name,
+            length=packed_bytes + header.body_bytes,
+        )
+        return ranged(request, file, headers=_framed(answer))
+
+    def _state(self, request: Request, known: Asked) -> Response:
+        file = self._desk.states.newest(known.fragment)
+        part = FilePart(file=file.handle, length=file.size_bytes)
+        said = {"Content-Type": Takes.FRAME.value}
+        response = ranged(request, part, etag=file.digest, headers=said)
+        return replace(response, done=partial(_keep, file))
+
+    def _incoming(self, body: Body) -> Incoming:
+        def read(size: int) -> memoryview:
+            part = memoryview(bytearray(size))
+            body.readinto(part)
+            return part
+
+        return Incoming(
+            read, body.length_bytes, max_body_bytes=self._desk.max_body_bytes()
+        )
+
+
+def as_response(answer: Answer) -> Response:
+    """Return an answer as it is sent."""
+    views = [view_of(part) for part in answer.body]
+    return Response(status=answer.status, headers=answer.headers, body=views)
+
+
+def _with_body(answer: Answer, body: object) -> Answer:
+    header, *rest = answer.body
+    return replace(answer, headers=_framed(answer), body=(header, body, *rest))  # type: ignore[arg-type]
+
+
+def _framed(answer: Answer) -> dict[str, str]:
+    return {**answer.headers, "Content-Type": Takes.FRAME.value}
+
+
+def _keep(file: object) -> None:
+    """Hold a file until it has been sent: its handle is closed with its last owner."""

@@ -1,0 +1,165 @@
+"""What a coordinator says of its run to people: one document, kept stable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from atoll.protocol.membership import LEASE_S, Member
+from atoll.protocol.messages import Stats
+from atoll.protocol.rounds import Phase, Round
+from atoll.protocol.run_state import CoordinatorState
+
+DEAR_SHARE = 1 / 3
+"""Beyond this share of waiting, status names the cure."""
+
+
+def status_of(
+    state: CoordinatorState,
+    now_s: float,
+    *,
+    stats: Mapping[str, Stats],
+    verdicts: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return where the run is, who takes part, and whom it waits for."""
+    missing = waits_for(state, now_s)
+    shares = [_share(each) for each in stats.values()]
+    return {
+        "run": state.run,
+        "name": state.settings.run.name,
+        "settings_authority": "run",
+        "state": run_state(state, now_s),
+        "why": why(state, now_s, missing),
+        "waits_for": missing,
+        "round": min((round.number for round in state.rounds), default=1) - 1,
+        "rounds": [round.number for round in state.rounds],
+        "last_round": state.last_round,
+        "tokens": state.counted.tokens,
+        "epoch": state.epoch,
+        "quorum": state.settings.run.quorum,
+        "start_islands": state.settings.run.start_islands,
+        "stall_share": max(shares, default=0.0),
+        "cure": cure(state, shares),
+        "islands": [
+            island_of(member, now_s, stats.get(name), verdicts.get(name, {}))
+            for name, member in sorted(state.members.known.items())
+        ],
+    }
+
+
+def run_state(state: CoordinatorState, now_s: float) -> str:
+    """Return the one word for where the run is."""
+    if state.model is None:
+        return "founding"
+    if all(round.phase is Phase.ENDED for round in state.rounds):
+        return "ended"
+    if state.is_paused:
+        return "paused"
+    if any(round.phase is Phase.WAITING for round in state.rounds):
+        return "waiting"
+    live = len(state.members.live(now_s))
+    return "training" if live >= state.settings.run.quorum else "waiting"
+
+
+def why(
+    state: CoordinatorState, now_s: float, missing: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return why the run does not go on, in a sentence; empty if it does."""
+    live, run = len(state.members.live(now_s)), state.settings.run
+    match run_state(state, now_s):
+        case "founding":
+            return "Waits for the first island, which brings the weights."
+        case "paused":
+            return "Paused by an operator: `atoll control RUN resume` goes on."
+        case "ended":
+            return f"Round {state.last_round} was the last."
+        case "waiting" if not state.has_started:
+            more = run.start_islands - live
+            return f"Waits for {more} more of start_islands={run.start_islands}."
+        case "waiting":
+            return f"{live} islands are live, and quorum={run.quorum}."
+    names = sorted({each["island"] for each in missing})
+    return f"Waits for {', '.join(names)}." if names else ""
+
+
+def waits_for(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
+    """Return who is awaited by rounds that others have published for."""
+    return [
+        _awaited(state, round, island, now_s)
+        for round in state.rounds
+        if round.phase is Phase.OPEN and round.staged
+        for island in sorted(round.missing(state.members, now_s))
+    ]
+
+
+def _awaited(
+    state: CoordinatorState, round: Round, island: str, now_s: float
+) -> dict[str, Any]:
+    since_s = round.opened_s if round.first_s is None else round.first_s
+    late_s = round.late_at_s(island, state.members, state.terms) - now_s
+    return {
+        "island": island,
+        "fragment": round.fragment,
+        "round": round.number,
+        "since_s": max(0.0, now_s - since_s),
+        "late_in_s": max(0.0, late_s),
+    }
+
+
+def island_of(
+    member: Member, now_s: float, stats: Stats | None, verdicts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return one island's row."""
+    stats = stats or Stats()
+    paces = [arrivals.median_s for arrivals in member.arrivals.values() if arrivals]
+    left_s = member.lease_until_s - now_s
+    waits = member.waits_for
+    return {
+        "island": member.island,
+        "incarnation": member.incarnation,
+        "slot": member.slot,
+        "state": _standing(member, now_s),
+        "lease_s": max(0.0, left_s),
+        "seen_s": max(0.0, LEASE_S - left_s),
+        "step": member.step,
+        "round": min((held.round for held in member.holds), default=0),
+        "pace_s": median(paces) if paces else None,
+        "waits_for": waits and {"fragment": waits[0], "round": waits[1]},
+        "loss": stats.loss,
+        "tokens": stats.tokens,
+        "inner_steps": stats.inner_steps,
+        "wait_s": stats.wait_s,
+        "wait_share": _share(stats),
+        "bytes_up": stats.bytes_up,
+        "bytes_down": stats.bytes_down,
+        "version": stats.version,
+        "counted": verdicts.get("counted", 0),
+        "late": verdicts.get("late", 0),
+        "refused": verdicts.get("refused", 0),
+        "last_verdict": verdicts.get("last"),
+        "refused_because": verdicts.get("because"),
+    }
+
+
+def cure(state: CoordinatorState, shares: Sequence[float]) -> str | None:
+    """Return what would help when waiting costs more than a third of the time."""
+    if max(shares, default=0.0) <= DEAR_SHARE:
+        return None
+    sync = state.settings.sync
+    if sync.overlap_steps == 0:
+        return "Give sync.overlap_steps in the next run: islands train while they wait."
+    return (
+        f"Raise sync.sync_every above {sync.sync_every} in the next run, or lower "
+        "run.patience with `atoll control RUN set`, if one island is slow."
+    )
+
+
+def _share(stats: Stats) -> float:
+    return min(1.0, stats.wait_s / stats.seconds) if stats.seconds > 0 else 0.0
+
+
+def _standing(member: Member, now_s: float) -> str:
+    if member.has_left:
+        return "left"
+    return "live" if member.is_live(now_s) else "silent"

@@ -1,0 +1,193 @@
+"""Tells events what a coordinator does, by looking at its states."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import Any
+
+from atoll.coordinator.service import Service
+from atoll.protocol import Stats
+from atoll.protocol.rounds import Phase, Round
+from atoll.protocol.run_state import CoordinatorState
+from atoll.telemetry import Events
+from atoll.wire import Header, Verdict
+
+RECENT = 50
+"""Rounds that status shows."""
+
+
+class Watcher:
+    """Looks after every change, under the office's lock, and emits what is new."""
+
+    def __init__(self, events: Events, state: CoordinatorState, now_s: float) -> None:
+        self._events = events
+        self._seen = state
+        self._silent = frozenset(state.members.known) - state.members.live(now_s)
+        self.stats: dict[str, Stats] = {}
+        self.verdicts: dict[str, dict[str, Any]] = defaultdict(dict)
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+
+    def look(self, service: Service, now_s: float) -> None:
+        """Tell what has changed since the last look."""
+        seen, state = self._seen, service.state
+        if state is seen:
+            return
+        self._seen = state
+        if state.members is not seen.members:
+            self._tell_members(seen, state)
+        self._tell_silence(state, now_s)
+        if state.rounds is not seen.rounds:
+            self._tell_rounds(service, seen, state, now_s)
+        self._tell_operator(seen, state)
+
+    def _tell_members(self, seen: CoordinatorState, state: CoordinatorState) -> None:
+        for island, member in state.members.known.items():
+            before = seen.members.known.get(island)
+            if before is member:
+                continue
+            if before is None or before.incarnation != member.incarnation:
+                version = self.stats.get(island, Stats()).version
+                self._events.emit(
+                    "island_joined",
+                    island=island,
+                    incarnation=member.incarnation,
+                    version=version,
+                )
+            elif member.has_left and not before.has_left:
+                self._events.emit(
+                    "island_left",
+                    island=island,
+                    incarnation=member.incarnation,
+                    reason="left",
+                )
+
+    def _tell_silence(self, state: CoordinatorState, now_s: float) -> None:
+        members = state.members
+        present = {name for name, each in members.known.items() if not each.has_left}
+        silent = frozenset(present) - members.live(now_s)
+        for island in sorted(silent - self._silent):
+            self._events.emit("island_silent", island=island)
+        for island in sorted((self._silent - silent) & present):
+            self._events.emit("island_returned", island=island)
+        self._silent = silent
+
+    def _tell_rounds(
+        self,
+        service: Service,
+        seen: CoordinatorState,
+        state: CoordinatorState,
+        now_s: float,
+    ) -> None:
+        if state.rounds and not seen.rounds:
+            founder = seen.founding.island if seen.founding else ""
+            self._events.emit("run_founded", island=founder)
+        for before, after in zip(seen.rounds, state.rounds, strict=False):
+            if before is after:
+                continue
+            self._tell_staged(before, after, now_s)
+            if after.phase is Phase.CLOSING and before.phase is not Phase.CLOSING:
+                self._tell_closing(state, after, now_s)
+            if after.number > before.number:
+                self._tell_committed(service, before, after, now_s)
+            if after.phase is Phase.OPEN and (
+                before.phase is Phase.WAITING or after.number > before.number
+            ):
+                self._tell_opened(after)
+
+    def _tell_staged(self, before: Round, after: Round, now_s: float) -> None:
+        if after.number != before.number:
+            return
+        for island in after.staged.keys() - before.staged.keys():
+            header = after.staged[island]
+            self._events.emit(
+                "update_staged",
+                island=island,
+                fragment=after.fragment,
+                round=after.number,
+                bytes=header.body_bytes,
+                seconds=max(0.0, now_s - after.opened_s),
+            )
+
+    def _tell_closing(
+        self, state: CoordinatorState, round: Round, now_s: float
+    ) -> None:
+        self._events.emit(
+            "round_closing",
+            fragment=round.fragment,
+            round=round.number,
+            staged=len(round.staged),
+            missing=sorted(round.missing(state.members, now_s)),
+        )
+
+    def _tell_opened(self, round: Round) -> None:
+        self._events.emit(
+            "round_opened",
+            fragment=round.fragment,
+            round=round.number,
+            islands=len(round.candidates),
+        )
+
+    def _tell_committed(
+        self, service: Service, before: Round, after: Round, now_s: float
+    ) -> None:
+        for number in range(before.number, after.number):
+            known = service.journal.recorded.fragments[after.fragment].where
+            if number not in known:
+                self._events.emit(
+                    "state_recovered", fragment=after.fragment, round=number, island=""
+                )
+                continue
+            header, _ = service.journal.outcome(after.fragment, number, has_body=False)
+            self._tell_outcome(header, before, after, now_s)
+
+    def _tell_outcome(
+        self, header: Header, before: Round, after: Round, now_s: float
+    ) -> None:
+        assert header.roster is not None
+        count = {verdict: 0 for verdict in Verdict}
+        for entry in header.roster.entries:
+            count[entry.verdict] += 1
+            self._note(entry.island, entry.verdict, entry.reason, header)
+        said = {
+            "fragment": header.fragment,
+            "round": header.round,
+            "counted": count[Verdict.COUNTED],
+            "late": count[Verdict.LATE],
+            "refused": count[Verdict.REFUSED],
+            "seconds": max(0.0, now_s - before.opened_s),
+            "bytes": header.body_bytes,
+        }
+        event = self._events.emit(
+            "round_committed",
+            **said,
+            digest=after.base.hex(),
+            tokens=self._seen.counted.tokens,
+        )
+        self.recent.append({**said, "committed_unix_s": event.at_unix_s})
+
+    def _note(self, island: str, verdict: Verdict, reason: str, header: Header) -> None:
+        noted = self.verdicts[island]
+        name = verdict.name.lower()
+        noted[name] = noted.get(name, 0) + 1
+        noted["last"] = name
+        where = {"fragment": header.fragment, "round": header.round}
+        if verdict is Verdict.REFUSED:
+            noted["because"] = reason
+            self._events.emit("update_refused", island=island, reason=reason, **where)
+        elif verdict is Verdict.LATE:
+            self._events.emit("update_late", island=island, **where)
+
+    def _tell_operator(self, seen: CoordinatorState, state: CoordinatorState) -> None:
+        if state.epoch != seen.epoch:
+            self._events.emit("epoch_set", epoch=state.epoch, values={})
+        if state.is_paused != seen.is_paused:
+            self._events.emit("run_paused" if state.is_paused else "run_resumed")
+        if _has_ended(state) and not _has_ended(seen):
+            last = min(round.number for round in state.rounds) - 1
+            self._events.emit("run_ended", round=last)
+
+
+def _has_ended(state: CoordinatorState) -> bool:
+    return bool(state.rounds) and all(
+        round.phase is Phase.ENDED for round in state.rounds
+    )

@@ -1,0 +1,150 @@
+"""Frames inside an HTTP body: taken in order, and never beyond its declared end.
+
+Whoever reads a body gives `Incoming` a function that returns its next bytes: from a
+connection, or from memory. A size that a header declares is judged against what is
+left before anything is reserved for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from atoll.errors import CorruptError, UsageError
+from atoll.exchange.base import U8, Frame
+from atoll.wire import (
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    PREFIX_BYTES,
+    Header,
+    Kind,
+    header_length,
+    pack,
+    unpack,
+)
+from atoll.wire.digests import Bytes, view_of
+from atoll.wire.text import FETCH_AGAIN
+
+Read = Callable[[int], Bytes]
+"""Returns exactly that many bytes of the body, or raises `Unreachable`."""
+
+MAX_OUTCOMES = 2
+"""An island keeps the last two outcomes of each fragment, and brings no more."""
+
+
+class Incoming:
+    """The body of one request or reply."""
+
+    def __init__(
+        self, read: Read, total_bytes: int, *, max_body_bytes: int = MAX_BODY_BYTES
+    ) -> None:
+        self._read, self.left_bytes = read, total_bytes
+        self._max_body_bytes = max_body_bytes
+
+    @classmethod
+    def of(cls, data: Bytes, *, max_body_bytes: int = MAX_BODY_BYTES) -> Incoming:
+        """Return a body that is in memory; frames taken from it are views."""
+        view, at = view_of(data), 0
+
+        def read(size: int) -> Bytes:
+            nonlocal at
+            start, at = at, at + size
+            return view[start:at]
+
+        return cls(read, len(view), max_body_bytes=max_body_bytes)
+
+    def take(self, size_bytes: int) -> Bytes:
+        """Return the next bytes.
+
+        Raises:
+            CorruptError: the body has fewer.
+        """
+        if size_bytes > self.left_bytes:
+            raise CorruptError(
+                f"{self.left_bytes} bytes are left of a body whose next part has "
+                f"{size_bytes}. {FETCH_AGAIN}"
+            )
+        self.left_bytes -= size_bytes
+        return self._read(size_bytes)
+
+    def rest(self, *, what: str, most: int) -> Bytes:
+        """Return all that is left, unless it is above a limit."""
+        if self.left_bytes > most:
+            raise UsageError(
+                f"The {what} has {self.left_bytes} bytes, above the limit of {most}. "
+                "docs/http.md states the limits."
+            )
+        return self.take(self.left_bytes)
+
+    def header(self) -> Header:
+        """Return the next header; its body, if it comes, is still to be taken."""
+        prefix = view_of(self.take(PREFIX_BYTES)).tobytes()
+        most = min(MAX_HEADER_BYTES, PREFIX_BYTES + self.left_bytes)
+        limits = {"max_header_bytes": most, "max_body_bytes": self._max_body_bytes}
+        length = header_length(prefix, **limits)
+        rest = view_of(self.take(length - PREFIX_BYTES))
+        return unpack(prefix + rest.tobytes(), **limits)
+
+    def body(self, header: Header) -> U8:
+        """Return the body that a header announces; it is not verified here."""
+        view = view_of(self.take(header.body_bytes))
+        return np.frombuffer(view, np.uint8) if len(view) else np.empty(0, np.uint8)
+
+    def expect(self, header: Header) -> None:
+        """Return if a header's body is all that is left; somebody else reads it.
+
+        Raises:
+            CorruptError: the body has fewer bytes, or more.
+        """
+        if header.body_bytes > self.left_bytes:
+            self.take(header.body_bytes)
+        self.left_bytes -= header.body_bytes
+        self.finish()
+
+    def frame(self) -> Frame:
+        """Return the next frame."""
+        header = self.header()
+        return Frame(header, self.body(header))
+
+    def frames(self, *, most: int) -> tuple[Frame, ...]:
+        """Return every frame of the body."""
+        found: list[Frame] = []
+        while self.left_bytes:
+            if len(found) == most:
+                raise UsageError(f"More than {most} frames come at once. Bring fewer.")
+            found.append(self.frame())
+        return tuple(found)
+
+    def recovery(self) -> tuple[tuple[Header, ...], Frame]:
+        """Return the headers of the last outcomes, and the state they lead to."""
+        outcomes: list[Header] = []
+        header = self.header()
+        while header.kind is Kind.AGREED:
+            if len(outcomes) == MAX_OUTCOMES:
+                raise UsageError(
+                    f"More than {MAX_OUTCOMES} outcomes come before a state. "
+                    "Bring the last ones only."
+                )
+            outcomes.append(header)
+            header = self.header()
+        state = Frame(header, self.body(header))
+        self.finish()
+        return tuple(outcomes), state
+
+    def finish(self) -> None:
+        """Raise CorruptError unless everything was taken."""
+        if self.left_bytes:
+            raise CorruptError(
+                f"{self.left_bytes} bytes follow the end of a body. {FETCH_AGAIN}"
+            )
+
+
+def buffers_of(frame: Frame) -> tuple[Bytes, ...]:
+    """Return a frame as it travels, without a copy of its body."""
+    if len(frame.body) != frame.header.body_bytes:
+        raise UsageError(
+            f"a body of {len(frame.body)} bytes is not the one that the "
+            f"{frame.header.name} was sealed for, of {frame.header.body_bytes}."
+        )
+    return (pack(frame.header), view_of(frame.body))

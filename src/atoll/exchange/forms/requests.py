@@ -1,0 +1,238 @@
+"""Calls as HTTP requests and back.
+
+A beat rides on a publishing or a question in one header, `Atoll-Beat`. One that is
+above `MAX_BEAT_BYTES`, because the run has very many fragments, goes ahead as a
+heartbeat of its own: `apart` says so, and a coordinator does the same for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from urllib.parse import quote
+
+from atoll.errors import UsageError
+from atoll.exchange.base import U8, Frame
+from atoll.exchange.calls import (
+    Call,
+    FoundCall,
+    HeartbeatCall,
+    JoinCall,
+    LeaveCall,
+    OfferCall,
+    OutcomeCall,
+    PublishCall,
+    RecoverCall,
+    StateCall,
+)
+from atoll.exchange.forms.frames import Incoming, buffers_of
+from atoll.exchange.forms.heads import PROTOCOL, PROTOCOL_HEADER, RUN_HEADER, Asked
+from atoll.exchange.forms.messages import (
+    BEAT,
+    MAX_FRAGMENTS,
+    join_form,
+    read_join,
+)
+from atoll.exchange.forms.routes import Takes, method_of, target_of
+from atoll.exchange.forms.text import MAX_LARGE_BYTES, dump, load
+from atoll.protocol import Beat
+from atoll.settings.rules import shown
+from atoll.wire import Header, pack
+from atoll.wire.digests import Bytes, view_of
+
+BEAT_HEADER = "Atoll-Beat"
+MAX_BEAT_BYTES = 16 * 1024
+"""Of a beat in a header."""
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A request that is ready to go."""
+
+    method: str
+    target: str
+    headers: dict[str, str] = field(default_factory=dict)
+    body: tuple[Bytes, ...] = ()
+    """Buffers, one after the other; a frame's body is not copied."""
+
+    @property
+    def body_bytes(self) -> int:
+        return sum(len(view_of(each)) for each in self.body)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An update whose header has been read, and whose body is still to come."""
+
+    header: Header
+    beat: Beat | None
+
+    def call(self, body: U8) -> PublishCall:
+        return PublishCall(Frame(self.header, body), self.beat)
+
+
+def apart(call: Call) -> tuple[HeartbeatCall | None, Call]:
+    """Return the heartbeat that must go ahead, if its beat is too large to ride."""
+    match call:
+        case PublishCall(beat=Beat() as beat) | OutcomeCall(beat=Beat() as beat):
+            if len(_beat_text(beat)) > MAX_BEAT_BYTES:
+                return HeartbeatCall(beat), replace(call, beat=None)
+    return None, call
+
+
+def to_request(call: Call, *, run: str | None = None) -> Sent:
+    """Return the request that asks for this; `run` names whom it is meant for.
+
+    Raises:
+        UsageError: it is more than a coordinator would take.
+    """
+    sent = _request(call)
+    headers = {PROTOCOL_HEADER: str(PROTOCOL)}
+    if run is not None:
+        headers[RUN_HEADER] = quote(run, safe="")
+    return replace(sent, headers=headers | sent.headers)
+
+
+def _request(call: Call) -> Sent:
+    match call:
+        case JoinCall(request):
+            data = dump(join_form(call), what="joining", most=MAX_LARGE_BYTES)
+            name = request.island
+            if name is None:
+                return _sent("join_unnamed", target_of("join_unnamed"), data)
+            return _sent("join", target_of("join", name), data)
+        case HeartbeatCall(beat):
+            data = dump(BEAT.write(beat), what="heartbeat", most=MAX_LARGE_BYTES)
+            return _sent("heartbeat", target_of("heartbeat", beat.island), data)
+        case LeaveCall(island, incarnation):
+            target = target_of("leave", island, incarnation=incarnation)
+            return _sent("leave", target, takes=Takes.NOTHING)
+        case OfferCall(header):
+            place = (header.fragment, header.round, header.island)
+            target = target_of("offer", *place)
+            return _sent("offer", target, pack(header), takes=Takes.HEADER)
+        case PublishCall(frame, beat):
+            header = frame.header
+            place = (header.fragment, header.round, header.island)
+            target, body = target_of("publish", *place), buffers_of(frame)
+            return _sent("publish", target, *body, takes=Takes.FRAME, beat=beat)
+        case OutcomeCall(fragment, round, wait_s, beat):
+            target = target_of("outcome", fragment, round, wait_s=wait_s)
+            return _sent("outcome", target, takes=Takes.NOTHING, beat=beat)
+        case StateCall(fragment):
+            return _sent("state", target_of("state", fragment), takes=Takes.NOTHING)
+        case FoundCall(island, incarnation, states):
+            target = target_of("found", island=island, incarnation=incarnation)
+            body = tuple(part for each in states for part in buffers_of(each))
+            return _sent("found", target, *body, takes=Takes.FRAMES)
+        case RecoverCall(island, incarnation, state, outcomes):
+            number = state.header.fragment
+            target = target_of(
+                "recover", number, island=island, incarnation=incarnation
+            )
+            body = (*map(pack, outcomes), *buffers_of(state))
+            return _sent("recover", target, *body, takes=Takes.FRAMES)
+
+
+def _sent(
+    name: str,
+    target: str,
+    *body: Bytes,
+    takes: Takes = Takes.JSON,
+    beat: Beat | None = None,
+) -> Sent:
+    headers = {} if takes is Takes.NOTHING else {"Content-Type": takes.value}
+    if beat is not None:
+        said = _beat_text(beat)
+        if len(said) > MAX_BEAT_BYTES:
+            raise UsageError(
+                f"A beat of {len(said)} bytes is above the limit of {MAX_BEAT_BYTES} "
+                "of a header. Send it ahead as a heartbeat, as `apart` says."
+            )
+        headers[BEAT_HEADER] = said
+    return Sent(method_of(name), target, headers, body)
+
+
+def _beat_text(beat: Beat) -> str:
+    return dump(BEAT.write(beat), what="beat", most=MAX_LARGE_BYTES).decode("ascii")
+
+
+def parse_call(asked: Asked, body: Incoming) -> Call:
+    """Return the call that a request makes, its body read to the end.
+
+    Raises:
+        UsageError: a field is wrong.
+        CorruptError: a frame is, or the body is longer than what it holds.
+    """
+    call = _call(asked, body)
+    body.finish()
+    return call
+
+
+def _call(asked: Asked, body: Incoming) -> Call:
+    match asked.route.name:
+        case "join":
+            return read_join(_json(body, "joining"), island=asked.island)
+        case "join_unnamed":
+            return read_join(_json(body, "joining"), island=None)
+        case "heartbeat":
+            beat = BEAT.read(_json(body, "heartbeat"), "beat")
+            _require_same("island", beat.island, asked.island)
+            return HeartbeatCall(beat)
+        case "publish":
+            upload = parse_upload(asked, body)
+            return upload.call(body.body(upload.header))
+        case "offer":
+            return OfferCall(_placed(asked, body.header()))
+        case "found":
+            states = body.frames(most=MAX_FRAGMENTS)
+            return FoundCall(asked.island, asked.incarnation, states)
+        case "recover":
+            outcomes, state = body.recovery()
+            _require_same("fragment", state.header.fragment, asked.fragment)
+            return RecoverCall(asked.island, asked.incarnation, state, outcomes)
+        case "leave":
+            return LeaveCall(asked.island, asked.incarnation)
+        case "outcome":
+            question = asked.fragment, asked.round, asked.wait_s
+            return OutcomeCall(*question, _beat_of(asked))
+        case "state":
+            return StateCall(asked.fragment)
+        case other:
+            raise AssertionError(f"the route {other} is no call")
+
+
+def parse_upload(asked: Asked, body: Incoming) -> Upload:
+    """Return what an update's request says before its body, which is not read yet."""
+    beat = _beat_of(asked)
+    if beat is not None:
+        _require_same("island", beat.island, asked.island)
+    return Upload(_placed(asked, body.header()), beat)
+
+
+def _placed(asked: Asked, header: Header) -> Header:
+    """Return a header that belongs where it was put."""
+    _require_same("fragment", header.fragment, asked.fragment)
+    _require_same("round", header.round, asked.round)
+    _require_same("island", header.island, asked.island)
+    return header
+
+
+def _json(body: Incoming, what: str) -> object:
+    data = body.rest(what=what, most=MAX_LARGE_BYTES)
+    return load(data, what=what, most=MAX_LARGE_BYTES)
+
+
+def _beat_of(asked: Asked) -> Beat | None:
+    said = asked.headers.get(BEAT_HEADER.lower())
+    if said is None:
+        return None
+    data = said.encode(errors="replace")
+    return BEAT.read(load(data, what=BEAT_HEADER, most=MAX_BEAT_BYTES), "beat")
+
+
+def _require_same(what: str, said: object, path: object) -> None:
+    if said != path:
+        raise UsageError(
+            f"{what}={shown(said)} in the body is not {shown(path)}, as the path says. "
+            "Send it to its own path."
+        )

@@ -1,0 +1,95 @@
+"""A line to a coordinator over HTTP: one call, one request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import numpy as np
+
+from atoll.clock import Clock
+from atoll.errors import CorruptError, Unreachable
+from atoll.exchange.calls import Call, OutcomeCall, Reply
+from atoll.exchange.forms import Incoming, apart, parse_reply, to_request
+from atoll.http import Caller
+from atoll.wire.digests import view_of
+
+SPOILT_TRIES = 3
+"""So often a reply that does not verify is asked for again."""
+
+
+class HttpLine:
+    """Takes calls to the coordinator of one run. Implements `Line`."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        *,
+        clock: Clock,
+        headers: Mapping[str, str],
+        run: str | None = None,
+    ) -> None:
+        self._caller, self._clock, self._run = caller, clock, run
+        self._headers = dict(headers)
+        self._ended = threading.Event()
+        self._gives_up_at_s = float("inf")
+
+    def call(self, call: Call) -> Reply:
+        ahead, call = apart(call)
+        said = self._ask(ahead) if ahead else None
+        reply = self._ask(call)
+        return said if reply is None and isinstance(call, OutcomeCall) else reply
+
+    def pause(self, seconds: float) -> None:
+        if self._clock.now_s() + seconds >= self._gives_up_at_s:
+            raise Unreachable(
+                "The coordinator did not answer in the time that was left. "
+                "What it had not confirmed may be lost."
+            )
+        self._ended.wait(seconds)
+
+    def every(self, seconds: float, act: Callable[[], None]) -> None:
+        def again() -> None:
+            while not self._ended.wait(seconds):
+                act()
+
+        threading.Thread(target=again, name="atoll-heartbeat", daemon=True).start()
+
+    def give_up_after(self, seconds: float) -> None:
+        """Let nothing wait for the coordinator for longer than this from now on."""
+        self._gives_up_at_s = self._clock.now_s() + seconds
+
+    def close(self) -> None:
+        """Stop what happens in the background. Safe to repeat."""
+        self._ended.set()
+        self._caller.close()
+
+    def _ask(self, call: Call) -> Reply:
+        for _ in range(SPOILT_TRIES - 1):
+            try:
+                return self._ask_once(call)
+            except CorruptError:
+                continue  # a line may spoil a reply: what is asked again is the same
+        return self._ask_once(call)
+
+    def _ask_once(self, call: Call) -> Reply:
+        sent = to_request(call, run=self._run)
+        received: list[np.ndarray] = []
+
+        def into(size: int) -> memoryview:
+            received.append(np.empty(size, np.uint8))
+            return memoryview(received[-1].data)
+
+        reply = self._caller.call(
+            sent.method,
+            sent.target,
+            headers={**self._headers, **sent.headers},
+            body=[view_of(part) for part in sent.body],
+            into=into,
+            is_repeatable=True,
+        )
+        body = received[-1] if received else cast(bytes, reply.body)
+        return parse_reply(call, reply.status, reply.headers, Incoming.of(body))
+
+

@@ -1,0 +1,68 @@
+"""From the name of a run to an island's host, for any framework."""
+
+from __future__ import annotations
+
+from atoll.clock import SystemClock
+from atoll.errors import UsageError
+from atoll.exchange import MemoryRun
+from atoll.island.environment import (
+    island_from_environment,
+    run_from_environment,
+    surroundings_from_environment,
+)
+from atoll.island.host import Host
+from atoll.island.view import ParameterView
+from atoll.protocol import JoinRequest, ModelSpec
+from atoll.settings import RunSettings
+
+_NEVER = 2**31 - 1
+
+
+def join_run(
+    run: MemoryRun | str | None,
+    view: ParameterView,
+    model: ModelSpec,
+    *,
+    island: str | None,
+) -> Host:
+    """Join a run, and return the host whose weights `view` has.
+
+    Raises:
+        ModelError: the model is not the run's, naming the tensor and both sides.
+        UsageError: there is no such run, or the name is taken.
+        RemoteError: the run's coordinator does not answer, or refuses.
+    """
+    if run is None:
+        run = run_from_environment()
+    if run == "none":
+        run = MemoryRun(_alone())
+    if isinstance(run, MemoryRun):
+        request = JoinRequest(model=model, island=island)
+        return Host(run, view, request, clock=SystemClock())
+    return _join_coordinator(run, view, model, island or island_from_environment())
+
+
+def _join_coordinator(
+    run: str, view: ParameterView, model: ModelSpec, island: str | None
+) -> Host:
+    # Only who goes over a network needs what that takes.
+    from atoll.island.reach import is_coordinator, reach
+
+    if not is_coordinator(run):
+        raise UsageError(
+            f"run={run!r}: object stores are not available yet. Pass a coordinator's "
+            'address, an atoll.exchange.MemoryRun, or "none" to train alone.'
+        )
+    clock = SystemClock()
+    way = reach(
+        run, island=island, surroundings=surroundings_from_environment(), clock=clock
+    )
+    request = JoinRequest(model=model, island=island)
+    host = Host(way.exchange, view, request, clock=clock, leaving=way.leaving())
+    way.exchange.stats = host.stats
+    return host
+
+
+def _alone() -> RunSettings:
+    """Return the settings of a run that never synchronises."""
+    return RunSettings.from_dict({"sync": {"sync_every": _NEVER}})

@@ -1,0 +1,296 @@
+"""Calls and replies of every kind, and how they look after their way over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from atoll.exchange import (
+    Call,
+    FoundCall,
+    Frame,
+    HeartbeatCall,
+    JoinCall,
+    LeaveCall,
+    OfferCall,
+    Outcome,
+    OutcomeCall,
+    PublishCall,
+    RecoverCall,
+    Reply,
+    StateCall,
+)
+from atoll.exchange.forms import (
+    Answer,
+    Incoming,
+    Info,
+    Limits,
+    Sent,
+    asked,
+    error_parts,
+    parse_call,
+    parse_reply,
+    reply_parts,
+    to_request,
+)
+from atoll.protocol import (
+    Beat,
+    Holding,
+    JoinReply,
+    JoinRequest,
+    ModelSpec,
+    Position,
+    Reception,
+    TensorSpec,
+)
+from atoll.settings import RunSettings
+from atoll.wire import Header, pack
+from atoll.wire.text import name_fault
+from tests.wire.samples import a_state, an_agreed, an_update, body_of, sealed
+
+U64_MAX = 2**64 - 1
+
+SETTINGS = (
+    RunSettings(),
+    RunSettings.from_dict(
+        {
+            "run": {"max_islands": 9, "end_rounds": 3, "patience": 2.5},
+            "sync": {"num_fragments": 4, "overlap_steps": 5},
+            "outer": {"lr": 0.1, "momentum": 0.3},
+            "wire": {"up": "e3m0", "down": "int8"},
+        }
+    ),
+)
+
+MODEL = ModelSpec(
+    (
+        TensorSpec(
+            name="embed.weight", shape=(256, 128), dtype="float32", role="parameter"
+        ),
+        TensorSpec(
+            name="mask", shape=(8,), dtype="int64", role="constant", digest="00ff"
+        ),
+    )
+)
+BEAT = Beat(
+    island="tokyo-1",
+    incarnation=3,
+    step=712,
+    waits_for=(0, 8),
+    holds=(Holding(7, bytes(range(16))), Holding(6, bytes(16))),
+)
+POSITION = Position(
+    step=700, rounds=(8, 7), last_round=20, tokens=5000, wanted=(0,), lost=(1,)
+)
+
+RUN = Info(
+    run="lagoon",
+    version="1.2.3",
+    settings=SETTINGS[0],
+    epoch=1,
+    model_fingerprint="",
+    lease_s=15.0,
+    heartbeat_s=3.0,
+    limits=Limits(body_bytes=SETTINGS[0].limits.max_body_bytes),
+)
+REPLY = JoinReply(
+    run="lagoon",
+    island="tokyo-1",
+    incarnation=3,
+    slot=0,
+    settings=SETTINGS[0],
+    epoch=1,
+    position=Position(step=700, rounds=(8, 7), tokens=5000),
+    is_founder=False,
+    inner_steps=600,
+    tokens=4000,
+    spoken_for=(1,),
+)
+
+
+def as_received(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers as whoever reads HTTP gives them: by lower-case name."""
+    return {key.lower(): value for key, value in headers.items()}
+
+
+def body_bytes(message: Sent | Answer) -> bytes:
+    """Return a body as it is on the wire."""
+    return b"".join(bytes(part) for part in message.body)
+
+
+def sent_and_read(call: Call) -> Call:
+    """Return a call as the coordinator reads it."""
+    sent = to_request(call)
+    head = asked(sent.method, sent.target, as_received(sent.headers))
+    assert head is not None
+    return parse_call(head, Incoming.of(body_bytes(sent)))
+
+
+def answered(call: Call, answer: Answer) -> Reply:
+    """Return what an island makes of an answer, or raise what it stands for."""
+    body = Incoming.of(body_bytes(answer))
+    return parse_reply(call, answer.status, as_received(answer.headers), body)
+
+
+def replied_and_read(call: Call, reply: Reply) -> Reply:
+    """Return a reply as the island reads it."""
+    return answered(call, reply_parts(reply))
+
+
+def raised_and_read(error: Exception) -> Exception:
+    """Return an error as it is raised at the island."""
+    try:
+        answered(StateCall(0), error_parts(error))
+    except Exception as exc:  # whatever comes out is what the test judges
+        return exc
+    raise AssertionError("nothing was raised")
+
+
+def plain(value: object) -> object:
+    """Return a value that can be compared: arrays as bytes, headers as they travel."""
+    if isinstance(value, Header):
+        return pack(value)
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if is_dataclass(value):
+        inside = {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        return type(value).__name__, inside
+    if isinstance(value, tuple):
+        return tuple(plain(each) for each in value)
+    return value
+
+
+def frame_of(header: Header) -> Frame:
+    """Return a frame whose body is all zero bytes."""
+    return Frame(sealed(header), body_of(header.codec, header.elements))
+
+
+NUMBERS = st.integers(0, U64_MAX)
+FRAGMENTS = st.integers(0, 2**32 - 1)
+NAMES = st.one_of(
+    st.sampled_from(["-", "a b", "50%", "a?b=c&d", "%2F", "é", "...", "#", "+", "\\"]),
+    st.text(min_size=1, max_size=30),
+).filter(lambda name: name_fault(name, what="name") is None)
+
+
+def several(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(values, max_size=4).map(tuple)
+
+
+BEATS = st.builds(
+    Beat,
+    island=NAMES,
+    incarnation=NUMBERS,
+    step=NUMBERS,
+    waits_for=st.none() | st.tuples(NUMBERS, NUMBERS),
+    holds=several(st.builds(Holding, NUMBERS, st.binary(min_size=16, max_size=16))),
+)
+TENSORS = st.builds(
+    TensorSpec,
+    name=st.text(st.characters(codec="utf-8"), min_size=1, max_size=40),
+    shape=several(st.integers(0, 2**63 - 1)),
+    dtype=st.sampled_from(["float32", "bfloat16", "int64"]),
+    role=st.sampled_from(["parameter", "buffer", "constant"]),
+    digest=st.binary(max_size=64).map(bytes.hex),
+)
+MODELS = st.lists(TENSORS, max_size=4, unique_by=lambda each: each.name).map(
+    lambda tensors: ModelSpec(tuple(tensors))
+)
+POSITIONS = st.builds(
+    Position,
+    step=NUMBERS,
+    rounds=several(NUMBERS),
+    last_round=st.none() | NUMBERS,
+    tokens=st.integers(0, 4 * U64_MAX),
+    wanted=several(FRAGMENTS),
+    lost=several(FRAGMENTS),
+)
+UPDATES = st.builds(
+    an_update, fragment=FRAGMENTS, round=NUMBERS, island=NAMES, incarnation=NUMBERS
+)
+STATES = st.builds(a_state, fragment=FRAGMENTS, round=NUMBERS).map(frame_of)
+KEYS = st.binary(min_size=1, max_size=64)
+
+
+@st.composite
+def publishings(draw: st.DrawFn) -> PublishCall:
+    """Draw an update with a beat of its own island, or none."""
+    header = draw(UPDATES)
+    beat = draw(st.none() | BEATS)
+    own = None if beat is None else Beat(**(vars(beat) | {"island": header.island}))
+    return PublishCall(frame_of(header), own)
+
+
+CALLS: st.SearchStrategy[Call] = st.one_of(
+    st.builds(
+        JoinCall,
+        st.builds(
+            JoinRequest,
+            model=MODELS,
+            island=st.none() | NAMES,
+            incarnation=st.none() | NUMBERS,
+            after=NUMBERS,
+        ),
+        KEYS,
+        KEYS,
+    ),
+    st.builds(HeartbeatCall, BEATS),
+    st.builds(LeaveCall, NAMES, NUMBERS),
+    st.builds(OfferCall, UPDATES.map(sealed)),
+    publishings(),
+    st.builds(OutcomeCall, FRAGMENTS, NUMBERS, st.floats(0.0, 60.0), st.none() | BEATS),
+    st.builds(StateCall, FRAGMENTS),
+    st.builds(FoundCall, NAMES, NUMBERS, several(STATES)),
+    st.builds(
+        RecoverCall,
+        NAMES,
+        NUMBERS,
+        STATES,
+        st.lists(st.just(sealed(an_agreed())), max_size=2).map(tuple),
+    ),
+)
+
+JOIN = JoinCall(JoinRequest(model=MODEL, island="tokyo-1", after=2), b"key", b"nonce")
+OFFER = OfferCall(sealed(an_update()))
+QUESTION = OutcomeCall(2, 7, 2.0, BEAT)
+AGREED = frame_of(an_agreed())
+
+REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
+    st.tuples(
+        st.just(JOIN),
+        st.builds(
+            JoinReply,
+            run=NAMES,
+            island=NAMES,
+            incarnation=NUMBERS,
+            slot=NUMBERS,
+            settings=st.sampled_from(SETTINGS),
+            epoch=NUMBERS,
+            position=POSITIONS,
+            is_founder=st.booleans(),
+            inner_steps=NUMBERS,
+            tokens=NUMBERS,
+            spoken_for=several(FRAGMENTS),
+        ),
+    ),
+    st.tuples(st.sampled_from([HeartbeatCall(BEAT), QUESTION]), POSITIONS),
+    st.tuples(
+        st.sampled_from([OFFER, PublishCall(frame_of(an_update()))]),
+        st.sampled_from(Reception),
+    ),
+    st.tuples(st.just(QUESTION), st.builds(Outcome, st.just(AGREED), POSITIONS)),
+    st.tuples(
+        st.just(QUESTION),
+        st.builds(
+            Outcome,
+            st.just(Frame(AGREED.header, np.empty(0, np.uint8))),
+            POSITIONS,
+        ),
+    ),
+    st.tuples(st.just(StateCall(2)), STATES),
+    st.tuples(st.sampled_from([LeaveCall("a", 1), QUESTION]), st.none()),
+)

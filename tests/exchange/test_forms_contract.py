@@ -1,0 +1,69 @@
+"""A coordinator behind the forms of HTTP is an exchange, without a socket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from atoll import RunSettings
+from atoll.coordinator import Service
+from atoll.errors import AtollError, RunEnded
+from atoll.exchange import Call, CoordinatorExchange, Exchange, Reply
+from atoll.exchange.forms import (
+    Answer,
+    Incoming,
+    Sent,
+    asked,
+    error_parts,
+    parse_call,
+    reply_parts,
+    to_request,
+)
+from atoll.simulate import SimDisk
+from atoll.testing import EXCHANGE_CLAIMS
+from atoll.testing.exchange_contract import Attach, Claim
+from tests.exchange.forms_samples import answered, as_received, body_bytes
+
+
+class FormsLine:
+    """A line on which everything is bytes for a moment. Implements `Line`."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def call(self, call: Call) -> Reply:
+        return answered(call, self._answer(to_request(call, run="run")))
+
+    def _answer(self, sent: Sent) -> Answer:
+        try:
+            head = asked(sent.method, sent.target, as_received(sent.headers))
+            assert head is not None
+            call = parse_call(head, Incoming.of(body_bytes(sent)))
+            return reply_parts(self._service.handle(call, 0.0))
+        except (AtollError, RunEnded) as exc:
+            return error_parts(exc)
+
+    def pause(self, seconds: float) -> None:
+        raise AssertionError("nothing can change while one waits in the only thread")
+
+    def every(self, seconds: float, act: Callable[[], None]) -> None:
+        """No time passes here, so nothing is due."""
+
+
+def behind_forms(settings: RunSettings) -> Attach:
+    service = Service.create(SimDisk(), settings, run="run", now_s=0.0)
+    lives: list[CoordinatorExchange] = []
+
+    def attach(*, key: bytes) -> Exchange:
+        nonce = str(len(lives)).encode()
+        lives.append(CoordinatorExchange(FormsLine(service), key=key, nonce=nonce))
+        return lives[-1]
+
+    return attach
+
+
+@pytest.mark.parametrize("claim", EXCHANGE_CLAIMS, ids=lambda claim: claim.__name__)
+def test_a_coordinator_behind_forms_is_an_exchange(claim: Claim) -> None:
+    """All that islands may rely on survives being written and read."""
+    claim(behind_forms)

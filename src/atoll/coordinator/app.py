@@ -9,6 +9,7 @@ certificate   for TLS
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
@@ -55,6 +56,8 @@ from atoll.settings import RunSettings
 from atoll.telemetry import Events, JsonlWriter
 
 JOURNAL, SPOOL = "journal", "spool"
+
+log = logging.getLogger("atoll")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,8 +134,14 @@ class Coordinator:
         )
         self.events.subscribe(self._jsonl, name="jsonl")
         self._watcher = Watcher(self.events, self._service.state, now_s)
+        self.fault: Exception | None = None
+        """What should never happen, and did: see the events."""
+
         self._office = Office(
-            self._service, clock=self._clock, watch=self._watcher.look
+            self._service,
+            clock=self._clock,
+            watch=self._watcher.look,
+            on_fault=self._faulted,
         )
         self._started_unix_s = time.time()
         self._people(directory)
@@ -302,6 +311,12 @@ class Coordinator:
             with suppress(LeaseLost):  # it has left, or lives again elsewhere
                 self._office.closed(*tag)
 
+    def _faulted(self, exc: Exception) -> None:
+        self.fault = exc
+        self._failed(None, exc)
+
     def _failed(self, request: Request | None, exc: Exception) -> None:
-        where = request.path if request else "the listener"
-        self.events.emit("disk_failed", message=f"{where}: {type(exc).__name__}: {exc}")
+        where = request.path if request else "the coordinator"
+        said = f"{where}: {type(exc).__name__}: {exc}"
+        log.error("%s", said, exc_info=exc)
+        self.events.emit("disk_failed", message=said)

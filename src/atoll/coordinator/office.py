@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from atoll.clock import Clock
@@ -32,10 +33,22 @@ Watch = Callable[[Service, float], None]
 
 
 class Office:
-    """Owns the threads of a coordinator. `watch` sees the service after each change."""
+    """Owns the threads of a coordinator.
 
-    def __init__(self, service: Service, *, clock: Clock, watch: Watch) -> None:
+    `watch` sees the service after each change. `on_fault` is told of what should never
+    happen; a fragment whose round cannot be reduced stays closing.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        clock: Clock,
+        watch: Watch,
+        on_fault: Callable[[Exception], None],
+    ) -> None:
         self._service, self._clock, self._watch = service, clock, watch
+        self._on_fault = on_fault
         self._questions = Questions(service)
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -107,16 +120,26 @@ class Office:
 
     def _settle(self, now_s: float) -> None:
         self._questions.settle(now_s)
-        self._watch(self._service, now_s)
+        with self._told():  # who looks on must not disturb
+            self._watch(self._service, now_s)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:  # these threads are the run's: they must live on
+            self._on_fault(exc)
 
     def _tick(self) -> None:
         while not self._ended.wait(TICK_S):
-            self.change_by(lambda service, now_s: service.tick(now_s))
-            self._service.compact()
+            with self._told():
+                self.change_by(lambda service, now_s: service.tick(now_s))
+                self._service.compact()
 
     def _reduce(self) -> None:
         while (close := self._closings.get()) is not None:
-            self._commit(self._service.agree(close))
+            with self._told():
+                self._commit(self._service.agree(close))
 
     def _commit(self, pending: Pending) -> None:
         self.change_by(lambda service, now_s: service.commit(pending, now_s))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from atoll.coordinator.office import Office
 from atoll.errors import AtollError, UsageError
 from atoll.exchange.forms import error_parts
+from atoll.exchange.forms.heads import whole_text
 from atoll.http import Later, Problem, Request, Response, as_json
 from atoll.protocol.events import Event, Leave, NewValues, Pausing, Stopping
 from atoll.security import Codes
@@ -30,6 +32,7 @@ class Operators:
     ) -> None:
         self._office, self._events, self._status = office, events, status
         self._codes = codes
+        self._lock = threading.Lock()
         self._readers: list[tuple[int, Later]] = []
         events.subscribe(lambda event: self._wake(), name="readers")
 
@@ -64,16 +67,18 @@ class Operators:
 
     def _read_events(self, request: Request) -> Response | Later:
         """Answer with events after a number, once there are any."""
-        after = int(request.query.get("after", "0") or 0)
+        after = whole_text(request.query.get("after", "0"), "after")
         found = self._events.after(after)
         if found or "wait" not in request.query:
             return as_json([each.as_dict() for each in found])
         later = Later(wait_s=EVENTS_WAIT_S, default=lambda: as_json([]))
-        self._readers.append((after, later))
+        with self._lock:
+            self._readers.append((after, later))
         return later
 
     def _wake(self) -> None:
-        readers, self._readers = self._readers, []
+        with self._lock:
+            readers, self._readers = self._readers, []
         for after, later in readers:
             found = self._events.after(after)
             if not later.is_gone:

@@ -15,7 +15,13 @@ from atoll.coordinator.office import Office
 from atoll.coordinator.spool import Spool
 from atoll.coordinator.states import StateFiles
 from atoll.errors import AtollError, RunEnded
-from atoll.exchange import LONG_POLL_S, Outcome, OutcomeCall, Reply
+from atoll.exchange import (
+    LONG_POLL_S,
+    HeartbeatCall,
+    Outcome,
+    OutcomeCall,
+    Reply,
+)
 from atoll.exchange.forms import (
     Answer,
     Asked,
@@ -90,8 +96,9 @@ class Routes:
 
     def _heartbeat(self, request: Request, known: Asked) -> Response:
         call = parse_call(known, self._incoming(request.body))
+        assert isinstance(call, HeartbeatCall)
         reply = self._desk.office.ask(call)
-        self._desk.heard(request, getattr(call, "beat", None))
+        self._desk.heard(request, call.beat)
         return as_response(reply_parts(reply))
 
     def _publish(self, request: Request, known: Asked) -> Response:

@@ -38,7 +38,7 @@ class Watcher:
         self._tell_silence(state, now_s)
         if state.rounds is not seen.rounds:
             self._tell_rounds(service, seen, state, now_s)
-        self._tell_operator(seen, state)
+        self._tell_operator(service, seen, state)
 
     def _tell_members(self, seen: CoordinatorState, state: CoordinatorState) -> None:
         for island, member in state.members.known.items():
@@ -177,9 +177,12 @@ class Watcher:
         elif verdict is Verdict.LATE:
             self._events.emit("update_late", island=island, **where)
 
-    def _tell_operator(self, seen: CoordinatorState, state: CoordinatorState) -> None:
-        if state.epoch != seen.epoch:
-            self._events.emit("epoch_set", epoch=state.epoch, values={})
+    def _tell_operator(
+        self, service: Service, seen: CoordinatorState, state: CoordinatorState
+    ) -> None:
+        for epoch in service.journal.recorded.epochs[seen.epoch : state.epoch]:
+            values = dict(epoch.values)
+            self._events.emit("epoch_set", epoch=epoch.number, values=values)
         if state.is_paused != seen.is_paused:
             self._events.emit("run_paused" if state.is_paused else "run_resumed")
         if _has_ended(state) and not _has_ended(seen):

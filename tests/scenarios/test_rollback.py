@@ -7,6 +7,7 @@ import pytest
 
 from atoll import RunSettings
 from atoll.errors import AtollWarning, Refused
+from atoll.simulate.lives import Departure
 from atoll.testing import (
     FaultPlan,
     Vectors,
@@ -101,6 +102,23 @@ def test_a_round_whose_outcome_nobody_has_is_taken_as_refused(back_at_s: float) 
 
     assert (result.violations, result.failures) == ([], {})
     assert result.rounds == (ROUNDS,)
+
+
+@pytest.mark.parametrize(("steps", "for_s"), [(19, 5.8), (11, 1.8)])
+def test_who_leaves_brings_first_what_the_run_has_lost(
+    steps: int, for_s: float
+) -> None:
+    """The only island of a run goes: no round that it has taken goes with it."""
+    plan = FaultPlan().rollback("coordinator", at_s=3.0, for_s=for_s)
+    leaving = {"i0": Departure(after_steps=steps)}
+    alone = one_fragment(start_islands=1).with_values(
+        {"sync.sync_every": 8, "sync.overlap_steps": 7}
+    )
+    result = simulate(alone, islands=1, faults=plan, departures=leaving)
+
+    assert (result.violations, result.failures) == ([], {})
+    assert result.rounds == ((steps + 7) // 8,)
+    assert result.tokens["departed"] == 0
 
 
 def one_fragment(**run: object) -> RunSettings:

@@ -44,15 +44,21 @@ class Questions:
 
     def settle(self, now_s: float) -> None:
         """Answer who asked for an outcome that is there, or has waited long enough."""
-        waiting, self._open = self._open, []
-        is_stuck = bool(waiting) and self._service.state.is_stuck(now_s)
-        rounds = self._service.state.rounds
-        for question in waiting:
-            is_over = question.call.round < rounds[question.call.fragment].number
-            if is_over or is_stuck or now_s >= question.until_s:
-                self._answer(question, now_s)
-            else:
-                self._open.append(question)
+        if not self._open:
+            return
+        is_stuck = self._service.state.is_stuck(now_s)
+        due = [each for each in self._open if self._is_due(each, now_s, is_stuck)]
+        for question in due:
+            self._open.remove(question)
+            self._answer(question, now_s)
+
+    def _is_due(self, question: Question, now_s: float, is_stuck: bool) -> bool:
+        call, state = question.call, self._service.state
+        if call.round < state.rounds[call.fragment].number:
+            return True
+        if is_stuck and call.beat and state.wanted(call.beat.island, now_s):
+            return True
+        return now_s >= question.until_s
 
     def _answer(self, question: Question, now_s: float) -> None:
         """Say what is known now; that a question stayed open renews no lease."""

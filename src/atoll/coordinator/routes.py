@@ -124,7 +124,10 @@ class Routes:
         )
 
         def answer(reply: Reply | Exception) -> None:
-            later.set(self._outcome_response(request, reply))
+            try:
+                later.set(self._outcome_response(request, reply))
+            except AtollError as exc:  # what lies on the disk is damaged
+                later.set(as_response(error_parts(exc)))
 
         self._desk.office.put(replace(call, has_body=False), answer)
         self._desk.heard(request, call.beat)

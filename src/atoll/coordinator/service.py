@@ -250,7 +250,9 @@ class Service:
             require_state(
                 frame.header, each, terms_of(each, self.state.settings), round=0
             )
-        weights = [_verified_state(frame) for frame in call.states]
+        weights = [
+            _verified_state(frame, is_given=call.is_given) for frame in call.states
+        ]
         digests = tuple(state.digest for state in weights)
         event = Founded(call.island, call.incarnation, digests, outers)
         advanced, actions = advance(self.state, event, now_s)
@@ -496,9 +498,11 @@ class Service:
             del self._spool[key]
 
 
-def _verified_state(frame: Frame) -> FragmentState:
+def _verified_state(frame: Frame, *, is_given: bool = False) -> FragmentState:
     verify_body(frame.header, frame.body)
-    return FragmentState.from_frame(frame.header, frame.body.copy())
+    may_keep = is_given and frame.body.flags.writeable
+    body = frame.body if may_keep else frame.body.copy()
+    return FragmentState.from_frame(frame.header, body)
 
 
 def _lost_outcomes(call: RecoverCall, committed: int, round: int) -> tuple[Header, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atoll.exchange.base import Frame, Outcome
 from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
@@ -32,6 +32,8 @@ class FoundCall:
     island: str
     incarnation: int
     states: tuple[Frame, ...]
+    is_given: bool = field(default=False, compare=False)
+    """Nobody else has these bodies: whoever is called may keep them."""
 
 
 @dataclass(frozen=True)

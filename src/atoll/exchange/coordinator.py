@@ -223,7 +223,7 @@ class CoordinatorExchange:
                 self._has_spoken = call.beat is not None
             return reply
         except LeaseLost:
-            if self._request is None or isinstance(call, JoinCall | LeaveCall):
+            if self._request is None or isinstance(call, JoinCall):
                 raise
             self._line.call(JoinCall(self._request, self._key, self._nonce))
             return self._line.call(call)

@@ -6,13 +6,21 @@ over with `send`, and gets it back when the update's `arrival` is done.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
 
-from atoll.errors import AtollError, NonFinite, OutcomeLost
+from atoll.errors import (
+    AtollError,
+    AtollWarning,
+    NonFinite,
+    OutcomeLost,
+    Refused,
+    RunEnded,
+)
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.background import Background
 from atoll.island.buffers import Buffers
@@ -108,13 +116,22 @@ class Courier:
         if sealed is None:
             return  # interrupted before the seal: all of it goes with the rest
         frame = sealed.frame
-        if frame is None or sealed.arrival.done():
+        if frame is None or sealed.outcome is not None:
             return
         frame = Frame(replace(frame.header, kind=Kind.DEPARTING), frame.body)
-        with suppress(OutcomeLost):  # the receiver meets the same, and starts over
+        try:
             if self._depart(frame, beat) is None:
                 return
-        self._receive(slot, sealed, book)
+        except OutcomeLost:
+            pass  # the receiver meets the same, and starts over
+        except RunEnded:
+            slot.sealed = None  # all of it is too late, as the rest will be told
+            return
+        if not sealed.arrival.done():
+            self._receive(slot, sealed, book)
+        if sealed.outcome is None:
+            # An earlier life's stands, or the line has failed: all goes with the rest.
+            slot.sealed = None
 
     def send_rest(self, slot: Slot, rest: Sealed, beat: Beat) -> bool:
         """Publish the work since the last seal as a departing update.
@@ -136,19 +153,24 @@ class Courier:
             np.subtract(flying.base, rest.base, out=rest.base)
         try:
             return self._send_departing(slot, rest, beat, is_difference=is_difference)
-        except OutcomeLost:
+        except (OutcomeLost, RunEnded):
             return False  # perhaps it counted: it must not count twice
 
     def _send_departing(
         self, slot: Slot, rest: Sealed, beat: Beat, *, is_difference: bool
     ) -> bool:
         """Publish for the round that is open, however many close meanwhile."""
-        last = rest.round + CARRIED_ROUNDS
-        while rest.round <= last:
+        first = rest.round
+        while rest.round <= first + CARRIED_ROUNDS:
             frame = self._seal(slot, rest, Kind.DEPARTING, is_difference=is_difference)
             if not frame.header.elements:
                 return False
-            missed = self._depart(frame, beat)
+            try:
+                missed = self._depart(frame, beat)
+            except Refused:
+                if rest.round == first:
+                    raise
+                return False  # earlier lives speak for every round that takes any
             if missed is None:
                 return True
             rest.round = missed
@@ -161,12 +183,14 @@ class Courier:
         stands, or an outcome lists it.
         """
         header = frame.header
+        self._exchange.heartbeat(self._fresh(beat))
         while True:
             reception = self._publish(frame)
             if reception is Reception.STAGED:
                 return None
             if reception is Reception.SPOKEN_FOR:
                 return header.round + 1
+            beat = self._fresh(beat)
             self._bring_lost(self._exchange.heartbeat(beat, at_once=True))
             outcome = self._exchange.outcome(
                 header.fragment, header.round, wait_s=POLL_S
@@ -174,13 +198,26 @@ class Courier:
             if outcome is not None:
                 return self._missed(header, outcome)
 
+    def _fresh(self, beat: Beat) -> Beat:
+        """Return a beat that says what is held now."""
+        return replace(beat, holds=tuple(slot.held for slot in self._slots))
+
     def _missed(self, header: Header, outcome: Outcome) -> int | None:
         """Return the round that is open now, unless an outcome lists the update."""
         roster = outcome.agreed.header.roster
         assert roster is not None
         verdict = verdict_of(roster, header.island, update_digest(header))
-        is_late = verdict is Verdict.LATE
-        return outcome.position.rounds[header.fragment] if is_late else None
+        if verdict is Verdict.LATE:
+            return outcome.position.rounds[header.fragment]
+        entry = roster.entry(header.island)
+        if entry is not None and verdict is Verdict.REFUSED:
+            warnings.warn(
+                f"Round {header.round} refused what island {header.island!r} leaves of "
+                f"fragment {header.fragment}: {entry.reason}.",
+                AtollWarning,
+                stacklevel=2,
+            )
+        return None
 
     def _send(self, slot: Slot, book: Book) -> None:
         sealed = slot.sealed
@@ -325,7 +362,7 @@ class Courier:
         if waiting is None:
             return False
         sealed, beat = waiting
-        position = self._exchange.heartbeat(beat)
+        position = self._exchange.heartbeat(self._fresh(beat))
         self._bring_lost(position)
         wanted = {
             index: position.rounds[index]
@@ -427,12 +464,14 @@ class Courier:
         with slot.lock:
             slot.state = fresh
             slot.outcomes.clear()
+            slot.note_held()
 
     def _apply_all(self, slot: Slot, outcomes: list[Outcome]) -> None:
         with slot.lock:
             for outcome in outcomes:
                 slot.state.apply(outcome.agreed.header, outcome.agreed.body)
                 slot.outcomes.append(outcome.agreed.header)
+            slot.note_held()
 
     def _clear(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
         """Settle the residual, and keep the update's bytes no longer."""

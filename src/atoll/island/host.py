@@ -92,7 +92,6 @@ class Host:
         self._state = join_at(
             self._position_of_slots(), self._plan, self._still_spoken_for()
         )
-        self._holds = tuple(slot.holding() for slot in self.slots)
         self.position = self.joined.position
         self.has_ended = self._state.has_ended
         self.has_left = False
@@ -296,6 +295,7 @@ class Host:
         finally:
             self.tally.wait_s += self._clock.now_s() - waits_from_s
         if isinstance(arrival, Summons):
+            self._forget_void()
             return self._advance(Wanted(slot.index, arrival.position))
         try:
             self._adopt(slot, sealed, arrival)
@@ -308,8 +308,8 @@ class Host:
             raise
         self._count(slot, sealed, arrival)
         slot.sealed = None
-        self._holds = tuple(slot.holding() for slot in self.slots)
-        self.position = arrival.position or self._exchange.heartbeat(self._beat())
+        position = self._exchange.heartbeat(self._beat())
+        self.position = arrival.position or position
         return self._advance(
             Taken(
                 fragment=slot.index,
@@ -319,13 +319,20 @@ class Host:
             )
         )
 
+    def _forget_void(self) -> None:
+        """Forget the waits that a summons has ended: nothing was sealed for them."""
+        for slot in self.slots:
+            if slot.sealed is not None and slot.sealed.is_void:
+                self._buffers.give_back(slot.sealed.base)
+                slot.sealed = None
+
     def _beat(self, waits_for: tuple[int, int] | None = None) -> Beat:
         return Beat(
             island=self.joined.island,
             incarnation=self.joined.incarnation,
             step=self._step,
             waits_for=waits_for,
-            holds=self._holds,
+            holds=tuple(slot.held for slot in self.slots),
         )
 
     def _adopt(self, slot: Slot, sealed: Sealed, arrival: Arrival) -> None:

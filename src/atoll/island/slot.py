@@ -98,6 +98,17 @@ class Slot:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards `state` while an outcome is applied in the background."""
 
+    held: Holding = field(init=False)
+    """The round that the state has reached; read without the lock, by who must not
+    wait for it."""
+
+    def __post_init__(self) -> None:
+        self.note_held()
+
+    def note_held(self) -> None:
+        """Say anew what is held: the state has changed."""
+        self.held = Holding(self.state.round, self.state.digest)
+
     def read_digest(self) -> bytes:
         """Return the digest of the state, never of one that is half a round ahead."""
         with self.lock:

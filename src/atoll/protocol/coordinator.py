@@ -15,7 +15,7 @@ the next round. `wakes_at` says when nothing but time can change something.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from atoll.errors import Refused, Unreachable, UsageError
@@ -249,15 +249,25 @@ def _require_plausible(state: CoordinatorState, beat: Beat) -> None:
             f"Island {beat.island!r} says what it holds of {len(beat.holds)} "
             f"fragments, and the run has {len(state.rounds)}. Join again."
         )
-    rounds = [round.number for round in state.rounds]
-    furthest = max([1, *rounds, *(held.round + 1 for held in beat.holds)])
-    # Who has joined waits for its next send point, and stands still a window later.
-    last = (furthest + 3) * state.settings.sync.sync_every
-    if beat.step > last:
+    if beat.step <= _last_step(state, ()):
+        return
+    held = [member.holds for member in state.members.known.values()]
+    rounds = [each.round + 1 for holds in (beat.holds, *held) for each in holds]
+    if beat.step > (last := _last_step(state, rounds)):
+        furthest = max([1, *rounds, *(round.number for round in state.rounds)])
         raise Refused(
             f"Island {beat.island!r} says that it has made step {beat.step}, and with "
             f"round {furthest} open nobody gets beyond {last}. Join again."
         )
+
+
+def _last_step(state: CoordinatorState, rounds: Iterable[int]) -> int:
+    """Return the step that nobody gets beyond, when these rounds may be open too.
+
+    Who has joined waits for its next send point, and stands still a window later.
+    """
+    furthest = max([1, *rounds, *(round.number for round in state.rounds)])
+    return (furthest + 3) * state.settings.sync.sync_every
 
 
 def _offer(state: CoordinatorState, event: Offered, now_s: float) -> Result:

@@ -187,6 +187,11 @@ RECEPTION = Table(
             "The run may have lost rounds: it will ask for a state first.",
         ),
         Row(
+            ("the next", ANY, "departing", ANY, "ahead of the run"),
+            "early",
+            "Who leaves brings first what the run has lost.",
+        ),
+        Row(
             ("a later one", ANY, ANY, ANY, ANY),
             "early",
             "As above, departing or not.",

@@ -185,7 +185,7 @@ def _call(asked: Asked, body: Incoming) -> Call:
             return OfferCall(_placed(asked, body.header()))
         case "found":
             states = body.frames(most=MAX_FRAGMENTS)
-            return FoundCall(asked.island, asked.incarnation, states)
+            return FoundCall(asked.island, asked.incarnation, states, is_given=True)
         case "recover":
             outcomes, state = body.recovery()
             _require_same("fragment", state.header.fragment, asked.fragment)

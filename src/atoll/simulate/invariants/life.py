@@ -103,7 +103,8 @@ class Life:
     def _rest(self, ledger: FragmentLedger) -> F64:
         """Return the work that an island which leaves has not given away yet."""
         flying, seal = ledger.slot.sealed, ledger.seal
-        if flying is None or seal is None:
+        is_awaited = flying and flying.frame is None and flying.outcome is None
+        if flying is None or seal is None or is_awaited:
             return ledger.loaded() - ledger.mark + ledger.decay * ledger.residual()
         made_since = seal.local - ledger.mark
         if flying.outcome is not None and flying.outcome.how is How.CARRY:
@@ -172,8 +173,12 @@ class Life:
         entry = commit.entry(header.island)
         if commit.counts(update):
             ledger.count_tokens(tokens, update)
-        elif digest in self._staged and not (
-            entry and entry.digest == digest and entry.verdict is Verdict.REFUSED
+        elif (
+            not self._truth.has_gaps
+            and digest in self._staged
+            and not (
+                entry and entry.digest == digest and entry.verdict is Verdict.REFUSED
+            )
         ):
             self._report(
                 WORK_CONSERVED,

@@ -51,6 +51,7 @@ class Rounds:
     def committed(self, commit: Commit) -> None:
         """Judge an outcome that the journal calls durable."""
         self._require_next(commit)
+        self._abandon(commit)
         self._truth.commit(commit)
         for update in self._require_published(commit):
             self._require_once(commit, update)
@@ -157,6 +158,20 @@ class Rounds:
                 f"the last one is {last_round}",
             )
 
+    def _abandon(self, commit: Commit) -> None:
+        """Forget what was counted in rounds that are lost and made anew.
+
+        A journal was put back, and no island is left that has taken them.
+        """
+        fragment, round = commit.header.fragment, commit.header.round
+        if round > self._truth.last.get(fragment, 0):
+            return
+        self._steps = {k: v for k, v in self._steps.items() if k[1] != fragment}
+        for digest, update in self._truth.updates.items():
+            header = update.header
+            if header.fragment == fragment and header.round >= round:
+                self._counted.pop(digest, None)
+
     def _require_published(self, commit: Commit) -> list[Update]:
         """Return the counted updates, all of which islands did publish."""
         assert commit.header.roster is not None
@@ -179,8 +194,10 @@ class Rounds:
         header, key = update.header, (update.life, update.header.fragment)
         before = self._counted.setdefault(update.digest, header.round)
         steps = header.progress.inner_steps
-        # An update that departs may hold no steps, but what a codec had left over.
-        if before != header.round or steps < self._steps.get(key, 0):
+        # An update that departs may hold no steps, but what a codec had left over. And
+        # a journal that was put back may give an incarnation to a second life.
+        goes_back = steps < self._steps.get(key, 0) and not self._truth.has_gaps
+        if before != header.round or goes_back:
             self._report(
                 COUNTED_ONCE,
                 header.island,

@@ -23,8 +23,11 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@touch $@
 
+DEMO ?= demo.atoll
+
 demo: setup
-	$(PY) examples/minimal.py
+	rm -rf $(DEMO)
+	$(VENV)/bin/atoll demo --dir $(DEMO)
 
 test: setup
 	$(PY) -m pytest -n 2 -m "not gpu"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
-MOST_LINES = {"three_lines.py": 40, "minimal.py": 120}
+MOST_LINES = {"three_lines.py": 40, "minimal.py": 120, "island.py": 40}
 """Without blank lines."""
 
 
@@ -51,6 +53,39 @@ def test_three_lines_end_by_themselves_with_one_model() -> None:
     assert first == second
     # The mean of sin(x)**2 over [-3, 3] is 1/2 - sin(6)/12, about 0.52.
     assert float(first.removeprefix("loss ")) < 0.1
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_two_islands_join_a_coordinator_with_the_commands_of_the_readme(
+    tmp_path: Path,
+) -> None:
+    """Served, joined twice, and over: all three end by themselves with status 0."""
+    atoll = [str(Path(sys.executable).with_name("atoll"))]
+    environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    environment["OMP_NUM_THREADS"] = "1"
+
+    def start(*words: str | Path) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*atoll, *map(str, words)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    serve = ["serve", EXAMPLES / "run.toml", "--dir", tmp_path / "first", "--until-end"]
+    coordinator = start(*serve, "--json")
+    assert coordinator.stdout is not None
+    url = json.loads(coordinator.stdout.readline())["url"]
+    islands = [
+        start("join", url, "--island", name, "--", EXAMPLES / "island.py")
+        for name in ("north", "south")
+    ]
+    said = [island.communicate()[0] for island in islands]
+    coordinator.communicate()
+
+    assert [each.returncode for each in (*islands, coordinator)] == [0, 0, 0]
+    assert len({line.rpartition(" ")[2] for line in said}) == 1
 
 
 @pytest.mark.torch

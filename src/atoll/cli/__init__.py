@@ -12,8 +12,17 @@ from typing import Annotated
 import typer
 
 from atoll import __version__
+from atoll.cli.control import control
+from atoll.cli.demo import demo
+from atoll.cli.doctor import doctor
+from atoll.cli.events import events
+from atoll.cli.export import export
 from atoll.cli.inspect import inspect
+from atoll.cli.invite import invite
+from atoll.cli.join import join
+from atoll.cli.serve import serve
 from atoll.cli.simulate import simulate
+from atoll.cli.status import status
 from atoll.errors import (
     AtollError,
     CorruptError,
@@ -26,6 +35,15 @@ from atoll.errors import (
 __all__ = ["VERBS", "app", "exit_code", "main"]
 
 VERBS: dict[str, Callable[..., None]] = {
+    "demo": demo,
+    "serve": serve,
+    "invite": invite,
+    "join": join,
+    "status": status,
+    "control": control,
+    "events": events,
+    "export": export,
+    "doctor": doctor,
     "inspect": inspect,
     "simulate": simulate,
 }

@@ -215,7 +215,9 @@ class Coordinator:
         tokens = run_tokens(directory)
         self._tokens = Tokens(tokens)
         codes = Codes(tokens[Role.ISLAND])
-        self._operators = Operators(self._office, self.events, self.status, codes)
+        self._operators = Operators(
+            self._office, self.events, self.status, codes, spool=directory / SPOOL
+        )
 
     def _listen(self, limits: Limits | None) -> Listener:
         tls, self._pin = None, None

@@ -72,12 +72,13 @@ class Office:
             if thread.is_alive():
                 thread.join(wait_s)
 
-    def put(self, call: Call, answer: Answer) -> None:
-        """Answer a call, now or when there is something to say."""
+    def put(self, call: Call, answer: Answer) -> bool:
+        """Answer a call, now or when there is something to say; False: refused."""
         with self._lock:
             now_s = self._clock.now_s()
-            self._questions.put(call, answer, now_s)
+            is_heard = self._questions.put(call, answer, now_s)
             self._settle(now_s)
+            return is_heard
 
     def ask(self, call: Call) -> Reply:
         """Return the answer to a call that does not wait."""

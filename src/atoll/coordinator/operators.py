@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+from atoll.coordinator.anchor_file import CONTENT_TYPE as SAFETENSORS
+from atoll.coordinator.anchor_file import AnchorFiles
 from atoll.coordinator.office import Office
 from atoll.errors import AtollError, UsageError
 from atoll.exchange.forms import error_parts
 from atoll.exchange.forms.heads import whole_text
-from atoll.http import Later, Problem, Request, Response, as_json
+from atoll.exchange.forms.text import SEE, load
+from atoll.http import FilePart, Later, Request, Response, as_json, ranged
 from atoll.protocol.events import Event, Leave, NewValues, Pausing, Stopping
 from atoll.security import Codes
 from atoll.telemetry import Events, render
@@ -28,10 +33,17 @@ class Operators:
     """Answers the routes that are not an island's."""
 
     def __init__(
-        self, office: Office, events: Events, status: Status, codes: Codes
+        self,
+        office: Office,
+        events: Events,
+        status: Status,
+        codes: Codes,
+        *,
+        spool: Path,
     ) -> None:
         self._office, self._events, self._status = office, events, status
         self._codes = codes
+        self._anchors = AnchorFiles(office, spool)
         self._lock = threading.Lock()
         self._readers: list[tuple[int, Later]] = []
         events.subscribe(lambda event: self._wake(), name="readers")
@@ -50,6 +62,8 @@ class Operators:
                 )
             case "GET", "events":
                 return self._read_events(request)
+            case "GET", "anchor":
+                return self._anchor(request)
             case "POST", "control", action:
                 return self._control(action, _command(request))
             case "POST", "invites":
@@ -76,6 +90,16 @@ class Operators:
             self._readers.append((after, later))
         return later
 
+    def _anchor(self, request: Request) -> Response:
+        """Answer with the weights, as a file that every framework reads."""
+        asked = request.query.get("round")
+        round = None if asked is None else whole_text(asked, "round")
+        file = self._anchors.newest(round=round)
+        part = FilePart(file=file.handle, length=file.size_bytes)
+        said = {"Content-Type": SAFETENSORS}
+        response = ranged(request, part, etag=file.digest, headers=said)
+        return replace(response, done=partial(_keep, file))
+
     def _wake(self) -> None:
         with self._lock:
             readers, self._readers = self._readers, []
@@ -83,6 +107,10 @@ class Operators:
             found = self._events.after(after)
             if not later.is_gone:
                 later.set(as_json([each.as_dict() for each in found]))
+
+
+def _keep(file: object) -> None:
+    """Hold a file until it has been sent: its handle is closed with its last owner."""
 
 
 def _event(action: str, said: Mapping[str, Any], office: Office) -> Event:
@@ -95,7 +123,7 @@ def _event(action: str, said: Mapping[str, Any], office: Office) -> Event:
             return _eviction(str(said.get("island", "")), office)
         case "set":
             values = said.get("values")
-            if not isinstance(values, dict):
+            if not isinstance(values, dict) or not values:
                 raise UsageError("Say what to set, as KEY=VALUE.")
             return NewValues(values)
     known = "pause, resume, stop, drain, evict, set"
@@ -113,12 +141,9 @@ def _eviction(island: str, office: Office) -> Leave:
 
 def _command(request: Request) -> Mapping[str, Any]:
     data = request.body.read(MAX_COMMAND_BYTES)
-    try:
-        said = json.loads(data or b"{}")
-    except ValueError as exc:
-        raise Problem(400, "json", f"The command is not JSON: {exc}.") from exc
+    said = load(data or b"{}", what="command", most=MAX_COMMAND_BYTES)
     if not isinstance(said, dict):
-        raise Problem(400, "json", "A command is a JSON object.")
+        raise UsageError(f"A command is a JSON object. {SEE}")
     return said
 
 

@@ -29,18 +29,22 @@ class Questions:
         self._service = service
         self._open: list[Question] = []
 
-    def put(self, call: Call, answer: Answer, now_s: float) -> None:
-        """Answer a call, now or within the time that it may wait."""
+    def put(self, call: Call, answer: Answer, now_s: float) -> bool:
+        """Answer a call, now or within the time that it may wait.
+
+        False: it was refused.
+        """
         try:
             reply = self._service.handle(call, now_s)
         except (AtollError, RunEnded) as exc:
             answer(exc)
-            return
+            return False
         if isinstance(call, OutcomeCall) and call.wait_s and _may_wait(reply):
             until_s = now_s + min(call.wait_s, LONG_POLL_S)
             self._open.append(Question(call, answer, until_s))
         else:
             answer(reply)
+        return True
 
     def settle(self, now_s: float) -> None:
         """Answer who asked for an outcome that is there, or has waited long enough."""

@@ -129,8 +129,8 @@ class Routes:
             except AtollError as exc:  # what lies on the disk is damaged
                 later.set(as_response(error_parts(exc)))
 
-        self._desk.office.put(replace(call, has_body=False), answer)
-        self._desk.heard(request, call.beat)
+        if self._desk.office.put(replace(call, has_body=False), answer):
+            self._desk.heard(request, call.beat)
         return later
 
     def _outcome_response(self, request: Request, reply: Reply | Exception) -> Response:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,7 @@ from atoll.wire import Header, codec, piece_range
 ReadInto = Callable[[memoryview], int]
 """Fills a view with the next bytes of a body, or raises."""
 
-RELEASE_BLOCKS = 16
+RELEASE_BLOCKS = 32
 """So many blocks of all bodies may be resident at once, while a round is reduced."""
 
 
@@ -35,6 +36,7 @@ class Spool:
         self._directory = directory
         directory.mkdir(mode=0o700, exist_ok=True)
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+        self._lock = threading.Lock()
         self._blocks = 0
 
     def take(self, header: Header, read_into: ReadInto, check: UpdateCheck) -> Frame:
@@ -57,10 +59,14 @@ class Spool:
 
     def release(self) -> None:
         """Give back the memory of what was read; called after every block."""
-        self._blocks = (self._blocks + 1) % RELEASE_BLOCKS
-        if self._blocks == 0:
-            for each in list(self._maps):
-                each.madvise(mmap.MADV_DONTNEED)
+        self._blocks += 1
+        if self._blocks * len(self._maps) < RELEASE_BLOCKS:
+            return
+        self._blocks = 0
+        with self._lock:  # an update of another round may arrive meanwhile
+            maps = list(self._maps)
+        for each in maps:
+            each.madvise(mmap.MADV_DONTNEED)
 
     def _fill(
         self, handle: int, header: Header, read_into: ReadInto, check: UpdateCheck
@@ -77,7 +83,8 @@ class Spool:
 
     def _mapped(self, handle: int, size: int) -> np.ndarray:
         mapped = mmap.mmap(handle, size, prot=mmap.PROT_READ)
-        self._maps.add(mapped)
+        with self._lock:
+            self._maps.add(mapped)
         return np.frombuffer(mapped, np.uint8)
 
 

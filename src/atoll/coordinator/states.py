@@ -18,6 +18,7 @@ from atoll.coordinator.spool import nameless, write_all
 from atoll.exchange import Frame
 from atoll.wire import pack
 from atoll.wire.digests import view_of
+from atoll.wire.layout import DIGEST_BYTES
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class StateFiles:
         packed = pack(frame.header)
         file = StateFile(
             round=frame.header.round,
-            digest=frame.header.base.hex(),
+            # Not the state's own digest: a void round has the same, in another frame.
+            digest=packed[-DIGEST_BYTES:].hex(),
             handle=handle,
             size_bytes=len(packed) + frame.header.body_bytes,
         )

@@ -34,13 +34,15 @@ class Watcher:
             return
         self._seen = state
         if state.members is not seen.members:
-            self._tell_members(seen, state)
+            self._tell_members(service, seen, state)
         self._tell_silence(state, now_s)
         if state.rounds is not seen.rounds:
             self._tell_rounds(service, seen, state, now_s)
         self._tell_operator(service, seen, state)
 
-    def _tell_members(self, seen: CoordinatorState, state: CoordinatorState) -> None:
+    def _tell_members(
+        self, service: Service, seen: CoordinatorState, state: CoordinatorState
+    ) -> None:
         for island, member in state.members.known.items():
             before = seen.members.known.get(island)
             if before is member:
@@ -58,7 +60,7 @@ class Watcher:
                     "island_left",
                     island=island,
                     incarnation=member.incarnation,
-                    reason="left",
+                    reason=_reason(service, island),
                 )
 
     def _tell_silence(self, state: CoordinatorState, now_s: float) -> None:
@@ -188,6 +190,12 @@ class Watcher:
         if _has_ended(state) and not _has_ended(seen):
             last = min(round.number for round in state.rounds) - 1
             self._events.emit("run_ended", round=last)
+
+
+def _reason(service: Service, island: str) -> str:
+    """Return why an island is no member any more, as the journal has it."""
+    member = service.journal.recorded.members.get(island)
+    return (member.reason if member else "") or "left"
 
 
 def _has_ended(state: CoordinatorState) -> bool:

@@ -81,7 +81,7 @@ class OutcomeCall:
     beat: Beat | None = None
     """Who asks: a question is as good as a heartbeat."""
 
-    has_body: bool = True
+    has_body: bool = field(default=True, compare=False)
     """False: the header is enough, for who sends the body from where it lies."""
 
 

@@ -91,5 +91,3 @@ class HttpLine:
         )
         body = received[-1] if received else cast(bytes, reply.body)
         return parse_reply(call, reply.status, reply.headers, Incoming.of(body))
-
-

@@ -51,7 +51,8 @@ class Caller:
     """Calls `host:port`, from any number of threads.
 
     Args:
-        pin: the SHA-256 of the certificate in DER, as hex digits; colons are ignored.
+        pin: the SHA-256 of the certificate in DER, as hex digits; a `sha256:` before
+            them and colons between them are ignored.
         timeout_s: how long nothing may move before a call is given up.
     """
 
@@ -71,7 +72,7 @@ class Caller:
             raise UsageError(f"A pin for {host}:{port} needs TLS. Give tls.")
         self._where = f"{host}:{port}"
         self._host, self._port, self._tls = host, port, tls
-        self._pin = None if pin is None else pin.replace(":", "").lower()
+        self._pin = None if pin is None else _digits(pin)
         self._timeout_s, self._connect_timeout_s = timeout_s, connect_timeout_s
         self._max_reply_bytes, self._max_kept = max_reply_bytes, max_kept
         self._lock = threading.Lock()
@@ -261,6 +262,10 @@ class Caller:
             )
         with contextlib.suppress(OSError):
             asking.close()
+
+
+def _digits(pin: str) -> str:
+    return pin.lower().removeprefix("sha256:").replace(":", "")
 
 
 def _views(body: Body | None) -> tuple[memoryview, ...]:

@@ -24,7 +24,8 @@ def ranged(
     does a range of another version of the body, by `If-Range` and `etag`.
     """
     total = length_of(body)
-    said = {"content-type": OCTETS, "accept-ranges": "bytes", **(headers or {})}
+    given = {name.lower(): value for name, value in (headers or {}).items()}
+    said = {"content-type": OCTETS, "accept-ranges": "bytes", **given}
     if etag is not None:
         said["etag"] = f'"{etag}"'
     wanted = _wanted(request, said.get("etag"))

@@ -21,6 +21,10 @@ class Surroundings:
     """Of the islands that this user has started."""
 
     token_file: Path | None = None
+    certificate: Path | None = None
+    """The island's own, for a coordinator that asks for one."""
+
+    certificate_key: Path | None = None
     heartbeat_s: float | None = None
 
 
@@ -52,13 +56,19 @@ def surroundings_from_environment() -> Surroundings:
     """
     xdg = os.environ.get("XDG_CONFIG_HOME")
     credentials = credentials_directory(Path.home(), xdg_config_home=xdg)
-    token_file = os.environ.get("ATOLL_TOKEN_FILE")
     return Surroundings(
         credentials=credentials,
         keys=credentials.parent / "keys",
-        token_file=Path(token_file) if token_file else None,
+        token_file=_path("ATOLL_TOKEN_FILE"),
+        certificate=_path("ATOLL_CERTIFICATE"),
+        certificate_key=_path("ATOLL_CERTIFICATE_KEY"),
         heartbeat_s=_seconds("ATOLL_HEARTBEAT_S"),
     )
+
+
+def _path(name: str) -> Path | None:
+    said = os.environ.get(name)
+    return Path(said) if said else None
 
 
 def _seconds(name: str) -> float | None:

@@ -112,12 +112,17 @@ def call_to(
             "invitation: `atoll join INVITATION -- COMMAND`."
         )
     pin = known.pin if known else None
+    tls = calling_context(
+        pin,
+        certificate=surroundings.certificate,
+        key=surroundings.certificate_key,
+    )
     caller = Caller(
         url.address.host,
         url.address.port,
         timeout_s=SILENCE_S,
         connect_timeout_s=CONNECT_S,
-        tls=calling_context(pin) if url.has_tls else None,
+        tls=tls if url.has_tls else None,
         pin=pin if url.has_tls else None,
     )
     return caller, {"Authorization": authorization(token)}

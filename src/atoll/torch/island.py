@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from atoll.errors import RunEnded, UsageError
 from atoll.island import Host
 from atoll.island.seeds import island_seed
+from atoll.island.signals import Interrupted, Termination
 from atoll.settings import RunSettings
 from atoll.torch.model import TorchView
 
@@ -41,6 +42,7 @@ class Island:
     ) -> None:
         self._host, self._view, self._model = host, view, model
         self._on_end = on_end
+        self._termination = Termination()
         self._is_evaluating = False
         self._hook: RemovableHandle | None = None
         if counted is not None:
@@ -100,8 +102,11 @@ class Island:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop should end; with `on_end="flag"` nothing else says so."""
-        return self._host.has_ended
+        """Whether the loop should end; with `on_end="flag"` nothing else says so.
+
+        It should when the run is over, and when SIGTERM came inside the `with` block.
+        """
+        return self._host.has_ended or self._termination.is_asked
 
     def report(self, *, tokens: int = 0, loss: Any = None, **metrics: Any) -> None:
         """Say what the coming inner step trains on. Never synchronises a device.
@@ -198,6 +203,7 @@ class Island:
             self._is_evaluating = False
 
     def __enter__(self) -> Self:
+        self._termination.__enter__()
         return self
 
     def __exit__(
@@ -206,11 +212,15 @@ class Island:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        self._termination.heed()
         self._remove_hook()
         # Work before an error may be what caused it: then only what was sealed counts.
         departs = error is None or not isinstance(error, Exception)
-        self._host.leave(depart=departs or isinstance(error, RunEnded))
-        return isinstance(error, RunEnded)
+        try:
+            self._host.leave(depart=departs or isinstance(error, RunEnded))
+        finally:  # a SIGTERM during the farewell does not end it
+            self._termination.__exit__(kind, error, trace)
+        return isinstance(error, RunEnded | Interrupted)
 
     def _after_step(
         self, optimizer: torch.optim.Optimizer, args: object, kwargs: object
@@ -231,8 +241,11 @@ class Island:
         self._raise_if_ended()
 
     def _raise_if_ended(self) -> None:
-        if self._host.has_ended and self._on_end == "raise":
+        if not self.should_stop or self._on_end != "raise":
+            return
+        if self._host.has_ended:
             raise RunEnded(f"The run has reached its last round, {self.round}.")
+        raise RunEnded("SIGTERM came: this island leaves the run.")
 
     def _remove_hook(self) -> None:
         if self._hook is not None:

@@ -1,0 +1,110 @@
+"""`atoll demo`: what Atoll does, on this machine, in a few minutes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.errors import UsageError
+
+if TYPE_CHECKING:  # the extra's own libraries are loaded when the demo runs
+    from atoll.demo.results import ParallelResults, Results
+
+
+def demo(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer rounds, and no comparison.")
+    ] = False,
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where the run and the report are put.")
+    ] = Path("demo.atoll"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the results as JSON.")
+    ] = False,
+) -> None:
+    """Train a small language model on four islands, and compare with data parallel."""
+    results = _results(directory, is_quick=quick)
+    report = directory / "report.html"
+    report.write_text(_page(results))
+    if as_json:
+        typer.echo(json.dumps(results))
+        return
+    from atoll.demo import table
+
+    typer.echo(table.text(results))
+    typer.echo(f"\nThe curves are in {report.resolve().as_uri()}")
+
+
+def _results(directory: Path, *, is_quick: bool) -> Results:
+    try:
+        from atoll.demo import results, run_file
+        from atoll.demo.running import run_islands
+    except ImportError as exc:
+        raise UsageError(
+            f"The demo needs {exc.name}. Run: pip install 'atoll[demo]'"
+        ) from exc
+    if directory.exists():
+        raise UsageError(
+            f"{directory} is there already. Remove it, or choose another --dir."
+        )
+    directory.mkdir(mode=0o700, parents=True)
+    settings = run_file.settings(quick=is_quick)
+    progress = Progress()
+    islands, status = run_islands(directory, settings, on_look=progress.show)
+    progress.leave()
+    parallel = None if is_quick else _beside(islands, progress)
+    return results.summarise(islands, settings, status=status, parallel=parallel)  # type: ignore[arg-type]
+
+
+def _beside(islands: list[dict[str, Any]], progress: Progress) -> ParallelResults:
+    from atoll.demo.parallel import train_beside
+
+    def on_step(step: int, steps: int, loss: float) -> None:
+        if step % 10 == 0 or step == steps:
+            said = f"data parallel, on as many tokens: step {step} of {steps}"
+            progress.draw([f"{said}   loss {loss:5.3f}"])
+
+    found = train_beside(islands, on_step=on_step)  # type: ignore[arg-type]
+    progress.leave()
+    return found
+
+
+def _page(results: Results) -> str:
+    from atoll.demo import report
+
+    return report.page(results)
+
+
+class Progress:
+    """Lines that are drawn over on a terminal, and told now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._drawn = 0
+        self._told = -1
+
+    def show(self, status: Mapping[str, Any]) -> None:
+        """Show how far each island is."""
+        from atoll.demo.progress import lines
+
+        if sys.stderr.isatty():
+            self.draw(lines(status))
+        elif status["round"] // 10 > self._told:
+            self._told = status["round"] // 10
+            self.draw(lines(status))
+
+    def draw(self, lines: list[str]) -> None:
+        """Draw lines over the last ones; on no terminal, below them."""
+        if sys.stderr.isatty() and self._drawn:
+            sys.stderr.write(f"\x1b[{self._drawn}A\x1b[J")
+        self._drawn = len(lines)
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
+
+    def leave(self) -> None:
+        """Let what is drawn stand."""
+        self._drawn = 0

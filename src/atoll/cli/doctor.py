@@ -1,0 +1,219 @@
+"""`atoll doctor RUN`: what stands between this machine and a run, step by step."""
+
+from __future__ import annotations
+
+import json
+import socket
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from atoll.cli.asking import Asking
+from atoll.cli.names import RUN, url_of
+from atoll.errors import AtollError, Refused, Unreachable
+from atoll.exchange.forms import PROTOCOL, parse_info
+from atoll.exchange.forms.heads import PROTOCOL_HEADER
+from atoll.island.environment import surroundings_from_environment
+from atoll.island.reach import CONNECT_S, call_to
+from atoll.security import Credentials, Role, RunUrl, calling_context, secured
+from atoll.telemetry.amounts import size as shown_size
+
+SKEW_S = 5.0
+"""Beyond this, times in events and logs of two machines are hard to compare."""
+
+PROBES = 5
+UPLOAD_BYTES = 2**20
+"""Enough to fill a line for a moment, little enough for a slow one."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one look has shown."""
+
+    name: str
+    said: str
+    error: AtollError | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        return self.error is None
+
+
+@dataclass
+class Examination:
+    """Looks at a run, each look on what the last one found."""
+
+    run: str
+    url: RunUrl = field(init=False)
+    pin: str | None = field(init=False, default=None)
+    round_trip_s: float = field(init=False, default=0.0)
+
+    def steps(self) -> Iterator[Step]:
+        """Yield what each look shows, and end with the first that fails."""
+        looks: tuple[tuple[str, Callable[[], str]], ...] = (
+            ("name", self._name),
+            ("credential", self._credential),
+            ("address", self._address),
+            ("tcp", self._tcp),
+            ("tls", self._tls),
+            ("health", self._health),
+            ("token", self._token),
+            ("clock", self._clock),
+            ("round trip", self._round_trip),
+            ("upload", self._upload),
+        )
+        for name, look in looks:
+            try:
+                yield Step(name, look())
+            except AtollError as exc:
+                yield Step(name, str(exc), exc)
+                return
+
+    def _name(self) -> str:
+        self.url = url_of(self.run)
+        return f"{self.run} is {self.url}" if self.run != str(self.url) else self.run
+
+    def _credential(self) -> str:
+        surroundings = surroundings_from_environment()
+        caller, _ = call_to(self.url, surroundings, role=Role.ISLAND)
+        caller.close()
+        known = Credentials(surroundings.credentials).find(str(self.url))
+        self.pin = known.pin if known else None
+        if surroundings.token_file is not None:
+            return f"a token in {surroundings.token_file}, by ATOLL_TOKEN_FILE"
+        return f"a token is known in {surroundings.credentials}"
+
+    def _address(self) -> str:
+        host, port = self.url.address.host, self.url.address.port
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except OSError as exc:
+            raise Unreachable(
+                f"{host} has no address here: {exc.strerror or exc}. Check its "
+                "spelling and this machine's DNS, or use its IP address."
+            ) from exc
+        return ", ".join(dict.fromkeys(str(each[4][0]) for each in found))
+
+    def _tcp(self) -> str:
+        with closing(self._socket()):
+            return f"{self.url.address} accepts"
+
+    def _socket(self) -> socket.socket:
+        address = self.url.address
+        try:
+            return socket.create_connection(
+                (address.host, address.port), timeout=CONNECT_S
+            )
+        except OSError as exc:
+            raise Unreachable(
+                f"{address} does not accept: {exc.strerror or exc}. Check that `atoll "
+                "serve` runs there, listens beyond loopback (--listen), and that every "
+                f"firewall lets TCP port {address.port} through."
+            ) from exc
+
+    def _tls(self) -> str:
+        if not self.url.has_tls:
+            return "none: plain HTTP, on this machine only"
+        surroundings = surroundings_from_environment()
+        context = calling_context(
+            self.pin,
+            certificate=surroundings.certificate,
+            key=surroundings.certificate_key,
+        )
+        host = self.url.address.host
+        with secured(self._socket(), context, host=host, pin=self.pin) as line:
+            vouched = f"pinned {self.pin}" if self.pin else "vouched for"
+            return f"{line.version()}, the certificate is {vouched}"
+
+    def _health(self) -> str:
+        with self._asking() as asking:
+            if asking.get("/health") != {"ok": True}:
+                raise Refused(f"{self.url} is no coordinator of Atoll. Check the port.")
+        return "a coordinator answers"
+
+    def _token(self) -> str:
+        with self._asking() as asking:
+            info = parse_info(asking.call("GET", "/info").body)
+        return f"run {info.run}, Atoll {info.version}, protocol {PROTOCOL}"
+
+    def _clock(self) -> str:
+        with self._asking() as asking:
+            asking.get("/health")  # so that the answer comes over an open line
+            before = time.time()
+            theirs = float(asking.get("/status")["now_unix_s"])
+            skew_s = theirs - (before + time.time()) / 2
+        said = f"the coordinator's is {abs(skew_s):.1f} s "
+        said += "ahead" if skew_s > 0 else "behind"
+        if abs(skew_s) <= SKEW_S:
+            return said
+        return f"{said}; rounds do not mind, but people who compare logs will: use NTP"
+
+    def _round_trip(self) -> str:
+        with self._asking() as asking:
+            asking.get("/health")
+            times = [_timed(lambda: asking.get("/health")) for _ in range(PROBES)]
+        self.round_trip_s = statistics.median(times)
+        return f"{self.round_trip_s * 1e3:.1f} ms, the median of {PROBES}"
+
+    def _upload(self) -> str:
+        """Time a heartbeat that is nobody's: it is read whole, and refused."""
+        caller, headers = call_to(
+            self.url, surroundings_from_environment(), role=Role.ISLAND
+        )
+        said = {**headers, PROTOCOL_HEADER: str(PROTOCOL)}
+        with closing(caller):
+            caller.call("GET", "/health", headers=headers)
+            seconds = _timed(
+                lambda: caller.call(
+                    "POST",
+                    "/islands/doctor/heartbeat",
+                    headers={**said, "Content-Type": "application/json"},
+                    body=b'"' + b"x" * UPLOAD_BYTES + b'"',
+                )
+            )
+        # The head is answered before the body goes, and the body after it came.
+        per_s = UPLOAD_BYTES / max(1e-4, seconds - 2 * self.round_trip_s)
+        return f"about {shown_size(per_s)}/s, by one of {shown_size(UPLOAD_BYTES)}"
+
+    def _asking(self) -> Asking:
+        return Asking.of(self.url)
+
+
+def doctor(
+    run: Annotated[str, RUN],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look, step by step, at what stands between this machine and a run.
+
+    Exits with 0 when every step is well, and otherwise with the code of the first
+    that failed, which says what to do.
+    """
+    steps = []
+    for step in Examination(run).steps():
+        steps.append(step)
+        if not as_json:
+            _show(step)
+    if as_json:
+        rows = [{"step": s.name, "ok": s.is_ok, "said": s.said} for s in steps]
+        typer.echo(json.dumps(rows, indent=2))
+    if steps[-1].error is not None:
+        from atoll.cli import exit_code
+
+        raise typer.Exit(exit_code(steps[-1].error))
+
+
+def _show(step: Step) -> None:
+    colour = typer.colors.GREEN if step.is_ok else typer.colors.RED
+    verdict = typer.style("ok    " if step.is_ok else "failed", fg=colour)
+    typer.echo(f"{verdict}  {step.name:<11} {step.said}")
+
+
+def _timed(act: Callable[[], object]) -> float:
+    start_s = time.perf_counter()
+    act()
+    return time.perf_counter() - start_s

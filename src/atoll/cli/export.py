@@ -1,0 +1,161 @@
+"""`atoll export RUN OUT`: the agreed weights, as a safetensors file."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+
+from atoll.cli.asking import Asking, Progress
+from atoll.cli.names import RUN
+from atoll.errors import CorruptError, Unreachable, UsageError
+from atoll.http import Reply
+
+TRIES = 20
+PAUSE_S = 0.5
+"""A round that is being committed takes no longer than all tries together."""
+
+MAX_HEAD_BYTES = 100_000_000
+"""As safetensors itself has it."""
+
+FILE_S = 600.0
+"""Writing a large file there takes its time before the first byte comes."""
+
+
+def export(
+    run: Annotated[str, RUN],
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="A new .safetensors file.")
+    ],
+    round: Annotated[
+        int | None, typer.Option(min=0, help="Refuse any other than this one.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Write the newest agreed weights into a safetensors file.
+
+    Every trained parameter and floating buffer is in it, in its own dtype. Constants
+    (frozen parameters, integer buffers) are not: the coordinator knows their digests,
+    and never their values. A tied tensor is there once, by its first name.
+    """
+    with _draft(out) as draft, Asking.of(run) as asking:
+        asking.get("/health")  # one that is not there is not worth waiting for
+        reply = _again(lambda: _fetch(asking, draft, round))
+        facts = _facts(draft, int(reply.headers["content-length"]))
+    facts["file"] = str(out)
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+    else:
+        typer.echo(
+            f"{out}: round {facts['round']}, {facts['tensors']} tensors, "
+            f"{facts['bytes']} bytes"
+        )
+        _tell_constants(facts["constants"])
+
+
+def _fetch(asking: Asking, draft: Path, round: int | None) -> Reply:
+    target = "/anchor" if round is None else f"/anchor?round={round}"
+
+    def into(size: int) -> memoryview:
+        # The file itself is the memory: nothing of it is kept twice.
+        return memoryview(np.memmap(draft, np.uint8, "w+", shape=(size,)).data)
+
+    with _bar() as progress:
+        return asking.call(
+            "GET", target, into=into, progress=progress, timeout_s=FILE_S
+        )
+
+
+def _again(fetch: Callable[[], Reply]) -> Reply:
+    """Ask until no round is in the way, or the network has failed too often."""
+    for _ in range(TRIES - 1):
+        with suppress(Unreachable):
+            return fetch()
+        time.sleep(PAUSE_S)
+    return fetch()
+
+
+@contextmanager
+def _bar() -> Iterator[Progress | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    with typer.progressbar(length=1, label="taking", file=sys.stderr) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        yield show
+
+
+@contextmanager
+def _draft(out: Path) -> Iterator[Path]:
+    """Give a file that takes the name `out` when the block has ended well."""
+    if out.exists():
+        raise UsageError(f"{out} is there already. Remove it, or choose another name.")
+    draft = out.with_name(f"{out.name}.{secrets.token_hex(4)}~")
+    try:
+        draft.touch()
+        yield draft
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.rename(out)
+    except OSError as exc:
+        raise UsageError(
+            f"{out} cannot be written: {exc.strerror or exc}. Choose another place."
+        ) from exc
+    finally:
+        with suppress(OSError):
+            draft.unlink()
+
+
+def _facts(draft: Path, sent_bytes: int) -> dict[str, Any]:
+    """Return what the file says of itself.
+
+    Raises:
+        CorruptError: it is not a whole safetensors file.
+    """
+    try:
+        with draft.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            head = json.loads(file.read(min(size, MAX_HEAD_BYTES)))
+        said = head.pop("__metadata__")
+        last = max(each["data_offsets"][1] for each in head.values())
+        model = json.loads(said["atoll.model"])
+        is_whole = 8 + size + last == sent_bytes == draft.stat().st_size
+        facts = {
+            "run": said["atoll.run"],
+            "round": int(said["atoll.round"]),
+            "rounds": json.loads(said["atoll.rounds"]),
+            "tensors": len(head),
+            "bytes": sent_bytes,
+            "constants": [row[0] for row in model if row[3] == "constant"],
+        }
+    except (ValueError, LookupError, TypeError, AttributeError) as exc:
+        raise CorruptError(_NOT_WHOLE) from exc
+    if not is_whole:
+        raise CorruptError(_NOT_WHOLE)
+    return facts
+
+
+_NOT_WHOLE = "What came is not a whole safetensors file. Take it again."
+
+
+def _tell_constants(names: list[str]) -> None:
+    if names:
+        few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        typer.echo(
+            f"atoll: not in the file, because the coordinator knows only their "
+            f"digests: {few}. Take them from the model.",
+            err=True,
+        )

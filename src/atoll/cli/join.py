@@ -1,0 +1,145 @@
+"""`atoll join RUN -- COMMAND...`: run a command as an island."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from atoll.cli.asking import Asking
+from atoll.cli.names import Names, complete, url_of
+from atoll.errors import Refused, UsageError
+from atoll.exchange.forms import Info, parse_info
+from atoll.http import Caller
+from atoll.island.environment import surroundings_from_environment
+from atoll.island.reach import CONNECT_S, SILENCE_S
+from atoll.security import (
+    Credentials,
+    Invite,
+    Role,
+    RunUrl,
+    calling_context,
+    check_token,
+    is_invite,
+    parse_invite,
+)
+
+
+def join(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="An invitation; or a URL, a directory that is served here, or a name.",
+            autocompletion=complete,
+            show_default=False,
+        ),
+    ],
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND",
+            help="What trains; a bare script.py is python script.py.",
+            show_default=False,
+        ),
+    ],
+    island: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The run gives one without.")
+    ] = None,
+) -> None:
+    """Run a command as an island of a run.
+
+    An invitation is redeemed once, and what it gave is remembered for this user. Then
+    the command takes the place of this process, with ATOLL_RUN and ATOLL_ISLAND set:
+    signals reach it, and its exit code is its own.
+    """
+    url = _invited(parse_invite(run)) if is_invite(run) else _known(run)
+    environment = {**os.environ, "ATOLL_RUN": str(url)}
+    if island is not None:
+        environment["ATOLL_ISLAND"] = island
+    _become(_spelt_out(command), environment)
+
+
+def _known(run: str) -> RunUrl:
+    url = url_of(run)
+    with Asking.of(url) as asking:
+        _info(asking)
+    return url
+
+
+def _invited(invite: Invite) -> RunUrl:
+    """Return the URL of an invite's run, whose token is known afterwards.
+
+    A paste that is used again on the same machine finds what it gave before.
+    """
+    if not _is_member(invite):
+        _redeem(invite)
+        with Asking.of(invite.url) as asking:
+            _require_run(_info(asking), invite)
+    Names(surroundings_from_environment()).remember(invite.run, str(invite.url))
+    return invite.url
+
+
+def _is_member(invite: Invite) -> bool:
+    credentials = Credentials(surroundings_from_environment().credentials)
+    known = credentials.find(str(invite.url))
+    if known is None or known.pin != invite.pin or not known.kept:
+        return False
+    try:
+        with Asking.of(invite.url) as asking:
+            return _info(asking).run == invite.run
+    except Refused:
+        return False
+
+
+def _redeem(invite: Invite) -> None:
+    surroundings = surroundings_from_environment()
+    caller = Caller(
+        invite.address.host,
+        invite.address.port,
+        timeout_s=SILENCE_S,
+        connect_timeout_s=CONNECT_S,
+        tls=calling_context(
+            invite.pin,
+            certificate=surroundings.certificate,
+            key=surroundings.certificate_key,
+        ),
+        pin=invite.pin,
+    )
+    with Asking(invite.url, caller) as asking:
+        said = asking.post("/invites/redeem", {"code": invite.code.reveal()})
+    token = check_token(str(said["token"]))
+    credentials = Credentials(surroundings.credentials)
+    credentials.remember(str(invite.url), pin=invite.pin, tokens={Role.ISLAND: token})
+
+
+def _info(asking: Asking) -> Info:
+    return parse_info(asking.call("GET", "/info").body)
+
+
+def _require_run(info: Info, invite: Invite) -> None:
+    if info.run != invite.run:
+        raise Refused(
+            f"{invite.url} serves run {info.run!r}, and the invitation is for "
+            f"{invite.run!r}. Ask for a new one."
+        )
+
+
+def _spelt_out(command: Sequence[str]) -> list[str]:
+    first = command[0]
+    return [sys.executable, *command] if first.endswith(".py") else list(command)
+
+
+def _become(command: list[str], environment: dict[str, str]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as exc:
+        raise UsageError(
+            f"{command[0]!r} cannot be run: {exc.strerror}. Write the command after "
+            "--, for example: atoll join RUN -- python train.py"
+        ) from exc

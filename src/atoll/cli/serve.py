@@ -1,0 +1,201 @@
+"""`atoll serve RUN.toml`: the coordinator of a run, until somebody stops it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli.asking import Asking
+from atoll.cli.names import served
+from atoll.errors import AtollWarning
+from atoll.exchange.forms import parse_info
+from atoll.security import parse_run_url
+from atoll.settings import RunSettings, parse_assignment
+from atoll.settings.rules import shortest_fp32
+
+if TYPE_CHECKING:  # loading certificates and numba takes its time
+    from atoll.cli.serving import Serving
+    from atoll.coordinator.app import Coordinator
+
+FEW_ROUNDS = 200
+"""What momentum 0.9 wants to be worth its name."""
+
+SHORT_MOMENTUM = 0.81
+"""Above this a short run ends before its velocity has settled."""
+
+LOOK_S = 0.5
+"""How soon an end is noticed."""
+
+
+def serve(
+    run_file: Annotated[
+        Path, typer.Argument(metavar="RUN.toml", help="A run file.", show_default=False)
+    ],
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="Keeps the run; ./NAME.atoll without."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option("--listen", metavar="HOST", help="0.0.0.0 is everywhere.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="The last one, or any free one, without."),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting; repeatable."
+        ),
+    ] = None,
+    init: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="First weights, that atoll export wrote."),
+    ] = None,
+    no_tls: Annotated[
+        bool, typer.Option("--no-tls", help="Plain HTTP, on this machine only.")
+    ] = False,
+    island_certificates: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CA.pem", help="Let in only who has a certificate from this."
+        ),
+    ] = None,
+    has_tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write curves into DIR/tensorboard.")
+    ] = False,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", help="Exit when all is over.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, in one line.")
+    ] = False,
+) -> None:
+    """Serve a run: a new one, or the one that the directory holds.
+
+    Prints where it listens, its certificate's fingerprint, and where the tokens are,
+    and remembers them for this user. A run that has ended is served on, for status
+    and export; with --until-end the command exits when every island has gone too.
+
+    Exits with 0 on SIGTERM and SIGINT, after a clean close.
+    """
+    from atoll.cli.serving import serving
+    from atoll.coordinator.app import Listening
+
+    logging.basicConfig(level=logging.WARNING, format="atoll: %(message)s")
+    settings = _settings(run_file, assignments or [])
+    place = (directory or Path(f"{settings.run.name}.atoll")).absolute()
+    listening = Listening(
+        host=host,
+        port=_port(place, port),
+        has_tls=not no_tls,
+        island_certificates=island_certificates,
+    )
+    run = serving(
+        place, settings, listening, init=init, has_tensorboard=has_tensorboard
+    )
+    with _stopping() as stop, run as it:
+        it.tell(as_json=as_json)
+        if island_certificates is None:
+            _tell_differences(it, settings)
+        _wait(it.coordinator, stop, until_end=until_end)
+
+
+def _settings(run_file: Path, assignments: Sequence[str]) -> RunSettings:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", AtollWarning)
+        settings = RunSettings.from_toml(run_file)
+        settings = settings.with_values(dict(map(parse_assignment, assignments)))
+    for said in dict.fromkeys(str(each.message) for each in caught):
+        _say(said)
+    _tell_momentum(settings)
+    return settings
+
+
+def _tell_momentum(settings: RunSettings) -> None:
+    rounds, momentum = settings.run.end_rounds, settings.outer.momentum
+    if rounds is not None and rounds < FEW_ROUNDS and momentum > SHORT_MOMENTUM:
+        _say(
+            f"outer.momentum={shortest_fp32(momentum)} wants about {FEW_ROUNDS} "
+            f"rounds, and run.end_rounds={rounds}. Choose 0.5 to 0.8 for a short run."
+        )
+
+
+def _port(directory: Path, asked: int | None) -> int:
+    """Return the port asked for, or that of last time: islands still call there."""
+    if asked is not None:
+        return asked
+    last = served(directory)
+    return parse_run_url(last.url).address.port if last else 0
+
+
+def _tell_differences(serving: Serving, settings: RunSettings) -> None:
+    """Say which values of the run file are not in force: a run keeps its own."""
+    with Asking.of(serving.url) as asking:
+        in_force = parse_info(asking.call("GET", "/info").body).settings
+    ours, theirs = _flat(settings), _flat(in_force)
+    for key in sorted(ours.keys() | theirs.keys()):
+        mine, its = ours.get(key), theirs.get(key)
+        if mine != its:
+            _say(
+                f"{key}={_toml(its)} is in force, and the run file has {_toml(mine)}. "
+                f"Change it with: atoll control {serving.coordinator.run} set "
+                f"{key}={_toml(mine)}"
+            )
+
+
+def _flat(settings: RunSettings) -> dict[str, Any]:
+    tables = settings.to_dict().items()
+    return {f"{name}.{key}": each[key] for name, each in tables for key in each}
+
+
+def _toml(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value)
+
+
+@contextmanager
+def _stopping() -> Iterator[threading.Event]:
+    """Give what is set by the first SIGTERM or SIGINT; a second one is the usual."""
+    stop = threading.Event()
+    usual = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def note(number: int, frame: object) -> None:
+        stop.set()
+        for each, before in usual.items():
+            signal.signal(each, before)
+
+    for number in _SIGNALS:
+        signal.signal(number, note)
+    try:
+        yield stop
+    finally:
+        for number, before in usual.items():
+            signal.signal(number, before)
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _wait(coordinator: Coordinator, stop: threading.Event, *, until_end: bool) -> None:
+    while not stop.wait(LOOK_S):
+        if until_end and _is_over(coordinator):
+            return
+
+
+def _is_over(coordinator: Coordinator) -> bool:
+    status = coordinator.status()
+    is_anyone_here = any(each["state"] == "live" for each in status["islands"])
+    return status["state"] == "ended" and not is_anyone_here
+
+
+def _say(text: str) -> None:
+    typer.echo(f"atoll: {text}", err=True)

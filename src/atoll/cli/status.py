@@ -1,0 +1,51 @@
+"""`atoll status RUN`: where a run is, who takes part, and whom it waits for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from atoll.cli.asking import Asking
+from atoll.cli.names import RUN
+from atoll.telemetry import render_status
+
+EVERY_S = 2.0
+WIDTH = 100
+"""Of a page that no terminal shows."""
+
+CLEAR = "\x1b[H\x1b[2J\x1b[3J"
+
+
+def status(
+    run: Annotated[str, RUN],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again and again, until the run ends.")
+    ] = False,
+) -> None:
+    """Print where a run is, who takes part, and why it waits.
+
+    With --json the document of GET /status, in one line each time with --watch.
+    """
+    with Asking.of(run) as asking:
+        said = asking.get("/status")
+        _show(said, as_json=as_json, is_again=watch)
+        while watch and said["state"] != "ended":
+            time.sleep(EVERY_S)
+            said = asking.get("/status")
+            _show(said, as_json=as_json, is_again=True)
+
+
+def _show(said: dict[str, Any], *, as_json: bool, is_again: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(said, indent=None if is_again else 2))
+        return
+    is_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else WIDTH
+    page = render_status(said, width=width, is_colour=is_terminal)
+    typer.echo((CLEAR if is_terminal and is_again else "") + page, nl=False)

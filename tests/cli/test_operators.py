@@ -1,0 +1,239 @@
+"""`atoll status`, `control`, `events` and `doctor` of a run that waits for islands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.security import Credentials, Role, parse_run_url
+from atoll.testing import Link
+from tests.cli.runs import (
+    CODE,
+    Served,
+    as_user,
+    atoll,
+    environment,
+    run,
+    serving,
+    started,
+)
+
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """Return a run that nobody has joined."""
+    with serving(tmp_path_factory.mktemp("run")) as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def user(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be the user who serves the run."""
+    as_user(monkeypatch, served.home)
+
+
+def test_status_is_the_document_or_its_page(served: Served, capsys: Said) -> None:
+    """By URL, directory, name or run id it is the same run."""
+    for run_ in (served.url, served.directory, "lagoon", served.said["run"]):
+        code, out, _ = run(capsys, "status", run_, "--json")
+        assert code == 0
+        assert json.loads(out)["run"] == served.said["run"]
+
+    code, out, _ = run(capsys, "status", "lagoon")
+    assert code == 0
+    assert "Waits for the first island, which brings the weights." in out
+
+
+def test_an_operator_changes_what_can_change(served: Served, capsys: Said) -> None:
+    """Pause, resume and set are in force at once; values are as in a run file."""
+    assert run(capsys, "control", "lagoon", "pause")[0] == 0
+    assert run(capsys, "control", "lagoon", "resume")[0] == 0
+    words = ("run.quorum=2", "run.end_rounds=9", "outer.lr=0.5")
+    code, out, _ = run(capsys, "control", "lagoon", "set", *words, "--json")
+    status = json.loads(out)
+
+    assert code == 0
+    assert (status["quorum"], status["epoch"], status["last_round"]) == (2, 1, 9)
+    code, out, _ = run(capsys, "events", "lagoon", "--json")
+    names = [json.loads(line)["event"] for line in out.splitlines()]
+    assert (code, names[-3:]) == (0, ["run_paused", "run_resumed", "epoch_set"])
+    code, out, _ = run(capsys, "events", "lagoon")
+    assert out.splitlines()[-1].split()[1:3] == ["epoch_set", "epoch=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["set"], "set needs what to set"),
+        (["set", "run.quorum"], "is not an assignment"),
+        (["set", "run.quorums=2"], "run.quorums cannot change"),
+        (["set", "sync.sync_every=9"], "sync.sync_every"),
+        (["evict"], "evict needs the name of one island"),
+        (["evict", "nobody"], "No island is called 'nobody'"),
+        (["pause", "now"], "pause takes nothing more"),
+        (["dance"], "'dance' is not one of"),
+    ],
+)
+def test_what_cannot_be_done_is_misuse(
+    capsys: Said, words: list[str], message: str
+) -> None:
+    """Exit code 2 and the reason, and the run is as it was."""
+    code, out, err = run(capsys, "control", "lagoon", *words)
+
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_events_are_followed(served: Served, capsys: Said) -> None:
+    """--follow prints what happens while it looks on."""
+    process = started("events", served.url, "--follow", "--json", home=served.home)
+    assert process.stdout is not None
+    with process:
+        run(capsys, "control", "lagoon", "pause")
+        for line in process.stdout:
+            if json.loads(line)["event"] == "run_paused":
+                break
+        run(capsys, "control", "lagoon", "resume")
+        for line in process.stdout:
+            if json.loads(line)["event"] == "run_resumed":
+                break
+        process.send_signal(signal.SIGINT)
+
+    assert process.returncode in (130, 1)
+
+
+def test_a_doctor_looks_step_by_step(served: Served, capsys: Said) -> None:
+    """Ten looks, each well, and exit code 0."""
+    code, out, _ = run(capsys, "doctor", "lagoon", "--json")
+    steps = json.loads(out)
+
+    assert code == 0
+    assert [each["step"] for each in steps] == [
+        *("name", "credential", "address", "tcp", "tls", "health", "token", "clock"),
+        *("round trip", "upload"),
+    ]
+    assert all(each["ok"] for each in steps)
+    assert served.said["pin"] in steps[4]["said"]
+    assert served.said["run"] in steps[6]["said"]
+    code, out, _ = run(capsys, "doctor", "lagoon")
+    assert [line.split()[0] for line in out.splitlines()] == ["ok"] * 10
+
+
+def test_a_doctor_names_what_is_wrong(
+    served: Served,
+    capsys: Said,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first step that fails says what to do, and its exit code is the command's."""
+    wrong = tmp_path / "wrong.token"
+    wrong.write_text("atoll_i_" + 43 * "x")
+    wrong.chmod(0o600)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        free = door.getsockname()[1]
+    monkeypatch.setenv("ATOLL_TOKEN_FILE", str(wrong))
+    cases = {
+        served.url: (4, "token", "needs the token of an island"),
+        f"https://127.0.0.1:{free}": (3, "tcp", "does not accept"),
+        "https://no-such-host.invalid:1": (3, "address", "has no address here"),
+        "http://10.0.0.7:1": (2, "name", "would send the token in the open"),
+    }
+    for url, (expected, name, message) in cases.items():
+        code, out, _ = run(capsys, "doctor", url)
+        verdict, rest = out.splitlines()[-1].split(maxsplit=1)
+
+        assert (code, verdict) == (expected, "failed"), out
+        assert rest.startswith(name)
+        assert message in rest
+
+
+def test_a_doctor_guesses_the_way_up(
+    served: Served, capsys: Said, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a line of 16 Mbit/s it says about 2 MB/s."""
+    port = parse_run_url(served.url).address.port
+    with Link(("127.0.0.1", port), rate_bytes_per_s=2e6) as link:
+        url = f"https://127.0.0.1:{link.address[1]}"
+        Credentials(tmp_path / "atoll" / "runs").remember(
+            url,
+            pin=served.said["pin"],
+            tokens={Role.ISLAND: served.directory / "island.token"},
+        )
+        as_user(monkeypatch, tmp_path)
+        code, out, _ = run(capsys, "doctor", url, "--json")
+    said = json.loads(out)[-1]["said"]
+
+    assert code == 0
+    assert 1.0 < float(said.split()[1]) < 3.0, said
+    assert said.split()[2] == "MB/s,"
+
+
+def test_a_run_without_a_token_is_misuse(capsys: Said) -> None:
+    """Nobody is called without a credential, and where to get one is said."""
+    url = "https://127.0.0.1:9"
+    for words in (["status", url], ["export", url, "x.safetensors"]):
+        code, out, err = run(capsys, *words)
+        assert (code, out) == (2, "")
+        assert f"No token is known for {url}" in err
+
+
+def test_an_unknown_run_is_misuse(capsys: Said, tmp_path: Path) -> None:
+    """What could have been meant is listed."""
+    code, _, err = run(capsys, "status", "lagon")
+
+    assert code == 2
+    assert "'lagon' is no URL of a run" in err
+    assert "lagoon" in err
+
+
+def test_a_closed_directory_says_how_to_open_it(tmp_path: Path) -> None:
+    """A run that was closed is named with the command that serves it again."""
+    with serving(tmp_path) as closed:
+        closed.stop()
+    by_directory = atoll("status", closed.directory, home=closed.home)
+    by_name = atoll("status", "lagoon", home=closed.home)
+
+    assert by_directory[0] == 2
+    assert f"atoll serve RUN.toml --dir {closed.directory}" in by_directory[2]
+    assert by_name[0] == 3
+    assert "did not answer" in by_name[2]
+
+
+def test_the_shell_completes_names_of_runs(served: Served) -> None:
+    """A tab after `atoll status la` offers what this user has served or joined."""
+    asked = {"_ATOLL_COMPLETE": "complete_bash", "COMP_WORDS": "atoll status la"}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE],
+        env=environment(served.home, **asked, COMP_CWORD="2"),
+        capture_output=True,
+        text=True,
+    )
+
+    assert "lagoon" in done.stdout.split()
+    assert served.said["run"] in done.stdout.split()
+
+
+def test_a_terminal_gets_colour(served: Served) -> None:
+    """Colours are for terminals; elsewhere the same page is plain."""
+    leader, follower = os.openpty()
+    done = subprocess.Popen(
+        [sys.executable, "-c", CODE, "status", served.url],
+        env=environment(served.home, TERM="xterm"),
+        stdout=follower,
+    )
+    os.close(follower)
+    shown = os.read(leader, 65536).decode()
+    os.close(leader)
+
+    assert done.wait(60) == 0
+    assert "\x1b[" in shown

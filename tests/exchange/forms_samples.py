@@ -244,7 +244,7 @@ CALLS: st.SearchStrategy[Call] = st.one_of(
     publishings(),
     st.builds(OutcomeCall, FRAGMENTS, NUMBERS, st.floats(0.0, 60.0), st.none() | BEATS),
     st.builds(StateCall, FRAGMENTS),
-    st.builds(FoundCall, NAMES, NUMBERS, several(STATES)),
+    st.builds(FoundCall, NAMES, NUMBERS, several(STATES), st.just(True)),
     st.builds(
         RecoverCall,
         NAMES,

@@ -73,8 +73,8 @@ def test_two_islands_join_a_coordinator_with_the_commands_of_the_readme(
             text=True,
         )
 
-    serve = ["serve", EXAMPLES / "run.toml", "--dir", tmp_path / "first", "--until-end"]
-    coordinator = start(*serve, "--json")
+    serve = ["serve", EXAMPLES / "run.toml", "--dir", tmp_path / "first"]
+    coordinator = start(*map(str, serve), "--until-end", "--json")
     assert coordinator.stdout is not None
     url = json.loads(coordinator.stdout.readline())["url"]
     islands = [

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+
 from atoll.coordinator.office import Office
 from atoll.coordinator.spool import Spool
 from atoll.coordinator.states import StateFiles
-from atoll.errors import AtollError, RunEnded
+from atoll.errors import AtollError, Refused, RunEnded
 from atoll.exchange import (
     LONG_POLL_S,
     HeartbeatCall,
@@ -38,7 +40,11 @@ from atoll.exchange.forms.routes import Takes
 from atoll.http import Body, FilePart, Later, Request, Response, ranged
 from atoll.journal import Journal
 from atoll.protocol import Beat, Reception
+from atoll.wire import MAX_HEADER_BYTES
 from atoll.wire.digests import view_of
+
+STATES_HEADERS_BYTES = 2 * MAX_HEADER_BYTES
+"""What the headers before states may take, those of the last outcomes included."""
 
 Handler = Callable[[Request, Asked], Response | Later]
 Heard = Callable[[Request, Beat | None], None]
@@ -73,6 +79,8 @@ class Routes:
             "publish": self._publish,
             "outcome": self._outcome,
             "state": self._state,
+            "found": self._states,
+            "recover": self._states,
         }
 
     def handle(self, request: Request) -> Response | Later:
@@ -160,9 +168,23 @@ class Routes:
         response = ranged(request, part, etag=file.digest, headers=said)
         return replace(response, done=partial(_keep, file))
 
+    def _states(self, request: Request, known: Asked) -> Response:
+        """Read states from who may bring them, and no more than the model has."""
+        who = known.island, known.incarnation
+        most = self._desk.office.change_by(
+            lambda service, now_s: service.states_bytes(*who)
+        )
+        if request.body.length_bytes > most + STATES_HEADERS_BYTES:
+            raise Refused(
+                f"{request.body.length_bytes} bytes cannot be states of the run's "
+                f"model, which take {most}. Bring one for each fragment."
+            )
+        return self._small(request, known)
+
     def _incoming(self, body: Body) -> Incoming:
         def read(size: int) -> memoryview:
-            part = memoryview(bytearray(size))
+            # Not a bytearray: only what has arrived is to be resident.
+            part = np.empty(size, np.uint8).data
             body.readinto(part)
             return part
 

@@ -70,7 +70,7 @@ from atoll.weights import (
     require_state,
     terms_of,
 )
-from atoll.wire import Header, Kind, blake3_digest, verify_body
+from atoll.wire import MOMENTS, Header, Kind, blake3_digest, verify_body
 
 COMPACT_ROUNDS = 10
 """How many means a restart has to go through at most, and a disk to keep."""
@@ -261,6 +261,21 @@ class Service:
         )
         self.state, self._layout, self.weights = advanced, layout, weights
         return self._perform(actions, now_s)
+
+    def states_bytes(self, island: str, incarnation: int) -> int:
+        """Return what the states of all fragments take, for who may bring them.
+
+        Raises:
+            FoundingLost, LeaseLost: this island may not.
+        """
+        layout = self._layout
+        if self.state.model is None:
+            model = self.state.founding_of(island, incarnation).model
+            layout = lay_out(model, self.state.settings)
+        else:
+            self.state.members.require(island, incarnation)
+        vectors = 1 + MOMENTS[self.state.settings.outer.optimizer]
+        return sum(4 * vectors * each.elements for each in layout)
 
     def _is_same_founding(self, call: FoundCall) -> bool:
         founded = [each.digests[0] for each in self.journal.recorded.fragments]

@@ -9,6 +9,7 @@ import numpy as np
 from atoll.errors import Refused
 from atoll.exchange.base import Frame
 from atoll.protocol import Reception, judge_updates
+from atoll.protocol.judge import Norms, norms_after
 from atoll.settings import RunSettings
 from atoll.weights import (
     FragmentLayout,
@@ -39,6 +40,7 @@ class RunFragment:
         self._staged: dict[int, dict[str, Frame]] = {}
         self._state: FragmentState | None = None
         self._bases: set[bytes] = set()
+        self._norms: Norms = {}
 
     @property
     def is_founded(self) -> bool:
@@ -123,6 +125,10 @@ class RunFragment:
             base=self.state.digest,
             known_bases=self._bases,
             max_update_norm=self.settings.limits.max_update_norm,
+            norms=self._norms,
+        )
+        self._norms = norms_after(
+            self._norms, (frame.header for frame in staged.values())
         )
         outcome = self._agree(roster, staged)
         self.state.apply(outcome.header, outcome.body)

@@ -70,13 +70,12 @@ def reach(
     """
     url = parse_run_url(run)
     caller, headers = call_to(url, surroundings, role=Role.ISLAND)
-    reply = caller.call("GET", "/info", headers=headers, is_repeatable=True)
-    if reply.status in (401, 403):
-        raise Refused(str(reply.json().get("message", "The token was refused.")))
-    if reply.status != 200:
-        raise Unreachable(f"{url} answers {reply.status}. Is a coordinator there?")
-    info = parse_info(reply.body)
-    heartbeat_s = _heartbeat_s(surroundings.heartbeat_s, info)
+    try:
+        info = _info(caller, headers, url)
+        heartbeat_s = _heartbeat_s(surroundings.heartbeat_s, info)
+    except BaseException:
+        caller.close()
+        raise
     log.info(
         "adopted the settings of run %s: fingerprint %s, epoch %d, heartbeat %g s",
         info.run,
@@ -92,6 +91,15 @@ def reach(
         line, key=key, nonce=secrets.token_bytes(16), heartbeat_s=heartbeat_s
     )
     return Way(exchange, info, line)
+
+
+def _info(caller: Caller, headers: dict[str, str], url: RunUrl) -> Info:
+    reply = caller.call("GET", "/info", headers=headers, is_repeatable=True)
+    if reply.status in (401, 403):
+        raise Refused(str(reply.json().get("message", "The token was refused.")))
+    if reply.status != 200:
+        raise Unreachable(f"{url} answers {reply.status}. Is a coordinator there?")
+    return parse_info(reply.body)
 
 
 def call_to(

@@ -142,6 +142,7 @@ def _roster(state: CoordinatorState, round: Round, now_s: float) -> Roster:
         base=round.base,
         known_bases=round.bases,
         max_update_norm=state.settings.limits.max_update_norm,
+        norms=round.norms,
     )
     late = [
         RosterEntry(

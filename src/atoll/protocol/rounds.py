@@ -16,6 +16,7 @@ from enum import StrEnum
 
 from atoll.algorithm.pace import deadline_s
 from atoll.errors import Refused
+from atoll.protocol.judge import Norms, norms_after
 from atoll.protocol.membership import Members
 from atoll.protocol.messages import Holding
 from atoll.protocol.tables import RECEPTION
@@ -84,6 +85,9 @@ class Round:
 
     awaited: frozenset[str] = frozenset()
     """Islands that missed the last round: waited for up to the upper bound."""
+
+    norms: Norms = field(default_factory=dict)
+    """Of each island's last updates, since the coordinator started."""
 
     roster: Roster | None = None
     """While closing: what the frozen staged set came to."""
@@ -202,6 +206,7 @@ class Round:
             candidates=candidates,
             staged=self.ahead,
             awaited=(self.candidates & candidates) - published,
+            norms=norms_after(self.norms, self.staged.values()),
         )
 
     def recover(
@@ -225,6 +230,7 @@ class Round:
             opened_s=now_s,
             candidates=candidates,
             staged=self.ahead if state.round == self.number else {},
+            norms=self.norms,
         )
 
 

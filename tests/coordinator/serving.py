@@ -1,0 +1,243 @@
+"""A coordinator on loopback for tests, those who call it, and a picture of its run."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from atoll.clock import Clock, SystemClock
+from atoll.coordinator.app import JOURNAL, Coordinator, Listening
+from atoll.exchange import Call, CoordinatorExchange, Exchange, Frame, Outcome
+from atoll.exchange.forms import to_request
+from atoll.exchange.over_http import HttpLine
+from atoll.http import Caller, Limits
+from atoll.protocol import Beat, JoinReply, JoinRequest, Phase, Position, Reception
+from atoll.security import (
+    Role,
+    authorization,
+    calling_context,
+    read_token,
+    token_file,
+)
+from atoll.settings import RunSettings
+from atoll.wire.digests import view_of
+from tests.http.loopback import PATIENCE_S, Dialogue, Heard, head
+
+VOLATILE = {
+    *("now_unix_s", "bytes_in", "bytes_out"),
+    *("lease_s", "seen_s", "since_s", "late_in_s"),
+}
+"""What a status says of the time and the traffic, and not of the run."""
+
+
+@contextmanager
+def serving(
+    directory: Path,
+    settings: RunSettings | None,
+    *,
+    has_tls: bool = False,
+    clock: Clock | None = None,
+    **limits: Any,
+) -> Iterator[Coordinator]:
+    """Serve the run of a directory on a free port of loopback."""
+    directory.mkdir(mode=0o700, exist_ok=True)
+    coordinator = Coordinator(
+        directory,
+        settings,
+        listening=Listening(has_tls=has_tls),
+        clock=clock,
+        limits=Limits(**limits) if limits else None,
+    )
+    coordinator.start()
+    try:
+        yield coordinator
+    finally:
+        coordinator.close(grace_s=0.2)
+
+
+def bearer(directory: Path, role: Role = Role.ISLAND) -> str:
+    """Return the header that shows a role to the run of a directory."""
+    return authorization(read_token(token_file(directory, role)))
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Return the host and the port of a coordinator's address."""
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    assert parts.port is not None
+    return parts.hostname, parts.port
+
+
+@contextmanager
+def line_to(
+    coordinator: Coordinator, address: tuple[str, int] | None = None
+) -> Iterator[HttpLine]:
+    """Return an island's line to a coordinator, or to what stands in front of it."""
+    tls = calling_context(coordinator.pin) if coordinator.pin else None
+    caller = Caller(
+        *(address or address_of(coordinator.url)),
+        timeout_s=PATIENCE_S,
+        connect_timeout_s=PATIENCE_S,
+        tls=tls,
+        pin=coordinator.pin,
+    )
+    headers = {"Authorization": bearer(coordinator.directory)}
+    line = HttpLine(caller, clock=SystemClock(), headers=headers, run=coordinator.run)
+    try:
+        yield line
+    finally:
+        line.close()
+
+
+class Calm:
+    """An `Exchange` that returns when no round is being committed any more.
+
+    The claims of all exchanges look at a run at once; a coordinator reduces a round
+    behind the backs of those who ask.
+    """
+
+    def __init__(self, inner: Exchange, settle: Callable[[], None]) -> None:
+        self._inner, self._settle = inner, settle
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        return self._inner.join(request)
+
+    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+        return self._inner.heartbeat(beat, at_once=at_once)
+
+    def publish(self, frame: Frame) -> Reception:
+        reception = self._inner.publish(frame)
+        self._settle()
+        return reception
+
+    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+        return self._inner.outcome(fragment, round, wait_s=wait_s)
+
+    def state(self, fragment: int) -> Frame:
+        return self._inner.state(fragment)
+
+    def leave(self, island: str, incarnation: int) -> None:
+        self._inner.leave(island, incarnation)
+        self._settle()
+
+
+class Islands:
+    """Attaches islands to one coordinator, each with a line of its own."""
+
+    def __init__(self, coordinator: Coordinator, stack: ExitStack) -> None:
+        self._coordinator, self._stack = coordinator, stack
+        self._changed = threading.Condition()
+        self._lives = 0
+        coordinator.events.subscribe(self._tell, name="islands")
+
+    def __call__(self, *, key: bytes) -> Exchange:
+        line = self._stack.enter_context(line_to(self._coordinator))
+        self._lives += 1
+        nonce = str(self._lives).encode()
+        return Calm(CoordinatorExchange(line, key=key, nonce=nonce), self.settle)
+
+    def settle(self) -> None:
+        """Return when nothing is being committed."""
+        with self._changed:
+            assert self._changed.wait_for(self._is_calm, PATIENCE_S)
+
+    def _is_calm(self) -> bool:
+        state, _ = self._coordinator._office.look()
+        return all(round.phase is not Phase.CLOSING for round in state.rounds)
+
+    def _tell(self, event: object) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+def asking(
+    coordinator: Coordinator,
+    line: str,
+    body: bytes = b"",
+    *,
+    role: Role | None = Role.ISLAND,
+    **headers: Any,
+) -> Heard:
+    """Ask by hand, on a connection of its own; underscores stand for hyphens."""
+    with Dialogue(address_of(coordinator.url)) as dialogue:
+        dialogue.say(request(coordinator, line, body, role=role, **headers) + body)
+        return dialogue.hear()
+
+
+def request(
+    coordinator: Coordinator,
+    line: str,
+    body: bytes = b"",
+    *,
+    role: Role | None = Role.ISLAND,
+    **headers: Any,
+) -> bytes:
+    """Return the head of a request that lacks nothing, but for what is given."""
+    said = {"atoll-protocol": "1", "content-type": "application/json"}
+    if role is not None:
+        said["authorization"] = bearer(coordinator.directory, role)
+    said["content-length"] = str(len(body))
+    given = {name.replace("_", "-").lower(): value for name, value in headers.items()}
+    return head(line, **(said | given))
+
+
+def calling(
+    coordinator: Coordinator,
+    call: Call,
+    *,
+    run: str | None = None,
+    body: bytes | None = None,
+    **headers: Any,
+) -> Heard:
+    """Ask what an island asks, with another body or other headers."""
+    sent = to_request(call, run=run)
+    data = b"".join(view_of(part).tobytes() for part in sent.body)
+    return asking(
+        coordinator,
+        f"{sent.method} {sent.target}",
+        data if body is None else body,
+        **{**sent.headers, **headers},
+    )
+
+
+def picture(coordinator: Coordinator) -> dict[str, Any]:
+    """Return all that a bad request must leave as it is."""
+    state, _ = coordinator._office.look()
+    return {
+        "members": {
+            name: (each.incarnation, each.slot, each.key, each.nonce, each.has_left)
+            for name, each in state.members.known.items()
+        },
+        "rounds": [
+            (each.number, each.phase, each.base, dict(each.staged), dict(each.ahead))
+            for each in state.rounds
+        ],
+        "run": (state.epoch, state.is_paused, state.last_round, state.settings),
+        "model": state.model,
+        "counted": state.counted,
+        "status": _steady(coordinator.status()),
+        "journal": journal_digest(coordinator.directory),
+    }
+
+
+def journal_digest(directory: Path) -> str:
+    """Return the digest of every byte that a run has on its disk."""
+    digest = hashlib.sha256()
+    for path in sorted((directory / JOURNAL).rglob("*")):
+        if path.is_file():
+            digest.update(str(path.relative_to(directory)).encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _steady(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _steady(each) for key, each in value.items() if key not in VOLATILE
+        }
+    return [_steady(each) for each in value] if isinstance(value, list) else value

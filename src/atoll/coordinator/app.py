@@ -145,6 +145,8 @@ class Coordinator:
         )
         self._started_unix_s = time.time()
         self._people(directory)
+        self._trouble = ""
+        self._service.failing = self._failing
         spool = Spool(directory / SPOOL)
         self._service.after_block = spool.release
         self._routes = Routes(
@@ -157,6 +159,7 @@ class Coordinator:
                 root=self._disk.root,
                 info=self._info,
                 max_body_bytes=self._max_body_bytes,
+                failing=self._failing,
                 heard=self._heard,
             )
         )
@@ -201,6 +204,7 @@ class Coordinator:
         )
         counts = self._listener.counts
         return said | {
+            "why": self._trouble or said["why"],
             "version": __version__,
             "started_unix_s": self._started_unix_s,
             "now_unix_s": time.time(),
@@ -312,6 +316,12 @@ class Coordinator:
         if is_last:
             with suppress(LeaseLost):  # it has left, or lives again elsewhere
                 self._office.closed(*tag)
+
+    def _failing(self, said: str) -> None:
+        """Tell people, once, that the disk takes nothing; nothing means it does."""
+        before, self._trouble = self._trouble, said
+        if said and not before:
+            self.events.emit("disk_failed", message=said)
 
     def _faulted(self, exc: Exception) -> None:
         self.fault = exc

@@ -16,7 +16,7 @@ import numpy as np
 from atoll.coordinator.office import Office
 from atoll.coordinator.spool import Spool
 from atoll.coordinator.states import StateFiles
-from atoll.errors import AtollError, Refused, RunEnded
+from atoll.errors import AtollError, DiskError, Refused, RunEnded
 from atoll.exchange import (
     LONG_POLL_S,
     HeartbeatCall,
@@ -64,6 +64,9 @@ class Desk:
 
     info: Callable[[], Answer]
     max_body_bytes: Callable[[], int]
+    failing: Callable[[str], None]
+    """Told why the disk takes nothing, and an empty sentence when it does again."""
+
     heard: Heard
     """Told of every call that may carry a beat: who is at the other end."""
 
@@ -119,7 +122,12 @@ class Routes:
         if reception is Reception.WANTED:
             incoming.expect(header)
             check = desk.office.check_of(header)
-            frame = desk.spool.take(header, request.body.readinto, check)
+            try:
+                frame = desk.spool.take(header, request.body.readinto, check)
+            except DiskError as exc:
+                desk.failing(str(exc))
+                raise
+            desk.failing("")
             reception = desk.office.take(frame)
         return as_response(reply_parts(reception))
 

@@ -110,6 +110,8 @@ class Service:
         self.defer: Defer | None = None
         self.after_block: Callable[[], None] | None = None
         """Called while updates are reduced, when a block of each has been read."""
+        self.failing: Callable[[str], None] = lambda said: None
+        """Told why the disk takes nothing, and an empty sentence when it does again."""
         self.damage: list[str] = []
         """What was found to be wrong on the disk, in sentences."""
 
@@ -496,8 +498,10 @@ class Service:
                 digest_after=state.digest,
                 epoch=pending.close.epoch,
             )
-        except DiskError:
+        except DiskError as exc:
+            self.failing(str(exc))
             return
+        self.failing("")
         del self._pending[fragment]
         self._forget(fragment, header.round)
         if header.round % COMPACT_ROUNDS == 0:

@@ -11,7 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, cast
 
-from atoll.errors import DiskError, LeaseLost, NameKnown, Unreachable
+from atoll.errors import (
+    CorruptError,
+    DiskError,
+    LeaseLost,
+    NameKnown,
+    RemoteError,
+    Unreachable,
+)
 from atoll.exchange.base import Frame, Outcome
 from atoll.exchange.calls import (
     LONG_POLL_S,
@@ -193,11 +200,11 @@ class CoordinatorExchange:
             return
         try:
             self._position = cast(Position, self._call(HeartbeatCall(beat)))
-        except (DiskError, Unreachable):
-            return
         except LeaseLost as exc:
             # Told to the thread that trains, unless this is a beat after the leaving.
             self._lost = exc if self._beat is not None else None
+        except (CorruptError, RemoteError):
+            return  # the next call says the same, and meets the same: beats go on
 
     def _told(self) -> Beat | None:
         """Return the beat with what people are told."""

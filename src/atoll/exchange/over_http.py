@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from atoll.clock import Clock
-from atoll.errors import CorruptError, Unreachable
+from atoll.errors import CorruptError, Refused, Unreachable
 from atoll.exchange.calls import Call, OutcomeCall, Reply
 from atoll.exchange.forms import Incoming, apart, parse_reply, to_request
 from atoll.http import Caller
@@ -57,8 +57,17 @@ class HttpLine:
         threading.Thread(target=again, name="atoll-heartbeat", daemon=True).start()
 
     def give_up_after(self, seconds: float) -> None:
-        """Let nothing wait for the coordinator for longer than this from now on."""
+        """Let nothing wait for the coordinator for longer than this from now on.
+
+        A call that is under way by then is ended, too: it may be silent for long.
+        """
         self._gives_up_at_s = self._clock.now_s() + seconds
+
+        def give_up() -> None:
+            if not self._ended.wait(seconds):
+                self.close()
+
+        threading.Thread(target=give_up, name="atoll-farewell", daemon=True).start()
 
     def close(self) -> None:
         """Stop what happens in the background. Safe to repeat."""
@@ -81,13 +90,30 @@ class HttpLine:
             received.append(np.empty(size, np.uint8))
             return memoryview(received[-1].data)
 
-        reply = self._caller.call(
-            sent.method,
-            sent.target,
-            headers={**self._headers, **sent.headers},
-            body=[view_of(part) for part in sent.body],
-            into=into,
-            is_repeatable=True,
-        )
+        try:
+            reply = self._caller.call(
+                sent.method,
+                sent.target,
+                headers={**self._headers, **sent.headers},
+                body=[view_of(part) for part in sent.body],
+                into=into,
+                is_repeatable=True,
+            )
+        except Refused as exc:  # by the caller itself: another certificate
+            raise _another(exc) from exc
+        if reply.status in (401, 403):
+            raise _another(f"it answers {reply.status}")
         body = received[-1] if received else cast(bytes, reply.body)
         return parse_reply(call, reply.status, reply.headers, Incoming.of(body))
+
+
+def _another(why: object) -> Unreachable:
+    """Return what it means that a token or a pin is not right any more.
+
+    They were when this line was made, so another run is at the address. Its own
+    coordinator may come back there: the island keeps its work and asks again.
+    """
+    return Unreachable(
+        f"Another run than before is at this address: {why}. "
+        "The island waits for its own to come back."
+    )

@@ -29,8 +29,9 @@ from atoll.security import (
 CONNECT_S, SILENCE_S = 10.0, 30.0
 """How long a coordinator may take to accept, and to say anything at all."""
 
-LEAVE_S = 30.0
-"""How long an island that leaves waits for a coordinator that does not answer."""
+LEAVE_S = 20.0
+"""How long an island that leaves waits for a coordinator that does not answer: who has
+sent SIGTERM often kills 30 s later, and a loop may take 5 s to heed it."""
 
 log = logging.getLogger("atoll")
 

@@ -1,0 +1,168 @@
+"""An island as a process of its own: vectors, and steps that are drawn by a seed.
+
+    python -m tests.e2e.island_process URL NAME --folder FOLDER
+
+It keeps every update before it is sent, so that a test can do all rounds again, and
+writes what it did to FOLDER/NAME.json when it has left the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+
+from atoll import kernels
+from atoll.clock import Clock, SystemClock
+from atoll.errors import Unreachable
+from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
+from atoll.island import Host
+from atoll.island.environment import surroundings_from_environment
+from atoll.island.reach import Way, reach
+from atoll.island.signals import Interrupted, Termination
+from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
+from atoll.testing import Vectors, vector_model
+from atoll.wire import Kind, pack, update_digest
+
+STEP = 1e-3
+"""What an inner step takes from a weight, at most."""
+
+
+class Kept:
+    """An exchange that keeps a copy of what is published. Implements `Exchange`."""
+
+    def __init__(self, inner: CoordinatorExchange, folder: Path) -> None:
+        self._inner: Exchange = inner
+        self._folder = folder
+        folder.mkdir(exist_ok=True)
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        return self._inner.join(request)
+
+    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+        return self._inner.heartbeat(beat, at_once=at_once)
+
+    def publish(self, frame: Frame) -> Reception:
+        header = frame.header
+        if header.kind is not Kind.STATE and header.kind is not Kind.AGREED:
+            self._keep(update_digest(header).hex(), frame)
+        elif header.round == 0:
+            self._keep(f"founded-{header.fragment}", frame)
+        return self._inner.publish(frame)
+
+    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+        return self._inner.outcome(fragment, round, wait_s=wait_s)
+
+    def state(self, fragment: int) -> Frame:
+        return self._inner.state(fragment)
+
+    def leave(self, island: str, incarnation: int) -> None:
+        self._inner.leave(island, incarnation)
+
+    def _keep(self, name: str, frame: Frame) -> None:
+        path = self._folder / f"{name}.atoll"
+        if not path.exists():
+            part = path.with_suffix(".part")
+            part.write_bytes(pack(frame.header) + frame.body.tobytes())
+            part.rename(path)
+
+
+class Training:
+    """Steps that only go down, so that one lost or made twice shows in a sum."""
+
+    def __init__(self, view: Vectors, seed: int) -> None:
+        self._view = view
+        self._numbers = np.random.default_rng(seed)
+        self.work = [0.0 for _ in view.local]
+
+    def step(self) -> None:
+        for fragment, local in enumerate(self._view.local):
+            before = local.sum(dtype=np.float64)
+            local -= STEP * self._numbers.random(local.size, np.float32)
+            self.work[fragment] += before - local.sum(dtype=np.float64)
+
+
+def train(host: Host, training: Training, said: argparse.Namespace) -> str:
+    """Train to the end of the run, or of this island; say which it was."""
+    with Termination() as termination:
+        try:
+            while not host.has_ended and host.tally.inner_steps < said.steps:
+                training.step()
+                time.sleep(said.step_s)  # what computing takes
+                host.stepped()
+                if termination.is_asked:
+                    break
+        except Interrupted:
+            pass
+        termination.heed()
+        host.leave()
+    if host.has_ended:
+        return "ended"
+    return "terminated" if termination.is_asked else "left"
+
+
+def report(
+    host: Host, view: Vectors, training: Training, why: str
+) -> dict[str, object]:
+    """Return what a test is told of this life."""
+    rest = [
+        float(slot.state.anchor.sum(dtype=np.float64) - local.sum(dtype=np.float64))
+        for slot, local in zip(host.slots, view.local, strict=True)
+    ]
+    return {
+        "why": why,
+        "incarnation": host.joined.incarnation,
+        "digests": [slot.read_digest().hex() for slot in host.slots],
+        "rounds": [slot.state.round for slot in host.slots],
+        "work": training.work,
+        "rest": rest,
+        "before": [host.joined.inner_steps, host.joined.tokens],
+        **{name.removeprefix("atoll/"): n for name, n in host.tally.metrics().items()},
+    }
+
+
+def reach_again(url: str, name: str, clock: Clock) -> Way:
+    """Return the way to the coordinator, once it is up: as a launcher would try."""
+    surroundings = surroundings_from_environment()
+    while True:
+        try:
+            return reach(url, island=name, surroundings=surroundings, clock=clock)
+        except Unreachable:
+            time.sleep(0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("name")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--elements", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--step-s", type=float, default=0.005)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    said = parser.parse_args()
+    kernels.use("numpy")  # starts at once
+    clock = SystemClock()
+    way = reach_again(said.url, said.name, clock)
+    view = Vectors(fill=1.0)
+    model = vector_model({f"blocks.{n}.weight": (said.elements,) for n in range(2)})
+    host = Host(
+        Kept(way.exchange, said.folder / "updates"),
+        view,
+        JoinRequest(model=model, island=said.name),
+        clock=clock,
+        leaving=way.leaving(),
+    )
+    way.exchange.stats = host.stats
+    training = Training(view, said.seed)
+    why = train(host, training, said)
+    written = said.folder / f"{said.name}.part"
+    written.write_text(json.dumps(report(host, view, training, why)))
+    written.rename(said.folder / f"{said.name}.json")
+
+
+if __name__ == "__main__":
+    main()

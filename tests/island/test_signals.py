@@ -1,0 +1,83 @@
+"""SIGTERM asks first, interrupts what does not heed it, and belongs to who wants it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from atoll.island.signals import Interrupted, Termination
+
+
+@pytest.fixture(autouse=True)
+def usual() -> Iterator[None]:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def ask() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_the_first_one_asks() -> None:
+    """The block runs on, and afterwards SIGTERM is as it was."""
+    with Termination() as termination:
+        assert not termination.is_asked
+        ask()
+        assert termination.is_asked
+
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_loop_that_stands_still_is_interrupted() -> None:
+    """It waits for something that never comes, and SIGTERM gets it out of there."""
+
+    def stand_still() -> None:
+        ask()
+        never.acquire()
+
+    never = threading.Lock()
+    with never, Termination(heed_s=0.01), pytest.raises(Interrupted):
+        stand_still()
+
+
+def test_a_loop_that_is_over_is_not_interrupted() -> None:
+    """A farewell may take its time."""
+    with Termination(heed_s=0.01) as termination:
+        ask()
+        termination.heed()
+        alone = [each for each in threading.enumerate() if "termination" in each.name]
+        for thread in alone:
+            thread.join()
+
+    assert termination.is_asked
+
+
+def test_a_program_that_handles_it_keeps_doing_so() -> None:
+    """Its handler is called, and ours is not there."""
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    with Termination() as termination:
+        ask()
+
+    assert came == [signal.SIGTERM]
+    assert not termination.is_asked
+
+
+def test_another_thread_changes_nothing() -> None:
+    """Python handles signals in the main thread, and nobody else may say how."""
+    seen = []
+
+    def enter() -> None:
+        with Termination():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+
+    assert seen == [signal.SIG_DFL]

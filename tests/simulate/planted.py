@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.coordinator import Service
-from atoll.exchange import Frame, Outcome
+from atoll.exchange import Frame, Outcome, OutcomeCall
 from atoll.island.courier import Courier
 from atoll.island.slot import Sealed, Slot
 from atoll.journal import Journal
@@ -38,8 +38,10 @@ def replaced(owner: type, name: str, method: Callable[..., Any]) -> Iterator[Non
 def retried_update_applied_twice() -> AbstractContextManager[object]:
     """An update that comes again, because its answer was lost, is added again."""
 
-    def publish(real: Any, service: Service, frame: Frame, now_s: float) -> Any:
-        reception = real(service, frame, now_s)
+    def publish(
+        real: Any, service: Service, frame: Frame, *more: Any, **named: Any
+    ) -> Any:
+        reception = real(service, frame, *more, **named)
         header = frame.header
         key = (header.fragment, header.round, header.island)
         before = service._spool.get(key)
@@ -92,15 +94,19 @@ def roster_decided_twice() -> Iterator[None]:
     """A late update is added to the roster of a round that was committed without."""
     late: dict[tuple[int, int], Header] = {}
 
-    def publish(real: Any, service: Service, frame: Frame, now_s: float) -> Any:
-        reception = real(service, frame, now_s)
+    def publish(
+        real: Any, service: Service, frame: Frame, *more: Any, **named: Any
+    ) -> Any:
+        reception = real(service, frame, *more, **named)
         if reception is Reception.COMMITTED:
             late[frame.header.fragment, frame.header.round] = frame.header
         return reception
 
-    def outcome(real: Any, service: Service, *words: Any) -> Outcome | None:
-        told: Outcome | None = real(service, *words)
-        header = late.get(words[:2])
+    def outcome(
+        real: Any, service: Service, call: OutcomeCall, now_s: float
+    ) -> Outcome | None:
+        told: Outcome | None = real(service, call, now_s)
+        header = late.get((call.fragment, call.round))
         return told if told is None or header is None else _with_late(told, header)
 
     with ExitStack() as stack:

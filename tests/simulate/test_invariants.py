@@ -66,9 +66,9 @@ def spoilt_state(real: Any, courier: Courier, slot: Slot, *words: Any) -> None:
         state.digest = state_digest(state.anchor, state.moments, state.count)
 
 
-def wrong_tokens(real: Any, *words: Any) -> Header:
+def wrong_tokens(real: Any, *words: Any, **named: Any) -> Header:
     """An update says that it has seen a token more."""
-    header: Header = real(*words)
+    header: Header = real(*words, **named)
     progress = replace(header.progress, tokens=header.progress.tokens + 1)
     return replace(header, progress=progress)
 

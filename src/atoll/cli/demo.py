@@ -64,8 +64,10 @@ def _results(directory: Path, *, is_quick: bool) -> Results:
 def _beside(islands: list[dict[str, Any]], progress: Progress) -> ParallelResults:
     from atoll.demo.parallel import train_beside
 
+    every = 10 if sys.stderr.isatty() else 200
+
     def on_step(step: int, steps: int, loss: float) -> None:
-        if step % 10 == 0 or step == steps:
+        if step % every == 0 or step == steps:
             said = f"data parallel, on as many tokens: step {step} of {steps}"
             progress.draw([f"{said}   loss {loss:5.3f}"])
 

@@ -107,9 +107,10 @@ def test_events_are_followed(served: Served, capsys: Said) -> None:
         for line in process.stdout:
             if json.loads(line)["event"] == "run_resumed":
                 break
-        process.send_signal(signal.SIGINT)
+        # Not SIGINT, which whoever runs the tests in the background may ignore.
+        process.terminate()
 
-    assert process.returncode in (130, 1)
+    assert process.returncode == -signal.SIGTERM
 
 
 def test_a_doctor_looks_step_by_step(served: Served, capsys: Said) -> None:

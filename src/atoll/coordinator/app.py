@@ -43,19 +43,27 @@ from atoll.http import Later, Limits, Listener, Request, Response
 from atoll.protocol import Beat
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
 from atoll.security import (
+    Action,
+    Audit,
     Codes,
+    MustWait,
     Role,
     Tokens,
+    What,
     listening_context,
     needed_role,
     require,
     require_safe_listening,
+    route_of,
     run_tokens,
 )
+from atoll.security import Answer as Denied
 from atoll.settings import RunSettings
 from atoll.telemetry import Events, JsonlWriter
 
 JOURNAL, SPOOL = "journal", "spool"
+
+_DENIED = {True: Denied.NO_TOKEN, False: Denied.WRONG_ROLE}
 
 log = logging.getLogger("atoll")
 
@@ -125,6 +133,7 @@ class Coordinator:
         require_safe_listening(self.listening.host, has_tls=self.listening.has_tls)
         self.directory, self._clock = directory, clock or SystemClock()
         now_s = self._clock.now_s()
+        is_new = not (directory / JOURNAL).exists()
         self._disk, self._service = open_service(directory, settings, now_s=now_s)
         self.run = self._service.state.run
         self.events = Events()
@@ -133,6 +142,8 @@ class Coordinator:
             on_failure=lambda said: self.events.emit("disk_failed", message=said),
         )
         self.events.subscribe(self._jsonl, name="jsonl")
+        if is_new:
+            self.events.emit("run_created")
         self._watcher = Watcher(self.events, self._service.state, now_s)
         self.fault: Exception | None = None
         """What should never happen, and did: see the events."""
@@ -166,6 +177,11 @@ class Coordinator:
         self._tags: Counter[tuple[str, int]] = Counter()
         self._tags_lock = threading.Lock()
         self._listener = self._listen(limits)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it listens."""
+        return self._listener.address
 
     @property
     def url(self) -> str:
@@ -255,13 +271,39 @@ class Coordinator:
             if needed is not None:
                 require(role, needed)
         except Refused as exc:
+            self._audit(request, role, _DENIED[role is None])
             status = 401 if role is None else 403
             return replace(as_response(error_parts(exc)), status=status)
         try:
             own = self._operators.handle(request, self._clock.now_s())
         except (AtollError, RunEnded) as exc:
+            if request.segments[:1] == ("invites",):
+                waits = isinstance(exc, MustWait)
+                denied = Denied.MUST_WAIT if waits else Denied.WRONG_CODE
+                self._audit(request, role, denied)
             return answered(exc)  # type: ignore[arg-type]
+        if request.method == "POST" and own is not None:
+            self._audit(request, role, Denied.ALLOWED)
         return own if own is not None else self._routes.handle(request)
+
+    def _audit(self, request: Request, role: Role | None, answer: Denied) -> None:
+        """Tell who was let in to change something, and who was turned away."""
+        what, then = (*request.segments, "", "")[:2]
+        known = {"control": What.CONTROL, "invites": What.CODE_MADE}
+        asked = known.get(what, What.REQUEST)
+        if asked is What.CODE_MADE and then == "redeem":
+            asked = What.CODE_REDEEMED
+        actions = {each.value: each for each in Action}
+        audit = Audit(
+            what=asked,
+            answer=answer,
+            address=request.address[0],
+            at_unix_s=time.time(),
+            role=role,
+            route=route_of(request.method, request.target.partition("?")[0]),
+            action=actions.get(then) if asked is What.CONTROL else None,
+        )
+        self.events.emit("audit", **audit.as_event())
 
     def _info(self) -> Answer:
         state, _ = self._office.look()
@@ -331,4 +373,4 @@ class Coordinator:
         where = request.path if request else "the coordinator"
         said = f"{where}: {type(exc).__name__}: {exc}"
         log.error("%s", said, exc_info=exc)
-        self.events.emit("disk_failed", message=said)
+        self.events.emit("fault", message=said)

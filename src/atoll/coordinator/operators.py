@@ -77,6 +77,9 @@ class Operators:
 
     def _control(self, action: str, said: Mapping[str, Any]) -> Response:
         self._office.change(_event(action, said, self._office))
+        if action in ("stop", "drain"):
+            last = self._office.look()[0].last_round
+            self._events.emit("run_stopped", last_round=last)
         return as_json(self._status())
 
     def _read_events(self, request: Request) -> Response | Later:

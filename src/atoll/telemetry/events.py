@@ -187,6 +187,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "Something could not be written.",
             {"message": Field(Kind.TEXT, "what, and what to do")},
         ),
+        "fault": EventKind(
+            "Something happened that never should: a bug, told in full in the log.",
+            {"message": Field(Kind.TEXT, "where, and what")},
+        ),
         "audit": EventKind(
             "Somebody was let in or denied.",
             {

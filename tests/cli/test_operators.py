@@ -66,9 +66,11 @@ def test_an_operator_changes_what_can_change(served: Served, capsys: Said) -> No
     assert (status["quorum"], status["epoch"], status["last_round"]) == (2, 1, 9)
     code, out, _ = run(capsys, "events", "lagoon", "--json")
     names = [json.loads(line)["event"] for line in out.splitlines()]
-    assert (code, names[-3:]) == (0, ["run_paused", "run_resumed", "epoch_set"])
+    changes = [name for name in names if name != "audit"]
+    assert (code, changes[-3:]) == (0, ["run_paused", "run_resumed", "epoch_set"])
     code, out, _ = run(capsys, "events", "lagoon")
-    assert out.splitlines()[-1].split()[1:3] == ["epoch_set", "epoch=1"]
+    said = [line.split()[1:3] for line in out.splitlines()]
+    assert ["epoch_set", "epoch=1"] in said
 
 
 @pytest.mark.parametrize(

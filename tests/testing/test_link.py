@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
@@ -267,7 +267,8 @@ def test_a_reply_can_be_lost_with_its_connection_once() -> None:
                 caller.sendall(b"do it")
                 assert read(called, 5) == b"do it"
                 called.sendall(b"done")
-                called.shutdown(socket.SHUT_WR)
+                with suppress(OSError):  # the first may be cut off already
+                    called.shutdown(socket.SHUT_WR)
                 assert read(caller) == reply
 
 

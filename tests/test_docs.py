@@ -213,3 +213,16 @@ def test_a_line_holds_one_sentence(document: Path) -> None:
     ]
 
     assert crowded == []
+
+
+def test_every_dependency_has_its_reason() -> None:
+    """The page of dependencies lists what pyproject.toml installs, and no more."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {k: v for k, v in project["optional-dependencies"].items() if k != "dev"}
+    wanted = {each for group in extras.values() for each in group}
+    wanted |= set(project["dependencies"])
+    installed = {re.split(r"[><=\[]", each)[0] for each in wanted} - {"atoll"}
+
+    page = (ROOT / "docs" / "dependencies.md").read_text()
+    told = re.findall(r"^\| (?:`[a-z, `]+` \| )?`(\w+)` \|", page, flags=re.MULTILINE)
+    assert set(told) == installed

@@ -11,6 +11,8 @@ AtollError
 │   ├── LeaseLost         another incarnation holds the island's name
 │   ├── OutcomeLost       a round is over, and nobody knows any more how it went
 │   ├── Refused           the run will not take what this island sends
+│   ├── NoSuchObject      a store has no object at the key
+│   ├── StoreDenied       a store does not allow this: somebody must give a permission
 │   └── DiskError         the disk failed; what was not synced may be lost
 │       └── DiskFull          it has no room
 └── CorruptError      bytes did not verify; retrying will not help
@@ -87,6 +89,18 @@ class NameKnown(Refused):
 
 class FoundingLost(Refused):
     """The island took too long to found the run: join again and take its weights."""
+
+
+class NoSuchObject(RemoteError):
+    """A store has no object at the key: it was never put, or has been collected."""
+
+    def __init__(self, message: str, *, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+
+class StoreDenied(RemoteError, UsageError):
+    """A store does not allow what is asked: somebody must give a permission first."""
 
 
 class DiskError(RemoteError):

@@ -1,0 +1,65 @@
+"""Objects in this process: for tests, for trying things, and to read before others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from atoll.errors import NoSuchObject
+from atoll.store.port import (
+    Data,
+    Item,
+    Traits,
+    check_key,
+    check_prefix,
+    size_of,
+    window,
+)
+
+
+class MemoryStore:
+    """Keeps objects in a dictionary. Implements `Store`."""
+
+    traits = Traits()
+
+    def __init__(self) -> None:
+        self._objects: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def put_new(self, key: str, parts: Sequence[Data]) -> bool:
+        whole = _joined(check_key(key), parts)
+        with self._lock:
+            return self._objects.setdefault(key, whole) is whole
+
+    def put(self, key: str, parts: Sequence[Data]) -> None:
+        whole = _joined(check_key(key), parts)
+        with self._lock:
+            self._objects[key] = whole
+
+    def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
+        with self._lock:
+            whole = self._objects.get(check_key(key))
+        if whole is None:
+            raise NoSuchObject(f"There is no object {key!r}.", key=key)
+        begin, end = window(len(whole), first, size)
+        return memoryview(whole)[begin:end]
+
+    def items(self, prefix: str) -> list[Item]:
+        check_prefix(prefix)
+        with self._lock:
+            objects = sorted(self._objects.items())
+        return [
+            Item(key, len(whole)) for key, whole in objects if key.startswith(prefix)
+        ]
+
+    def remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            check_key(key)
+            with self._lock:
+                self._objects.pop(key, None)
+
+
+def _joined(key: str, parts: Sequence[Data]) -> bytes:
+    size_of(parts)
+    # A copy, even of bytes: whose `is` tells who was first must be new.
+    return bytes(bytearray().join(parts))

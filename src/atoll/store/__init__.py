@@ -16,7 +16,7 @@ from atoll.store.port import (
     Traits,
     check_key,
 )
-from atoll.store.probe import probe
+from atoll.store.probe import Probed, probe
 
 __all__ = [
     "MAX_KEY_BYTES",
@@ -26,6 +26,7 @@ __all__ = [
     "MemoryStore",
     "Patience",
     "Patient",
+    "Probed",
     "Store",
     "Traits",
     "check_key",

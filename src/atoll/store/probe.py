@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from atoll.errors import AtollError
-from atoll.store.port import Store, Traits
+from atoll.store.port import Data, Item, Store, Traits, window
 
 PROBES = "probes/"
 TEXT = b"0123456789"
@@ -41,3 +42,30 @@ def _reads_parts(store: Store, key: str) -> bool:
     with suppress(AtollError):
         return len(store.get(key, 2, 3)) == 3
     return False
+
+
+class Probed:
+    """A store with the traits that it has shown. Implements `Store`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.traits = store, probe(store)
+
+    def put_new(self, key: str, parts: Sequence[Data]) -> bool:
+        return self._store.put_new(key, parts)
+
+    def put(self, key: str, parts: Sequence[Data]) -> None:
+        self._store.put(key, parts)
+
+    def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
+        if self.traits.has_ranges:
+            return self._store.get(key, first, size)
+        window(0, first, size)
+        whole = self._store.get(key)
+        begin, end = window(len(whole), first, size)
+        return whole[begin:end]
+
+    def items(self, prefix: str) -> list[Item]:
+        return self._store.items(prefix)
+
+    def remove(self, keys: Iterable[str]) -> None:
+        self._store.remove(keys)

@@ -43,9 +43,10 @@ _BEYOND = ("InvalidRange", "Invalid range", "range was invalid", "416")
 class ObstoreStore:
     """Keeps objects where `obstore` can. Implements `Store`."""
 
-    def __init__(self, store: Any, *, name: str, traits: Traits | None = None) -> None:
+    traits = Traits()
+
+    def __init__(self, store: Any, *, name: str) -> None:
         self._store, self._name = store, name
-        self.traits = traits or Traits()
 
     @classmethod
     def of_url(cls, url: str) -> ObstoreStore:
@@ -77,13 +78,9 @@ class ObstoreStore:
         if size == 0:
             size = 1  # no range is empty; whether the object is there must be known
             return self.get(key, first, size)[:0]
-        if not self.traits.has_ranges:
-            return self._whole(key, first, size)
-        end = first + size if size is not None else None
-        asked: Any = (first, end) if end is not None else {"offset": first}
         try:
             with self._told("get", key):
-                found = obstore.get(self._store, key, options={"range": asked})
+                found = obstore.get(self._store, key, options=_asked(first, size))
                 return memoryview(found.bytes())
         except _BeyondTheEnd:
             return memoryview(b"")
@@ -114,12 +111,6 @@ class ObstoreStore:
                 if not isinstance(keys, str):
                     for key in keys:
                         self._remove(key)
-
-    def _whole(self, key: str, first: int, size: int | None) -> memoryview:
-        with self._told("get", key):
-            whole = memoryview(obstore.get(self._store, key).bytes())
-        begin, end = window(len(whole), first, size)
-        return whole[begin:end]
 
     def _put(
         self, key: str, parts: Sequence[Data], mode: Literal["create", "overwrite"]
@@ -160,6 +151,13 @@ class ObstoreStore:
 
 class _BeyondTheEnd(Exception):
     """A range begins where the object has ended."""
+
+
+def _asked(first: int, size: int | None) -> Any:
+    """Return the range to ask for; a whole object is asked for without one."""
+    if size is not None:
+        return {"range": (first, first + size)}
+    return {"range": {"offset": first}} if first else {}
 
 
 def _credentials(url: str) -> dict[str, Any]:

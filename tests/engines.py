@@ -1,0 +1,75 @@
+"""Programs of other people that some tests run against; `make engines` installs them.
+
+Without one its tests are skipped, naming that command; with CI=true they fail.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PLACES = (Path(sys.executable).parent, ROOT / ".engines" / "node_modules" / ".bin")
+STARTS_S = 60.0
+
+
+def engine(name: str) -> Path:
+    """Return where a program is, or skip the test that needs it."""
+    found = shutil.which(name, path=os.pathsep.join(map(str, PLACES)))
+    if found is not None:
+        return Path(found)
+    said = f"{name} is not installed. Try: make engines"
+    if os.environ.get("CI") == "true":
+        pytest.fail(said)
+    pytest.skip(said)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens at just now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextmanager
+def running(
+    words: Sequence[object], *, home: Path, is_ready: Callable[[], bool]
+) -> Iterator[None]:
+    """Run a program while the block lasts, from when it is ready on."""
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "said.txt").open("wb") as said:
+        process = subprocess.Popen(
+            [str(word) for word in words],
+            cwd=home,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _await(process, is_ready, home / "said.txt")
+        yield
+    finally:
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _await(
+    process: subprocess.Popen[bytes], is_ready: Callable[[], bool], said: Path
+) -> None:
+    until_s = time.monotonic() + STARTS_S
+    while not is_ready():
+        if process.poll() is not None or time.monotonic() > until_s:
+            tail = said.read_text(errors="replace")[-2000:]
+            raise AssertionError(f"{process.args!r} did not start:\n{tail}")
+        time.sleep(0.1)

@@ -67,7 +67,7 @@ def test_the_page_is_a_life_of_a_run(tmp_path: Path) -> None:
     options = ("--set", "run.start_islands=1", "--set", "run.end_rounds=100000")
     with serving(tmp_path, *options) as served:
         ask(served, tmp_path, "invite lagoon")
-        (join,) = [line for line in COMMANDS if line.startswith("join ")]
+        (join,) = [line for line in COMMANDS if line.startswith("join lagoon ")]
         island = started(*shlex.split(join), home=served.home, cwd=tmp_path)
         events = started("events", "lagoon", "--follow", "--json", home=served.home)
         with events:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -226,17 +227,58 @@ def test_the_shell_completes_names_of_runs(served: Served) -> None:
     assert served.said["run"] in done.stdout.split()
 
 
-def test_a_terminal_gets_colour(served: Served) -> None:
-    """Colours are for terminals; elsewhere the same page is plain."""
+def on_terminal(served: Served, *words: str, **more: str) -> tuple[int, str]:
+    """Run the command line on a terminal; return its exit status and what is seen."""
     leader, follower = os.openpty()
     done = subprocess.Popen(
-        [sys.executable, "-c", CODE, "status", served.url],
-        env=environment(served.home, TERM="xterm"),
+        [sys.executable, "-c", CODE, *words],
+        env=environment(served.home, **more),
         stdout=follower,
     )
     os.close(follower)
-    shown = os.read(leader, 65536).decode()
+    shown = b""
+    with suppress(OSError):  # how a terminal says that nobody writes any more
+        while data := os.read(leader, 65536):
+            shown += data
     os.close(leader)
+    return done.wait(60), shown.decode()
 
-    assert done.wait(60) == 0
-    assert "\x1b[" in shown
+
+@pytest.mark.parametrize(
+    ("verb", "variables", "is_coloured"),
+    [
+        ("status", {"TERM": "xterm"}, True),
+        ("doctor", {"TERM": "xterm", "NO_COLOR": ""}, True),
+        ("events", {"TERM": "xterm"}, True),
+        ("status", {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ("doctor", {"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ("events", {"TERM": "dumb"}, False),
+    ],
+)
+def test_a_terminal_gets_colour_unless_it_must_not(
+    served: Served, verb: str, variables: dict[str, str], is_coloured: bool
+) -> None:
+    """NO_COLOR and dumb terminals are heeded; empty means unset, as its authors say."""
+    code, shown = on_terminal(served, verb, served.url, **variables)
+
+    assert code == 0
+    assert ("\x1b[" in shown) == is_coloured
+
+
+def test_an_interrupt_is_no_failure_of_ours(served: Served) -> None:
+    """Ctrl-C ends whoever looks on, with 130 and without a word."""
+    code = f"import signal; signal.signal(2, signal.default_int_handler); {CODE}"
+    for words in (("status", "--watch"), ("events", "--follow")):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, words[0], served.url, words[1]],
+            env=environment(served.home),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, complaints = process.communicate(timeout=60)
+
+        assert (process.returncode, complaints) == (130, "")

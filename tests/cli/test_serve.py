@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import stat
-import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from atoll.http import Caller
-from atoll.security import calling_context, parse_run_url
-from atoll.security.authority import issue_island_certificate, make_authority
 from tests.cli.runs import RUN_FILE, as_user, atoll, ended, run, serving, started
 
 
@@ -128,26 +123,4 @@ def test_curves_are_written_if_asked_for(tmp_path: Path) -> None:
     with serving(tmp_path, "--tensorboard") as served:
         code, out, _ = atoll("status", served.url, "--json", home=served.home)
         assert (code, json.loads(out)["state"]) == (0, "founding")
-        assert served.stop() == (0, "")
-
-
-def test_only_islands_with_a_certificate_are_let_in(tmp_path: Path) -> None:
-    """With --island-certificates a token alone is not answered: exit code 3."""
-    authority = make_authority(tmp_path / "authority", unix_s=time.time())
-    island = issue_island_certificate(
-        authority.parent, "tokyo-1", into=tmp_path / "island", unix_s=time.time()
-    )
-    with serving(tmp_path, "--island-certificates", authority) as served:
-        assert atoll("status", served.url, home=served.home)[0] == 3
-        address, pin = parse_run_url(served.url).address, str(served.said["pin"])
-        caller = Caller(
-            address.host,
-            address.port,
-            timeout_s=10,
-            connect_timeout_s=10,
-            tls=calling_context(pin, certificate=island.certificate, key=island.key),
-            pin=pin,
-        )
-        with closing(caller):
-            assert caller.call("GET", "/health").json() == {"ok": True}
         assert served.stop() == (0, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import atoll
@@ -59,3 +60,25 @@ def test_refusals_and_controls_are_audited(tmp_path: Path) -> None:
     ]
     assert {"run_created", "run_paused", "run_stopped"} <= {e["event"] for e in told}
     assert not any(token.reveal() in str(told) for token in tokens.values())
+
+
+def test_who_speaks_no_tls_is_audited(tmp_path: Path) -> None:
+    """A refused handshake is an event, and the caller is told what to write."""
+    run = Coordinator(tmp_path, plain_settings())
+    run.start()
+    caller = Caller(*run.address, timeout_s=20.0, connect_timeout_s=20.0)
+    told = threading.Event()
+    try:
+        run.events.subscribe(
+            lambda event: told.set() if event.name == "audit" else None, name="test"
+        )
+        reply = caller.call("GET", "/health")
+        assert (reply.status, reply.json()["error"]) == (400, "no_tls")
+        assert told.wait(20.0)
+        (audit,) = [e.as_dict() for e in run.events.after(0) if e.name == "audit"]
+    finally:
+        caller.close()
+        run.close()
+
+    said = {key: audit[key] for key in ("what", "answer", "address")}
+    assert said == {"what": "handshake", "answer": "no_tls", "address": "127.0.0.1"}

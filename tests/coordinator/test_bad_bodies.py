@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ from tests.coordinator.scene import (
     require_refusal,
 )
 from tests.coordinator.serving import address_of, asking, calling, picture, request
-from tests.http.loopback import Dialogue, Heard
+from tests.http.loopback import PATIENCE_S, Dialogue, Heard
 
 TEN_GB = 10 * 2**30
 
@@ -108,12 +109,6 @@ UPDATED = {
         409,
         "refused",
         "Take the settings from the run",
-    ),
-    "with values that are not finite": Wrong(
-        lambda scene: scene.publish(_not_finite(scene.update())),
-        400,
-        "corrupt",
-        "element 1 of a body in fp32 is not something that an encoder writes",
     ),
     "with a norm that is a lie": Wrong(
         lambda scene: scene.publish(altered(scene.update(), norm=1.0)),
@@ -255,6 +250,24 @@ def test_a_slow_upload_is_told_to_come_again(scene: Scene, size: int) -> None:
     assert (heard.status, heard.error) == (408, "slow_body")
     assert "again" in json.loads(heard.body)["message"]
     assert picture(scene.coordinator) == before
+
+
+def test_values_that_are_not_finite_are_refused_and_shown(scene: Scene) -> None:
+    """No round lists them, status says why, and the same island's next may count."""
+    seen = threading.Event()
+    scene.coordinator.events.subscribe(
+        lambda event: seen.set() if event.name == "update_refused" else None,
+        name="test",
+    )
+    heard = scene.publish(_not_finite(scene.update()))
+    said = json.loads(heard.body)
+
+    assert (heard.status, said["error"]) == (409, "refused")
+    assert "the same bytes again are refused again" in said["message"]
+    assert seen.wait(PATIENCE_S)
+    assert scene.island("b")["refused_because"].startswith("values that are not finite")
+    scene.b.publish(scene.update())
+    assert anchor_of(scene.a) == -2.0
 
 
 def test_an_update_on_another_base_does_not_count(scene: Scene) -> None:

@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 
 from atoll.clock import SystemClock
-from atoll.errors import SettingsError, Unreachable, UsageError
+from atoll.errors import LeaseLost, SettingsError, Unreachable, UsageError
 from atoll.exchange.forms import Info, Limits, info_parts
 from atoll.http import Request, Response, as_json
+from atoll.island import Host
 from atoll.island.environment import Surroundings
 from atoll.island.reach import reach
+from atoll.protocol import JoinRequest
+from atoll.protocol.events import Leave
 from atoll.security import Role, make_token
 from atoll.settings import RunSettings
+from atoll.testing import Vectors
 from atoll.testing.one_fragment import (
+    MODEL,
     anchor_of,
     enter,
     outcome_of,
@@ -139,6 +144,7 @@ def test_an_island_adopts_nothing_that_it_does_not_know(
             island="a",
             surroundings=surroundings(tmp_path),
             clock=SystemClock(),
+            wait_s=0.0,
         )
 
 
@@ -205,3 +211,19 @@ def test_a_norm_beyond_the_median_is_refused_and_the_run_goes_on(
             each for each in coordinator.status()["islands"] if each["island"] == "c"
         )
         assert (row["refused"], row["refused_because"][:5]) == (1, "norm:")
+
+
+def test_an_evicted_island_is_told_by_whom_and_what_it_loses(tmp_path: Path) -> None:
+    """Its next update ends it; the step that no round has is shown."""
+    with ExitStack() as stack:
+        coordinator = stack.enter_context(serving(tmp_path / "run", plain_settings()))
+        exchange = Islands(coordinator, stack)(key=b"a")
+        request = JoinRequest(model=MODEL, island="a")
+        host = Host(exchange, Vectors(), request, clock=SystemClock())
+        host.stepped()
+        coordinator._office.change(Leave("a", 1, reason="evicted"))
+        with pytest.raises(LeaseLost, match="'a' was evicted by an operator"):
+            host.sync_now()
+        host.leave()
+
+    assert host.tally.metrics()["atoll/not_counted_steps"] == 1

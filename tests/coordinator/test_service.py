@@ -20,8 +20,8 @@ from atoll.exchange import (
     PublishCall,
     StateCall,
 )
-from atoll.protocol import Beat, Holding, JoinReply, JoinRequest, Reception
-from atoll.protocol.events import NewValues, Pausing
+from atoll.protocol import Beat, Holding, JoinReply, JoinRequest, Phase, Reception
+from atoll.protocol.events import Leave, NewValues, Pausing, Stopping
 from atoll.simulate import ProcessDead, SimDisk
 from atoll.testing.one_fragment import MODEL, plain_settings
 from atoll.wire import Kind, Verdict, with_body
@@ -222,6 +222,77 @@ def test_a_pause_survives_a_restart() -> None:
         assert service.state.is_paused is is_paused
 
 
+@pytest.mark.parametrize("is_founded", [False, True])
+def test_a_stop_before_any_update_survives_a_restart(is_founded: bool) -> None:
+    """No round opens, whoever comes; a new end undoes it, and that survives too."""
+    service, disk = make()
+    if is_founded:
+        join(service, "a")
+    service.change(Stopping(), 1.0)
+    assert service.state.last_round == 0
+    disk.crash()
+    again = Service.open(disk, now_s=2.0)
+    assert again.state.last_round == 0
+    joined = join(again, "b")
+    assert again.state.rounds[0].phase is Phase.ENDED
+    assert joined.position.last_round == 0
+    with pytest.raises(RunEnded, match="Round 1 will not open"):
+        again.handle(OutcomeCall(0, 1), 3.0)
+
+    again.change(NewValues({"run.end_rounds": 5}), 3.0)
+    disk.crash()
+    assert Service.open(disk, now_s=4.0).state.last_round == 5
+
+
+def test_an_end_that_was_set_is_no_obstacle_to_a_stop() -> None:
+    """Stopped after `end_rounds` was set to ten: the run does not go on to ten."""
+    service, disk = make()
+    join(service, "a")
+    service.change(NewValues({"run.end_rounds": 10}), 1.0)
+    service.change(Stopping(), 1.0)
+    disk.crash()
+    again = Service.open(disk, now_s=2.0)
+
+    assert (again.state.last_round, again.state.epoch) == (0, 2)
+
+
+def test_an_evicted_island_is_told_so_also_after_a_restart() -> None:
+    """By whom, what becomes of its work, and what to do."""
+    service, disk = make(start_islands=2)
+    a, b = join(service, "a"), join(service, "b")
+    service.handle(update(service, b, 3.0), 1.0)
+    service.change(Leave("b", b.incarnation, reason="evicted"), 1.0)
+    said = "'b' was evicted by an operator.*published counts.*start it again"
+    beat = HeartbeatCall(Beat(island="b", incarnation=b.incarnation, step=0))
+    with pytest.raises(LeaseLost, match=said):
+        service.handle(beat, 1.0)
+    service.handle(update(service, a, 1.0), 2.0)
+    assert anchor(service) == -2.0
+
+    disk.crash()
+    again = Service.open(disk, now_s=3.0)
+    with pytest.raises(LeaseLost, match=said):
+        again.handle(beat, 3.0)
+    assert join(again, "b", nonce=b"2").incarnation == 2
+
+
+def test_values_that_are_not_finite_are_refused_though_their_digest_is_right() -> None:
+    """Sent again they would be the same; who looks on is told, and nothing changes."""
+    service, _ = make(start_islands=2)
+    a, _ = join(service, "a"), join(service, "b")
+    good = update(service, a, 1.0).frame
+    body = np.array([1.0, np.inf, 1.0], np.float32).view(np.uint8)
+    bad = Frame(with_body(good.header, body), body)
+    with pytest.raises(Refused, match="sealed with values that are not finite"):
+        service.handle(PublishCall(bad), 1.0)
+
+    assert service.state.rounds[0].staged == {}
+    ((header, reason),) = service.refusals
+    assert header.island == "a"
+    assert "not finite" in reason
+    assert service.handle(PublishCall(good), 1.0) is Reception.STAGED
+
+
 def test_hostile_frames_change_nothing() -> None:
     """Wrong codec, wrong size, flipped bit, zombie: each is refused by name."""
     service, _ = make(start_islands=2)
@@ -256,3 +327,14 @@ def test_no_round_opens_beyond_the_last() -> None:
 
     with pytest.raises(RunEnded):
         again.handle(OutcomeCall(0, 2), 2.0)
+
+
+def test_a_repeated_joining_without_a_name_is_the_same_life() -> None:
+    """The run has given it a name, which who asks again does not know yet."""
+    service, _ = make(start_islands=2)
+    call = JoinCall(JoinRequest(model=MODEL), b"key", b"nonce")
+    first, again = service.handle(call, 0.0), service.handle(call, 1.0)
+
+    assert isinstance(first, JoinReply)
+    assert isinstance(again, JoinReply)
+    assert (first.island, first.incarnation) == (again.island, again.incarnation)

@@ -12,7 +12,7 @@ from typing import Any
 
 from atoll.clock import SystemClock
 from atoll.http import Caller, Limits, Listener, Request, Response
-from atoll.http.serving import Handle, OnClosed, OnError
+from atoll.http.serving import Handle, OnClosed, OnError, OnUnfit
 from tests.http.certificates import Certificate, unchecked
 
 PATIENCE_S = 10.0
@@ -117,10 +117,15 @@ def listening(
     tls: ssl.SSLContext | None = None,
     on_error: OnError | None = None,
     on_closed: OnClosed | None = None,
+    on_refused_handshake: OnUnfit | None = None,
     **limits: Any,
 ) -> Iterator[Listener]:
     """Listen on a free port of loopback, with these limits."""
-    told: dict[str, Any] = {"on_error": on_error, "on_closed": on_closed}
+    told: dict[str, Any] = {
+        "on_error": on_error,
+        "on_closed": on_closed,
+        "on_refused_handshake": on_refused_handshake,
+    }
     listener = Listener(
         handle,
         host="127.0.0.1",

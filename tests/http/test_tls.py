@@ -27,14 +27,17 @@ def test_requests_on_one_encrypted_connection(certificate: Certificate) -> None:
 
 
 def test_who_does_not_speak_tls_is_not_served(certificate: Certificate) -> None:
-    """Plain words end the connection; silence does after its time; others go on."""
+    """Plain words are told of https; silence ends after its time; others go on."""
     with (
         listening(tls=certificate.shown(), handshake_s=1.0) as listener,
         Dialogue(listener.address) as plain,
         Dialogue(listener.address) as silent,
     ):
         plain.say(head("GET /"))
-        plain.hear_end()
+        heard = plain.hear()
+        assert (heard.status, heard.error) == (400, "no_tls")
+        assert b"Write https://" in heard.body
+        assert plain.hear_end() == b""
 
         assert silent.hear_end() == b""
         with Dialogue(listener.address, unchecked()) as dialogue:

@@ -80,7 +80,8 @@ class ScriptedRun:
 
     def _position(self) -> Position:
         rounds = tuple(fragment.open_round for fragment in self.fragments)
-        return Position(step=0, rounds=rounds or (1,))
+        last = self.settings.run.end_rounds
+        return Position(step=0, rounds=rounds or (1,), last_round=last)
 
     def _zeros(self, fragment: RunFragment) -> Frame:
         up, elements = fragment.terms.up, fragment.layout.elements

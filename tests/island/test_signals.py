@@ -45,6 +45,15 @@ def test_a_loop_that_stands_still_is_interrupted() -> None:
         stand_still()
 
 
+def test_who_cannot_heed_it_is_interrupted_at_once() -> None:
+    """Joining has no inner steps; a second SIGTERM would not be needed."""
+    with Termination(heed_s=0.0) as termination, pytest.raises(Interrupted):
+        ask()
+
+    assert termination.is_asked
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_a_loop_that_is_over_is_not_interrupted() -> None:
     """A farewell may take its time."""
     with Termination(heed_s=0.01) as termination:

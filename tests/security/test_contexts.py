@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -172,11 +173,7 @@ def test_islands_show_certificates_where_they_must(
 
     def heard_from(whose: str | None) -> bytes:
         own = issued[whose] if whose else None
-        context = calling_context(
-            shown.pin,
-            certificate=own.certificate if own else None,
-            key=own.key if own else None,
-        )
+        context = calling_context(shown.pin, certificate=own)
         # From 1.3 on, a refusal comes only after the island's own handshake.
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         with calling(strict) as (raw, heard):
@@ -199,11 +196,16 @@ def test_an_authority_is_made_once_and_issues_once(tmp_path: Path) -> None:
     now_s = time.time()
     path = make_authority(tmp_path, unix_s=now_s)
     content = path.read_bytes()
-    issue_island_certificate(tmp_path, "île", into=tmp_path / "a", unix_s=now_s)
+    into = tmp_path / "a"
+    file = issue_island_certificate(tmp_path, "île", into=into, unix_s=now_s)
 
+    assert file == into / "île.pem"
     assert make_authority(tmp_path, unix_s=now_s).read_bytes() == content
     with pytest.raises(UsageError, match="never written twice"):
-        issue_island_certificate(tmp_path, "b", into=tmp_path / "a", unix_s=now_s)
+        issue_island_certificate(tmp_path, "île", into=into, unix_s=now_s)
+    for name in ("../b", ".b", "-b", "b/c"):
+        with pytest.raises(UsageError, match="names no file"):
+            issue_island_certificate(tmp_path, name, into=into, unix_s=now_s)
     for name in ("", "x" * 65, "a\nb"):
         with pytest.raises(UsageError, match="cannot stand in a certificate"):
             issue_island_certificate(tmp_path, name, into=tmp_path / "c", unix_s=now_s)
@@ -211,13 +213,27 @@ def test_an_authority_is_made_once_and_issues_once(tmp_path: Path) -> None:
         issue_island_certificate(tmp_path / "a", "b", into=tmp_path / "c", unix_s=now_s)
 
 
+def test_keys_are_the_users_own(tmp_path: Path) -> None:
+    """The authority's and the island's have mode 0600 in directories of mode 0700."""
+    now_s = time.time()
+    make_authority(tmp_path / "run", unix_s=now_s)
+    issue_island_certificate(tmp_path / "run", "a", into=tmp_path / "b", unix_s=now_s)
+
+    made = [path for folder in ("run", "b") for path in (tmp_path / folder).iterdir()]
+    assert {path.name for path in made} == {"authority.key", "authority.pem", "a.pem"}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o600}
+    assert {stat.S_IMODE(path.parent.stat().st_mode) for path in made} == {0o700}
+
+
 def test_files_that_do_not_fit_are_refused(shown: Certificate, tmp_path: Path) -> None:
     """A missing, damaged, foreign or encrypted file is named before anyone calls."""
     certificate, key = shown.directory / "certificate.pem", tmp_path / "other.key"
     with pytest.raises(NoSuchFile, match=r"certificate\.pem is not there"):
         listening_context(tmp_path)
-    with pytest.raises(UsageError, match="belong together"):
+    with pytest.raises(UsageError, match="does not hold a certificate with its key"):
         calling_context(None, certificate=certificate)
+    with pytest.raises(UsageError, match="is the key of no certificate"):
+        calling_context(None, key=shown.directory / "certificate.key")
     with pytest.raises(UsageError, match=r"holds no certificate of an authority"):
         calling_context(None, authority=shown.directory / "certificate.key")
 

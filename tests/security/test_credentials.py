@@ -67,6 +67,42 @@ def test_the_user_who_serves_types_nothing(tmp_path: Path) -> None:
         found.token(Role.ISLAND)
 
 
+def test_a_certificate_is_copied_and_found(tmp_path: Path) -> None:
+    """What was given may be removed; another pin, or forgetting, forgets it too."""
+    file = tmp_path / "tokyo-1.pem"
+    file.write_text("a key")
+    file.chmod(0o600)
+    known = Credentials(tmp_path / "runs")
+    known.remember(URL, pin=PIN, tokens={}, certificate=file)
+    file.unlink()
+    known.remember(URL, pin=PIN, tokens={Role.ISLAND: ISLAND})
+
+    found = known.find(URL)
+    assert found is not None
+    assert found.certificate is not None
+    assert found.certificate.read_text() == "a key"
+    assert stat.S_IMODE(found.certificate.stat().st_mode) == 0o600
+    assert found.token(Role.ISLAND) == ISLAND
+    known.remember(URL, pin=None, tokens={})
+    again = known.find(URL)
+    assert again is not None
+    assert again.certificate is None
+    assert known.forget(URL)
+    assert {path.suffix for path in (tmp_path / "runs").iterdir()} == {""}
+
+
+def test_a_certificate_that_others_may_read_is_not_taken(tmp_path: Path) -> None:
+    """Its key may be known already; how to mend that is said."""
+    file = tmp_path / "tokyo-1.pem"
+    file.write_text("a key")
+    file.chmod(0o644)
+    known = Credentials(tmp_path / "runs")
+
+    with pytest.raises(UsageError, match=r"others may read this key.*chmod 600"):
+        known.remember(URL, pin=PIN, tokens={}, certificate=file)
+    assert known.find(URL) is None
+
+
 def test_an_operator_needs_no_second_token(tmp_path: Path) -> None:
     """Where only the operator's is known, it serves for an island too."""
     known = Credentials(tmp_path / "runs")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from atoll import RunSettings
-from atoll.coordinator import Service
+from atoll.coordinator.committing import Committing
 from atoll.errors import LeaseLost
 from atoll.island.courier import Courier
 from atoll.island.slot import Slot
@@ -87,7 +87,7 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "same state": lambda: replaced(Courier, "_apply_all", spoilt_state),
     "tokens conserved": lambda: replaced(Courier, "_header", wrong_tokens),
     "progress": lambda: replaced(Round, "can_close", lambda *words: False),
-    "bounded": lambda: replaced(Service, "_forget", lambda *words: None),
+    "bounded": lambda: replaced(Committing, "_forget", lambda *words: None),
     "deadlines bounded": lambda: replaced(Round, "late_at_s", in_ages),
     "islands go on": lambda: replaced(Members, "require", expelled),
 }

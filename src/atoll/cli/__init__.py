@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from atoll import __version__
+from atoll.cli.certify import certify
 from atoll.cli.control import control
 from atoll.cli.demo import demo
 from atoll.cli.doctor import doctor
@@ -38,6 +39,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "serve": serve,
     "invite": invite,
+    "certify": certify,
     "join": join,
     "status": status,
     "control": control,

@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from atoll.cli.names import url_of
-from atoll.errors import Refused, RunEnded
+from atoll.errors import Refused, RunEnded, Unreachable
 from atoll.exchange.forms import Incoming
 from atoll.exchange.forms.failures import read_failure
-from atoll.http import Caller, Reply
-from atoll.island.environment import surroundings_from_environment
+from atoll.http import Caller, Fetching, Reply
+from atoll.island.environment import Surroundings, surroundings_from_environment
 from atoll.island.reach import call_to
-from atoll.security import Role, RunUrl
+from atoll.security import Credentials, Role, RunUrl, certificate_refusal
 
-Progress = Callable[[int, int], None]
-Into = Callable[[int], memoryview]
+
+def surroundings_for(url: RunUrl) -> Surroundings:
+    """Return this user's surroundings, with the certificate that is shown to a run.
+
+    It is the one that ATOLL_CERTIFICATE names, or else the one that was remembered.
+    """
+    around = surroundings_from_environment()
+    if around.certificate is not None:
+        return around
+    known = Credentials(around.credentials).find(str(url))
+    if known is None or known.certificate is None:
+        return around
+    return replace(around, certificate=known.certificate, certificate_key=None)
 
 
 class Asking:
     """A way to the coordinator of a run. Close it, or use it in a `with` block."""
 
     def __init__(
-        self, url: RunUrl, caller: Caller, headers: Mapping[str, str] | None = None
+        self,
+        url: RunUrl,
+        caller: Caller,
+        headers: Mapping[str, str] | None = None,
+        *,
+        shown: Path | None = None,
     ) -> None:
         self.url, self._caller, self._headers = url, caller, dict(headers or {})
+        self._shown = shown
 
     @classmethod
     def of(cls, run: str | RunUrl, *, role: Role = Role.ISLAND) -> Asking:
@@ -36,7 +55,9 @@ class Asking:
             UsageError: it is not known here, or no token for it is.
         """
         url = url_of(run) if isinstance(run, str) else run
-        return cls(url, *call_to(url, surroundings_from_environment(), role=role))
+        around = surroundings_for(url)
+        caller, headers = call_to(url, around, role=role)
+        return cls(url, caller, headers, shown=around.certificate)
 
     def __enter__(self) -> Self:
         return self
@@ -64,8 +85,7 @@ class Asking:
         target: str,
         *,
         body: bytes | None = None,
-        into: Into | None = None,
-        progress: Progress | None = None,
+        fetching: Fetching | None = None,
         timeout_s: float | None = None,
     ) -> Reply:
         """Return a good answer.
@@ -74,16 +94,21 @@ class Asking:
             AtollError: what the coordinator said, or that nobody answered.
         """
         kind = {"Content-Type": "application/json"} if body is not None else {}
-        reply = self._caller.call(
-            method,
-            target,
-            headers={**self._headers, **kind},
-            body=body,
-            into=into,
-            progress=progress,
-            timeout_s=timeout_s,
-            is_repeatable=method == "GET",
-        )
+        try:
+            reply = self._caller.call(
+                method,
+                target,
+                headers={**self._headers, **kind},
+                body=body,
+                fetching=fetching,
+                timeout_s=timeout_s,
+                is_repeatable=method == "GET",
+            )
+        except Unreachable as exc:
+            refusal = certificate_refusal(exc, where=str(self.url), shown=self._shown)
+            if refusal is None:
+                raise
+            raise refusal from exc
         if reply.status >= 400:
             raise _failure(reply)
         return reply

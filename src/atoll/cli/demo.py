@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atoll.cli.terminal import can_redraw
 from atoll.errors import UsageError
 
 if TYPE_CHECKING:  # the extra's own libraries are loaded when the demo runs
@@ -64,7 +65,7 @@ def _results(directory: Path, *, is_quick: bool) -> Results:
 def _beside(islands: list[dict[str, Any]], progress: Progress) -> ParallelResults:
     from atoll.demo.parallel import train_beside
 
-    every = 10 if sys.stderr.isatty() else 200
+    every = 10 if can_redraw(sys.stderr) else 200
 
     def on_step(step: int, steps: int, loss: float) -> None:
         if step % every == 0 or step == steps:
@@ -93,7 +94,7 @@ class Progress:
         """Show how far each island is."""
         from atoll.demo.progress import lines
 
-        if sys.stderr.isatty():
+        if can_redraw(sys.stderr):
             self.draw(lines(status))
         elif status["round"] // 10 > self._told:
             self._told = status["round"] // 10
@@ -101,7 +102,7 @@ class Progress:
 
     def draw(self, lines: list[str]) -> None:
         """Draw lines over the last ones; on no terminal, below them."""
-        if sys.stderr.isatty() and self._drawn:
+        if can_redraw(sys.stderr) and self._drawn:
             sys.stderr.write(f"\x1b[{self._drawn}A\x1b[J")
         self._drawn = len(lines)
         sys.stderr.write("\n".join(lines) + "\n")

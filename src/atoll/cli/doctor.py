@@ -13,12 +13,12 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.asking import Asking
+from atoll.cli.asking import Asking, surroundings_for
 from atoll.cli.names import RUN, url_of
+from atoll.cli.terminal import painted
 from atoll.errors import AtollError, Refused, Unreachable
 from atoll.exchange.forms import PROTOCOL, parse_info
 from atoll.exchange.forms.heads import PROTOCOL_HEADER
-from atoll.island.environment import surroundings_from_environment
 from atoll.island.reach import CONNECT_S, call_to
 from atoll.security import Credentials, Role, RunUrl, calling_context, secured
 from atoll.telemetry.amounts import size as shown_size
@@ -79,7 +79,7 @@ class Examination:
         return f"{self.run} is {self.url}" if self.run != str(self.url) else self.run
 
     def _credential(self) -> str:
-        surroundings = surroundings_from_environment()
+        surroundings = surroundings_for(self.url)
         caller, _ = call_to(self.url, surroundings, role=Role.ISLAND)
         caller.close()
         known = Credentials(surroundings.credentials).find(str(self.url))
@@ -119,7 +119,7 @@ class Examination:
     def _tls(self) -> str:
         if not self.url.has_tls:
             return "none: plain HTTP, on this machine only"
-        surroundings = surroundings_from_environment()
+        surroundings = surroundings_for(self.url)
         context = calling_context(
             self.pin,
             certificate=surroundings.certificate,
@@ -163,7 +163,7 @@ class Examination:
     def _upload(self) -> str:
         """Time a heartbeat that is nobody's: it is read whole, and refused."""
         caller, headers = call_to(
-            self.url, surroundings_from_environment(), role=Role.ISLAND
+            self.url, surroundings_for(self.url), role=Role.ISLAND
         )
         said = {**headers, PROTOCOL_HEADER: str(PROTOCOL)}
         with closing(caller):
@@ -209,7 +209,7 @@ def doctor(
 
 def _show(step: Step) -> None:
     colour = typer.colors.GREEN if step.is_ok else typer.colors.RED
-    verdict = typer.style("ok    " if step.is_ok else "failed", fg=colour)
+    verdict = painted("ok    " if step.is_ok else "failed", fg=colour)
     typer.echo(f"{verdict}  {step.name:<11} {step.said}")
 
 

@@ -11,6 +11,7 @@ import typer
 
 from atoll.cli.asking import Asking
 from atoll.cli.names import RUN
+from atoll.cli.terminal import painted
 from atoll.telemetry.cells import shown
 
 WAIT_S = 40.0
@@ -52,8 +53,9 @@ def _show(event: dict[str, Any], *, as_json: bool) -> None:
         for key, value in event.items()
         if key not in HEAD
     )
-    name = typer.style(f"{event['event']:<16}", bold=True)
-    typer.echo(f"{at}  {name}  {' '.join(fields)}".rstrip())
+    name, said = str(event["event"]), " ".join(fields)
+    gap = " " * (18 - len(name)) if said else ""
+    typer.echo(f"{at}  {painted(name, bold=True)}{gap}{said}")
 
 
 def _brief(value: Any) -> str:

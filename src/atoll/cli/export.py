@@ -15,14 +15,15 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from atoll.cli.asking import Asking, Progress
+from atoll.cli.asking import Asking
 from atoll.cli.names import RUN
 from atoll.errors import CorruptError, Unreachable, UsageError
-from atoll.http import Reply
+from atoll.http import Fetching, Reply
 
 TRIES = 20
 PAUSE_S = 0.5
-"""A round that is being committed takes no longer than all tries together."""
+"""A round that is being committed takes no longer than all tries together; a body
+that breaks goes on as often."""
 
 MAX_HEAD_BYTES = 100_000_000
 """As safetensors itself has it."""
@@ -37,11 +38,12 @@ def export(
         Path, typer.Argument(metavar="OUT", help="A new .safetensors file.")
     ],
     round: Annotated[
-        int | None, typer.Option(min=0, help="Refuse any other than this one.")
+        int | None,
+        typer.Option(min=0, help="Those of a round, while it is kept."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write the newest agreed weights into a safetensors file.
+    """Write agreed weights into a safetensors file: the newest, or those of a round.
 
     Every trained parameter and floating buffer is in it, in its own dtype. Constants
     (frozen parameters, integer buffers) are not: the coordinator knows their digests,
@@ -49,7 +51,7 @@ def export(
     """
     with _draft(out) as draft, Asking.of(run) as asking:
         asking.get("/health")  # one that is not there is not worth waiting for
-        reply = _again(lambda: _fetch(asking, draft, round))
+        reply = _fetch(asking, draft, round)
         facts = _facts(draft, int(reply.headers["content-length"]))
     facts["file"] = str(out)
     if as_json:
@@ -70,13 +72,17 @@ def _fetch(asking: Asking, draft: Path, round: int | None) -> Reply:
         return memoryview(np.memmap(draft, np.uint8, "w+", shape=(size,)).data)
 
     with _bar() as progress:
-        return asking.call(
-            "GET", target, into=into, progress=progress, timeout_s=FILE_S
+        fetching = Fetching(into, progress)
+        return _again(
+            lambda: asking.call("GET", target, fetching=fetching, timeout_s=FILE_S)
         )
 
 
 def _again(fetch: Callable[[], Reply]) -> Reply:
-    """Ask until no round is in the way, or the network has failed too often."""
+    """Ask until no round is in the way, or the network has failed too often.
+
+    A body that broke off goes on where it was.
+    """
     for _ in range(TRIES - 1):
         with suppress(Unreachable):
             return fetch()
@@ -85,7 +91,7 @@ def _again(fetch: Callable[[], Reply]) -> Reply:
 
 
 @contextmanager
-def _bar() -> Iterator[Progress | None]:
+def _bar() -> Iterator[Callable[[int, int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return

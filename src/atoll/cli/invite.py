@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from atoll.cli.asking import Asking
+from atoll.cli.asking import Asking, surroundings_for
 from atoll.cli.names import RUN
 from atoll.errors import UsageError
-from atoll.island.environment import surroundings_from_environment
 from atoll.security import (
     Address,
     Credentials,
@@ -50,11 +50,21 @@ def invite(
         status = asking.get("/status")
         where = _address(asking.url, parse_run_url(status["listening"]), address)
         code = Secret(asking.post("/invites")["code"])
-    paste = Invite(address=where, run=status["run"], pin=_pin(asking.url), code=code)
+    around = surroundings_for(asking.url)
+    known = Credentials(around.credentials).find(str(asking.url))
+    pin = known.pin if known else None
+    paste = Invite(address=where, run=status["run"], pin=pin, code=code)
+    show = " --certificate NAME.pem" if around.certificate else ""
     if as_json:
         typer.echo(json.dumps({"invite": paste.reveal(), "run": status["run"]}))
     else:
-        typer.echo(f"atoll join '{paste.reveal()}' -- COMMAND")
+        typer.echo(f"atoll join '{paste.reveal()}'{show} -- COMMAND")
+    if show:
+        typer.echo(
+            "atoll: this run asks for certificates. Make NAME.pem where it is served: "
+            f"atoll certify {shlex.quote(status['name'])} NAME",
+            err=True,
+        )
     if is_loopback(where.host):
         typer.echo(
             "atoll: the coordinator listens on this machine only, so that nobody else "
@@ -69,12 +79,6 @@ def _require_tls(url: RunUrl) -> None:
             f"{url} is plain HTTP, which is for this machine only: nobody can be "
             "invited. Serve without --no-tls."
         )
-
-
-def _pin(url: RunUrl) -> str | None:
-    surroundings = surroundings_from_environment()
-    known = Credentials(surroundings.credentials).find(str(url))
-    return known.pin if known else None
 
 
 def _address(asked: RunUrl, listening: RunUrl, given: str | None) -> Address:

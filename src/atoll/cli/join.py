@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from atoll.cli.asking import Asking
+from atoll.cli.asking import Asking, surroundings_for
 from atoll.cli.names import Names, complete, url_of
 from atoll.errors import Refused, UsageError
 from atoll.exchange.forms import Info, parse_info
@@ -49,32 +50,70 @@ def join(
     island: Annotated[
         str | None, typer.Option(metavar="NAME", help="The run gives one without.")
     ] = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="What atoll certify wrote, if the run asks; it is remembered.",
+        ),
+    ] = None,
 ) -> None:
     """Run a command as an island of a run.
 
     An invitation is redeemed once, and what it gave is remembered for this user. Then
-    the command takes the place of this process, with ATOLL_RUN and ATOLL_ISLAND set:
-    signals reach it, and its exit code is its own.
+    the command takes the place of this process, with ATOLL_RUN, ATOLL_ISLAND and
+    ATOLL_CERTIFICATE set: signals reach it, and its exit code is its own.
     """
-    url = _invited(parse_invite(run)) if is_invite(run) else _known(run)
+    _require_one(certificate)
+    if is_invite(run):
+        url = _invited(parse_invite(run), certificate)
+    else:
+        url = _known(run, certificate)
     environment = {**os.environ, "ATOLL_RUN": str(url)}
     if island is not None:
         environment["ATOLL_ISLAND"] = island
+    environment |= _shown(url)
     _become(_spelt_out(command), environment)
 
 
-def _known(run: str) -> RunUrl:
+def _require_one(certificate: Path | None) -> None:
+    named = surroundings_from_environment().certificate
+    if certificate is not None and named is not None:
+        raise UsageError(
+            f"--certificate is {certificate}, and ATOLL_CERTIFICATE is {named}. Give "
+            "one of them."
+        )
+
+
+def _shown(url: RunUrl) -> dict[str, str]:
+    """Return what makes the command show the same certificate as this one."""
+    around = surroundings_for(url)
+    if around.certificate is None:
+        return {}
+    key = around.certificate_key or around.certificate
+    return {
+        "ATOLL_CERTIFICATE": str(around.certificate.absolute()),
+        "ATOLL_CERTIFICATE_KEY": str(key.absolute()),
+    }
+
+
+def _known(run: str, certificate: Path | None) -> RunUrl:
     url = url_of(run)
+    if certificate is not None:
+        known = _credentials().find(str(url))
+        _remember(url, known.pin if known else None, certificate)
     with Asking.of(url) as asking:
         _info(asking)
     return url
 
 
-def _invited(invite: Invite) -> RunUrl:
+def _invited(invite: Invite, certificate: Path | None) -> RunUrl:
     """Return the URL of an invite's run, whose token is known afterwards.
 
     A paste that is used again on the same machine finds what it gave before.
     """
+    if certificate is not None:
+        _remember(invite.url, invite.pin, certificate)
     if not _is_member(invite):
         _redeem(invite)
         with Asking.of(invite.url) as asking:
@@ -83,9 +122,18 @@ def _invited(invite: Invite) -> RunUrl:
     return invite.url
 
 
+def _remember(url: RunUrl, pin: str | None, certificate: Path) -> None:
+    """Show a certificate to this run from now on."""
+    calling_context(pin, certificate=certificate)  # or it says what is wrong with it
+    _credentials().remember(str(url), pin=pin, tokens={}, certificate=certificate)
+
+
+def _credentials() -> Credentials:
+    return Credentials(surroundings_from_environment().credentials)
+
+
 def _is_member(invite: Invite) -> bool:
-    credentials = Credentials(surroundings_from_environment().credentials)
-    known = credentials.find(str(invite.url))
+    known = _credentials().find(str(invite.url))
     if known is None or known.pin != invite.pin or not known.kept:
         return False
     try:
@@ -96,7 +144,7 @@ def _is_member(invite: Invite) -> bool:
 
 
 def _redeem(invite: Invite) -> None:
-    surroundings = surroundings_from_environment()
+    around = surroundings_for(invite.url)
     caller = Caller(
         invite.address.host,
         invite.address.port,
@@ -104,16 +152,17 @@ def _redeem(invite: Invite) -> None:
         connect_timeout_s=CONNECT_S,
         tls=calling_context(
             invite.pin,
-            certificate=surroundings.certificate,
-            key=surroundings.certificate_key,
+            certificate=around.certificate,
+            key=around.certificate_key,
         ),
         pin=invite.pin,
     )
-    with Asking(invite.url, caller) as asking:
+    with Asking(invite.url, caller, shown=around.certificate) as asking:
         said = asking.post("/invites/redeem", {"code": invite.code.reveal()})
     token = check_token(str(said["token"]))
-    credentials = Credentials(surroundings.credentials)
-    credentials.remember(str(invite.url), pin=invite.pin, tokens={Role.ISLAND: token})
+    _credentials().remember(
+        str(invite.url), pin=invite.pin, tokens={Role.ISLAND: token}
+    )
 
 
 def _info(asking: Asking) -> Info:

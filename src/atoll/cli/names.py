@@ -16,7 +16,7 @@ import typer
 
 from atoll.errors import CorruptError, NoSuchFile, UsageError
 from atoll.island.environment import Surroundings, surroundings_from_environment
-from atoll.security import RunUrl, parse_run_url
+from atoll.security import Credentials, Role, RunUrl, parse_run_url
 from atoll.security.private import (
     private_directory,
     read_private,
@@ -26,6 +26,9 @@ from atoll.security.private import (
 
 ADDRESS = "address.json"
 """In a run's directory: where its coordinator listens, or did last."""
+
+RUN_SUFFIX = ".atoll"
+"""Of a run's directory, unless another was chosen."""
 
 MAX_FILE_BYTES = 2**14
 URL_STARTS = ("http://", "https://")
@@ -58,6 +61,31 @@ def url_of(run: str) -> RunUrl:
         f"this machine, and no name that is known here ({_known_names()}). Write "
         "https://HOST:PORT, or paste an invitation: `atoll join INVITATION -- COMMAND`."
     )
+
+
+def directory_of(run: str) -> Path:
+    """Return the directory of a run on this machine, of which there may be none yet.
+
+    Raises:
+        UsageError: it is served elsewhere, or nothing is known by that name here.
+    """
+    path = Path(run)
+    if (path / ADDRESS).exists() or path.suffix == RUN_SUFFIX:
+        return path.absolute()
+    try:
+        url = url_of(run)
+    except UsageError:
+        if path.is_dir():
+            return path.absolute()
+        raise
+    known = Credentials(surroundings_from_environment().credentials).find(str(url))
+    token = known.kept.get(Role.OPERATOR) if known else None
+    if not isinstance(token, Path):
+        raise UsageError(
+            f"{run[:128]!r} is not served by this user on this machine, and what "
+            "belongs to its directory is done there."
+        )
+    return token.parent
 
 
 def served(directory: Path) -> Served | None:

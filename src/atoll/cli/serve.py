@@ -6,7 +6,6 @@ import json
 import logging
 import signal
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,10 +15,10 @@ import typer
 
 from atoll.cli.asking import Asking
 from atoll.cli.names import served
-from atoll.errors import AtollWarning
+from atoll.cli.run_file import Assignments, RunFile, values_of, warnings_told
 from atoll.exchange.forms import parse_info
 from atoll.security import parse_run_url
-from atoll.settings import RunSettings, parse_assignment
+from atoll.settings import RunSettings
 from atoll.settings.rules import shortest_fp32
 
 if TYPE_CHECKING:  # loading certificates and numba takes its time
@@ -37,9 +36,7 @@ LOOK_S = 0.5
 
 
 def serve(
-    run_file: Annotated[
-        Path, typer.Argument(metavar="RUN.toml", help="A run file.", show_default=False)
-    ],
+    run_file: RunFile,
     directory: Annotated[
         Path | None,
         typer.Option("--dir", help="Keeps the run; ./NAME.atoll without."),
@@ -51,15 +48,10 @@ def serve(
         int | None,
         typer.Option(min=0, max=65535, help="The last one, or any free one, without."),
     ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting; repeatable."
-        ),
-    ] = None,
+    assignments: Assignments = None,
     init: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="First weights, that atoll export wrote."),
+        typer.Option(metavar="FILE", help="First weights, as safetensors."),
     ] = None,
     no_tls: Annotated[
         bool, typer.Option("--no-tls", help="Plain HTTP, on this machine only.")
@@ -92,7 +84,7 @@ def serve(
     from atoll.coordinator.app import Listening
 
     logging.basicConfig(level=logging.WARNING, format="atoll: %(message)s")
-    settings = _settings(run_file, assignments or [])
+    settings = _settings(run_file, assignments)
     place = (directory or Path(f"{settings.run.name}.atoll")).absolute()
     listening = Listening(
         host=host,
@@ -105,18 +97,15 @@ def serve(
     )
     with _stopping() as stop, run as it:
         it.tell(as_json=as_json)
-        if island_certificates is None:
+        if it.is_within_reach:
             _tell_differences(it, settings)
         _wait(it.coordinator, stop, until_end=until_end)
 
 
-def _settings(run_file: Path, assignments: Sequence[str]) -> RunSettings:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", AtollWarning)
+def _settings(run_file: Path, assignments: Sequence[str] | None) -> RunSettings:
+    with warnings_told():
         settings = RunSettings.from_toml(run_file)
-        settings = settings.with_values(dict(map(parse_assignment, assignments)))
-    for said in dict.fromkeys(str(each.message) for each in caught):
-        _say(said)
+        settings = settings.with_values(values_of(assignments))
     _tell_momentum(settings)
     return settings
 

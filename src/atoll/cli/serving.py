@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from atoll.cli import init_file
+from atoll.cli.certify import own_certificate
 from atoll.cli.names import Names, note_served
-from atoll.cli.weights_file import WeightsFile
-from atoll.coordinator.app import Coordinator, Listening, open_service
+from atoll.coordinator.app import Coordinator, Listening
 from atoll.island.environment import surroundings_from_environment
 from atoll.security import Credentials, Role, parse_run_url, token_file
 from atoll.security.private import private_directory
@@ -33,6 +34,8 @@ class Serving:
 
     coordinator: Coordinator
     url: str
+    is_within_reach: bool
+    """Whether this user's commands can call it: they may have no certificate."""
 
     def tell(self, *, as_json: bool) -> None:
         """Print where the run is, and how others get there."""
@@ -76,35 +79,19 @@ def serving(
         curves = _curves(directory) if has_tensorboard else None
         if curves:
             undo.callback(curves.close)
-        if init is not None:
-            _found(directory, settings, WeightsFile(init))
+        init_file.settle(directory, settings, init)
         coordinator = Coordinator(directory, settings, listening=listening)
         undo.callback(coordinator.close)
         if curves:
             coordinator.events.subscribe(curves, name="tensorboard")
         url = _local_url(coordinator.url)
         coordinator.start()
-        _remember(coordinator, url)
+        own = own_certificate(directory, listening.island_certificates)
+        _remember(coordinator, url, own)
         note_served(directory, url, is_open=True)
         undo.callback(note_served, directory, url, is_open=False)
-        yield Serving(coordinator, url)
-
-
-def _found(directory: Path, settings: RunSettings, file: WeightsFile) -> None:
-    """Give a run its first weights; one that has some keeps them."""
-    disk, service = open_service(directory, settings, now_s=0.0)
-    try:
-        if service.state.model is None:
-            model = file.model()
-            states = file.states(model, settings, run=service.state.run)
-            service.journal.found(model, states)
-        else:
-            typer.echo(
-                f"atoll: {directory} has its weights; {file.path} is not looked at.",
-                err=True,
-            )
-    finally:
-        disk.close()
+        is_within_reach = own is not None or listening.island_certificates is None
+        yield Serving(coordinator, url, is_within_reach)
 
 
 def _local_url(url: str) -> str:
@@ -114,12 +101,12 @@ def _local_url(url: str) -> str:
     return str(parse_run_url(f"{said.scheme}://{host}:{said.address.port}"))
 
 
-def _remember(coordinator: Coordinator, url: str) -> None:
+def _remember(coordinator: Coordinator, url: str, certificate: Path | None) -> None:
     """Let this user's commands find the run by its URL and by its names."""
     surroundings = surroundings_from_environment()
     tokens = {role: token_file(coordinator.directory, role) for role in Role}
     known = Credentials(surroundings.credentials)
-    known.remember(url, pin=coordinator.pin, tokens=tokens)
+    known.remember(url, pin=coordinator.pin, tokens=tokens, certificate=certificate)
     for name in (coordinator.run, coordinator.status()["name"]):
         Names(surroundings).remember(name, url)
 

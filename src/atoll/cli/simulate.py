@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
-import shutil
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from atoll.cli.run_file import Assignments, RunFileOrNone, values_of, warnings_told
+from atoll.cli.terminal import can_redraw, painted, width
 from atoll.errors import AtollWarning, UsageError
-from atoll.settings import parse_assignment
 
 if TYPE_CHECKING:  # the simulator needs greenlet, which may not be installed
     from atoll.simulate.page import Line
@@ -36,12 +36,7 @@ COLOURS = {
 
 
 def simulate(
-    run_file: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RUN.toml", help="A run file; streaming in 2 fragments without."
-        ),
-    ] = None,
+    run_file: RunFileOrNone = None,
     islands: Annotated[
         int | None,
         typer.Option(
@@ -68,12 +63,7 @@ def simulate(
             help="Random faults; a storm of 1.0 is what happens without --faults.",
         ),
     ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting; repeatable."
-        ),
-    ] = None,
+    assignments: Assignments = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Show every message and disk call.")
     ] = False,
@@ -92,19 +82,16 @@ def simulate(
     _require_greenlet()
     from atoll.simulate.setup import prepare
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", AtollWarning)
+    with warnings_told():
         setup = prepare(
             run_file,
-            dict(map(parse_assignment, assignments or ())),
+            values_of(assignments),
             islands=islands,
             rounds=rounds,
             seed=seed,
             faults=faults,
             storm=storm,
         )
-    for warning in caught:
-        typer.echo(f"atoll: {warning.message}", err=True)
     show = _as_json if as_json else _as_text
     options: dict[str, object] = {"islands": islands, "rounds": rounds, "seed": seed}
     options |= {"faults": faults, "storm": storm}
@@ -125,8 +112,8 @@ def _as_text(setup: Setup, everything: bool, command: str) -> bool:
     from atoll.simulate import report
     from atoll.simulate.story import Narrator
 
-    width = shutil.get_terminal_size().columns if _is_terminal() else pages.WIDTH
-    page = pages.Page(setup.islands, setup.rounds, width=width, is_whole=everything)
+    columns = width(pages.WIDTH)
+    page = pages.Page(setup.islands, setup.rounds, width=columns, is_whole=everything)
     _print(report.heading(setup, page))
     narrator = Narrator(
         setup.plan,
@@ -192,7 +179,7 @@ class Progress:
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
-        self._is_shown = sys.stderr.isatty() and not sys.stdout.isatty()
+        self._is_shown = can_redraw(sys.stderr) and not sys.stdout.isatty()
 
     def hear(self, happening: Happening) -> None:
         if self._is_shown and happening.what == "commit":
@@ -207,8 +194,7 @@ class Progress:
 def _print(lines: Iterable[Line]) -> None:
     for line in lines:
         colour = COLOURS.get(line.tone)
-        # Without a terminal echo leaves the colour out.
-        typer.echo(typer.style(line.text, fg=colour) if colour else line.text)
+        typer.echo(painted(line.text, fg=colour) if colour else line.text)
 
 
 def _command(
@@ -221,7 +207,3 @@ def _command(
     for assignment in assignments:
         words += ["--set", assignment]
     return shlex.join(words)
-
-
-def _is_terminal() -> bool:
-    return sys.stdout.isatty()

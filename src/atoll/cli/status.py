@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 import time
 from typing import Annotated, Any
@@ -12,12 +11,10 @@ import typer
 
 from atoll.cli.asking import Asking
 from atoll.cli.names import RUN
+from atoll.cli.terminal import can_redraw, has_colour, width
 from atoll.telemetry import render_status
 
 EVERY_S = 2.0
-WIDTH = 100
-"""Of a page that no terminal shows."""
-
 CLEAR = "\x1b[H\x1b[2J\x1b[3J"
 
 
@@ -45,7 +42,6 @@ def _show(said: dict[str, Any], *, as_json: bool, is_again: bool) -> None:
     if as_json:
         typer.echo(json.dumps(said, indent=None if is_again else 2))
         return
-    is_terminal = sys.stdout.isatty()
-    width = shutil.get_terminal_size().columns if is_terminal else WIDTH
-    page = render_status(said, width=width, is_colour=is_terminal)
-    typer.echo((CLEAR if is_terminal and is_again else "") + page, nl=False)
+    page = render_status(said, width=width(), is_colour=has_colour())
+    is_over = is_again and can_redraw(sys.stdout)
+    typer.echo((CLEAR if is_over else "") + page, nl=False)

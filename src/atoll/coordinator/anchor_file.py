@@ -3,6 +3,9 @@
 The file has every tensor that the run carries, cast to the tensor's own dtype. What
 the run only compares, constants, is not in it: their values never came here. Its
 metadata say of which round each fragment is, and what the model is, in its own order.
+
+The present anchor is in memory. One of a round that is over comes from the journal, a
+piece at a time, while its states and means still lead there.
 """
 
 from __future__ import annotations
@@ -10,7 +13,8 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,13 +23,13 @@ import numpy as np
 
 from atoll import kernels
 from atoll.coordinator.office import Office
-from atoll.coordinator.service import Service
 from atoll.coordinator.spool import nameless, write_all
 from atoll.coordinator.states import StateFile
-from atoll.errors import Refused
+from atoll.errors import CorruptError, Refused
+from atoll.journal import Past
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.protocol.run_state import CoordinatorState
-from atoll.weights import lay_out
+from atoll.weights import FragmentLayout, lay_out
 from atoll.weights.layout import F32, blocks
 from atoll.wire import blake3_digest
 
@@ -38,64 +42,112 @@ ALIGNED_BYTES = 8
 LONGEST_ROUND = 2**64 - 1
 
 
-@dataclass(frozen=True)
-class Taken:
-    """A copy of one fragment's anchor."""
+Taken = tuple[int, bytes]
+"""The round of a fragment whose anchor was written, and the digest of its state."""
 
-    round: int
-    digest: bytes
-    anchor: F32
+Put = Callable[[F32, int], None]
+"""Writes a stretch of a fragment's anchor, given its first element's place there."""
+
+Fill = Callable[[int, Put], Taken]
+"""Puts the anchor of a fragment, in stretches."""
 
 
 class AnchorFiles:
-    """Has one file, of the newest anchor that somebody asked for."""
+    """Has a file of the newest anchor that somebody asked for, and of an older one."""
 
     def __init__(self, office: Office, directory: Path) -> None:
         self._office, self._directory = office, directory
         self._lock = threading.Lock()
         self._file: StateFile | None = None
+        self._past_file: StateFile | None = None
 
-    def newest(self, *, round: int | None = None) -> StateFile:
+    def newest(self) -> StateFile:
         """Return the present anchor, written if nobody has asked before.
 
-        Args:
-            round: The round that every fragment must be at; None takes any.
-
         Raises:
-            Refused: the run has no weights yet, or is at another round.
+            Refused: the run has no weights yet.
             Unreachable: a round is being committed: ask again.
         """
         with self._lock:
-            state, _ = self._office.look()
-            _require_round(state, round)
-            if self._file is None or self._file.digest != _digest(state):
-                self._file = None  # its space on the disk is free before more is taken
-                self._file = self._write(state)
-                _require_round(self._office.look()[0], round)
-            return self._file
+            return self._newest(self._state())
 
-    def _write(self, state: CoordinatorState) -> StateFile:
+    def at(self, round: int) -> StateFile:
+        """Return the anchor of a round: the present one, or one from the journal.
+
+        Raises:
+            Refused: the run has no weights yet, or the round is not kept.
+            CorruptError: what the journal keeps of it is damaged.
+        """
+        with self._lock:
+            state = self._state()
+            past = self._office.change_by(lambda service, _: service.journal.past)
+            _require_kept(past, round)
+            digests = [past.digest(index, round) for index in range(len(state.rounds))]
+            digest = _joined([(round, each) for each in digests])
+            if digest == _digest(state):
+                file = self._newest(state)
+                if file.digest == digest:  # the run may have gone on meanwhile
+                    return file
+            return self._past(state, past, round, digest)
+
+    def _state(self) -> CoordinatorState:
+        state, _ = self._office.look()
+        if state.model is None:
+            raise Refused(
+                "The run has no weights yet: its first island brings them. Ask again "
+                "when one has joined."
+            )
+        return state
+
+    def _newest(self, state: CoordinatorState) -> StateFile:
+        if self._file is None or self._file.digest != _digest(state):
+            self._file = None  # its space on the disk is free before more is taken
+            self._file = self._write(state, self._present)
+        return self._file
+
+    def _past(
+        self, state: CoordinatorState, past: Past, round: int, digest: str
+    ) -> StateFile:
+        def fill(index: int, put: Put) -> Taken:
+            first = 0
+            for piece in past.anchor(index, round):
+                put(piece, first)
+                first += len(piece)
+            return round, past.digest(index, round)
+
+        if self._past_file is None or self._past_file.digest != digest:
+            self._past_file = None
+            try:
+                self._past_file = self._write(state, fill)
+            except CorruptError:
+                _require_kept(past, round)  # compaction may have collected it
+                raise
+        return self._past_file
+
+    def _present(self, index: int, put: Put) -> Taken:
+        with self._office.reading(index) as held:
+            put(held.anchor, 0)
+            return held.round, held.digest
+
+    def _write(self, state: CoordinatorState, fill: Fill) -> StateFile:
         assert state.model is not None
         layout = lay_out(state.model, state.settings)
         plan = _Plan.of(state.run, state.model, fragments=len(layout))
         handle = nameless(self._directory)
-        rounds, digests = [], []
         try:
-            for index, fragment in enumerate(layout):
-                taken = self._office.change_by(partial(_take, index))
-                for at, tensor in enumerate(fragment.tensors):
-                    first, last = fragment.offsets[at : at + 2]
-                    plan.write(handle, tensor, taken.anchor[first:last])
-                rounds.append(taken.round)
-                digests.append(taken.digest)
+            taken = [
+                fill(index, partial(plan.write, handle, fragment))
+                for index, fragment in enumerate(layout)
+            ]
             os.lseek(handle, 0, os.SEEK_SET)
+            rounds = [round for round, _ in taken]
             write_all(handle, memoryview(plan.head(rounds)))
         except BaseException:
             os.close(handle)
             raise
         return StateFile(
             round=min(rounds),
-            digest=_joined(digests),
+            digest=_joined(taken),
             handle=handle,
             size_bytes=plan.size_bytes,
         )
@@ -144,10 +196,26 @@ class _Plan:
         text = text.ljust(size + -size % ALIGNED_BYTES - 8)
         return len(text).to_bytes(8, "little") + text
 
-    def write(self, handle: int, tensor: TensorSpec, values: F32) -> None:
-        os.lseek(handle, self.head_bytes + self.places[tensor.name][0], os.SEEK_SET)
-        for part in _parts(tensor.dtype, values):
-            write_all(handle, part)
+    def write(
+        self, handle: int, fragment: FragmentLayout, values: F32, first: int
+    ) -> None:
+        """Write a stretch of a fragment's vector, which begins with element `first`."""
+        last = first + len(values)
+        at = bisect_right(fragment.offsets, first) - 1
+        for tensor, start, end in zip(
+            fragment.tensors[at:],
+            fragment.offsets[at:],
+            fragment.offsets[at + 1 :],
+            strict=False,
+        ):
+            if start >= last:
+                return
+            low, high = max(start, first), min(end, last)
+            place = self.places[tensor.name][0]
+            place += DTYPES[tensor.dtype][1] * (low - start)
+            os.lseek(handle, self.head_bytes + place, os.SEEK_SET)
+            for part in _parts(tensor.dtype, values[low - first : high - first]):
+                write_all(handle, part)
 
 
 def _carried(model: ModelSpec) -> tuple[TensorSpec, ...]:
@@ -184,29 +252,35 @@ def _parts(dtype: str, values: F32) -> Iterator[memoryview]:
         yield memoryview(part.tobytes())
 
 
-def _require_round(state: CoordinatorState, round: int | None) -> None:
-    if state.model is None:
+def _require_kept(past: Past, round: int) -> None:
+    kept = past.rounds()
+    if round not in kept:
         raise Refused(
-            "The run has no weights yet: its first island brings them. Ask again "
-            "when one has joined."
-        )
-    at = [each.number - 1 for each in state.rounds]
-    if round is not None and set(at) != {round}:
-        raise Refused(
-            f"The anchor of round {round} is not kept: the fragments of the run are at "
-            f"{at}. Leave the round out to take the newest of each."
+            f"The anchor of round {round} is not kept: {_listed(kept)} can be had. "
+            "Leave the round out to take the newest of each fragment."
         )
 
 
-def _take(fragment: int, service: Service, now_s: float) -> Taken:
-    service.settled_round(fragment)
-    state = service.weights[fragment]
-    return Taken(state.round, state.digest, state.anchor.copy())
+def _listed(rounds: Sequence[int]) -> str:
+    """Return rounds in words, with what stands between the ends of a stretch left out.
+
+    >>> _listed([0, 10, 11, 12])
+    'rounds 0, 10 to 12'
+    """
+    firsts = [each for each in rounds if each - 1 not in rounds]
+    lasts = [each for each in rounds if each + 1 not in rounds]
+    parts = [
+        str(first) if first == last else f"{first} to {last}"
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
+    return f"rounds {', '.join(parts)}" if parts else "no round of all fragments"
 
 
 def _digest(state: CoordinatorState) -> str:
-    return _joined([each.base for each in state.rounds])
+    return _joined([(each.number - 1, each.base) for each in state.rounds])
 
 
-def _joined(digests: Sequence[bytes]) -> str:
-    return blake3_digest(b"".join(digests)).hex()[:32]
+def _joined(taken: Sequence[Taken]) -> str:
+    """Return what names an anchor: a void round leaves the weights, and is another."""
+    named = b"".join(round.to_bytes(8, "little") + digest for round, digest in taken)
+    return blake3_digest(named).hex()[:32]

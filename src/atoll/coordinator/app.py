@@ -13,14 +13,15 @@ import logging
 import secrets
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll import __version__
+from atoll import __version__, kernels
 from atoll.clock import Clock, SystemClock
+from atoll.coordinator.audits import Audits
+from atoll.coordinator.connections import Connections
 from atoll.coordinator.office import Office
 from atoll.coordinator.operators import Operators, answered
 from atoll.coordinator.routes import Desk, Routes, as_response
@@ -40,30 +41,22 @@ from atoll.exchange.forms import (
 )
 from atoll.exchange.forms.info import Limits as InfoLimits
 from atoll.http import Later, Limits, Listener, Request, Response
-from atoll.protocol import Beat
+from atoll.protocol import Beat, Stats
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
 from atoll.security import (
-    Action,
-    Audit,
     Codes,
-    MustWait,
     Role,
     Tokens,
-    What,
     listening_context,
     needed_role,
     require,
     require_safe_listening,
-    route_of,
     run_tokens,
 )
-from atoll.security import Answer as Denied
 from atoll.settings import RunSettings
 from atoll.telemetry import Events, JsonlWriter
 
 JOURNAL, SPOOL = "journal", "spool"
-
-_DENIED = {True: Denied.NO_TOKEN, False: Denied.WRONG_ROLE}
 
 log = logging.getLogger("atoll")
 
@@ -137,6 +130,7 @@ class Coordinator:
         self._disk, self._service = open_service(directory, settings, now_s=now_s)
         self.run = self._service.state.run
         self.events = Events()
+        self._audits = Audits(self.events, self._clock)
         self._jsonl = JsonlWriter(
             directory,
             on_failure=lambda said: self.events.emit("disk_failed", message=said),
@@ -174,8 +168,7 @@ class Coordinator:
                 heard=self._heard,
             )
         )
-        self._tags: Counter[tuple[str, int]] = Counter()
-        self._tags_lock = threading.Lock()
+        self._connections = Connections()
         self._listener = self._listen(limits)
 
     @property
@@ -203,6 +196,16 @@ class Coordinator:
         """Serve from now on."""
         self._office.start()
         self._listener.start()
+        # Kernels take seconds to load, which the first update would wait for.
+        threading.Thread(target=self._warm, name="atoll-warm", daemon=True).start()
+
+    def _warm(self) -> None:
+        settings = self._office.look()[0].settings
+        kernels.warm(
+            up=settings.wire.up,
+            down=settings.wire.down,
+            optimizer=settings.outer.optimizer,
+        )
 
     def close(self, *, grace_s: float = 5.0) -> None:
         """Stop serving; everything that was promised is durable. Safe to repeat."""
@@ -216,7 +219,11 @@ class Coordinator:
         """Return the status document."""
         state, now_s = self._office.look()
         said = status_of(
-            state, now_s, stats=self._watcher.stats, verdicts=self._watcher.verdicts
+            state,
+            now_s,
+            stats=self._watcher.stats,
+            verdicts=self._watcher.verdicts,
+            since_unix_s=self._watcher.since_unix_s,
         )
         counts = self._listener.counts
         return said | {
@@ -261,6 +268,7 @@ class Coordinator:
             limits=limits,
             on_closed=self._closed,
             on_error=self._failed,
+            on_refused_handshake=self._audits.refused_handshake,
         )
 
     def _handle(self, request: Request) -> Response | Later:
@@ -271,39 +279,17 @@ class Coordinator:
             if needed is not None:
                 require(role, needed)
         except Refused as exc:
-            self._audit(request, role, _DENIED[role is None])
+            self._audits.denied(request, role)
             status = 401 if role is None else 403
             return replace(as_response(error_parts(exc)), status=status)
         try:
             own = self._operators.handle(request, self._clock.now_s())
         except (AtollError, RunEnded) as exc:
-            if request.segments[:1] == ("invites",):
-                waits = isinstance(exc, MustWait)
-                denied = Denied.MUST_WAIT if waits else Denied.WRONG_CODE
-                self._audit(request, role, denied)
+            self._audits.failed(request, role, exc)
             return answered(exc)  # type: ignore[arg-type]
         if request.method == "POST" and own is not None:
-            self._audit(request, role, Denied.ALLOWED)
+            self._audits.allowed(request, role)
         return own if own is not None else self._routes.handle(request)
-
-    def _audit(self, request: Request, role: Role | None, answer: Denied) -> None:
-        """Tell who was let in to change something, and who was turned away."""
-        what, then = (*request.segments, "", "")[:2]
-        known = {"control": What.CONTROL, "invites": What.CODE_MADE}
-        asked = known.get(what, What.REQUEST)
-        if asked is What.CODE_MADE and then == "redeem":
-            asked = What.CODE_REDEEMED
-        actions = {each.value: each for each in Action}
-        audit = Audit(
-            what=asked,
-            answer=answer,
-            address=request.address[0],
-            at_unix_s=time.time(),
-            role=role,
-            route=route_of(request.method, request.target.partition("?")[0]),
-            action=actions.get(then) if asked is What.CONTROL else None,
-        )
-        self.events.emit("audit", **audit.as_event())
 
     def _info(self) -> Answer:
         state, _ = self._office.look()
@@ -327,17 +313,17 @@ class Coordinator:
         """Remember who is at the other end of a connection, and what it told."""
         if beat is None:
             return
-        tag = (beat.island, beat.incarnation)
-        with self._tags_lock:
-            if request.connection.tag != tag:
-                request.connection.tag = tag
-                self._tags[tag] += 1
+        who = (beat.island, beat.incarnation)
+        self._connections.heard(request.connection, who)
         if beat.stats is not None:
             self._tell(beat)
 
     def _tell(self, beat: Beat) -> None:
         assert beat.stats is not None
+        before = self._watcher.stats.get(beat.island)
         self._watcher.stats[beat.island] = beat.stats
+        if before is not None and _progress(before) == _progress(beat.stats):
+            return  # one that stands still would push all else out of the events
         self.events.emit(
             "loss_reported",
             island=beat.island,
@@ -350,12 +336,7 @@ class Coordinator:
     def _closed(self, tag: object) -> None:
         """Take the hint of an island whose last connection is gone."""
         assert isinstance(tag, tuple)
-        with self._tags_lock:
-            self._tags[tag] -= 1
-            is_last = self._tags[tag] <= 0
-            if is_last:
-                del self._tags[tag]
-        if is_last:
+        if self._connections.closed(tag):
             with suppress(LeaseLost):  # it has left, or lives again elsewhere
                 self._office.closed(*tag)
 
@@ -374,3 +355,7 @@ class Coordinator:
         said = f"{where}: {type(exc).__name__}: {exc}"
         log.error("%s", said, exc_info=exc)
         self.events.emit("fault", message=said)
+
+
+def _progress(stats: Stats) -> tuple[int, int, float | None]:
+    return stats.inner_steps, stats.tokens, stats.loss

@@ -5,12 +5,15 @@ Rule 1: the lock guards the machine and the log. Bodies are received, reduced an
 Rule 2: a round is reduced by one thread. Until it has, its fragment is closing, and
         nobody else touches its weights.
 Rule 3: an answer is given under the lock, and must only hand itself over.
+Rule 4: who reads weights holds them still by a lock per fragment, which the thread that
+        reduces takes, too. It is taken before the first lock, never after it.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -22,7 +25,7 @@ from atoll.exchange import Call, Frame, Reply
 from atoll.protocol import Beat, Reception
 from atoll.protocol.events import Close, Closed, Event
 from atoll.protocol.run_state import CoordinatorState
-from atoll.weights import UpdateCheck
+from atoll.weights import FragmentState, UpdateCheck
 from atoll.wire import Header
 
 TICK_S = 0.1
@@ -51,6 +54,7 @@ class Office:
         self._on_fault = on_fault
         self._questions = Questions(service)
         self._lock = threading.Lock()
+        self._still: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self._ended = threading.Event()
         self._closings: queue.SimpleQueue[Close | None] = queue.SimpleQueue()
         service.defer = self._closings.put
@@ -119,6 +123,19 @@ class Office:
         with self._lock:
             return self._service.state, self._clock.now_s()
 
+    @contextmanager
+    def reading(self, fragment: int) -> Iterator[FragmentState]:
+        """Give a fragment's state, which nobody changes meanwhile.
+
+        Raises:
+            Unreachable: a round is being committed: ask again.
+        """
+        with self._still[fragment]:
+            with self._lock:
+                self._service.settled_round(fragment)
+                state = self._service.weights[fragment]
+            yield state
+
     def _settle(self, now_s: float) -> None:
         self._questions.settle(now_s)
         with self._told():  # who looks on must not disturb
@@ -140,7 +157,12 @@ class Office:
     def _reduce(self) -> None:
         while (close := self._closings.get()) is not None:
             with self._told():
-                self._commit(self._service.agree(close))
+                self._commit(self._agreed(close))
+
+    def _agreed(self, close: Close) -> Pending:
+        """Return what a round came to. Nobody keeps it: it is as large as the model."""
+        with self._still[close.fragment]:
+            return self._service.agree(close)
 
     def _commit(self, pending: Pending) -> None:
         self.change_by(lambda service, now_s: service.commit(pending, now_s))

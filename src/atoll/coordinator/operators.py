@@ -96,8 +96,10 @@ class Operators:
     def _anchor(self, request: Request) -> Response:
         """Answer with the weights, as a file that every framework reads."""
         asked = request.query.get("round")
-        round = None if asked is None else whole_text(asked, "round")
-        file = self._anchors.newest(round=round)
+        if asked is None:
+            file = self._anchors.newest()
+        else:
+            file = self._anchors.at(whole_text(asked, "round"))
         part = FilePart(file=file.handle, length=file.size_bytes)
         said = {"Content-Type": SAFETENSORS}
         response = ranged(request, part, etag=file.digest, headers=said)

@@ -10,6 +10,8 @@ from atoll.errors import AtollError, RunEnded
 from atoll.exchange import LONG_POLL_S, Call, OutcomeCall, Reply
 from atoll.protocol import Position
 
+_NEVER = float("inf")
+
 Answer = Callable[[Reply | Exception], None]
 
 
@@ -28,6 +30,11 @@ class Questions:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._open: list[Question] = []
+        self._rounds: tuple[int, ...] = ()
+        """The open rounds when all were last looked at."""
+
+        self._due_s = _NEVER
+        """When the first of them has waited long enough."""
 
     def put(self, call: Call, answer: Answer, now_s: float) -> bool:
         """Answer a call, now or within the time that it may wait.
@@ -42,6 +49,7 @@ class Questions:
         if isinstance(call, OutcomeCall) and call.wait_s and _may_wait(reply):
             until_s = now_s + min(call.wait_s, LONG_POLL_S)
             self._open.append(Question(call, answer, until_s))
+            self._due_s = min(self._due_s, until_s)
         else:
             answer(reply)
         return True
@@ -50,10 +58,18 @@ class Questions:
         """Answer who asked for an outcome that is there, or has waited long enough."""
         if not self._open:
             return
-        is_stuck = self._service.state.is_stuck(now_s)
-        due = [each for each in self._open if self._is_due(each, now_s, is_stuck)]
+        state = self._service.state
+        is_stuck = state.is_stuck(now_s)
+        rounds = tuple([round.number for round in state.rounds])
+        if not is_stuck and rounds == self._rounds and now_s < self._due_s:
+            return  # most messages change nothing for those who wait
+        due: list[Question] = []
+        still: list[Question] = []
+        for each in self._open:
+            (due if self._is_due(each, now_s, is_stuck) else still).append(each)
+        self._open, self._rounds = still, rounds
+        self._due_s = min([each.until_s for each in still], default=_NEVER)
         for question in due:
-            self._open.remove(question)
             self._answer(question, now_s)
 
     def _is_due(self, question: Question, now_s: float, is_stuck: bool) -> bool:

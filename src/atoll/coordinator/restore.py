@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from atoll.errors import CorruptError
 from atoll.exchange import Frame
 from atoll.journal import Journal, Recorded
-from atoll.protocol.coordinator import end_by_tokens
 from atoll.protocol.counted import Counted, CountedUpdates
+from atoll.protocol.ending import end_by_tokens, end_of
 from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
 from atoll.protocol.run_state import CoordinatorState
@@ -74,9 +74,7 @@ def _settings(recorded: Recorded) -> tuple[RunSettings, int | None]:
             f"the run was created with {created.fingerprint[:12]}. "
             "Use the version of atoll that created the run."
         )
-    for epoch in recorded.epochs:
-        settings = settings.with_values(epoch.values)
-    return settings, settings.run.end_rounds
+    return end_of(settings, [epoch.values for epoch in recorded.epochs])
 
 
 def _members(recorded: Recorded, now_s: float) -> Members:
@@ -90,6 +88,7 @@ def _members(recorded: Recorded, now_s: float) -> Members:
                 nonce=each.nonce,
                 lease_until_s=now_s + LEASE_S,
                 has_left=each.has_left,
+                left_because=each.reason,
                 is_heard=False,
             )
             for each in recorded.members.values()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from atoll.coordinator.first_weights import FirstWeights
 from atoll.coordinator.office import Office
 from atoll.coordinator.spool import Spool
 from atoll.coordinator.states import StateFiles
@@ -20,6 +21,7 @@ from atoll.errors import AtollError, DiskError, Refused, RunEnded
 from atoll.exchange import (
     LONG_POLL_S,
     HeartbeatCall,
+    JoinCall,
     Outcome,
     OutcomeCall,
     Reply,
@@ -39,12 +41,16 @@ from atoll.exchange.forms import (
 from atoll.exchange.forms.routes import Takes
 from atoll.http import Body, FilePart, Later, Request, Response, ranged
 from atoll.journal import Journal
+from atoll.journal.stored import StoredBody
 from atoll.protocol import Beat, Reception
 from atoll.wire import MAX_HEADER_BYTES
 from atoll.wire.digests import view_of
 
 STATES_HEADERS_BYTES = 2 * MAX_HEADER_BYTES
 """What the headers before states may take, those of the last outcomes included."""
+
+SMALL_BYTES, KEPT_BODIES = 2**16, 16
+"""Bodies of outcomes that are kept for those who have not taken them yet."""
 
 Handler = Callable[[Request, Asked], Response | Later]
 Heard = Callable[[Request, Beat | None], None]
@@ -76,8 +82,12 @@ class Routes:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
+        self._small_bodies: dict[tuple[str, int], np.ndarray] = {}
+        self._first = FirstWeights(desk.office, desk.root)
         self._own: Mapping[str, Handler] = {
             "info": self._info,
+            "join": self._join,
+            "join_unnamed": self._join,
             "heartbeat": self._heartbeat,
             "publish": self._publish,
             "outcome": self._outcome,
@@ -104,6 +114,11 @@ class Routes:
 
     def _info(self, request: Request, known: Asked) -> Response:
         return as_response(self._desk.info())
+
+    def _join(self, request: Request, known: Asked) -> Response:
+        call = parse_call(known, self._incoming(request.body))
+        assert isinstance(call, JoinCall)
+        return as_response(reply_parts(self._first.join(call)))
 
     def _heartbeat(self, request: Request, known: Asked) -> Response:
         call = parse_call(known, self._incoming(request.body))
@@ -162,12 +177,24 @@ class Routes:
         packed_bytes = len(answer.body[0])
         # A file of its own begins with the header, and is the whole frame.
         if stored.first != packed_bytes or len(answer.body) > 1:
-            return as_response(_with_body(answer, stored.read()))
+            return as_response(_with_body(answer, self._body(stored)))
         file = FilePart(
             file=self._desk.root / stored.name,
             length=packed_bytes + header.body_bytes,
         )
         return ranged(request, file, headers=_framed(answer))
+
+    def _body(self, stored: StoredBody) -> np.ndarray:
+        """Return a body; a small one is read once, though every island takes it."""
+        key = stored.name, stored.first
+        body = self._small_bodies.get(key)
+        if body is None:
+            body = stored.read()
+            if len(body) <= SMALL_BYTES:
+                self._small_bodies[key] = body
+                if len(self._small_bodies) > KEPT_BODIES:
+                    del self._small_bodies[next(iter(self._small_bodies))]
+        return body
 
     def _state(self, request: Request, known: Asked) -> Response:
         file = self._desk.states.newest(known.fragment)

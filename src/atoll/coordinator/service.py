@@ -7,22 +7,22 @@ repeat of the call gets the same answer.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
 
-import numpy as np
-
+from atoll.coordinator.brought import (
+    founding_states,
+    is_same_founding,
+    lost_outcomes,
+    states_bytes,
+    verified_state,
+)
+from atoll.coordinator.committing import Committing
+from atoll.coordinator.committing import Pending as Pending
+from atoll.coordinator.remembering import record_of
 from atoll.coordinator.restore import restore
 from atoll.disk import Disk
-from atoll.errors import (
-    CorruptError,
-    DiskError,
-    OutcomeLost,
-    Refused,
-    RunEnded,
-    Unreachable,
-)
+from atoll.errors import DiskError, Refused, RunEnded, Unreachable
 from atoll.exchange import (
     Call,
     FoundCall,
@@ -38,7 +38,7 @@ from atoll.exchange import (
     Reply,
     StateCall,
 )
-from atoll.journal import Created, EpochSet, Joined, Journal, Left, PauseSet
+from atoll.journal import Created, Journal
 from atoll.protocol import Beat, Holding, JoinReply, Phase, Position, Reception
 from atoll.protocol.coordinator import advance, wakes_at
 from atoll.protocol.events import (
@@ -46,13 +46,11 @@ from atoll.protocol.events import (
     Beaten,
     Close,
     Committed,
-    Epoch,
     Event,
     Founded,
     Joining,
     Leave,
     Offered,
-    Pausing,
     Recovered,
     Remember,
     Say,
@@ -60,32 +58,16 @@ from atoll.protocol.events import (
     Tick,
     Welcome,
 )
-from atoll.protocol.membership import Member
+from atoll.protocol.presence import reply_to
 from atoll.settings import RunSettings
-from atoll.weights import (
-    FragmentState,
-    UpdateCheck,
-    agree,
-    lay_out,
-    require_state,
-    terms_of,
-)
-from atoll.wire import MOMENTS, Header, Kind, blake3_digest, verify_body
-
-COMPACT_ROUNDS = 10
-"""How many means a restart has to go through at most, and a disk to keep."""
+from atoll.weights import UpdateCheck, lay_out, require_state, terms_of
+from atoll.wire import Header, Kind, OuterValues, blake3_digest, verify_body
 
 RETRY_S = 1.0
 """How soon a record that the disk refused is tried again."""
 
-
-@dataclass(frozen=True)
-class Pending:
-    """An outcome whose outer step is taken, and whose record is not durable yet."""
-
-    close: Close
-    agreed: Frame
-
+MAX_REFUSALS = 100
+"""How many are remembered until somebody looks."""
 
 Defer = Callable[[Close], None]
 """Takes note of a round that is to be reduced: by `agree`, then `commit`."""
@@ -105,13 +87,14 @@ class Service:
         self.weights = restored.weights
         self._layout = restored.layout
         self._spool = restored.spool
-        self._pending: dict[int, Pending] = {}
-        self._uncompacted: set[int] = set()
+        self._committing = Committing(journal, self.weights, self._spool)
         self.defer: Defer | None = None
         self.after_block: Callable[[], None] | None = None
         """Called while updates are reduced, when a block of each has been read."""
         self.failing: Callable[[str], None] = lambda said: None
         """Told why the disk takes nothing, and an empty sentence when it does again."""
+        self.refusals: deque[tuple[Header, str]] = deque(maxlen=MAX_REFUSALS)
+        """Updates that were sealed with values that cannot count, for who looks on."""
         self.damage: list[str] = []
         """What was found to be wrong on the disk, in sentences."""
 
@@ -162,13 +145,12 @@ class Service:
 
     def tick(self, now_s: float) -> float:
         """Do what time alone makes due, and return when to call again."""
-        for pending in list(self._pending.values()):
+        for pending in self._committing.pending:
             self.commit(pending, now_s)
         if self.defer is None:
             self.compact()
         self._advance(Tick(), now_s)
-        is_left = self._pending or self._uncompacted
-        retry_s = now_s + RETRY_S if is_left else float("inf")
+        retry_s = now_s + RETRY_S if self._committing.is_behind else float("inf")
         return min(wakes_at(self.state, now_s), retry_s)
 
     def compact(self) -> None:
@@ -176,14 +158,7 @@ class Service:
 
         May run beside everything else, in a thread of its own.
         """
-        for fragment in sorted(self._uncompacted):
-            try:
-                self.journal.compact(fragment)
-            except DiskError:
-                continue
-            except CorruptError as exc:
-                self.damage.append(str(exc))
-            self._uncompacted.discard(fragment)
+        self.damage += self._committing.compact()
 
     def change(self, event: Event, now_s: float) -> Reply:
         """Carry out what an operator asks for."""
@@ -191,77 +166,40 @@ class Service:
 
     def _join(self, event: Joining, now_s: float) -> JoinReply:
         known = self.state.members.known
-        before = known.get(event.request.island or "")
         state, actions = advance(self.state, event, now_s)
         welcome = next(each for each in actions if isinstance(each, Welcome))
         member = welcome.member
+        before = known.get(member.island)
         self._keep_updates_of(member.island, welcome.spoken_for)
         if before is None or before.incarnation != member.incarnation:
-            self.journal.note(
-                Joined(
-                    island=member.island,
-                    incarnation=member.incarnation,
-                    slot=member.slot,
-                    key_digest=member.key,
-                    nonce=member.nonce,
-                )
-            )
+            self.journal.note(record_of(member))
         self.state = state
         self._perform(actions, now_s)
-        return self._reply(welcome)
+        return reply_to(self.state, welcome)
 
     def _keep_updates_of(self, island: str, spoken_for: tuple[int, ...]) -> None:
         """Make an earlier life's updates durable: nobody is left to send them again."""
         for fragment in spoken_for:
             number = self.state.rounds[fragment].number
-            self._keep_departing(self._spool[fragment, number, island].header)
-
-    def _keep_departing(self, header: Header) -> None:
-        """Make an update durable that stands: its owner goes, or has gone."""
-        frame = self._spool[header.fragment, header.round, header.island]
-        self.journal.stage(replace(frame.header, kind=Kind.DEPARTING), frame.body)
-
-    def _reply(self, welcome: Welcome) -> JoinReply:
-        counted = self.state.counted.of(welcome.member.island)
-        return JoinReply(
-            run=self.state.run,
-            island=welcome.member.island,
-            incarnation=welcome.member.incarnation,
-            slot=welcome.member.slot,
-            settings=self.state.settings,
-            epoch=self.state.epoch,
-            position=welcome.position,
-            is_founder=welcome.is_founder,
-            inner_steps=max((each.inner_steps for each in counted), default=0),
-            tokens=max((each.tokens for each in counted), default=0),
-            spoken_for=welcome.spoken_for,
-        )
+            self._committing.keep(fragment, number, island)
 
     def _found(self, call: FoundCall, now_s: float) -> Reply:
-        if self.state.model is not None and self._is_same_founding(call):
+        if self.state.model is not None and is_same_founding(
+            call, self.journal.recorded
+        ):
             return self.state.position(now_s)
         founding = self.state.founding_of(call.island, call.incarnation)
         layout = lay_out(founding.model, self.state.settings)
-        if len(call.states) != len(layout):
-            raise Refused(
-                f"{len(call.states)} states cannot found a run of {len(layout)} "
-                "fragments. Bring one for each."
-            )
+        weights = founding_states(call, layout, self.state.settings)
         outers = tuple(terms_of(each, self.state.settings).outer for each in layout)
-        for frame, each in zip(call.states, layout, strict=True):
-            require_state(
-                frame.header, each, terms_of(each, self.state.settings), round=0
-            )
-        weights = [
-            _verified_state(frame, is_given=call.is_given) for frame in call.states
-        ]
         digests = tuple(state.digest for state in weights)
         event = Founded(call.island, call.incarnation, digests, outers)
         advanced, actions = advance(self.state, event, now_s)
         self.journal.found(
             founding.model, [(frame.header, frame.body) for frame in call.states]
         )
-        self.state, self._layout, self.weights = advanced, layout, weights
+        self.state, self._layout = advanced, layout
+        self.weights[:] = weights
         return self._perform(actions, now_s)
 
     def states_bytes(self, island: str, incarnation: int) -> int:
@@ -276,12 +214,7 @@ class Service:
             layout = lay_out(model, self.state.settings)
         else:
             self.state.members.require(island, incarnation)
-        vectors = 1 + MOMENTS[self.state.settings.outer.optimizer]
-        return sum(4 * vectors * each.elements for each in layout)
-
-    def _is_same_founding(self, call: FoundCall) -> bool:
-        founded = [each.digests[0] for each in self.journal.recorded.fragments]
-        return founded == [frame.header.base for frame in call.states]
+        return states_bytes(layout, self.state.settings)
 
     def _recover(self, call: RecoverCall, now_s: float) -> Reply:
         """Take a state that only islands have; one that is not lost changes nothing."""
@@ -292,17 +225,16 @@ class Service:
         lost = self.state.lost_state(fragment, now_s)
         if lost is None or lost != Holding(header.round, header.base):
             return self.state.position(now_s)
-        if self.defer and fragment not in self._pending:
+        if self.defer and not self._committing.is_pending(fragment):
             self.settled_round(fragment)
         terms = terms_of(self._layout[fragment], self.state.settings)
         require_state(header, self._layout[fragment], terms, round=lost.round)
-        state = _verified_state(frame)
+        state = verified_state(frame)
         committed = self.journal.recorded.fragments[fragment].round
-        outcomes = _lost_outcomes(call, committed, lost.round)
+        outcomes = lost_outcomes(call, committed, lost.round)
         self.journal.recover((header, frame.body), outcomes)
         self.weights[fragment] = state
-        self._pending.pop(fragment, None)
-        self._forget(fragment, lost.round)
+        self._committing.end(fragment, lost.round)
         rosters = tuple((each.round, each.roster) for each in outcomes if each.roster)
         event = Recovered(fragment, lost, rosters, terms.outer)
         return self._advance(event, now_s)
@@ -316,13 +248,18 @@ class Service:
         reception = self._advance(Offered(header), now_s)
         assert isinstance(reception, Reception)
         if reception is Reception.STAGED and header.kind is Kind.DEPARTING:
-            self._keep_departing(header)
+            self._committing.keep(header.fragment, header.round, header.island)
         return reception
 
     def check_of(self, header: Header) -> UpdateCheck:
         """Return what judges the body of an update that is wanted."""
         layout = self._layout[header.fragment]
-        return UpdateCheck(header, layout, terms_of(layout, self.state.settings))
+        return UpdateCheck(
+            header,
+            layout,
+            terms_of(layout, self.state.settings),
+            on_refused=lambda reason: self.refusals.append((header, reason)),
+        )
 
     def take(self, frame: Frame, now_s: float) -> Reception:
         """Stage an update whose body is here and judged, if it is wanted still."""
@@ -351,29 +288,15 @@ class Service:
     def _outcome(self, call: OutcomeCall, now_s: float) -> Outcome | None:
         last = self.state.last_round
         if call.round < self._open_round(call.fragment):
-            return self._known_outcome(call, now_s)
+            agreed = self._committing.outcome(
+                call.fragment, call.round, has_body=call.has_body
+            )
+            return Outcome(agreed, self.state.position(now_s))
         if last is not None and call.round > last:
             raise RunEnded(
                 f"Round {call.round} will not open: round {last} was the last."
             )
         return None
-
-    def _known_outcome(self, call: OutcomeCall, now_s: float) -> Outcome:
-        """Return the outcome of a round that is over, without a body if that is gone.
-
-        Raises:
-            OutcomeLost: a journal that was lost has held it, and no island brought it.
-        """
-        fragment, round = call.fragment, call.round
-        if round not in self.journal.recorded.fragments[fragment].where:
-            raise OutcomeLost(
-                f"Round {round} of fragment {fragment} is over, and its outcome is "
-                "lost. Take the fragment's state."
-            )
-        header, body = self.journal.outcome(fragment, round, has_body=call.has_body)
-        if body is None:
-            body = np.empty(0, np.uint8)
-        return Outcome(Frame(header, body), self.state.position(now_s))
 
     def settled_round(self, fragment: int) -> int:
         """Return the round of a fragment's state, which nobody is changing.
@@ -396,12 +319,15 @@ class Service:
             Unreachable: a round is being committed: ask again.
         """
         self.settled_round(fragment)
-        outer = terms_of(self._layout[fragment], self.state.settings).outer
         return Frame(
             *self.weights[fragment].to_frame(
-                run=self.state.run, fragment=fragment, outer=outer
+                run=self.state.run, fragment=fragment, outer=self.outer_of(fragment)
             )
         )
+
+    def outer_of(self, fragment: int) -> OuterValues:
+        """Return what a fragment's outer optimizer is set to now."""
+        return terms_of(self._layout[fragment], self.state.settings).outer
 
     def _open_round(self, fragment: int) -> int:
         if not 0 <= fragment < len(self.state.rounds):
@@ -421,23 +347,9 @@ class Service:
         state, actions = advance(self.state, event, now_s)
         for action in actions:
             if isinstance(action, Remember):
-                self._remember(action)
+                self.journal.note(record_of(action.what))
         self.state = state
         return self._perform(actions, now_s)
-
-    def _remember(self, action: Remember) -> None:
-        """Make a change durable before it is in force."""
-        match action.what:
-            case Leave(island, incarnation, reason):
-                self.journal.note(
-                    Left(island=island, incarnation=incarnation, reason=reason)
-                )
-            case Epoch(number, values):
-                self.journal.note(EpochSet(number=number, values=values))
-            case Pausing(is_paused):
-                self.journal.note(PauseSet(is_paused=is_paused))
-            case Member():
-                raise AssertionError("a joining is journalled by _join")
 
     def _perform(
         self, actions: list[Action], now_s: float
@@ -460,83 +372,27 @@ class Service:
 
         May run beside other calls: nobody else looks at a fragment that is closing.
         """
-        layout, weights = self._layout[close.fragment], self.weights[close.fragment]
-        frames = {
-            header.island: self._spool[close.fragment, close.round, header.island]
-            for header in close.staged
-        }
-        header, body = agree(
+        layout = self._layout[close.fragment]
+        return self._committing.agree(
+            close,
             layout,
             terms_of(layout, self.state.settings),
-            close.roster,
-            {name: (frame.header, frame.body) for name, frame in frames.items()},
             run=self.state.run,
-            fragment=close.fragment,
-            round=close.round,
-            epoch=close.epoch,
-            base=weights.digest,
-            outer=close.outer,
             after_block=self.after_block,
         )
-        weights.apply(header, body)
-        with suppress(DiskError):  # `commit` meets the same, and is tried again
-            self.journal.prepare(header, body)
-        return Pending(close, Frame(header, body))
 
     def commit(self, pending: Pending, now_s: float) -> None:
         """Make an outcome durable, and open the next round.
 
         A disk that refuses is tried again: nobody learns of the outcome before.
         """
-        fragment, header = pending.close.fragment, pending.agreed.header
-        state: FragmentState = self.weights[fragment]
-        self._pending[fragment] = pending
         try:
-            self.journal.commit(
-                header,
-                pending.agreed.body,
-                digest_after=state.digest,
-                epoch=pending.close.epoch,
-            )
+            self._committing.commit(pending)
         except DiskError as exc:
             self.failing(str(exc))
             return
         self.failing("")
-        del self._pending[fragment]
-        self._forget(fragment, header.round)
-        if header.round % COMPACT_ROUNDS == 0:
-            self._uncompacted.add(fragment)
-        assert header.roster is not None
-        outer = terms_of(self._layout[fragment], self.state.settings).outer
-        self._advance(Committed(fragment, header.roster, state.digest, outer), now_s)
-
-    def _forget(self, fragment: int, round: int) -> None:
-        """Drop the updates of a round that is over."""
-        over = [key for key in self._spool if key[0] == fragment and key[1] <= round]
-        for key in over:
-            del self._spool[key]
-
-
-def _verified_state(frame: Frame, *, is_given: bool = False) -> FragmentState:
-    verify_body(frame.header, frame.body)
-    may_keep = is_given and frame.body.flags.writeable
-    body = frame.body if may_keep else frame.body.copy()
-    return FragmentState.from_frame(frame.header, body)
-
-
-def _lost_outcomes(call: RecoverCall, committed: int, round: int) -> tuple[Header, ...]:
-    """Return the outcomes after the round `committed` that lead to a state.
-
-    Raises:
-        Refused: they are not the last ones of its fragment, without a gap.
-    """
-    expected = range(round - len(call.outcomes) + 1, round + 1)
-    fragment = call.state.header.fragment
-    for number, header in zip(expected, call.outcomes, strict=True):
-        what = (header.kind, header.run, header.fragment, header.round)
-        if what != (Kind.AGREED, call.state.header.run, fragment, number):
-            raise Refused(
-                f"The {header.name} is not the outcome of round {number}, which leads "
-                f"to the state of round {round}. Bring the last outcomes in order."
-            )
-    return tuple(each for each in call.outcomes if each.round > committed)
+        fragment, roster = pending.close.fragment, pending.agreed.header.roster
+        assert roster is not None
+        digest, outer = self.weights[fragment].digest, self.outer_of(fragment)
+        self._advance(Committed(fragment, roster, digest, outer), now_s)

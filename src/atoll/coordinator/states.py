@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.coordinator.office import Office
-from atoll.coordinator.service import Service
 from atoll.coordinator.spool import nameless, write_all
-from atoll.exchange import Frame
+from atoll.weights import FragmentState
 from atoll.wire import pack
 from atoll.wire.digests import view_of
 from atoll.wire.layout import DIGEST_BYTES
@@ -51,35 +49,27 @@ class StateFiles:
         Raises:
             Unreachable: a round of the fragment is being committed: ask again.
         """
-        with self._lock:
+        with self._lock, self._office.reading(fragment) as state:
             known = self._files.get(fragment)
-            copied = self._office.change_by(_unless_known(fragment, known))
-            if copied is not None:
-                known = self._files[fragment] = self._write(copied)
-            assert known is not None
+            if known is None or known.round != state.round:
+                known = self._files[fragment] = self._write(fragment, state)
             return known
 
-    def _write(self, frame: Frame) -> StateFile:
-        handle = nameless(self._directory)
-        packed = pack(frame.header)
+    def _write(self, fragment: int, state: FragmentState) -> StateFile:
+        """Write a state as it lies in memory: there is no room for another of it."""
+        run, outer = self._office.change_by(
+            lambda service, _: (service.state.run, service.outer_of(fragment))
+        )
+        header = state.to_header(run=run, fragment=fragment, outer=outer)
+        packed = pack(header)
         file = StateFile(
-            round=frame.header.round,
+            round=state.round,
             # Not the state's own digest: a void round has the same, in another frame.
             digest=packed[-DIGEST_BYTES:].hex(),
-            handle=handle,
-            size_bytes=len(packed) + frame.header.body_bytes,
+            handle=nameless(self._directory),
+            size_bytes=len(packed) + header.body_bytes,
         )
-        write_all(handle, memoryview(packed))
-        write_all(handle, view_of(frame.body))
+        write_all(file.handle, memoryview(packed))
+        for vector in state.vectors:
+            write_all(file.handle, view_of(vector))
         return file
-
-
-def _unless_known(
-    fragment: int, known: StateFile | None
-) -> Callable[[Service, float], Frame | None]:
-    def copy(service: Service, now_s: float) -> Frame | None:
-        round = service.settled_round(fragment)
-        is_known = known is not None and known.round == round
-        return None if is_known else service.state_frame(fragment)
-
-    return copy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -14,6 +15,9 @@ from atoll.protocol.run_state import CoordinatorState
 DEAR_SHARE = 1 / 3
 """Beyond this share of waiting, status names the cure."""
 
+MAX_NAMES = 8
+"""So many islands are named in a sentence."""
+
 
 def status_of(
     state: CoordinatorState,
@@ -21,16 +25,27 @@ def status_of(
     *,
     stats: Mapping[str, Stats],
     verdicts: Mapping[str, Mapping[str, Any]],
+    since_unix_s: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return where the run is, who takes part, and whom it waits for."""
+    """Return where the run is, who takes part, and whom it waits for.
+
+    Args:
+        state: Of the run.
+        now_s: By the coordinator's clock.
+        stats: What each island told last.
+        verdicts: What became of each island's updates.
+        since_unix_s: Since when the run is in a state, as far as that is known.
+    """
     missing = waits_for(state, now_s)
     shares = [_share(each) for each in stats.values()]
+    word = run_state(state, now_s)
     return {
         "run": state.run,
         "name": state.settings.run.name,
         "settings_authority": "run",
-        "state": run_state(state, now_s),
+        "state": word,
         "why": why(state, now_s, missing),
+        "since_unix_s": (since_unix_s or {}).get(word),
         "waits_for": missing,
         "round": min((round.number for round in state.rounds), default=1) - 1,
         "rounds": [round.number for round in state.rounds],
@@ -51,7 +66,7 @@ def status_of(
 def run_state(state: CoordinatorState, now_s: float) -> str:
     """Return the one word for where the run is."""
     if state.model is None:
-        return "founding"
+        return "ended" if state.last_round == 0 else "founding"
     if all(round.phase is Phase.ENDED for round in state.rounds):
         return "ended"
     if state.is_paused:
@@ -71,16 +86,38 @@ def why(
         case "founding":
             return "Waits for the first island, which brings the weights."
         case "paused":
-            return "Paused by an operator: `atoll control RUN resume` goes on."
+            return f"Paused by an operator: `{_control(state)} resume` goes on."
+        case "ended" if not state.last_round:
+            return "Stopped by an operator before any update."
         case "ended":
             return f"Round {state.last_round} was the last."
         case "waiting" if not state.has_started:
             more = run.start_islands - live
             return f"Waits for {more} more of start_islands={run.start_islands}."
         case "waiting":
-            return f"{live} islands are live, and quorum={run.quorum}."
+            return _too_few(state, now_s)
     names = sorted({each["island"] for each in missing})
-    return f"Waits for {', '.join(names)}." if names else ""
+    return f"Waits for {_listed(names)}." if names else ""
+
+
+def _too_few(state: CoordinatorState, now_s: float) -> str:
+    """Say how many more islands are needed, and whose return would help."""
+    members, quorum = state.members, state.settings.run.quorum
+    live = members.live(now_s)
+    said = f"Waits for {quorum - len(live)} more of quorum={quorum}"
+    silent = sorted(
+        name
+        for name, each in members.known.items()
+        if name not in live and not each.has_left
+    )
+    return f"{said}. Silent: {_listed(silent)}." if silent else f"{said}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    few = ", ".join(names[:MAX_NAMES])
+    return (
+        few if len(names) <= MAX_NAMES else f"{few} and {len(names) - MAX_NAMES} more"
+    )
 
 
 def waits_for(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
@@ -150,9 +187,14 @@ def cure(state: CoordinatorState, shares: Sequence[float]) -> str | None:
     if sync.overlap_steps == 0:
         return "Give sync.overlap_steps in the next run: islands train while they wait."
     return (
-        f"Raise sync.sync_every above {sync.sync_every} in the next run, or lower "
-        "run.patience with `atoll control RUN set`, if one island is slow."
+        f"Raise sync.sync_every above {sync.sync_every} in the next run, or, if one "
+        f"island is slow, lower run.patience from {state.settings.run.patience:g}: "
+        f"`{_control(state)} set run.patience=...`."
     )
+
+
+def _control(state: CoordinatorState) -> str:
+    return f"atoll control {shlex.quote(state.settings.run.name)}"
 
 
 def _share(stats: Stats) -> float:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
+from itertools import chain, compress, repeat
+from operator import is_not
 from typing import Any
 
 from atoll.coordinator.service import Service
 from atoll.protocol import Stats
+from atoll.protocol.membership import Member
 from atoll.protocol.rounds import Phase, Round
 from atoll.protocol.run_state import CoordinatorState
 from atoll.telemetry import Events
@@ -22,31 +27,41 @@ class Watcher:
     def __init__(self, events: Events, state: CoordinatorState, now_s: float) -> None:
         self._events = events
         self._seen = state
-        self._silent = frozenset(state.members.known) - state.members.live(now_s)
+        self._live = state.members.live(now_s)
+        self._silent = frozenset(state.members.known) - self._live
         self.stats: dict[str, Stats] = {}
         self.verdicts: dict[str, dict[str, Any]] = defaultdict(dict)
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self.since_unix_s: dict[str, float] = {}
+        """Since when the run is paused, waits for islands that went, or has ended."""
 
     def look(self, service: Service, now_s: float) -> None:
         """Tell what has changed since the last look."""
+        self._tell_refusals(service)
         seen, state = self._seen, service.state
+        if state.members is not seen.members:
+            self._tell_members(service, seen, state)
+        # By time alone: when all have gone, nothing else changes.
+        self._tell_silence(state, now_s)
         if state is seen:
             return
         self._seen = state
-        if state.members is not seen.members:
-            self._tell_members(service, seen, state)
-        self._tell_silence(state, now_s)
         if state.rounds is not seen.rounds:
             self._tell_rounds(service, seen, state, now_s)
         self._tell_operator(service, seen, state)
 
+    def _tell_refusals(self, service: Service) -> None:
+        """Tell of updates that no round will list: their values cannot count."""
+        while service.refusals:
+            header, reason = service.refusals.popleft()
+            self._note(header.island, Verdict.REFUSED, reason, header)
+
     def _tell_members(
         self, service: Service, seen: CoordinatorState, state: CoordinatorState
     ) -> None:
-        for island, member in state.members.known.items():
+        for member in _changed(seen.members.known, state.members.known):
+            island = member.island
             before = seen.members.known.get(island)
-            if before is member:
-                continue
             if before is None or before.incarnation != member.incarnation:
                 version = self.stats.get(island, Stats()).version
                 self._events.emit(
@@ -64,14 +79,25 @@ class Watcher:
                 )
 
     def _tell_silence(self, state: CoordinatorState, now_s: float) -> None:
-        members = state.members
+        members, live = state.members, state.members.live(now_s)
+        self._note_quorum(state, len(live))
+        if live is self._live:
+            return  # the very same set is kept while nobody comes, goes or is silent
+        self._live = live
         present = {name for name, each in members.known.items() if not each.has_left}
-        silent = frozenset(present) - members.live(now_s)
+        silent = frozenset(present) - live
         for island in sorted(silent - self._silent):
             self._events.emit("island_silent", island=island)
         for island in sorted((self._silent - silent) & present):
             self._events.emit("island_returned", island=island)
         self._silent = silent
+
+    def _note_quorum(self, state: CoordinatorState, live: int) -> None:
+        """Remember since when a run that was under way has too few islands."""
+        if state.has_started and live < state.settings.run.quorum:
+            self.since_unix_s.setdefault("waiting", time.time())
+        else:
+            self.since_unix_s.pop("waiting", None)
 
     def _tell_rounds(
         self,
@@ -164,8 +190,14 @@ class Watcher:
             **said,
             digest=after.base.hex(),
             tokens=self._seen.counted.tokens,
+            stall_share=self._stall_share(),
         )
         self.recent.append({**said, "committed_unix_s": event.at_unix_s})
+
+    def _stall_share(self) -> float | None:
+        seconds = sum(each.seconds for each in self.stats.values())
+        waited_s = sum(each.wait_s for each in self.stats.values())
+        return min(1.0, waited_s / seconds) if seconds > 0 else None
 
     def _note(self, island: str, verdict: Verdict, reason: str, header: Header) -> None:
         noted = self.verdicts[island]
@@ -186,10 +218,24 @@ class Watcher:
             values = dict(epoch.values)
             self._events.emit("epoch_set", epoch=epoch.number, values=values)
         if state.is_paused != seen.is_paused:
-            self._events.emit("run_paused" if state.is_paused else "run_resumed")
+            name = "run_paused" if state.is_paused else "run_resumed"
+            self.since_unix_s["paused"] = self._events.emit(name).at_unix_s
         if _has_ended(state) and not _has_ended(seen):
             last = min(round.number for round in state.rounds) - 1
-            self._events.emit("run_ended", round=last)
+            event = self._events.emit("run_ended", round=last)
+            self.since_unix_s["ended"] = event.at_unix_s
+
+
+def _changed(
+    before: Mapping[str, Member], after: Mapping[str, Member]
+) -> Iterator[Member]:
+    """Yield the members that are not as before.
+
+    None of them ever goes, and they keep their order: so they can be compared place by
+    place, without a look at each, after every message of every island.
+    """
+    is_other = map(is_not, after.values(), chain(before.values(), repeat(None)))
+    return compress(after.values(), is_other)
 
 
 def _reason(service: Service, island: str) -> str:

@@ -1,18 +1,20 @@
-"""A line to a coordinator over HTTP: one call, one request."""
+"""A line to a coordinator over HTTP: one call, one request.
+
+An answer whose connection breaks goes on from its last byte; a request is sent again.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import cast
-
-import numpy as np
 
 from atoll.clock import Clock
 from atoll.errors import CorruptError, Refused, Unreachable
 from atoll.exchange.calls import Call, OutcomeCall, Reply
-from atoll.exchange.forms import Incoming, apart, parse_reply, to_request
-from atoll.http import Caller
+from atoll.exchange.forms import Incoming, Sent, apart, parse_reply, to_request
+from atoll.http import Caller, Fetching, fetch
+from atoll.http import Reply as HttpReply
+from atoll.weights import Spare
 from atoll.wire.digests import view_of
 
 SPOILT_TRIES = 3
@@ -33,6 +35,7 @@ class HttpLine:
         self._caller, self._clock, self._run = caller, clock, run
         self._headers = dict(headers)
         self._ended = threading.Event()
+        self._spare = Spare()
         self._gives_up_at_s = float("inf")
 
     def call(self, call: Call) -> Reply:
@@ -83,28 +86,30 @@ class HttpLine:
         return self._ask_once(call)
 
     def _ask_once(self, call: Call) -> Reply:
-        sent = to_request(call, run=self._run)
-        received: list[np.ndarray] = []
-
-        def into(size: int) -> memoryview:
-            received.append(np.empty(size, np.uint8))
-            return memoryview(received[-1].data)
-
+        sent, fetching = to_request(call, run=self._run), Fetching(self._into)
         try:
-            reply = self._caller.call(
-                sent.method,
-                sent.target,
-                headers={**self._headers, **sent.headers},
-                body=[view_of(part) for part in sent.body],
-                into=into,
-                is_repeatable=True,
+            reply = fetch(
+                lambda: self._send(sent, fetching), fetching, pause=self.pause
             )
         except Refused as exc:  # by the caller itself: another certificate
             raise _another(exc) from exc
         if reply.status in (401, 403):
             raise _another(f"it answers {reply.status}")
-        body = received[-1] if received else cast(bytes, reply.body)
-        return parse_reply(call, reply.status, reply.headers, Incoming.of(body))
+        return parse_reply(call, reply.status, reply.headers, Incoming.of(reply.body))
+
+    def _send(self, sent: Sent, fetching: Fetching) -> HttpReply:
+        return self._caller.call(
+            sent.method,
+            sent.target,
+            headers={**self._headers, **sent.headers},
+            body=[view_of(part) for part in sent.body],
+            fetching=fetching,
+            is_repeatable=True,
+        )
+
+    def _into(self, size: int) -> memoryview:
+        """Return memory that is resident only as it fills, warm if there is any."""
+        return memoryview(self._spare.body(size).data)
 
 
 def _another(why: object) -> Unreachable:

@@ -6,6 +6,8 @@ Start reading at `listener.Listener`, then `serving`; for the other side at
 
 from atoll.http.body import Body
 from atoll.http.caller import Caller, Reply
+from atoll.http.fetching import Fetching, fetch
+from atoll.http.handshakes import Unfit
 from atoll.http.later import Later
 from atoll.http.limits import Limits
 from atoll.http.listener import Counts, Listener
@@ -19,6 +21,7 @@ __all__ = [
     "Body",
     "Caller",
     "Counts",
+    "Fetching",
     "FilePart",
     "Later",
     "Limits",
@@ -28,7 +31,9 @@ __all__ = [
     "Request",
     "Response",
     "Stream",
+    "Unfit",
     "as_json",
     "as_problem",
+    "fetch",
     "ranged",
 ]

@@ -10,19 +10,18 @@ import json
 import select
 import socket
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import h11
 
-from atoll.errors import CorruptError, UsageError
+from atoll.errors import CorruptError
+from atoll.http.fetching import Fetching, Progress
 from atoll.http.views import MAX_VIEWS, after
 
 HEAD_BYTES: Final = 2**16
-
-Into = Callable[[int], memoryview]
-Progress = Callable[[int, int], None]
+JSON: Final = "application/json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     body: memoryview
-    """In the memory that `into` gave, if it was asked."""
+    """In the memory that its fetching gave, if that was asked."""
 
     def json(self) -> Any:
         """Return the body, read as JSON.
@@ -98,15 +97,18 @@ class Asking:
         *,
         is_awaited: bool,
         method: str,
-        into: Into | None,
+        fetching: Fetching,
         progress: Progress | None,
         timeout_s: float,
     ) -> Reply:
         """Send a request and return its reply, once.
 
+        `progress` is told of what is sent, and `fetching` has its own.
+
         Raises:
-            Broken: the connection failed; close it.
-            CorruptError: the reply is too long; close it.
+            Broken: the connection failed; close it. `fetching` has what came.
+            CorruptError: the reply is too long, or another part than was asked for;
+                close it.
         """
         self.is_reusable = False
         self._received_before = self.bytes_received
@@ -114,7 +116,7 @@ class Asking:
         self._sock.settimeout(timeout_s)
         try:
             event = self._send(head, views, is_awaited=is_awaited, progress=progress)
-            reply = self._reply(event, method=method, into=into, progress=progress)
+            reply = self._reply(event, method=method, fetching=fetching)
         except TimeoutError as exc:
             why = f"nothing moved for {timeout_s:g} s"
             raise Broken(why, is_untouched=False, is_unanswered=False) from exc
@@ -204,14 +206,7 @@ class Asking:
             raise ConnectionError("the connection was closed")
         return data
 
-    def _reply(
-        self,
-        event: h11.Response,
-        *,
-        method: str,
-        into: Into | None,
-        progress: Progress | None,
-    ) -> Reply:
+    def _reply(self, event: h11.Response, *, method: str, fetching: Fetching) -> Reply:
         headers = {
             name.decode("ascii"): value.decode("latin-1")
             for name, value in event.headers
@@ -221,30 +216,38 @@ class Asking:
         if method == "HEAD" or status in {204, 304}:
             body = memoryview(b"")
         elif "content-length" in headers:
-            body = self._read(headers, into, progress)
+            return self._measured(status, headers, fetching)
         else:
             body = self._read_unmeasured()
         return Reply(status=status, headers=headers, body=body)
 
-    def _read(
-        self, headers: Mapping[str, str], into: Into | None, progress: Progress | None
-    ) -> memoryview:
+    def _measured(
+        self, status: int, headers: dict[str, str], fetching: Fetching
+    ) -> Reply:
+        """Return a reply whose length is known; the rest of a body makes it whole."""
         size = int(headers["content-length"])
         self._check(size)
-        is_json = headers.get("content-type", "").startswith("application/json")
-        place = into if into is not None and not is_json else _anywhere
-        view = place(size).cast("B")[:size]
-        if len(view) < size:
-            raise UsageError(f"{len(view)} bytes of memory were given for {size}.")
+        if status >= 400 or headers.get("content-type", "").startswith(JSON):
+            said = Fetching()  # an answer in itself: what has come of a body stays
+            self._fill(said.begin(status, headers, size), said)
+            return Reply(status=status, headers=headers, body=said.body)
+        if (rest := fetching.rest_of(status, headers, size)) is not None:
+            self._fill(rest, fetching)
+            headers["content-length"] = str(len(fetching.body))
+            return Reply(status=200, headers=headers, body=fetching.body)
+        self._fill(fetching.begin(status, headers, size), fetching)
+        return Reply(status=status, headers=headers, body=fetching.body)
+
+    def _fill(self, view: memoryview, fetching: Fetching) -> None:
         early, _ = self._parser.trailing_data
-        self.is_reusable &= len(early) <= size
-        filled = min(len(early), size)
+        self.is_reusable &= len(early) <= len(view)
+        filled = min(len(early), len(view))
         view[:filled] = early[:filled]
-        while filled < size:
-            filled += self._receive_into(view[filled:])
-            if progress is not None:
-                progress(filled, size)
-        return view
+        fetching.came(filled)
+        while filled < len(view):
+            size = self._receive_into(view[filled:])
+            filled += size
+            fetching.came(size)
 
     def _receive_into(self, view: memoryview) -> int:
         size = self._sock.recv_into(view)
@@ -272,7 +275,3 @@ class Asking:
             raise CorruptError(
                 f"The reply has {size} bytes; {self._max_reply_bytes} are allowed."
             )
-
-
-def _anywhere(size: int) -> memoryview:
-    return memoryview(bytearray(size))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.http.channel import Channel, Gone, Stalled
+from atoll.http.channel import Channel
+from atoll.http.pace import Gone, Stalled
 from atoll.http.problem import Problem
 
 CONTINUE = memoryview(b"HTTP/1.1 100 Continue\r\n\r\n")

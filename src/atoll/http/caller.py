@@ -4,6 +4,7 @@ Rule 1: a certificate that is not the pinned one ends the call before a byte is 
 Rule 2: a call is made again, once, only on a kept connection that turned out dead, and
         only if the request cannot have been processed or may be repeated.
 Rule 3: what fails below HTTP is `Unreachable`; any status is a `Reply`.
+Rule 4: what came of a body before it failed is in its `Fetching`, which can go on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import hmac
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +23,7 @@ import h11
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.http.asking import Asking, Broken, Reply
+from atoll.http.fetching import Fetching, Into, Progress
 
 EXPECT_BYTES: Final = 256 * 1024
 """A body above this is held back until it is asked for."""
@@ -41,8 +43,8 @@ class _Call:
     target: str
     headers: Mapping[str, str]
     views: tuple[memoryview, ...]
-    into: Callable[[int], memoryview] | None
-    progress: Callable[[int, int], None] | None
+    fetching: Fetching
+    progress: Progress | None
     timeout_s: float
     is_repeatable: bool
 
@@ -101,8 +103,9 @@ class Caller:
         *,
         headers: Mapping[str, str] | None = None,
         body: Body | None = None,
-        into: Callable[[int], memoryview] | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        into: Into | None = None,
+        progress: Progress | None = None,
+        fetching: Fetching | None = None,
         timeout_s: float | None = None,
         is_repeatable: bool = False,
     ) -> Reply:
@@ -110,21 +113,24 @@ class Caller:
 
         Args:
             target: path and query, encoded.
-            into: asked, with its length, where a body that is not JSON is to be put.
+            into: asked, with its length, where a body is to be put that is neither
+                JSON nor that of an error.
             progress: told the bytes moved and their total, for either body.
+            fetching: instead of `into`, and goes on with what it has.
             timeout_s: instead of the caller's own, for a call that is meant to wait.
 
         Raises:
             Unreachable: nobody answered; the request may have been processed.
             Refused: the certificate is not the one that was pinned.
-            CorruptError: the answer is longer than allowed.
+            CorruptError: the answer is longer than allowed, or another part of a body
+                than was asked for.
         """
         call = _Call(
             method=method,
             target=target,
             headers=headers or {},
             views=_views(body),
-            into=into,
+            fetching=fetching or Fetching(into, progress),
             progress=progress,
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
             is_repeatable=is_repeatable,
@@ -161,7 +167,7 @@ class Caller:
                 call.views,
                 is_awaited=_is_awaited(call),
                 method=call.method,
-                into=call.into,
+                fetching=call.fetching,
                 progress=call.progress,
                 timeout_s=call.timeout_s,
             )
@@ -171,7 +177,7 @@ class Caller:
             self._give_back(asking, is_kept=is_kept)
 
     def _head(self, call: _Call, parser: h11.Connection) -> bytes:
-        headers = {"host": self._where, **call.headers}
+        headers = {"host": self._where, **call.headers, **call.fetching.headers()}
         size = sum(map(len, call.views))
         if size or call.method in {"PUT", "POST"}:
             headers["content-length"] = str(size)

@@ -21,6 +21,7 @@ from typing import Final
 
 from atoll.clock import Clock
 from atoll.http.limits import Limits
+from atoll.http.pace import Gone, Pace
 from atoll.http.views import MAX_VIEWS, after
 
 FILE_BYTES: Final = 2**20
@@ -29,14 +30,6 @@ FILE_BYTES: Final = 2**20
 DATA, NOTHING, ENDED = "data", "nothing", "ended"
 
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-
-
-class Gone(Exception):
-    """The other side closed the connection, or the network did."""
-
-
-class Stalled(Exception):
-    """The other side is there and too slow."""
 
 
 class Cut(Exception):
@@ -62,9 +55,8 @@ class Channel:
         self.is_gone = False
         self._sock = sock
         self._limits = limits
-        self._clock = clock
+        self._pace = Pace(limits=limits, clock=clock)
         self._scanned = 0
-        self.begin_body()
 
     @property
     def fileno(self) -> int:
@@ -151,6 +143,12 @@ class Channel:
         self.bytes_out += sent
         return sent
 
+    def send_plainly(self, data: bytes) -> None:
+        """Send a few words past TLS, to somebody who does not speak it."""
+        self._set_timeout(0.0)
+        with contextlib.suppress(OSError):  # they are a kindness, not a promise
+            self.bytes_out += socket.socket.send(self._sock, data)
+
     def _receive_now(self, receive: Callable[[], int]) -> int:
         self._set_timeout(0.0)
         try:
@@ -166,8 +164,7 @@ class Channel:
 
     def begin_body(self) -> None:
         """Measure the pace of what follows by itself."""
-        self._moved_bytes = 0
-        self._waited_s = 0.0
+        self._pace.begin()
 
     def receive(self, view: memoryview) -> int:
         """Read into `view` what comes next, at least a byte; 0 at the end."""
@@ -227,25 +224,7 @@ class Channel:
 
     def _wait(self, move: Callable[[], int]) -> int:
         self._set_timeout(self._limits.idle_s)
-        start = self._clock.now_s()
-        try:
-            moved = move()
-        except TimeoutError as exc:
-            raise Stalled(f"nothing moved for {self._limits.idle_s:g} s") from exc
-        except (OSError, ValueError) as exc:
-            raise Gone(str(exc)) from exc
-        self._waited_s += self._clock.now_s() - start
-        self._moved_bytes += max(0, moved)
-        self._check_pace()
-        return moved
-
-    def _check_pace(self) -> None:
-        overtime_s = self._waited_s - self._limits.idle_s
-        if self._moved_bytes < overtime_s * self._limits.min_bytes_per_s:
-            raise Stalled(
-                f"{self._moved_bytes} bytes moved in {self._waited_s:.1f} s, less than "
-                f"{self._limits.min_bytes_per_s} per second"
-            )
+        return self._pace.timed(move)
 
     def _set_timeout(self, timeout_s: float) -> None:
         if self._sock.gettimeout() != timeout_s:

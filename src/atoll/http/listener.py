@@ -22,6 +22,7 @@ from atoll.clock import Clock
 from atoll.errors import UsageError
 from atoll.http.channel import Channel
 from atoll.http.crew import Crew
+from atoll.http.handshakes import OnUnfit, Unfit
 from atoll.http.limits import Limits
 from atoll.http.lot import Lot
 from atoll.http.problem import Problem
@@ -59,13 +60,18 @@ def _ignore_closed(tag: object) -> None:
     pass
 
 
+def _ignore_unfit(address: str, why: Unfit) -> None:
+    pass
+
+
 class Listener:
     """Hands each request to `handle`, on one of its threads.
 
     `on_error` is told of every exception a handler did not mean to raise; `on_closed`
     of the tag of a connection that its other side has closed, soon after it happened
-    unless a handler is at work for it. The latter and all `on_gone` run one after the
-    other on a thread of their own.
+    unless a handler is at work for it; `on_refused_handshake` of who did not get
+    through TLS, and why. The last two and all `on_gone` run one after the other on a
+    thread of their own.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class Listener:
         limits: Limits | None = None,
         on_error: OnError = _ignore_error,
         on_closed: OnClosed = _ignore_closed,
+        on_refused_handshake: OnUnfit = _ignore_unfit,
     ) -> None:
         self._limits, self._clock, self._tls = limits or Limits(), clock, tls
         failed = partial(on_error, None)
@@ -96,6 +103,7 @@ class Listener:
             clock=clock,
             on_error=on_error,
             on_closed=on_closed,
+            on_unfit=on_refused_handshake,
         )
 
     @property

@@ -1,9 +1,9 @@
-"""The path of a request: from a complete head, through a handler, to what follows.
+"""The path of a request: from a connection, through a handler, to its answer.
 
+    admit     make TLS's handshake, if there is one, and await a head
     serve     parse the head, judge it, and find out how the body is to be read
     handle    ask the handler; a Later is parked
-    answer    send here if it is small, in a lane if it is not
-    follow    park for the next request, or linger and close
+    answer    see `answering`, which comes back here for the next request
 
 Methods without an underscore return at once, and run what takes time on the crew's
 threads; those with one are on such a thread already.
@@ -16,33 +16,27 @@ from functools import partial
 from typing import Final
 
 from atoll.clock import Clock
-from atoll.http.channel import Channel, Cut, Gone, Stalled
+from atoll.http.answering import Answering, OnError, busy, fault
+from atoll.http.answers import Waiting
+from atoll.http.channel import Channel
 from atoll.http.crew import Crew
-from atoll.http.lanes import Lanes, Queued
+from atoll.http.handshakes import Handshakes, OnUnfit
 from atoll.http.later import Later
+from atoll.http.leaving import Leaving, OnClosed
 from atoll.http.limits import Limits
 from atoll.http.lot import Lot
 from atoll.http.problem import Problem
 from atoll.http.register import Register
 from atoll.http.request import Request, read_request
 from atoll.http.response import Response, as_problem
-from atoll.http.sending import send, send_last
-from atoll.http.stream import Stream
-from atoll.http.watches import (
-    Collecting,
-    Greeting,
-    Heading,
-    Lingering,
-    Skipping,
-    Streaming,
-    Waiting,
-)
+from atoll.http.watches import Collecting, Heading
 
 Handle = Callable[[Request], Response | Later]
-OnError = Callable[[Request | None, Exception], None]
-OnClosed = Callable[[object], None]
 
-RETRY_AFTER_S: Final = 5
+__all__ = ["Handle", "OnClosed", "OnError", "OnUnfit", "Serving"]
+
+SHORT_BYTES: Final = 1024
+"""A request of which no more has come goes before those of which more has."""
 
 
 class Serving:
@@ -59,35 +53,42 @@ class Serving:
         clock: Clock,
         on_error: OnError,
         on_closed: OnClosed,
+        on_unfit: OnUnfit,
     ) -> None:
         self._handle, self._lot, self._crew = handle, lot, crew
         self._register, self._limits, self._clock = register, limits, clock
-        self._on_error, self._on_closed = on_error, on_closed
+        self._on_error = on_error
+        self._leaving = Leaving(
+            lot=lot,
+            crew=crew,
+            register=register,
+            limits=limits,
+            clock=clock,
+            on_closed=on_closed,
+        )
+        self._answering = Answering(
+            self._leaving,
+            lot=lot,
+            crew=crew,
+            register=register,
+            limits=limits,
+            clock=clock,
+            on_error=on_error,
+            follow=partial(self._await_head, wait_s=limits.keep_alive_s),
+        )
+        self._handshakes = Handshakes(self, lot=lot, crew=crew, on_unfit=on_unfit)
 
     # Arriving.
 
     def admit(self, channel: Channel, *, is_encrypted: bool) -> None:
         """Serve a new connection."""
         if is_encrypted:
-            self.greet(channel, self._after_s(self._limits.handshake_s))
+            self._handshakes.greet(channel, self._after_s(self._limits.handshake_s))
         else:
-            self._await_head(channel, self._limits.head_s)
+            self.welcome(channel)
 
-    def greet(self, channel: Channel, until_s: float) -> None:
-        self._crew.small.submit(partial(self._greet, channel, until_s))
-
-    def _greet(self, channel: Channel, until_s: float) -> None:
-        try:
-            events = channel.handshake()
-        except Gone:
-            self.drop(channel)
-            return
-        if not events:
-            self._await_head(channel, self._limits.head_s)
-            return
-        self._lot.park(
-            Greeting(self._lot, self, channel, until_s=until_s, events=events)
-        )
+    def welcome(self, channel: Channel) -> None:
+        self._await_head(channel, self._limits.head_s)
 
     def _await_head(self, channel: Channel, wait_s: float) -> None:
         if self._register.is_closing:
@@ -106,18 +107,20 @@ class Serving:
     # Serving.
 
     def serve(self, channel: Channel) -> None:
-        self._crew.small.submit(partial(self._serve, channel))
+        # Heartbeats and questions are short, and must not wait for a crowd's bodies.
+        is_short = len(channel.ahead) <= SHORT_BYTES
+        self._crew.small.submit(partial(self._serve, channel), is_urgent=is_short)
 
     def _serve(self, channel: Channel) -> None:
         try:
             request = read_request(channel, self._limits)
         except Problem as problem:
-            self._refuse(channel, problem)
+            self._answering.refuse_now(channel, problem)
             return
         if request.is_bulk:
             run = partial(self._ask_and_answer, request, in_lane=True)
-            refuse = partial(self.refuse, channel, _busy())
-            self._enter(self._crew.lanes_in, request, run, refuse)
+            refuse = partial(self.refuse, channel, busy())
+            self._answering.enter(self._crew.lanes_in, request, run, refuse)
         elif len(channel.ahead) < request.body.length_bytes:
             until_s = self._after_s(self._limits.idle_s)
             self._lot.park(Collecting(self._lot, self, request, until_s=until_s))
@@ -133,7 +136,7 @@ class Serving:
             until_s = self._after_s(answer.wait_s)
             self._lot.park(Waiting(self._lot, self, request, answer, until_s=until_s))
         else:
-            self._answer(request, answer, in_lane=in_lane)
+            self._answering.answer_now(request, answer, in_lane=in_lane)
 
     def expire(self, request: Request, later: Later) -> None:
         self._crew.small.submit(partial(self._expire, request, later))
@@ -141,7 +144,7 @@ class Serving:
     def _expire(self, request: Request, later: Later) -> None:
         answer = self._asked(request, later.default)
         assert isinstance(answer, Response)
-        self._answer(request, answer)
+        self._answering.answer_now(request, answer)
 
     def _asked(
         self, request: Request, ask: Callable[[], Response | Later]
@@ -152,160 +155,27 @@ class Serving:
             return as_problem(problem)
         except Exception as exc:  # a fault in one handler is no reason to stop serving
             self._on_error(request, exc)
-            return as_problem(_fault())
+            return as_problem(fault())
 
-    # Answering.
+    # What the other two do.
 
     def answer(self, request: Request, response: Response) -> None:
-        if response.is_bulk(self._limits.small_bytes):
-            self._answer(request, response)
-        else:
-            self._crew.small.submit(partial(self._send, request, response))
-
-    def _answer(
-        self, request: Request, response: Response, *, in_lane: bool = False
-    ) -> None:
-        if in_lane or not response.is_bulk(self._limits.small_bytes):
-            self._send(request, response)
-            return
-        run = partial(self._send, request, response)
-        refuse = partial(self._give_up, request, response)
-        self._enter(self._crew.lanes_out, request, run, refuse)
-
-    def _give_up(self, request: Request, response: Response) -> None:
-        if response.done is not None:
-            self.tell(response.done)
-        self.answer(request, as_problem(_busy()))
-
-    def _send(self, request: Request, response: Response) -> None:
-        is_last = self._is_last(request)
-        sent_before = request.connection.bytes_out
-        try:
-            send(request, response, is_last=is_last)
-        except Gone:
-            self.lost(request.connection)
-        except (Stalled, Cut):
-            self.drop(request.connection)
-        except Exception as exc:  # a file that is not there, a trailer that failed
-            self._on_error(request, exc)
-            if request.connection.bytes_out > sent_before:
-                self.drop(request.connection)
-            else:
-                self._refuse(request.connection, _fault())
-        else:
-            self._sent(request, response, is_last=is_last)
-        finally:
-            if response.done is not None:
-                response.done()
-
-    def _sent(self, request: Request, response: Response, *, is_last: bool) -> None:
-        after = partial(self._linger if is_last else self._follow, request)
-        if isinstance(response.body, Stream) and request.method != "HEAD":
-            watch = Streaming(
-                self._lot,
-                self,
-                request.connection,
-                response.body,
-                is_chunked=not request.is_old,
-                after=after,
-            )
-            self._lot.park(watch)
-        else:
-            after()
-
-    def _is_last(self, request: Request) -> bool:
-        body = request.body
-        # What was awaited and never asked for may come, or may not.
-        is_lost = body.is_broken or body.is_awaited
-        unread = body.remaining - len(request.connection.ahead)
-        is_long = unread > self._limits.drain_bytes
-        return request.is_last or is_lost or is_long or self._register.is_closing
+        self._answering.answer(request, response)
 
     def refuse(self, channel: Channel, problem: Problem) -> None:
-        self._crew.small.submit(partial(self._refuse, channel, problem))
+        self._answering.refuse(channel, problem)
 
-    def _refuse(self, channel: Channel, problem: Problem) -> None:
-        try:
-            send_last(channel, as_problem(problem))
-        except Gone:
-            self.lost(channel)
-        except Stalled:
-            self.drop(channel)
-        else:
-            self._linger_on(channel)
-
-    # What follows.
-
-    def _follow(self, request: Request) -> None:
-        request.body.skip_ahead()
-        left = request.body.remaining
-        if not left:
-            self.follow(request.connection)
-            return
-        until_s = self._after_s(self._limits.idle_s)
-        self._lot.park(
-            Skipping(self._lot, self, request.connection, until_s=until_s, size=left)
-        )
-
-    def follow(self, channel: Channel) -> None:
-        self._await_head(channel, self._limits.keep_alive_s)
-
-    def _linger(self, request: Request) -> None:
-        self._linger_on(request.connection)
-
-    def _linger_on(self, channel: Channel) -> None:
-        if channel.is_gone:
-            self.lost(channel)
-            return
-        channel.end_sending()
-        until_s = self._after_s(self._limits.linger_s)
-        self._lot.park(Lingering(self._lot, self, channel, until_s=until_s))
+    def linger(self, channel: Channel) -> None:
+        self._leaving.linger(channel)
 
     def lost(self, channel: Channel) -> None:
-        """Close a connection that the other side has closed."""
-        if channel.tag is not None:
-            self.tell(partial(self._on_closed, channel.tag))
-        self.drop(channel)
+        self._leaving.lost(channel)
 
     def drop(self, channel: Channel) -> None:
-        """Close a connection that we are done with."""
-        channel.close()
-        self._register.remove(channel)
+        self._leaving.drop(channel)
 
     def tell(self, callback: Callable[[], None]) -> None:
-        self._crew.tell.submit(callback)
-
-    def _enter(
-        self,
-        lanes: Lanes,
-        request: Request,
-        run: Callable[[], None],
-        refuse: Callable[[], None],
-    ) -> None:
-        is_incoming = lanes is self._crew.lanes_in
-        queued = Queued(
-            request.connection,
-            until_s=self._after_s(self._limits.lane_wait_s),
-            size_bytes=request.body.length_bytes if is_incoming else 0,
-            run=run,
-            refuse=refuse,
-            lanes=lanes,
-            lot=self._lot,
-        )
-        lanes.enter(queued)
+        self._leaving.tell(callback)
 
     def _after_s(self, wait_s: float) -> float:
         return self._clock.now_s() + wait_s
-
-
-def _busy() -> Problem:
-    return Problem(
-        503,
-        "busy",
-        f"Too many bodies are on their way. Try again in {RETRY_AFTER_S} s.",
-        headers={"retry-after": str(RETRY_AFTER_S)},
-    )
-
-
-def _fault() -> Problem:
-    return Problem(500, "fault", "Something failed here. Its events say what.")

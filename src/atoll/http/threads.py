@@ -1,11 +1,17 @@
-"""A fixed number of threads that run what they are given, in the order it came."""
+"""A fixed number of threads that run what they are given, in the order it came.
+
+What is urgent goes before all that is not.
+"""
 
 from __future__ import annotations
 
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+
+Action = Callable[[], None]
 
 
 class Threads:
@@ -15,9 +21,11 @@ class Threads:
         self, name: str, count: int, *, on_error: Callable[[Exception], None]
     ) -> None:
         self._on_error = on_error
-        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = (
-            queue.SimpleQueue()
-        )
+        self._urgent: deque[Action | None] = deque()
+        self._usual: deque[Action | None] = deque()
+        self._given: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """As many as there are in both together: who has taken one finds an action."""
+
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True)
             for number in range(count)
@@ -27,14 +35,16 @@ class Threads:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, action: Callable[[], None]) -> None:
+    def submit(self, action: Action, *, is_urgent: bool = False) -> None:
         """Run `action` when a thread is free. Does not wait."""
-        self._waiting.put(action)
+        (self._urgent if is_urgent else self._usual).append(action)
+        self._given.put(None)
 
     def end(self) -> None:
         """Have every thread end after what was submitted."""
         for _ in self._threads:
-            self._waiting.put(None)
+            self._usual.append(None)
+            self._given.put(None)
 
     def join(self, until_s: float) -> None:
         """Wait for the threads, at most until `until_s` of `time.monotonic`."""
@@ -43,9 +53,16 @@ class Threads:
                 thread.join(max(0.0, until_s - time.monotonic()))
 
     def _run(self) -> None:
-        while (action := self._waiting.get()) is not None:
+        while (action := self._next()) is not None:
             try:
                 action()
             except Exception as exc:  # one request must not end the thread of others
                 self._on_error(exc)
             del action  # or the last request is kept until the next
+
+    def _next(self) -> Action | None:
+        self._given.get()
+        try:
+            return self._urgent.popleft()
+        except IndexError:
+            return self._usual.popleft()

@@ -6,7 +6,6 @@ over with `send`, and gets it back when the update's `arrival` is done.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -15,11 +14,8 @@ import numpy as np
 
 from atoll.errors import (
     AtollError,
-    AtollWarning,
     NonFinite,
     OutcomeLost,
-    Refused,
-    RunEnded,
 )
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.background import Background
@@ -37,7 +33,7 @@ from atoll.protocol import (
     decide,
     verdict_of,
 )
-from atoll.protocol.island_state import CARRIED_ROUNDS, Book
+from atoll.protocol.island_state import Book
 from atoll.weights import FragmentState, seal, terms_of
 from atoll.wire import (
     Header,
@@ -84,7 +80,7 @@ class Courier:
     def expect(self, slot: Slot, book: Book) -> None:
         """Wait for an outcome without an update: an earlier life has sent one."""
         assert slot.sealed is not None
-        self._receiver.submit(self._receive, slot, slot.sealed, book)
+        self._receiver.submit(self.receive, slot, slot.sealed, book)
 
     def wait(self, sealed: Sealed, beat: Beat) -> Arrival | Summons:
         """Stand still for an outcome, and say so; a summons may come before it."""
@@ -106,131 +102,22 @@ class Courier:
         self._stops = True
         self._receiver.shutdown()
 
-    def resend(self, slot: Slot, book: Book, beat: Beat) -> None:
-        """Publish the update in flight again, same bytes, marked departing.
-
-        One whose outcome is known has its receipt, and its body serves others by now.
-        If the round is over, its outcome decides about the rest.
-        """
-        sealed = slot.sealed
-        if sealed is None:
-            return  # interrupted before the seal: all of it goes with the rest
-        frame = sealed.frame
-        if frame is None or sealed.outcome is not None:
-            return
-        frame = Frame(replace(frame.header, kind=Kind.DEPARTING), frame.body)
-        try:
-            if self._depart(frame, beat) is None:
-                return
-        except OutcomeLost:
-            pass  # the receiver meets the same, and starts over
-        except RunEnded:
-            slot.sealed = None  # all of it is too late, as the rest will be told
-            return
-        if not sealed.arrival.done():
-            self._receive(slot, sealed, book)
-        if sealed.outcome is None:
-            # An earlier life's stands, or the line has failed: all goes with the rest.
-            slot.sealed = None
-
-    def send_rest(self, slot: Slot, rest: Sealed, beat: Beat) -> bool:
-        """Publish the work since the last seal as a departing update.
-
-        Its values are what was there at the seal, or was loaded, minus what is there
-        now. Only after `stop`. False: it is lost, for no round has taken it.
-        """
-        flying = slot.sealed
-        is_difference = flying is not None and (
-            flying.frame is not None or flying.outcome is not None
-        )
-        if flying is not None and is_difference:
-            if _takes_rest_along(flying):
-                return False
-            if flying.outcome is None:
-                slot.residual = flying.residual_after
-            else:
-                rest.round = flying.outcome.through + 1
-            np.subtract(flying.base, rest.base, out=rest.base)
-        try:
-            return self._send_departing(slot, rest, beat, is_difference=is_difference)
-        except (OutcomeLost, RunEnded):
-            return False  # perhaps it counted: it must not count twice
-
-    def _send_departing(
-        self, slot: Slot, rest: Sealed, beat: Beat, *, is_difference: bool
-    ) -> bool:
-        """Publish for the round that is open, however many close meanwhile."""
-        first = rest.round
-        while rest.round <= first + CARRIED_ROUNDS:
-            frame = self._seal(slot, rest, Kind.DEPARTING, is_difference=is_difference)
-            if not frame.header.elements:
-                return False
-            try:
-                missed = self._depart(frame, beat)
-            except Refused:
-                if rest.round == first:
-                    raise
-                return False  # earlier lives speak for every round that takes any
-            if missed is None:
-                return True
-            rest.round = missed
-        return False
-
-    def _depart(self, frame: Frame, beat: Beat) -> int | None:
-        """Publish a departing update until it stands, or its round is over.
-
-        Return the round to try instead, if this one has closed without it. None: it
-        stands, or an outcome lists it.
-        """
-        header = frame.header
-        self._exchange.heartbeat(self._fresh(beat))
-        while True:
-            reception = self._publish(frame)
-            if reception is Reception.STAGED:
-                return None
-            if reception is Reception.SPOKEN_FOR:
-                return header.round + 1
-            beat = self._fresh(beat)
-            self._bring_lost(self._exchange.heartbeat(beat, at_once=True))
-            outcome = self._exchange.outcome(
-                header.fragment, header.round, wait_s=POLL_S
-            )
-            if outcome is not None:
-                return self._missed(header, outcome)
-
-    def _fresh(self, beat: Beat) -> Beat:
+    def fresh(self, beat: Beat) -> Beat:
         """Return a beat that says what is held now."""
         return replace(beat, holds=tuple(slot.held for slot in self._slots))
-
-    def _missed(self, header: Header, outcome: Outcome) -> int | None:
-        """Return the round that is open now, unless an outcome lists the update."""
-        roster = outcome.agreed.header.roster
-        assert roster is not None
-        verdict = verdict_of(roster, header.island, update_digest(header))
-        if verdict is Verdict.LATE:
-            return outcome.position.rounds[header.fragment]
-        entry = roster.entry(header.island)
-        if entry is not None and verdict is Verdict.REFUSED:
-            warnings.warn(
-                f"Round {header.round} refused what island {header.island!r} leaves of "
-                f"fragment {header.fragment}: {entry.reason}.",
-                AtollWarning,
-                stacklevel=2,
-            )
-        return None
 
     def _send(self, slot: Slot, book: Book) -> None:
         sealed = slot.sealed
         assert sealed is not None
         try:
-            sealed.frame = self._seal(slot, sealed, Kind.UPDATE)
-            self._publish(sealed.frame)
+            sealed.frame = self.seal(slot, sealed, Kind.UPDATE)
+            self.publish(sealed.frame)
         except BaseException as exc:  # the thread that trains must learn of it
             sealed.arrival.set_exception(exc)
             return
-        self._receiver.submit(self._receive, slot, sealed, book)
+        self._receiver.submit(self.receive, slot, sealed, book)
 
-    def _seal(
+    def seal(
         self, slot: Slot, sealed: Sealed, kind: Kind, *, is_difference: bool = False
     ) -> Frame:
         """Return the update's frame; one that is refused here has no body."""
@@ -295,18 +182,20 @@ class Courier:
             ),
         )
 
-    def _publish(self, frame: Frame) -> Reception:
+    def publish(self, frame: Frame) -> Reception:
+        """Publish a frame, and count its bytes."""
         reception = self._exchange.publish(frame)
         self._tally.bytes_up += frame_bytes(frame.header)
         return reception
 
-    def _receive(self, slot: Slot, sealed: Sealed, book: Book) -> None:
+    def receive(self, slot: Slot, sealed: Sealed, book: Book) -> None:
+        """Keep the promise of an update's outcome, or come again for it."""
         if sealed.is_void:
             return
         try:
             outcomes = self._outcomes(slot, sealed)
             if outcomes is None:
-                self._receiver.submit(self._receive, slot, sealed, book)
+                self._receiver.submit(self.receive, slot, sealed, book)
             elif outcomes:
                 sealed.arrival.set_result(self._apply(slot, sealed, book, outcomes))
         except OutcomeLost as exc:
@@ -362,8 +251,8 @@ class Courier:
         if waiting is None:
             return False
         sealed, beat = waiting
-        position = self._exchange.heartbeat(self._fresh(beat))
-        self._bring_lost(position)
+        position = self._exchange.heartbeat(self.fresh(beat))
+        self.bring_lost(position)
         wanted = {
             index: position.rounds[index]
             for index in position.wanted
@@ -392,7 +281,8 @@ class Courier:
             if sealed is not None and sealed.round == round:
                 sealed.is_void = True
 
-    def _bring_lost(self, position: Position) -> None:
+    def bring_lost(self, position: Position) -> None:
+        """Bring the states that the run has lost, as it says."""
         for fragment in position.lost:
             self._bring_state(self._slots[fragment])
 
@@ -493,11 +383,3 @@ class Courier:
             slot.residual[:] = 0.0
         self._buffers.give_back(sealed.residual_after)
         sealed.residual_after = None
-
-
-def _takes_rest_along(flying: Sealed) -> bool:
-    """Return whether an outcome has settled the work since the seal as well."""
-    if flying.frame is not None and flying.frame.header.refused:
-        return True
-    outcome = flying.outcome
-    return outcome is not None and outcome.how in (How.DROP, How.REFUSE)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, suppress
+
 import numpy as np
 
-from atoll.errors import FoundingLost, NonFinite
+from atoll.errors import FoundingLost, NonFinite, Unreachable
 from atoll.exchange import Exchange, Frame
 from atoll.island.slot import Slot
 from atoll.island.view import ParameterView
@@ -15,11 +17,16 @@ from atoll.wire import verify_body
 
 
 def enter(
-    exchange: Exchange, view: ParameterView, request: JoinRequest
+    exchange: Exchange,
+    view: ParameterView,
+    request: JoinRequest,
+    *,
+    leaving: AbstractContextManager[object],
 ) -> tuple[JoinReply, list[Slot]]:
     """Join, and return the reply with one slot per fragment.
 
-    Afterwards the live weights are the run's. On an error the island is no member.
+    Afterwards the live weights are the run's. On an error, or when SIGTERM ends it, the
+    island is no member: it says so within `leaving`, or its lease runs out.
     """
     while True:
         joined = exchange.join(request)
@@ -28,7 +35,8 @@ def enter(
         except FoundingLost:
             continue  # still a member: another island has founded the run, or it will
         except BaseException:
-            exchange.leave(joined.island, joined.incarnation)
+            with suppress(Unreachable), leaving:
+                exchange.leave(joined.island, joined.incarnation)
             raise
 
 

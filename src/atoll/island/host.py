@@ -2,7 +2,7 @@
 
 The thread that trains calls `stepped`; a step that synchronises nothing costs a
 counter and a heartbeat, and one that seals costs one copy. `courier.Courier` seals,
-sends and receives in the background.
+sends and receives in the background, and `departing.Departing` gives away what is left.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from atoll.exchange import Exchange
 from atoll.island.background import Background, Threads
 from atoll.island.buffers import Buffers
 from atoll.island.courier import Courier
+from atoll.island.departing import Departing
 from atoll.island.entry import enter
 from atoll.island.slot import Arrival, Sealed, Slot, Summons
 from atoll.island.tally import Tally
@@ -73,7 +74,7 @@ class Host:
         self._background = background or Threads()
         self._buffers = Buffers()
         self.tally = Tally()
-        self.joined, self.slots = enter(exchange, view, request)
+        self.joined, self.slots = enter(exchange, view, request, leaving=self._leaving)
         self.settings = self.joined.settings
         self._courier = Courier(
             exchange,
@@ -83,6 +84,7 @@ class Host:
             self.tally,
             self._background,
         )
+        self._departing = Departing(exchange, self._courier)
         self._plan = Plan(
             sync_every=self.settings.sync.sync_every,
             num_fragments=self.settings.sync.num_fragments,
@@ -156,8 +158,12 @@ class Host:
     def _leave(self, *, depart: bool) -> None:
         try:
             self._courier.stop()
-            if depart and not self.has_ended and self._failure is None:
+            if self.has_ended:
+                return
+            if depart and self._failure is None:
                 self._depart()
+            else:
+                self._note_lost(max(self._unsettled(slot)[0] for slot in self.slots))
         finally:
             self._exchange.leave(self.joined.island, self.joined.incarnation)
 
@@ -171,6 +177,14 @@ class Host:
         except RunEnded:
             self._failure = None
             self._end()
+            return
+        for slot, book in zip(self.slots, self._state.books, strict=True):
+            if not self._state.finished(book):
+                continue  # a round takes it, or it was reported
+            if book.flight and slot.sealed is None:
+                self._send_rest(slot, book.flight.round)  # its seal was interrupted
+            else:
+                self._lose(slot)
 
     def read_anchor(self, fragment: int, out: F32) -> int:
         """Copy a fragment's anchor into `out`, and return its round."""
@@ -224,7 +238,7 @@ class Host:
                     more = self._take(self.slots[fragment], round)
                     actions.extendleft(reversed(more))
                 case Resend(fragment, round):
-                    self._courier.resend(
+                    self._departing.resend(
                         self.slots[fragment],
                         self._state.books[fragment],
                         self._beat((fragment, round)),
@@ -409,14 +423,36 @@ class Host:
             weight=self._weight(slot),
             arrival=self._background.promise(),
         )
-        if not self._courier.send_rest(slot, rest, self._beat((slot.index, round))):
+        if not self._departing.send_rest(slot, rest, self._beat((slot.index, round))):
+            self._lose(slot)
+
+    def _lose(self, slot: Slot) -> None:
+        """Say what no round has taken since the last seal, if there is any."""
+        steps, tokens = self._unsettled(slot)
+        self._note_lost(steps)
+        if steps:
             warnings.warn(
                 f"Island {self.joined.island!r} leaves, and no round took what it has "
                 f"learnt of fragment {slot.index} since round {slot.state.round}: "
-                f"{self.tally.inner_steps - settled_steps} inner steps are lost.",
+                f"{steps} inner steps are lost, with {tokens} tokens.",
                 AtollWarning,
                 stacklevel=2,
             )
+
+    def _unsettled(self, slot: Slot) -> tuple[int, int]:
+        """Return the inner steps and tokens that are in no update of a fragment.
+
+        One whose outcome cannot be learnt any more is none, as far as is known here.
+        """
+        steps, tokens = self._settled(slot)
+        flying = slot.sealed
+        if flying and flying.arrival.done() and flying.arrival.exception():
+            steps, tokens = slot.settled_steps, slot.settled_tokens
+        return self.tally.inner_steps - steps, self.tally.tokens - tokens
+
+    def _note_lost(self, steps: int) -> None:
+        """Show what is lost, of the fragment that loses most."""
+        self.tally.not_counted_steps = max(self.tally.not_counted_steps, steps)
 
     def _end(self) -> None:
         self.has_ended = True

@@ -11,6 +11,7 @@ from atoll.island.environment import (
     surroundings_from_environment,
 )
 from atoll.island.host import Host
+from atoll.island.signals import Interrupted, Termination
 from atoll.island.view import ParameterView
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.settings import RunSettings
@@ -26,6 +27,8 @@ def join_run(
     island: str | None,
 ) -> Host:
     """Join a run, and return the host whose weights `view` has.
+
+    SIGTERM meanwhile leaves the run and ends the process, with exit code 0.
 
     Raises:
         ModelError: the model is not the run's, naming the tensor and both sides.
@@ -46,19 +49,34 @@ def _join_coordinator(
     run: str, view: ParameterView, model: ModelSpec, island: str | None
 ) -> Host:
     # Only who goes over a network needs what that takes.
-    from atoll.island.reach import is_coordinator, reach
+    from atoll.island.reach import is_coordinator
 
     if not is_coordinator(run):
         raise UsageError(
             f"run={run!r}: object stores are not available yet. Pass a coordinator's "
             'address, an atoll.exchange.MemoryRun, or "none" to train alone.'
         )
-    clock = SystemClock()
-    way = reach(
-        run, island=island, surroundings=surroundings_from_environment(), clock=clock
-    )
-    request = JoinRequest(model=model, island=island)
-    host = Host(way.exchange, view, request, clock=clock, leaving=way.leaving())
+    with Termination(heed_s=0.0) as termination:
+        try:
+            host = _enter(run, view, JoinRequest(model=model, island=island))
+        except Interrupted:  # whatever it had joined, it has left
+            raise SystemExit(0) from None
+    if termination.is_asked:
+        host.leave()
+        raise SystemExit(0)
+    return host
+
+
+def _enter(run: str, view: ParameterView, request: JoinRequest) -> Host:
+    from atoll.island.reach import reach
+
+    clock, around = SystemClock(), surroundings_from_environment()
+    way = reach(run, island=request.island, surroundings=around, clock=clock)
+    try:
+        host = Host(way.exchange, view, request, clock=clock, leaving=way.leaving())
+    except BaseException:
+        with way.leaving():  # nothing was begun: only the line is to be closed
+            raise
     way.exchange.stats = host.stats
     return host
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
+import ssl
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +17,7 @@ from atoll.exchange import CoordinatorExchange
 from atoll.exchange.forms import Info, parse_info
 from atoll.exchange.over_http import HttpLine
 from atoll.http import Caller
+from atoll.http.asking import Broken
 from atoll.island.environment import Surroundings
 from atoll.island.keys import island_key
 from atoll.security import (
@@ -22,12 +26,23 @@ from atoll.security import (
     RunUrl,
     authorization,
     calling_context,
+    certificate_refusal,
     parse_run_url,
     read_token,
 )
 
 CONNECT_S, SILENCE_S = 10.0, 30.0
 """How long a coordinator may take to accept, and to say anything at all."""
+
+REACH_S = 60.0
+"""How long a coordinator that is not there yet is asked again: it restarts, or comes up
+after its islands."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
+"""Between two attempts; doubled each time."""
+
+NOT_YET = (502, 503, 504)
+"""How something in between answers for a coordinator that is not there."""
 
 LEAVE_S = 20.0
 """How long an island that leaves waits for a coordinator that does not answer: who has
@@ -60,9 +75,17 @@ class Way:
 
 
 def reach(
-    run: str, *, island: str | None, surroundings: Surroundings, clock: Clock
+    run: str,
+    *,
+    island: str | None,
+    surroundings: Surroundings,
+    clock: Clock,
+    wait_s: float = REACH_S,
 ) -> Way:
     """Return the way to a coordinator, which has said what its run is.
+
+    One that is not there yet is asked again for `wait_s`; one that is there and
+    refuses is not.
 
     Raises:
         Unreachable: nobody answers there.
@@ -72,7 +95,7 @@ def reach(
     url = parse_run_url(run)
     caller, headers = call_to(url, surroundings, role=Role.ISLAND)
     try:
-        info = _info(caller, headers, url)
+        info = _info_within(wait_s, caller, headers, url, clock)
         heartbeat_s = _heartbeat_s(surroundings.heartbeat_s, info)
     except BaseException:
         caller.close()
@@ -94,13 +117,60 @@ def reach(
     return Way(exchange, info, line)
 
 
+class _NotYet(Exception):
+    """A coordinator may come up where none is; its cause says what was met."""
+
+
+def _info_within(
+    wait_s: float, caller: Caller, headers: dict[str, str], url: RunUrl, clock: Clock
+) -> Info:
+    """Ask what the run is, again and again while no coordinator is there."""
+    until_s, pause_s = clock.now_s() + wait_s, FIRST_PAUSE_S
+    while True:
+        try:
+            return _info(caller, headers, url)
+        except _NotYet as exc:
+            if clock.now_s() + pause_s > until_s:
+                said = f"{exc} It was asked for {wait_s:g} s."
+                raise Unreachable(said) from exc.__cause__
+            if pause_s == FIRST_PAUSE_S:
+                log.warning("%s is asked again for %g s: %s", url, wait_s, exc)
+        threading.Event().wait(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
 def _info(caller: Caller, headers: dict[str, str], url: RunUrl) -> Info:
-    reply = caller.call("GET", "/info", headers=headers, is_repeatable=True)
+    try:
+        reply = caller.call("GET", "/info", headers=headers, is_repeatable=True)
+    except Unreachable as exc:
+        refusal = certificate_refusal(exc, where=str(url))
+        if refusal is not None:
+            raise refusal from exc
+        if _may_come_up(exc.__cause__):
+            raise _NotYet(str(exc)) from exc
+        raise
     if reply.status in (401, 403):
         raise Refused(str(reply.json().get("message", "The token was refused.")))
+    if reply.status in NOT_YET:
+        raise _NotYet(f"{url} answers {reply.status}. Is a coordinator there?")
     if reply.status != 200:
         raise Unreachable(f"{url} answers {reply.status}. Is a coordinator there?")
     return parse_info(reply.body)
+
+
+def _may_come_up(met: BaseException | None) -> bool:
+    """Return whether a coordinator that starts would answer where this was met.
+
+    Not where a name is unknown, TLS is not spoken, or something else is: who accepts
+    and says nothing is not asked again either.
+    """
+    if isinstance(met, Broken):
+        return met.is_unanswered
+    if isinstance(met, socket.gaierror):
+        return met.errno == socket.EAI_AGAIN
+    if isinstance(met, ssl.SSLError):
+        return isinstance(met, ssl.SSLEOFError)
+    return isinstance(met, OSError) and not isinstance(met, TimeoutError)
 
 
 def call_to(
@@ -121,11 +191,10 @@ def call_to(
             "invitation: `atoll join INVITATION -- COMMAND`."
         )
     pin = known.pin if known else None
-    tls = calling_context(
-        pin,
-        certificate=surroundings.certificate,
-        key=surroundings.certificate_key,
-    )
+    shown, key = surroundings.certificate, surroundings.certificate_key
+    if shown is None and known is not None:
+        shown, key = known.certificate, None
+    tls = calling_context(pin, certificate=shown, key=key)
     caller = Caller(
         url.address.host,
         url.address.port,

@@ -27,6 +27,7 @@ class Interrupted(BaseException):
 class Termination:
     """Turns SIGTERM into `is_asked` while the block runs.
 
+    A block that has `heed_s` 0 is interrupted at once.
     Only in the main thread, where Python handles signals; elsewhere nothing changes.
     """
 
@@ -73,6 +74,8 @@ class Termination:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._is_asked:
             self._is_asked = True
+            if not self._heed_s:
+                raise Interrupted("SIGTERM came.")
             self._said.put(True)
         elif not self._is_own:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -28,7 +28,8 @@ class Tally:
     refused: int = 0
     dropped: int = 0
     not_counted_steps: int = 0
-    """Inner steps after the last seal of an ended run."""
+    """Inner steps that no round will have: after the last seal of an ended run, or not
+    given away when the island left."""
 
     reported: dict[str, SupportsFloat] = field(default_factory=dict)
     """What `report` was given last, untouched: reading it may cost a device sync."""

@@ -5,6 +5,7 @@ Start reading at `journal.Journal`, then `log` and `snapshots`.
 """
 
 from atoll.journal.journal import Journal
+from atoll.journal.past import Past
 from atoll.journal.recorded import Counted, JournalledMember, Recorded, RecordedFragment
 from atoll.journal.records import (
     Committed,
@@ -30,6 +31,7 @@ __all__ = [
     "Journal",
     "JournalledMember",
     "Left",
+    "Past",
     "PauseSet",
     "Recorded",
     "RecordedFragment",

@@ -23,6 +23,7 @@ from atoll.errors import CorruptError, UsageError
 from atoll.journal.bodies import Bodies, is_large
 from atoll.journal.encoding import decode, encode
 from atoll.journal.log import Log
+from atoll.journal.past import Past
 from atoll.journal.recorded import Recorded, Update
 from atoll.journal.records import (
     Agreed,
@@ -67,6 +68,9 @@ class Journal:
         self._prepared: tuple[Header, Place | None, str | None] | None = None
         self.recorded = Recorded(self._roster)
         self._snapshots = Snapshots(disk, self.recorded, self._bodies, self._agreed)
+        self.past = Past(disk, self.recorded, self._bodies, self._read_agreed)
+        """Rounds that are over, while compaction has left them."""
+
         self._read_back()
 
     @classmethod

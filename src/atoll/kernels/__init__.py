@@ -12,8 +12,9 @@ from types import ModuleType
 
 from atoll.errors import UsageError
 from atoll.kernels.blocks import over_blocks
+from atoll.kernels.warming import warm_kernels
 
-__all__ = ["active", "over_blocks", "use"]
+__all__ = ["active", "over_blocks", "use", "warm"]
 
 _KINDS = ("numba", "numpy")
 _serving: list[ModuleType] = []
@@ -45,3 +46,11 @@ def use(kind: str) -> None:
             'Install them with: pip install "atoll[fast]"'
         ) from exc
     _serving[:] = [module]
+
+
+def warm(*, up: str, down: str, optimizer: str) -> None:
+    """Load what a run needs whose settings are these, so that no update waits for it.
+
+    Takes seconds where nothing is compiled yet. Safe to repeat, and from any thread.
+    """
+    warm_kernels(active(), up=up, down=down, optimizer=optimizer)

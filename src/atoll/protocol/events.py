@@ -13,6 +13,7 @@ from typing import Any
 from atoll.protocol.membership import Member
 from atoll.protocol.messages import Beat, Holding, JoinRequest, Position
 from atoll.protocol.rounds import Reception
+from atoll.protocol.run_state import CoordinatorState
 from atoll.wire import Header, OuterValues, Roster
 
 
@@ -188,3 +189,6 @@ class Close:
 
 
 Action = Welcome | Remember | Say | Close
+
+Result = tuple[CoordinatorState, list[Action]]
+"""What an event leads to."""

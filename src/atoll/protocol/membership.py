@@ -9,6 +9,7 @@ Rule 3: a lease that ran out means that nobody waits, not that the island is dea
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -26,6 +27,9 @@ HEARTBEAT_S = LEASE_S / 5
 
 CLOSED_S = 1.0
 """What is left of a lease when the island's connection was closed."""
+
+EVICTED = "evicted"
+"""Why an island has left that an operator has sent away."""
 
 _NONE_YET = Arrivals()
 
@@ -45,6 +49,7 @@ class Member:
 
     lease_until_s: float
     has_left: bool = False
+    left_because: str = ""
     step: int = 0
     waits_for: tuple[int, int] | None = None
     """The fragment and round whose outcome its training stands still for."""
@@ -69,25 +74,82 @@ class Member:
 
 
 @dataclass(frozen=True)
+class Live:
+    """Who is live from one moment to another, and what many ask of them all.
+
+    A thousand islands beat several times a second together. Whatever is asked of all
+    after each of their messages is therefore brought forward from message to message,
+    and counted anew only when somebody comes, goes or falls silent.
+    """
+
+    names: frozenset[str]
+    from_s: float
+    until_s: float
+    """At the earliest, somebody's lease runs out."""
+
+    steps: Mapping[int, int]
+    """How many of them have reached which step."""
+
+    unheard: frozenset[str]
+    """Those who have not said yet what they hold."""
+
+    @classmethod
+    def of(cls, known: Mapping[str, Member], now_s: float) -> Live:
+        live = [each for each in known.values() if each.is_live(now_s)]
+        return cls(
+            names=frozenset([each.island for each in live]),
+            from_s=now_s,
+            until_s=min([each.lease_until_s for each in live], default=now_s),
+            steps=Counter([each.step for each in live]),
+            unheard=frozenset([each.island for each in live if not each.is_heard]),
+        )
+
+    def holds_at(self, now_s: float) -> bool:
+        return self.from_s <= now_s <= self.until_s
+
+    def after(self, before: Member, member: Member) -> Live | None:
+        """Return the same after a message of one of them; None: look again."""
+        stays = member.lease_until_s >= self.until_s and not member.has_left
+        if before.island not in self.names or not stays:
+            return None
+        steps, unheard = self.steps, self.unheard
+        if before.step != member.step:
+            steps = _moved(steps, before.step, member.step)
+        if before.is_heard != member.is_heard:
+            unheard = unheard ^ {member.island}
+        return changed(self, steps=steps, unheard=unheard)
+
+    @property
+    def median_step(self) -> int:
+        """The step that half of them have reached, the higher of two; 0 for nobody."""
+        passed = 0
+        for step in sorted(self.steps):
+            passed += self.steps[step]
+            if passed > len(self.names) // 2:
+                return step
+        return 0
+
+
+@dataclass(frozen=True)
 class Members:
     """Every island that ever joined, by name."""
 
     known: Mapping[str, Member]
-    _live_at: dict[float, frozenset[str]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
-    """The last answer of `live`: one event asks many times, at one moment."""
+    _looked: list[Live] = field(default_factory=list, repr=False, compare=False)
+    """The last answer of `live`: it holds until somebody's lease can have run out."""
 
     def live(self, now_s: float) -> frozenset[str]:
         """Return the islands that a round waits for."""
-        live = self._live_at.get(now_s)
-        if live is None:
-            live = frozenset(
-                [name for name, member in self.known.items() if member.is_live(now_s)]
-            )
-            self._live_at.clear()
-            self._live_at[now_s] = live
-        return live
+        return self.look(now_s).names
+
+    def look(self, now_s: float) -> Live:
+        """Return who is live; the same object while nobody comes or falls silent."""
+        for last in self._looked:
+            if last.holds_at(now_s):
+                return last
+        now = Live.of(self.known, now_s)
+        self._looked[:] = [now]
+        return now
 
     def join(
         self,
@@ -185,11 +247,18 @@ class Members:
         until_s = min(member.lease_until_s, now_s + CLOSED_S)
         return self.with_member(changed(member, lease_until_s=until_s))
 
-    def leave(self, member: Member) -> Members:
-        return self.with_member(changed(member, has_left=True))
+    def leave(self, member: Member, *, because: str) -> Members:
+        left = changed(member, has_left=True, left_because=because)
+        return self.with_member(left)
 
     def with_member(self, member: Member) -> Members:
-        return Members({**self.known, member.island: member})
+        before = self.known.get(member.island)
+        looked = [
+            live
+            for each in self._looked
+            if before and (live := each.after(before, member))
+        ]
+        return Members({**self.known, member.island: member}, looked)
 
     def _free_name(self, key: bytes, nonce: bytes) -> str:
         for member in self.known.values():
@@ -199,6 +268,15 @@ class Members:
         while f"island-{number}" in self.known:
             number += 1
         return f"island-{number}"
+
+
+def _moved(steps: Mapping[int, int], before: int, after: int) -> Mapping[int, int]:
+    """Return the steps with one island that has gone on."""
+    moved = {**steps, after: steps.get(after, 0) + 1}
+    moved[before] -= 1
+    if not moved[before]:
+        del moved[before]
+    return moved
 
 
 def _latest(
@@ -215,10 +293,25 @@ def _latest(
 
 
 def _fenced(island: str, incarnation: int, known: Member | None) -> LeaseLost:
+    if known and known.incarnation == incarnation and known.has_left:
+        return _gone(known)
     latest = f"incarnation {known.incarnation}" if known else "nobody"
     return LeaseLost(
         f"Incarnation {incarnation} of island {island!r} is no member: the run "
         f"knows {latest} by that name. Join again to go on."
+    )
+
+
+def _gone(member: Member) -> LeaseLost:
+    if member.left_because == EVICTED:
+        return LeaseLost(
+            f"Island {member.island!r} was evicted by an operator. What it had "
+            "published counts; what it has learnt since is lost. Ask the operator why, "
+            "then start it again: it joins as a new life, or under another name."
+        )
+    return LeaseLost(
+        f"Incarnation {member.incarnation} of island {member.island!r} has left the "
+        "run. Join again to go on."
     )
 
 

@@ -19,7 +19,7 @@ from atoll.protocol.rounds import Round
 
 def all_heard(members: Members, now_s: float) -> bool:
     """Return whether every live member has said what it holds."""
-    return all([members.known[name].is_heard for name in members.live(now_s)])
+    return not members.look(now_s).unheard
 
 
 def lost_state(round: Round, members: Members, now_s: float) -> Holding | None:

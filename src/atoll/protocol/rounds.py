@@ -21,7 +21,7 @@ from atoll.protocol.membership import Members
 from atoll.protocol.messages import Holding
 from atoll.protocol.tables import RECEPTION
 from atoll.protocol.values import changed
-from atoll.settings import LimitsSection, RunSection, SyncSection
+from atoll.settings import RunSettings, SyncSection
 from atoll.wire import Header, Kind, OuterValues, Roster, Verdict, update_digest
 
 KNOWN_BASES = 1024
@@ -100,8 +100,8 @@ class Round:
         """
         answer = RECEPTION[
             _which_round(header.round - self.number),
-            self.phase.value,
-            header.kind.name.lower(),
+            self.phase,
+            "departing" if header.kind is Kind.DEPARTING else "update",
             self._standing(header),
             its_island,
         ]
@@ -149,28 +149,29 @@ class Round:
         """Return the live candidates that have not published."""
         return (self.candidates & members.live(now_s)) - self.staged.keys()
 
-    def late_at_s(self, island: str, members: Members, terms: LateTerms) -> float:
-        """Return when an island that has not published is late."""
+    def late_at_s(self, island: str, members: Members, terms: RunSettings) -> float:
+        """Return when an island that has not published is late, by these settings."""
         waits_from_s = self.opened_s if self.first_s is None else self.first_s
         latest_s = waits_from_s + terms.limits.deadline_max_s
         if island in self.awaited:
             return latest_s
-        learned_s = terms.slack * deadline_s(
+        slack = _slack(terms.sync)
+        learned_s = slack * deadline_s(
             members.known[island].arrivals_of(self.fragment),
             patience=terms.run.patience,
-            lower_s=terms.limits.deadline_min_s / terms.slack,
+            lower_s=terms.limits.deadline_min_s / slack,
             upper_s=math.inf,
         )
         return min(self.opened_s + learned_s, latest_s)
 
-    def can_close(self, members: Members, terms: LateTerms, now_s: float) -> bool:
+    def can_close(self, members: Members, terms: RunSettings, now_s: float) -> bool:
         """Return whether nobody is worth waiting for, and a quorum has published."""
         if self.phase is not Phase.OPEN or len(self.staged) < terms.run.quorum:
             return False
-        return all(
-            now_s >= self.late_at_s(island, members, terms)
-            for island in self.missing(members, now_s)
-        )
+        for island in self.missing(members, now_s):
+            if now_s < self.late_at_s(island, members, terms):
+                return False
+        return True
 
     def close(self, roster: Roster) -> Round:
         """Freeze the staged set: from here on the round can only be committed."""
@@ -234,25 +235,18 @@ class Round:
         )
 
 
-@dataclass(frozen=True)
-class LateTerms:
-    """The settings, of the epoch in force, that say who is late."""
+def _slack(sync: SyncSection) -> float:
+    """Return how much longer a whole window takes than one that began with a stall.
 
-    run: RunSection
-    limits: LimitsSection
-    sync: SyncSection
-
-    @property
-    def slack(self) -> float:
-        """How much longer a whole window takes than one that began with a stall.
-
-        An island that stood still for the last outcome has made its overlapping steps
-        before the round opens, and comes earlier by them: what was learned from such
-        rounds must not make it late when it need not wait.
-        """
-        return self.sync.sync_every / (self.sync.sync_every - self.sync.overlap_steps)
+    An island that stood still for the last outcome has made its overlapping steps
+    before the round opens, and comes earlier by them: what was learned from such rounds
+    must not make it late when it need not wait.
+    """
+    return sync.sync_every / (sync.sync_every - sync.overlap_steps)
 
 
 def _which_round(distance: int) -> str:
-    names = RECEPTION.columns["its round"]
-    return names[min(max(distance, -1), 2) + 1]
+    return _WHICH_ROUND[min(max(distance, -1), 2) + 1]
+
+
+_WHICH_ROUND = RECEPTION.columns["its round"]

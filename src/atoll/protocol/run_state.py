@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import median_high
 
 from atoll.errors import FoundingLost
 from atoll.protocol.counted import CountedUpdates
 from atoll.protocol.membership import Members
 from atoll.protocol.messages import Holding, ModelSpec, Position
 from atoll.protocol.recovery import all_heard, held_by, lost_state
-from atoll.protocol.rounds import LateTerms, Phase, Round
+from atoll.protocol.rounds import Phase, Round
 from atoll.settings import RunSettings
 
 
@@ -43,21 +42,24 @@ class CoordinatorState:
     """By an operator: nothing closes."""
 
     @property
-    def terms(self) -> LateTerms:
-        settings = self.settings
-        return LateTerms(settings.run, settings.limits, settings.sync)
+    def terms(self) -> RunSettings:
+        """The settings, of the epoch in force, that say who is late."""
+        return self.settings
 
     @property
     def has_started(self) -> bool:
         """True from the moment `start_islands` took part, though some have left."""
-        return any([round.phase is not Phase.WAITING for round in self.rounds])
+        # Every message asks, and the first round mostly tells: no generator for that.
+        for round in self.rounds:  # noqa: SIM110
+            if round.phase is not Phase.WAITING:
+                return True
+        return False
 
     def position(self, now_s: float, *, island: str | None = None) -> Position:
         """Return where the run is, as live islands say, and what it wants of one."""
-        live = self.members.live(now_s)
-        steps = [self.members.known[name].step for name in live]
+        step = self.members.look(now_s).median_step
         return Position(
-            step=median_high(steps) if steps and self.has_started else 0,
+            step=step if self.has_started else 0,
             rounds=tuple([round.number for round in self.rounds]),
             last_round=self.last_round,
             tokens=self.counted.tokens,

@@ -16,12 +16,11 @@ def changed(value: T, **changes: Any) -> T:
     Raises:
         TypeError: the class has no such field.
     """
-    copy = object.__new__(type(value))
-    fields = copy.__dict__
-    fields.update(value.__dict__)
-    known = len(fields)
-    fields.update(changes)
-    if len(fields) != known:
-        unknown = sorted(changes.keys() - value.__dict__.keys())
-        raise TypeError(f"{type(value).__name__} has no field {unknown[0]!r}.")
+    kind, before = type(value), value.__dict__
+    fields = before | changes
+    if len(fields) != len(before):
+        unknown = sorted(changes.keys() - before.keys())
+        raise TypeError(f"{kind.__name__} has no field {unknown[0]!r}.")
+    copy = object.__new__(kind)
+    object.__setattr__(copy, "__dict__", fields)
     return copy

@@ -14,6 +14,7 @@ from atoll.security.addresses import (
     parse_address,
     parse_run_url,
 )
+from atoll.security.alerts import certificate_refusal
 from atoll.security.audit import Action, Answer, Audit, What
 from atoll.security.codes import Codes, MustWait
 from atoll.security.contexts import (
@@ -40,6 +41,7 @@ from atoll.security.policy import (
     route_of,
 )
 from atoll.security.secret import Secret
+from atoll.security.sparing import Sparing
 from atoll.security.tokens import (
     Role,
     Tokens,
@@ -69,10 +71,12 @@ __all__ = [
     "Route",
     "RunUrl",
     "Secret",
+    "Sparing",
     "Tokens",
     "What",
     "authorization",
     "calling_context",
+    "certificate_refusal",
     "check_pin",
     "check_token",
     "credentials_directory",

@@ -36,6 +36,10 @@ class Answer(enum.Enum):
     WRONG_CODE = "wrong_code"
     MUST_WAIT = "must_wait"
     NO_CERTIFICATE = "no_certificate"
+    WRONG_CERTIFICATE = "wrong_certificate"
+    NO_TLS = "no_tls"
+    OLD_TLS = "old_tls"
+    BAD_TLS = "bad_tls"
 
 
 class Action(enum.Enum):
@@ -67,6 +71,9 @@ class Audit:
     action: Action | None = None
     """Which control it was."""
 
+    untold: int = 0
+    """How many like it were not told before it."""
+
     def __post_init__(self) -> None:
         # Types are hints, and a hint has never stopped a string.
         _require(self.what, What)
@@ -77,6 +84,7 @@ class Audit:
             raise UsageError("route must be a row of policy.ROUTES. Use route_of().")
         object.__setattr__(self, "address", _address(self.address))
         object.__setattr__(self, "at_unix_s", _number(self.at_unix_s))
+        object.__setattr__(self, "untold", int(_number(self.untold)))
 
     def as_event(self) -> dict[str, str | float]:
         """Return the event as plain values, for a line of JSON."""
@@ -88,7 +96,9 @@ class Audit:
             "role": self.role.value if self.role else "none",
             "route": self.route.name,
         }
-        return event | ({"action": self.action.value} if self.action else {})
+        if self.action:
+            event["action"] = self.action.value
+        return event | ({"untold": self.untold} if self.untold else {})
 
 
 def _require(value: object, kind: type[enum.Enum], *, optional: bool = False) -> None:
@@ -108,5 +118,5 @@ def _address(text: str) -> str:
 
 def _number(value: float) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError("An audit's time must be a finite number of seconds.")
+        raise UsageError("An audit's times and counts must be finite numbers.")
     return float(value)

@@ -1,13 +1,12 @@
 """Mutual TLS without other tools: an authority that signs islands' certificates.
 
-The coordinator is given `authority.pem` and answers nobody else; each island is given
-its own certificate and key. `authority.key` signs further ones and is needed nowhere
-else: keep it off the machines that train.
+The coordinator is given `authority.pem` and answers nobody else; each machine that
+trains is given one file with a certificate and its key. `authority.key` signs further
+ones and is needed nowhere else: keep it off the machines that train.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.errors import UsageError
@@ -27,14 +26,6 @@ AUTHORITY_KEY = "authority.key"
 _PUT_BACK = "Put it back from a copy, or make an authority in another directory."
 
 
-@dataclass(frozen=True)
-class IslandCertificate:
-    """The two files that an island shows itself by."""
-
-    certificate: Path
-    key: Path
-
-
 def make_authority(directory: Path, *, unix_s: float) -> Path:
     """Return the authority's certificate, made with its key if absent.
 
@@ -52,24 +43,34 @@ def make_authority(directory: Path, *, unix_s: float) -> Path:
 
 def issue_island_certificate(
     directory: Path, name: str, *, into: Path, unix_s: float
-) -> IslandCertificate:
-    """Sign a new certificate for an island, and put it and its key into `into`.
+) -> Path:
+    """Return the new file NAME.pem in `into`: a certificate for an island and its key.
 
     Raises:
-        UsageError: `into` holds one already, or the name cannot stand in one.
+        UsageError: it is there already, or the name cannot stand in one.
         NoSuchFile: there is no authority in `directory`.
         CorruptError: the authority's files hold no certificate or no key.
     """
-    issuer = _issuer(directory)
-    made = IslandCertificate(into / "island.pem", into / "island.key")
+    path = into / f"{_file_name(name)}.pem"
     key = new_key()
-    pem = island_pem(parse_key(key), name=name, issuer=issuer, unix_s=unix_s)
-    for path, data in ((made.key, key), (made.certificate, pem)):
-        if not make_private(path, data):
-            raise UsageError(
-                f"{path} exists, and is never written twice. Choose another directory."
-            )
-    return made
+    pem = island_pem(
+        parse_key(key), name=name, issuer=_issuer(directory), unix_s=unix_s
+    )
+    if not make_private(path, key + pem):
+        raise UsageError(
+            f"{path} exists, and is never written twice. Choose another name or "
+            "directory, or remove it if nobody uses it."
+        )
+    return path
+
+
+def _file_name(name: str) -> str:
+    if "/" in name or name.startswith((".", "-")):
+        raise UsageError(
+            f"{name[:64]!r} names no file. Choose a name without '/' that begins with "
+            "a letter or a digit."
+        )
+    return name
 
 
 def _issuer(directory: Path) -> Issuer:

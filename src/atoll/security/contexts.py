@@ -85,7 +85,7 @@ def calling_context(
     Args:
         pin: The fingerprint that the coordinator's certificate must have.
         certificate: The island's own, where the coordinator requires one.
-        key: That certificate's key.
+        key: That certificate's key; it may be in the same file, and is then left out.
         authority: The file of an authority to trust in place of the machine's.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -159,17 +159,27 @@ def _secure(
     context.set_alpn_protocols(["http/1.1"])
     if certificate is None and key is None:
         return
-    if certificate is None or key is None:
-        raise UsageError("A certificate and its key belong together. Give both files.")
-    for path in (certificate, key):
+    if certificate is None:
+        raise UsageError(f"{key} is the key of no certificate. Give that file too.")
+    for path in (certificate, key or certificate):
         _require_file(path)
     try:
         context.load_cert_chain(certificate, key, password=_no_password)
     except ssl.SSLError as exc:
-        raise UsageError(
-            f"{key} is not the key of {certificate}, or one of them is damaged "
-            f"({exc.reason or 'unreadable'}). Put both back from where they came."
-        ) from exc
+        raise UsageError(_unfit_pair(certificate, key, exc)) from exc
+
+
+def _unfit_pair(certificate: Path, key: Path | None, exc: ssl.SSLError) -> str:
+    why = exc.reason or "unreadable"
+    if key is None:
+        return (
+            f"{certificate} does not hold a certificate with its key ({why}). Give the "
+            "file that `atoll certify` wrote, or the key's own file too."
+        )
+    return (
+        f"{key} is not the key of {certificate}, or one of them is damaged ({why}). "
+        "Put both back from where they came."
+    )
 
 
 def _trust(context: ssl.SSLContext, authority: Path) -> None:

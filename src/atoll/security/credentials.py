@@ -1,6 +1,7 @@
 """What a user's own configuration knows of runs: pins, and tokens or where they are.
 
-Rule 1: one private file per run URL, in a private directory; nothing is shared.
+Rule 1: one private file per run URL, in a private directory; nothing is shared. The
+certificate to show there, where one is asked for, is a second one: TLS reads files.
 Rule 2: a file is replaced whole, under a lock, so that two commands that learn
 different tokens of one run at the same time both keep theirs.
 Rule 3: another pin is another coordinator: what was known of the last is forgotten.
@@ -32,6 +33,7 @@ from atoll.security.tokens import Role, check_token, read_token, role_claimed
 
 VERSION = 1
 MAX_FILE_BYTES = 2**14
+MAX_PEM_BYTES = 2**18
 LOCK = "lock"
 
 Kept = Secret | Path
@@ -45,6 +47,8 @@ class Credential:
     url: str
     pin: str | None = None
     kept: Mapping[Role, Kept] = field(default_factory=dict)
+    certificate: Path | None = None
+    """A file with the certificate to show there, and its key."""
 
     def token(self, needed: Role) -> Secret | None:
         """Return a token that may do what `needed` may, the weakest one that is known.
@@ -74,9 +78,20 @@ class Credentials:
         self._directory = directory
 
     def remember(
-        self, run_url: str, *, pin: str | None, tokens: Mapping[Role, Kept]
+        self,
+        run_url: str,
+        *,
+        pin: str | None,
+        tokens: Mapping[Role, Kept],
+        certificate: Path | None = None,
     ) -> Credential:
         """Add what is known of a run to what was, durably. Safe to repeat.
+
+        Args:
+            run_url: Where the run is.
+            pin: The fingerprint of its coordinator's certificate.
+            tokens: What was learned; another role's stays.
+            certificate: A private file with the caller's own and its key. It is copied.
 
         Raises:
             UsageError: the URL, the pin or a token is none, or the directory cannot
@@ -89,8 +104,13 @@ class Credentials:
             _check(role, kept)
         with self._locked():
             known = self._known(url)
-            before = known.kept if known and known.pin == pin else {}
-            new = Credential(url=url, pin=pin, kept={**before, **tokens})
+            same = known if known and known.pin == pin else Credential(url=url)
+            new = Credential(
+                url=url,
+                pin=pin,
+                kept={**same.kept, **tokens},
+                certificate=self._copied(url, certificate) or same.certificate,
+            )
             replace_private(self._path(url), _written(new))
         return new
 
@@ -111,11 +131,21 @@ class Credentials:
 
     def forget(self, run_url: str) -> bool:
         """Remove what is known of a run; say whether anything was."""
-        return remove_private(self._path(str(parse_run_url(run_url))))
+        path = self._path(str(parse_run_url(run_url)))
+        remove_private(_certificate_beside(path))
+        return remove_private(path)
 
     def _path(self, url: str) -> Path:
         digest = hashlib.sha256(url.encode()).hexdigest()
         return self._directory / f"{digest[:32]}.json"
+
+    def _copied(self, url: str, certificate: Path | None) -> Path | None:
+        if certificate is None:
+            return None
+        pem = read_private(certificate, what="key", max_bytes=MAX_PEM_BYTES)
+        copy = _certificate_beside(self._path(url))
+        replace_private(copy, pem)
+        return copy
 
     def _known(self, url: str) -> Credential | None:
         try:
@@ -134,6 +164,10 @@ class Credentials:
             yield
         finally:
             os.close(handle)
+
+
+def _certificate_beside(path: Path) -> Path:
+    return path.with_suffix(".pem")
 
 
 def _check(role: Role, kept: Kept) -> None:
@@ -158,6 +192,7 @@ def _written(credential: Credential) -> bytes:
         "url": credential.url,
         "pin": credential.pin,
         "tokens": tokens,
+        "has_certificate": credential.certificate is not None,
     }
     return json.dumps(form, indent=2).encode() + b"\n"
 
@@ -171,6 +206,7 @@ def _parsed(data: bytes, *, path: Path, url: str) -> Credential:
         kept = {
             Role(role): _kept(Role(role), how) for role, how in form["tokens"].items()
         }
+        has_certificate = bool(form.get("has_certificate"))
     except (
         ValueError,
         LookupError,
@@ -184,7 +220,8 @@ def _parsed(data: bytes, *, path: Path, url: str) -> Credential:
             f"{path} is not what was remembered of {url}. Remove it, and use a new "
             "invite."
         ) from None
-    return Credential(url=url, pin=pin, kept=kept)
+    certificate = _certificate_beside(path) if has_certificate else None
+    return Credential(url=url, pin=pin, kept=kept, certificate=certificate)
 
 
 def _kept(role: Role, how: Mapping[str, str]) -> Kept:

@@ -36,7 +36,8 @@ class SimClock:
 
     def now_s(self) -> float:
         passed_s = (self._scheduler.now_s - self._true_s) * self._rate
-        return self._shown_s + max(0.0, passed_s - self._behind_s)
+        ahead_s = passed_s - self._behind_s
+        return self._shown_s + ahead_s if ahead_s > 0.0 else self._shown_s
 
     def set_rate(self, rate: float) -> None:
         """Let `rate` seconds pass here per true second, from now on."""

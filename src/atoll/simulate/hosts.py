@@ -141,8 +141,8 @@ class CoordinatorHost:
         while True:
             now_s = self._clock.now_s()
             nap_s = service.tick(now_s) - now_s
-            questions.settle(self._clock.now_s())
-            self._herald.look(service.state, self._clock.now_s())
+            questions.settle(now_s)
+            self._herald.look(service.state, now_s)
             self._world.scheduler.sleep(min(max(nap_s, 0.01), LONGEST_NAP_S))
 
     def _open(self) -> Service:
@@ -167,6 +167,7 @@ class CoordinatorHost:
         def send(reply: Reply | Exception) -> None:
             answer(reply, size_bytes=size_of(reply))
 
-        self._questions.put(cast(Call, request), send, self._clock.now_s())
-        self._questions.settle(self._clock.now_s())
-        self._herald.look(self.service.state, self._clock.now_s())
+        now_s = self._clock.now_s()
+        self._questions.put(cast(Call, request), send, now_s)
+        self._questions.settle(now_s)
+        self._herald.look(self.service.state, now_s)

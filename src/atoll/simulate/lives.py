@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -13,9 +14,10 @@ from atoll.errors import AtollError
 from atoll.exchange import CoordinatorExchange
 from atoll.island import Host
 from atoll.island.vectors import Vectors, vector_model
-from atoll.protocol import JoinRequest
+from atoll.protocol import JoinRequest, ModelSpec
 from atoll.simulate.hosts import Greenlets, Wire
 from atoll.simulate.invariants import Watch
+from atoll.simulate.links import Latency
 from atoll.simulate.world import World
 from atoll.weights.layout import F32
 
@@ -29,6 +31,47 @@ _DRAWN_STEPS = 32
 """Of this many inner steps the noise is drawn at once."""
 
 MODEL = vector_model({"h.0.w": (70,), "h.1.w": (50,), "head": (7,)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What a run is like while nothing fails."""
+
+    model: ModelSpec = MODEL
+    step_s: float = STEP_S
+    """What an inner step takes on an island that nothing slows down."""
+
+    latency: Latency = field(default_factory=Latency)
+    """Of every link, each way; an island and the coordinator have one of their own."""
+
+
+@dataclass
+class Hours:
+    """How an island spent the time in which it took part, over all its lives."""
+
+    training_s: float = 0.0
+    """In inner steps that it finished; what froze it meanwhile is no training."""
+
+    _past_s: float = 0.0
+    _since_s: float | None = None
+
+    def begin(self, now_s: float) -> None:
+        """Take note that the island has joined."""
+        self._since_s = now_s
+
+    def end(self, now_s: float) -> None:
+        """Take note that it has left or died. Safe to repeat."""
+        self._past_s, self._since_s = self.member_s(now_s), None
+
+    def member_s(self, now_s: float) -> float:
+        """Return how long it has taken part until now."""
+        since_s = now_s if self._since_s is None else self._since_s
+        return self._past_s + now_s - since_s
+
+    def utilisation(self, now_s: float) -> float:
+        """Return which part of this time was training; 0 if it never joined."""
+        member_s = self.member_s(now_s)
+        return self.training_s / member_s if member_s else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,10 +106,12 @@ class IslandLives:
         watch: Watch,
         story: Story,
         *,
+        conditions: Conditions,
         departure: Departure | None = None,
     ) -> None:
         self._world, self._name, self._watch, self._story = world, name, watch, story
-        self._departure = departure
+        self._conditions, self._departure = conditions, departure
+        self.hours = Hours()
         self._rng = random.Random(f"{world.scheduler.seed} {name}")
         self._process = world.add(name)
         self._lives = 0
@@ -77,6 +122,7 @@ class IslandLives:
 
     def _die(self) -> None:
         at_s = self._world.scheduler.now_s
+        self.hours.end(at_s)
         self._watch.gone(self._name, fate=f"died at {at_s:.3f} s")
         self._story.died(self._name)
 
@@ -90,6 +136,7 @@ class IslandLives:
                     return
                 self._world.scheduler.sleep(back_after_s)
         except AtollError as exc:
+            self.hours.end(self._world.scheduler.now_s)
             self._story.failed(self._name, exc)
 
     def _train(self) -> bool:
@@ -99,7 +146,7 @@ class IslandLives:
         tokens = rng.integers(*STEP_TOKENS, size=64).tolist()
         noise = _noise(rng, [len(local) for local in view.local])
         while not host.has_ended:
-            self._process.work(STEP_S)
+            self._work()
             for local, change in zip(view.local, next(noise), strict=True):
                 local -= change
             host.tally.tokens += tokens[host.tally.inner_steps % 64]
@@ -111,10 +158,18 @@ class IslandLives:
                 break
         has_ended, digest = host.has_ended, host.digest
         host.leave()
+        self.hours.end(self._world.scheduler.now_s)
         self._watch.gone(self._name, fate="saw the end" if has_ended else "left")
         if has_ended:
             self._story.ended(self._name, digest)
         return has_ended
+
+    def _work(self) -> None:
+        """Make an inner step's time pass."""
+        step_s = self._conditions.step_s
+        takes_s = step_s * math.prod(self._process.slowdowns)
+        self._process.work(step_s)
+        self.hours.training_s += takes_s
 
     def _join(self) -> tuple[Host, Vectors]:
         self._lives += 1
@@ -127,11 +182,12 @@ class IslandLives:
         host = Host(
             exchange,
             ports.view,
-            JoinRequest(model=MODEL, island=self._name),
+            JoinRequest(model=self._conditions.model, island=self._name),
             clock=self._world.clocks[self._name],
             background=Greenlets(self._process),
         )
         self._watch.joined(ports.life, host, exchange)
+        self.hours.begin(self._world.scheduler.now_s)
         return host, view
 
 

@@ -46,8 +46,9 @@ class Promise(Generic[T]):
         Raises:
             TimeoutError: `timeout_s` of virtual time have passed without.
         """
-        self._scheduler.check()
-        if not self._is_done:
+        if self._is_done:
+            self._scheduler.check()
+        else:
             self._wait(timeout_s)
         if self._error is not None:
             raise self._error

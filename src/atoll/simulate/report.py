@@ -53,11 +53,12 @@ def summary(
     setup: Setup, page: Page, result: Simulated, tallies: Mapping[str, Tally]
 ) -> list[Line]:
     """Return what it came to."""
-    rows = [["island", *TALLY_COLUMNS, "deaths", "anchor"]]
+    rows = [["island", *TALLY_COLUMNS, "utilised", "deaths", "anchor"]]
     for island in setup.islands:
+        utilised = f"{result.utilisation.get(island, 0.0):.1%}"
         deaths = str(result.deaths.get(island, 0))
         end = result.digests.get(island, "")[:8] or "-"
-        rows.append([island, *tally_cells(tallies[island]), deaths, end])
+        rows.append([island, *tally_cells(tallies[island]), utilised, deaths, end])
     done = list(dict.fromkeys(result.rounds))
     rounds = " and ".join(map(str, done)) or "none"
     where = "by fragment" if len(done) > 1 else "in every fragment"
@@ -165,6 +166,7 @@ def closing_facts(
         "islands": {
             island: {
                 **asdict(tallies[island]),
+                "utilisation": round(result.utilisation.get(island, 0.0), 6),
                 "deaths": result.deaths.get(island, 0),
                 "digest": result.digests.get(island),
                 "failure": _failure(island, result),

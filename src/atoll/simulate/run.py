@@ -14,13 +14,21 @@ from atoll.simulate.hosts import CoordinatorHost
 from atoll.simulate.invariants import Violation, Watch
 from atoll.simulate.invariants.claims import ISLANDS_GO_ON
 from atoll.simulate.life import ProcessFailed
-from atoll.simulate.lives import MODEL, STEP_S, Departure, IslandLives, Story
+from atoll.simulate.lives import (
+    MODEL,
+    STEP_S,
+    Conditions,
+    Departure,
+    Hours,
+    IslandLives,
+    Story,
+)
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.trace import Happening
 from atoll.simulate.world import World
 from atoll.weights import lay_out
 
-__all__ = ["MODEL", "STEP_S", "Departure", "Simulated", "simulate"]
+__all__ = ["MODEL", "STEP_S", "Conditions", "Departure", "Simulated", "simulate"]
 
 LIMIT_S = 6 * 3600.0
 """A run that has not ended by then hangs."""
@@ -47,6 +55,9 @@ class Simulated:
     tokens: dict[str, int] = field(default_factory=dict)
     """What became of the tokens, summed over islands and fragments."""
 
+    utilisation: dict[str, float] = field(default_factory=dict)
+    """Of the time in which an island took part, the part it was in inner steps."""
+
     violations: list[Violation] = field(default_factory=list)
 
 
@@ -58,16 +69,19 @@ def simulate(
     seed: int = 0,
     trace: Callable[[Happening], None] | None = None,
     departures: Mapping[str, Departure] | None = None,
+    conditions: Conditions | None = None,
 ) -> Simulated:
     """Run to the settings' `end_rounds`, and return what came of it.
 
     The same arguments give the same run, event for event. `trace` is told of every
     message, fault and crash as it happens. Every invariant is watched, and the run
-    stops at the first that does not hold.
+    stops at the first that does not hold. Without `conditions` the model is tiny, an
+    inner step takes half a second, and links have a delay and no rate.
     """
-    with World(seed) as world:
+    usual = conditions or Conditions()
+    with World(seed, latency=usual.latency) as world:
         world.scheduler.trace = trace
-        run = _Run(world, settings, islands, departures or {})
+        run = _Run(world, settings, islands, departures or {}, usual)
         armed = apply(faults or FaultPlan(), world)
         return run.to_the_end(armed)
 
@@ -81,6 +95,7 @@ class _Run:
         settings: RunSettings,
         islands: int,
         departures: Mapping[str, Departure],
+        conditions: Conditions,
     ) -> None:
         self._world, self._settings = world, settings
         self._result = Simulated()
@@ -89,9 +104,9 @@ class _Run:
             world,
             self._coordinator,
             settings,
-            lay_out(MODEL, settings),
+            lay_out(conditions.model, settings),
             islands=islands,
-            step_s=STEP_S,
+            step_s=conditions.step_s,
         )
         self._names = [f"i{number}" for number in range(islands)]
         self._result.deaths = dict.fromkeys(self._names, 0)
@@ -104,9 +119,18 @@ class _Run:
         story = Story(
             died=self._died, ended=self._ended, left=self._left, failed=self._failed
         )
+        self._hours: dict[str, Hours] = {}
         for name in self._names:
-            departure = departures.get(name)
-            IslandLives(world, name, self._watch, story, departure=departure).start()
+            lives = IslandLives(
+                world,
+                name,
+                self._watch,
+                story,
+                conditions=conditions,
+                departure=departures.get(name),
+            )
+            self._hours[name] = lives.hours
+            lives.start()
 
     def to_the_end(self, armed: Armed) -> Simulated:
         """Let everything happen, and return what came of it."""
@@ -175,6 +199,10 @@ class _Run:
     def _conclude(self) -> None:
         result, service = self._result, self._coordinator.service
         result.tokens = self._watch.conclude()
+        result.utilisation = {
+            name: hours.utilisation(result.seconds)
+            for name, hours in self._hours.items()
+        }
         result.violations = self._watch.violations
         if service is not None:
             result.coordinator_digests = [state.digest for state in service.weights]

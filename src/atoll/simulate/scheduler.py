@@ -15,7 +15,6 @@ import hashlib
 import math
 import random
 from collections.abc import Callable
-from functools import partial
 from heapq import heapify, heappop, heappush
 from types import TracebackType
 
@@ -39,15 +38,26 @@ _REFUSALS = 100
 class Strand:
     """One line of execution in a life."""
 
-    __slots__ = ("act", "greenlet", "is_over", "life", "resume")
+    __slots__ = ("_scheduler", "act", "greenlet", "is_over", "life")
 
-    def __init__(self, life: Life, act: Callable[[], object]) -> None:
-        self.life, self.act = life, act
+    def __init__(
+        self, scheduler: Scheduler, life: Life, act: Callable[[], object]
+    ) -> None:
+        self._scheduler, self.life, self.act = scheduler, life, act
         self.greenlet: greenlet | None = None
         """What it runs in; None before it begins and when it is over."""
 
         self.is_over = False
-        self.resume: Callable[[], None]
+
+    def resume(self) -> None:
+        """Go on in its greenlet: the event of who waits. Nothing if it is over."""
+        if self.is_over:
+            return
+        scheduler = self._scheduler
+        scheduler.strand = self
+        if self.greenlet is None:
+            self.greenlet = scheduler.spare_greenlet()
+        self.greenlet.switch()
 
 
 class Scheduler:
@@ -74,7 +84,9 @@ class Scheduler:
         self._first = -(2**62)
         self._streams: dict[str, random.Random] = {}
         self._hub = getcurrent()
-        self._task: Strand | None = None
+        self.strand: Strand | None = None
+        """The strand that runs now; None is no greenlet of ours."""
+
         self._life: Life | None = None
         self._strands: dict[Life, dict[Strand, None]] = {}
         self._idle: list[greenlet] = []
@@ -142,8 +154,7 @@ class Scheduler:
         self.check()
         if not life.is_alive:
             raise UsageError(f"{life} is dead. Restart the process first.")
-        strand = Strand(life, act)
-        strand.resume = partial(self._resume, strand)
+        strand = Strand(self, life, act)
         self._strands[life][strand] = None
         self.push(self.now_s, strand.resume, life)
 
@@ -160,12 +171,12 @@ class Scheduler:
     def waiting_strand(self) -> Strand:
         """Return the greenlet that runs, for who will resume it; then call `wait`."""
         self.check()
-        if self._task is None:
+        if self.strand is None:
             raise UsageError(
                 f"At {self.now_s:.6f} s something waits that is not in a greenlet. "
                 "Spawn it in a process, or answer later by a callback."
             )
-        return self._task
+        return self.strand
 
     def wait(self) -> None:
         """Leave the greenlet that runs, until its `resume` is called by an event."""
@@ -177,7 +188,7 @@ class Scheduler:
         Raises:
             UsageError: what runs is a thread or greenlet of somebody else.
         """
-        strand, life = self._task, self._life
+        strand, life = self.strand, self._life
         if getcurrent() is not (self._hub if strand is None else strand.greenlet):
             raise UsageError(
                 f"A port was used at {self.now_s:.6f} s by a thread or greenlet that "
@@ -278,7 +289,7 @@ class Scheduler:
         except BaseException as exc:
             self._surface(exc, life)
         finally:
-            self._life = self._task = None
+            self._life = self.strand = None
         if self._graves:
             self._unwind()
         if self.after_event is not None:
@@ -293,21 +304,14 @@ class Scheduler:
             f"{life} failed at {self.now_s:.6f} s: {type(exc).__name__}: {exc}"
         ) from exc
 
-    def _resume(self, strand: Strand) -> None:
-        if strand.is_over:
-            return
-        self._task = strand
-        if strand.greenlet is None:
-            strand.greenlet = self._idle.pop() if self._idle else self._make()
-        strand.greenlet.switch()
-
-    def _make(self) -> greenlet:
-        return greenlet(self._work, parent=self._hub)
+    def spare_greenlet(self) -> greenlet:
+        """Return a greenlet for a strand that begins."""
+        return self._idle.pop() if self._idle else greenlet(self._work, self._hub)
 
     def _work(self) -> None:
         """Live one strand after the other; the first that raises ends the greenlet."""
         while True:
-            strand = self._task
+            strand = self.strand
             assert strand is not None
             try:
                 strand.act()
@@ -327,7 +331,7 @@ class Scheduler:
                     self._kill(strand)
 
     def _kill(self, strand: Strand) -> None:
-        self._task, self._life, self._refusals = strand, strand.life, 0
+        self.strand, self._life, self._refusals = strand, strand.life, 0
         try:
             assert strand.greenlet is not None
             strand.greenlet.throw(ProcessDead(f"{strand.life} is dead."))
@@ -336,7 +340,7 @@ class Scheduler:
         except BaseException:  # the last words of a dead process reach nobody
             pass
         finally:
-            self._task = self._life = None
+            self.strand = self._life = None
         if not strand.is_over:
             raise ProcessFailed(
                 f"{strand.life} does not die at {self.now_s:.6f} s: a greenlet has "
@@ -345,7 +349,7 @@ class Scheduler:
 
     def _refuse(self, life: Life) -> None:
         self._refusals += 1
-        if self._refusals > _REFUSALS and self._task is not None:
+        if self._refusals > _REFUSALS and self.strand is not None:
             self._hub.switch()
         raise ProcessDead(f"{life} is dead: it can have no effect any more.")
 

@@ -101,7 +101,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
     {
         "run_created": EventKind("The run's directory was made.", {}),
         "run_founded": EventKind(
-            "An island gave the run its first weights.", {"island": ISLAND}
+            "The run got its first weights.",
+            {"island": Field(Kind.TEXT, "who brought them; nobody: `serve --init`")},
         ),
         "island_joined": EventKind(
             "An island became a member.",
@@ -145,7 +146,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
                 "late": Field(Kind.WHOLE, "how many islands were late"),
                 "refused": Field(Kind.WHOLE, "how many updates were refused"),
                 "seconds": Field(Kind.NUMBER, "from its opening to its commit"),
-                "bytes": Field(Kind.WHOLE, "of the updates and the agreed mean"),
+                "bytes": Field(Kind.WHOLE, "of the agreed mean"),
                 "digest": Field(Kind.TEXT, "of the new anchor and velocity, in hex"),
                 "tokens": Field(Kind.WHOLE, "the run has trained on"),
                 "stall_share": Field(
@@ -158,7 +159,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             UPDATE
             | {
                 "bytes": Field(Kind.WHOLE, "of the frame"),
-                "seconds": Field(Kind.NUMBER, "that its way took"),
+                "seconds": Field(Kind.NUMBER, "from the round's opening to it"),
             },
         ),
         "update_refused": EventKind(
@@ -201,6 +202,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
                 "role": Field(Kind.TEXT, "what the caller proved to be"),
                 "route": Field(Kind.TEXT, "method and path"),
                 "action": Field(Kind.TEXT, "which control it was", True),
+                "untold": Field(
+                    Kind.WHOLE, "how many like it were not told before it", True
+                ),
             },
         ),
         "loss_reported": EventKind(

@@ -2,6 +2,7 @@
 
 Rule 1: names and labels are promises, as those of events.
 Rule 2: what is not known has no sample; it is never zero instead.
+Rule 3: what ends with `_total` only grows, and nothing else does.
 """
 
 from __future__ import annotations
@@ -18,22 +19,35 @@ RUN_STATES = ("founding", "waiting", "training", "paused", "draining", "ended")
 ISLAND_STATES = ("live", "silent", "left")
 
 Status = Mapping[str, Any]
-Labels = Mapping[str, object]
-Sample = tuple[Labels, Any]
-Read = Callable[[Status, Counters], Iterable[Sample]]
+Row = Mapping[str, Any]
 
-COUNTER, GAUGE = "counter", "gauge"
+
+@dataclass(frozen=True)
+class Per:
+    """Of what there is one sample each, and the labels that tell them apart."""
+
+    labels: tuple[str, ...]
+    rows: Callable[[Status, Counters], Iterable[Row]]
 
 
 @dataclass(frozen=True)
 class Metric:
     """One name, what it means, and where its samples are."""
 
+    per: Per
     name: str
-    type: str
+    key: str
+    """Of the value, in each row."""
+
     about: str
-    labels: tuple[str, ...]
-    read: Read
+
+    @property
+    def type(self) -> str:
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.per.labels
 
 
 def render(status: Status, counters: Counters) -> str:
@@ -47,226 +61,148 @@ def render(status: Status, counters: Counters) -> str:
     for metric in METRICS:
         samples = list(_lines(metric, status, counters))
         if samples:
-            lines.append(f"# HELP {metric.name} {_escaped_help(metric.about)}")
+            lines.append(f"# HELP {metric.name} {_escaped(metric.about)}")
             lines.append(f"# TYPE {metric.name} {metric.type}")
             lines += samples
     return "\n".join([*lines, ""])
 
 
 def _lines(metric: Metric, status: Status, counters: Counters) -> Iterator[str]:
+    rows = metric.per.rows(status, counters)
     # A name twice would cost the reader the whole page; the last one stands.
-    found = {
-        _labelled(labels): value for labels, value in metric.read(status, counters)
-    }
+    found = {_labelled(metric.labels, row): row[metric.key] for row in rows}
     for labels, value in found.items():
         if value is not None:
             yield f"{metric.name}{labels} {_number(value)}"
 
 
-def _labelled(labels: Labels) -> str:
-    listed = ",".join(f'{key}="{_escaped(str(v))}"' for key, v in labels.items())
+def _labelled(labels: tuple[str, ...], row: Row) -> str:
+    listed = ",".join(f'{key}="{_quoted(str(row[key]))}"' for key in labels)
     return f"{{{listed}}}" if listed else ""
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _escaped_help(text: str) -> str:
     return text.replace("\\", r"\\").replace("\n", r"\n")
+
+
+def _quoted(text: str) -> str:
+    return _escaped(text).replace('"', r"\"")
 
 
 def _number(value: Any) -> str:
     return str(int(value)) if isinstance(value, int) else repr(float(value))
 
 
-def _of_run(name: str, type: str, about: str, key: str) -> Metric:
-    return Metric(name, type, about, (), lambda status, _: [({}, status[key])])
+def _run(status: Status, _: Counters) -> Iterator[Row]:
+    waits = status["waits_for"]
+    yield {
+        **status,
+        "one": 1,
+        "awaited": len({each["island"] for each in waits}),
+        "longest_wait_s": max((each["since_s"] for each in waits), default=0.0),
+        "damaged": len(status["damage"]),
+    }
 
 
-def _of_island(name: str, type: str, about: str, key: str) -> Metric:
-    def read(status: Status, _: Counters) -> Iterator[Sample]:
-        for each in status["islands"]:
-            yield {"island": each["island"]}, each[key]
-
-    return Metric(f"atoll_island_{name}", type, about, ("island",), read)
-
-
-def _of_last_round(name: str, about: str, key: str) -> Metric:
-    def read(status: Status, _: Counters) -> Iterator[Sample]:
-        for each in status["recent"]:
-            yield {"fragment": each["fragment"]}, each[key]
-
-    return Metric(f"atoll_last_round_{name}", GAUGE, about, ("fragment",), read)
-
-
-def _info(status: Status, _: Counters) -> Iterator[Sample]:
-    yield {key: status[key] for key in ("run", "name", "version")}, 1
-
-
-def _run_state(status: Status, _: Counters) -> Iterator[Sample]:
+def _run_states(status: Status, _: Counters) -> Iterator[Row]:
     for state in dict.fromkeys((*RUN_STATES, status["state"])):
-        yield {"state": state}, status["state"] == state
+        yield {"state": state, "is_in_it": status["state"] == state}
 
 
-def _open_rounds(status: Status, _: Counters) -> Iterator[Sample]:
+def _fragments(status: Status, _: Counters) -> Iterator[Row]:
     for fragment, number in enumerate(status["rounds"]):
-        yield {"fragment": fragment}, number
+        yield {"fragment": fragment, "number": number}
 
 
-def _islands(status: Status, _: Counters) -> Iterator[Sample]:
+def _island_states(status: Status, _: Counters) -> Iterator[Row]:
     states = [each["state"] for each in status["islands"]]
     for state in ISLAND_STATES:
-        yield {"state": state}, states.count(state)
+        yield {"state": state, "count": states.count(state)}
 
 
-def _awaited(status: Status, _: Counters) -> Iterator[Sample]:
-    yield {}, len({each["island"] for each in status["waits_for"]})
+def _recent(status: Status, _: Counters) -> Iterable[Row]:
+    rounds: Iterable[Row] = status["recent"]
+    return rounds
 
 
-def _longest_wait(status: Status, _: Counters) -> Iterator[Sample]:
-    yield {}, max((each["since_s"] for each in status["waits_for"]), default=0.0)
-
-
-def _damage(status: Status, _: Counters) -> Iterator[Sample]:
-    yield {}, len(status["damage"])
-
-
-def _island_info(status: Status, _: Counters) -> Iterator[Sample]:
+def _islands(status: Status, _: Counters) -> Iterator[Row]:
     for each in status["islands"]:
-        yield {key: each[key] for key in ("island", "version")}, each["incarnation"]
+        yield {**each, "is_live": each["state"] == "live"}
 
 
-def _island_up(status: Status, _: Counters) -> Iterator[Sample]:
-    for each in status["islands"]:
-        yield {"island": each["island"]}, each["state"] == "live"
-
-
-def _emitted(_: Status, counters: Counters) -> Iterator[Sample]:
+def _emitted(_: Status, counters: Counters) -> Iterator[Row]:
     for name, count in sorted(counters.events.items()):
-        yield {"event": name}, count
+        yield {"event": name, "count": count}
 
 
-def _dropped(_: Status, counters: Counters) -> Iterator[Sample]:
+def _dropped(_: Status, counters: Counters) -> Iterator[Row]:
     for sink, count in sorted(counters.dropped.items()):
-        yield {"sink": sink}, count
+        yield {"sink": sink, "count": count}
 
 
-METRICS: tuple[Metric, ...] = (
-    Metric(
-        "atoll_run_info",
-        GAUGE,
-        "Always 1; its labels say which run this is.",
-        ("run", "name", "version"),
-        _info,
+# By what there is one of each, then: name, key in the status, what it says.
+_ROWS: Mapping[Per, tuple[tuple[str, str, str], ...]] = {
+    Per(("run", "name", "version"), _run): (
+        ("run_info", "one", "Always 1; its labels say which run this is."),
     ),
-    Metric(
-        "atoll_run_state",
-        GAUGE,
-        "1 for the state that the run is in, 0 for the others.",
-        ("state",),
-        _run_state,
+    Per(("state",), _run_states): (
+        ("run_state", "is_in_it", "1 for the state the run is in, 0 for the others."),
     ),
-    _of_run(
-        "atoll_round", GAUGE, "The lowest round committed over fragments.", "round"
+    Per((), _run): (
+        ("round", "round", "The lowest round committed over fragments."),
+        ("last_round", "last_round", "The round it will end with."),
+        ("tokens_total", "tokens", "Tokens the run has trained on."),
+        ("epoch", "epoch", "The epoch of the settings."),
+        ("quorum", "quorum", "Updates that may close a round."),
+        ("start_islands", "start_islands", "Islands that the first round waits for."),
+        ("start_time_seconds", "started_unix_s", "When it started, in Unix time."),
+        ("stall_ratio", "stall_share", "The largest share of time an island waits."),
+        ("awaited_islands", "awaited", "Islands the run waits for."),
+        ("longest_wait_seconds", "longest_wait_s", "Of all waits, the longest."),
+        ("bytes_in_total", "bytes_in", "Bytes received."),
+        ("bytes_out_total", "bytes_out", "Bytes sent."),
+        ("damage", "damaged", "Things that the journal had to do without."),
     ),
-    _of_run("atoll_last_round", GAUGE, "The round it will end with.", "last_round"),
-    Metric(
-        "atoll_open_round",
-        GAUGE,
-        "The open round of a fragment.",
-        ("fragment",),
-        _open_rounds,
+    Per(("fragment",), _fragments): (
+        ("open_round", "number", "The open round of a fragment."),
     ),
-    _of_run("atoll_tokens_total", COUNTER, "Tokens the run has trained on.", "tokens"),
-    _of_run("atoll_epoch", GAUGE, "The epoch of the settings.", "epoch"),
-    _of_run("atoll_quorum", GAUGE, "Updates that may close a round.", "quorum"),
-    _of_run(
-        "atoll_start_islands",
-        GAUGE,
-        "Islands that the first round waits for.",
-        "start_islands",
+    Per(("fragment",), _recent): (
+        ("last_round_counted", "counted", "Updates that counted in the last round."),
+        ("last_round_late", "late", "Islands that were late for the last round."),
+        ("last_round_refused", "refused", "Updates refused in the last round."),
+        ("last_round_seconds", "seconds", "From opening to commit of the last round."),
+        ("last_round_bytes", "bytes", "Bytes of its agreed mean."),
     ),
-    _of_run(
-        "atoll_start_time_seconds",
-        GAUGE,
-        "When the coordinator started, in Unix time.",
-        "started_unix_s",
+    Per(("state",), _island_states): (("islands", "count", "Islands in a state."),),
+    Per(("island", "version"), _islands): (
+        ("island_incarnation", "incarnation", "Which life of the island this is."),
     ),
-    _of_run(
-        "atoll_stall_ratio",
-        GAUGE,
-        "Share of the islands' time spent waiting, over the last rounds.",
-        "stall_share",
+    Per(("island",), _islands): (
+        ("island_up", "is_live", "1 while it is live, otherwise 0."),
+        ("island_seen_seconds", "seen_s", "Since the island was heard of last."),
+        ("island_round", "round", "The lowest round the island holds."),
+        ("island_pace_seconds", "pace_s", "From opening to its update."),
+        ("island_loss", "loss", "As the island's loop reported it."),
+        ("island_tokens_total", "tokens", "Tokens it has trained on."),
+        ("island_inner_steps_total", "inner_steps", "Inner steps made."),
+        ("island_wait_seconds_total", "wait_s", "Time that it stood still."),
+        ("island_wait_ratio", "wait_share", "Share of time that it stood still."),
+        ("island_bytes_up_total", "bytes_up", "Bytes the island sent."),
+        ("island_bytes_down_total", "bytes_down", "Bytes the island got."),
+        ("island_counted_total", "counted", "Its updates that counted."),
+        ("island_late_total", "late", "Rounds that it was late for."),
+        ("island_refused_total", "refused", "Its updates that were refused."),
     ),
-    Metric(
-        "atoll_islands",
-        GAUGE,
-        "Islands in a state.",
-        ("state",),
-        _islands,
+    Per(("event",), _emitted): (
+        ("events_total", "count", "Events emitted since the coordinator started."),
     ),
-    Metric("atoll_awaited_islands", GAUGE, "Islands the run waits for.", (), _awaited),
-    Metric(
-        "atoll_longest_wait_seconds",
-        GAUGE,
-        "Since when the run waits for the island it waits for longest.",
-        (),
-        _longest_wait,
+    Per(("sink",), _dropped): (
+        ("events_dropped_total", "count", "Events that a sink missed."),
     ),
-    _of_run("atoll_bytes_in_total", COUNTER, "Bytes received.", "bytes_in"),
-    _of_run("atoll_bytes_out_total", COUNTER, "Bytes sent.", "bytes_out"),
-    Metric(
-        "atoll_damage",
-        GAUGE,
-        "Things that the journal had to do without.",
-        (),
-        _damage,
-    ),
-    _of_last_round("counted", "Updates that counted in the last round.", "counted"),
-    _of_last_round("late", "Islands that were late for the last round.", "late"),
-    _of_last_round("refused", "Updates refused in the last round.", "refused"),
-    _of_last_round("seconds", "From opening to commit of the last round.", "seconds"),
-    _of_last_round("bytes", "Bytes of the last round.", "bytes"),
-    Metric(
-        "atoll_island_incarnation",
-        GAUGE,
-        "Which life of the island this is.",
-        ("island", "version"),
-        _island_info,
-    ),
-    Metric(
-        "atoll_island_up",
-        GAUGE,
-        "1 while the island is live, 0 when it is silent or has left.",
-        ("island",),
-        _island_up,
-    ),
-    _of_island("seen_seconds", GAUGE, "Since the island was heard of last.", "seen_s"),
-    _of_island("round", GAUGE, "The lowest round the island holds.", "round"),
-    _of_island("pace_seconds", GAUGE, "From opening to its update.", "pace_s"),
-    _of_island("loss", GAUGE, "As the island's loop reported it.", "loss"),
-    _of_island("tokens_total", COUNTER, "Tokens it has trained on.", "tokens"),
-    _of_island("inner_steps_total", COUNTER, "Inner steps made.", "inner_steps"),
-    _of_island("wait_seconds_total", COUNTER, "Time that it stood still.", "wait_s"),
-    _of_island("wait_ratio", GAUGE, "Share of time that it stood still.", "wait_share"),
-    _of_island("bytes_up_total", COUNTER, "Bytes the island sent.", "bytes_up"),
-    _of_island("bytes_down_total", COUNTER, "Bytes the island got.", "bytes_down"),
-    _of_island("counted_total", COUNTER, "Its updates that counted.", "counted"),
-    _of_island("late_total", COUNTER, "Rounds that it was late for.", "late"),
-    _of_island("refused_total", COUNTER, "Its updates that were refused.", "refused"),
-    Metric(
-        "atoll_events_total",
-        COUNTER,
-        "Events emitted since the coordinator started.",
-        ("event",),
-        _emitted,
-    ),
-    Metric(
-        "atoll_events_dropped_total",
-        COUNTER,
-        "Events that a sink missed.",
-        ("sink",),
-        _dropped,
-    ),
+}
+
+METRICS: tuple[Metric, ...] = tuple(
+    Metric(per, f"atoll_{name}", key, about)
+    for per, rows in _ROWS.items()
+    for name, key, about in rows
 )

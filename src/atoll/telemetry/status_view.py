@@ -76,7 +76,7 @@ class _Page:
 
     def waits(self) -> Iterator[str]:
         if self.status["why"]:
-            yield from self._said(shown(self.status["why"]), "yellow")
+            yield from self._said(shown(_why(self.status)), "yellow")
         waits = self.status["waits_for"]
         for each in waits[:MAX_WAITS]:
             yield from self._said(_wait(each), "", indent="  ")
@@ -188,6 +188,14 @@ def _age_s(status: Status) -> float:
     return float(status["now_unix_s"] - status["started_unix_s"])
 
 
+def _why(status: Status) -> str:
+    since_unix_s = status.get("since_unix_s")  # a younger field than the others
+    if since_unix_s is None or status["state"] == "ended":
+        return str(status["why"])
+    waited_s = max(0.0, status["now_unix_s"] - since_unix_s)
+    return f"{status['why']} For {amounts.span(waited_s)} now."
+
+
 def _wait(wait: Mapping[str, Any]) -> str:
     late_in_s = wait["late_in_s"]
     name = f"{_name(wait)}, fragment {wait['fragment']}, round {wait['round']}"
@@ -210,6 +218,7 @@ ISLAND_COLUMNS = (
     _Column("pace", 4, _number("pace_s", amounts.span)),
     _Column("loss", 2, _number("loss", amounts.loss)),
     _Column("wait", 3, _number("wait_share", amounts.share)),
+    _Column("counted", 10, _number("counted", str)),
     _Column("late", 8, _some("late")),
     _Column("refused", 9, _some("refused")),
     _Column("up", 5, _number("bytes_up", amounts.size)),

@@ -9,6 +9,7 @@ from atoll.weights.agree import agree
 from atoll.weights.layout import FragmentLayout, Layout, lay_out
 from atoll.weights.reduce import Contribution, reduce
 from atoll.weights.seal import seal
+from atoll.weights.spare import Spare
 from atoll.weights.state import FragmentState
 from atoll.weights.terms import Terms, terms_of
 from atoll.weights.verify import UpdateCheck, require_state, require_update
@@ -18,6 +19,7 @@ __all__ = [
     "FragmentLayout",
     "FragmentState",
     "Layout",
+    "Spare",
     "Terms",
     "UpdateCheck",
     "adopt",

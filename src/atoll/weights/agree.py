@@ -11,6 +11,7 @@ from atoll.errors import NonFinite
 from atoll.protocol import refuse_all
 from atoll.weights.layout import FragmentLayout
 from atoll.weights.reduce import Contribution, reduce
+from atoll.weights.spare import Spare
 from atoll.weights.terms import Terms
 from atoll.wire import Header, Kind, OuterValues, Roster, codec, with_body
 
@@ -32,6 +33,7 @@ def agree(
     outer: OuterValues,
     epoch: int = 0,
     after_block: Callable[[], None] | None = None,
+    spare: Spare | None = None,
 ) -> Framed:
     """Return the agreed frame: the mean of the counted `updates`, and the roster.
 
@@ -48,6 +50,7 @@ def agree(
                 down=terms.down,
                 merge=terms.merge,
                 after_block=after_block,
+                spare=spare,
             )
     except NonFinite:
         roster = refuse_all(roster, "norm: the mean overflows")

@@ -59,7 +59,7 @@ class FragmentLayout:
             starts.append(starts[-1] + size)
         return tuple(starts)
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return self.offsets[-1]
 
@@ -72,6 +72,9 @@ class FragmentLayout:
 
         `anchor` and `out` start at element `first` of the fragment.
         """
+        if len(self._runs) == 1:
+            _cast(self._runs[0][0], anchor, out)
+            return
         last = first + len(anchor)
         for dtype, start, stop in self._runs:
             here = slice(max(start, first) - first, min(stop, last) - first)

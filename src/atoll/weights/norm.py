@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
-from operator import add
 
 import numpy as np
 
@@ -25,4 +23,4 @@ class Norm:
 
     def value(self) -> float:
         """Return the norm: lanes are summed in order, not pairwise."""
-        return math.sqrt(reduce(add, self._lanes.tolist()))
+        return math.sqrt(np.add.accumulate(self._lanes)[-1])

@@ -15,6 +15,7 @@ import numpy as np
 from atoll import kernels
 from atoll.algorithm import merge as text
 from atoll.weights.layout import BLOCK, F32, FragmentLayout, blocks
+from atoll.weights.spare import Spare
 from atoll.wire import Codec
 
 
@@ -34,16 +35,18 @@ def reduce(
     down: Codec,
     merge: str = "mean",
     after_block: Callable[[], None] | None = None,
+    spare: Spare | None = None,
 ) -> np.ndarray:
     """Return the agreed body: the mean of the decoded updates, encoded once.
 
-    `after_block` is called when a block of every update has been read.
+    `after_block` is called when a block of every update has been read. The body is in
+    memory of `spare`, if there is any.
 
     Raises:
         NonFinite: the mean overflows what `down` can hold.
         CorruptError: a body does not decode.
     """
-    agreed = np.empty(down.body_bytes(layout.elements), np.uint8)
+    agreed = (spare or Spare()).body(down.body_bytes(layout.elements))
     if merge == "radial":
         mean = _radial(layout, contributions)
         down.encode(mean, agreed)

@@ -107,7 +107,31 @@ class FragmentState:
         incarnation: int = 0,
     ) -> tuple[Header, np.ndarray]:
         """Return the state as a frame; its body is a copy."""
-        vectors = np.concatenate([self.anchor, *self.moments])
+        body = np.concatenate(self.vectors).view(np.uint8)
+        header = self.to_header(
+            run=run,
+            fragment=fragment,
+            outer=outer,
+            island=island,
+            incarnation=incarnation,
+        )
+        return header, body
+
+    @property
+    def vectors(self) -> tuple[F32, ...]:
+        """The parts of a state frame's body, in order."""
+        return (self.anchor, *self.moments)
+
+    def to_header(
+        self,
+        *,
+        run: str,
+        fragment: int,
+        outer: OuterValues,
+        island: str = "",
+        incarnation: int = 0,
+    ) -> Header:
+        """Return the header of the frame whose body is `vectors`, one by one."""
         header = Header(
             kind=Kind.STATE,
             run=run,
@@ -116,12 +140,11 @@ class FragmentState:
             island=island,
             incarnation=incarnation,
             base=self.digest,
-            elements=len(vectors),
+            elements=len(self.vectors) * len(self.anchor),
             weight=0,
             outer=replace(outer, count=self.count),
         )
-        body = vectors.view(np.uint8)
-        return with_body(header, body), body
+        return with_body(header, *self.vectors)
 
     def apply(self, agreed: Header, body: np.ndarray) -> None:
         """Take the outer step of `agreed`, a verified frame of the next round.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from atoll.errors import Refused
+from atoll.errors import CorruptError, Refused
 from atoll.weights.layout import BLOCK, FragmentLayout, blocks
 from atoll.weights.norm import Norm
 from atoll.weights.terms import Terms
@@ -17,15 +19,24 @@ NORM_TOLERANCE = 1e-6
 class UpdateCheck:
     """Judges an update piece by piece, as its bytes arrive.
 
-    An update that its own island refuses has no body, and passes.
+    An update that its own island refuses has no body, and passes. `on_refused` is told
+    why values that are there as they were sealed cannot count.
 
     Raises:
         Refused: its size, codec or weight is not what the run's terms say.
     """
 
-    def __init__(self, header: Header, layout: FragmentLayout, terms: Terms) -> None:
-        self._header, self._up = header, terms.up
+    def __init__(
+        self,
+        header: Header,
+        layout: FragmentLayout,
+        terms: Terms,
+        *,
+        on_refused: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._header, self._up, self._on_refused = header, terms.up, on_refused
         self._norm = Norm()
+        self._elements = 0
         self._scratch = np.empty(min(BLOCK, header.elements), np.float32)
         if not header.refused:
             _require_terms(header, layout, terms)
@@ -34,19 +45,40 @@ class UpdateCheck:
         """Take in the next piece of the body.
 
         Raises:
-            CorruptError: it is not the one that was sealed, or does not decode to
-                finite values.
+            CorruptError: it is not the one that was sealed.
+            Refused: it is, and does not decode to finite values.
         """
         verify_piece(self._header, index, data)
         body = np.frombuffer(data, np.uint8)
         self.decoded(body, piece_elements(self._header.elements, index))
 
     def decoded(self, data: np.ndarray, elements: int) -> None:
-        """Take in the next bytes, which are known to be the sealed ones."""
+        """Take in the next bytes, which are known to be the sealed ones.
+
+        Raises:
+            Refused: they do not decode to finite values. Sent again, they would not.
+        """
         for block in blocks(elements):
             values = self._scratch[: block.stop - block.start]
-            self._up.decode(data, values, first=block.start)
+            try:
+                self._up.decode(data, values, first=block.start)
+            except CorruptError as exc:
+                raise self._undecodable(block) from exc
             self._norm.add(values)
+        self._elements += elements
+
+    def _undecodable(self, block: slice) -> Refused:
+        header, first = self._header, self._elements
+        reason = (
+            f"values that are not finite, or that {header.codec} cannot hold, between "
+            f"element {first + block.start} and {first + block.stop}"
+        )
+        self._on_refused(reason)
+        return Refused(
+            f"The update of fragment {header.fragment} was sealed with {reason}. "
+            "Find what made them, and seal the work again; the same bytes again are "
+            "refused again."
+        )
 
     def finish(self) -> None:
         """Raise Refused unless the whole body has the norm that its header says."""
@@ -81,8 +113,8 @@ def require_update(
     """Return when an update, whose bytes are verified, is one that can count.
 
     Raises:
-        Refused: its size, codec, weight or norm is not what the run's terms say.
-        CorruptError: its body does not decode to finite values.
+        Refused: its size, codec, weight or norm is not what the run's terms say, or its
+            body does not decode to finite values.
     """
     check = UpdateCheck(header, layout, terms)
     check.decoded(body, header.elements)

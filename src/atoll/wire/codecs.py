@@ -50,18 +50,16 @@ class Codec:
     block: int
     """Elements that share a scale: a part of a body starts at a multiple of it."""
 
-    _size: Callable[[int], int]
+    body_bytes: Callable[[int], int]
+    """Returns the size of a body that holds so many elements."""
+
     _encode: Encode
     _decode: Decode
-
-    def body_bytes(self, elements: int) -> int:
-        """Return the size of a body that holds `elements`."""
-        return self._size(elements)
 
     def offset(self, first: int) -> int:
         """Return where in a body the bytes of element `first` start."""
         self._require_block(first)
-        return self._size(first)
+        return self.body_bytes(first)
 
     def encode(
         self, values: Floats, body: Bytes, *, seed: int = 0, first: int = 0
@@ -139,8 +137,10 @@ class Codec:
                 active.accumulate_scaled(total, decoded, weight)
 
     def _part(self, body: Bytes, first: int, elements: int) -> Bytes:
-        start = self.offset(first)
+        start = self.offset(first) if first else 0
         end = start + self.body_bytes(elements)
+        if start == 0 and end == body.size:
+            return body
         ends_at_a_block = (first + elements) % self.block == 0
         if end > body.size or (end < body.size and not ends_at_a_block):
             raise CorruptError(
@@ -186,7 +186,7 @@ _CODECS = (
         name="fp32",
         code=1,
         block=1,
-        _size=lambda elements: 4 * elements,
+        body_bytes=lambda elements: 4 * elements,
         _encode=lambda k, x, body, *_: k.fp32_encode(x, body.view(np.float32)),
         _decode=lambda k, body, out: k.fp32_decode(body.view(np.float32), out),
     ),
@@ -194,7 +194,7 @@ _CODECS = (
         name="bf16",
         code=2,
         block=1,
-        _size=lambda elements: 2 * elements,
+        body_bytes=lambda elements: 2 * elements,
         _encode=lambda k, x, body, *_: k.bf16_encode(x, body.view(np.uint16)),
         _decode=lambda k, body, out: k.bf16_decode(body.view(np.uint16), out),
     ),
@@ -202,7 +202,7 @@ _CODECS = (
         name="int8",
         code=3,
         block=INT8_BLOCK,
-        _size=int8_bytes,
+        body_bytes=int8_bytes,
         _encode=lambda k, x, body, *_: k.int8_encode(x, body),
         _decode=lambda k, body, out: k.int8_decode(body, out),
     ),
@@ -210,7 +210,7 @@ _CODECS = (
         name="e3m0",
         code=4,
         block=E3M0_BLOCK,
-        _size=e3m0_bytes,
+        body_bytes=e3m0_bytes,
         _encode=lambda k, x, body, *_: k.e3m0_encode(x, body),
         _decode=lambda k, body, out: k.e3m0_decode(body, out),
     ),
@@ -218,7 +218,7 @@ _CODECS = (
         name="topk-2bit",
         code=5,
         block=TOPK_BLOCK,
-        _size=topk_bytes,
+        body_bytes=topk_bytes,
         _encode=lambda k, x, body, *_: k.topk_encode(x, body),
         _decode=lambda k, body, out: k.topk_decode(body, out),
     ),
@@ -226,7 +226,7 @@ _CODECS = (
         name="bf16-stochastic",
         code=6,
         block=1,
-        _size=lambda elements: 2 * elements,
+        body_bytes=lambda elements: 2 * elements,
         _encode=lambda k, x, body, seed, first: k.bf16_stochastic(
             x, body.view(np.uint16), seed, first
         ),

@@ -34,7 +34,7 @@ _STATE_ROOT = struct.Struct("<QQQ")
 
 def blake3_digest(data: Bytes) -> bytes:
     """Return the 32 bytes of BLAKE3 over `data`."""
-    return blake3(view_of(data)).digest()
+    return blake3(data.data if isinstance(data, np.ndarray) else data).digest()
 
 
 def piece_count(elements: int) -> int:
@@ -52,19 +52,33 @@ def piece_range(codec: Codec, elements: int, index: int) -> tuple[int, int]:
     first = index * PIECE_ELEMENTS
     last = first + PIECE_ELEMENTS
     end = codec.offset(last) if last < elements else codec.body_bytes(elements)
-    return codec.offset(first), end
+    return (codec.offset(first) if first else 0), end
 
 
-def piece_digests(codec: Codec, elements: int, body: Bytes) -> tuple[bytes, ...]:
-    """Return the digest of each piece of `body`, which must be whole."""
-    view = view_of(body)
-    if len(view) != codec.body_bytes(elements):
+def piece_digests(
+    codec: Codec, elements: int, *parts: Bytes | Floats
+) -> tuple[bytes, ...]:
+    """Return the digest of each piece of a body, whose parts must be the whole."""
+    views = [view_of(part) for part in parts]
+    size = sum(map(len, views))
+    if size != codec.body_bytes(elements):
         raise UsageError(
-            f"a body of {len(view)} bytes cannot hold {elements} elements in "
+            f"a body of {size} bytes cannot hold {elements} elements in "
             f"{codec.name}. That takes {codec.body_bytes(elements)} bytes."
         )
     ranges = (piece_range(codec, elements, i) for i in range(piece_count(elements)))
-    return tuple(blake3_digest(view[start:end]) for start, end in ranges)
+    if len(views) == 1:
+        return tuple(blake3_digest(views[0][start:end]) for start, end in ranges)
+    return tuple(_digest_across(views, start, end) for start, end in ranges)
+
+
+def _digest_across(views: Sequence[memoryview], start: int, end: int) -> bytes:
+    """Return the digest of a range of bytes that may lie in several views."""
+    digest = blake3()
+    for view in views:
+        digest.update(view[max(start, 0) : max(end, 0)])
+        start, end = start - len(view), end - len(view)
+    return digest.digest()
 
 
 def state_piece(arrays: Sequence[Floats]) -> bytes:
@@ -72,7 +86,7 @@ def state_piece(arrays: Sequence[Floats]) -> bytes:
 
     One hash per vector, so that a kernel can hash each while it is in cache.
     """
-    return b"".join(xxhash.xxh3_128_digest(view_of(array)) for array in arrays)
+    return b"".join([xxhash.xxh3_128_digest(array.data) for array in arrays])
 
 
 def state_root(
@@ -86,7 +100,7 @@ def state_root(
 def state_digest(anchor: Floats, moments: Sequence[Floats], count: int = 0) -> bytes:
     """Return the digest of a fragment's anchor and velocity, piece by piece."""
     arrays = (anchor, *moments)
-    if any(len(moment) != len(anchor) for moment in moments):
+    if any([len(moment) != len(anchor) for moment in moments]):
         raise UsageError(
             f"moments of {[len(moment) for moment in moments]} elements do not fit an "
             f"anchor of {len(anchor)}."

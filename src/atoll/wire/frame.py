@@ -13,6 +13,7 @@ from atoll.errors import CorruptError, UsageError
 from atoll.wire.codecs import codec
 from atoll.wire.digests import (
     Bytes,
+    Floats,
     blake3_digest,
     piece_digests,
     piece_range,
@@ -135,10 +136,11 @@ def frame_bytes(header: Header) -> int:
     return known
 
 
-def with_body(header: Header, body: Bytes) -> Header:
-    """Return `header` sealed for `body`: its length and the digests of its pieces."""
-    pieces = piece_digests(codec(header.codec), header.elements, body)
-    return header.sealed(body_bytes=view_of(body).nbytes, pieces=pieces)
+def with_body(header: Header, *parts: Bytes | Floats) -> Header:
+    """Return `header` sealed for a body: its length and the digests of its pieces."""
+    packing = codec(header.codec)
+    pieces = piece_digests(packing, header.elements, *parts)
+    return header.sealed(body_bytes=packing.body_bytes(header.elements), pieces=pieces)
 
 
 def verify_piece(header: Header, index: int, piece: Bytes) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
@@ -39,7 +38,7 @@ class Kind(IntEnum):
     @property
     def is_update(self) -> bool:
         """Whether an island sent it as its work, staying or leaving."""
-        return self in (Kind.UPDATE, Kind.DEPARTING)
+        return self is Kind.UPDATE or self is Kind.DEPARTING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +51,8 @@ class Progress:
     """Opaque: where the island stands in its data."""
 
     def __post_init__(self) -> None:
-        for what, value in (
-            ("inner_steps", self.inner_steps),
-            ("tokens", self.tokens),
-        ):
+        for what in ("inner_steps", "tokens"):
+            value = getattr(self, what)
             if not 0 <= value <= U64_MAX:
                 raise UsageError(f"{what}={value} must be from 0 to {U64_MAX}.")
         if len(self.cursor) > MAX_CURSOR_BYTES:
@@ -121,7 +118,7 @@ class Header:
     pieces: tuple[bytes, ...] = ()
 
     def __post_init__(self) -> None:
-        for fault in _faults(self):
+        if fault := _fault(self):
             raise UsageError(f"{fault}.")
 
     def sealed(self, *, body_bytes: int, pieces: tuple[bytes, ...]) -> Header:
@@ -136,7 +133,7 @@ class Header:
             body_bytes=body_bytes,
             pieces=pieces,
         )
-        for fault in _body_faults(header):
+        if fault := _body_fault(header):
             raise UsageError(f"{fault}.")
         return header
 
@@ -158,121 +155,118 @@ class Header:
 
 
 _FIELDS = tuple(each.name for each in fields(Header))
+_NUMBERS = (
+    *("round", "incarnation", "epoch", "seed"),
+    *("elements", "weight", "body_bytes"),
+)
 _NO_PROGRESS = Progress()
 
 
-def _faults(header: Header) -> Iterator[str]:
-    yield from _text_faults(header)
-    yield from _number_faults(header)
-    yield from _body_faults(header)
-    if header.kind.is_update:
-        yield from _update_faults(header)
-    else:
-        yield from _common_faults(header)
+def _fault(header: Header) -> str | None:
+    """Return the first rule that a header breaks, if any."""
+    fault = _text_fault(header) or _number_fault(header) or _body_fault(header)
+    if fault or header.kind.is_update:
+        return fault or _update_fault(header)
+    fault = _common_fault(header)
     if header.kind is Kind.AGREED:
-        yield from _agreed_faults(header)
-    if header.kind is Kind.STATE:
-        yield from _state_faults(header)
+        return fault or _agreed_fault(header)
+    return fault or _state_fault(header)
 
 
-def _text_faults(header: Header) -> Iterator[str]:
-    if fault := name_fault(header.run, what="run"):
-        yield fault
-    if header.island and (fault := name_fault(header.island, what="island")):
-        yield fault
-    if fault := reason_fault(header.refused, what="refused"):
-        yield fault
+def _text_fault(header: Header) -> str | None:
+    fault = name_fault(header.run, what="run")
+    if header.island and not fault:
+        fault = name_fault(header.island, what="island")
+    return fault or reason_fault(header.refused, what="refused")
 
 
-def _number_faults(header: Header) -> Iterator[str]:
+def _number_fault(header: Header) -> str | None:
     if not 0 <= header.fragment <= MAX_FRAGMENT:
-        yield f"fragment={header.fragment} must be from 0 to {MAX_FRAGMENT}"
-    for what, value in (
-        ("round", header.round),
-        ("incarnation", header.incarnation),
-        ("epoch", header.epoch),
-        ("seed", header.seed),
-        ("elements", header.elements),
-        ("weight", header.weight),
-        ("body_bytes", header.body_bytes),
-    ):
-        if not 0 <= value <= U64_MAX:
-            yield f"{what}={value} must be from 0 to {U64_MAX}"
+        return f"fragment={header.fragment} must be from 0 to {MAX_FRAGMENT}"
+    for what in _NUMBERS:
+        if not 0 <= getattr(header, what) <= U64_MAX:
+            return f"{what}={getattr(header, what)} must be from 0 to {U64_MAX}"
     if not _is_measure(header.norm):
-        yield f"norm={header.norm!r} must be finite and not negative"
+        return f"norm={header.norm!r} must be finite and not negative"
     codec(header.codec)
     if len(header.base) != BASE_BYTES:
-        yield f"base has {len(header.base)} bytes; it must have {BASE_BYTES}"
+        return f"base has {len(header.base)} bytes; it must have {BASE_BYTES}"
+    return None
 
 
-def _body_faults(header: Header) -> Iterator[str]:
+def _body_fault(header: Header) -> str | None:
     if not header.pieces and not header.body_bytes:
-        return
+        return None
     needed = codec(header.codec).body_bytes(header.elements)
     if header.body_bytes != needed:
-        yield (
+        return (
             f"body_bytes={header.body_bytes}, but {header.elements} elements in "
             f"{header.codec} must take {needed}"
         )
     if len(header.pieces) != piece_count(header.elements):
-        yield (
+        return (
             f"{len(header.pieces)} pieces are listed, but {header.elements} elements "
             f"must have {piece_count(header.elements)}"
         )
-    if any(len(piece) != DIGEST_BYTES for piece in header.pieces):
-        yield f"each piece digest must have {DIGEST_BYTES} bytes"
+    if any([len(piece) != DIGEST_BYTES for piece in header.pieces]):
+        return f"each piece digest must have {DIGEST_BYTES} bytes"
+    return None
 
 
-def _update_faults(header: Header) -> Iterator[str]:
+def _update_fault(header: Header) -> str | None:
     if not header.island:
-        yield "an update must name its island"
+        return "an update must name its island"
     if header.outer is not None or header.roster is not None:
-        yield "an update must carry neither outer values nor a roster"
+        return "an update must carry neither outer values nor a roster"
     if header.refused and header.elements:
-        yield f"elements={header.elements} must be 0 in an update that is refused"
+        return f"elements={header.elements} must be 0 in an update that is refused"
     if not header.refused and not header.weight:
-        yield "weight=0 must be at least 1 in an update that is not refused"
+        return "weight=0 must be at least 1 in an update that is not refused"
+    return None
 
 
-def _common_faults(header: Header) -> Iterator[str]:
+def _common_fault(header: Header) -> str | None:
     what = header.kind.name.lower()
     if header.progress != _NO_PROGRESS or header.refused:
-        yield f"progress and refused must be empty in the {what} frame"
+        return f"progress and refused must be empty in the {what} frame"
     if header.outer is None:
-        yield f"the {what} frame must carry its outer values"
+        return f"the {what} frame must carry its outer values"
+    return None
 
 
-def _agreed_faults(header: Header) -> Iterator[str]:
+def _agreed_fault(header: Header) -> str | None:
     if header.island or header.incarnation:
-        yield (
+        return (
             f"island={header.island!r} and incarnation={header.incarnation} must be "
             "empty in the agreed frame, which belongs to no island"
         )
     if header.roster is None:
-        yield "the agreed frame must carry its roster"
-    elif bool(header.roster.counted) != bool(header.elements):
-        yield (
+        return "the agreed frame must carry its roster"
+    if bool(header.roster.counted) != bool(header.elements):
+        return (
             f"elements={header.elements} with {len(header.roster.counted)} counted "
             "islands: the mean must have elements, and without counted islands none"
         )
     if header.outer is not None and header.outer.count:
-        yield f"count={header.outer.count} must be 0 in the agreed frame"
+        return f"count={header.outer.count} must be 0 in the agreed frame"
+    return None
 
 
-def _state_faults(header: Header) -> Iterator[str]:
+def _state_fault(header: Header) -> str | None:
     if header.incarnation and not header.island:
-        yield f"incarnation={header.incarnation} must be 0 without an island"
+        return f"incarnation={header.incarnation} must be 0 without an island"
     if header.roster is not None:
-        yield "the state frame must carry no roster"
+        return "the state frame must carry no roster"
     if header.codec != "fp32":
-        yield f"codec={header.codec!r} must be 'fp32' in the state frame"
+        return f"codec={header.codec!r} must be 'fp32' in the state frame"
     if header.outer is not None:
         arrays = 1 + MOMENTS[header.outer.optimizer]
         if not header.elements or header.elements % arrays:
-            yield (
+            return (
                 f"elements={header.elements} must be a positive multiple of {arrays}, "
                 f"the anchor and the moments of {header.outer.optimizer}"
             )
+    return None
 
 
 def _is_measure(value: float) -> bool:

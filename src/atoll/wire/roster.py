@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import pairwise
 
 from atoll.errors import CorruptError, UsageError
@@ -54,7 +54,7 @@ class RosterEntry:
     tokens: int = 0
 
     def __post_init__(self) -> None:
-        for fault in _entry_faults(self):
+        if fault := _entry_fault(self):
             raise UsageError(f"{fault}.")
 
 
@@ -78,6 +78,11 @@ class Roster:
                     "lists each island once, in ascending order of names."
                 )
 
+    @cached_property
+    def packed(self) -> bytes:
+        """Its one encoding, made once: a round's goes to every island of the run."""
+        return _packed(self)
+
     @property
     def counted(self) -> tuple[RosterEntry, ...]:
         """The entries whose updates are in the mean, in the order of the sum."""
@@ -93,6 +98,10 @@ class Roster:
 
 def pack_roster(roster: Roster) -> bytes:
     """Return the one encoding of `roster`."""
+    return roster.packed
+
+
+def _packed(roster: Roster) -> bytes:
     parts = [_COUNT.pack(len(roster.entries))]
     for entry in roster.entries:
         island, reason = entry.island.encode(), entry.reason.encode()
@@ -193,26 +202,23 @@ def _too_short(data: bytes, needed: int) -> CorruptError:
     )
 
 
-def _entry_faults(entry: RosterEntry) -> Iterator[str]:
-    if fault := name_fault(entry.island, what="island"):
-        yield fault
-    if fault := reason_fault(entry.reason, what="reason"):
-        yield fault
-    for what, value in (
-        ("incarnation", entry.incarnation),
-        ("weight", entry.weight),
-        ("inner_steps", entry.inner_steps),
-        ("tokens", entry.tokens),
-    ):
+def _entry_fault(entry: RosterEntry) -> str | None:
+    fault = name_fault(entry.island, what="island")
+    fault = fault or reason_fault(entry.reason, what="reason")
+    if fault:
+        return fault
+    for what in ("incarnation", "weight", "inner_steps", "tokens"):
+        value = getattr(entry, what)
         if not 0 <= value <= U64_MAX:
-            yield f"{what}={value} {_of(entry)} must be from 0 to {U64_MAX}"
+            return f"{what}={value} {_of(entry)} must be from 0 to {U64_MAX}"
     if len(entry.digest) not in (0, DIGEST_BYTES):
         size = len(entry.digest)
-        yield f"digest {_of(entry)} has {size} bytes; it must have 0 or 32"
+        return f"digest {_of(entry)} has {size} bytes; it must have 0 or 32"
     if entry.verdict is Verdict.COUNTED and not (entry.digest and entry.weight):
-        yield f"verdict counted {_of(entry)} needs a digest and a weight of 1 or more"
+        return f"verdict counted {_of(entry)} needs a digest and a weight of 1 or more"
     if entry.verdict is Verdict.REFUSED and not entry.reason:
-        yield f"verdict refused {_of(entry)} must come with a reason"
+        return f"verdict refused {_of(entry)} must come with a reason"
+    return None
 
 
 def _of(entry: RosterEntry) -> str:

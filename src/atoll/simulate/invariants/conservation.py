@@ -162,7 +162,7 @@ class FragmentLedger:
         commit = self._truth.commits.get((self.slot.index, seal.round))
         if update is None or commit is None or not commit.counts(update):
             return False
-        self._committed += update.values()
+        self._committed += update.values
         self._error += self._lost_by_codec(seal, update)
         self.count_tokens(seal.tokens, update)
         return True
@@ -183,11 +183,11 @@ class FragmentLedger:
         """Return what the codec left of a sealed update for the next one."""
         if self.slot.residual is None or seal.update is None:
             return np.zeros_like(seal.pseudo)
-        return seal.pseudo + self.decay * seal.residual - seal.update.values()
+        return seal.pseudo + self.decay * seal.residual - seal.update.values
 
     def _lost_by_codec(self, seal: Seal, update: Update) -> F64:
         if self.slot.residual is None:
-            return seal.pseudo - update.values()
+            return seal.pseudo - update.values
         return (1.0 - self.decay) * seal.residual
 
     def _require_verdict(self, how: How, seal: Seal, is_counted: bool) -> None:
@@ -235,4 +235,4 @@ class FragmentLedger:
 
 
 def _largest(values: F64) -> float:
-    return float(np.abs(values).max())
+    return float(np.maximum.reduce(np.abs(values)))

@@ -121,7 +121,7 @@ class Life:
         held = self._rests.get(header.fragment)
         if held is None:
             return
-        worst = np.abs(update.values() - held) - _tolerance(header.codec, held)
+        worst = np.abs(update.values - held) - _tolerance(header.codec, held)
         if float(worst.max()) > 0.0:
             self._report(
                 WORK_CONSERVED,

@@ -123,7 +123,8 @@ class Rounds:
         has_same_body = not outcome.has_body or (
             outcome.agreed.body.tobytes() == commit.body
         )
-        if header != commit.header or not has_same_body:
+        has_same_header = header is commit.header or header == commit.header
+        if not has_same_header or not has_same_body:
             self._report(
                 SAME_OUTCOME,
                 who,

@@ -6,6 +6,7 @@ Nothing here asks an island or the coordinator what it believes.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,8 +31,9 @@ class Update:
     def life(self) -> Life:
         return self.header.island, self.header.incarnation
 
+    @cached_property
     def values(self) -> F64:
-        """Return what the update says, decoded."""
+        """What the update says, decoded; nobody writes to it."""
         out = np.empty(self.header.elements, np.float32)
         body = np.frombuffer(self.body, np.uint8)
         codec(self.header.codec).decode(body, out)

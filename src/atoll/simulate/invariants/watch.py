@@ -85,6 +85,7 @@ class Watch:
         step_s: float,
     ) -> None:
         self._world, self._coordinator = world, coordinator
+        self._scheduler, self._network = world.scheduler, world.network
         self.violations: list[Violation] = []
         self.truth = Truth()
         self._rounds = Rounds(self.truth, settings, layout, self.report)
@@ -111,9 +112,9 @@ class Watch:
 
     def report(self, invariant: Invariant, who: str, what: str) -> None:
         """Note a violation, and end the run: what follows from it means nothing."""
-        scheduler = self._world.scheduler
-        self.violations.append(Violation(scheduler.now_s, who, invariant.name, what))
-        scheduler.stop()
+        at_s = self._scheduler.now_s
+        self.violations.append(Violation(at_s, who, invariant.name, what))
+        self._scheduler.stop()
 
     def begin(self, island: str, line: Line, view: Vectors) -> Ports:
         """Return the ports of a new life."""
@@ -126,7 +127,7 @@ class Watch:
         """Look at an island that has entered the run."""
         life.joined(host, exchange)
         island = host.joined.island
-        now_s = self._world.scheduler.now_s
+        now_s = self._scheduler.now_s
         self._present[island] = (life, now_s)
         self._everyone.disturbed(now_s)
         self._held[island] = [Held(island, slot) for slot in host.slots]
@@ -137,7 +138,7 @@ class Watch:
         if island in self._present:
             life, _ = self._present.pop(island)
             life.fate = fate
-            self._everyone.disturbed(self._world.scheduler.now_s)
+            self._everyone.disturbed(self._scheduler.now_s)
         self._held.pop(island, None)
 
     def after_event(self) -> None:
@@ -154,9 +155,9 @@ class Watch:
             self._has_committed = False
             check_deadlines(service, self.report)
             self.on_commit(service.state)
-        if self._world.network.counts.bytes_in_flight > self._most_bytes:
-            check_bytes(self._world.network, self._most_bytes, self.report)
-        if self._world.scheduler.now_s >= self.look_s:
+        if self._network.counts.bytes_in_flight > self._most_bytes:
+            check_bytes(self._network, self._most_bytes, self.report)
+        if self._scheduler.now_s >= self.look_s:
             self.on_look()
 
     def calm(self, since_s: float) -> None:
@@ -176,7 +177,7 @@ class Watch:
         self._service = service
         was_put_back = self._world.disks[COORDINATOR].was_put_back
         self._rounds.opened(service, was_put_back=was_put_back)
-        now_s = self._world.scheduler.now_s
+        now_s = self._scheduler.now_s
         self._opened_s = {index: now_s for index in range(len(service.weights))}
         handle, commit = service.handle, service.journal.commit
         # The world looks over the shoulder of this one coordinator; nothing changes.
@@ -246,7 +247,7 @@ class Watch:
         digest_after: bytes,
         epoch: int,
     ) -> None:
-        now_s = self._world.scheduler.now_s
+        now_s = self._scheduler.now_s
         outcome = Commit(agreed, body.tobytes(), digest_after, now_s)
         self._rounds.attempted(outcome)
         commit(agreed, body, digest_after=digest_after, epoch=epoch)

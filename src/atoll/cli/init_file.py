@@ -1,0 +1,91 @@
+"""What `atoll serve --init FILE` does before a run is served, and after a crash."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from atoll.coordinator.app import JOURNAL, open_service
+from atoll.coordinator.first_weights import CALLED, discard, keep, kept
+from atoll.coordinator.service import Service
+from atoll.coordinator.weights_file import WeightsFile
+from atoll.disk import SystemDisk
+from atoll.errors import CorruptError, UsageError
+from atoll.settings import RunSettings
+
+
+def settle(directory: Path, settings: RunSettings, init: Path | None) -> None:
+    """Found a run with a file that says its model's order; else let the file wait.
+
+    Without `init` this is about a file that was given before, and waits still. A run
+    that has weights keeps them.
+
+    Raises:
+        UsageError: the file cannot be read, or no run can be founded on it.
+        CorruptError: it is no safetensors file.
+    """
+    root = directory / JOURNAL
+    if init is not None:
+        WeightsFile(init)  # judged before anything is made
+    elif kept(root) is None:
+        return
+    is_kept = init is None or _is_kept_for_new_run(root, init)
+    disk, service = open_service(directory, settings, now_s=0.0)
+    try:
+        if service.state.model is not None:
+            discard(root)
+            _tell_unused(directory, init)
+            return
+        if init is not None and not is_kept:
+            keep(disk, init)
+        _found_or_wait(service, root, called=str(init or CALLED))
+    finally:
+        disk.close()
+
+
+def _is_kept_for_new_run(root: Path, init: Path) -> bool:
+    """Make the copy durable before there is a run: it is never without its file."""
+    disk = SystemDisk(root)
+    try:
+        if disk.names("log/"):
+            return False
+        keep(disk, init)
+        return True
+    finally:
+        disk.close()
+
+
+def _found_or_wait(service: Service, root: Path, *, called: str) -> None:
+    path = kept(root)
+    assert path is not None
+    try:
+        file = WeightsFile(path, called=called)
+        model = file.model()
+        if model is None:
+            _tell_waiting(called, path)
+            return
+        state = service.state
+        states = file.states(model, state.settings, run=state.run)
+    except (UsageError, CorruptError):
+        discard(root)  # it would be in the way of every start from now on
+        raise
+    service.journal.found(model, states)
+    discard(root)
+
+
+def _tell_unused(directory: Path, init: Path | None) -> None:
+    if init is not None:
+        _say(f"{directory} has its weights; {init} is not looked at.")
+
+
+def _tell_waiting(called: str, path: Path) -> None:
+    _say(
+        f"The run waits for its first island, and is founded with {called} then. "
+        f"A copy is kept as {path} until that; remove it to let the island bring its "
+        "own weights."
+    )
+
+
+def _say(text: str) -> None:
+    typer.echo(f"atoll: {text}", err=True)

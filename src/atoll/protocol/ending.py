@@ -1,0 +1,121 @@
+"""When a run ends, and what else operators change while it goes on.
+
+A run ends with a last round: by its settings, by the tokens that counted, or because an
+operator says so. Rounds beyond it end without opening.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from atoll.errors import UsageError
+from atoll.protocol.events import (
+    Action,
+    Epoch,
+    NewValues,
+    Pausing,
+    Remember,
+    Result,
+    Say,
+    Stopping,
+)
+from atoll.protocol.rounds import Phase
+from atoll.protocol.run_state import CoordinatorState
+from atoll.protocol.values import changed
+from atoll.settings import EPOCH_KEYS, RunSettings
+
+END_ROUNDS = "run.end_rounds"
+
+NO_ROUND = 0
+"""The last round of a run that was stopped before any update: no setting says that, and
+the epoch that does has no other value."""
+
+
+def end_by_tokens(state: CoordinatorState) -> CoordinatorState:
+    """Return the state with a last round, if `end_tokens` have been counted."""
+    limit = state.settings.run.end_tokens
+    if limit is None or state.last_round is not None or state.counted.tokens < limit:
+        return state
+    return changed(state, last_round=_furthest(state))
+
+
+def _furthest(state: CoordinatorState) -> int:
+    """Return the highest round that anybody has published for."""
+    return max(round.number - (not round.staged) for round in state.rounds)
+
+
+def set_values(state: CoordinatorState, event: NewValues, now_s: float) -> Result:
+    """Put new values in force, as the next epoch."""
+    fixed = sorted(event.values.keys() - EPOCH_KEYS)
+    if fixed:
+        raise UsageError(
+            f"{fixed[0]} cannot change while a run goes on. "
+            f"What can: {', '.join(sorted(EPOCH_KEYS))}."
+        )
+    settings = state.settings.with_values(event.values)
+    epoch = Epoch(state.epoch + 1, event.values)
+    last = state.last_round
+    if END_ROUNDS in event.values:
+        last = settings.run.end_rounds
+        _require_not_passed(state, last)
+    state = changed(state, settings=settings, epoch=epoch.number, last_round=last)
+    return bounded(state, now_s), [Remember(epoch)]
+
+
+def _require_not_passed(state: CoordinatorState, last: int | None) -> None:
+    furthest = _furthest(state) if state.rounds else 0
+    if last is not None and last < furthest:
+        raise UsageError(
+            f"run.end_rounds={last} is over: round {furthest} has been published. "
+            f"Give {furthest} or more."
+        )
+
+
+def bounded(state: CoordinatorState, now_s: float) -> CoordinatorState:
+    """Return the state with no round open beyond the last, and none ended before it."""
+    last, live = state.last_round, state.members.live(now_s)
+    rounds = []
+    for round in state.rounds:
+        is_over = last is not None and round.number > last
+        if is_over and round.phase in (Phase.WAITING, Phase.OPEN):
+            round = changed(round, phase=Phase.ENDED)
+        elif round.phase is Phase.ENDED and not is_over:
+            round = changed(round, phase=Phase.OPEN, opened_s=now_s, candidates=live)
+        rounds.append(round)
+    return changed(state, rounds=tuple(rounds))
+
+
+def stop(state: CoordinatorState, event: Stopping, now_s: float) -> Result:
+    """End with the rounds that are under way; that they are the last is an epoch."""
+    last = _furthest(state) if state.rounds else NO_ROUND
+    values = {END_ROUNDS: last}
+    actions: list[Action]
+    if last == NO_ROUND:
+        epoch = Epoch(state.epoch + 1, values)
+        state, actions = changed(state, epoch=epoch.number), [Remember(epoch)]
+    else:
+        state, actions = set_values(state, NewValues(values), now_s)
+    state = bounded(changed(state, last_round=last), now_s)
+    return state, [*actions, Say(state.position(now_s))]
+
+
+def end_of(
+    settings: RunSettings, epochs: Iterable[Mapping[str, Any]]
+) -> tuple[RunSettings, int | None]:
+    """Return the settings after the values of `epochs`, and the last round by them."""
+    last = settings.run.end_rounds
+    for values in epochs:
+        if values.get(END_ROUNDS) == NO_ROUND:
+            last = NO_ROUND
+            continue
+        settings = settings.with_values(values)
+        if END_ROUNDS in values:
+            last = settings.run.end_rounds
+    return settings, last
+
+
+def pause(state: CoordinatorState, event: Pausing, now_s: float) -> Result:
+    """Let no round close, or let them close again."""
+    state = changed(state, is_paused=event.is_paused)
+    return state, [Remember(event), Say(state.position(now_s))]

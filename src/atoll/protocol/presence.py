@@ -1,0 +1,181 @@
+"""Who comes, founds, stays and goes: the part of the coordinator's machine for that.
+
+Joining, founding and leaving change who is a member and who brings the first weights; a
+heartbeat says that an island is there, where it is and what it holds. What rounds make
+of it is in `coordinator`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from atoll.errors import Refused, Unreachable
+from atoll.protocol.ending import bounded
+from atoll.protocol.events import (
+    Beaten,
+    Closed,
+    Founded,
+    Joining,
+    Leave,
+    Remember,
+    Result,
+    Say,
+    Welcome,
+)
+from atoll.protocol.membership import LEASE_S, Member
+from atoll.protocol.messages import Beat, JoinReply
+from atoll.protocol.rounds import Phase, Round
+from atoll.protocol.run_state import CoordinatorState, Founding
+from atoll.protocol.values import changed
+
+
+def join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
+    """Let an island in, as a new life or the same; the first one founds the run."""
+    request = event.request
+    if state.model is not None:
+        request.model.require_same(state.model)
+    position = state.position(now_s)
+    members, member = state.members.join(
+        request,
+        event.key,
+        event.nonce,
+        now_s=now_s,
+        max_islands=state.settings.run.max_islands,
+        step=position.step,
+    )
+    is_founder = state.model is None
+    if is_founder and _founded_by_another(state, member, now_s):
+        raise Unreachable("Another island is founding the run. Ask again.")
+    before = state.members.known.get(member.island)
+    if before is not None and _is_new_life(before, member):
+        rounds = tuple(round.without(member.island) for round in state.rounds)
+        state = changed(state, rounds=rounds)
+    state = changed(state, members=members)
+    if is_founder:
+        founding = Founding(
+            island=member.island,
+            incarnation=member.incarnation,
+            model=request.model,
+            until_s=now_s + LEASE_S,
+        )
+        state = changed(state, founding=founding)
+    spoken_for = tuple(
+        round.fragment for round in state.rounds if member.island in round.staged
+    )
+    welcome = Welcome(member, position, is_founder, spoken_for)
+    return state, [Remember(member), welcome]
+
+
+def reply_to(state: CoordinatorState, welcome: Welcome) -> JoinReply:
+    """Return what an island that was let in is told."""
+    counted = state.counted.of(welcome.member.island)
+    return JoinReply(
+        run=state.run,
+        island=welcome.member.island,
+        incarnation=welcome.member.incarnation,
+        slot=welcome.member.slot,
+        settings=state.settings,
+        epoch=state.epoch,
+        position=welcome.position,
+        is_founder=welcome.is_founder,
+        inner_steps=max((each.inner_steps for each in counted), default=0),
+        tokens=max((each.tokens for each in counted), default=0),
+        spoken_for=welcome.spoken_for,
+    )
+
+
+def _is_new_life(before: Member, member: Member) -> bool:
+    """Return whether an island begins anew: rounds wait for it from the next on."""
+    return before.incarnation != member.incarnation
+
+
+def _founded_by_another(state: CoordinatorState, member: Member, now_s: float) -> bool:
+    founding = state.founding
+    if founding is None or now_s > founding.until_s:
+        return False
+    who = (founding.island, founding.incarnation)
+    return who != (member.island, member.incarnation)
+
+
+def found(state: CoordinatorState, event: Founded, now_s: float) -> Result:
+    """Begin with the weights that the founder has brought."""
+    founding = state.founding_of(event.island, event.incarnation)
+    rounds = tuple(
+        Round(
+            fragment=index,
+            number=1,
+            phase=Phase.WAITING,
+            base=digest,
+            bases=(digest,),
+            outer=outer,
+        )
+        for index, (digest, outer) in enumerate(
+            zip(event.digests, event.outers, strict=True)
+        )
+    )
+    state = changed(state, model=founding.model, founding=None, rounds=rounds)
+    state = bounded(state, now_s)  # it may have been stopped before this
+    return state, [Say(state.position(now_s))]
+
+
+def beat(state: CoordinatorState, event: Beaten, now_s: float) -> Result:
+    """Renew a lease, and that of the founding with it."""
+    beat = event.beat
+    member = state.members.require(beat.island, beat.incarnation)
+    _require_plausible(state, beat)
+    members = state.members.beat(member, beat, now_s=now_s)
+    state = changed(state, members=members)
+    founding = state.founding
+    if founding and (founding.island, founding.incarnation) == (
+        beat.island,
+        beat.incarnation,
+    ):
+        founding = changed(founding, until_s=now_s + LEASE_S)
+        state = changed(state, founding=founding)
+    if not event.is_asking:
+        return state, []
+    return state, [Say(state.position(now_s, island=beat.island))]
+
+
+def _require_plausible(state: CoordinatorState, beat: Beat) -> None:
+    """Refuse what no island of this run can say: others are led by it."""
+    if beat.holds and state.rounds and len(beat.holds) != len(state.rounds):
+        raise Refused(
+            f"Island {beat.island!r} says what it holds of {len(beat.holds)} "
+            f"fragments, and the run has {len(state.rounds)}. Join again."
+        )
+    if beat.step <= _last_step(state, ()):
+        return
+    held = [member.holds for member in state.members.known.values()]
+    rounds = [each.round + 1 for holds in (beat.holds, *held) for each in holds]
+    if beat.step > (last := _last_step(state, rounds)):
+        furthest = max([1, *rounds, *(round.number for round in state.rounds)])
+        raise Refused(
+            f"Island {beat.island!r} says that it has made step {beat.step}, and with "
+            f"round {furthest} open nobody gets beyond {last}. Join again."
+        )
+
+
+def _last_step(state: CoordinatorState, rounds: Iterable[int]) -> int:
+    """Return the step that nobody gets beyond, when these rounds may be open too.
+
+    Who has joined waits for its next send point, and stands still a window later.
+    """
+    furthest = max([1, *rounds, *(round.number for round in state.rounds)])
+    return (furthest + 3) * state.settings.sync.sync_every
+
+
+def leave(state: CoordinatorState, event: Leave, now_s: float) -> Result:
+    """Wait for an island no longer; a founding of its own ends."""
+    member = state.members.require(event.island, event.incarnation)
+    members = state.members.leave(member, because=event.reason)
+    state = changed(state, members=members)
+    if state.founding and state.founding.island == event.island:
+        state = changed(state, founding=None)
+    return state, [Remember(event)]
+
+
+def close(state: CoordinatorState, event: Closed, now_s: float) -> Result:
+    """Shorten the lease of an island whose connection was closed."""
+    member = state.members.require(event.island, event.incarnation)
+    return changed(state, members=state.members.close(member, now_s=now_s)), []

@@ -1,0 +1,139 @@
+"""What a watcher tells of a run, and what status makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.coordinator import Service
+from atoll.coordinator.status import MAX_NAMES, status_of
+from atoll.coordinator.watcher import Watcher
+from atoll.protocol import JoinReply, Stats
+from atoll.protocol.events import Leave, Pausing
+from atoll.protocol.membership import LEASE_S
+from atoll.simulate import SimDisk
+from atoll.telemetry import Events, render_status
+from atoll.testing.one_fragment import plain_settings
+from tests.coordinator.desk import join, update
+
+
+@dataclass
+class Watched:
+    """A run of plain averaging that is looked at after each change."""
+
+    service: Service
+    events: Events = field(default_factory=Events)
+    watcher: Watcher = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watcher = Watcher(self.events, self.service.state, 0.0)
+
+    def look(self, now_s: float) -> list[str]:
+        """Let the watcher look, and return the events since the last look."""
+        before = self.events.newest
+        self.watcher.look(self.service, now_s)
+        return [each.name for each in self.events.after(before)]
+
+    def status(self, now_s: float) -> dict[str, Any]:
+        """Return the part of the document that is the run's."""
+        return status_of(
+            self.service.state,
+            now_s,
+            stats=self.watcher.stats,
+            verdicts=self.watcher.verdicts,
+            since_unix_s=self.watcher.since_unix_s,
+        )
+
+
+def watched(*names: str, **run: Any) -> tuple[Watched, list[JoinReply]]:
+    """Return a run that these islands have joined."""
+    settings = plain_settings(start_islands=len(names), **run)
+    service = Service.create(SimDisk(), settings, run="run", now_s=0.0)
+    it = Watched(service)
+    joined = [join(service, name) for name in names]
+    it.look(1.0)
+    return it, joined
+
+
+def test_silence_is_told_although_nothing_else_changes() -> None:
+    """When every island is stopped nobody calls any more: time alone tells it."""
+    it, _ = watched("a", "b")
+
+    assert it.look(LEASE_S - 1.0) == []
+    assert it.look(LEASE_S + 2.0) == ["island_silent", "island_silent"]
+    assert it.look(LEASE_S + 3.0) == []
+
+
+def test_a_run_below_its_quorum_says_whom_it_waits_for() -> None:
+    """How many more, who is silent, and since when; later losses change no since."""
+    it, (a, b, _) = watched("a", "b", "c", quorum=3)
+    now_s = LEASE_S + 2.0
+    it.service.change(Leave("a", a.incarnation, reason="evicted"), 2.0)
+    it.look(2.0)
+    since_unix_s = it.watcher.since_unix_s["waiting"]
+    it.look(now_s)
+    said = it.status(now_s)
+
+    assert said["state"] == "waiting"
+    assert said["why"] == "Waits for 3 more of quorum=3. Silent: b, c."
+    assert said["since_unix_s"] == since_unix_s
+    assert b.island == "b"
+
+
+def test_a_quorum_that_is_met_again_is_waited_for_no_more() -> None:
+    """The time of a wait that is over is forgotten."""
+    it, (a, _) = watched("a", "b", quorum=2)
+    it.service.change(Leave("a", a.incarnation, reason="evicted"), 2.0)
+    it.look(2.0)
+    assert it.status(2.0)["since_unix_s"] is not None
+    join(it.service, "d")
+    it.look(3.0)
+
+    assert it.status(3.0)["since_unix_s"] is None
+    assert it.status(3.0)["state"] == "training"
+
+
+def test_a_pause_is_said_with_the_command_that_ends_it() -> None:
+    """By the run's own name, so that it can be pasted; and since when."""
+    it, _ = watched("a", name="coral reef")
+    it.service.change(Pausing(is_paused=True), 2.0)
+    it.look(2.0)
+    said = it.status(2.0)
+
+    assert said["why"] == (
+        "Paused by an operator: `atoll control 'coral reef' resume` goes on."
+    )
+    page = said | {
+        "now_unix_s": said["since_unix_s"] + 75.0,
+        "started_unix_s": said["since_unix_s"],
+        "version": "0.1.0",
+        "listening": "https://127.0.0.1:1",
+        "recent": [],
+        "damage": [],
+    }
+    text = render_status(page, width=120, is_colour=False)
+    assert "goes on. For 1 min 15 s now." in text
+
+
+def test_many_names_are_few_in_a_sentence() -> None:
+    """A hundred silent islands are eight names and a number."""
+    names = [f"i{number:02}" for number in range(12)]
+    it, _ = watched(*names, quorum=12)
+    it.look(LEASE_S + 2.0)
+    why = it.status(LEASE_S + 2.0)["why"]
+
+    assert why.endswith(f"{names[MAX_NAMES - 1]} and 4 more.")
+
+
+def test_a_committed_round_tells_the_stall() -> None:
+    """3 of 12 seconds stood still."""
+    it, (a, b) = watched("a", "b")
+    it.watcher.stats["a"] = Stats(seconds=4.0, wait_s=3.0)
+    it.watcher.stats["b"] = Stats(seconds=8.0)
+    it.service.handle(update(it.service, a, 1.0), 1.0)
+    it.look(1.0)
+    it.service.handle(update(it.service, b, 3.0), 2.0)
+    it.look(2.0)
+    (told,) = [each for each in it.events.after(0) if each.name == "round_committed"]
+
+    assert told.fields["stall_share"] == 0.25

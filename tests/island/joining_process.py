@@ -1,0 +1,23 @@
+"""An island process for tests of joining: it joins, says so, and trains nothing."""
+
+from __future__ import annotations
+
+import sys
+
+from atoll.island.joining import join_run
+from atoll.testing import Vectors, vector_model
+
+
+def main() -> None:
+    url, elements = sys.argv[1], int(sys.argv[2])
+    sys.stdout.write("joins\n")
+    sys.stdout.flush()
+    host = join_run(
+        url, Vectors(fill=1.0), vector_model({"w": (elements,)}), island="a"
+    )
+    sys.stdout.write("has joined\n")
+    host.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""A coordinator's first round, after which it is told what numba had to load for it.
+
+    python -m tests.kernels.first_round UP DOWN OPTIMIZER
+
+Prints how many functions were compiled or loaded before the round, and during it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+
+import numpy as np
+
+from atoll import RunSettings, kernels
+from atoll.island.vectors import vector_model
+from atoll.kernels.layouts import STATE_PIECE
+from atoll.protocol.judge import judge_updates
+from atoll.weights import (
+    FragmentState,
+    UpdateCheck,
+    agree,
+    lay_out,
+    seal,
+    terms_of,
+)
+from atoll.weights.agree import Framed
+from atoll.wire import Header, Kind, with_body
+
+ELEMENTS = 2 * STATE_PIECE + 3
+
+
+def count_compiled() -> int:
+    """Return for how many types all kernels have machine code, taken together."""
+    modules = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("atoll.kernels.with_numba")
+    ]
+    return sum(
+        len(function.signatures)
+        for module in modules
+        for function in vars(module).values()
+        if type(function).__name__ == "CPUDispatcher"
+    )
+
+
+def spooled(body: np.ndarray) -> np.ndarray:
+    """Return a body as it lies in the spool: in a file that can only be read."""
+    mapped = mmap.mmap(-1, len(body))
+    mapped.write(body.tobytes())
+    readable = np.frombuffer(mapped, np.uint8)
+    readable.flags.writeable = False
+    return readable
+
+
+def settings_of(up: str, down: str, optimizer: str) -> RunSettings:
+    outer: dict[str, object] = {"optimizer": optimizer, "weight": "tokens"}
+    if optimizer == "adam":
+        outer["lr"] = 0.001
+    return RunSettings.from_dict({"wire": {"up": up, "down": down}, "outer": outer})
+
+
+def updates(settings: RunSettings, weights: dict[str, int]) -> dict[str, Framed]:
+    """Return what islands of these weights bring."""
+    (layout,) = lay_out(vector_model({"w": (ELEMENTS,)}), settings)
+    up = terms_of(layout, settings).up
+    body = np.empty(up.body_bytes(ELEMENTS), np.uint8)
+    kernels.use("numpy")  # an island's own kernels are no business of this
+    norm = seal(layout, None, np.ones(ELEMENTS, np.float32), body, up=up)
+    kernels.use("numba")
+    headers = {
+        name: Header(
+            kind=Kind.UPDATE,
+            run="run",
+            fragment=0,
+            round=1,
+            island=name,
+            incarnation=1,
+            codec=up.name,
+            elements=ELEMENTS,
+            weight=weight,
+            norm=norm,
+        )
+        for name, weight in weights.items()
+    }
+    return {name: (with_body(each, body), body) for name, each in headers.items()}
+
+
+def reduced(settings: RunSettings, came: dict[str, Framed]) -> None:
+    """Judge what comes, reduce it and take the outer step."""
+    (layout,) = lay_out(vector_model({"w": (ELEMENTS,)}), settings)
+    terms = terms_of(layout, settings)
+    for header, body in came.values():
+        check = UpdateCheck(header, layout, terms)
+        check.decoded(np.frombuffer(bytearray(body.tobytes()), np.uint8), ELEMENTS)
+        check.finish()
+    state = FragmentState.found(np.zeros(ELEMENTS, np.float32), terms.outer.optimizer)
+    headers = [header for header, _ in came.values()]
+    roster = judge_updates(
+        headers,
+        base=headers[0].base,
+        known_bases=(),
+        max_update_norm=10.0,
+        norms={},
+    )
+    agreed, mean = agree(
+        layout,
+        terms,
+        roster,
+        {name: (header, spooled(body)) for name, (header, body) in came.items()},
+        run="run",
+        fragment=0,
+        round=1,
+        base=state.digest,
+        outer=terms.outer,
+    )
+    state.apply(agreed, mean)
+
+
+def main() -> None:
+    up, down, optimizer = sys.argv[1:]
+    settings = settings_of(up, down, optimizer)
+    even = updates(settings, {"a": 1, "b": 1, "c": 1, "d": 1})
+    uneven = updates(settings, {"a": 1, "b": 2})
+    kernels.warm(up=up, down=down, optimizer=optimizer)
+    before = count_compiled()
+    reduced(settings, even)
+    reduced(settings, uneven)
+    sys.stdout.write(f"{before} {count_compiled() - before}")
+
+
+if __name__ == "__main__":
+    main()

@@ -227,7 +227,7 @@ def test_a_file_that_breaks_off_goes_on(
     capsys: Said,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Cut twice in its middle, the file is whole, and was on the wire once."""
+    """Cut in its middle, the file is whole, and was on the wire once."""
     train(coordinator.url)
     whole, out = tmp_path / "whole.safetensors", tmp_path / "out.safetensors"
     assert run(capsys, "export", coordinator.url, whole)[0] == 0

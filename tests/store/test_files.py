@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -129,3 +130,28 @@ def test_memory_is_not_shared() -> None:
     """Each has its own objects: a store in memory is no rendezvous."""
     MemoryStore().put_new("key", [b"1"])
     assert MemoryStore().items("") == []
+
+
+def test_a_key_below_which_others_are_is_told_in_our_words(tmp_path: Path) -> None:
+    """A bucket could have both; a directory cannot, and nothing raw comes through."""
+    store = FileStore(tmp_path)
+    store.put_new("a/b", [b"1"])
+    with pytest.raises(Unreachable):
+        store.put("a", [b"2"])
+    store.remove(["a"])
+
+    assert store.items("") == [Item("a/b", 1)]
+
+
+def test_a_list_that_fails_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever finds nothing must be able to trust that nothing is there."""
+    store = FileStore(tmp_path)
+
+    def fails(*words: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "scandir", fails)
+    with pytest.raises(Unreachable, match="Input/output error"):
+        store.items("")

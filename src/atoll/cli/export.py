@@ -20,7 +20,7 @@ from atoll.cli.names import RUN
 from atoll.errors import CorruptError, Unreachable, UsageError
 from atoll.http import Fetching, Reply
 
-TRIES = 20
+TRIES = 120
 PAUSE_S = 0.5
 """A round that is being committed takes no longer than all tries together; a body
 that breaks goes on as often."""

@@ -24,7 +24,7 @@ import numpy as np
 from atoll import kernels
 from atoll.coordinator.office import Office
 from atoll.coordinator.spool import nameless, write_all
-from atoll.coordinator.states import StateFile
+from atoll.coordinator.states import StateFile, at_once
 from atoll.errors import CorruptError, Refused
 from atoll.journal import Past
 from atoll.protocol import ModelSpec, TensorSpec
@@ -68,7 +68,7 @@ class AnchorFiles:
             Refused: the run has no weights yet.
             Unreachable: a round is being committed: ask again.
         """
-        with self._lock:
+        with at_once(self._lock, "The anchor"):
             return self._newest(self._state())
 
     def at(self, round: int) -> StateFile:
@@ -78,7 +78,7 @@ class AnchorFiles:
             Refused: the run has no weights yet, or the round is not kept.
             CorruptError: what the journal keeps of it is damaged.
         """
-        with self._lock:
+        with at_once(self._lock, "The anchor"):
             state = self._state()
             past = self._office.change_by(lambda service, _: service.journal.past)
             _require_kept(past, round)

@@ -126,7 +126,7 @@ class Coordinator:
         require_safe_listening(self.listening.host, has_tls=self.listening.has_tls)
         self.directory, self._clock = directory, clock or SystemClock()
         now_s = self._clock.now_s()
-        is_new = not (directory / JOURNAL).exists()
+        is_new = not (directory / "events.jsonl").exists()
         self._disk, self._service = open_service(directory, settings, now_s=now_s)
         self.run = self._service.state.run
         self.events = Events()
@@ -138,6 +138,8 @@ class Coordinator:
         self.events.subscribe(self._jsonl, name="jsonl")
         if is_new:
             self.events.emit("run_created")
+            if self._service.state.model is not None:
+                self.events.emit("run_founded", island="")  # by `serve --init`
         self._watcher = Watcher(self.events, self._service.state, now_s)
         self.fault: Exception | None = None
         """What should never happen, and did: see the events."""
@@ -201,11 +203,14 @@ class Coordinator:
 
     def _warm(self) -> None:
         settings = self._office.look()[0].settings
-        kernels.warm(
-            up=settings.wire.up,
-            down=settings.wire.down,
-            optimizer=settings.outer.optimizer,
-        )
+        try:
+            kernels.warm(
+                up=settings.wire.up,
+                down=settings.wire.down,
+                optimizer=settings.outer.optimizer,
+            )
+        except Exception as exc:  # the first update tries again
+            self._failed(None, exc)
 
     def close(self, *, grace_s: float = 5.0) -> None:
         """Stop serving; everything that was promised is durable. Safe to repeat."""
@@ -221,7 +226,7 @@ class Coordinator:
         said = status_of(
             state,
             now_s,
-            stats=self._watcher.stats,
+            stats=dict(self._watcher.stats),
             verdicts=self._watcher.verdicts,
             since_unix_s=self._watcher.since_unix_s,
         )

@@ -1,13 +1,14 @@
-"""Who is at the other end of how many connections.
+"""Who is at the other end of which connections.
 
-The last one that closes is a hint that an island is gone. Only a hint: a line may break
-and come back, and an island whose lease runs is waited for a little.
+The last one that the other side closes is a hint that an island is gone. Only a hint: a
+line may break and come back, and an island whose lease runs is waited for a little. Of
+those that we close ourselves, because they were idle, nobody is told.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import defaultdict
 from typing import Protocol
 
 Who = tuple[str, int]
@@ -18,34 +19,34 @@ class Tagged(Protocol):
     """A connection, on which a name can be written."""
 
     tag: object
+    is_open: bool
 
 
 class Connections:
-    """Counts the connections of each life of an island. Any thread may ask."""
+    """Knows the connections of each life of an island. Any thread may ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[Who] = Counter()
+        self._known: dict[Who, list[Tagged]] = defaultdict(list)
 
     def heard(self, connection: Tagged, who: Who) -> None:
         """Remember who has spoken on a connection; before it may have been another."""
         with self._lock:
-            before = connection.tag
-            if before == who:
+            if connection.tag == who:
                 return
             connection.tag = who
-            self._counts[who] += 1
-            if isinstance(before, tuple):
-                self._end(before)
+            self._prune(who)
+            self._known[who].append(connection)
 
     def closed(self, who: Who) -> bool:
-        """Forget one connection, and return whether it was the last."""
+        """Return whether none of them is left open."""
         with self._lock:
-            return self._end(who)
+            self._prune(who)
+            is_last = not self._known[who]
+            if is_last:
+                del self._known[who]
+            return is_last
 
-    def _end(self, who: Who) -> bool:
-        self._counts[who] -= 1
-        is_last = self._counts[who] <= 0
-        if is_last:
-            del self._counts[who]
-        return is_last
+    def _prune(self, who: Who) -> None:
+        known = self._known[who]
+        known[:] = [each for each in known if each.is_open and each.tag == who]

@@ -21,6 +21,7 @@ from typing import TypeVar
 from atoll.clock import Clock
 from atoll.coordinator.questions import Answer, Questions
 from atoll.coordinator.service import Pending, Service
+from atoll.errors import Unreachable
 from atoll.exchange import Call, Frame, Reply
 from atoll.protocol import Beat, Reception
 from atoll.protocol.events import Close, Closed, Event
@@ -128,13 +129,23 @@ class Office:
         """Give a fragment's state, which nobody changes meanwhile.
 
         Raises:
-            Unreachable: a round is being committed: ask again.
+            Unreachable: a round is being committed, or somebody reads: ask again.
         """
-        with self._still[fragment]:
+        still = self._still_of(fragment)
+        if not still.acquire(blocking=False):  # a thread that waits serves nobody
+            raise Unreachable(f"Fragment {fragment} is in use. Ask again.")
+        try:
             with self._lock:
                 self._service.settled_round(fragment)
                 state = self._service.weights[fragment]
             yield state
+        finally:
+            still.release()
+
+    def _still_of(self, fragment: int) -> threading.Lock:
+        with self._lock:
+            self._service.settled_round(fragment)  # or there is no such fragment
+            return self._still[fragment]
 
     def _settle(self, now_s: float) -> None:
         self._questions.settle(now_s)

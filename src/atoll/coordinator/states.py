@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.coordinator.office import Office
 from atoll.coordinator.spool import nameless, write_all
+from atoll.errors import Unreachable
 from atoll.weights import FragmentState
 from atoll.wire import pack
 from atoll.wire.digests import view_of
@@ -35,6 +38,20 @@ class StateFile:
             os.close(self.handle)
 
 
+@contextmanager
+def at_once(lock: threading.Lock, what: str) -> Iterator[None]:
+    """Hold a lock, or say that somebody else does.
+
+    A thread that waited for a large file to be written would serve nobody meanwhile.
+    """
+    if not lock.acquire(blocking=False):
+        raise Unreachable(f"{what} is being written for somebody else. Ask again.")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 class StateFiles:
     """Has one file per fragment, of its newest state that somebody asked for."""
 
@@ -47,9 +64,10 @@ class StateFiles:
         """Return the fragment's present state, written if nobody has asked before.
 
         Raises:
-            Unreachable: a round of the fragment is being committed: ask again.
+            Unreachable: a round of the fragment is being committed, or another state
+                is being written: ask again.
         """
-        with self._lock, self._office.reading(fragment) as state:
+        with at_once(self._lock, "A state"), self._office.reading(fragment) as state:
             known = self._files.get(fragment)
             if known is None or known.round != state.round:
                 known = self._files[fragment] = self._write(fragment, state)

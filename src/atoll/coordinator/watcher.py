@@ -14,6 +14,7 @@ from atoll.protocol import Stats
 from atoll.protocol.membership import Member
 from atoll.protocol.rounds import Phase, Round
 from atoll.protocol.run_state import CoordinatorState
+from atoll.security.sparing import Sparing
 from atoll.telemetry import Events
 from atoll.wire import Header, Verdict
 
@@ -29,6 +30,7 @@ class Watcher:
         self._seen = state
         self._live = state.members.live(now_s)
         self._silent = frozenset(state.members.known) - self._live
+        self._sparing = Sparing()
         self.stats: dict[str, Stats] = {}
         self.verdicts: dict[str, dict[str, Any]] = defaultdict(dict)
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
@@ -37,7 +39,7 @@ class Watcher:
 
     def look(self, service: Service, now_s: float) -> None:
         """Tell what has changed since the last look."""
-        self._tell_refusals(service)
+        self._tell_refusals(service, now_s)
         seen, state = self._seen, service.state
         if state.members is not seen.members:
             self._tell_members(service, seen, state)
@@ -50,11 +52,15 @@ class Watcher:
             self._tell_rounds(service, seen, state, now_s)
         self._tell_operator(service, seen, state)
 
-    def _tell_refusals(self, service: Service) -> None:
-        """Tell of updates that no round will list: their values cannot count."""
+    def _tell_refusals(self, service: Service, now_s: float) -> None:
+        """Tell of updates that no round will list: their values cannot count.
+
+        Sparingly: who sends such a thing once may send it a thousand times.
+        """
         while service.refusals:
             header, reason = service.refusals.popleft()
-            self._note(header.island, Verdict.REFUSED, reason, header)
+            if self._sparing.untold(header.island, now_s=now_s) is not None:
+                self._note(header.island, Verdict.REFUSED, reason, header)
 
     def _tell_members(
         self, service: Service, seen: CoordinatorState, state: CoordinatorState
@@ -195,8 +201,9 @@ class Watcher:
         self.recent.append({**said, "committed_unix_s": event.at_unix_s})
 
     def _stall_share(self) -> float | None:
-        seconds = sum(each.seconds for each in self.stats.values())
-        waited_s = sum(each.wait_s for each in self.stats.values())
+        told = list(self.stats.values())  # others write there meanwhile
+        seconds = sum(each.seconds for each in told)
+        waited_s = sum(each.wait_s for each in told)
         return min(1.0, waited_s / seconds) if seconds > 0 else None
 
     def _note(self, island: str, verdict: Verdict, reason: str, header: Header) -> None:

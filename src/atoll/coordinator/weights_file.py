@@ -34,7 +34,14 @@ KINDS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 STORED = {"F32": np.float32, "BF16": np.uint16, "F16": np.float16}
 """What a run can carry; a file may hold others, which no model of a run asks for."""
 
-_MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+_MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 """What reading JSON of another form raises."""
 
 Framed = tuple[Header, np.ndarray]
@@ -57,7 +64,7 @@ class WeightsFile:
                 self._read_head(file, path.stat().st_size)
         except OSError as exc:
             raise UsageError(f"{self._called} cannot be read: {exc.strerror}.") from exc
-        except (ValueError, LookupError, TypeError, RecursionError) as exc:
+        except _MALFORMED as exc:
             raise CorruptError(
                 f"{self._called} is no safetensors file: {exc}."
             ) from exc

@@ -53,6 +53,7 @@ class Channel:
         self.bytes_in = 0
         self.bytes_out = 0
         self.is_gone = False
+        self.is_open = True
         self._sock = sock
         self._limits = limits
         self._pace = Pace(limits=limits, clock=clock)
@@ -245,6 +246,7 @@ class Channel:
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
+        self.is_open = False
         with contextlib.suppress(OSError):
             self._sock.close()
 

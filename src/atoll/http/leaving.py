@@ -43,9 +43,9 @@ class Leaving:
 
     def lost(self, channel: Channel) -> None:
         """Close a connection that the other side has closed."""
+        self.drop(channel)
         if channel.tag is not None:
             self.tell(partial(self._on_closed, channel.tag))
-        self.drop(channel)
 
     def drop(self, channel: Channel) -> None:
         """Close a connection that we are done with."""

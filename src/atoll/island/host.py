@@ -149,6 +149,8 @@ class Host:
             with self._leaving:
                 self._leave(depart=depart)
         except Unreachable as exc:
+            # At most so many: what the run has taken all the same, nobody can say.
+            self._note_lost(max(self._unsettled(slot)[0] for slot in self.slots))
             warnings.warn(
                 f"Island {self.joined.island!r} leaves without a farewell: {exc}",
                 AtollWarning,

@@ -37,6 +37,7 @@ FORGOTTEN_S = 86_400.0
 """How old a temporary file is that nobody can be writing any more."""
 
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _NONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 
 
@@ -80,9 +81,8 @@ class FileStore:
         except OSError as exc:
             raise self._translated_get(exc, key) from exc
         try:
-            with _told("get", place):
-                return _read(handle, first, size)
-        except IsADirectoryError as exc:
+            return _read(handle, first, size)
+        except OSError as exc:
             raise self._translated_get(exc, key) from exc
         finally:
             os.close(handle)
@@ -95,10 +95,7 @@ class FileStore:
     def remove(self, keys: Iterable[str]) -> None:
         for key in keys:
             place = self._place(key)
-            with (
-                _told("remove", place),
-                suppress(FileNotFoundError, NotADirectoryError),
-            ):
+            with _told("remove", place), suppress(*_ABSENT):
                 place.unlink()
 
     def _place(self, key: str) -> Path:
@@ -127,7 +124,7 @@ class FileStore:
             temporary.unlink(missing_ok=True)
 
     def _walk(self, top: Path) -> Iterator[Item]:
-        for place, directories, files in os.walk(top):
+        for place, directories, files in os.walk(top, onerror=_unless_absent):
             directories[:] = [each for each in directories if each != TEMPORARY]
             for name in files:
                 path = Path(place, name)
@@ -141,6 +138,11 @@ class FileStore:
             with suppress(OSError):  # somebody else sweeps, too
                 if now_s - each.stat().st_mtime > FORGOTTEN_S:
                     each.unlink()
+
+
+def _unless_absent(exc: OSError) -> None:
+    if exc.errno not in _NONE:
+        raise exc
 
 
 def _is_linked(temporary: Path) -> bool:
@@ -188,8 +190,6 @@ def _sync_directory(directory: Path) -> None:
 def _told(what: str, place: Path) -> Iterator[None]:
     try:
         yield
-    except IsADirectoryError:
-        raise
     except OSError as exc:
         raise _translated(what, place, exc) from exc
 

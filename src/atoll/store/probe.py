@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 
-from atoll.errors import AtollError
+from atoll.errors import Unreachable
 from atoll.store.port import Data, Item, Store, Traits, window
 
 PROBES = "probes/"
@@ -39,9 +38,11 @@ def _keeps(store: Store, key: str) -> bool:
 
 
 def _reads_parts(store: Store, key: str) -> bool:
-    with suppress(AtollError):
+    try:
         return len(store.get(key, 2, 3)) == 3
-    return False
+    except Unreachable:
+        store.get(key)  # if that fails, too, it is not for the range
+        return False
 
 
 class Probed:

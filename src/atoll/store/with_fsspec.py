@@ -1,7 +1,7 @@
 """Objects wherever `fsspec` goes: `hf://`, `sftp://`, `memory://` and the rest.
 
-Few of these put an object only where there is none. Those that say how are listed; for
-all others `put_new` looks first, which two may do at once: `traits` says so.
+None of these puts an object only where there is none, in a way that all of them share.
+So `put_new` looks first, which two may do at once: `traits` says so.
 """
 
 from __future__ import annotations
@@ -133,9 +133,8 @@ class FsspecStore:
                 f"Give its credentials the permission to {what}."
             ) from exc
         except Exception as exc:  # every file system has errors of its own
-            raise Unreachable(
-                f"{self._name} failed to {what} {key!r}: {exc or type(exc).__name__}"
-            ) from exc
+            said = str(exc) or type(exc).__name__
+            raise Unreachable(f"{self._name} failed to {what} {key!r}: {said}") from exc
 
 
 def _protocols(files: Any) -> tuple[str, ...]:

@@ -37,7 +37,6 @@ AT_ONCE = 1000
 """How many keys one request removes."""
 
 _VANISHED = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
-_BEYOND = ("InvalidRange", "Invalid range", "range was invalid", "416")
 
 
 class ObstoreStore:
@@ -82,8 +81,10 @@ class ObstoreStore:
             with self._told("get", key):
                 found = obstore.get(self._store, key, options=_asked(first, size))
                 return memoryview(found.bytes())
-        except _BeyondTheEnd:
-            return memoryview(b"")
+        except Unreachable:
+            if first >= self._size(key):
+                return memoryview(b"")  # no store has a range from there on
+            raise
 
     def items(self, prefix: str) -> list[Item]:
         check_prefix(prefix)
@@ -111,6 +112,10 @@ class ObstoreStore:
                 if not isinstance(keys, str):
                     for key in keys:
                         self._remove(key)
+
+    def _size(self, key: str) -> int:
+        with self._told("get", key):
+            return int(obstore.head(self._store, key)["size"])
 
     def _put(
         self, key: str, parts: Sequence[Data], mode: Literal["create", "overwrite"]
@@ -142,15 +147,9 @@ class ObstoreStore:
                 ) from exc
             raise NoSuchObject(f"There is no object {key!r}.", key=key) from exc
         except (BaseError, OSError) as exc:
-            if any(word in str(exc) for word in _BEYOND):
-                raise _BeyondTheEnd from exc
             raise Unreachable(
                 f"{self._name} failed to {what} {key!r}: {_short(exc)}"
             ) from exc
-
-
-class _BeyondTheEnd(Exception):
-    """A range begins where the object has ended."""
 
 
 def _asked(first: int, size: int | None) -> Any:

@@ -158,7 +158,7 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "An update came, whole and verified.",
             UPDATE
             | {
-                "bytes": Field(Kind.WHOLE, "of the frame"),
+                "bytes": Field(Kind.WHOLE, "of its body"),
                 "seconds": Field(Kind.NUMBER, "from the round's opening to it"),
             },
         ),

@@ -42,6 +42,7 @@ def an_empty_object_is_there(open_store: OpenStore) -> None:
     store.put("void", [b""])
 
     assert bytes(store.get("empty")) == bytes(store.get("void")) == b""
+    assert bytes(store.get("empty", 0, 5)) == bytes(store.get("empty", 3)) == b""
     assert store.items("") == [Item("empty", 0), Item("void", 0)]
 
 

@@ -25,7 +25,7 @@ from tests.coordinator.scene import (
     require_refusal,
 )
 from tests.coordinator.serving import address_of, asking, calling, picture, request
-from tests.http.loopback import PATIENCE_S, Dialogue, Heard
+from tests.http.loopback import PATIENCE_S, Dialogue, Heard, head
 
 TEN_GB = 10 * 2**30
 
@@ -289,3 +289,17 @@ def test_what_an_island_refuses_itself_does_not_count(scene: Scene) -> None:
     assert anchor_of(scene.a) == -1.0
     assert outcome_of(scene.a, 1).agreed.header.round == 1
     assert scene.island("b")["refused_because"] == "not finite"
+
+
+@pytest.mark.parametrize(
+    ("line", "size", "status"),
+    [("POST /invites/redeem", 60_000, 413), ("PUT /updates/0/1/b", TEN_GB, 401)],
+)
+def test_who_has_no_token_is_told_before_a_body_is_waited_for(
+    scene: Scene, line: str, size: int, status: int
+) -> None:
+    """Nobody is kept out by who may not send: the head alone is answered."""
+    with Dialogue(address_of(scene.coordinator.url)) as dialogue:
+        dialogue.say(head(line, content_length=str(size), expect="100-continue"))
+
+        assert dialogue.hear_head()[0] == status

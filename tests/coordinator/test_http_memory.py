@@ -130,7 +130,7 @@ def test_two_thousand_questions_cost_no_thread_each(tmp_path: Path) -> None:
 
         assert {dialogue.hear().status for dialogue in crowd} == {200}
     log.info("%d questions: %.1f MB", NUM_WAITERS, grown / MB)
-    assert threads_then == threads
+    assert threads_then <= threads  # one that warms kernels may have ended
     assert grown <= 64 * MB
 
 

@@ -338,3 +338,33 @@ def test_a_repeated_joining_without_a_name_is_the_same_life() -> None:
     assert isinstance(first, JoinReply)
     assert isinstance(again, JoinReply)
     assert (first.island, first.incarnation) == (again.island, again.incarnation)
+
+
+def test_a_stop_waits_for_what_has_departed_ahead() -> None:
+    """An update that was answered as staged counts, though it is for the next round."""
+    service, _ = make(start_islands=2)
+    a, b = join(service, "a"), join(service, "b")
+    service.handle(update(service, a, 1.0, kind=Kind.DEPARTING), 1.0)
+    service.handle(update(service, a, 5.0, round=2, kind=Kind.DEPARTING), 1.0)
+    service.handle(LeaveCall("a", a.incarnation), 1.0)
+    service.change(Stopping(), 1.5)
+    service.handle(update(service, b, 3.0), 2.0)
+
+    assert service.state.last_round == 2
+    assert anchor(service) == -2.0
+    service.handle(update(service, b, 7.0, round=2), 3.0)
+    assert anchor(service) == -8.0
+    assert service.state.rounds[0].phase is Phase.ENDED
+
+
+def test_a_run_that_was_stopped_too_early_waits_for_its_islands_again() -> None:
+    """A new end opens no round before as many as it takes have joined."""
+    service, _ = make(start_islands=2)
+    join(service, "a")
+    service.change(Stopping(), 1.0)
+    service.change(NewValues({"run.end_rounds": 5}), 2.0)
+    phases = [service.state.rounds[0].phase]
+    join(service, "b")
+    phases.append(service.state.rounds[0].phase)
+
+    assert phases == [Phase.WAITING, Phase.OPEN]

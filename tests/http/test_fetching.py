@@ -159,7 +159,7 @@ def test_an_answer_of_its_own_leaves_what_has_come() -> None:
     """An error in between is returned, and the body goes on after it."""
     busy = (
         b"HTTP/1.1 503 Busy\r\ncontent-type: application/json\r\n"
-        b"content-length: 2\r\n\r\n{}"
+        b"connection: close\r\ncontent-length: 2\r\n\r\n{}"
     )
     rest = (
         b'HTTP/1.1 206 Partial Content\r\netag: "a"\r\ncontent-length: 6\r\n'

@@ -40,7 +40,8 @@ from atoll.exchange.forms import (
     model_fingerprint,
 )
 from atoll.exchange.forms.info import Limits as InfoLimits
-from atoll.http import Later, Limits, Listener, Request, Response
+from atoll.http import Later, Limits, Listener, Problem, Request, Response
+from atoll.http.response import as_problem
 from atoll.protocol import Beat, Stats
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
 from atoll.security import (
@@ -274,19 +275,30 @@ class Coordinator:
             on_closed=self._closed,
             on_error=self._failed,
             on_refused_handshake=self._audits.refused_handshake,
+            judge=self._denied,
         )
 
-    def _handle(self, request: Request) -> Response | Later:
-        path = request.target.partition("?")[0]
+    def _denied(self, request: Request) -> Response | None:
+        """Return what who may not ask is told; None if a request may be handled."""
+        needed = needed_role(request.method, request.target.partition("?")[0])
+        role = self._tokens.role_of(request.headers.get("authorization"))
         try:
-            role = self._tokens.role_of(request.headers.get("authorization"))
-            needed = needed_role(request.method, path)
             if needed is not None:
                 require(role, needed)
         except Refused as exc:
             self._audits.denied(request, role)
             status = 401 if role is None else 403
             return replace(as_response(error_parts(exc)), status=status)
+        if needed is None and request.is_bulk:
+            said = "Nobody without a token may send so much, or be asked for it."
+            return as_problem(Problem(413, "length", said))
+        return None
+
+    def _handle(self, request: Request) -> Response | Later:
+        denied = self._denied(request)
+        if denied is not None:
+            return denied
+        role = self._tokens.role_of(request.headers.get("authorization"))
         try:
             own = self._operators.handle(request, self._clock.now_s())
         except (AtollError, RunEnded) as exc:

@@ -88,7 +88,9 @@ class FirstWeights:
             self._busy.release()
 
     def _is_awaited(self) -> bool:
-        return self._path is not None and self._office.look()[0].model is None
+        if self._path is None or self._office.look()[0].model is not None:
+            return False
+        return self._path.exists()  # an operator may have removed it, as serve says
 
     def _found(self, call: JoinCall) -> Reply:
         """Read the weights, and nobody waits; then join and found in one step."""

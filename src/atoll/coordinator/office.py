@@ -148,7 +148,8 @@ class Office:
             return self._still[fragment]
 
     def _settle(self, now_s: float) -> None:
-        self._questions.settle(now_s)
+        with self._told():
+            self._questions.settle(now_s)
         with self._told():  # who looks on must not disturb
             self._watch(self._service, now_s)
 

@@ -41,6 +41,7 @@ from atoll.exchange.forms import (
 from atoll.exchange.forms.routes import Takes
 from atoll.http import Body, FilePart, Later, Request, Response, ranged
 from atoll.journal import Journal
+from atoll.journal.bodies import is_large
 from atoll.journal.stored import StoredBody
 from atoll.protocol import Beat, Reception
 from atoll.wire import MAX_HEADER_BYTES
@@ -175,8 +176,9 @@ class Routes:
         if stored is None:
             return as_response(answer)
         packed_bytes = len(answer.body[0])
-        # A file of its own begins with the header, and is the whole frame.
-        if stored.first != packed_bytes or len(answer.body) > 1:
+        # A large body has a file of its own, which begins with the header; a small one
+        # lies among others, by chance as far from their first byte as a header is long.
+        if not is_large(header) or len(answer.body) > 1:
             return as_response(_with_body(answer, self._body(stored)))
         file = FilePart(
             file=self._desk.root / stored.name,

@@ -21,6 +21,10 @@ SPOILT_TRIES = 3
 """So often a reply that does not verify is asked for again."""
 
 
+BUSY = (502, 503, 504)
+"""Answers that say nothing of a body of which a part has come."""
+
+
 class HttpLine:
     """Takes calls to the coordinator of one run. Implements `Line`."""
 
@@ -98,7 +102,7 @@ class HttpLine:
         return parse_reply(call, reply.status, reply.headers, Incoming.of(reply.body))
 
     def _send(self, sent: Sent, fetching: Fetching) -> HttpReply:
-        return self._caller.call(
+        reply = self._caller.call(
             sent.method,
             sent.target,
             headers={**self._headers, **sent.headers},
@@ -106,6 +110,9 @@ class HttpLine:
             fetching=fetching,
             is_repeatable=True,
         )
+        if reply.status in BUSY and fetching.can_resume:
+            raise Unreachable("The coordinator is busy. The rest is asked for again.")
+        return reply
 
     def _into(self, size: int) -> memoryview:
         """Return memory that is resident only as it fills, warm if there is any."""

@@ -35,7 +35,7 @@ class Limits:
     small_threads: int = 16
     """Threads that run handlers of small requests."""
 
-    bulk_lanes: int = 8
+    bulk_lanes: int = 32
     """Bulk bodies on their way in at once, and as many on their way out."""
 
     max_body_bytes: int = 2**34

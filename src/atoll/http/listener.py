@@ -29,7 +29,7 @@ from atoll.http.problem import Problem
 from atoll.http.register import Register
 from atoll.http.request import Request
 from atoll.http.response import as_problem, head_of
-from atoll.http.serving import Handle, OnClosed, OnError, Serving
+from atoll.http.serving import Handle, Judge, OnClosed, OnError, Serving
 
 BACKLOG: Final = 1024
 ACCEPTED_AT_ONCE: Final = 64
@@ -53,6 +53,10 @@ class Counts:
 
 
 def _ignore_error(request: Request | None, exc: Exception) -> None:
+    pass
+
+
+def _no_objection(request: Request) -> None:
     pass
 
 
@@ -86,6 +90,7 @@ class Listener:
         on_error: OnError = _ignore_error,
         on_closed: OnClosed = _ignore_closed,
         on_refused_handshake: OnUnfit = _ignore_unfit,
+        judge: Judge = _no_objection,
     ) -> None:
         self._limits, self._clock, self._tls = limits or Limits(), clock, tls
         failed = partial(on_error, None)
@@ -104,6 +109,7 @@ class Listener:
             on_error=on_error,
             on_closed=on_closed,
             on_unfit=on_refused_handshake,
+            judge=judge,
         )
 
     @property

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from atoll.clock import Clock
 from atoll.http.answering import Answering, OnError, busy, fault
@@ -33,7 +33,12 @@ from atoll.http.watches import Collecting, Heading
 
 Handle = Callable[[Request], Response | Later]
 
-__all__ = ["Handle", "OnClosed", "OnError", "OnUnfit", "Serving"]
+Judge = Callable[[Request], Response | None]
+"""Says by its head alone what a request with a bulk body is refused with."""
+
+Answer = TypeVar("Answer")
+
+__all__ = ["Handle", "Judge", "OnClosed", "OnError", "OnUnfit", "Serving"]
 
 SHORT_BYTES: Final = 1024
 """A request of which no more has come goes before those of which more has."""
@@ -54,8 +59,10 @@ class Serving:
         on_error: OnError,
         on_closed: OnClosed,
         on_unfit: OnUnfit,
+        judge: Judge,
     ) -> None:
         self._handle, self._lot, self._crew = handle, lot, crew
+        self._judge = judge
         self._register, self._limits, self._clock = register, limits, clock
         self._on_error = on_error
         self._leaving = Leaving(
@@ -117,11 +124,18 @@ class Serving:
         except Problem as problem:
             self._answering.refuse_now(channel, problem)
             return
+        is_whole = len(channel.ahead) >= request.body.length_bytes
+        if request.is_bulk or not is_whole:
+            # Lanes and memory are for those who may send something.
+            refused = self._asked(request, partial(self._judge, request))
+            if refused is not None:
+                self._answering.answer_now(request, refused)
+                return
         if request.is_bulk:
             run = partial(self._ask_and_answer, request, in_lane=True)
             refuse = partial(self.refuse, channel, busy())
             self._answering.enter(self._crew.lanes_in, request, run, refuse)
-        elif len(channel.ahead) < request.body.length_bytes:
+        elif not is_whole:
             until_s = self._after_s(self._limits.idle_s)
             self._lot.park(Collecting(self._lot, self, request, until_s=until_s))
         else:
@@ -146,9 +160,7 @@ class Serving:
         assert isinstance(answer, Response)
         self._answering.answer_now(request, answer)
 
-    def _asked(
-        self, request: Request, ask: Callable[[], Response | Later]
-    ) -> Response | Later:
+    def _asked(self, request: Request, ask: Callable[[], Answer]) -> Answer | Response:
         try:
             return ask()
         except Problem as problem:

@@ -1,6 +1,7 @@
 """A fixed number of threads that run what they are given, in the order it came.
 
-What is urgent goes before all that is not.
+What is urgent goes before all that is not, but for one in so many: whoever sends many
+urgent things must not keep all others out for ever.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 Action = Callable[[], None]
+
+SHARE = 4
+"""One in so many that are taken is the first of the others."""
 
 
 class Threads:
@@ -21,6 +26,7 @@ class Threads:
         self, name: str, count: int, *, on_error: Callable[[Exception], None]
     ) -> None:
         self._on_error = on_error
+        self._taken = 0
         self._urgent: deque[Action | None] = deque()
         self._usual: deque[Action | None] = deque()
         self._given: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -62,7 +68,11 @@ class Threads:
 
     def _next(self) -> Action | None:
         self._given.get()
-        try:
-            return self._urgent.popleft()
-        except IndexError:
-            return self._usual.popleft()
+        self._taken += 1  # about: threads that meet here may count as one
+        queues = [self._urgent, self._usual]
+        if self._taken % SHARE == 0:
+            queues.reverse()
+        while True:  # what one queue had a moment ago, another thread may have taken
+            for each in queues:
+                with suppress(IndexError):
+                    return each.popleft()

@@ -59,6 +59,7 @@ def _join_coordinator(
     with Termination(heed_s=0.0) as termination:
         try:
             host = _enter(run, view, JoinRequest(model=model, island=island))
+            termination.heed()
         except Interrupted:  # whatever it had joined, it has left
             raise SystemExit(0) from None
     if termination.is_asked:

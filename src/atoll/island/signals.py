@@ -74,7 +74,7 @@ class Termination:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._is_asked:
             self._is_asked = True
-            if not self._heed_s:
+            if not self._heed_s and not self._is_heeded.is_set():
                 raise Interrupted("SIGTERM came.")
             self._said.put(True)
         elif not self._is_own:

@@ -379,15 +379,19 @@ class Journal:
                 ) from exc
 
     def _agreed(self, fragment: int, round: int) -> Agreed:
+        # Compaction asks from a thread of its own: what is kept may go at any moment.
         key = (fragment, round)
-        if key not in self._recent:
-            self._keep(key, self._read_agreed(fragment, round))
-        return self._recent[key]
+        agreed = self._recent.get(key)
+        if agreed is None:
+            agreed = self._read_agreed(fragment, round)
+            self._keep(key, agreed)
+        return agreed
 
     def _keep(self, key: tuple[int, int], agreed: Agreed) -> None:
         self._recent[key] = agreed
-        while len(self._recent) > RECENT * max(1, len(self.recorded.fragments)):
-            del self._recent[next(iter(self._recent))]
+        beyond = len(self._recent) - RECENT * max(1, len(self.recorded.fragments))
+        for oldest in list(self._recent)[: max(0, beyond)]:
+            self._recent.pop(oldest, None)
 
     def _read_agreed(self, fragment: int, round: int) -> Agreed:
         known = self.recorded.fragment(fragment)

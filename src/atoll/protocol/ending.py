@@ -42,7 +42,10 @@ def end_by_tokens(state: CoordinatorState) -> CoordinatorState:
 
 def _furthest(state: CoordinatorState) -> int:
     """Return the highest round that anybody has published for."""
-    return max(round.number - (not round.staged) for round in state.rounds)
+    return max(
+        round.number + 1 if round.ahead else round.number - (not round.staged)
+        for round in state.rounds
+    )
 
 
 def set_values(state: CoordinatorState, event: NewValues, now_s: float) -> Result:
@@ -75,13 +78,15 @@ def _require_not_passed(state: CoordinatorState, last: int | None) -> None:
 def bounded(state: CoordinatorState, now_s: float) -> CoordinatorState:
     """Return the state with no round open beyond the last, and none ended before it."""
     last, live = state.last_round, state.members.live(now_s)
+    has_begun = any(round.number > 1 or round.staged for round in state.rounds)
     rounds = []
     for round in state.rounds:
         is_over = last is not None and round.number > last
         if is_over and round.phase in (Phase.WAITING, Phase.OPEN):
             round = changed(round, phase=Phase.ENDED)
         elif round.phase is Phase.ENDED and not is_over:
-            round = changed(round, phase=Phase.OPEN, opened_s=now_s, candidates=live)
+            phase = Phase.OPEN if has_begun else Phase.WAITING
+            round = changed(round, phase=phase, opened_s=now_s, candidates=live)
         rounds.append(round)
     return changed(state, rounds=tuple(rounds))
 

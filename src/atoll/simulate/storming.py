@@ -58,7 +58,7 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 10, 10)
+    gc.set_threshold(100_000, 10, 10)
 
 
 def weather(seeds: Sequence[int]) -> Tally:

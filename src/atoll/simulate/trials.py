@@ -139,8 +139,8 @@ def _with_zombie(plan: FaultPlan, rng: random.Random, *, span_s: float) -> Fault
     ).kill(who, at_s=at_s, back_after_s=0.1)
 
 
-_FRAGMENTS = (1,) * 10 + (2, 3)
-"""One storm in six has several: each has twenty rounds of its own to pay for."""
+_FRAGMENTS = (1,) * 16 + (2, 3)
+"""One storm in nine has several: each has twenty rounds of its own to pay for."""
 
 _ADOPTIONS: tuple[dict[str, Any], ...] = (
     {},

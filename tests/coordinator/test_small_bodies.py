@@ -1,0 +1,75 @@
+"""Small outcomes lie in a file that they share, and each is sent as itself."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.exchange import Exchange, Frame, Outcome
+from atoll.island.vectors import vector_model
+from atoll.protocol import JoinReply, JoinRequest
+from atoll.testing.one_fragment import OUTER, plain_settings
+from atoll.weights import FragmentState
+from atoll.wire import Header, Kind, with_body
+from tests.coordinator.serving import Islands, serving
+
+ISLAND = "oslo"
+
+
+def founded(island: Exchange, elements: int) -> JoinReply:
+    """Join with a model of so many elements, all zero."""
+    model = vector_model({"w": (elements,)})
+    joined = island.join(JoinRequest(model=model, island=ISLAND))
+    state = FragmentState.found(np.zeros(elements, np.float32), "sgd")
+    island.publish(
+        Frame(
+            *state.to_frame(
+                run=joined.run,
+                fragment=0,
+                outer=OUTER,
+                island=ISLAND,
+                incarnation=joined.incarnation,
+            )
+        )
+    )
+    return joined
+
+
+def outcome(island: Exchange, joined: JoinReply, elements: int, round: int) -> Outcome:
+    """Publish ones, and return what the round came to."""
+    body = np.ones(elements, np.float32).view(np.uint8)
+    header = Header(
+        kind=Kind.UPDATE,
+        run=joined.run,
+        fragment=0,
+        round=round,
+        island=ISLAND,
+        incarnation=joined.incarnation,
+        base=island.state(0).header.base,
+        elements=elements,
+        norm=float(np.sqrt(elements)),
+    )
+    island.publish(Frame(with_body(header, body), body))
+    found = island.outcome(0, round, wait_s=30.0)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("elements", [20, 40, 80])
+def test_an_outcome_is_sent_whole_wherever_it_lies(
+    elements: int, tmp_path: Path
+) -> None:
+    """Also where its place in the file is as far in as its header is long."""
+    with ExitStack() as stack:
+        settings = plain_settings(start_islands=1)
+        coordinator = stack.enter_context(serving(tmp_path / "run", settings))
+        island = Islands(coordinator, stack)(key=b"key")
+        joined = founded(island, elements)
+        for round in range(1, 8):
+            agreed = outcome(island, joined, elements, round).agreed
+
+            assert agreed.header.round == round
+            assert (agreed.body.view(np.float32) == 1.0).all()

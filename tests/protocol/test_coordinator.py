@@ -376,6 +376,22 @@ def test_the_first_round_waits_for_start_islands() -> None:
     assert closings(table.publish("b"))
 
 
+def test_who_makes_the_run_begin_is_waited_for_from_then_on() -> None:
+    """An update from long before the opening does not shorten anybody's time."""
+    table = desk(start_islands=2)
+    table.join("a")
+    table.publish("a")
+    while table.now_s < UPPER_S:
+        table.now_s += 5
+        table.beat("a")
+    table.join("b")
+    assert not closings(table.do(Tick()))
+
+    (round,) = table.state.rounds
+    late_at_s = round.late_at_s("b", table.state.members, table.state.terms)
+    assert late_at_s == table.now_s + UPPER_S
+
+
 def out_of_phase(**run: object) -> Desk:
     """Return a run in which a has published fragment 0, and b fragment 1."""
     table = desk(start_islands=2, **run)

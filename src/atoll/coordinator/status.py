@@ -133,7 +133,7 @@ def waits_for(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
 def _awaited(
     state: CoordinatorState, round: Round, island: str, now_s: float
 ) -> dict[str, Any]:
-    since_s = round.opened_s if round.first_s is None else round.first_s
+    since_s = round.waits_from_s
     late_s = round.late_at_s(island, state.members, state.terms) - now_s
     return {
         "island": island,

@@ -149,10 +149,20 @@ class Round:
         """Return the live candidates that have not published."""
         return (self.candidates & members.live(now_s)) - self.staged.keys()
 
+    @property
+    def waits_from_s(self) -> float:
+        """When the longest wait began: with the first update, or with the opening.
+
+        The first rounds open when enough islands are here, which may be long after
+        the first of them has published.
+        """
+        if self.first_s is None or self.first_s < self.opened_s:
+            return self.opened_s
+        return self.first_s
+
     def late_at_s(self, island: str, members: Members, terms: RunSettings) -> float:
         """Return when an island that has not published is late, by these settings."""
-        waits_from_s = self.opened_s if self.first_s is None else self.first_s
-        latest_s = waits_from_s + terms.limits.deadline_max_s
+        latest_s = self.waits_from_s + terms.limits.deadline_max_s
         if island in self.awaited:
             return latest_s
         slack = _slack(terms.sync)

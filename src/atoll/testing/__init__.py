@@ -1,4 +1,4 @@
-"""Owns what tests of islands, exchanges and disks need, here and in users' projects.
+"""Owns what tests of islands and ports need, here and in users' projects.
 
 Does not know any test framework, nor how a run is stormed: `simulate` does.
 Start reading at `Vectors`, then `exchange_contract`, `virtual` and `link`.
@@ -15,6 +15,7 @@ from atoll.testing.namespaces import (
     linked_namespaces,
     namespaces_unavailable,
 )
+from atoll.testing.store_contract import STORE_CLAIMS
 
 if TYPE_CHECKING:
     from atoll.simulate import FaultPlan, as_test, random_plan, shrink
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DISK_CLAIMS",
     "EXCHANGE_CLAIMS",
+    "STORE_CLAIMS",
     "FaultPlan",
     "Link",
     "Namespace",

@@ -84,11 +84,10 @@ def check_deadlines(service: Service, report: Report) -> None:
         for island in round.candidates:
             late_at_s = round.late_at_s(island, state.members, state.terms)
             after_s = late_at_s - round.opened_s
-            waits_from_s = round.opened_s if round.first_s is None else round.first_s
             # The clock shows up to some millions of seconds: a difference of sums.
             if (
                 after_s < limits.deadline_min_s - 1e-6
-                or late_at_s > waits_from_s + limits.deadline_max_s + 1e-6
+                or late_at_s > round.waits_from_s + limits.deadline_max_s + 1e-6
             ):
                 report(
                     DEADLINES_BOUNDED,

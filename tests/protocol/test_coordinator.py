@@ -227,7 +227,7 @@ def test_a_round_that_is_due_closes_before_a_header_is_judged() -> None:
     table.beat("a", "b")
     table.state = replace(
         table.state,
-        rounds=(replace(table.state.rounds[0], first_s=-UPPER_S),),
+        rounds=(replace(table.state.rounds[0], opened_s=-UPPER_S, first_s=-UPPER_S),),
     )
 
     closing, said = table.do(Offered(table.header("b")))

@@ -94,7 +94,9 @@ def train_data_parallel(model: GPT, eras: list[Tensor], steps: int) -> None:
 def show(progress: str, step: int) -> None:
     """Print a line now and then; on a terminal it replaces the one before."""
     if step % 100 == 0:
-        print(progress, end="   \r" if sys.stdout.isatty() else "\n", flush=True)
+        # In one piece: islands are threads, and print writes the end by itself.
+        sys.stdout.write(progress + ("   \r" if sys.stdout.isatty() else "\n"))
+        sys.stdout.flush()
 
 
 @torch.no_grad()

@@ -41,7 +41,7 @@ NAMES = ("a", "b", "c")
 VICTIM = "c"
 
 PUBLISHED = """\
-torchft, for comparison (../shared/peers/overview.md, section 1.6; measured with
+torchft, for comparison (measured apart from this run, with
 torchft-nightly 2026.10.26 on CPU, two replicas): death between two syncs stalls the
 survivor for 4.07 s; death during the all-reduce fails the survivor's commit, throws all
 its inner steps since the last one away, and the next sync stalls 3.9 to 4.1 s more; a

@@ -163,7 +163,7 @@ class SystemDisk:
                     self._appending[name] = handle
                 os.fsync(handle)
                 if name in self._unlisted:
-                    _sync_directory(path.parent)
+                    sync_directory(path.parent)
                     self._unlisted.discard(name)
         finally:
             self._forget(name)
@@ -180,7 +180,7 @@ class SystemDisk:
             try:
                 _write_file(temporary, parts)
                 os.rename(temporary, path)
-                _sync_directory(path.parent)
+                sync_directory(path.parent)
             except BaseException:
                 self._unlisted.add(name)  # in case that it can be made, not removed
                 for leftover in (temporary, path):
@@ -288,7 +288,7 @@ def _sweep(root: Path) -> None:
         for file in files:
             if file.endswith(TEMPORARY):
                 os.unlink(os.path.join(folder, file))
-        _sync_directory(Path(folder))
+        sync_directory(Path(folder))
 
 
 def _names(root: Path, folder: str) -> Iterator[str]:
@@ -310,7 +310,7 @@ def _make_directory(directory: Path) -> None:
         return
     _make_directory(directory.parent)
     directory.mkdir(mode=0o700)
-    _sync_directory(directory.parent)
+    sync_directory(directory.parent)
 
 
 def _write_file(path: Path, parts: Iterable[Data]) -> None:
@@ -341,7 +341,8 @@ def _read_up_to(handle: int, size: int) -> bytes:
     return b"".join(parts)
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Return when the names in a directory are durable."""
     handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(handle)

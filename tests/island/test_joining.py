@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from atoll.coordinator.app import Coordinator
@@ -55,22 +55,27 @@ def terminated(process: subprocess.Popen[str], *, within_s: float) -> tuple[int,
     return process.returncode, out + err
 
 
-def link_to(coordinator: Coordinator, *, rate_bytes_per_s: float) -> Link:
-    return Link(address_of(coordinator.url), rate_bytes_per_s=rate_bytes_per_s)
+@contextmanager
+def founding(
+    folder: Path,
+) -> Iterator[tuple[Coordinator, Link, subprocess.Popen[str]]]:
+    """Give a process whose first weights are on their way, over a slow link."""
+    directory = folder / "run"
+    with ExitStack() as stack:
+        served = stack.enter_context(serving(directory, plain_settings()))
+        slow = Link(address_of(served.url), rate_bytes_per_s=2**18)
+        link = stack.enter_context(slow)
+        url = "http://{}:{}".format(*link.address)
+        token = token_file(directory, Role.ISLAND)
+        process = stack.enter_context(joining(url, token, folder / "home"))
+        assert link.wait_carried(2**18, timeout_s=PATIENT_S)
+        yield served, link, process
 
 
 def test_sigterm_while_the_first_weights_are_on_their_way(tmp_path: Path) -> None:
     """The founder leaves: nobody has to wait for its lease to found the run."""
-    directory = tmp_path / "run"
-    with (
-        serving(directory, plain_settings()) as served,
-        link_to(served, rate_bytes_per_s=2**18) as link,
-    ):
-        url = "http://{}:{}".format(*link.address)
-        token = token_file(directory, Role.ISLAND)
-        with joining(url, token, tmp_path / "home") as process:
-            assert link.wait_carried(2**18, timeout_s=PATIENT_S)
-            code, said = terminated(process, within_s=PATIENT_S)
+    with founding(tmp_path) as (served, _, process):
+        code, said = terminated(process, within_s=PATIENT_S)
         state, _ = served._office.look()
 
     assert (code, said) == (0, "joins\n")
@@ -80,17 +85,9 @@ def test_sigterm_while_the_first_weights_are_on_their_way(tmp_path: Path) -> Non
 
 def test_sigterm_while_the_coordinator_cannot_be_heard(tmp_path: Path) -> None:
     """The farewell takes no longer than it may."""
-    directory = tmp_path / "run"
-    with (
-        serving(directory, plain_settings()) as served,
-        link_to(served, rate_bytes_per_s=2**18) as link,
-    ):
-        url = "http://{}:{}".format(*link.address)
-        token = token_file(directory, Role.ISLAND)
-        with joining(url, token, tmp_path / "home") as process:
-            assert link.wait_carried(2**18, timeout_s=PATIENT_S)
-            link.cut()
-            code, said = terminated(process, within_s=LEAVE_S + 10.0)
+    with founding(tmp_path) as (_, link, process):
+        link.cut()
+        code, said = terminated(process, within_s=LEAVE_S + 10.0)
 
     assert (code, said) == (0, "joins\n")
 

@@ -388,7 +388,7 @@ def test_who_makes_the_run_begin_is_waited_for_from_then_on() -> None:
     assert not closings(table.do(Tick()))
 
     (round,) = table.state.rounds
-    late_at_s = round.late_at_s("b", table.state.members, table.state.terms)
+    late_at_s = round.late_at_s("b", table.state.members, table.state.settings)
     assert late_at_s == table.now_s + UPPER_S
 
 

@@ -134,7 +134,7 @@ def _awaited(
     state: CoordinatorState, round: Round, island: str, now_s: float
 ) -> dict[str, Any]:
     since_s = round.waits_from_s
-    late_s = round.late_at_s(island, state.members, state.terms) - now_s
+    late_s = round.late_at_s(island, state.members, state.settings) - now_s
     return {
         "island": island,
         "fragment": round.fragment,

@@ -16,10 +16,11 @@ from typing import Protocol
 from atoll.http.channel import Channel
 from atoll.http.crew import Crew
 from atoll.http.desk import Exit
-from atoll.http.lot import Lot, Watch
+from atoll.http.lot import Lot
 from atoll.http.pace import Gone
 from atoll.http.problem import Problem
 from atoll.http.response import as_problem, head_of
+from atoll.http.watches import Passing
 
 
 class Unfit(enum.Enum):
@@ -99,7 +100,7 @@ class Handshakes:
         self._hall.linger(channel)
 
 
-class Greeting(Watch):
+class Greeting(Passing):
     """Ends when the other side says something, or takes too long."""
 
     def __init__(
@@ -112,8 +113,8 @@ class Greeting(Watch):
         events: int,
         go_on: Callable[[], None],
     ) -> None:
-        super().__init__(channel, until_s=until_s, events=events)
-        self._lot, self._exit, self._go_on = lot, exit, go_on
+        super().__init__(lot, exit, channel, until_s=until_s, events=events)
+        self._go_on = go_on
 
     def begin(self) -> None:
         """Look at nothing: no byte of TLS was read."""
@@ -121,13 +122,6 @@ class Greeting(Watch):
     def ready(self, events: int) -> None:
         if self._lot.take(self):
             self._go_on()
-
-    def due(self) -> None:
-        if self._lot.take(self):
-            self._exit.drop(self.channel)
-
-    def hurry(self) -> None:
-        self.due()
 
 
 def _plain_answer() -> bytes:

@@ -13,7 +13,7 @@ from typing import Final
 
 from atoll.http.channel import DATA, ENDED, Channel
 from atoll.http.desk import Desk, Exit
-from atoll.http.lot import Lot, Watch
+from atoll.http.lot import READ, Lot, Watch
 from atoll.http.problem import Problem
 from atoll.http.request import Request
 
@@ -101,7 +101,30 @@ class Collecting(Watch):
         return Problem(status, code, f"{came} Send it again.")
 
 
-class Skipping(Watch):
+class Passing(Watch):
+    """Is dropped when its time is up, or when the listener closes."""
+
+    def __init__(
+        self,
+        lot: Lot,
+        exit: Exit,
+        channel: Channel,
+        *,
+        until_s: float,
+        events: int = READ,
+    ) -> None:
+        super().__init__(channel, until_s=until_s, events=events)
+        self._lot, self._exit = lot, exit
+
+    def due(self) -> None:
+        if self._lot.take(self):
+            self._exit.drop(self.channel)
+
+    def hurry(self) -> None:
+        self.due()
+
+
+class Skipping(Passing):
     """Ends when the rest of a body has passed."""
 
     def __init__(
@@ -114,9 +137,8 @@ class Skipping(Watch):
         size: int,
         after: Callable[[], None],
     ) -> None:
-        super().__init__(channel, until_s=until_s)
-        self._lot, self._exit, self._left = lot, exit, size
-        self._after = after
+        super().__init__(lot, exit, channel, until_s=until_s)
+        self._left, self._after = size, after
 
     def ready(self, events: int) -> None:
         said, skipped = self.channel.skip(self._lot.scratch, self._left)
@@ -126,22 +148,15 @@ class Skipping(Watch):
         elif not self._left and self._lot.take(self):
             self._after()
 
-    def due(self) -> None:
-        if self._lot.take(self):
-            self._exit.drop(self.channel)
 
-    def hurry(self) -> None:
-        self.due()
-
-
-class Lingering(Watch):
+class Lingering(Passing):
     """Ends when the other side closes too: closing first could destroy what we said."""
 
     def __init__(
         self, lot: Lot, exit: Exit, channel: Channel, *, until_s: float
     ) -> None:
-        super().__init__(channel, until_s=until_s)
-        self._lot, self._exit, self._left = lot, exit, LINGER_BYTES
+        super().__init__(lot, exit, channel, until_s=until_s)
+        self._left = LINGER_BYTES
 
     def begin(self) -> None:
         """Look at nothing: what TLS holds is of no interest."""
@@ -151,10 +166,3 @@ class Lingering(Watch):
         self._left -= skipped
         if said == ENDED or self._left <= 0:
             self.due()
-
-    def due(self) -> None:
-        if self._lot.take(self):
-            self._exit.drop(self.channel)
-
-    def hurry(self) -> None:
-        self.due()

@@ -12,6 +12,7 @@ import secrets
 import stat
 from pathlib import Path
 
+from atoll.disk import sync_directory
 from atoll.errors import CorruptError, DiskError, UsageError
 from atoll.wire import blake3_digest
 
@@ -61,15 +62,7 @@ def _make(path: Path) -> None:
     finally:
         os.close(handle)
         draft.unlink()
-    _sync(path.parent)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_directory(path.parent)
 
 
 def _read(path: Path) -> bytes:

@@ -72,14 +72,14 @@ def _comes_along(event: Event) -> bool:
 
 def wakes_at(state: CoordinatorState, now_s: float) -> float:
     """Return when time alone may change something; infinity when it cannot."""
-    terms = state.terms
+    settings = state.settings
     moments = [
         moment_s
         for round in state.rounds
         if round.phase is Phase.OPEN and len(round.staged) >= state.settings.run.quorum
         for island in round.missing(state.members, now_s)
         for moment_s in (
-            round.late_at_s(island, state.members, terms),
+            round.late_at_s(island, state.members, settings),
             state.members.known[island].lease_until_s,
         )
     ]
@@ -99,8 +99,8 @@ _NEVER = float("inf")
 def _settle(state: CoordinatorState, now_s: float) -> Result:
     """Open what waited for islands to join, and close what can close."""
     state = _start(state, now_s)
-    members, terms = state.members, state.terms
-    due = [each for each in state.rounds if each.can_close(members, terms, now_s)]
+    members, settings = state.members, state.settings
+    due = [each for each in state.rounds if each.can_close(members, settings, now_s)]
     if not due or state.is_paused or not all_heard(members, now_s):
         return state, []
     actions: list[Action] = []

@@ -160,26 +160,26 @@ class Round:
             return self.opened_s
         return self.first_s
 
-    def late_at_s(self, island: str, members: Members, terms: RunSettings) -> float:
+    def late_at_s(self, island: str, members: Members, settings: RunSettings) -> float:
         """Return when an island that has not published is late, by these settings."""
-        latest_s = self.waits_from_s + terms.limits.deadline_max_s
+        latest_s = self.waits_from_s + settings.limits.deadline_max_s
         if island in self.awaited:
             return latest_s
-        slack = _slack(terms.sync)
+        slack = _slack(settings.sync)
         learned_s = slack * deadline_s(
             members.known[island].arrivals_of(self.fragment),
-            patience=terms.run.patience,
-            lower_s=terms.limits.deadline_min_s / slack,
+            patience=settings.run.patience,
+            lower_s=settings.limits.deadline_min_s / slack,
             upper_s=math.inf,
         )
         return min(self.opened_s + learned_s, latest_s)
 
-    def can_close(self, members: Members, terms: RunSettings, now_s: float) -> bool:
+    def can_close(self, members: Members, settings: RunSettings, now_s: float) -> bool:
         """Return whether nobody is worth waiting for, and a quorum has published."""
-        if self.phase is not Phase.OPEN or len(self.staged) < terms.run.quorum:
+        if self.phase is not Phase.OPEN or len(self.staged) < settings.run.quorum:
             return False
         for island in self.missing(members, now_s):
-            if now_s < self.late_at_s(island, members, terms):
+            if now_s < self.late_at_s(island, members, settings):
                 return False
         return True
 

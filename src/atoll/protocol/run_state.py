@@ -42,11 +42,6 @@ class CoordinatorState:
     """By an operator: nothing closes."""
 
     @property
-    def terms(self) -> RunSettings:
-        """The settings, of the epoch in force, that say who is late."""
-        return self.settings
-
-    @property
     def has_started(self) -> bool:
         """True from the moment `start_islands` took part, though some have left."""
         # Every message asks, and the first round mostly tells: no generator for that.

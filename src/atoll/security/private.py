@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from atoll.disk import TEMPORARY
+from atoll.disk import TEMPORARY, sync_directory
 from atoll.errors import CorruptError, DiskError, DiskFull, NoSuchFile, UsageError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -56,7 +56,7 @@ def replace_private(path: Path, data: bytes) -> None:
     """
     with translated(path), _draft(path, data) as draft:
         os.rename(draft, path)
-        _sync(path.parent)
+        sync_directory(path.parent)
 
 
 def make_private(path: Path, data: bytes) -> bool:
@@ -68,7 +68,7 @@ def make_private(path: Path, data: bytes) -> bool:
                 os.link(draft, path)
             except FileExistsError:
                 return False
-            _sync(path.parent)
+            sync_directory(path.parent)
     return True
 
 
@@ -102,7 +102,7 @@ def remove_private(path: Path) -> bool:
             path.unlink()
         except FileNotFoundError:
             return False
-        _sync(path.parent)
+        sync_directory(path.parent)
     return True
 
 
@@ -139,15 +139,7 @@ def _make_directory(directory: Path) -> None:
     _make_directory(directory.parent)
     # Another process may have made it since.
     directory.mkdir(mode=0o700, exist_ok=True)
-    _sync(directory.parent)
-
-
-def _sync(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_directory(directory.parent)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from atoll.disk import sync_directory
 from atoll.errors import NoSuchObject, StoreDenied, Unreachable, UsageError
 from atoll.store.port import (
     Data,
@@ -64,7 +65,7 @@ class FileStore:
             except OSError:
                 if not _is_linked(temporary):
                     raise
-            _sync_directory(place.parent)
+            sync_directory(place.parent)
             return True
 
     def put(self, key: str, parts: Sequence[Data]) -> None:
@@ -72,7 +73,7 @@ class FileStore:
         with _told("put", place), self._written(parts) as temporary:
             _make_directory(place.parent)
             os.replace(temporary, place)
-            _sync_directory(place.parent)
+            sync_directory(place.parent)
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
         place = self._place(key)
@@ -175,15 +176,7 @@ def _make_directory(directory: Path) -> None:
         return
     _make_directory(directory.parent)
     directory.mkdir(exist_ok=True)
-    _sync_directory(directory.parent)
-
-
-def _sync_directory(directory: Path) -> None:
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_directory(directory.parent)
 
 
 @contextmanager

@@ -101,8 +101,7 @@ class ObstoreStore:
         left = [check_key(key) for key in keys]
         while left:
             now, left = left[:AT_ONCE], left[AT_ONCE:]
-            for key in now if len(now) == 1 else [now]:
-                self._remove(key)
+            self._remove(now[0] if len(now) == 1 else now)
 
     def _remove(self, keys: str | list[str]) -> None:
         with self._told("delete", keys if isinstance(keys, str) else keys[0]):
@@ -139,8 +138,6 @@ class ObstoreStore:
                 f"Give its credentials the permission to {what}: {_short(exc)}"
             ) from exc
         except FileNotFoundError as exc:
-            if what == "delete":
-                raise
             if what != "get" or any(word in str(exc) for word in _VANISHED):
                 raise Unreachable(
                     f"{self._name} is not there. Make the bucket, or mend the URL."

@@ -11,10 +11,10 @@ new owner after the old one died without a word. Run each one on a disk of its o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 from atoll.disk import Disk, check_name
 from atoll.errors import NoSuchFile, UsageError
+from atoll.testing.claims import raises
 
 Reopen = Callable[[], Disk]
 Claim = Callable[[Disk, Reopen], None]
@@ -90,14 +90,14 @@ def a_name_is_written_once(disk: Disk, reopen: Reopen) -> None:
     disk.append("b", b"first")
 
     for name in ("a", "b"):
-        with _raises(UsageError):
+        with raises(UsageError):
             disk.write_new(name, [b"second"])
         assert disk.read(name) == b"first"
 
 
 def a_file_whose_parts_fail_is_absent(disk: Disk, reopen: Reopen) -> None:
     """An error of the parts passes through, and the name is free again."""
-    with _raises(_PartsFailed):
+    with raises(_PartsFailed):
         disk.write_new("states/0/7", _failing_parts())
 
     assert disk.names("") == []
@@ -128,11 +128,11 @@ def ranges_end_where_the_file_ends(disk: Disk, reopen: Reopen) -> None:
 
 def what_is_absent_cannot_be_read(disk: Disk, reopen: Reopen) -> None:
     """Reading or syncing a file that is not there says so by its own error."""
-    with _raises(NoSuchFile):
+    with raises(NoSuchFile):
         disk.read("a")
-    with _raises(NoSuchFile):
+    with raises(NoSuchFile):
         disk.read("deep/er/a", 0, 1)
-    with _raises(NoSuchFile):
+    with raises(NoSuchFile):
         disk.sync("a")
 
     assert disk.names("") == []
@@ -163,7 +163,7 @@ def removing_frees_the_name(disk: Disk, reopen: Reopen) -> None:
     disk.remove("never/there")
 
     assert disk.names("") == []
-    with _raises(NoSuchFile):
+    with raises(NoSuchFile):
         disk.read("a")
     disk.append("a", b"new")
     disk.sync("a")
@@ -173,7 +173,7 @@ def removing_frees_the_name(disk: Disk, reopen: Reopen) -> None:
 def wrong_names_are_refused(disk: Disk, reopen: Reopen) -> None:
     """No name leaves the disk, and none can be taken for an unfinished file."""
     for name in WRONG_NAMES:
-        with _raises(UsageError):
+        with raises(UsageError):
             check_name(name)
         for act in (
             lambda name: disk.append(name, b"x"),
@@ -182,7 +182,7 @@ def wrong_names_are_refused(disk: Disk, reopen: Reopen) -> None:
             disk.read,
             disk.remove,
         ):
-            with _raises(UsageError):
+            with raises(UsageError):
                 act(name)
 
     assert disk.names("") == []
@@ -212,12 +212,3 @@ class _PartsFailed(Exception):
 def _failing_parts() -> Iterator[bytes]:
     yield b"half a file"
     raise _PartsFailed
-
-
-@contextmanager
-def _raises(kind: type[Exception]) -> Iterator[None]:
-    try:
-        yield
-    except kind:
-        return
-    raise AssertionError(f"{kind.__name__} was not raised")

@@ -10,8 +10,8 @@ attaches islands to it. Run each one by itself; none needs a thread or a clock:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.vectors import vector_model
 from atoll.protocol import Beat, JoinReply, Reception
 from atoll.settings import RunSettings
+from atoll.testing.claims import raises
 from atoll.testing.one_fragment import (
     anchor_of,
     enter,
@@ -121,7 +122,7 @@ def the_first_update_stands(open_run: OpenRun) -> None:
     """Another one for the same round is refused, and the first one counts."""
     (a, b), (first, second) = _two(open_run)
     a.publish(update_of(a, first, 1.0))
-    with _raises(Refused):
+    with raises(Refused):
         a.publish(update_of(a, first, 9.0))
     b.publish(update_of(b, second, 3.0))
 
@@ -201,7 +202,7 @@ def a_later_life_fences_the_earlier(open_run: OpenRun) -> None:
     after = enter(again, "b")
 
     assert (after.incarnation, after.slot) == (before.incarnation + 1, before.slot)
-    with _raises(LeaseLost):
+    with raises(LeaseLost):
         b.publish(stale)
 
 
@@ -210,7 +211,7 @@ def a_live_name_cannot_be_taken(open_run: OpenRun) -> None:
     attach = open_run(plain_settings(start_islands=2))
     enter(attach(key=b"a"), "a")
 
-    with _raises(UsageError):
+    with raises(UsageError):
         enter(attach(key=b"a stranger's"), "a")
 
 
@@ -219,7 +220,7 @@ def a_full_run_refuses_more(open_run: OpenRun) -> None:
     attach = open_run(plain_settings(max_islands=1))
     a, b = attach(key=b"a"), attach(key=b"b")
     first = enter(a, "a")
-    with _raises(UsageError):
+    with raises(UsageError):
         enter(b, "b")
     a.leave("a", first.incarnation)
 
@@ -231,7 +232,7 @@ def another_model_is_refused(open_run: OpenRun) -> None:
     attach = open_run(plain_settings())
     enter(attach(key=b"a"), "a")
 
-    with _raises(ModelError):
+    with raises(ModelError):
         enter(attach(key=b"b"), "b", model=vector_model({"w": (4,)}))
 
 
@@ -243,7 +244,7 @@ def frames_of_another_run_or_fragment_are_refused(open_run: OpenRun) -> None:
         replace(frame.header, run="another"),
         replace(frame.header, fragment=7),
     ):
-        with _raises(Refused):
+        with raises(Refused):
             a.publish(Frame(other, frame.body))
     a.publish(update_of(a, first, 1.0))
     b.publish(update_of(b, second, 3.0))
@@ -255,7 +256,7 @@ def a_body_that_does_not_verify_changes_nothing(open_run: OpenRun) -> None:
     """The right one may follow."""
     (a, b), (first, second) = _two(open_run)
     good = update_of(a, first, 1.0)
-    with _raises(CorruptError):
+    with raises(CorruptError):
         a.publish(Frame(good.header, good.body ^ np.uint8(1)))
     a.publish(good)
     b.publish(update_of(b, second, 3.0))
@@ -283,7 +284,7 @@ def no_round_opens_beyond_the_last(open_run: OpenRun) -> None:
     a.publish(update_of(a, enter(a, "a"), 1.0))
 
     assert outcome_of(a, 1).position.last_round == 1
-    with _raises(RunEnded):
+    with raises(RunEnded):
         a.outcome(0, 2, wait_s=0.0)
 
 
@@ -357,12 +358,3 @@ def _two(
     attach = open_run(plain_settings(start_islands=2))
     a, b = attach(key=b"a"), attach(key=b"b")
     return (a, b), (enter(a, "a"), enter(b, "b"))
-
-
-@contextmanager
-def _raises(kind: type[BaseException]) -> Iterator[None]:
-    try:
-        yield
-    except kind:
-        return
-    raise AssertionError(f"{kind.__name__} was not raised")

@@ -10,12 +10,12 @@ is: several may be opened, and none may see another's objects. Run each by itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 from atoll.errors import NoSuchObject, UsageError
 from atoll.store import Item, Store, probe
+from atoll.testing.claims import raises
 
 OpenStore = Callable[[], Store]
 Claim = Callable[[OpenStore], None]
@@ -73,9 +73,9 @@ def a_range_from_below_nothing_is_refused(open_store: OpenStore) -> None:
     """Negative numbers do not count from the end."""
     store = open_store()
     store.put_new("digits", [b"0123456789"])
-    with _raises(UsageError):
+    with raises(UsageError):
         store.get("digits", -1)
-    with _raises(UsageError):
+    with raises(UsageError):
         store.get("digits", 0, -1)
 
 
@@ -84,9 +84,9 @@ def what_is_not_there_is_named(open_store: OpenStore) -> None:
     store = open_store()
     store.put_new("a/b/c", [b"1"])
     for key in ("x", "a/b", "a/b/c/d", "a/b/x"):
-        with _raises(NoSuchObject):
+        with raises(NoSuchObject):
             store.get(key)
-        with _raises(NoSuchObject):
+        with raises(NoSuchObject):
             store.get(key, 5, 0)
 
 
@@ -174,9 +174,9 @@ def a_bad_key_is_refused(open_store: OpenStore) -> None:
             lambda: store.get(key),  # noqa: B023
             lambda: store.remove([key]),  # noqa: B023
         ):
-            with _raises(UsageError):
+            with raises(UsageError):
                 act()
-    with _raises(UsageError):
+    with raises(UsageError):
         store.items("no-slash")
     assert store.items("") == []
 
@@ -224,12 +224,3 @@ WEAK_STORE_CLAIMS: tuple[Claim, ...] = _ANYWHERE
 def _overwrite(store: Store, key: str, texts: tuple[bytes, ...]) -> None:
     for text in texts * 10:
         store.put(key, [text])
-
-
-@contextmanager
-def _raises(kind: type[BaseException]) -> Iterator[None]:
-    try:
-        yield
-    except kind:
-        return
-    raise AssertionError(f"{kind.__name__} was not raised")

@@ -82,7 +82,7 @@ def check_deadlines(service: Service, report: Report) -> None:
         if round.phase is not Phase.OPEN:
             continue
         for island in round.candidates:
-            late_at_s = round.late_at_s(island, state.members, state.terms)
+            late_at_s = round.late_at_s(island, state.members, state.settings)
             after_s = late_at_s - round.opened_s
             # The clock shows up to some millions of seconds: a difference of sums.
             if (

@@ -92,11 +92,9 @@ def train_data_parallel(model: GPT, eras: list[Tensor], steps: int) -> None:
 
 
 def show(progress: str, step: int) -> None:
-    """Print a line now and then; on a terminal it replaces the one before."""
+    """Print a line now and then, whole; on a terminal it replaces the one before."""
     if step % 100 == 0:
-        # In one piece: islands are threads, and print writes the end by itself.
-        sys.stdout.write(progress + ("   \r" if sys.stdout.isatty() else "\n"))
-        sys.stdout.flush()
+        print(progress + ("   \r" if sys.stdout.isatty() else "\n"), end="", flush=True)
 
 
 @torch.no_grad()

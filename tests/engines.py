@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -23,12 +23,17 @@ PLACES = (Path(sys.executable).parent, ROOT / ".engines" / "node_modules" / ".bi
 STARTS_S = 60.0
 
 
-def engine(name: str) -> Path:
-    """Return where a program is, or skip the test that needs it."""
+def engine(name: str, *, needs: Sequence[str] = ()) -> Path:
+    """Return where a program is, or skip the test that needs it.
+
+    `needs` are programs of the machine without which it neither runs nor installs.
+    """
     found = shutil.which(name, path=os.pathsep.join(map(str, PLACES)))
-    if found is not None:
+    absent = [each for each in needs if shutil.which(each) is None]
+    if found is not None and not absent:
         return Path(found)
-    said = f"{name} is not installed. Try: make engines"
+    first = f"install {' and '.join(absent)}, then: " if absent else ""
+    said = f"{name} is not installed. Try: {first}make engines"
     if os.environ.get("CI") == "true":
         pytest.fail(said)
     pytest.skip(said)
@@ -36,9 +41,19 @@ def engine(name: str) -> Path:
 
 def free_port() -> int:
     """Return a port that nobody listens at just now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(number: int) -> list[int]:
+    """Return different ports that nobody listens at just now."""
+    with ExitStack() as open_until_all_are_known:
+        sockets = [
+            open_until_all_are_known.enter_context(socket.socket())
+            for _ in range(number)
+        ]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
 
 
 @contextmanager

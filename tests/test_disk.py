@@ -6,11 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from atoll.disk import Disk, SystemDisk
+from atoll.disk.whole import BEHIND_BYTES
 from atoll.errors import DiskError, DiskFull, NoSuchFile, UsageError
 from atoll.testing.disk_contract import DISK_CLAIMS, Claim
 
@@ -191,4 +193,62 @@ def test_what_a_disk_fails_at_otherwise_is_a_disk_error(tmp_path: Path) -> None:
         disk.read("a")
     with pytest.raises(NoSuchFile, match=r"/b/c is not there"):
         disk.read("b/c")
+    disk.close()
+
+
+@pytest.mark.parametrize("sizes", [(1, 3 * BEHIND_BYTES, 5), (BEHIND_BYTES - 1,) * 4])
+def test_a_large_file_is_the_sum_of_its_parts(
+    sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Parts that are cut, and those that are gathered, come out whole and in order."""
+    disk = SystemDisk(tmp_path)
+    parts = [bytes([1 + n]) * size for n, size in enumerate(sizes)]
+
+    disk.write_new("means/0/1", parts)
+
+    assert disk.read("means/0/1") == b"".join(parts)
+    disk.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the advice is one of Linux")
+def test_a_large_file_leaves_its_memory_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last file of a directory stays in memory; the one before gives it up."""
+    advised: list[int] = []
+    advise = os.posix_fadvise
+
+    def noted(handle: int, first: int, size: int, advice: int) -> None:
+        advised.append(os.fstat(handle).st_ino)
+        advise(handle, first, size, advice)
+
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+    disk = SystemDisk(tmp_path)
+    large = bytes(2**20)
+    disk.write_new("means/0/1", [large])
+    disk.write_new("means/1/1", [large])
+    disk.write_new("means/0/2", [b"small"])
+    disk.write_new("means/0/3", [large])
+    disk.write_new("states/0/3", [large])
+    assert advised == [(tmp_path / "means/0/1").stat().st_ino]
+    disk.remove("means/0/3")
+    disk.write_new("means/0/4", [large])
+
+    assert len(advised) == 1  # what is removed has no memory to give
+    assert disk.read("means/0/1") == large
+    disk.close()
+
+
+def test_threads_may_write_files_at_once(tmp_path: Path) -> None:
+    """Eight threads that need the same new directory all find it, or make it."""
+    disk = SystemDisk(tmp_path)
+
+    def write(number: int) -> None:
+        disk.write_new(f"departing/{number // 8}/{number}", [b"%d" % number])
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(write, range(64)))
+
+    for number in range(64):
+        assert disk.read(f"departing/{number // 8}/{number}") == b"%d" % number
     disk.close()

@@ -8,7 +8,7 @@ from functools import cache
 
 from atoll import RunSettings
 from atoll.demo import island, parallel
-from atoll.demo.data import Era, Message, split_by_era
+from atoll.demo.eras import Era, Message, split_by_era
 from atoll.demo.model import GPT
 from atoll.demo.results import IslandResults, ParallelResults, Results, summarise
 from atoll.exchange import MemoryRun

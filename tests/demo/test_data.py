@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from atoll.demo.data import batches, held_out_rows, read_messages, split_by_era
+from atoll.demo.data import batches, held_out_rows
+from atoll.demo.eras import read_eras, read_messages, split_by_era, write_eras
 from atoll.demo.model import CONTEXT
 from atoll.errors import UsageError
 from tests.demo.small import eras, messages
@@ -22,9 +25,17 @@ def test_held_out_messages_are_trained_on_by_nobody() -> None:
     """The eleventh message of an era of 24 is in its held-out text alone."""
     first = eras()[0]
 
-    assert bytes(first.held_out.tolist()).startswith(b"010 The Union")
-    assert b"010 " not in bytes(first.text.tolist())
-    assert b"009 " in bytes(first.text.tolist())
+    assert first.held_out.startswith(b"010 The Union")
+    assert b"010 " not in first.text
+    assert b"009 " in first.text
+
+
+def test_eras_that_were_written_are_read_back_in_their_order(tmp_path: Path) -> None:
+    """One process cuts the text, and those that train read what it cut."""
+    written = eras()
+    write_eras(tmp_path / "text", written[::-1])
+
+    assert read_eras(tmp_path / "text") == written
 
 
 def test_batches_are_the_same_for_the_same_seed_and_others_for_another() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from atoll import kernels
 from atoll.clock import Clock, SystemClock
 from atoll.errors import Unreachable
-from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
+from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island import Host
 from atoll.island.environment import surroundings_from_environment
 from atoll.island.reach import Way, reach
@@ -34,9 +34,8 @@ STEP = 1e-3
 class Kept:
     """An exchange that keeps a copy of what is published. Implements `Exchange`."""
 
-    def __init__(self, inner: CoordinatorExchange, folder: Path) -> None:
-        self._inner: Exchange = inner
-        self._folder = folder
+    def __init__(self, inner: Exchange, folder: Path) -> None:
+        self._inner, self._folder = inner, folder
         folder.mkdir(exist_ok=True)
 
     def join(self, request: JoinRequest) -> JoinReply:

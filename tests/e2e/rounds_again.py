@@ -8,8 +8,9 @@ Rule 2: the founding state and every round's mean and outer step are computed an
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,14 @@ import numpy as np
 import pytest
 
 from atoll.disk import SystemDisk
+from atoll.errors import NoSuchObject
+from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.documents import fetch
+from atoll.exchange.bucket.means import header_of
 from atoll.journal import Journal
 from atoll.settings import RunSettings
-from atoll.weights import FragmentState, agree, lay_out, terms_of
+from atoll.store import Store
+from atoll.weights import FragmentLayout, FragmentState, agree, lay_out, terms_of
 from atoll.wire import Header, RosterEntry, pack, read_frame, update_digest
 from tests.e2e.stage import Island, Stage
 
@@ -83,32 +89,12 @@ def _again(journal: Journal, updates: Path) -> Again:
     settings = RunSettings.from_dict(recorded.created.settings)
     again, work = Again(), defaultdict[tuple[str, int, int], float](float)
     for index, layout in enumerate(lay_out(recorded.model, settings)):
-        state = FragmentState.from_frame(*_frame(updates, f"founded-{index}"))
-        seen: set[bytes] = set()
         last = recorded.fragments[index].round
-        for round in range(1, last + 1):
-            header, _ = journal.outcome(index, round, has_body=False)
-            assert header.roster is not None
-            assert header.outer is not None
-            assert header.base == state.digest
-            frames = _counted(updates, header.roster.counted, seen)
-            agreed, body = agree(
-                layout,
-                terms_of(layout, settings),
-                header.roster,
-                frames,
-                run=recorded.created.run,
-                fragment=index,
-                round=round,
-                epoch=header.epoch,
-                base=state.digest,
-                outer=header.outer,
-            )
-            assert pack(agreed) == pack(header)
-            state.apply(agreed, body)
-            for name, framed in frames.items():
-                again.counted[name] += 1
-                work[name, framed[0].incarnation, index] += _sum(framed)
+        headers = [
+            journal.outcome(index, round, has_body=False)[0]
+            for round in range(1, last + 1)
+        ]
+        state = _applied(again, work, updates, layout, settings, headers, index)
         assert state.digest == recorded.fragments[index].digest
         replayed = journal.state(index)
         assert replayed.anchor.tobytes() == state.anchor.tobytes()
@@ -117,6 +103,67 @@ def _again(journal: Journal, updates: Path) -> Again:
         again.rounds.append(last)
     again.work = work
     return again
+
+
+def _applied(
+    again: Again,
+    work: dict[tuple[str, int, int], float],
+    updates: Path,
+    layout: FragmentLayout,
+    settings: RunSettings,
+    headers: Iterable[Header],
+    index: int,
+) -> FragmentState:
+    """Return a fragment's state after all rounds, done again by what these say."""
+    state = FragmentState.from_frame(*_frame(updates, f"founded-{index}"))
+    seen: set[bytes] = set()
+    for header in headers:
+        assert header.roster is not None
+        assert header.outer is not None
+        assert header.base == state.digest
+        frames = _counted(updates, header.roster.counted, seen)
+        agreed, body = agree(
+            layout,
+            terms_of(layout, settings),
+            header.roster,
+            frames,
+            run=header.run,
+            fragment=index,
+            round=header.round,
+            epoch=header.epoch,
+            base=state.digest,
+            outer=header.outer,
+        )
+        assert not header.is_sealed or pack(agreed) == pack(header)
+        state.apply(agreed, body)
+        for name, framed in frames.items():
+            again.counted[name] += 1
+            work[name, framed[0].incarnation, index] += _sum(framed)
+    return state
+
+
+def bucket_rounds_again(store: Store, updates: Path) -> Again:
+    """Do every round of a run in a store again, from its rosters alone."""
+    settings = fetch(store, documents.SETTINGS, keys.SETTINGS).settings
+    model = fetch(store, documents.RUN, keys.RUN).model
+    again, work = Again(), defaultdict[tuple[str, int, int], float](float)
+    for index, layout in enumerate(lay_out(model, settings)):
+        rosters = list(_rosters(store, index))
+        down = terms_of(layout, settings).down
+        headers = [header_of(each, each.roster, layout, down) for each in rosters]
+        state = _applied(again, work, updates, layout, settings, headers, index)
+        again.digests.append(state.digest.hex())
+        again.rounds.append(len(rosters))
+    again.work = work
+    return again
+
+
+def _rosters(store: Store, fragment: int) -> Iterator[documents.RosterDocument]:
+    for round in itertools.count(1):
+        try:
+            yield fetch(store, documents.ROSTER, keys.roster(fragment, round))
+        except NoSuchObject:
+            return
 
 
 def require_same_end(again: Again, reports: Iterable[Report]) -> None:

@@ -205,6 +205,10 @@ class Run:
         number = len(self.journal.recorded.epochs) + 1
         self.journal.append(EpochSet(number=number, values={"outer.lr": 0.25}))
 
+    def draft(self, fragment: int, island: str, value: float = 1.0) -> None:
+        round = self.journal.recorded.fragment(fragment).round + 1
+        self.journal.draft(*a_departing(fragment, round, island, value))
+
     def stage(self, fragment: int, island: str) -> None:
         round = self.journal.recorded.fragment(fragment).round + 1
         self.journal.stage(*a_departing(fragment, round, island))

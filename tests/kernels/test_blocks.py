@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -10,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import UsageError
-from atoll.kernels import over_blocks
+from atoll.kernels import over_blocks, usable_threads
+from atoll.kernels.blocks import MOST_THREADS
 
 
 @given(
@@ -74,3 +78,23 @@ def test_no_block_and_no_thread_are_refused(block: int, threads: int) -> None:
     """The message names both values."""
     with pytest.raises(UsageError, match=f"block={block} and threads={threads}"):
         over_blocks(10, lambda first, last: None, block=block, threads=threads)
+
+
+def test_as_many_threads_are_of_use_as_there_are_cores_up_to_a_few() -> None:
+    """One core at least, and no more than a few however large the machine is."""
+    assert 1 <= usable_threads() <= MOST_THREADS
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which cores")
+def test_a_process_that_may_use_one_core_has_one_thread() -> None:
+    """What counts are the cores that the process was given, not the machine's."""
+    core = min(os.sched_getaffinity(0))
+    code = (
+        f"import os; os.sched_setaffinity(0, {{{core}}});"
+        "from atoll.kernels import usable_threads; print(usable_threads())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == "1"

@@ -91,14 +91,19 @@ def test_sums_are_the_text(kind: str, values: F32, share: float) -> None:
     """Adding, adding a share and dividing are flushed after every operation."""
     total, x = values, values[::-1].copy()
     added, shared, divided = total.copy(), total.copy(), total.copy()
+    both, scaled = total.copy(), total.copy()
     with serving(kind):
         kernels.active().accumulate(added, x)
         kernels.active().accumulate_scaled(shared, x, share)
         kernels.active().divide(divided, 3.0)
+        kernels.active().accumulate_divided(both, x, 3.0)
+        kernels.active().scale(scaled, share)
 
     assert same_bits(added, flush(total + x))
     assert same_bits(shared, flush(total + flush(x * share)))
     assert same_bits(divided, divide(total, 3.0))
+    assert same_bits(both, divide(flush(total + x), 3.0))
+    assert same_bits(scaled, flush(total * share))
 
 
 @kinds

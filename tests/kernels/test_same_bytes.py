@@ -24,8 +24,10 @@ PACKED: dict[str, tuple[Size, type[np.generic]]] = {
 }
 STEPS: dict[str, tuple[int, tuple[float, ...]]] = {
     "accumulate": (2, ()),
+    "accumulate_divided": (2, (3.0,)),
     "accumulate_scaled": (2, (0.3,)),
     "divide": (1, (3.0,)),
+    "scale": (1, (0.3,)),
     "sgd": (2, (0.7,)),
     "heavy_ball": (3, (0.7, 0.9)),
     "nesterov": (3, (0.7, 0.9)),
@@ -129,6 +131,49 @@ def test_steps_agree(name: str, elements: int, shape: str) -> None:
     getattr(with_numba, name)(*other[:count], *scalars)
 
     assert all(map(same_bits, one, other))
+
+
+def test_every_nibble_of_every_block_decodes_the_same() -> None:
+    """All pairs of nibbles, below every E that there is: 255 * 256 bytes."""
+    pairs = np.tile(np.arange(256, dtype=np.uint8).reshape(8, 32), (255, 1))
+    heads = np.repeat(np.arange(255, dtype=np.uint8), 8)[:, None]
+    body = np.hstack([heads, pairs]).reshape(-1)
+    outs = []
+    for module in (with_numpy, with_numba):
+        outs.append(np.full(64 * len(heads), 99, np.float32))
+        assert module.e3m0_decode(body, outs[-1]) == -1
+
+    assert outs[0].tobytes() == outs[1].tobytes()
+    encoded = [np.empty_like(body), np.empty_like(body)]
+    for module, out in zip((with_numpy, with_numba), encoded, strict=True):
+        assert module.e3m0_encode(outs[0], out) == -1
+    assert encoded[0].tobytes() == encoded[1].tobytes()
+
+
+@shapes
+@lengths
+@np.errstate(over="ignore", invalid="ignore")
+def test_what_is_sealed_and_left_over_agrees(elements: int, shape: str) -> None:
+    """The difference, with and without a residual, and what the codec leaves of it."""
+    loaded, local = SHAPES[shape](elements), SHAPES["special"](elements)
+    residual = SHAPES["gaussian"](elements)
+    found = []
+    for module in (with_numpy, with_numba):
+        plain, fed, left = np.full((3, elements), 99, np.float32)
+        lanes = np.ones(64)
+        module.difference(loaded, local, plain)
+        module.difference_fed(loaded, local, residual, 0.95, fed)
+        module.left_over(loaded, residual, left, lanes)
+        found.append((plain, fed, left, lanes))
+
+    assert same_bits(found[0][0], loaded - local)
+    assert same_bits(found[0][1], (loaded - local) + residual * np.float32(0.95))
+    assert same_bits(found[0][2], loaded - residual)
+    assert all(map(same_bits, found[0][:3], found[1][:3]))
+    assert found[0][3].tobytes() == found[1][3].tobytes()
+    lanes = np.ones(64)
+    with_numpy.sum_squares(residual, lanes)
+    assert lanes.tobytes() == found[0][3].tobytes()
 
 
 @shapes

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from atoll.store import Patient, Probed, Store, Traits, probe
+from atoll.errors import UsageError
+from atoll.store import Patient, Probed, Store, Traits, probe, require_put_new
 from atoll.testing.store_contract import (
     STORE_CLAIMS,
     WEAK_STORE_CLAIMS,
     Claim,
     what_was_put_new_stays,
 )
-from tests.store.buckets import rclone, s3_store, seaweedfs
-
-Settings = dict[str, str]
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """A bucket of SeaweedFS."""
-    with seaweedfs(_home(tmp_path_factory)) as where:
-        yield where
-
-
-@pytest.fixture(scope="module")
-def weak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """A bucket of rclone, which puts over what is there."""
-    with rclone(_home(tmp_path_factory)) as where:
-        yield where
+from tests.store.buckets import Settings, azure_store, s3_store
 
 
 @pytest.mark.parametrize("claim", STORE_CLAIMS, ids=lambda each: each.__name__)
 def test_a_bucket_of_s3_is_a_store(s3: Settings, claim: Claim) -> None:
     """A real S3, with signatures, conditional puts and ranges."""
     claim(lambda: s3_store(s3))
+
+
+@pytest.mark.parametrize("claim", STORE_CLAIMS, ids=lambda each: each.__name__)
+def test_a_container_of_azure_is_a_store(azure: Settings, claim: Claim) -> None:
+    """The same claims, with another cloud's requests."""
+    claim(lambda: azure_store(azure))
 
 
 @pytest.mark.parametrize(
@@ -58,9 +48,11 @@ def test_what_a_weak_bucket_lacks_is_found(weak: Settings) -> None:
     assert store.items("") == []
 
 
+def test_whoever_needs_put_if_absent_refuses_a_weak_bucket(weak: Settings) -> None:
+    """With its name, and which ones can."""
+    with pytest.raises(UsageError, match=r"s3://atoll/x puts .* Use a store that can"):
+        require_put_new(probe(s3_store(weak)), store="s3://atoll/x")
+
+
 def _weak_store(where: Settings) -> Callable[[], Store]:
     return lambda: Patient(Probed(s3_store(where)))
-
-
-def _home(factory: pytest.TempPathFactory) -> Path:
-    return factory.mktemp("bucket") / "home"

@@ -44,6 +44,24 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert list((tmp_path / TEMPORARY).iterdir()) == []
 
 
+def come_and_go(root: str, number: int) -> int:
+    store = FileStore(Path(root))
+    key, put = f"rounds/7/up/{number}", 0
+    for turn in range(50):
+        put += store.put_new(key, [b"%d" % turn])
+        store.put(key, [b"own"])
+        store.remove([key])
+    return put
+
+
+def test_directories_go_with_their_last_object(tmp_path: Path) -> None:
+    """While others put theirs there: nothing fails, and nothing is left."""
+    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
+        words = [(str(tmp_path), number) for number in range(PROCESSES)]
+        assert pool.starmap(come_and_go, words) == [50] * PROCESSES
+    assert [each.name for each in tmp_path.iterdir()] == [TEMPORARY]
+
+
 WRITER = """
 import sys
 from pathlib import Path

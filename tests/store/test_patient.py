@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import StoreDenied, Unreachable
-from atoll.store import Data, MemoryStore, Patience, Patient
+from atoll.store import Data, MemoryStore, Patient, Tries
 
 
 class Failing(MemoryStore):
@@ -43,7 +43,7 @@ def test_what_fails_for_a_moment_is_asked_again() -> None:
     store = Failing("lost", "lost", "lost")
 
     assert patient(store, pauses_s).put_new("key", [b"1"])
-    assert pauses_s == Patience().waits_s(random.Random(1))[:3]
+    assert pauses_s == Tries().waits_s(random.Random(1))[:3]
 
 
 def test_a_put_whose_answer_was_lost_is_ours() -> None:
@@ -69,12 +69,12 @@ def test_equal_bytes_are_not_ours_if_nothing_was_lost() -> None:
     assert not patient(store, []).put_new("key", [b"same"])
 
 
-def test_patience_ends() -> None:
+def test_tries_end() -> None:
     """Then the last failure is told."""
     store = Failing(*["lost"] * 99)
     with pytest.raises(Unreachable):
         patient(store, []).put_new("key", [b"1"])
-    assert store.asked == Patience().tries
+    assert store.asked == Tries().most
 
 
 def test_a_permission_is_not_asked_for_again() -> None:
@@ -88,9 +88,9 @@ def test_a_permission_is_not_asked_for_again() -> None:
 @given(st.integers(1, 12), st.integers(0, 2**32))
 def test_waits_are_bounded(tries: int, seed: int) -> None:
     """One fewer than tries, none above the longest, none below half of its turn."""
-    patience = Patience(tries=tries)
-    waits_s = patience.waits_s(random.Random(seed))
+    bounds = Tries(most=tries)
+    waits_s = bounds.waits_s(random.Random(seed))
     assert len(waits_s) == tries - 1
     for number, wait_s in enumerate(waits_s):
-        longest_s = min(patience.first_s * 2**number, patience.longest_s)
+        longest_s = min(bounds.first_s * 2**number, bounds.longest_s)
         assert longest_s / 2 <= wait_s <= longest_s

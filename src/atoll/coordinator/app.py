@@ -57,7 +57,7 @@ from atoll.security import (
 from atoll.settings import RunSettings
 from atoll.telemetry import Events, JsonlWriter
 
-JOURNAL, SPOOL = "journal", "spool"
+JOURNAL, SPOOL, EVENTS = "journal", "spool", "events.jsonl"
 
 log = logging.getLogger("atoll")
 
@@ -126,14 +126,27 @@ class Coordinator:
         self.listening = listening or Listening()
         require_safe_listening(self.listening.host, has_tls=self.listening.has_tls)
         self.directory, self._clock = directory, clock or SystemClock()
-        now_s = self._clock.now_s()
-        is_new = not (directory / "events.jsonl").exists()
+        self._started_unix_s, now_s = time.time(), self._clock.now_s()
+        is_new = not (directory / EVENTS).exists()
         self._disk, self._service = open_service(directory, settings, now_s=now_s)
         self.run = self._service.state.run
+        self.fault: Exception | None = None
+        """What should never happen, and did: see the events."""
+
+        self._trouble = ""
+        self._tell_events(is_new=is_new)
+        self._open_office(now_s)
+        self._people(directory)
+        self._open_desk(Spool(directory / SPOOL))
+        self._connections = Connections()
+        self._listener = self._listen(limits)
+
+    def _tell_events(self, *, is_new: bool) -> None:
+        """Write down what happens, from the run's beginning if that is now."""
         self.events = Events()
         self._audits = Audits(self.events, self._clock)
         self._jsonl = JsonlWriter(
-            directory,
+            self.directory,
             on_failure=lambda said: self.events.emit("disk_failed", message=said),
         )
         self.events.subscribe(self._jsonl, name="jsonl")
@@ -141,28 +154,28 @@ class Coordinator:
             self.events.emit("run_created")
             if self._service.state.model is not None:
                 self.events.emit("run_founded", island="")  # by `serve --init`
-        self._watcher = Watcher(self.events, self._service.state, now_s)
-        self.fault: Exception | None = None
-        """What should never happen, and did: see the events."""
 
+    def _open_office(self, now_s: float) -> None:
+        """Let one thread change the run, and people see what it does."""
+        self._watcher = Watcher(self.events, self._service.state, now_s)
+        self._service.failing = self._failing
         self._office = Office(
             self._service,
             clock=self._clock,
             watch=self._watcher.look,
             on_fault=self._faulted,
         )
-        self._started_unix_s = time.time()
-        self._people(directory)
-        self._trouble = ""
-        self._service.failing = self._failing
-        spool = Spool(directory / SPOOL)
+
+    def _open_desk(self, spool: Spool) -> None:
+        """Let islands ask, and their bodies go by the spool."""
         self._service.after_block = spool.release
+        self._service.use_threads(kernels.usable_threads())
         self._routes = Routes(
             Desk(
                 run=self.run,
                 office=self._office,
                 spool=spool,
-                states=StateFiles(self._office, directory / SPOOL),
+                states=StateFiles(self._office, self.directory / SPOOL),
                 journal=self._service.journal,
                 root=self._disk.root,
                 info=self._info,
@@ -171,8 +184,6 @@ class Coordinator:
                 heard=self._heard,
             )
         )
-        self._connections = Connections()
-        self._listener = self._listen(limits)
 
     @property
     def address(self) -> tuple[str, int]:

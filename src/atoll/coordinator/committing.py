@@ -7,22 +7,34 @@ Rule 2: nothing here decides: the machine says what closes, and is told what is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 
 import numpy as np
 
+from atoll.coordinator.drafting import as_departing
 from atoll.coordinator.restore import Key
 from atoll.errors import CorruptError, DiskError, OutcomeLost
 from atoll.exchange import Frame
 from atoll.journal import Journal
+from atoll.journal.bodies import is_large
 from atoll.protocol.events import Close
 from atoll.weights import FragmentLayout, FragmentState, Spare, Terms, agree
-from atoll.wire import Kind
 
 COMPACT_ROUNDS = 10
 """How many means a restart has to go through at most, and a disk to keep."""
+
+
+Beside = Callable[[Callable[[], None]], AbstractContextManager[None]]
+"""Does something while something else is done, and waits for both."""
+
+
+@contextmanager
+def afterwards(act: Callable[[], None]) -> Iterator[None]:
+    """Do one thing after the other, where there are no threads."""
+    yield
+    act()
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,11 @@ class Committing:
         self._pending: dict[int, Pending] = {}
         self._uncompacted: set[int] = set()
         self._spare = Spare()
+        self.beside: Beside = afterwards
+        """How a large outcome is written while its outer step is taken."""
+
+        self.threads = 1
+        """How many reduce a round and take its outer step; the bits are the same."""
 
     @property
     def is_behind(self) -> bool:
@@ -87,11 +104,15 @@ class Committing:
             outer=close.outer,
             after_block=after_block,
             spare=self._spare,
+            threads=self.threads,
         )
-        weights.apply(header, body)
-        with suppress(DiskError):  # `commit` meets the same, and is tried again
-            self._journal.prepare(header, body)
-        return Pending(close, Frame(header, body))
+        agreed = Frame(header, body)
+        if is_large(header):
+            with self.beside(lambda: self._prepare(agreed)):
+                weights.apply(header, body, threads=self.threads)
+        else:  # `commit` appends it to others, which takes no time
+            weights.apply(header, body, threads=self.threads)
+        return Pending(close, agreed)
 
     def commit(self, pending: Pending) -> None:
         """Make an outcome durable, and drop the updates that it was made of.
@@ -118,8 +139,8 @@ class Committing:
 
     def keep(self, fragment: int, round: int, island: str) -> None:
         """Make an update durable that stands: its owner goes, or has gone."""
-        frame = self._spool[fragment, round, island]
-        self._journal.stage(replace(frame.header, kind=Kind.DEPARTING), frame.body)
+        frame = as_departing(self._spool[fragment, round, island])
+        self._journal.stage(frame.header, frame.body)
 
     def outcome(self, fragment: int, round: int, *, has_body: bool) -> Frame:
         """Return the outcome of a round that is over, without a body if that is gone.
@@ -151,6 +172,10 @@ class Committing:
                 damage.append(str(exc))
             self._uncompacted.discard(fragment)
         return damage
+
+    def _prepare(self, agreed: Frame) -> None:
+        with suppress(DiskError):  # `commit` meets the same, and is tried again
+            self._journal.prepare(agreed.header, agreed.body)
 
     def _forget(self, fragment: int, round: int) -> None:
         """Drop the updates of a round that is over."""

@@ -1,7 +1,8 @@
 """A service that many threads call: one at a time, and none of them for long.
 
 Rule 1: the lock guards the machine and the log. Bodies are received, reduced and made
-        durable outside of it, so that a heartbeat never waits for a round.
+        durable outside of it, so that a heartbeat never waits for a round, nor for an
+        island that departs.
 Rule 2: a round is reduced by one thread. Until it has, its fragment is closing, and
         nobody else touches its weights.
 Rule 3: an answer is given under the lock, and must only hand itself over.
@@ -15,6 +16,7 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -22,7 +24,7 @@ from atoll.clock import Clock
 from atoll.coordinator.questions import Answer, Questions
 from atoll.coordinator.service import Pending, Service
 from atoll.errors import Unreachable
-from atoll.exchange import Call, Frame, Reply
+from atoll.exchange import Call, Frame, JoinCall, Reply
 from atoll.protocol import Beat, Reception
 from atoll.protocol.events import Close, Closed, Event
 from atoll.protocol.run_state import CoordinatorState
@@ -58,7 +60,7 @@ class Office:
         self._still: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self._ended = threading.Event()
         self._closings: queue.SimpleQueue[Close | None] = queue.SimpleQueue()
-        service.defer = self._closings.put
+        service.defer_to(self._closings.put, beside=_in_a_thread)
         self._threads = [
             threading.Thread(target=self._tick, name="atoll-tick", daemon=True),
             threading.Thread(target=self._reduce, name="atoll-reduce", daemon=True),
@@ -87,10 +89,13 @@ class Office:
 
     def ask(self, call: Call) -> Reply:
         """Return the answer to a call that does not wait."""
+        if isinstance(call, JoinCall):
+            self._service.drafting.joining(call, *self.look())
         return self.change_by(lambda service, now_s: service.handle(call, now_s))
 
     def offer(self, header: Header, beat: Beat | None) -> Reception:
         """Return whether an update is wanted, by its header alone."""
+        self._service.drafting.offered(header)
         return self.change_by(
             lambda service, now_s: service.offer(header, now_s, beat=beat)
         )
@@ -101,6 +106,7 @@ class Office:
 
     def take(self, frame: Frame) -> Reception:
         """Stage an update whose body is here and verified."""
+        self._service.drafting.brought(frame)
         return self.change_by(lambda service, now_s: service.take(frame, now_s))
 
     def change(self, event: Event) -> Reply:
@@ -178,3 +184,11 @@ class Office:
 
     def _commit(self, pending: Pending) -> None:
         self.change_by(lambda service, now_s: service.commit(pending, now_s))
+
+
+@contextmanager
+def _in_a_thread(act: Callable[[], None]) -> Iterator[None]:
+    with ThreadPoolExecutor(1, thread_name_prefix="atoll-journal") as threads:
+        done = threads.submit(act)
+        yield
+    done.result()

@@ -17,8 +17,9 @@ from atoll.coordinator.brought import (
     states_bytes,
     verified_state,
 )
-from atoll.coordinator.committing import Committing
+from atoll.coordinator.committing import Beside, Committing
 from atoll.coordinator.committing import Pending as Pending
+from atoll.coordinator.drafting import Drafting
 from atoll.coordinator.remembering import record_of
 from atoll.coordinator.restore import restore
 from atoll.disk import Disk
@@ -76,8 +77,8 @@ Defer = Callable[[Close], None]
 class Service:
     """Handles the calls of islands for one run. One caller at a time, but for `agree`.
 
-    A round is reduced and committed where it closes; a host with threads sets `defer`,
-    and does it elsewhere.
+    A round is reduced and committed where it closes; a host with threads does it
+    elsewhere: see `defer_to`.
     """
 
     def __init__(self, journal: Journal, *, now_s: float) -> None:
@@ -88,6 +89,7 @@ class Service:
         self._layout = restored.layout
         self._spool = restored.spool
         self._committing = Committing(journal, self.weights, self._spool)
+        self.drafting = Drafting(journal, self._spool)
         self.defer: Defer | None = None
         self.after_block: Callable[[], None] | None = None
         """Called while updates are reduced, when a block of each has been read."""
@@ -112,6 +114,17 @@ class Service:
     def open(cls, disk: Disk, *, now_s: float) -> Service:
         """Go on with the run whose journal is on a disk."""
         return cls(Journal.open(disk), now_s=now_s)
+
+    def defer_to(self, defer: Defer, *, beside: Beside) -> None:
+        """Leave the rounds that close to a host with threads.
+
+        By `beside` an outcome is written while its outer step is taken.
+        """
+        self.defer, self._committing.beside = defer, beside
+
+    def use_threads(self, threads: int) -> None:
+        """Let rounds be reduced and stepped by so many threads at once."""
+        self._committing.threads = threads
 
     def handle(self, call: Call, now_s: float) -> Reply:
         """Return the answer to a call; repeating a call is the same call.

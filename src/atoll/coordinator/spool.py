@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from atoll.coordinator.spare_files import SpareFile, SpareFiles
 from atoll.errors import DiskError, DiskFull
 from atoll.exchange import Frame
 from atoll.weights import UpdateCheck
@@ -25,16 +26,20 @@ from atoll.wire import Header, codec, piece_range
 ReadInto = Callable[[memoryview], int]
 """Fills a view with the next bytes of a body, or raises."""
 
-RELEASE_BLOCKS = 32
+RELEASE_BLOCKS = 16
 """So many blocks of all bodies may be resident at once, while a round is reduced."""
+
+
+MOVED_BYTES = 2**20
+"""Of a body at once: what a core has just read is then still in its cache."""
 
 
 class Spool:
     """Takes bodies in. Any number of threads may, at once."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
         directory.mkdir(mode=0o700, exist_ok=True)
+        self._files = SpareFiles(lambda: nameless(directory))
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._blocks = 0
@@ -49,13 +54,10 @@ class Spool:
         if not header.body_bytes:
             check.finish()
             return Frame(header, np.empty(0, np.uint8))
-        handle = nameless(self._directory)
-        try:
-            self._fill(handle, header, read_into, check)
-            check.finish()
-            return Frame(header, self._mapped(handle, header.body_bytes))
-        finally:
-            os.close(handle)
+        file = self._files.file(header.body_bytes)
+        self._fill(file.handle, header, read_into, check)
+        check.finish()
+        return Frame(header, self._mapped(file, header.body_bytes))
 
     def release(self) -> None:
         """Give back the memory of what was read; called after every block."""
@@ -71,18 +73,22 @@ class Spool:
     def _fill(
         self, handle: int, header: Header, read_into: ReadInto, check: UpdateCheck
     ) -> None:
-        packing = codec(header.codec)
-        _, most = piece_range(packing, header.elements, 0)
-        buffer = memoryview(bytearray(most))
-        for index in range(len(header.pieces)):
-            start, end = piece_range(packing, header.elements, index)
-            piece = buffer[: end - start]
-            read_into(piece)
-            check.piece(index, piece)
-            write_all(handle, piece)
+        packing, count = codec(header.codec), len(header.pieces)
+        spans = [piece_range(packing, header.elements, each) for each in range(count)]
+        # Several small pieces are moved at once: each move may have to wait for others.
+        at_once = max(1, MOVED_BYTES // spans[0][1])
+        buffer = memoryview(bytearray(spans[min(at_once, count) - 1][1]))
+        for first in range(0, count, at_once):
+            here = spans[first : first + at_once]
+            offset, end = here[0][0], here[-1][1]
+            moved = buffer[: end - offset]
+            read_into(moved)
+            for index, (start, stop) in enumerate(here, first):
+                check.piece(index, moved[start - offset : stop - offset])
+            write_all(handle, moved)
 
-    def _mapped(self, handle: int, size: int) -> np.ndarray:
-        mapped = mmap.mmap(handle, size, prot=mmap.PROT_READ)
+    def _mapped(self, file: SpareFile, size: int) -> np.ndarray:
+        mapped = self._files.mapped(file, size)
         with self._lock:
             self._maps.add(mapped)
         return np.frombuffer(mapped, np.uint8)

@@ -18,15 +18,16 @@ import torch
 
 import atoll.torch
 from atoll.demo.anchors import Anchors
-from atoll.demo.data import Era, batches, held_out_rows, read_messages, split_by_era
+from atoll.demo.data import batches, held_out_rows
 from atoll.demo.diary import Diary
+from atoll.demo.eras import Era, read_messages, split_by_era
 from atoll.demo.model import CONTEXT, GPT, loss_of, write
 from atoll.demo.recipe import ROWS, inner_lr, make_optimizer, num_steps, set_lr
 from atoll.demo.results import IslandResults
 from atoll.exchange import MemoryRun
 
 LOOKS = 12
-"""Anchors that shard 0 keeps, of a few megabytes each: enough for a curve."""
+"""Anchors that all islands keep together: enough for a curve."""
 
 OPENING = "Fellow citizens of the "
 SAMPLE_BYTES = 320
@@ -40,13 +41,13 @@ def train(
     *,
     rows: int = ROWS,
 ) -> IslandResults:
-    """Train on one era until the run ends; shard 0 judges the anchors afterwards.
+    """Train on one era until the run ends, and judge a share of the anchors afterwards.
 
     Args:
         run: None reads ATOLL_RUN.
     """
     era, optimizer = eras[shard], make_optimizer(model)
-    diary, anchors = Diary(), Anchors(looks=0 if shard else LOOKS)
+    diary, anchors = Diary(), Anchors(looks=LOOKS, shard=shard, of=len(eras))
     with atoll.torch.join(model, optimizer, run, island=era.name) as island:
         peak, steps = inner_lr(island.settings), num_steps(island.settings)
         for batch in batches(era.text, rows=rows, seed=shard):
@@ -61,10 +62,10 @@ def train(
     diary.note(island.metrics())
     anchors.look(island)
     results = _results(island, diary, shard, lr=peak)
+    round_tokens = island.settings.sync.sync_every * rows * CONTEXT * len(eras)
+    held_out = held_out_rows(eras)
+    results["held_out"] = anchors.judge(model, held_out, round_tokens=round_tokens)
     if shard == 0:
-        round_tokens = island.settings.sync.sync_every * rows * CONTEXT * len(eras)
-        held_out = held_out_rows(eras)
-        results["held_out"] = anchors.judge(model, held_out, round_tokens=round_tokens)
         results["sample"] = write(model, OPENING, length=SAMPLE_BYTES)
     return results
 
@@ -100,6 +101,17 @@ def _results(
     }
 
 
+def live(
+    eras: Sequence[Era], shard: int, results: Path, *, run: str | None = None
+) -> None:
+    """Be one island from its first step to its results, in a process of its own."""
+    torch.set_num_threads(1)  # the islands of one machine share its cores
+    found = train(GPT(), eras, shard, run)
+    unfinished = results.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(found))
+    os.replace(unfinished, results)  # who sees the file sees all of it
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Be one island, and leave the results where the caller looks for them."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -107,12 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--of", type=int, required=True, help="number of eras")
     parser.add_argument("--results", type=Path, required=True, help="a JSON file")
     asked = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # the islands of one machine share its cores
-    eras = split_by_era(read_messages(), asked.of)
-    results = train(GPT(), eras, asked.shard)
-    unfinished = asked.results.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(results))
-    os.replace(unfinished, asked.results)  # who sees the file sees all of it
+    live(split_by_era(read_messages(), asked.of), asked.shard, asked.results)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from atoll.demo.data import Era, batches, held_out_rows, read_messages, split_by_era
+from atoll.demo.data import batches, held_out_rows
+from atoll.demo.eras import Era
 from atoll.demo.model import CONTEXT, GPT, evaluate, loss_of
 from atoll.demo.recipe import DATA_PARALLEL_LR, ROWS, make_optimizer, set_lr
 from atoll.demo.results import IslandResults, ParallelResults, Point
@@ -24,11 +25,11 @@ OnStep = Callable[[int, int, float], None]
 
 def train_beside(
     islands: Sequence[IslandResults],
+    eras: Sequence[Era],
     *,
     on_step: OnStep = lambda step, steps, loss: None,
 ) -> ParallelResults:
     """Train the demo's model on as many tokens as these islands did together."""
-    eras = split_by_era(read_messages(), len(islands))
     steps = max(each["inner_steps"] for each in islands)
     return train(GPT(), eras, steps=steps, on_step=on_step)
 

@@ -17,7 +17,7 @@ SMOOTH_POINTS = 48
 
 def held_out(results: Results) -> str:
     """Return the loss on text that nobody trained on, by tokens of all islands."""
-    curves = [svg.Curve("islands", _begun(results["islands"][0]["held_out"]), "ours")]
+    curves = [svg.Curve("islands", _begun(results["held_out"]), "ours")]
     if results["parallel"] is not None:
         points = _begun(results["parallel"]["held_out"])
         curves.insert(0, svg.Curve("data parallel", points, "theirs"))

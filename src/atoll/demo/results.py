@@ -48,7 +48,7 @@ class IslandResults(TypedDict):
     """Seconds since its start, from and to which training stood still."""
 
     held_out: list[Point]
-    """The run's tokens in an anchor, and its loss; on shard 0 only."""
+    """The run's tokens in an anchor, and its loss; the last one is on shard 0."""
 
     sample: str
     """What the last anchor writes; on shard 0 only."""
@@ -92,6 +92,9 @@ class Results(TypedDict):
     rounds: int
     tokens: int
     seconds: float
+    held_out: list[Point]
+    """Of all islands: the run's tokens in an anchor, and its loss."""
+
     loss: float
     perplexity: float
     stall_share: float
@@ -129,7 +132,8 @@ def summarise(
         ring_bytes(first["num_parameters"], len(islands), steps, size)
         for size in (BF16_BYTES, FP32_BYTES)
     )
-    loss = first["held_out"][-1][1]
+    held_out = sorted(point for each in islands for point in each["held_out"])
+    loss = held_out[-1][1]
     return {
         "islands": list(islands),
         "parallel": parallel,
@@ -138,6 +142,7 @@ def summarise(
         "rounds": first["round"],
         "tokens": sum(each["tokens"] for each in islands),
         "seconds": _last_s(islands) - _first_s(islands),
+        "held_out": held_out,
         "loss": loss,
         "perplexity": math.exp(loss),
         "stall_share": _mean(islands, "wait_s") / _mean(islands, "seconds"),

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from atoll.coordinator.app import Coordinator, Listening
-from atoll.errors import RemoteError
+from atoll.demo import files
+from atoll.demo.eras import read_messages, split_by_era, write_eras
+from atoll.demo.processes import Islands
 from atoll.security import Credentials, Role, token_file
 from atoll.settings import RunSettings
 
+if TYPE_CHECKING:
+    from atoll.coordinator.app import Coordinator
+
 LOOK_S = 0.5
 """How often the islands are looked at."""
-
-GRACE_S = 20.0
-"""For islands to go when the demo is interrupted."""
 
 OnLook = Callable[[Mapping[str, Any]], None]
 
@@ -33,98 +31,52 @@ def run_islands(
 
     Raises:
         RemoteError: an island failed; its log says why.
+        UsageError: the text is not installed.
     """
-    coordinator = Coordinator(directory, settings, listening=Listening(has_tls=True))
-    coordinator.start()
-    try:
-        environment = _environment(coordinator, directory)
-        count = settings.run.start_islands
-        with _islands(count, directory, environment) as islands:
-            _watch(islands, coordinator, directory, on_look)
+    count = settings.run.start_islands
+    with ExitStack() as ending:
+        # They load the longest, so all else is done meanwhile.
+        islands = ending.enter_context(Islands(directory, _environment(directory)))
+        from atoll.coordinator.app import Coordinator, Listening
+
+        write_eras(files.text(directory), split_by_era(read_messages(), count))
+        coordinator = Coordinator(directory, settings, listening=Listening())
+        ending.callback(coordinator.close)
+        ending.callback(islands.end)  # while there is a coordinator to leave
+        coordinator.start()
+        _remember(coordinator, directory)
+        islands.begin(coordinator.url)
+        _watch(islands, count, coordinator, on_look)
         status = coordinator.status()
-    finally:
-        coordinator.close()
     read = [
-        json.loads(_results(directory, shard).read_text()) for shard in range(count)
+        json.loads(files.results(directory, shard).read_text())
+        for shard in range(count)
     ]
     return read, status
 
 
-def _environment(coordinator: Coordinator, directory: Path) -> dict[str, str]:
-    """Return what an island needs; the user's own credentials stay as they are."""
-    home = directory / "home"
-    Credentials(home / "atoll" / "runs").remember(
+def _environment(directory: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "XDG_CONFIG_HOME": str(files.home(directory).resolve()),
+        "OMP_NUM_THREADS": "1",  # each has a core at most, and a fork knows no pool
+    }
+
+
+def _remember(coordinator: Coordinator, directory: Path) -> None:
+    """Put what an island needs where it looks; the user's own stays as it is."""
+    Credentials(files.home(directory) / "atoll" / "runs").remember(
         coordinator.url,
         pin=coordinator.pin,
         tokens={Role.ISLAND: token_file(directory.resolve(), Role.ISLAND)},
     )
-    threads = max(1, (os.cpu_count() or 1) // 4)
-    return {
-        **os.environ,
-        "ATOLL_RUN": coordinator.url,
-        "XDG_CONFIG_HOME": str(home.resolve()),
-        "OMP_NUM_THREADS": str(threads),
-    }
-
-
-@contextmanager
-def _islands(
-    count: int, directory: Path, environment: Mapping[str, str]
-) -> Iterator[list[subprocess.Popen[bytes]]]:
-    islands: list[subprocess.Popen[bytes]] = []
-    try:
-        for shard in range(count):
-            command = [sys.executable, "-m", "atoll.demo.island"]
-            command += ["--shard", str(shard), "--of", str(count)]
-            command += ["--results", str(_results(directory, shard))]
-            with _log(directory, shard).open("wb") as log:
-                islands.append(
-                    subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-                )
-        yield islands
-    finally:
-        for island in islands:
-            island.terminate()
-        for island in islands:
-            _wait_or_kill(island)
-
-
-def _wait_or_kill(island: subprocess.Popen[bytes]) -> None:
-    try:
-        island.wait(GRACE_S)
-    except subprocess.TimeoutExpired:
-        island.kill()
-        island.wait()
 
 
 def _watch(
-    islands: list[subprocess.Popen[bytes]],
-    coordinator: Coordinator,
-    directory: Path,
-    on_look: OnLook,
+    islands: Islands, count: int, coordinator: Coordinator, on_look: OnLook
 ) -> None:
-    while any(island.poll() is None for island in islands):
-        _require_alive(islands, directory)
+    """Wait for the islands, and show what they do meanwhile."""
+    while count:
         on_look(coordinator.status())
-        time.sleep(LOOK_S)
-    _require_alive(islands, directory)
+        count -= islands.next_end(LOOK_S) is not None
     on_look(coordinator.status())
-
-
-def _require_alive(islands: list[subprocess.Popen[bytes]], directory: Path) -> None:
-    for shard, island in enumerate(islands):
-        if island.poll():
-            said = _log(directory, shard).read_text(errors="replace").strip()
-            raise RemoteError(
-                f"Island {shard} ended with status {island.returncode}: "
-                f"{said.splitlines()[-1] if said else 'it said nothing'}. "
-                f"Its log is {_log(directory, shard)}."
-            )
-
-
-def _results(directory: Path, shard: int) -> Path:
-    return directory / f"island-{shard}.json"
-
-
-def _log(directory: Path, shard: int) -> Path:
-    return directory / f"island-{shard}.log"

@@ -33,7 +33,8 @@ class Outcome:
 
     @property
     def has_body(self) -> bool:
-        return len(self.agreed.body) == self.agreed.header.body_bytes
+        header = self.agreed.header
+        return header.is_sealed and len(self.agreed.body) == header.body_bytes
 
 
 class Exchange(Protocol):

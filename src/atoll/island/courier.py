@@ -198,6 +198,8 @@ class Courier:
                 self._receiver.submit(self.receive, slot, sealed, book)
             elif outcomes:
                 sealed.arrival.set_result(self._apply(slot, sealed, book, outcomes))
+                for fragment in outcomes[-1].position.lost:
+                    self._sender.submit(self._bring_quietly, self._slots[fragment])
         except OutcomeLost as exc:
             sealed.arrival.set_result(self._start_over(slot, sealed, str(exc)))
         except BaseException as exc:  # the thread that trains must learn of it
@@ -285,6 +287,11 @@ class Courier:
         """Bring the states that the run has lost, as it says."""
         for fragment in position.lost:
             self._bring_state(self._slots[fragment])
+
+    def _bring_quietly(self, slot: Slot) -> None:
+        """Bring a state behind the training: if it fails, another island is asked."""
+        with suppress(AtollError):
+            self._bring_state(slot)
 
     def _bring_state(self, slot: Slot) -> None:
         """Give the run what it has lost: the last outcomes, and the state after them.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from atoll.clock import SystemClock
-from atoll.errors import UsageError
+from typing import TYPE_CHECKING
+
+from atoll.clock import Clock, SystemClock
 from atoll.exchange import MemoryRun
 from atoll.island.environment import (
     island_from_environment,
@@ -15,6 +16,10 @@ from atoll.island.signals import Interrupted, Termination
 from atoll.island.view import ParameterView
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.settings import RunSettings
+
+if TYPE_CHECKING:
+    from atoll.island.meeting import Meeting
+    from atoll.island.reach import Way
 
 _NEVER = 2**31 - 1
 
@@ -42,20 +47,12 @@ def join_run(
     if isinstance(run, MemoryRun):
         request = JoinRequest(model=model, island=island)
         return Host(run, view, request, clock=SystemClock())
-    return _join_coordinator(run, view, model, island or island_from_environment())
+    return _join_elsewhere(run, view, model, island or island_from_environment())
 
 
-def _join_coordinator(
+def _join_elsewhere(
     run: str, view: ParameterView, model: ModelSpec, island: str | None
 ) -> Host:
-    # Only who goes over a network needs what that takes.
-    from atoll.island.reach import is_coordinator
-
-    if not is_coordinator(run):
-        raise UsageError(
-            f"run={run!r}: object stores are not available yet. Pass a coordinator's "
-            'address, an atoll.exchange.MemoryRun, or "none" to train alone.'
-        )
     with Termination(heed_s=0.0) as termination:
         try:
             host = _enter(run, view, JoinRequest(model=model, island=island))
@@ -69,17 +66,28 @@ def _join_coordinator(
 
 
 def _enter(run: str, view: ParameterView, request: JoinRequest) -> Host:
-    from atoll.island.reach import reach
-
-    clock, around = SystemClock(), surroundings_from_environment()
-    way = reach(run, island=request.island, surroundings=around, clock=clock)
+    clock = SystemClock()
+    way = _way(run, request.island, clock)
     try:
         host = Host(way.exchange, view, request, clock=clock, leaving=way.leaving())
     except BaseException:
         with way.leaving():  # nothing was begun: only the line is to be closed
             raise
     way.exchange.stats = host.stats
+    host.tally.costs = way.costs
     return host
+
+
+def _way(run: str, island: str | None, clock: Clock) -> Way | Meeting:
+    """Return the way to a run; only who goes it needs what that takes."""
+    around = surroundings_from_environment()
+    if run.startswith(("http://", "https://")):
+        from atoll.island.reach import reach
+
+        return reach(run, island=island, surroundings=around, clock=clock)
+    from atoll.island.meeting import meet
+
+    return meet(run, island=island, surroundings=around, clock=clock)
 
 
 def _alone() -> RunSettings:

@@ -7,7 +7,7 @@ import secrets
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -63,6 +63,11 @@ class Way:
     exchange: CoordinatorExchange
     info: Info
     _line: HttpLine
+
+    @property
+    def costs(self) -> Callable[[], dict[str, float]]:
+        """Nobody asks a price for requests to a coordinator."""
+        return dict
 
     @contextmanager
     def leaving(self) -> Iterator[None]:

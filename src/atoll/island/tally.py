@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import SupportsFloat
 
@@ -33,6 +34,9 @@ class Tally:
 
     reported: dict[str, SupportsFloat] = field(default_factory=dict)
     """What `report` was given last, untouched: reading it may cost a device sync."""
+
+    costs: Callable[[], Mapping[str, Number]] = dict
+    """What the way to the run has cost, if somebody counts it."""
 
     def stats(self, seconds: float) -> Stats:
         """Return what people are told, `seconds` after the island joined."""
@@ -66,4 +70,5 @@ class Tally:
             "atoll/updates_refused": self.refused,
             "atoll/updates_dropped": self.dropped,
             "atoll/not_counted_steps": self.not_counted_steps,
+            **self.costs(),
         }

@@ -10,7 +10,7 @@ On the disk: `log/<segment>`, `means/<fragment>/<round>` and `bodies/<number>` (
 bodies of outcomes), `states/<fragment>/<round>`, and
 `departing/<fragment>/<round>-<digest of the island's name>`.
 
-One thread writes. `compact` may run beside it in another.
+One thread writes. Beside it `prepare`, `draft` and `compact` may run in others.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from dataclasses import replace
 from atoll.disk import Disk
 from atoll.errors import CorruptError, UsageError
 from atoll.journal.bodies import Bodies, is_large
+from atoll.journal.departing import Departing, departing_name, key_of
 from atoll.journal.encoding import decode, encode
 from atoll.journal.log import Log
 from atoll.journal.past import Past
-from atoll.journal.recorded import Recorded, Update
+from atoll.journal.recorded import Recorded
 from atoll.journal.records import (
     Agreed,
     Committed,
@@ -45,9 +46,7 @@ from atoll.journal.states import STATES, state_name
 from atoll.journal.stored import U8, Drafts, Framed, StoredBody, stored_frame
 from atoll.protocol import ModelSpec
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, Roster, blake3_digest, pack, update_digest
-
-DEPARTING = "departing/"
+from atoll.wire import Header, Kind, Roster, pack, update_digest
 
 RECENT = 2
 """Outcomes of each fragment that are kept in memory, without their bodies: every
@@ -64,6 +63,7 @@ class Journal:
         self._disk, self._log = disk, log
         self._drafts = Drafts(disk)
         self._bodies = Bodies(disk, self._drafts)
+        self._departing = Departing(disk, self._drafts)
         self._recent: dict[tuple[int, int], Agreed] = {}
         self._prepared: tuple[Header, Place | None, str | None] | None = None
         self.recorded = Recorded(self._roster)
@@ -166,8 +166,8 @@ class Journal:
     def prepare(self, agreed: Header, body: U8) -> None:
         """Make the body of an outcome durable, ahead of its `commit`.
 
-        May run beside other calls, in the thread that commits. A small body costs
-        nothing to wait for, and stays for `commit`.
+        May run beside all calls but `commit`, in one thread at a time. A small body
+        costs nothing to wait for, and stays for `commit`.
 
         Raises:
             DiskError: nothing is prepared; safe to repeat.
@@ -202,6 +202,20 @@ class Journal:
         self._record(replace(record, place=place), *([draft] if draft else []))
         self._keep((agreed.fragment, agreed.round), record.agreed)
 
+    def draft(self, header: Header, body: U8) -> None:
+        """Have a file of a departing update before its `stage`, which is then short.
+
+        May run beside all other calls, in any thread. What is never staged is removed
+        when its round is over.
+
+        Raises:
+            UsageError: it is no departing update of this run.
+            DiskError: nothing is there; safe to repeat.
+        """
+        self._require_frame(header, body, Kind.DEPARTING)
+        if self.recorded.fragment(header.fragment).round < header.round:
+            self._departing.draft(header, body)
+
     def stage(self, header: Header, body: U8) -> None:
         """Make a departing update durable until its round is over. Safe to repeat.
 
@@ -217,19 +231,18 @@ class Journal:
             digest=update_digest(header),
         )
         self.recorded.require(record)
-        key = (record.fragment, record.round, record.island)
-        standing = self.recorded.staged.get(key, record)
-        if standing != record:
+        standing = self.recorded.staged.get(key_of(header))
+        if standing not in (None, record):
             raise UsageError(
                 f"Another departing update of island {header.island!r} stands for "
                 f"round {header.round} of fragment {header.fragment}."
             )
-        if key in self.recorded.staged:
+        if standing is not None:
             self._log.sync()
             return
         self._log.heal()
-        self._drafts.write(_departing_name(key), header, body)
-        self._record(record, _departing_name(key))
+        with self._departing.staging(header, body) as name:
+            self._record(record, name)
 
     def staged(self, fragment: int, round: int, island: str) -> Framed:
         """Return a departing update whose round is not over.
@@ -244,7 +257,7 @@ class Journal:
                 f"No departing update of island {island!r} is staged for round {round} "
                 f"of fragment {fragment}."
             )
-        stored = stored_frame(self._disk, _departing_name(key))
+        stored = stored_frame(self._disk, departing_name(key))
         header = stored.header
         if (
             header.kind is not Kind.DEPARTING
@@ -334,10 +347,7 @@ class Journal:
             DiskError: nothing is lost; safe to repeat.
         """
         self._snapshots.compact(fragment)
-        over = self.recorded.fragment(fragment).round
-        for name in self._disk.names(f"{DEPARTING}{fragment}/"):
-            if _departing_round(name) <= over:
-                self._disk.remove(name)
+        self._departing.collect(fragment, self.recorded.fragment(fragment).round)
 
     def _require_frame(self, header: Header, body: U8, kind: Kind) -> None:
         created = self.recorded.created
@@ -415,19 +425,7 @@ class Journal:
         """Remove what no record names."""
         self._log.sweep()
         self._bodies.sweep(self.recorded.fragments)
-        named = {_departing_name(key) for key in self.recorded.staged}
-        unnamed = set(self._disk.names(DEPARTING)) - named
+        self._departing.open(self.recorded.staged)
         if not self.recorded.fragments:
-            unnamed.update(self._disk.names(STATES))
-        for name in sorted(unnamed):
-            self._disk.remove(name)
-
-
-def _departing_name(key: Update) -> str:
-    fragment, round, island = key
-    return f"{DEPARTING}{fragment}/{round}-{blake3_digest(island.encode()).hex()[:32]}"
-
-
-def _departing_round(name: str) -> int:
-    digits = name.rpartition("/")[2].partition("-")[0]
-    return int(digits) if digits.isdecimal() else 0
+            for name in self._disk.names(STATES):
+                self._disk.remove(name)

@@ -11,10 +11,10 @@ import importlib
 from types import ModuleType
 
 from atoll.errors import UsageError
-from atoll.kernels.blocks import over_blocks
+from atoll.kernels.blocks import Work, over_blocks, usable_threads
 from atoll.kernels.warming import warm_kernels
 
-__all__ = ["active", "over_blocks", "use", "warm"]
+__all__ = ["Work", "active", "over_blocks", "usable_threads", "use", "warm"]
 
 _KINDS = ("numba", "numpy")
 _serving: list[ModuleType] = []

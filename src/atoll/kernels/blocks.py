@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -12,7 +13,22 @@ from atoll.errors import UsageError
 BLOCK = 65536
 """Elements handled at once: three such blocks of fp32 fit a core's second cache."""
 
+MOST_THREADS = 4
+"""More gain nothing: by then the loops wait for memory."""
+
 Work = Callable[[int, int], None]
+
+
+def usable_threads() -> int:
+    """Return how many threads are worth their while in this process.
+
+    As many as it has cores, up to a few. A container may have fewer than its machine.
+    """
+    if sys.platform == "linux":
+        cores = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count() or 1
+    return min(cores, MOST_THREADS)
 
 
 def over_blocks(

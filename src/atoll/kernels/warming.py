@@ -35,7 +35,6 @@ _TYPES = {"fp32": np.float32, "bf16": np.uint16}
 ELEMENTS = STATE_PIECE + 1
 """A piece, which is hashed as it steps, and a rest, which is hashed on its own."""
 
-FUSED = ("fp32", "bf16")
 _OUTER = 0.5
 
 
@@ -47,7 +46,7 @@ def warm_kernels(active: ModuleType, *, up: str, down: str, optimizer: str) -> N
     _codec(active, _kernel_of(up))
     _sums(active)
     _codec(active, _kernel_of(down))
-    if optimizer == "nesterov" and _kernel_of(down) in FUSED:
+    if optimizer == "nesterov":
         _fused(active, _kernel_of(down))
     else:
         _step(active, optimizer)
@@ -65,18 +64,23 @@ def _codec(active: ModuleType, name: str) -> None:
     encode(values, typed)
     decode(typed, values)
     decode(_read_only(body).view(typed.dtype), values)
+    squares = getattr(active, f"{name}_squares", None)
+    if squares is not None:
+        for each in (body, _read_only(body)):
+            squares(each, ELEMENTS, np.zeros(LANES))
 
 
 def _sums(active: ModuleType) -> None:
     total, values = _zeros(), _zeros()
     active.sum_squares(values, np.zeros(LANES))
     active.accumulate(total, values)
-    active.accumulate_scaled(total, values, _OUTER)
-    active.divide(total, np.float32(2.0))
+    active.accumulate_divided(total, values, np.float32(2.0))
+    active.scale(total, _OUTER)
 
 
 def _fused(active: ModuleType, down: str) -> None:
-    mean = np.zeros(ELEMENTS, _TYPES[down])
+    """Step and hash, by a body that is read as it is or by what it decodes to."""
+    mean = np.zeros(ELEMENTS, _TYPES.get(down, np.float32))
     hashes = np.empty((-(-ELEMENTS // STATE_PIECE), 2 * HASH_BYTES), np.uint8)
     active.nesterov_hashed(_zeros(), _zeros(), mean, _OUTER, _OUTER, hashes)
 

@@ -107,7 +107,7 @@ def _settle(state: CoordinatorState, now_s: float) -> Result:
     for round in due:
         if lost_state(round, members, now_s):
             continue
-        roster = _roster(state, round, now_s)
+        roster = roster_of(state, round, now_s)
         state = _with_round(state, round.fragment, round.close(roster))
         actions.append(
             Close(
@@ -139,7 +139,8 @@ def _start(state: CoordinatorState, now_s: float) -> CoordinatorState:
     return changed(state, rounds=rounds)
 
 
-def _roster(state: CoordinatorState, round: Round, now_s: float) -> Roster:
+def roster_of(state: CoordinatorState, round: Round, now_s: float) -> Roster:
+    """Return what a round comes to if it closes now."""
     judged = judge_updates(
         round.staged.values(),
         base=round.base,

@@ -5,7 +5,8 @@ Rule 1: an object is written to a temporary file and synced, and gets its name a
         are atomic on local disks and on NFS; nothing is ever locked.
 Rule 2: a hard link that fails may have been made, and its answer lost: the number of
         links to the temporary file tells.
-Rule 3: a temporary file that a dead process left is swept up after a day.
+Rule 3: directories come with the first object in them and go with the last.
+Rule 4: a temporary file that a dead process left is swept up after a day.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from atoll.disk import sync_directory
-from atoll.errors import NoSuchObject, StoreDenied, Unreachable, UsageError
+from atoll.errors import NoSuchObject, StoreDenied, Unreachable
 from atoll.store.port import (
     Data,
     Item,
     Traits,
     check_key,
     check_prefix,
+    is_key,
     size_of,
     window,
 )
@@ -36,6 +39,9 @@ TEMPORARY = ".~"
 
 FORGOTTEN_S = 86_400.0
 """How old a temporary file is that nobody can be writing any more."""
+
+MOVES = 100
+"""How often a directory may be removed under somebody who puts an object there."""
 
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -57,23 +63,12 @@ class FileStore:
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:
         place = self._place(key)
         with _told("put", place), self._written(parts) as temporary:
-            _make_directory(place.parent)
-            try:
-                os.link(temporary, place)
-            except FileExistsError:
-                return _is_linked(temporary)
-            except OSError:
-                if not _is_linked(temporary):
-                    raise
-            sync_directory(place.parent)
-            return True
+            return _named(place, partial(_link, temporary, place))
 
     def put(self, key: str, parts: Sequence[Data]) -> None:
         place = self._place(key)
         with _told("put", place), self._written(parts) as temporary:
-            _make_directory(place.parent)
-            os.replace(temporary, place)
-            sync_directory(place.parent)
+            _named(place, partial(_replace, temporary, place))
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
         place = self._place(key)
@@ -91,19 +86,30 @@ class FileStore:
     def items(self, prefix: str) -> list[Item]:
         top = self.root / check_prefix(prefix)
         with _told("list", top):
-            return sorted(self._walk(top))
+            found = sorted(self._walk(top))
+            # Nothing is below a directory that is gone; that is not an empty store.
+            os.stat(self._temporary)
+            return found
 
     def remove(self, keys: Iterable[str]) -> None:
         for key in keys:
             place = self._place(key)
             with _told("remove", place), suppress(*_ABSENT):
                 place.unlink()
+                self._prune(place.parent)
+
+    def _prune(self, directory: Path) -> None:
+        """Remove directories that are empty now; who puts there makes them again."""
+        with suppress(OSError):  # one that has something in it stays
+            while directory != self.root:
+                directory.rmdir()
+                directory = directory.parent
 
     def _place(self, key: str) -> Path:
         return self.root / check_key(key)
 
     def _translated_get(self, exc: OSError, key: str) -> Exception:
-        if exc.errno in _NONE and self.root.is_dir():
+        if exc.errno in _NONE and self._temporary.is_dir():
             return NoSuchObject(f"There is no object {key!r}.", key=key)
         return _translated("get", self.root / key, exc)
 
@@ -129,9 +135,10 @@ class FileStore:
             directories[:] = [each for each in directories if each != TEMPORARY]
             for name in files:
                 path = Path(place, name)
-                with suppress(FileNotFoundError, UsageError):  # gone; or not of ours
-                    key = check_key(path.relative_to(self.root).as_posix())
-                    yield Item(key, path.stat().st_size)
+                key = path.relative_to(self.root).as_posix()
+                if is_key(key):  # others may keep theirs beside
+                    with suppress(FileNotFoundError):  # gone since
+                        yield Item(key, path.stat().st_size)
 
     def _sweep(self) -> None:
         now_s = time.time()
@@ -144,6 +151,39 @@ class FileStore:
 def _unless_absent(exc: OSError) -> None:
     if exc.errno not in _NONE:
         raise exc
+
+
+def _named(place: Path, act: Callable[[], bool]) -> bool:
+    """Give a file its name in a directory that somebody may be removing as empty."""
+    for _ in range(MOVES):
+        with suppress(FileNotFoundError):
+            _make_directory(place.parent)
+            return act()
+    _make_directory(place.parent)
+    return act()
+
+
+def _link(temporary: Path, place: Path) -> bool:
+    try:
+        os.link(temporary, place)
+    except FileExistsError:
+        return _is_linked(temporary)
+    except OSError:
+        if not _is_linked(temporary):
+            raise
+    _sync(place.parent)
+    return True
+
+
+def _replace(temporary: Path, place: Path) -> bool:
+    os.replace(temporary, place)
+    _sync(place.parent)
+    return True
+
+
+def _sync(directory: Path) -> None:
+    with suppress(FileNotFoundError):  # it was put, and has been removed since
+        sync_directory(directory)
 
 
 def _is_linked(temporary: Path) -> bool:
@@ -190,5 +230,13 @@ def _told(what: str, place: Path) -> Iterator[None]:
 def _translated(what: str, place: Path, exc: OSError) -> Exception:
     said = f"{place}: cannot {what}: {exc.strerror or exc}."
     if exc.errno in _DENIED:
-        return StoreDenied(f"{said} Give this user the permission to.")
+        return StoreDenied(
+            f"{said} Give user {os.geteuid()} the permission to {what}, here and in "
+            "the directories above; or mount it so that it has."
+        )
+    if exc.errno in _NONE:
+        return Unreachable(
+            f"{said} The store's directory may be gone: mount it again, or make it "
+            "anew where nothing is lost."
+        )
     return Unreachable(f"{said} Asking again may help.")

@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Patience:
+class Tries:
     """How often a store is asked again, and how long to wait before."""
 
-    tries: int = 6
+    most: int = 6
     first_s: float = 0.25
     longest_s: float = 8.0
 
@@ -33,7 +33,7 @@ class Patience:
         """Return the pauses between the tries: doubled each, and half of it chance."""
         longest = [
             min(self.first_s * 2**number, self.longest_s)
-            for number in range(self.tries - 1)
+            for number in range(self.most - 1)
         ]
         return [rng.uniform(0.5, 1.0) * each for each in longest]
 
@@ -50,12 +50,12 @@ class Patient:
         store: Store,
         *,
         pause: Callable[[float], None] | None = None,
-        patience: Patience | None = None,
+        tries: Tries | None = None,
         rng: random.Random | None = None,
     ) -> None:
         self._store = store
         self._pause = pause or _pause
-        self._patience = patience or Patience()
+        self._tries = tries or Tries()
         self._rng = rng or random.Random()
 
     @property
@@ -103,7 +103,7 @@ class Patient:
         return True
 
     def _again(self, act: Callable[[], T]) -> T:
-        for wait_s in self._patience.waits_s(self._rng):
+        for wait_s in self._tries.waits_s(self._rng):
             try:
                 return act()
             except Unreachable:

@@ -91,20 +91,24 @@ class Store(Protocol):
         ...
 
 
+def is_key(key: str) -> bool:
+    """Return whether `key` can name an object of ours; others may be beside them."""
+    parts = key.split("/")
+    return bool(
+        _KEY.fullmatch(key)
+        and len(key) <= MAX_KEY_BYTES
+        and all(len(part) <= MAX_PART_BYTES for part in parts)
+        and not any(set(part) == {"."} for part in parts)
+    )
+
+
 def check_key(key: str) -> str:
     """Return `key` if it can name an object.
 
     Raises:
         UsageError: it has other characters, too many, or a part of dots.
     """
-    parts = key.split("/")
-    is_fit = (
-        _KEY.fullmatch(key)
-        and len(key) <= MAX_KEY_BYTES
-        and all(len(part) <= MAX_PART_BYTES for part in parts)
-        and not any(set(part) == {"."} for part in parts)
-    )
-    if not is_fit:
+    if not is_key(key):
         raise UsageError(
             f"{key[:80]!r} cannot be an object's key. Use parts of a-z, 0-9, dots, "
             f"dashes and underscores between slashes, {MAX_KEY_BYTES} bytes at most."

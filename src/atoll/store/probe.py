@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Sequence
 
-from atoll.errors import Unreachable
+from atoll.errors import Unreachable, UsageError
 from atoll.store.port import Data, Item, Store, Traits, window
 
 PROBES = "probes/"
@@ -15,22 +15,33 @@ TEXT = b"0123456789"
 def probe(store: Store) -> Traits:
     """Return what a store has shown to be able to do; it declares less at most.
 
-    Puts a small object, tries to put another in its place, reads a part of it and
-    removes it.
+    Puts a small object, tries to put another in its place, reads a part of it, lists
+    it and removes it.
 
     Raises:
-        StoreDenied: one of these is not allowed: reading, writing or deleting.
+        StoreDenied: one of these is not allowed: reading, writing, listing, deleting.
         Unreachable: the store does not answer.
     """
     key = f"{PROBES}{secrets.token_hex(16)}"
     store.put_new(key, [TEXT])
     try:
+        store.items(PROBES)  # what it finds may be late; that it may look must be known
         return Traits(
             has_put_new=store.traits.has_put_new and _keeps(store, key),
             has_ranges=store.traits.has_ranges and _reads_parts(store, key),
         )
     finally:
         store.remove([key])
+
+
+def require_put_new(traits: Traits, *, store: str) -> None:
+    """Raise UsageError if a store that was probed cannot keep what was put first."""
+    if not traits.has_put_new:
+        raise UsageError(
+            f"{store} puts an object over one that is there, although it was asked not "
+            "to (put-if-absent, If-None-Match: *). Two could decide the same thing "
+            "differently. Use a store that can: S3, Google, Azure or a directory."
+        )
 
 
 def _keeps(store: Store, key: str) -> bool:

@@ -26,6 +26,7 @@ from atoll.store.port import (
     Traits,
     check_key,
     check_prefix,
+    is_key,
     size_of,
     window,
 )
@@ -91,8 +92,7 @@ class FsspecStore:
         return sorted(
             Item(key, int(each["size"]))
             for place, each in found.items()
-            if (key := self._key(place)).startswith(prefix)
-            and not key.startswith(TEMPORARY)
+            if (key := self._key(place)).startswith(prefix) and is_key(key)
         )
 
     def remove(self, keys: Iterable[str]) -> None:

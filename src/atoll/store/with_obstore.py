@@ -1,7 +1,7 @@
 """Objects in S3, Google Cloud Storage or Azure, by `obstore`.
 
-Credentials come from where each cloud's own tools look for them. Retries are ours, in
-`patient`: a put that is conditional must not be made again unseen.
+Credentials come from where each cloud's own tools look for them, as `credentials` says.
+Retries are ours, in `patient`: a put that is conditional must not be made again unseen.
 """
 
 from __future__ import annotations
@@ -12,31 +12,33 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import obstore
-from obstore.exceptions import (
-    AlreadyExistsError,
-    BaseError,
-    PermissionDeniedError,
-    PreconditionError,
-    UnauthenticatedError,
-)
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
-from atoll.errors import NoSuchObject, StoreDenied, Unreachable, UsageError
+from atoll.errors import Unreachable, UsageError
+from atoll.store.answers import explained, is_beyond_the_end, is_gone, short
+from atoll.store.credentials import credentials_of
 from atoll.store.port import (
     Data,
     Item,
     Traits,
     check_key,
     check_prefix,
+    is_key,
     size_of,
     window,
 )
 
 RETRIES: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
-TIMES: Any = {"timeout": "300s", "connect_timeout": "10s"}
+CONNECTIONS: Any = {
+    "timeout": "300s",
+    "connect_timeout": "10s",
+    "allow_http": True,  # an endpoint of http is one that somebody has written so
+}
+PUTS: Any = CONNECTIONS | {"timeout": "3600s"}
+"""A put is one request whatever its size: 400 MB over 1 MB/s take seven minutes."""
+
 AT_ONCE = 1000
 """How many keys one request removes."""
-
-_VANISHED = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
 
 
 class ObstoreStore:
@@ -44,22 +46,22 @@ class ObstoreStore:
 
     traits = Traits()
 
-    def __init__(self, store: Any, *, name: str) -> None:
+    def __init__(self, store: Any, *, name: str, puts: Any = None) -> None:
         self._store, self._name = store, name
+        self._puts = store if puts is None else puts
 
     @classmethod
     def of_url(cls, url: str) -> ObstoreStore:
         """Return the store of a URL such as `s3://bucket/path`."""
+        said = credentials_of(url) | {"retry_config": RETRIES}
         try:
-            store = obstore.store.from_url(
-                url,
-                client_options=TIMES,
-                retry_config=RETRIES,
-                **_credentials(url),
+            store, puts = (
+                obstore.store.from_url(url, client_options=each, **said)
+                for each in (CONNECTIONS, PUTS)
             )
         except (BaseError, ValueError) as exc:
-            raise UsageError(f"{url} cannot be opened: {_short(exc)}") from exc
-        return cls(store, name=url)
+            raise UsageError(f"{url} cannot be opened: {short(exc)}") from exc
+        return cls(store, name=url, puts=puts)
 
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:
         try:
@@ -81,9 +83,10 @@ class ObstoreStore:
             with self._told("get", key):
                 found = obstore.get(self._store, key, options=_asked(first, size))
                 return memoryview(found.bytes())
-        except Unreachable:
-            if first >= self._size(key):
-                return memoryview(b"")  # no store has a range from there on
+        except Unreachable as exc:
+            # No store has a range from there on; some say so of what is not there.
+            if is_beyond_the_end(_cause(exc)) and first >= self._size(key):
+                return memoryview(b"")
             raise
 
     def items(self, prefix: str) -> list[Item]:
@@ -94,7 +97,7 @@ class ObstoreStore:
                 Item(each["path"], each["size"])
                 for page in pages
                 for each in page
-                if each["path"].startswith(prefix)
+                if each["path"].startswith(prefix) and is_key(each["path"])
             )
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -107,7 +110,9 @@ class ObstoreStore:
         with self._told("delete", keys if isinstance(keys, str) else keys[0]):
             try:
                 obstore.delete(self._store, keys)
-            except FileNotFoundError:
+            except FileNotFoundError as exc:
+                if is_gone(exc):
+                    raise
                 if not isinstance(keys, str):
                     for key in keys:
                         self._remove(key)
@@ -123,7 +128,7 @@ class ObstoreStore:
         size_of(parts)
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         with self._told("put", key):
-            obstore.put(self._store, key, views or b"", mode=mode, use_multipart=False)
+            obstore.put(self._puts, key, views or b"", mode=mode, use_multipart=False)
 
     @contextmanager
     def _told(self, what: str, key: str) -> Iterator[None]:
@@ -132,21 +137,13 @@ class ObstoreStore:
             yield
         except (AlreadyExistsError, PreconditionError):
             raise
-        except (PermissionDeniedError, UnauthenticatedError) as exc:
-            raise StoreDenied(
-                f"{self._name} does not let this machine {what} objects ({key!r}). "
-                f"Give its credentials the permission to {what}: {_short(exc)}"
-            ) from exc
-        except FileNotFoundError as exc:
-            if what != "get" or any(word in str(exc) for word in _VANISHED):
-                raise Unreachable(
-                    f"{self._name} is not there. Make the bucket, or mend the URL."
-                ) from exc
-            raise NoSuchObject(f"There is no object {key!r}.", key=key) from exc
         except (BaseError, OSError) as exc:
-            raise Unreachable(
-                f"{self._name} failed to {what} {key!r}: {_short(exc)}"
-            ) from exc
+            raise explained(exc, what, key, store=self._name) from exc
+
+
+def _cause(exc: BaseException) -> Exception:
+    assert isinstance(exc.__cause__, Exception)
+    return exc.__cause__
 
 
 def _asked(first: int, size: int | None) -> Any:
@@ -154,22 +151,3 @@ def _asked(first: int, size: int | None) -> Any:
     if size is not None:
         return {"range": (first, first + size)}
     return {"range": {"offset": first}} if first else {}
-
-
-def _credentials(url: str) -> dict[str, Any]:
-    """Return what finds the profiles of AWS, where boto3 is there to read them."""
-    if not url.startswith(("s3://", "s3a://")):
-        return {}
-    try:
-        from obstore.auth.boto3 import Boto3CredentialProvider
-
-        provider = Boto3CredentialProvider()
-    except Exception:  # no boto3, or nothing that it could use: the environment serves
-        return {}
-    return {"credential_provider": provider}
-
-
-def _short(exc: BaseException) -> str:
-    """Return the first line of what a library says, which may print its insides."""
-    said = str(exc).strip().splitlines()
-    return said[0][:300] if said else type(exc).__name__

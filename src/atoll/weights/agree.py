@@ -13,7 +13,16 @@ from atoll.weights.layout import FragmentLayout
 from atoll.weights.reduce import Contribution, reduce
 from atoll.weights.spare import Spare
 from atoll.weights.terms import Terms
-from atoll.wire import Header, Kind, OuterValues, Roster, codec, with_body
+from atoll.wire import (
+    Header,
+    Kind,
+    OuterValues,
+    Roster,
+    blake3_digest,
+    codec,
+    piece_count,
+    with_body,
+)
 
 U8 = NDArray[np.uint8]
 
@@ -34,14 +43,20 @@ def agree(
     epoch: int = 0,
     after_block: Callable[[], None] | None = None,
     spare: Spare | None = None,
+    threads: int = 1,
 ) -> Framed:
     """Return the agreed frame: the mean of the counted `updates`, and the roster.
 
     Finite updates whose mean is not refuse the whole round: no single island is to
-    blame, and the round is void.
+    blame, and the round is void. The bytes do not depend on the number of `threads`.
     """
     counted = [updates[entry.island] for entry in roster.counted]
     body = np.empty(0, np.uint8)
+    digests = [b""] * piece_count(layout.elements)
+
+    def digest(index: int, piece: U8) -> None:
+        digests[index] = blake3_digest(piece)
+
     try:
         if counted:
             body = reduce(
@@ -50,7 +65,9 @@ def agree(
                 down=terms.down,
                 merge=terms.merge,
                 after_block=after_block,
+                on_piece=digest,
                 spare=spare,
+                threads=threads,
             )
     except NonFinite:
         roster = refuse_all(roster, "norm: the mean overflows")
@@ -67,4 +84,6 @@ def agree(
         outer=outer,
         roster=roster,
     )
-    return with_body(header, body), body
+    if not len(body):
+        return with_body(header, body), body
+    return header.sealed(body_bytes=len(body), pieces=tuple(digests)), body

@@ -67,6 +67,11 @@ class FragmentLayout:
         """Return the name of the tensor that holds element `index`."""
         return self.tensors[bisect_right(self.offsets, index) - 1].name
 
+    @cached_property
+    def is_cast(self) -> bool:
+        """Whether an anchor that is loaded may differ from itself."""
+        return any([tensor.dtype != "float32" for tensor in self.tensors])
+
     def load(self, anchor: F32, out: F32, *, first: int = 0) -> None:
         """Write what `anchor` becomes once loaded: cast to each dtype, as fp32.
 

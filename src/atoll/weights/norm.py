@@ -21,6 +21,10 @@ class Norm:
         """Take in the next block; every block but the last has whole lanes."""
         kernels.active().sum_squares(values, self._lanes)
 
+    def add_beside(self, values: F32, wanted: F32, residual: F32) -> None:
+        """Take in the next block, and let `residual` be what it lacks of `wanted`."""
+        kernels.active().left_over(wanted, values, residual, self._lanes)
+
     def value(self) -> float:
         """Return the norm: lanes are summed in order, not pairwise."""
         return math.sqrt(np.add.accumulate(self._lanes)[-1])

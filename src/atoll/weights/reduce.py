@@ -1,12 +1,13 @@
-"""From the counted updates of a round to the agreed body, block by block.
+"""From the counted updates of a round to the agreed body, piece by piece.
 
-Memory does not grow with the islands but for a block per level of the sum's tree,
-except for merges that must see every
-island's value of a coordinate (`trimmed`) or of a tensor (`radial`).
+Memory does not grow with the islands but for a block per level of the sum's tree and
+per thread, except for merges that must see every island's value of a coordinate
+(`trimmed`) or of a tensor (`radial`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,9 +15,17 @@ import numpy as np
 
 from atoll import kernels
 from atoll.algorithm import merge as text
-from atoll.weights.layout import BLOCK, F32, FragmentLayout, blocks
+from atoll.weights.layout import BLOCK, F32, FragmentLayout
+from atoll.weights.scratch import Scratch
 from atoll.weights.spare import Spare
-from atoll.wire import Codec
+from atoll.wire import PIECE_ELEMENTS, Codec, piece_range
+
+SUM_BLOCK = 2 * BLOCK
+"""Elements added up at once: threads that meet less often wait less for each other."""
+
+OnPiece = Callable[[int, np.ndarray], None]
+Merge = Callable[[int, F32], None]
+"""Writes the mean of the elements from a first one on."""
 
 
 @dataclass(frozen=True)
@@ -35,84 +44,122 @@ def reduce(
     down: Codec,
     merge: str = "mean",
     after_block: Callable[[], None] | None = None,
+    on_piece: OnPiece | None = None,
     spare: Spare | None = None,
+    threads: int = 1,
 ) -> np.ndarray:
     """Return the agreed body: the mean of the decoded updates, encoded once.
 
-    `after_block` is called when a block of every update has been read. The body is in
-    memory of `spare`, if there is any.
+    `after_block` is called when a block of every update has been read, `on_piece` with
+    the number and the bytes of each piece of the body, while they are in a core's
+    cache; both by any of the threads, `after_block` by one at a time. The body is in
+    memory of `spare`, if there is any, and the same for any number of `threads`.
 
     Raises:
         NonFinite: the mean overflows what `down` can hold.
         CorruptError: a body does not decode.
     """
     agreed = (spare or Spare()).body(down.body_bytes(layout.elements))
-    if merge == "radial":
-        mean = _radial(layout, contributions)
-        down.encode(mean, agreed)
-        return agreed
-    mean = np.empty(min(BLOCK, layout.elements), np.float32)
-    for block in blocks(layout.elements):
-        here = mean[: block.stop - block.start]
-        if merge == "trimmed":
-            here[:] = text.trimmed(_decode_all(contributions, block))
-        else:
-            _mean(contributions, block, here)
-        start = down.offset(block.start)
-        piece = agreed[start : start + down.body_bytes(len(here))]
-        down.encode(here, piece, first=block.start)
+    mean_of = _merge(layout, contributions, merge)
+    scratch = Scratch(min(SUM_BLOCK, layout.elements))
+    one_at_a_time = threading.Lock()
+
+    def write(first: int, mean: F32) -> None:
+        mean_of(first, mean)
+        start = down.offset(first)
+        piece = agreed[start : start + down.body_bytes(len(mean))]
+        down.encode(mean, piece, first=first)
         if after_block:
-            after_block()
+            with one_at_a_time:
+                after_block()
+
+    def work(first: int, last: int) -> None:
+        for start in range(first, last, SUM_BLOCK):
+            with scratch.vector(min(SUM_BLOCK, last - start)) as mean:
+                write(start, mean)
+        if on_piece:
+            index = first // PIECE_ELEMENTS
+            start, end = piece_range(down, layout.elements, index)
+            on_piece(index, agreed[start:end])
+
+    kernels.over_blocks(layout.elements, work, block=PIECE_ELEMENTS, threads=threads)
     return agreed
 
 
-def _mean(contributions: Sequence[Contribution], block: slice, out: F32) -> None:
-    weights = [contribution.weight for contribution in contributions]
-    is_even = len(set(weights)) == 1
-    shares = [None] * len(weights) if is_even else text.shares(weights)
-    out[:] = 0.0
-    _add_tree(list(zip(contributions, shares, strict=True)), block, out)
-    if is_even and len(weights) > 1:
-        kernels.active().divide(out, np.float32(len(weights)))
-
-
-def _add_tree(
-    terms: Sequence[tuple[Contribution, float | None]], block: slice, out: F32
-) -> None:
-    """Add the sum of share times value to a block of zeros, in the text's order.
-
-    A block of scratch for each level that has more than a leaf on its right: their
-    number grows with the logarithm of the number of islands.
-    """
-    if len(terms) == 1:
-        ((contribution, share),) = terms
-        contribution.codec.decode_add(
-            contribution.body, out, weight=share, first=block.start
+def _merge(
+    layout: FragmentLayout, contributions: Sequence[Contribution], merge: str
+) -> Merge:
+    if merge == "radial":
+        whole = _radial(layout, contributions)
+        return lambda first, out: np.copyto(out, whole[first : first + len(out)])
+    if merge == "trimmed":
+        return lambda first, out: np.copyto(
+            out, text.trimmed(_decode_all(contributions, first, len(out)))
         )
-        return
-    half = text.first_half(len(terms))
-    _add_tree(terms[:half], block, out)
-    if len(terms) - half == 1:
-        _add_tree(terms[half:], block, out)
-        return
-    right = np.zeros_like(out)
-    _add_tree(terms[half:], block, right)
-    kernels.active().accumulate(out, right)
+    return _Mean(contributions, min(SUM_BLOCK, layout.elements)).write
 
 
-def _decode_all(contributions: Sequence[Contribution], block: slice) -> list[F32]:
+class _Mean:
+    """Adds up the updates as the text does, a block at a time.
+
+    A block of scratch for each level of the tree: their number grows with the logarithm
+    of the number of islands.
+    """
+
+    def __init__(self, contributions: Sequence[Contribution], elements: int) -> None:
+        weights = [contribution.weight for contribution in contributions]
+        is_even = len(set(weights)) == 1
+        shares = [None] * len(weights) if is_even else text.shares(weights)
+        self._terms = list(zip(contributions, shares, strict=True))
+        self._divisor = len(weights) if is_even and len(weights) > 1 else None
+        self._scratch = Scratch(elements)
+
+    def write(self, first: int, out: F32) -> None:
+        """Write the mean of the elements from `first` on."""
+        self._sum(self._terms, first, out, divisor=self._divisor)
+
+    def _sum(
+        self,
+        terms: Sequence[tuple[Contribution, float | None]],
+        first: int,
+        out: F32,
+        *,
+        divisor: int | None = None,
+    ) -> None:
+        """Write the sum of share times value, divided at the root if shares are even.
+
+        Decoded values are flushed: to add the first one to zero would change nothing.
+        """
+        if len(terms) == 1:
+            ((contribution, share),) = terms
+            contribution.codec.decode(contribution.body, out, first=first)
+            if share is not None:
+                kernels.active().scale(out, share)
+            return
+        half = text.first_half(len(terms))
+        self._sum(terms[:half], first, out)
+        with self._scratch.vector(len(out)) as right:
+            self._sum(terms[half:], first, right)
+            if divisor is None:
+                kernels.active().accumulate(out, right)
+            else:
+                kernels.active().accumulate_divided(out, right, np.float32(divisor))
+
+
+def _decode_all(
+    contributions: Sequence[Contribution], first: int, elements: int
+) -> list[F32]:
     values = []
     for contribution in contributions:
-        out = np.empty(block.stop - block.start, np.float32)
-        contribution.codec.decode(contribution.body, out, first=block.start)
+        out = np.empty(elements, np.float32)
+        contribution.codec.decode(contribution.body, out, first=first)
         values.append(out)
     return values
 
 
 def _radial(layout: FragmentLayout, contributions: Sequence[Contribution]) -> F32:
     """Return the radial-directional mean, tensor by tensor."""
-    whole = slice(0, layout.elements)
-    values = _decode_all(contributions, whole)
+    values = _decode_all(contributions, 0, layout.elements)
     weights = [contribution.weight for contribution in contributions]
     mean = np.empty(layout.elements, np.float32)
     for first, last in zip(layout.offsets[:-1], layout.offsets[1:], strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from atoll import kernels
 from atoll.errors import NonFinite
 from atoll.weights.layout import BLOCK, F32, FragmentLayout, blocks
 from atoll.weights.norm import Norm
@@ -35,31 +36,46 @@ def seal(
     work, decoded = np.empty((2, min(BLOCK, layout.elements)), np.float32)
     norm = Norm()
     for block in blocks(layout.elements):
-        values = work[: block.stop - block.start]
-        _difference(layout, anchor, local, block, values)
-        if residual is not None:
-            values += _decayed(residual[block], decay)
+        values, sent = (
+            work[: block.stop - block.start],
+            decoded[: block.stop - block.start],
+        )
+        _want(
+            layout, anchor, local[block], block, values, residual=residual, decay=decay
+        )
         _encode(layout, up, values, body, block.start, seed)
-        sent = decoded[: len(values)]
         up.decode(body, sent, first=block.start)
-        norm.add(sent)
-        if residual_after is not None:
-            np.subtract(values, sent, out=residual_after[block])
+        if residual_after is None:
+            norm.add(sent)
+        else:
+            norm.add_beside(sent, values, residual_after[block])
     return norm.value()
 
 
-def _difference(
-    layout: FragmentLayout, anchor: F32 | None, local: F32, block: slice, out: F32
+def _want(
+    layout: FragmentLayout,
+    anchor: F32 | None,
+    local: F32,
+    block: slice,
+    out: F32,
+    *,
+    residual: F32 | None,
+    decay: float,
 ) -> None:
+    """Write what is to be sent of a block: the difference, and the decayed residual."""
     if anchor is None:
-        out[:] = local[block]
+        out[:] = local
+        if residual is not None:
+            out += residual[block] * np.float32(decay)
         return
-    layout.load(anchor[block], out, first=block.start)
-    out -= local[block]
-
-
-def _decayed(residual: F32, decay: float) -> F32:
-    return residual if decay == 1.0 else residual * np.float32(decay)
+    loaded = anchor[block]
+    if layout.is_cast:
+        layout.load(loaded, out, first=block.start)
+        loaded = out
+    if residual is None:
+        kernels.active().difference(loaded, local, out)
+    else:
+        kernels.active().difference_fed(loaded, local, residual[block], decay, out)
 
 
 def _encode(

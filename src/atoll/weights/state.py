@@ -1,43 +1,29 @@
 """A fragment's anchor and velocity, and the one outer step that moves them.
 
 The step, the decoding of the agreed mean and the digest of the result are one pass
-over blocks that stay in cache. `algorithm.outer` is the text; a test proves this
-variant equal to it.
+over blocks that stay in cache: see `stepping`. `algorithm.outer` is the text; a test
+proves this variant equal to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from atoll import kernels
-from atoll.algorithm.outer import adam_corrections
 from atoll.errors import CorruptError
-from atoll.weights.layout import BLOCK, F32, blocks, first_non_finite
+from atoll.weights.layout import F32, first_non_finite
+from atoll.weights.stepping import step_and_hash
 from atoll.wire import (
     MOMENTS,
-    STATE_PIECE,
     Header,
     Kind,
     OuterValues,
-    codec,
     state_digest,
-    state_piece,
     state_root,
     with_body,
 )
-
-assert BLOCK == STATE_PIECE
-
-FUSED_CODECS = {"fp32": np.float32, "bf16": np.uint16}
-"""Codecs whose body a kernel reads on the way, and its elements' type."""
-
-FUSED_BLOCK = 16 * STATE_PIECE
-"""Elements per call of that kernel: enough that the call costs nothing."""
-
-Step = Callable[[slice, F32], None]
 
 
 class FragmentState:
@@ -146,10 +132,11 @@ class FragmentState:
         )
         return with_body(header, *self.vectors)
 
-    def apply(self, agreed: Header, body: np.ndarray) -> None:
+    def apply(self, agreed: Header, body: np.ndarray, *, threads: int = 1) -> None:
         """Take the outer step of `agreed`, a verified frame of the next round.
 
-        A void round uses its number and moves nothing.
+        A void round uses its number and moves nothing. The bits do not depend on the
+        number of `threads`.
 
         Raises:
             CorruptError: the frame belongs to another round or another state, and
@@ -161,7 +148,15 @@ class FragmentState:
             assert agreed.outer is not None
             self.count += agreed.outer.optimizer == "adam"
             self.digest = bytes(len(self.digest))
-            self.digest = self._step(agreed, agreed.outer, body)
+            hashes = step_and_hash(
+                self.vectors, agreed, body, count=self.count, threads=threads
+            )
+            self.digest = state_root(
+                [hashes.tobytes()],
+                elements=len(self.anchor),
+                moments=len(self.moments),
+                count=self.count,
+            )
         self.round = agreed.round
 
     def _require_next(self, agreed: Header) -> None:
@@ -179,70 +174,3 @@ class FragmentState:
                 f"elements, and the fragment {len(self.anchor)}. "
                 "Take the run's state again."
             )
-
-    def _step(self, agreed: Header, outer: OuterValues, body: np.ndarray) -> bytes:
-        is_fused = outer.optimizer == "nesterov" and agreed.codec in FUSED_CODECS
-        step = self._fused_step if is_fused else self._plain_step
-        return state_root(
-            step(agreed, outer, body),
-            elements=len(self.anchor),
-            moments=len(self.moments),
-            count=self.count,
-        )
-
-    def _fused_step(
-        self, agreed: Header, outer: OuterValues, body: np.ndarray
-    ) -> list[bytes]:
-        """Decode, step and hash in one pass over memory."""
-        mean = body.view(FUSED_CODECS[agreed.codec])
-        (velocity,) = self.moments
-        hashes = np.empty((-(-len(mean) // STATE_PIECE), 2 * 16), np.uint8)
-        for first in range(0, len(mean), FUSED_BLOCK):
-            here = slice(first, first + FUSED_BLOCK)
-            refused = kernels.active().nesterov_hashed(
-                self.anchor[here],
-                velocity[here],
-                mean[here],
-                outer.lr,
-                outer.momentum,
-                hashes[first // STATE_PIECE : -(-here.stop // STATE_PIECE)],
-            )
-            if refused >= 0:
-                raise CorruptError(
-                    f"Element {first + refused} of the outcome of fragment "
-                    f"{agreed.fragment} is not finite. Take the run's state again."
-                )
-        return [hashes.tobytes()]
-
-    def _plain_step(
-        self, agreed: Header, outer: OuterValues, body: np.ndarray
-    ) -> list[bytes]:
-        down = codec(agreed.codec)
-        step = self._stepper(outer)
-        mean = np.empty(min(BLOCK, len(self.anchor)), np.float32)
-        pieces = []
-        for block in blocks(len(self.anchor)):
-            here = mean[: block.stop - block.start]
-            down.decode(body, here, first=block.start)
-            step(block, here)
-            vectors = [self.anchor[block], *(m[block] for m in self.moments)]
-            pieces.append(state_piece(vectors))
-        return pieces
-
-    def _stepper(self, outer: OuterValues) -> Step:
-        """Return the kernel of an optimizer, bound to its fp32 settings."""
-        active = kernels.active()
-        lr, momentum = np.float32(outer.lr), np.float32(outer.momentum)
-        anchor, moments = self.anchor, self.moments
-        if outer.optimizer == "sgd":
-            return lambda at, mean: active.sgd(anchor[at], mean, lr)
-        if outer.optimizer == "adam":
-            first, second = moments
-            fixed = adam_corrections(momentum=outer.momentum, count=self.count)
-            scalars = [np.float32(value) for value in fixed]
-            return lambda at, mean: active.adam(
-                anchor[at], first[at], second[at], mean, lr, momentum, *scalars
-            )
-        step = active.nesterov if outer.optimizer == "nesterov" else active.heavy_ball
-        (velocity,) = moments
-        return lambda at, mean: step(anchor[at], velocity[at], mean, lr, momentum)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from atoll.errors import CorruptError, Refused
-from atoll.weights.layout import BLOCK, FragmentLayout, blocks
-from atoll.weights.norm import Norm
+from atoll.errors import Refused
+from atoll.weights.body_norm import BodyNorm
+from atoll.weights.layout import BLOCK, FragmentLayout
 from atoll.weights.terms import Terms
 from atoll.wire import MOMENTS, Header, piece_elements, verify_piece
 
@@ -34,12 +34,11 @@ class UpdateCheck:
         *,
         on_refused: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self._header, self._up, self._on_refused = header, terms.up, on_refused
-        self._norm = Norm()
+        self._header, self._on_refused = header, on_refused
+        self._norm = BodyNorm(terms.up)
         self._elements = 0
-        self._scratch = np.empty(min(BLOCK, header.elements), np.float32)
         if not header.refused:
-            _require_terms(header, layout, terms)
+            require_terms(header, layout, terms)
 
     def piece(self, index: int, data: memoryview) -> None:
         """Take in the next piece of the body.
@@ -58,20 +57,18 @@ class UpdateCheck:
         Raises:
             Refused: they do not decode to finite values. Sent again, they would not.
         """
-        for block in blocks(elements):
-            values = self._scratch[: block.stop - block.start]
-            try:
-                self._up.decode(data, values, first=block.start)
-            except CorruptError as exc:
-                raise self._undecodable(block) from exc
-            self._norm.add(values)
+        refused = self._norm.add(data, elements)
+        if refused is not None:
+            raise self._undecodable(refused, elements)
         self._elements += elements
 
-    def _undecodable(self, block: slice) -> Refused:
-        header, first = self._header, self._elements
+    def _undecodable(self, refused: int, elements: int) -> Refused:
+        header, start = self._header, refused // BLOCK * BLOCK
+        first = self._elements + start
+        last = self._elements + min(start + BLOCK, elements)
         reason = (
             f"values that are not finite, or that {header.codec} cannot hold, between "
-            f"element {first + block.start} and {first + block.stop}"
+            f"element {first} and {last}"
         )
         self._on_refused(reason)
         return Refused(
@@ -92,7 +89,12 @@ class UpdateCheck:
             )
 
 
-def _require_terms(header: Header, layout: FragmentLayout, terms: Terms) -> None:
+def require_terms(header: Header, layout: FragmentLayout, terms: Terms) -> None:
+    """Return when an update has the size, codec and weight that a fragment takes.
+
+    Raises:
+        Refused: it has not.
+    """
     expected = (layout.elements, terms.up.name)
     if (header.elements, header.codec) != expected:
         raise Refused(

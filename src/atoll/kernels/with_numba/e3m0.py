@@ -22,6 +22,11 @@ from atoll.kernels.with_numba.jit import (
     jit,
     largest_magnitude,
 )
+from atoll.kernels.with_numba.nibbles import (
+    largest_of_block,
+    pack_block,
+    unpack_block,
+)
 
 I32 = NDArray[np.int32]
 
@@ -59,21 +64,34 @@ def _nibble(bits: np.uint32, largest: np.int32) -> np.int32:
 
 @jit
 def _encode(x: U32, body: U8) -> int:
-    at = 0
-    for first in range(0, x.size, E3M0_BLOCK):
-        block = x[first : first + E3M0_BLOCK]
-        most = largest_magnitude(block)
+    at, whole = 0, x.size // E3M0_BLOCK * E3M0_BLOCK
+    for first in range(0, whole, E3M0_BLOCK):
+        most = largest_of_block(x, first)
         if most >= INFINITY:
-            return first + first_at_least(block, INFINITY)
+            return first + first_at_least(x[first : first + E3M0_BLOCK], INFINITY)
         largest = _largest(most)
         body[at] = np.uint8(largest)
-        at += E3M0_HEAD
-        pairs = block.size // 2
-        _pack(block, largest, body[at : at + pairs])
-        at += pairs
-        if block.size % 2:
-            body[at] = np.uint8(_nibble(block[block.size - 1], largest))
-            at += 1
+        pack_block(x, first, largest, body, at + E3M0_HEAD)
+        at += E3M0_HEAD + E3M0_BLOCK // 2
+    if whole == x.size:
+        return -1
+    refused = _encode_short(x[whole:], body[at:])
+    return whole + refused if refused >= 0 else -1
+
+
+@jit
+def _encode_short(block: U32, body: U8) -> int:
+    """Encode a block that is not whole: only the last one may be."""
+    most = largest_magnitude(block)
+    if most >= INFINITY:
+        return first_at_least(block, INFINITY)
+    largest = _largest(most)
+    body[0] = np.uint8(largest)
+    pairs = block.size // 2
+    _pack(block, largest, body[E3M0_HEAD : E3M0_HEAD + pairs])
+    if block.size % 2:
+        last = _nibble(block[block.size - 1], largest)
+        body[E3M0_HEAD + pairs] = np.uint8(last)
     return -1
 
 
@@ -104,21 +122,32 @@ def _value(nibble: np.int32, largest: np.int32) -> np.int32:
 
 @jit
 def _decode(body: U8, out: I32) -> int:
-    at = 0
-    for first in range(0, out.size, E3M0_BLOCK):
-        block = out[first : first + E3M0_BLOCK]
+    at, whole = 0, out.size // E3M0_BLOCK * E3M0_BLOCK
+    for first in range(0, whole, E3M0_BLOCK):
         largest = np.int32(body[at])
         if largest > _MOST:
             return first
-        at += E3M0_HEAD
-        pairs = block.size // 2
-        _unpack(body[at : at + pairs], largest, block)
-        at += pairs
-        if block.size % 2:
-            if body[at] >= 16:
-                return first + block.size - 1
-            block[block.size - 1] = _value(np.int32(body[at]), largest)
-            at += 1
+        unpack_block(body, at + E3M0_HEAD, largest, out, first)
+        at += E3M0_HEAD + E3M0_BLOCK // 2
+    if whole == out.size:
+        return -1
+    refused = _decode_short(body[at:], out[whole:])
+    return whole + refused if refused >= 0 else -1
+
+
+@jit
+def _decode_short(body: U8, block: I32) -> int:
+    """Decode a block that is not whole: only the last one may be."""
+    largest = np.int32(body[0])
+    if largest > _MOST:
+        return 0
+    pairs = block.size // 2
+    _unpack(body[E3M0_HEAD : E3M0_HEAD + pairs], largest, block)
+    if block.size % 2:
+        last = body[E3M0_HEAD + pairs]
+        if last >= 16:
+            return block.size - 1
+        block[block.size - 1] = _value(np.int32(last), largest)
     return -1
 
 

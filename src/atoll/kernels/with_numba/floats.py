@@ -14,10 +14,14 @@ from atoll.kernels.with_numba.jit import (
     flush,
     jit,
 )
+from atoll.kernels.with_numba.vectors import LINE, fetch_line
 
 # Faults are looked for at the end of a strip, so that its loop has no way out and can
 # be vectorised.
 _STRIP = 4096
+
+# A line that is only written to is fetched all the same, and nobody guesses it ahead.
+_AHEAD = 1024
 
 _BF16_OVERFLOW = np.uint32(0x7F7F8000)
 _HALF = np.uint32(0x7FFF)
@@ -68,12 +72,23 @@ def sum_squares(x: F32, lanes: F64) -> None:
 def _fp32_encode(x: U32, out: U32) -> int:
     for first in range(0, x.size, _STRIP):
         strip, to = x[first : first + _STRIP], out[first : first + _STRIP]
-        for i in range(strip.size):
-            to[i] = strip[i]
+        _copy(strip, to)
         refused = first_at_least(strip, INFINITY)
         if refused >= 0:
             return first + refused
     return -1
+
+
+@jit
+def _copy(x: U32, out: U32) -> None:
+    whole = x.size // LINE * LINE
+    for first in range(0, whole, LINE):
+        fetch_line(out, first + _AHEAD)
+        line, to = x[first : first + LINE], out[first : first + LINE]
+        for i in range(LINE):
+            to[i] = line[i]
+    for i in range(whole, x.size):
+        out[i] = x[i]
 
 
 @jit

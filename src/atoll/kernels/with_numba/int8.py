@@ -13,6 +13,7 @@ from atoll.kernels.layouts import (
     TINY,
     U8,
 )
+from atoll.kernels.with_numba.codes import PART, quantise_part, restore_part
 from atoll.kernels.with_numba.jit import (
     INFINITY,
     U32,
@@ -56,6 +57,9 @@ def _encode(x: F32, bits: U32, body: U8, codes: NDArray[np.int8]) -> int:
         to = codes[at + INT8_HEAD : at + INT8_HEAD + block.size]
         if scale == _ZERO:
             to[:] = 0
+        elif block.size == INT8_BLOCK:
+            for part in range(0, INT8_BLOCK, PART):
+                quantise_part(block, part, scale, to, part)
         else:
             _quantise(block, scale, to)
         at += INT8_HEAD + block.size
@@ -79,13 +83,27 @@ def _decode(body: U8, codes: NDArray[np.int8], out: F32) -> int:
             return first
         scale = float_of(bits)
         code = codes[at + INT8_HEAD : at + INT8_HEAD + block.size]
-        smallest = np.int8(0)
-        for i in range(block.size):
-            block[i] = flush(np.float32(code[i]) * scale)
-            smallest = min(smallest, code[i])
-        if smallest == -128:
+        refused = -1
+        if block.size == INT8_BLOCK:
+            bad = np.uint64(0)
+            for part in range(0, INT8_BLOCK, PART):
+                bad |= restore_part(code, part, scale, block, part)
+            if bad:
+                refused = _first_bad(code)
+        else:
             for i in range(block.size):
-                if code[i] == -128:
-                    return first + i
+                block[i] = flush(np.float32(code[i]) * scale)
+            refused = _first_bad(code)
+        if refused >= 0:
+            return first + refused
         at += INT8_HEAD + block.size
+    return -1
+
+
+@jit
+def _first_bad(code: NDArray[np.int8]) -> int:
+    """Return the index of the first -128, which no encoder writes, or -1."""
+    for i in range(code.size):
+        if code[i] == -128:
+            return i
     return -1

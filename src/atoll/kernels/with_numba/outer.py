@@ -13,6 +13,11 @@ def accumulate(total: F32, x: F32) -> None:
     _accumulate(total, x)
 
 
+def accumulate_divided(total: F32, x: F32, by: float) -> None:
+    """Let total = flush(flush(total + x) / by)."""
+    _accumulate_divided(total, x, np.float32(by))
+
+
 def accumulate_scaled(total: F32, x: F32, share: float) -> None:
     """Let total = flush(total + flush(share * x))."""
     _accumulate_scaled(total, x, np.float32(share))
@@ -21,6 +26,11 @@ def accumulate_scaled(total: F32, x: F32, share: float) -> None:
 def divide(total: F32, by: float) -> None:
     """Let total = flush(total / by)."""
     _divide(total, np.float32(by))
+
+
+def scale(total: F32, share: float) -> None:
+    """Let total = flush(share * total)."""
+    _scale(total, np.float32(share))
 
 
 def sgd(anchor: F32, mean: F32, lr: float) -> None:
@@ -67,6 +77,12 @@ def _accumulate(total: F32, x: F32) -> None:
 
 
 @jit
+def _accumulate_divided(total: F32, x: F32, by: np.float32) -> None:
+    for i in range(total.size):
+        total[i] = flush(flush(total[i] + x[i]) / by)
+
+
+@jit
 def _accumulate_scaled(total: F32, x: F32, share: np.float32) -> None:
     for i in range(total.size):
         total[i] = flush(total[i] + flush(x[i] * share))
@@ -76,6 +92,12 @@ def _accumulate_scaled(total: F32, x: F32, share: np.float32) -> None:
 def _divide(total: F32, by: np.float32) -> None:
     for i in range(total.size):
         total[i] = flush(total[i] / by)
+
+
+@jit
+def _scale(total: F32, share: np.float32) -> None:
+    for i in range(total.size):
+        total[i] = flush(total[i] * share)
 
 
 @jit

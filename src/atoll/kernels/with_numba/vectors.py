@@ -172,6 +172,18 @@ def fold_product(typing: Any, one: Any, other: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), build
 
 
+@intrinsic
+def fetch_line(typing: Any, array: Any, at: Any) -> Any:
+    """Have the line of element `at` fetched, which may lie past the end."""
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = make_array(signature.args[0])(context, builder, args[0]).data
+        _prefetch(builder, builder.gep(data, [args[1]]))
+        return context.get_dummy_value()
+
+    return types.void(array, at), build
+
+
 def _prefetch(builder: Any, place: Any) -> None:
     """Have a line fetched into the second cache; past the end it does nothing."""
     pointer = _I8.as_pointer()

@@ -18,33 +18,45 @@ from atoll.kernels.with_numpy.hashed import nesterov_hashed
 from atoll.kernels.with_numpy.int8 import int8_decode, int8_encode
 from atoll.kernels.with_numpy.outer import (
     accumulate,
+    accumulate_divided,
     accumulate_scaled,
     adam,
     divide,
     heavy_ball,
     nesterov,
+    scale,
     sgd,
 )
+from atoll.kernels.with_numpy.sealing import difference, difference_fed, left_over
+from atoll.kernels.with_numpy.squares import bf16_squares, e3m0_squares, fp32_squares
 from atoll.kernels.with_numpy.topk import topk_decode, topk_encode
 
 __all__ = [
     "accumulate",
+    "accumulate_divided",
     "accumulate_scaled",
     "adam",
     "bf16_decode",
     "bf16_encode",
+    "bf16_squares",
     "bf16_stochastic",
+    "difference",
+    "difference_fed",
     "divide",
     "e3m0_decode",
     "e3m0_encode",
+    "e3m0_squares",
     "fp32_decode",
     "fp32_encode",
+    "fp32_squares",
     "heavy_ball",
     "int8_decode",
     "int8_encode",
+    "left_over",
     "nesterov",
     "nesterov_hashed",
     "round_bf16",
+    "scale",
     "sgd",
     "sum_squares",
     "topk_decode",

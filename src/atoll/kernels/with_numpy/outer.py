@@ -20,6 +20,13 @@ def accumulate(total: F32, x: F32) -> None:
 
 
 @_quiet
+def accumulate_divided(total: F32, x: F32, by: float) -> None:
+    """Let total = flush(flush(total + x) / by)."""
+    accumulate(total, x)
+    divide(total, by)
+
+
+@_quiet
 def accumulate_scaled(total: F32, x: F32, share: float) -> None:
     """Let total = flush(total + flush(share * x))."""
     for here in ranges(total.size):
@@ -32,6 +39,14 @@ def divide(total: F32, by: float) -> None:
     """Let total = flush(total / by)."""
     for here in ranges(total.size):
         total[here] /= np.float32(by)
+        flush(total[here])
+
+
+@_quiet
+def scale(total: F32, share: float) -> None:
+    """Let total = flush(share * total)."""
+    for here in ranges(total.size):
+        total[here] *= np.float32(share)
         flush(total[here])
 
 

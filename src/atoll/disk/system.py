@@ -1,21 +1,17 @@
-"""Files that survive a power cut: the port to a disk, and the machine's own.
-
-Rule 1: a file is either appended to, or written once and whole; never changed.
-Rule 2: what was not synced may be there after a crash, in part, or not at all.
-Rule 3: one process at a time owns a disk, and its ownership dies with it.
-"""
+"""The machine's own disk: a directory that one process owns."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
-import re
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
+from atoll.disk.port import LOCK, NAME, TEMPORARY, Data, check_name
+from atoll.disk.whole import give_up_memory, sync_directory, write_all, write_whole
 from atoll.errors import (
     AtollError,
     DiskDenied,
@@ -25,94 +21,12 @@ from atoll.errors import (
     UsageError,
 )
 
-Data = bytes | bytearray | memoryview
-
-MAX_NAME_BYTES = 512
-MAX_PART_BYTES = 200
-"""Below what file systems allow, so that a temporary name still fits."""
-
-LOCK = "lock"
-TEMPORARY = "~"
-"""Ends the name of a file that is being written; no checked name contains it."""
-
-_NAME = re.compile(r"[a-z0-9._-]+(/[a-z0-9._-]+)*")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_OURS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
 _READ_BYTES = 2**23
 
-
-class Disk(Protocol):
-    """Keeps files by name. The journal is the only caller.
-
-    A name is a relative path of parts in lower case, as `check_name` says. What a
-    method raises is a `DiskError` when the disk fails (`DiskFull` when it has no room,
-    `DiskDenied` when it cannot be written to).
-    """
-
-    def append(self, name: str, data: Data) -> None:
-        """Write `data` to the end of a file, made if absent; durable after `sync`.
-
-        On an error any part of `data` may stand at the end of the file.
-        """
-        ...
-
-    def sync(self, name: str) -> None:
-        """Return when all that was appended to a file, and the file, are durable.
-
-        On an error nothing is known about what was appended since the last `sync`, and
-        a later one that succeeds says nothing about it either.
-        """
-        ...
-
-    def write_new(self, name: str, parts: Iterable[Data]) -> None:
-        """Make a file of `parts`, complete and durable on return.
-
-        On an error, also one that `parts` raises, the file is absent or, rarely,
-        complete; after a crash likewise.
-
-        Raises:
-            UsageError: the name is taken.
-        """
-        ...
-
-    def read(self, name: str, first: int = 0, size: int | None = None) -> bytes:
-        """Return up to `size` bytes from `first` on: fewer where the file ends.
-
-        Raises:
-            NoSuchFile: there is no such file.
-        """
-        ...
-
-    def names(self, prefix: str) -> list[str]:
-        """Return the names that start with `prefix`, sorted; none is unfinished."""
-        ...
-
-    def remove(self, name: str) -> None:
-        """Forget a file; absent is fine. After a crash it may be there again."""
-        ...
-
-
-def check_name(name: str) -> str:
-    """Return `name` if a disk can keep a file by it.
-
-    Raises:
-        UsageError: it is no relative path of parts made of a-z, 0-9, dot, dash and
-            underscore, or too long.
-    """
-    parts = name.split("/")
-    is_right = (
-        len(name) <= MAX_NAME_BYTES
-        and _NAME.fullmatch(name) is not None
-        and not {".", ".."} & set(parts)
-        and max(map(len, parts)) <= MAX_PART_BYTES
-    )
-    if not is_right:
-        raise UsageError(
-            f"{name[:MAX_NAME_BYTES]!r} cannot name a file: a name is parts of a-z, "
-            f"0-9, '.', '_' and '-' with '/' between them, at most {MAX_PART_BYTES} "
-            f"characters each and {MAX_NAME_BYTES} in all."
-        )
-    return name
+_WARM_BYTES = 2**20
+"""Of a file that is smaller, the memory is not worth asking back."""
 
 
 class SystemDisk:
@@ -129,6 +43,12 @@ class SystemDisk:
         self._appending: dict[str, int] = {}
         self._unlisted: set[str] = set()
         """Files whose directory entries are not durable yet."""
+
+        self._making = threading.Lock()
+        """Whoever finds a directory that another thread has made finds it durable."""
+
+        self._warm: dict[Path, Path] = {}
+        """By directory: the last large file written there, which is still in memory."""
 
         with _translated(self.root):
             _make_directory(self.root)
@@ -147,7 +67,7 @@ class SystemDisk:
         path = self._path(name)
         try:
             with _translated(path):
-                _write(self._append_to(name, path), data)
+                write_all(self._append_to(name, path), data)
         except AtollError:
             self._forget(name)
             raise
@@ -175,10 +95,11 @@ class SystemDisk:
                 f"{path} exists, and is never written twice. Remove it first."
             )
         with _translated(path):
-            _make_directory(path.parent)
+            self._make_directory(path.parent)
             temporary = path.with_name(path.name + TEMPORARY)
+            self._cool(path.parent)
             try:
-                _write_file(temporary, parts)
+                size = write_whole(temporary, parts)
                 os.rename(temporary, path)
                 sync_directory(path.parent)
             except BaseException:
@@ -187,6 +108,8 @@ class SystemDisk:
                     with suppress(OSError):
                         os.unlink(leftover)
                 raise
+        if size >= _WARM_BYTES:
+            self._warm[path.parent] = path
 
     def read(self, name: str, first: int = 0, size: int | None = None) -> bytes:
         path = self._path(name)
@@ -222,9 +145,24 @@ class SystemDisk:
         if self._lock is None:
             raise UsageError(f"The disk at {self.root} is closed. Open it again.")
 
+    def _cool(self, directory: Path) -> None:
+        """Give the memory of a directory's last large file to the one that comes now.
+
+        That one is durable, and seldom read when the next is there. Memory that was
+        never used costs a machine several times what it takes to write a file to it.
+        """
+        last = self._warm.pop(directory, None)
+        if last is not None:
+            with suppress(OSError):  # it may have been removed
+                give_up_memory(last)
+
+    def _make_directory(self, directory: Path) -> None:
+        with self._making:
+            _make_directory(directory)
+
     def _append_to(self, name: str, path: Path) -> int:
         if name not in self._appending:
-            _make_directory(path.parent)
+            self._make_directory(path.parent)
             is_new = not path.exists()
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._appending[name] = os.open(path, flags, 0o600)
@@ -296,7 +234,7 @@ def _names(root: Path, folder: str) -> Iterator[str]:
         within = Path(directory).relative_to(root)
         for file in files:
             name = (within / file).as_posix()
-            if name != LOCK and _NAME.fullmatch(name):
+            if name != LOCK and NAME.fullmatch(name):
                 yield name
 
 
@@ -313,38 +251,9 @@ def _make_directory(directory: Path) -> None:
     sync_directory(directory.parent)
 
 
-def _write_file(path: Path, parts: Iterable[Data]) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    handle = os.open(path, flags, 0o600)
-    try:
-        for part in parts:
-            _write(handle, part)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _write(handle: int, data: Data) -> None:
-    view = memoryview(data)
-    if not view.nbytes:  # an empty view cannot be cast
-        return
-    view = view.cast("B")
-    while view:
-        view = view[os.write(handle, view) :]
-
-
 def _read_up_to(handle: int, size: int) -> bytes:
     parts = []
     while size > 0 and (part := os.read(handle, min(size, _READ_BYTES))):
         parts.append(part)
         size -= len(part)
     return b"".join(parts)
-
-
-def sync_directory(directory: Path) -> None:
-    """Return when the names in a directory are durable."""
-    handle = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -1,0 +1,113 @@
+"""Where in a bucket a run keeps what.
+
+    settings/0                        what the run owns; a URL without it is no run
+    founding/<nonce>/<fragment>       the first weights
+    run.json                          names the founding; put last: then there is a run
+    control/<number>                  what operators have said, in order
+    slots/<number>                    which name has the slot
+    members/<slug>.<incarnation>      one life of an island; its heartbeat overwrites it
+    rounds/<fragment>/<round>/up/<slug>.<incarnation>     an update, whole or not there
+    rounds/<fragment>/<round>/roster                      put once: the round is closed
+    rounds/<fragment>/<round>/mean/<shard>                a part of the agreed body
+    states/<fragment>/<round>/<part>                      anchor and velocity
+    states/<fragment>/<round>/complete                    put last
+
+Names of islands may hold any letters, keys only a few: a name's slug ends with its
+digest, so that two names never share one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from atoll.wire import blake3_digest
+
+SETTINGS, RUN = "settings/0", "run.json"
+MEMBERS, CONTROL, SLOTS, STATES = "members/", "control/", "slots/", "states/"
+
+_SLUG_BYTES = 40
+_OTHERS = re.compile("[^a-z0-9-]+")
+
+
+class Life(NamedTuple):
+    """One life of an island, as a key has it."""
+
+    slug: str
+    incarnation: int
+
+    def __str__(self) -> str:
+        return f"{self.slug}.{self.incarnation}"
+
+
+def slug(island: str) -> str:
+    """Return what stands for a name in keys."""
+    readable = _OTHERS.sub("-", island.lower())[:_SLUG_BYTES].strip("-")
+    return f"{readable}-{blake3_digest(island.encode()).hex()[:12]}"
+
+
+def life_of(key: str) -> Life | None:
+    """Return whose object a key names; None if nobody's."""
+    slug, dot, number = key.rpartition("/")[2].rpartition(".")
+    is_life = dot and slug and number.isascii() and number.isdecimal()
+    return Life(slug, int(number)) if is_life and len(number) < 20 else None
+
+
+def member(island: str, incarnation: int) -> str:
+    """Return where a life of an island says that it lives."""
+    return f"{MEMBERS}{Life(slug(island), incarnation)}"
+
+
+def control(number: int) -> str:
+    """Return where an operator's word stands."""
+    return f"{CONTROL}{number}"
+
+
+def slot(number: int) -> str:
+    """Return where a slot's name stands."""
+    return f"{SLOTS}{number}"
+
+
+def founding(nonce: str, fragment: int) -> str:
+    """Return where the first state of a fragment is."""
+    return f"founding/{nonce}/{fragment}"
+
+
+def round_prefix(fragment: int, round: int) -> str:
+    """Return what the keys of a round begin with."""
+    return f"rounds/{fragment}/{round}/"
+
+
+def update(fragment: int, round: int, island: str, incarnation: int) -> str:
+    """Return where a life of an island puts its update."""
+    return f"{updates(fragment, round)}{Life(slug(island), incarnation)}"
+
+
+def updates(fragment: int, round: int) -> str:
+    """Return what the keys of a round's updates begin with."""
+    return f"{round_prefix(fragment, round)}up/"
+
+
+def roster(fragment: int, round: int) -> str:
+    """Return where a round is closed."""
+    return f"{round_prefix(fragment, round)}roster"
+
+
+def mean(fragment: int, round: int, shard: int) -> str:
+    """Return where a part of a round's mean is."""
+    return f"{round_prefix(fragment, round)}mean/{shard}"
+
+
+def states(fragment: int) -> str:
+    """Return what the keys of a fragment's states begin with."""
+    return f"{STATES}{fragment}/"
+
+
+def state_part(fragment: int, round: int, part: int) -> str:
+    """Return where a part of a state is."""
+    return f"{states(fragment)}{round}/{part}"
+
+
+def state_complete(fragment: int, round: int) -> str:
+    """Return where a state is said to be complete."""
+    return f"{states(fragment)}{round}/complete"

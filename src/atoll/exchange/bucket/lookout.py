@@ -1,0 +1,309 @@
+"""Reads a bucket, and tells a `Sight` what is there. Puts nothing.
+
+Rule 1: the lock is held for a `Sight`, never for a request.
+Rule 2: an object that cannot be read as what its key promises is nobody's: it is told
+        once and passed over, unless the run cannot go on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+
+from atoll.errors import CorruptError, NoSuchObject, Refused, UsageError
+from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.documents import (
+    MemberDocument,
+    RunDocument,
+    SettingsDocument,
+    fetch,
+)
+from atoll.exchange.bucket.keys import Life, life_of
+from atoll.exchange.bucket.sight import BEATS_PER_LEASE, LEASE_S, Sight
+from atoll.exchange.bucket.timing import Timing
+from atoll.store import Item, Store
+from atoll.weights.verify import require_terms
+from atoll.wire import Header, header_length, piece_count, unpack
+from atoll.wire.layout import MAX_HEADER_BYTES
+
+SMALL_BYTES = 2**20
+"""An update of at most this size is read whole, with one request."""
+
+_HEAD_BYTES = 16_384
+"""What a header takes beside its pieces, and more."""
+
+log = logging.getLogger("atoll")
+
+
+class Lookout:
+    """Keeps a `Sight` up to date. Any thread may call."""
+
+    def __init__(
+        self,
+        store: Store,
+        timing: Timing,
+        settings: SettingsDocument,
+        *,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self.store, self.timing = store, timing
+        self.run = settings.run
+        self.founded: RunDocument | None = None
+        self.sight = Sight(settings.run, settings.settings, lease_s=lease_s)
+        self.lock = threading.RLock()
+        self._fingerprint = settings.fingerprint
+        self._updates: dict[tuple[int, int], dict[Life, tuple[Header, np.ndarray]]] = {}
+        self._told: set[str] = set()
+        self._beat_s = lease_s / BEATS_PER_LEASE
+        self._asked_after: dict[int, tuple[int, float]] = {}
+        """In which round, and when, the missing islands of a fragment were read."""
+
+    @classmethod
+    def open(
+        cls, store: Store, timing: Timing, *, url: str, lease_s: float = LEASE_S
+    ) -> Lookout:
+        """Return the lookout on the run at a URL, which may wait for its founder.
+
+        Raises:
+            UsageError: nobody has made a run there.
+            CorruptError: its settings are not those that it was made with.
+        """
+        try:
+            settings = fetch(store, documents.SETTINGS, keys.SETTINGS)
+        except NoSuchObject as exc:
+            raise UsageError(
+                f"There is no run at {url}. Make one first: "
+                f"`atoll init {url} RUN.toml`."
+            ) from exc
+        require_unchanged(settings, settings.fingerprint)
+        self = cls(store, timing, settings, lease_s=lease_s)
+        self.look_founding()
+        self.look_controls()
+        return self
+
+    def look_founding(self) -> bool:
+        """Return whether the run has its first weights."""
+        if self.founded is None:
+            try:
+                found = fetch(self.store, documents.RUN, keys.RUN, run=self.run)
+            except NoSuchObject:
+                return False
+            if found.fingerprint != self._fingerprint:
+                raise CorruptError(
+                    f"{keys.SETTINGS} has fingerprint {self._fingerprint[:12]}, and "
+                    f"the run was founded with {found.fingerprint[:12]}: somebody has "
+                    "edited it. Put the old one back, or make another run."
+                )
+            with self.lock:
+                self.founded = found
+                self.sight.found(found.model, self.timing.now_s())
+        return True
+
+    def look_controls(self) -> None:
+        """Read what operators have said since."""
+        while True:
+            key = keys.control(len(self.sight.controls) + 1)
+            try:
+                said = fetch(self.store, documents.CONTROL, key, run=self.run)
+            except NoSuchObject:
+                return
+            with self.lock:
+                if key == keys.control(len(self.sight.controls) + 1):
+                    self.sight.see_control(said, self.timing.now_s())
+
+    def look_members(self) -> None:
+        """Read the documents of every island's latest life."""
+        latest: dict[str, int] = {}
+        for life in map(life_of, self._keys(keys.MEMBERS)):
+            if life is not None:
+                latest[life.slug] = max(life.incarnation, latest.get(life.slug, 0))
+        lives = [Life(*each) for each in latest.items()]
+        self._see_members(life for life in lives if not self._has_gone(life))
+
+    def _has_gone(self, life: Life) -> bool:
+        """Return whether a life has said its farewell: it says no more after that."""
+        with self.lock:
+            name = self.sight.name_of(life)
+            return name is not None and self.sight.documents[name].has_left
+
+    def _see_members(self, lives: Iterable[Life]) -> None:
+        reads = [partial(self._member, life) for life in lives]
+        for document in self.timing.together(reads):
+            if document is not None:
+                with self.lock:
+                    self.sight.see_member(document, self.timing.now_s())
+
+    def _member(self, life: Life) -> MemberDocument | None:
+        key = f"{keys.MEMBERS}{life}"
+        with suppress(NoSuchObject):
+            document = self._tolerant(
+                key, lambda: fetch(self.store, documents.MEMBER, key, run=self.run)
+            )
+            beat = document.beat if document else None
+            if beat is None or keys.member(beat.island, beat.incarnation) != key:
+                return None
+            return document
+        return None
+
+    def look_missing(self, fragment: int) -> None:
+        """Read the documents of who keeps a round open, once per heartbeat.
+
+        And of who is about to be given up unseen, before that is done.
+        """
+        with self.lock:
+            now_s = self.timing.now_s()
+            names = self._missing(fragment, now_s) | self.sight.unwatched(now_s)
+            members = self.sight.state.members.known
+            lives = [
+                Life(keys.slug(name), members[name].incarnation)
+                for name in sorted(names)
+            ]
+        self._see_members(lives)
+
+    def _missing(self, fragment: int, now_s: float) -> frozenset[str]:
+        """Return whom a round waits for, if it is time to look after them again."""
+        round = self.sight.state.rounds[fragment]
+        missing = round.missing(self.sight.state.members, now_s)
+        has_quorum = len(round.staged) >= self.sight.settings.run.quorum
+        looked = self._asked_after.get(fragment, (0, 0.0))
+        is_new = looked[0] != round.number or now_s >= looked[1] + self._beat_s
+        if not (missing and has_quorum and is_new):
+            return frozenset()
+        self._asked_after[fragment] = (round.number, now_s)
+        return missing
+
+    def look_round(self, fragment: int) -> None:
+        """Read what is new in the open round of a fragment."""
+        with self.lock:
+            number = self.sight.number(fragment)
+        items = self.store.items(keys.round_prefix(fragment, number))
+        if any(item.key == keys.roster(fragment, number) for item in items):
+            self.follow(fragment)
+            return
+        prefix = keys.updates(fragment, number)
+        self._see_updates(
+            fragment, number, [item for item in items if item.key.startswith(prefix)]
+        )
+
+    def follow(self, fragment: int) -> None:
+        """Read the rosters of a fragment, from its open round to the last closed."""
+        while True:
+            with self.lock:
+                number = self.sight.number(fragment)
+            key = keys.roster(fragment, number)
+            try:
+                found = fetch(self.store, documents.ROSTER, key, run=self.run)
+            except NoSuchObject:
+                return
+            with self.lock:
+                if self.sight.number(fragment) == number:
+                    self.sight.see_roster(found, self.timing.now_s())
+            self._updates.pop((fragment, number - 2), None)
+
+    def _see_updates(self, fragment: int, round: int, items: list[Item]) -> None:
+        known = self._updates.setdefault((fragment, round), {})
+        fresh = [
+            (life, item)
+            for item in items
+            if (life := life_of(item.key)) and life not in known
+        ]
+        if any(self.sight.name_of(life) is None for life, _ in fresh):
+            self.look_members()
+        reads = [
+            partial(self._update, fragment, round, life, item) for life, item in fresh
+        ]
+        for life, found in zip(
+            [life for life, _ in fresh], self.timing.together(reads), strict=True
+        ):
+            if found is not None:
+                known[life] = found
+        for header, _ in list(known.values()):
+            with self.lock:
+                self.sight.see_update(
+                    header, self.timing.now_s(), objection=self._objection(header)
+                )
+
+    def _update(
+        self, fragment: int, round: int, life: Life, item: Item
+    ) -> tuple[Header, np.ndarray] | None:
+        """Return an update's header, and its body if that is small."""
+        read = partial(self.read_update, item.key, item.size)
+        try:
+            found = self._tolerant(item.key, read)
+        except NoSuchObject:
+            return None  # collected since it was listed
+        if found is None:
+            return None
+        header = found[0]
+        whose = (header.run, header.fragment, header.round, header.incarnation)
+        is_its = whose == (self.run, fragment, round, life.incarnation)
+        if not (
+            is_its and header.kind.is_update and keys.slug(header.island) == life.slug
+        ):
+            self._tell(f"{item.key} holds the {header.name}, and is passed over.")
+            return None
+        return found
+
+    def read_update(self, key: str, size: int) -> tuple[Header, np.ndarray]:
+        """Return the header of an update, and its body if it came along.
+
+        Raises:
+            NoSuchObject: there is none, or no more.
+            CorruptError: it is no frame.
+        """
+        elements = max([layout.elements for layout in self.sight.layout])
+        first = min(_HEAD_BYTES + 32 * piece_count(elements), MAX_HEADER_BYTES)
+        data = self.store.get(key, 0, size if size <= SMALL_BYTES else first)
+        length = header_length(data)
+        header = unpack(data[:length])
+        body = data[length:] if size <= SMALL_BYTES else memoryview(b"")
+        return header, np.frombuffer(bytearray(body), np.uint8)
+
+    def seen_update(
+        self, fragment: int, round: int, life: Life
+    ) -> tuple[Header, np.ndarray] | None:
+        """Return what was read of an update, if it was."""
+        return self._updates.get((fragment, round), {}).get(life)
+
+    def _objection(self, header: Header) -> str:
+        """Return why an update cannot count by the run's terms."""
+        if header.refused:
+            return ""
+        layout = self.sight.layout[header.fragment]
+        try:
+            require_terms(header, layout, self.sight.terms(header.fragment))
+        except Refused as exc:
+            return f"terms: {exc}"[:400]
+        return ""
+
+    def _tolerant(
+        self, key: str, read: Callable[[], documents.T]
+    ) -> documents.T | None:
+        try:
+            return read()
+        except CorruptError as exc:
+            self._tell(f"{key} is passed over: {exc}")
+            return None
+
+    def _tell(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            log.warning("%s", what)
+
+    def _keys(self, prefix: str) -> list[str]:
+        return [item.key for item in self.store.items(prefix)]
+
+
+def require_unchanged(document: SettingsDocument, fingerprint: str) -> None:
+    """Return if settings are those that a run was made with."""
+    if document.settings.fingerprint != fingerprint:
+        raise CorruptError(
+            f"{keys.SETTINGS} says fingerprint {fingerprint[:12]}, and its settings "
+            f"have {document.settings.fingerprint[:12]}: somebody has edited them. "
+            "Put the old ones back; what may change is changed by `atoll control`."
+        )

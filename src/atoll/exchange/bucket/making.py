@@ -1,0 +1,92 @@
+"""Making a run in a bucket."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from atoll.errors import NoSuchObject, UsageError
+from atoll.exchange.base import Frame
+from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.documents import (
+    RunDocument,
+    SettingsDocument,
+    fetch,
+    packed,
+)
+from atoll.protocol import ModelSpec
+from atoll.settings import RunSettings
+from atoll.store import Store
+from atoll.weights import lay_out, require_state, terms_of
+from atoll.wire import pack
+
+
+def make_run(store: Store, settings: RunSettings, *, url: str) -> SettingsDocument:
+    """Make a run where there is none; its first island founds it.
+
+    Raises:
+        UsageError: there is one with other settings, or the store cannot keep one.
+    """
+    require_able(store, settings, url=url)
+    document = SettingsDocument(
+        run=f"{settings.run.name}-{secrets.token_hex(6)}",
+        fingerprint=settings.fingerprint,
+        settings=settings,
+    )
+    if store.put_new(keys.SETTINGS, packed(documents.SETTINGS, document)):
+        return document
+    there = fetch(store, documents.SETTINGS, keys.SETTINGS)
+    raise UsageError(
+        f"There is a run at {url} already, {there.run!r}. "
+        "Choose another URL, or remove what is there."
+    )
+
+
+def require_able(store: Store, settings: RunSettings, *, url: str) -> None:
+    """Return if a store can decide what is first, or the settings name who does.
+
+    Raises:
+        UsageError: neither.
+    """
+    if not store.traits.has_put_new and settings.store.decider is None:
+        raise UsageError(
+            f"The store at {url} lets a second object replace the first, so that two "
+            "islands could close one round in two ways. Use another store, or name "
+            "one island that closes every round: `--set store.decider=NAME`."
+        )
+
+
+def found_run(
+    store: Store, document: SettingsDocument, model: ModelSpec, states: Sequence[Frame]
+) -> None:
+    """Give a run its first weights, one state of round 0 for each fragment.
+
+    Raises:
+        UsageError: it has some.
+    """
+    nonce = secrets.token_hex(16)
+    layout = lay_out(model, document.settings)
+    for fragment, frame in enumerate(states):
+        terms = terms_of(layout[fragment], document.settings)
+        require_state(frame.header, layout[fragment], terms, round=0)
+        key = keys.founding(nonce, fragment)
+        store.put(key, [pack(frame.header), frame.body.data])
+    founded = RunDocument(
+        run=document.run,
+        fingerprint=document.fingerprint,
+        founding=nonce,
+        model=model,
+    )
+    if not store.put_new(keys.RUN, packed(documents.RUN, founded)):
+        raise UsageError(
+            f"Run {document.run!r} has been founded. Its weights stay as they are."
+        )
+
+
+def is_run(store: Store) -> bool:
+    """Return whether somebody has made a run in a store."""
+    try:
+        store.get(keys.SETTINGS, 0, 1)
+    except NoSuchObject:
+        return False
+    return True

@@ -1,0 +1,309 @@
+"""From a roster and the updates in a bucket to the agreed body, the same for everyone.
+
+Rule 1: the mean is a function of the roster and of bytes that are there before the
+        roster is, so anybody can make any part of it, and two that do put the same.
+Rule 2: a piece of an update that does not verify or decode counts as zeros for every
+        reader, because that is a function of its bytes, too. Who makes a mean names it.
+Rule 3: up to three islands read each other's updates whole (the direct plan). More
+        divide the pieces into shards: each island reads its part of every update, puts
+        the mean of it, and reads the other parts. So what an island moves is about
+        three times its update, however many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from struct import Struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from atoll.errors import CorruptError, NonFinite, UsageError
+from atoll.exchange.bucket.documents import RosterDocument
+from atoll.exchange.forms.fields import FLAG, NAME, Field, hexed, listed, table, whole
+from atoll.exchange.forms.text import MAX_LARGE_BYTES, dump, load
+from atoll.protocol import TensorSpec, refuse_all
+from atoll.store import Data
+from atoll.weights import FragmentLayout, Terms
+from atoll.weights.reduce import Contribution, reduce
+from atoll.wire import (
+    PIECE_ELEMENTS,
+    Codec,
+    Header,
+    Kind,
+    Roster,
+    blake3_digest,
+    piece_count,
+    piece_digests,
+    piece_range,
+)
+
+U8 = NDArray[np.uint8]
+
+DIRECT_ISLANDS = 3
+"""So many read each other's updates: fewer bytes and fewer requests than shards."""
+
+OVERFLOWS = "norm: the mean overflows"
+
+_SIZE = Struct("<Q")
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Some pieces of a fragment's vector, one after the other."""
+
+    first: int
+    last: int
+    """The first one that does not belong to it."""
+
+    elements: int
+    """Of the whole fragment."""
+
+    @property
+    def size(self) -> int:
+        """How many elements they hold."""
+        end = min(self.last * PIECE_ELEMENTS, self.elements)
+        return end - self.first * PIECE_ELEMENTS
+
+    def span(self, of: Codec) -> tuple[int, int]:
+        """Return where they begin and end in a body."""
+        begin, _ = piece_range(of, self.elements, self.first)
+        _, end = piece_range(of, self.elements, self.last - 1)
+        return begin, end
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """The agreed body of some pieces."""
+
+    run: str
+    of: bytes
+    """The digest of the roster that it belongs to."""
+
+    shard: int
+    overflows: bool
+    """The mean is beyond what the codec can hold: then the whole round is void."""
+
+    spoilt: tuple[str, ...]
+    """Whose updates have pieces here that count as zeros."""
+
+    digests: tuple[bytes, ...]
+    body: U8
+
+
+_HEAD: Field[Any] = table(
+    dict,
+    {
+        "run": NAME,
+        "of": hexed(32, 32),
+        "shard": whole(),
+        "overflows": FLAG,
+        "spoilt": listed(NAME, most=65_536),
+        "digests": listed(hexed(32, 32), most=2**20),
+    },
+)
+
+
+def owners(roster: Roster, departing: frozenset[str], merge: str) -> tuple[str, ...]:
+    """Return who makes which shard; nobody: the direct plan."""
+    counted = [entry.island for entry in roster.counted]
+    if len(counted) <= DIRECT_ISLANDS or merge == "radial":
+        return ()  # a radial mean needs whole tensors: everybody reads everything
+    staying = [name for name in counted if name not in departing]
+    return tuple(staying or counted)
+
+
+def shards(document: RosterDocument, elements: int) -> list[Pieces]:
+    """Return which pieces each shard of a round has: all alike, some one piece more."""
+    pieces = piece_count(elements)
+    count = max(1, min(len(document.shards), pieces))
+    cuts = [pieces * number // count for number in range(count + 1)]
+    return [Pieces(first, last, elements) for first, last in pairwise(cuts)]
+
+
+def roster_digest(document: RosterDocument) -> bytes:
+    """Return what a mean names as the roster it belongs to."""
+    said = (
+        f"{document.run}/{document.fragment}/{document.round}/{document.base.hex()}/"
+    ).encode()
+    return blake3_digest(said + document.roster.packed)
+
+
+def mean_of(
+    document: RosterDocument,
+    shard: int,
+    pieces: Pieces,
+    updates: Mapping[str, tuple[Header | None, U8]],
+    layout: FragmentLayout,
+    terms: Terms,
+) -> Mean:
+    """Return the mean of some pieces of the counted updates.
+
+    `updates` has each one's header, and the bytes of these pieces. One that is missing
+    or foreign has None.
+    """
+    spoilt, contributions = [], []
+    for entry in document.roster.counted:
+        header, body = updates[entry.island]
+        whole, is_spoilt = _cleaned(header, body, pieces, terms.up)
+        contributions.append(Contribution(terms.up, whole, entry.weight))
+        if is_spoilt:
+            spoilt.append(entry.island)
+    body, overflows = _reduced(pieces, contributions, layout, terms)
+    return Mean(
+        run=document.run,
+        of=roster_digest(document),
+        shard=shard,
+        overflows=overflows,
+        spoilt=tuple(spoilt),
+        digests=piece_digests(terms.down, pieces.size, body) if len(body) else (),
+        body=body,
+    )
+
+
+def _reduced(
+    pieces: Pieces,
+    contributions: Sequence[Contribution],
+    layout: FragmentLayout,
+    terms: Terms,
+) -> tuple[U8, bool]:
+    is_whole = pieces.size == layout.elements
+    here = layout if is_whole else _flat(pieces.size)
+    try:
+        return reduce(here, contributions, down=terms.down, merge=terms.merge), False
+    except NonFinite:
+        return np.empty(0, np.uint8), True
+
+
+def _flat(elements: int) -> FragmentLayout:
+    """Return a layout of one tensor: only its size matters to a mean."""
+    tensor = TensorSpec(
+        name="pieces", shape=(elements,), dtype="float32", role="parameter"
+    )
+    return FragmentLayout((tensor,))
+
+
+def _cleaned(
+    header: Header | None, body: U8, pieces: Pieces, up: Codec
+) -> tuple[U8, bool]:
+    """Return the bytes of some pieces with zeros for those that cannot count."""
+    begin, end = pieces.span(up)
+    bad = [
+        index
+        for index in range(pieces.first, pieces.last)
+        if header is None or not _is_good(header, body, index, begin, up, pieces)
+    ]
+    if not bad:
+        return body, False
+    clean = np.zeros(end - begin, np.uint8)
+    size = min(len(body), len(clean))
+    clean[:size] = body[:size]
+    for index in bad:
+        first, last = piece_range(up, pieces.elements, index)
+        zeros = np.zeros(_elements_of(index, pieces.elements), np.float32)
+        up.encode(zeros, clean[first - begin : last - begin])
+    return clean, True
+
+
+def _elements_of(index: int, elements: int) -> int:
+    return min(PIECE_ELEMENTS, elements - index * PIECE_ELEMENTS)
+
+
+def _is_good(
+    header: Header, body: U8, index: int, begin: int, up: Codec, pieces: Pieces
+) -> bool:
+    first, last = piece_range(up, pieces.elements, index)
+    piece = body[first - begin : last - begin]
+    if len(piece) != last - first or index >= len(header.pieces):
+        return False
+    if blake3_digest(piece) != header.pieces[index]:
+        return False
+    values = np.empty(_elements_of(index, pieces.elements), np.float32)
+    try:
+        up.decode(piece, values)
+    except CorruptError:
+        return False
+    return True
+
+
+def agreed(
+    document: RosterDocument, means: Sequence[Mean], layout: FragmentLayout, down: Codec
+) -> tuple[Header, U8]:
+    """Return the agreed frame of a round from the means of all its shards."""
+    roster, body = document.roster, np.empty(0, np.uint8)
+    digests: tuple[bytes, ...] = ()
+    if any(mean.overflows for mean in means):
+        roster = refuse_all(roster, OVERFLOWS)
+    elif roster.counted:
+        bodies = [mean.body for mean in means]
+        body = bodies[0] if len(bodies) == 1 else np.concatenate(bodies)
+        digests = tuple(digest for mean in means for digest in mean.digests)
+    header = header_of(document, roster, layout, down)
+    return header.sealed(body_bytes=len(body), pieces=digests), body
+
+
+def header_of(
+    document: RosterDocument, roster: Roster, layout: FragmentLayout, down: Codec
+) -> Header:
+    """Return the header of a round's agreed frame, whose body is not known yet."""
+    return Header(
+        kind=Kind.AGREED,
+        run=document.run,
+        fragment=document.fragment,
+        round=document.round,
+        epoch=document.epoch,
+        base=document.base,
+        codec=down.name,
+        elements=layout.elements if roster.counted else 0,
+        weight=0,
+        outer=document.outer,
+        roster=roster,
+    )
+
+
+def packed_mean(mean: Mean) -> list[Data]:
+    """Return a mean as the bytes of its object."""
+    head = dump(_HEAD.write(mean), what="mean", most=MAX_LARGE_BYTES)
+    return [_SIZE.pack(len(head)), head, mean.body.data]
+
+
+def parse_mean(
+    data: memoryview, document: RosterDocument, shard: int, pieces: Pieces, down: Codec
+) -> Mean:
+    """Return the mean in an object's bytes, verified.
+
+    Raises:
+        CorruptError: these are not the bytes of that part of that round's mean.
+    """
+    fields, body = _taken_apart(data)
+    mean = Mean(body=body, **fields)
+    begin, end = pieces.span(down)
+    size = 0 if mean.overflows else end - begin
+    if (mean.of, mean.shard, len(body)) != (roster_digest(document), shard, size):
+        raise _strange("it belongs to another round or shard, or is cut off")
+    if size and piece_digests(down, pieces.size, body) != mean.digests:
+        raise _strange("its bytes do not match their digests")
+    return mean
+
+
+def _taken_apart(data: memoryview) -> tuple[dict[str, Any], U8]:
+    if len(data) < _SIZE.size:
+        raise _strange(f"{len(data)} bytes are too few")
+    (size,) = _SIZE.unpack_from(data)
+    end = _SIZE.size + size
+    if size > MAX_LARGE_BYTES or end > len(data):
+        raise _strange(f"it says that its head has {size} bytes")
+    try:
+        fields = _HEAD.read(
+            load(data[_SIZE.size : end], what="mean", most=MAX_LARGE_BYTES), "mean"
+        )
+    except UsageError as exc:
+        raise _strange(str(exc)) from exc
+    return fields, np.frombuffer(data[end:], np.uint8)
+
+
+def _strange(why: str) -> CorruptError:
+    return CorruptError(f"This is no part of the round's mean: {why}.")

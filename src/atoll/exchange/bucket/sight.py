@@ -1,0 +1,399 @@
+"""What an observer of a bucket knows of a run, by its own clock.
+
+Rule 1: everybody keeps a `CoordinatorState` of what it has read, and asks it what the
+        coordinator's machine is asked. Two observers may see things at other times;
+        what decides (a roster, a control) is put once, and the same for both.
+Rule 2: a member is gone when its document has not changed for a lease of the
+        observer's own clock. No clock of a writer is ever read.
+Rule 3: an update of an earlier life counts only if its successor names it.
+Rule 4: an island that joins a run that has begun is waited for from the next opening
+        on.
+
+Nothing here waits or reads: `Lookout` does, and tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+
+from atoll.errors import CorruptError, UsageError
+from atoll.exchange.bucket.documents import (
+    ControlDocument,
+    CountedProgress,
+    MemberDocument,
+    RosterDocument,
+)
+from atoll.exchange.bucket.keys import Life, slug
+from atoll.protocol import Holding, ModelSpec, Position, Reception
+from atoll.protocol.coordinator import roster_of
+from atoll.protocol.counted import Counted, CountedUpdates
+from atoll.protocol.ending import END_ROUNDS, end_by_tokens
+from atoll.protocol.membership import EVICTED, Member
+from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
+from atoll.protocol.run_state import CoordinatorState
+from atoll.protocol.values import changed
+from atoll.settings import RunSettings
+from atoll.weights import Layout, Terms, lay_out, terms_of
+from atoll.wire import Header, Roster, RosterEntry, Verdict
+from atoll.wire.header import BASE_BYTES
+
+LEASE_S = 30.0
+"""How long nobody doubts an island whose document does not change."""
+
+BEATS_PER_LEASE = 5
+BEAT_S = LEASE_S / BEATS_PER_LEASE
+
+UNKNOWN = bytes(BASE_BYTES)
+"""The base of a round whose observer has not taken the one before."""
+
+
+class Sight:
+    """One observer's knowledge of a run. Not for several threads at once."""
+
+    def __init__(
+        self, run: str, settings: RunSettings, *, lease_s: float = LEASE_S
+    ) -> None:
+        self.lease_s = lease_s
+        self.layout: Layout = ()
+        self.state = CoordinatorState(
+            run=run, settings=settings, last_round=settings.run.end_rounds
+        )
+        self.documents: dict[str, MemberDocument] = {}
+        """The latest life of each island."""
+
+        self.controls: list[ControlDocument] = []
+        self.moved_to: str | None = None
+        self.rosters: dict[tuple[int, int], RosterDocument] = {}
+        """The last ones: outcomes are asked for soon after."""
+
+        self._read_s: dict[str, float] = {}
+        """When each one was last read, changed or not."""
+
+        self._lives: dict[Life, str] = {}
+        self._evicted: set[tuple[str, int]] = set()
+        self._objections: dict[tuple[int, str], str] = {}
+
+    @property
+    def settings(self) -> RunSettings:
+        return self.state.settings
+
+    def found(self, model: ModelSpec, now_s: float) -> None:
+        """Take the run's model: its rounds are there from now on."""
+        self.layout = lay_out(model, self.settings)
+        rounds = tuple(
+            Round(
+                fragment=index,
+                number=1,
+                phase=Phase.WAITING,
+                base=UNKNOWN,
+                bases=(),
+                outer=self.terms(index).outer,
+                opened_s=now_s,
+            )
+            for index in range(len(self.layout))
+        )
+        self.state = changed(self.state, model=model, rounds=rounds)
+        self._settle(now_s)
+
+    def terms(self, fragment: int) -> Terms:
+        return terms_of(self.layout[fragment], self.settings)
+
+    def number(self, fragment: int) -> int:
+        """Return the open round of a fragment."""
+        return self.state.rounds[fragment].number
+
+    def begin_after(
+        self,
+        fragment: int,
+        round: int,
+        counted: Iterable[CountedProgress],
+        bases: tuple[bytes, ...],
+        now_s: float,
+    ) -> None:
+        """Begin with the rounds after a state: the rosters before it are not read."""
+        before = self.state.rounds[fragment]
+        opened = changed(before, number=round + 1, bases=bases, opened_s=now_s)
+        by_island = dict(self.state.counted.by_island)
+        for each in counted:
+            fragments = list(
+                by_island.get(each.island, (None,) * len(self.state.rounds))
+            )
+            fragments[fragment] = Counted(
+                round=each.round, inner_steps=each.inner_steps, tokens=each.tokens
+            )
+            by_island[each.island] = tuple(fragments)
+        self.state = changed(self.state, counted=CountedUpdates(by_island))
+        self._put(opened)
+        self._settle(now_s)
+
+    def see_member(self, document: MemberDocument, now_s: float) -> None:
+        """Take note of a member's document; one that has not changed says nothing."""
+        beat = document.beat
+        before = self.state.members.known.get(beat.island)
+        if before is not None and beat.incarnation < before.incarnation:
+            return
+        self._read_s[beat.island] = now_s
+        if self.documents.get(beat.island) == document:
+            return
+        self.documents[beat.island] = document
+        self._lives[Life(slug(beat.island), beat.incarnation)] = beat.island
+        is_evicted = (beat.island, beat.incarnation) in self._evicted
+        member = Member(
+            island=beat.island,
+            incarnation=beat.incarnation,
+            slot=document.slot,
+            key=document.key,
+            nonce=document.nonce,
+            lease_until_s=now_s + self.lease_s,
+            has_left=document.has_left or is_evicted,
+            left_because=EVICTED if is_evicted else "",
+            step=beat.step,
+            waits_for=beat.waits_for,
+            holds=beat.holds,
+            arrivals=before.arrivals if before else {},
+        )
+        members = self.state.members.with_member(member)
+        self.state = changed(self.state, members=members)
+        self._settle(now_s)
+
+    def unwatched(self, now_s: float) -> set[str]:
+        """Return who would be gone, but was not read again when its lease was over.
+
+        An observer that stood still, or could not read, has seen nobody fall silent.
+        """
+        return {
+            name
+            for name, member in self.state.members.known.items()
+            if not member.has_left
+            and not member.is_live(now_s)
+            and self._read_s.get(name, now_s) <= member.lease_until_s
+        }
+
+    def name_of(self, life: Life) -> str | None:
+        """Return whose life a key names; None: its document has not been read."""
+        return self._lives.get(life)
+
+    def see_update(self, header: Header, now_s: float, *, objection: str = "") -> bool:
+        """Stage an update for the open round; return whether it can count."""
+        round = self.state.rounds[header.fragment]
+        if header.round != round.number or header.island in round.staged:
+            return header.round == round.number
+        if not self._may_speak(header):
+            return False
+        if objection:
+            self._objections[header.fragment, header.island] = objection
+        member = self.state.members.known[header.island]
+        seconds = max(0.0, now_s - round.opened_s)
+        member = changed(
+            member.arrived(header.fragment, seconds),
+            lease_until_s=max(member.lease_until_s, now_s + self.lease_s),
+        )
+        members = self.state.members.with_member(member)
+        self.state = changed(self.state, members=members)
+        self._put(round.stage(header, now_s))
+        self._settle(now_s)
+        return True
+
+    def _may_speak(self, header: Header) -> bool:
+        document = self.documents.get(header.island)
+        if document is None:
+            return False
+        if header.incarnation == document.beat.incarnation:
+            return True
+        return any(
+            (stand.fragment, stand.round, stand.incarnation)
+            == (header.fragment, header.round, header.incarnation)
+            for stand in document.stands
+        )
+
+    def see_held(self, fragment: int, held: Holding) -> None:
+        """Take note of the state that the open round of a fragment starts from."""
+        round = self.state.rounds[fragment]
+        if held.round + 1 == round.number and round.base == UNKNOWN:
+            self._put(changed(round, base=held.digest))
+
+    def see_roster(self, document: RosterDocument, now_s: float) -> None:
+        """Take note that the open round of a fragment is closed; open the next.
+
+        Raises:
+            CorruptError: it is the roster of another round.
+        """
+        round = self.state.rounds[document.fragment]
+        if document.round != round.number:
+            raise CorruptError(
+                f"The roster of round {document.round} stands where that of round "
+                f"{round.number} of fragment {document.fragment} must be. "
+                "Restore the bucket from a copy."
+            )
+        self.rosters[document.fragment, document.round] = document
+        self.rosters.pop((document.fragment, document.round - KNOWN_BASES), None)
+        self._forget_objections(document.fragment)
+        counted = self.state.counted.adding(
+            document.roster,
+            fragment=document.fragment,
+            round=document.round,
+            num_fragments=len(self.state.rounds),
+        )
+        self.state = changed(self.state, counted=counted)
+        closing = changed(round, phase=Phase.CLOSING, roster=document.roster)
+        opened = closing.commit(
+            base=UNKNOWN,
+            outer=self.terms(document.fragment).outer,
+            candidates=self._candidates(document.fragment, round.number + 1, now_s),
+            now_s=now_s,
+            last_round=self.state.last_round,
+        )
+        bases = (*round.bases, document.base)[-KNOWN_BASES:]
+        self._put(changed(opened, bases=bases, staged={}))
+        self._settle(now_s)
+
+    def see_control(self, document: ControlDocument, now_s: float) -> None:
+        """Take note of what an operator has said."""
+        self.controls.append(document)
+        match document.action:
+            case "set":
+                self._set(document)
+            case "pause" | "resume":
+                is_paused = document.action == "pause"
+                self.state = changed(self.state, is_paused=is_paused)
+            case "stop":
+                self.state = changed(self.state, last_round=document.last_round)
+            case "evict" if document.island is not None:
+                self._evict(document.island, document.incarnation)
+            case "move":
+                self.moved_to = document.target
+        self._settle(now_s)
+
+    def _set(self, document: ControlDocument) -> None:
+        try:
+            settings = self.settings.with_values(document.values)
+        except UsageError:
+            return  # whoever put it there was not Atoll: what is impossible is nothing
+        last = self.state.last_round
+        if END_ROUNDS in document.values:
+            last = settings.run.end_rounds
+        self.state = changed(
+            self.state, settings=settings, epoch=self.state.epoch + 1, last_round=last
+        )
+
+    def _evict(self, island: str, incarnation: int) -> None:
+        self._evicted.add((island, incarnation))
+        member = self.state.members.known.get(island)
+        if member is not None and member.incarnation == incarnation:
+            members = self.state.members.leave(member, because=EVICTED)
+            self.state = changed(self.state, members=members)
+
+    def closing(
+        self, fragment: int, island: str, now_s: float
+    ) -> tuple[Round, Roster] | None:
+        """Return the round that `island` may close now, and its roster.
+
+        Only who has published for it may: so it has taken the round before, knows the
+        base, and has nothing to lose by the closing. If the run has a decider, nobody
+        else may.
+        """
+        self._settle(now_s)
+        round = self.state.rounds[fragment]
+        may_close = (
+            island in round.staged
+            and self.settings.store.decider in (None, island)
+            and round.base != UNKNOWN
+            and not self.state.is_paused
+            and self.moved_to is None
+        )
+        if not may_close:
+            return None
+        if not round.can_close(self.state.members, self.settings, now_s):
+            return None
+        return round, self._judged(fragment, roster_of(self.state, round, now_s))
+
+    def _judged(self, fragment: int, roster: Roster) -> Roster:
+        """Return the roster without what the run's terms do not allow."""
+        return Roster(
+            tuple(
+                _objected(entry, self._objections.get((fragment, entry.island)))
+                for entry in roster.entries
+            )
+        )
+
+    def reception(self, header: Header) -> Reception | None:
+        """Return what becomes of an update by its round; None: it may be put."""
+        round = self.state.rounds[header.fragment]
+        last = self.state.last_round
+        if header.round < round.number or (last is not None and header.round > last):
+            return Reception.COMMITTED
+        return None
+
+    def never_opens(self, round: int) -> bool:
+        return self.state.last_round is not None and round > self.state.last_round
+
+    def position(self, now_s: float, *, island: str | None = None) -> Position:
+        """Return where the run is, and what it wants of an island."""
+        known = island if island in self.state.members.known else None
+        return replace(self.state.position(now_s, island=known), lost=())
+
+    def ended_by_tokens(self) -> int | None:
+        """Return the last round, if `end_tokens` have just been counted."""
+        if self.state.last_round is not None or not self.state.rounds:
+            return None
+        return end_by_tokens(self.state).last_round
+
+    def live(self, now_s: float) -> Collection[str]:
+        return self.state.members.live(now_s)
+
+    def _candidates(self, fragment: int, round: int, now_s: float) -> frozenset[str]:
+        return frozenset(
+            name
+            for name in self.state.members.live(now_s)
+            if _opened(self.documents[name], fragment) < round
+        )
+
+    def _settle(self, now_s: float) -> None:
+        """Bring up to date what the clock and newcomers change in open rounds."""
+        has_begun = (
+            any(round.number > 1 for round in self.state.rounds)
+            or len(self.documents) >= self.settings.run.start_islands
+        )
+        rounds = []
+        for round in self.state.rounds:
+            phase = Phase.OPEN if has_begun else Phase.WAITING
+            opened_s = round.opened_s
+            if phase is Phase.OPEN and round.phase is Phase.WAITING:
+                opened_s = now_s
+            if self.never_opens(round.number):
+                phase = Phase.ENDED
+            candidates = self._candidates(round.fragment, round.number, now_s)
+            outer = round.outer if round.staged else self.terms(round.fragment).outer
+            rounds.append(
+                changed(
+                    round,
+                    phase=phase,
+                    opened_s=opened_s,
+                    candidates=candidates,
+                    outer=outer,
+                )
+            )
+        self.state = changed(self.state, rounds=tuple(rounds))
+
+    def _put(self, round: Round) -> None:
+        at, rounds = round.fragment, self.state.rounds
+        self.state = changed(
+            self.state, rounds=(*rounds[:at], round, *rounds[at + 1 :])
+        )
+
+    def _forget_objections(self, fragment: int) -> None:
+        self._objections = {
+            key: value for key, value in self._objections.items() if key[0] != fragment
+        }
+
+
+def _opened(document: MemberDocument, fragment: int) -> int:
+    """Return the round that was open when an island joined; 0 before the first."""
+    return document.opened[fragment] if fragment < len(document.opened) else 0
+
+
+def _objected(entry: RosterEntry, reason: str | None) -> RosterEntry:
+    if reason is None or entry.verdict is not Verdict.COUNTED:
+        return entry
+    return replace(entry, verdict=Verdict.REFUSED, reason=reason)

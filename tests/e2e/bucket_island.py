@@ -1,0 +1,108 @@
+"""An island of a run in a store, as a process of its own; it may die at a request.
+
+    python -m tests.e2e.bucket_island URL NAME --folder FOLDER [--dies-at WHEN]
+
+WHEN is `before` or `after`, a part of a key and how often: `before:roster:5` is SIGKILL
+before the fifth put of a key with `roster` in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from atoll import kernels
+from atoll.clock import SystemClock
+from atoll.exchange.bucket import Lookout, StoreExchange, ThreadTiming
+from atoll.island import Host
+from atoll.island.environment import surroundings_from_environment
+from atoll.island.keys import island_key
+from atoll.island.meeting import Meeting, Reliable
+from atoll.protocol import JoinRequest
+from atoll.store import Data, Item, Store
+from atoll.testing import Vectors, vector_model
+from tests.e2e.island_process import Kept, Training, report, train
+
+
+class Dying:
+    """A store in whose requests a process dies. Implements `Store`."""
+
+    def __init__(self, store: Store, when: str) -> None:
+        self._store, self.traits = store, store.traits
+        self._when, self._part, count = when.split(":")
+        self._left = int(count)
+
+    def put_new(self, key: str, parts: Sequence[Data]) -> bool:
+        is_last = self._counts(key)
+        if is_last and self._when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        is_new = self._store.put_new(key, parts)
+        if is_last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return is_new
+
+    def _counts(self, key: str) -> bool:
+        self._left -= self._part in key
+        return self._part in key and self._left == 0
+
+    def put(self, key: str, parts: Sequence[Data]) -> None:
+        self._store.put(key, parts)
+
+    def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
+        return self._store.get(key, first, size)
+
+    def items(self, prefix: str) -> list[Item]:
+        return self._store.items(prefix)
+
+    def remove(self, keys: Iterable[str]) -> None:
+        self._store.remove(keys)
+
+
+def reach(url: str, name: str, dies_at: str | None) -> Meeting:
+    """Return the way to a run in a store, as `meet` would."""
+    timing = ThreadTiming(SystemClock())
+    reliable = Reliable(url, timing)
+    store = Dying(reliable, dies_at) if dies_at else reliable
+    lookout = Lookout.open(store, timing, url=url)
+    keys = surroundings_from_environment().keys
+    key = island_key(keys, run=lookout.run, island=name)
+    exchange = StoreExchange(lookout, key=key, nonce=os.urandom(16))
+    return Meeting(exchange, reliable, timing)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("name")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--elements", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--step-s", type=float, default=0.005)
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--dies-at")
+    said = parser.parse_args()
+    kernels.use("numpy")  # starts at once
+    way = reach(said.url, said.name, said.dies_at)
+    view = Vectors(fill=1.0)
+    model = vector_model({f"blocks.{n}.weight": (said.elements,) for n in range(2)})
+    host = Host(
+        Kept(way.exchange, said.folder / "updates"),
+        view,
+        JoinRequest(model=model, island=said.name),
+        clock=SystemClock(),
+        leaving=way.leaving(),
+    )
+    way.exchange.stats = host.stats
+    training = Training(view, said.seed)
+    why = train(host, training, said)
+    written = said.folder / f"{said.name}.part"
+    written.write_text(json.dumps(report(host, view, training, why)))
+    written.rename(said.folder / f"{said.name}.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""The mean of a round is a function of bytes that are there: whoever makes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.errors import CorruptError
+from atoll.exchange.bucket.documents import RosterDocument
+from atoll.exchange.bucket.means import (
+    OVERFLOWS,
+    Mean,
+    Pieces,
+    agreed,
+    mean_of,
+    owners,
+    packed_mean,
+    parse_mean,
+    shards,
+)
+from atoll.protocol import judge_updates
+from atoll.settings import RunSettings
+from atoll.testing import vector_model
+from atoll.weights import agree, lay_out, terms_of
+from atoll.wire import (
+    PIECE_ELEMENTS,
+    Header,
+    Kind,
+    OuterValues,
+    Verdict,
+    codec,
+    with_body,
+)
+
+ELEMENTS = 2 * PIECE_ELEMENTS + 777
+MODEL = vector_model({"w": (ELEMENTS,)})
+SETTINGS = RunSettings.from_dict({"wire": {"up": "e3m0", "down": "int8"}})
+(LAYOUT,) = lay_out(MODEL, SETTINGS)
+TERMS = terms_of(LAYOUT, SETTINGS)
+OUTER = OuterValues(optimizer="nesterov", lr=0.5, momentum=0.5)
+BASE = b"b" * 16
+
+Updates = dict[str, tuple[Header | None, np.ndarray]]
+
+
+def update(name: str, seed: int, scale: float = 1e-2) -> tuple[Header, np.ndarray]:
+    """Return an update of small random values."""
+    values = np.random.default_rng(seed).standard_normal(ELEMENTS, np.float32)
+    values *= np.float32(scale)
+    body = np.empty(TERMS.up.body_bytes(ELEMENTS), np.uint8)
+    TERMS.up.encode(values, body)
+    header = Header(
+        kind=Kind.UPDATE,
+        run="run",
+        fragment=0,
+        round=1,
+        island=name,
+        incarnation=1,
+        base=BASE,
+        codec=TERMS.up.name,
+        elements=ELEMENTS,
+        norm=1.0,
+    )
+    return with_body(header, body), body
+
+
+def roster_for(
+    updates: dict[str, tuple[Header, np.ndarray]], *shard_owners: str
+) -> RosterDocument:
+    """Return the roster of a round in which all of them count."""
+    roster = judge_updates(
+        [header for header, _ in updates.values()],
+        base=BASE,
+        known_bases=(),
+        max_update_norm=1e9,
+        norms={},
+    )
+    return RosterDocument(
+        run="run",
+        fragment=0,
+        round=1,
+        epoch=0,
+        base=BASE,
+        outer=OUTER,
+        shards=shard_owners,
+        roster=roster,
+    )
+
+
+def part(updates: dict[str, tuple[Header, np.ndarray]], pieces: Pieces) -> Updates:
+    """Return the bytes of some pieces of each update."""
+    begin, end = pieces.span(TERMS.up)
+    return {name: (header, body[begin:end]) for name, (header, body) in updates.items()}
+
+
+def all_means(
+    document: RosterDocument, updates: dict[str, tuple[Header, np.ndarray]]
+) -> list[Mean]:
+    return [
+        mean_of(document, number, pieces, part(updates, pieces), LAYOUT, TERMS)
+        for number, pieces in enumerate(shards(document, ELEMENTS))
+    ]
+
+
+FOUR = {name: update(name, seed) for seed, name in enumerate("abcd")}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4])
+def test_shards_together_are_what_a_coordinator_agrees_on(count: int) -> None:
+    """Header and body, whatever the number of shards."""
+    document = roster_for(FOUR, *"abcd"[:count])
+    header, body = agreed(document, all_means(document, FOUR), LAYOUT, TERMS.down)
+    expected, expected_body = agree(
+        LAYOUT,
+        TERMS,
+        document.roster,
+        FOUR,
+        run="run",
+        fragment=0,
+        round=1,
+        base=BASE,
+        outer=OUTER,
+    )
+
+    assert header == expected
+    assert body.tobytes() == expected_body.tobytes()
+
+
+@given(pieces=st.integers(1, 40), count=st.integers(0, 50))
+def test_shards_have_every_piece_once(pieces: int, count: int) -> None:
+    """In order, none of them empty, and no two differ by more than one."""
+    document = replace(roster_for(FOUR), shards=tuple(f"i{n:02}" for n in range(count)))
+    found = shards(document, pieces * PIECE_ELEMENTS - 5)
+
+    assert [p for each in found for p in range(each.first, each.last)] == list(
+        range(pieces)
+    )
+    sizes = [each.last - each.first for each in found]
+    assert max(sizes) - min(sizes) <= 1 <= min(sizes)
+    assert sum(each.size for each in found) == pieces * PIECE_ELEMENTS - 5
+
+
+def test_a_spoilt_piece_counts_as_zeros_for_every_reader() -> None:
+    """Its update's other pieces count, and whoever makes the mean names its island."""
+    document = roster_for(FOUR)
+    (whole,) = shards(document, ELEMENTS)
+    broken, zeroed = dict(FOUR), dict(FOUR)
+    header, body = FOUR["b"]
+    begin, end = Pieces(1, 2, ELEMENTS).span(TERMS.up)
+    bad, zeros = body.copy(), body.copy()
+    bad[begin + 5] ^= 255
+    TERMS.up.encode(np.zeros(PIECE_ELEMENTS, np.float32), zeros[begin:end])
+    broken["b"], zeroed["b"] = (header, bad), (with_body(header, zeros), zeros)
+    mean = mean_of(document, 0, whole, part(broken, whole), LAYOUT, TERMS)
+    clean = mean_of(document, 0, whole, part(zeroed, whole), LAYOUT, TERMS)
+
+    assert mean.spoilt == ("b",)
+    assert clean.spoilt == ()
+    assert mean.body.tobytes() == clean.body.tobytes()
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000])
+def test_an_update_that_is_missing_or_cut_off_counts_as_zeros(size: int) -> None:
+    """Its island is in the roster, so that the others' share stays what it was."""
+    document = roster_for(FOUR)
+    (whole,) = shards(document, ELEMENTS)
+    given: Updates = part(FOUR, whole)
+    given["c"] = (None if size == 0 else FOUR["c"][0], FOUR["c"][1][:size])
+    mean = mean_of(document, 0, whole, given, LAYOUT, TERMS)
+
+    assert mean.spoilt == ("c",)
+    assert len(mean.body) == codec("int8").body_bytes(ELEMENTS)
+
+
+def test_a_mean_that_overflows_anywhere_makes_the_round_void() -> None:
+    """Everybody who reads that shard refuses the whole round."""
+    document = roster_for(FOUR, "a", "b")
+    first, second = all_means(document, FOUR)
+    over = replace(second, overflows=True, digests=(), body=np.empty(0, np.uint8))
+    header, body = agreed(document, [first, over], LAYOUT, TERMS.down)
+
+    assert len(body) == header.elements == 0
+    assert header.roster is not None
+    assert {entry.verdict for entry in header.roster.entries} == {Verdict.REFUSED}
+    assert {entry.reason for entry in header.roster.entries} == {OVERFLOWS}
+
+
+def test_a_mean_survives_its_bytes_and_nothing_else_does() -> None:
+    """Each part that is cut off, changed or of another round is refused."""
+    document = roster_for(FOUR, "a", "b")
+    pieces = shards(document, ELEMENTS)[1]
+    mean = all_means(document, FOUR)[1]
+    data = b"".join(bytes(part) for part in packed_mean(mean))
+    again = parse_mean(memoryview(data), document, 1, pieces, TERMS.down)
+    assert again.body.tobytes() == mean.body.tobytes()
+
+    for wrong in (data[:4], data[:40], data[:-1], data[:-1] + bytes([data[-1] ^ 1])):
+        with pytest.raises(CorruptError):
+            parse_mean(memoryview(wrong), document, 1, pieces, TERMS.down)
+    for other in (replace(document, round=2), replace(document, base=b"c" * 16)):
+        with pytest.raises(CorruptError):
+            parse_mean(memoryview(data), other, 1, pieces, TERMS.down)
+    with pytest.raises(CorruptError):
+        parse_mean(memoryview(data), document, 0, pieces, TERMS.down)
+
+
+def test_three_read_everything_and_four_share_the_work() -> None:
+    """Whoever departs makes no shard; a radial mean needs whole tensors."""
+    roster = roster_for(FOUR).roster
+    three = roster_for({name: FOUR[name] for name in "abc"}).roster
+
+    assert owners(three, frozenset(), "mean") == ()
+    assert owners(roster, frozenset(), "mean") == ("a", "b", "c", "d")
+    assert owners(roster, frozenset("bd"), "mean") == ("a", "c")
+    assert owners(roster, frozenset("abcd"), "mean") == ("a", "b", "c", "d")
+    assert owners(roster, frozenset(), "radial") == ()

@@ -2,9 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.atoll-installed
-SLOW := tests/e2e tests/training tests/simulate/test_storms_hold.py tests/simulate/test_planted.py
+SLOW := tests/e2e tests/training tests/simulate/test_storms_hold.py tests/simulate/test_planted.py tests/simulate/test_store_storms_hold.py tests/simulate/test_planted_store.py tests/integrations/test_torchft_processes.py
 
-.PHONY: setup demo test test-fast storms check bench engines
+.PHONY: setup demo test test-fast storms storms-store check bench engines
 
 setup: $(STAMP)
 
@@ -40,6 +40,9 @@ FIRST ?= 0
 
 storms: setup
 	$(PY) -m atoll.simulate.storming --storms $(STORMS) --first $(FIRST)
+
+storms-store: setup
+	$(PY) -m atoll.simulate.storming --store --storms $(STORMS) --first $(FIRST)
 
 check: setup
 	$(VENV)/bin/ruff format --check .

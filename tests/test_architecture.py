@@ -213,8 +213,10 @@ def test_public_names_are_listed() -> None:
     eager, resolved, listed = run_python(code).splitlines()
 
     assert eager == "['RunEnded', 'RunSettings', 'errors']"
-    assert resolved == "[True, True, True, True, True]"
-    assert listed == "['RunEnded', 'RunSettings', '__version__', 'errors', 'exchange']"
+    assert resolved == "[True, True, True, True, True, True]"
+    assert listed == (
+        "['RunEnded', 'RunSettings', '__version__', 'errors', 'exchange', 'init']"
+    )
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

@@ -7,20 +7,23 @@ from atoll.errors import RunEnded
 from atoll.settings import RunSettings
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from atoll import exchange
+    from atoll.exchange.bucket.opening import init
 
-__all__ = ["RunEnded", "RunSettings", "__version__", "errors", "exchange"]
+__all__ = ["RunEnded", "RunSettings", "__version__", "errors", "exchange", "init"]
 
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> "ModuleType":
+    def __getattr__(name: str) -> object:
         # `atoll.exchange` needs numpy and the digests; `import atoll` should not.
         if name == "exchange":
             import atoll.exchange
 
             return atoll.exchange
+        if name == "init":
+            from atoll.exchange.bucket.opening import init
+
+            return init
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")

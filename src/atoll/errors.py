@@ -11,6 +11,7 @@ AtollError
 │   ├── LeaseLost         another incarnation holds the island's name
 │   ├── OutcomeLost       a round is over, and nobody knows any more how it went
 │   ├── Refused           the run will not take what this island sends
+│   ├── RunMoved          the run goes on elsewhere, and says where
 │   ├── NoSuchObject      a store has no object at the key
 │   ├── StoreDenied       a store does not allow this: somebody must give a permission
 │   └── DiskError         the disk failed; what was not synced may be lost
@@ -89,6 +90,14 @@ class NameKnown(Refused):
 
 class FoundingLost(Refused):
     """The island took too long to found the run: join again and take its weights."""
+
+
+class RunMoved(RemoteError):
+    """The run goes on elsewhere: `target` is its name there."""
+
+    def __init__(self, message: str, *, target: str) -> None:
+        super().__init__(message)
+        self.target = target
 
 
 class NoSuchObject(RemoteError):

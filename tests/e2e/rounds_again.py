@@ -158,8 +158,45 @@ def bucket_rounds_again(store: Store, updates: Path) -> Again:
     return again
 
 
-def _rosters(store: Store, fragment: int) -> Iterator[documents.RosterDocument]:
-    for round in itertools.count(1):
+def moved_rounds_again(directory: Path, store: Store, updates: Path) -> Again:
+    """Do every round of a run again that went from a coordinator into a store.
+
+    Nothing may have the directory open.
+    """
+    disk = SystemDisk(directory / "journal")
+    try:
+        return _moved_again(Journal.open(disk), store, updates)
+    finally:
+        disk.close()
+
+
+def _moved_again(journal: Journal, store: Store, updates: Path) -> Again:
+    recorded = journal.recorded
+    assert recorded.created is not None
+    assert recorded.model is not None
+    settings = RunSettings.from_dict(recorded.created.settings)
+    again, work = Again(), defaultdict[tuple[str, int, int], float](float)
+    for index, layout in enumerate(lay_out(recorded.model, settings)):
+        last = recorded.fragments[index].round
+        before = [
+            journal.outcome(index, round, has_body=False)[0]
+            for round in range(1, last + 1)
+        ]
+        down = terms_of(layout, settings).down
+        rosters = list(_rosters(store, index, first=last + 1))
+        after = [header_of(each, each.roster, layout, down) for each in rosters]
+        headers = [*before, *after]
+        state = _applied(again, work, updates, layout, settings, headers, index)
+        again.digests.append(state.digest.hex())
+        again.rounds.append(len(headers))
+    again.work = work
+    return again
+
+
+def _rosters(
+    store: Store, fragment: int, *, first: int = 1
+) -> Iterator[documents.RosterDocument]:
+    for round in itertools.count(first):
         try:
             yield fetch(store, documents.ROSTER, keys.roster(fragment, round))
         except NoSuchObject:

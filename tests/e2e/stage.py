@@ -198,12 +198,13 @@ class Stage:
         within: Namespace | None = None,
         elements: int = 64,
         step_s: float = 0.005,
+        module: str = "tests.e2e.island_process",
     ) -> Island:
         """Start an island of two fragments; its lives differ in what they learn."""
         if url is not None:
             self.know(url)
         command = [
-            *(sys.executable, "-m", "tests.e2e.island_process", url or self.url),
+            *(sys.executable, "-m", module, url or self.url),
             *(name, "--folder", str(self.folder), "--seed", str(len(self.islands))),
             *("--elements", str(elements), "--step-s", str(step_s)),
         ]

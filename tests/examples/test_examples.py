@@ -14,7 +14,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
-MOST_LINES = {"three_lines.py": 40, "minimal.py": 120, "island.py": 40}
+MOST_LINES = {
+    "three_lines.py": 40,
+    "minimal.py": 120,
+    "island.py": 40,
+    "store_all_reduce.py": 40,
+    "torchft_diloco.py": 60,
+}
 """Without blank lines."""
 
 
@@ -122,3 +128,12 @@ def test_a_misspelt_option_is_refused() -> None:
 
     assert done.returncode == 2
     assert "--quik" in done.stderr
+
+
+@pytest.mark.torch
+def test_torchft_trains_two_islands_to_one_model() -> None:
+    """The class of torchft ends with the run, and both islands hold the same."""
+    first, second = run("torchft_diloco.py").splitlines()
+
+    assert first == second
+    assert float(first.removeprefix("loss ")) < 0.1

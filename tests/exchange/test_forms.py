@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -99,6 +100,12 @@ def test_a_reply_arrives_as_it_was_made(exchange: tuple[Call, Reply]) -> None:
     assert plain(replied_and_read(call, reply)) == plain(reply)
 
 
+def extra_of(failure: Failure, number: int) -> dict[str, Any]:
+    """Return what an error has beside its message."""
+    value = f"s3://lagoon/{number}" if failure.extra == "target" else number
+    return {failure.extra: value} if failure.extra else {}
+
+
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda each: each.code)
 @given(
     message=st.text(st.characters(codec="utf-8"), max_size=200),
@@ -108,7 +115,7 @@ def test_an_error_arrives_as_it_was_raised(
     failure: Failure, message: str, number: int
 ) -> None:
     """The island raises the same class, with the same words and attributes."""
-    extra = {failure.extra: number} if failure.extra else {}
+    extra = extra_of(failure, number)
     error = failure.kind(message, **extra)
 
     found = raised_and_read(error)
@@ -149,7 +156,7 @@ def test_a_long_message_is_cut() -> None:
 def test_what_may_be_repeated_says_when() -> None:
     """A coordinator that cannot answer now says so to everybody in between."""
     for failure in FAILURES:
-        error = failure.kind("x", **({failure.extra: 1} if failure.extra else {}))
+        error = failure.kind("x", **extra_of(failure, 1))
         answer = error_parts(error)
         assert answer.status == failure.status
         assert ("Retry-After" in answer.headers) == (failure.status >= 500)

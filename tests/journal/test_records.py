@@ -19,6 +19,7 @@ from atoll.journal import (
     Founded,
     Joined,
     Left,
+    MoveSet,
     PauseSet,
     Recovered,
     Staged,
@@ -46,6 +47,7 @@ RECORDS: list[Record] = [
     Left(island="an island with a name", incarnation=2**64 - 1, reason="lease"),
     EpochSet(number=1, values={"outer.lr": 0.1, "run.end_rounds": None}),
     PauseSet(is_paused=True),
+    MoveSet(target="s3://lagoon/run", nonce="ab", is_over=True),
     Staged(fragment=2**32 - 1, round=9, island="é", digest=bytes(32)),
     Committed(agreed=AGREED, digest_after=bytes(16), epoch=4, place=Place()),
     Committed(

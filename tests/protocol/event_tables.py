@@ -15,16 +15,19 @@ from atoll.protocol.events import (
     Founded,
     Joining,
     Leave,
+    Moved,
+    Moving,
     NewValues,
     Offered,
     Pausing,
     Recovered,
+    Staying,
     Stopping,
     Stored,
     Tick,
 )
 from atoll.protocol.rounds import Phase
-from atoll.protocol.run_state import CoordinatorState, Founding
+from atoll.protocol.run_state import CoordinatorState, Founding, Move
 from atoll.protocol.tables import ANY, Row, Table
 from atoll.wire import Roster
 from tests.protocol.drivers import (
@@ -59,6 +62,9 @@ EVENTS = Table(
             "NewValues",
             "Stopping",
             "Pausing",
+            "Moving",
+            "Moved",
+            "Staying",
         )
     },
     answer="changes, then actions",
@@ -127,6 +133,21 @@ EVENTS = Table(
             "is_paused; Remember, Say",
             "Updates are staged, and nothing closes.",
         ),
+        Row(
+            ("Moving",),
+            "move; Remember, Say",
+            "Nothing closes, and nobody comes, goes or publishes until it is there.",
+        ),
+        Row(
+            ("Moved",),
+            "move; Remember, Say",
+            "Every island is told where the run is, for good.",
+        ),
+        Row(
+            ("Staying",),
+            "move; Remember, Say",
+            "The run is not there, and will not be: all goes on here.",
+        ),
     ),
 )
 
@@ -190,7 +211,10 @@ def _before(event: str) -> CoordinatorState:
         opened_s=OPENED_LONG_AGO_S if "late" in event else NOW_S,
     )
     speaker = member("a", lease_until_s=NOW_S + 10)
-    return state_of(speaker, member("b"), rounds=(round,))
+    state = state_of(speaker, member("b"), rounds=(round,))
+    if event in ("Moved", "Staying"):
+        state = replace(state, move=Move(target="s3://lagoon", nonce="nonce"))
+    return replace(state, model=MODEL) if event == "Moving" else state
 
 
 def _event(name: str) -> Event:
@@ -210,6 +234,9 @@ def _event(name: str) -> Event:
         "NewValues": NewValues({"run.patience": 5.0}),
         "Stopping": Stopping(),
         "Pausing": Pausing(is_paused=True),
+        "Moving": Moving("s3://lagoon", "nonce"),
+        "Moved": Moved("s3://lagoon"),
+        "Staying": Staying("s3://lagoon"),
     }
     return events[name.partition(",")[0]]
 

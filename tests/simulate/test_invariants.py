@@ -45,6 +45,7 @@ from atoll.wire import (
 )
 from tests.simulate.planted import BUGS, replaced
 from tests.simulate.test_planted import CAUGHT_AS
+from tests.simulate.test_planted_store import CAUGHT_AS as STORE_CAUGHT_AS
 
 SETTINGS = RunSettings.from_dict(
     {
@@ -100,6 +101,7 @@ def test_every_invariant_has_a_test_that_it_can_fail() -> None:
     assert {each.name for each in ALL} == {
         *PLANTED,
         *CAUGHT_AS.values(),
+        *STORE_CAUGHT_AS.values(),
         *BY_HAND,
     }
     assert BUGS.keys() == CAUGHT_AS.keys()

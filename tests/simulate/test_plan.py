@@ -13,6 +13,7 @@ from atoll.errors import UsageError
 from atoll.simulate import FaultPlan, random_plan
 from atoll.simulate.faults import KINDS, Kill, Partition
 from atoll.simulate.plan_file import MAX_FAULTS, MAX_FILE_BYTES, parsed
+from atoll.simulate.storms import random_store_plan
 
 EVERYTHING = (
     FaultPlan()
@@ -32,6 +33,8 @@ EVERYTHING = (
     .rollback("coordinator", at_s=2, for_s=1)
     .clock_jump("i1", by_s=-4, at_s=2)
     .clock_drift("i1", rate=1.01)
+    .outage("store", rate=0.5, at_s=2, for_s=1)
+    .list_lag("store", by_s=3, for_s=1)
 )
 
 
@@ -217,7 +220,24 @@ def test_storms_differ_and_know_every_kind_but_those_that_need_help() -> None:
     kinds = {fault.kind for plan in plans for fault in plan.faults}
 
     assert len(set(plans)) == 300
-    assert kinds == set(KINDS) - {"corrupt", "disk_read_only", "rollback"}
+    of_stores = {"outage", "list_lag"}
+    assert kinds == set(KINDS) - {"corrupt", "disk_read_only", "rollback"} - of_stores
+
+
+def test_storms_over_a_bucket_know_its_troubles_and_no_disk() -> None:
+    """Late lists, failures, and islands or clocks that are an hour off."""
+    plans = [random_store_plan(seed, ["a", "b"], span_s=60.0) for seed in range(200)]
+    faults = [fault for plan in plans for fault in plan.faults]
+    kinds = {fault.kind for fault in faults}
+    disks = {"disk_full", "disk_read_only", "rollback"}
+
+    assert plans[5] == random_store_plan(5, ["a", "b"], span_s=60.0)
+    assert kinds == set(KINDS) - disks - {"corrupt"}
+    assert {"store"} == {
+        name for each in faults if each.kind == "outage" for name in each.names
+    }
+    assert 3600.0 in {each.values().get("for_s") for each in faults}
+    assert {3600.0, -3600.0} <= {each.values().get("by_s") for each in faults}
 
 
 def test_a_storm_needs_somebody_and_some_time() -> None:

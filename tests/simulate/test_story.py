@@ -30,6 +30,8 @@ EVERY_FAULT = (
     .disk_read_only("coordinator", at_s=1, for_s=5)
     .clock_jump("i2", by_s=-3, at_s=1)
     .clock_drift("i2", rate=1.1)
+    .outage("store", rate=0.5, for_s=5)
+    .list_lag("store", by_s=3, for_s=5)
 )
 
 
@@ -81,6 +83,8 @@ def test_every_fault_begins_and_ends_in_words() -> None:
         "cannot write to its disk, for 5 s",
         "has a clock that stands still for 3 s",
         "has a clock that runs at 1.1 of true time from now on",
+        "fails 50 % of requests, done or not, for 5 s",
+        "has lists that are up to 3 s late, for 5 s",
     ]
     lasting = [fault for fault in EVERY_FAULT.faults[2:] if lasts_s(fault)]
     assert [ending(fault) for fault in lasting] == [
@@ -94,6 +98,8 @@ def test_every_fault_begins_and_ends_in_words() -> None:
         "the cut between i0 | i1 i2 | all others heals",
         "has room on its disk again",
         "can write to its disk again",
+        "answers again",
+        "has lists that are up to date again",
     ]
     assert kinds(FaultPlan().kill("i0", at_s=1)) == "1 fault (1 kill)"
 

@@ -83,7 +83,7 @@ def seaweedfs(
     words += [f"-{name}.port.grpc={ports[4 + at]}" for at, name in enumerate(names)]
     words += ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={home}"]
     words += ["-filer", "-s3", f"-s3.config={home / 's3.json'}"]
-    words += ["-master.volumeSizeLimitMB=256", "-volume.max=8"]
+    words += ["-master.volumeSizeLimitMB=256", "-volume.max=40"]
     # What would listen at a fixed port, where only one could run, or call home.
     words += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"]
     where = s3_settings(ports[3])

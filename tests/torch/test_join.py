@@ -193,13 +193,20 @@ def test_the_run_may_come_from_the_environment(
         atoll.torch.join(model, sgd(model))
 
 
-@pytest.mark.parametrize("run", ["s3://bucket/run", "/tmp/run", ""])
-def test_other_runs_are_not_available_yet(run: str) -> None:
-    """A bucket or a path is refused, with what is there."""
+@pytest.mark.parametrize(
+    ("run", "remedy"), [("lagoon", "atoll init lagoon RUN.toml"), ("", "'none'")]
+)
+def test_where_no_run_is_the_way_out_is_named(
+    run: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path without a run is refused with the command to type, and not made."""
+    monkeypatch.chdir(tmp_path)
     model = Weights(1.0)
-    with pytest.raises(UsageError, match=r"not available yet.*MemoryRun") as caught:
+    with pytest.raises(UsageError) as caught:
         atoll.torch.join(model, sgd(model), run)
-    assert repr(run) in str(caught.value)
+
+    assert remedy in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_without_values_is_refused() -> None:

@@ -18,9 +18,11 @@ from atoll.cli.demo import demo
 from atoll.cli.doctor import doctor
 from atoll.cli.events import events
 from atoll.cli.export import export
+from atoll.cli.init import init
 from atoll.cli.inspect import inspect
 from atoll.cli.invite import invite
 from atoll.cli.join import join
+from atoll.cli.move import move
 from atoll.cli.serve import serve
 from atoll.cli.simulate import simulate
 from atoll.cli.status import status
@@ -30,6 +32,7 @@ from atoll.errors import (
     LeaseLost,
     Refused,
     RemoteError,
+    StoreDenied,
     UsageError,
 )
 
@@ -38,11 +41,13 @@ __all__ = ["VERBS", "app", "exit_code", "main"]
 VERBS: dict[str, Callable[..., None]] = {
     "demo": demo,
     "serve": serve,
+    "init": init,
     "invite": invite,
     "certify": certify,
     "join": join,
     "status": status,
     "control": control,
+    "move": move,
     "events": events,
     "export": export,
     "doctor": doctor,
@@ -52,6 +57,7 @@ VERBS: dict[str, Callable[..., None]] = {
 
 # The first branch that fits decides.
 EXIT_CODES: tuple[tuple[type[AtollError], int], ...] = (
+    (StoreDenied, 4),
     (UsageError, 2),
     (Refused, 4),
     (LeaseLost, 4),

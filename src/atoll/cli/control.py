@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from atoll.cli.asking import Asking
-from atoll.cli.names import RUN
+from atoll.cli.names import RUN, StoreUrl, place_of
 from atoll.errors import UsageError
-from atoll.security import Role
+from atoll.security import Role, RunUrl
 from atoll.settings import parse_assignment
 
 
@@ -26,6 +26,8 @@ class Action(StrEnum):
     EVICT = "evict"
     SET = "set"
 
+
+TAKEN = "Islands take it with their next heartbeat."
 
 NEEDS = {
     Action.EVICT: "the name of one island: atoll control RUN evict ISLAND",
@@ -47,15 +49,41 @@ def control(
     """Pause, resume, stop or drain a run, evict an island, or set values.
 
     set makes a new epoch: quorum, patience, limits and the end are in force at once,
-    outer.lr and outer.momentum from each fragment's next round on.
+    outer.lr and outer.momentum from each fragment's next round on. In a store islands
+    read it with their next heartbeat, and who may write there is an operator.
     """
     command = _command(action, words or [])
-    with Asking.of(run, role=Role.OPERATOR) as asking:
-        said = asking.post(f"/control/{action.value}", command)
+    place = place_of(run)
+    if isinstance(place, StoreUrl):
+        said = _in_store(place, action, command)
+    else:
+        said = _by_asking(place, action, command)
     if as_json:
         typer.echo(json.dumps(said, indent=2))
+    elif isinstance(place, StoreUrl):
+        typer.echo(f"{said['run']}: {said['said']}")
     else:
         typer.echo(f"{said['run']}: {said['state']}. {said['why']}".rstrip())
+
+
+def _by_asking(url: RunUrl, action: Action, command: dict[str, Any]) -> Any:
+    with Asking.of(url, role=Role.OPERATOR) as asking:
+        return asking.post(f"/control/{action.value}", command)
+
+
+def _in_store(
+    place: StoreUrl, action: Action, command: dict[str, Any]
+) -> dict[str, Any]:
+    from atoll.cli.bucket.control import say
+    from atoll.cli.bucket.observing import Observing
+    from atoll.cli.bucket.status import StatusView
+
+    with Observing(place.url) as observing:
+        number, document = say(observing, action.value, command)
+        text = f"{document.action} is control/{number}. {TAKEN}"
+        if document.last_round is not None:
+            text = f"{text} Round {document.last_round} is the last."
+        return StatusView(observing).document() | {"said": text}
 
 
 def _command(action: Action, words: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli.asking import Asking, surroundings_for
-from atoll.cli.names import RUN, url_of
+from atoll.cli.names import RUN, StoreUrl, place_of, url_of
 from atoll.cli.terminal import painted
 from atoll.errors import AtollError, Refused, Unreachable
 from atoll.exchange.forms import PROTOCOL, parse_info
@@ -194,7 +194,7 @@ def doctor(
     that failed, which says what to do.
     """
     steps = []
-    for step in Examination(run).steps():
+    for step in _steps(run):
         steps.append(step)
         if not as_json:
             _show(step)
@@ -205,6 +205,26 @@ def doctor(
         from atoll.cli import exit_code
 
         raise typer.Exit(exit_code(steps[-1].error))
+
+
+def _steps(run: str) -> Iterator[Step]:
+    """Yield the steps to a coordinator, or to a store."""
+    place = _store_of(run)
+    if place is None:
+        yield from Examination(run).steps()
+        return
+    from atoll.cli.bucket.doctor import StoreExamination
+
+    for name, said, error in StoreExamination(place.url).looks():
+        yield Step(name, said, error)
+
+
+def _store_of(run: str) -> StoreUrl | None:
+    try:
+        place = place_of(run)
+    except AtollError:
+        return None  # its first step says what is wrong with the name
+    return place if isinstance(place, StoreUrl) else None
 
 
 def _show(step: Step) -> None:

@@ -16,9 +16,10 @@ import numpy as np
 import typer
 
 from atoll.cli.asking import Asking
-from atoll.cli.names import RUN
+from atoll.cli.names import RUN, StoreUrl, place_of
 from atoll.errors import CorruptError, Unreachable, UsageError
 from atoll.http import Fetching, Reply
+from atoll.security import RunUrl
 
 TRIES = 120
 PAUSE_S = 0.5
@@ -46,13 +47,16 @@ def export(
     """Write agreed weights into a safetensors file: the newest, or those of a round.
 
     Every trained parameter and floating buffer is in it, in its own dtype. Constants
-    (frozen parameters, integer buffers) are not: the coordinator knows their digests,
-    and never their values. A tied tensor is there once, by its first name.
+    (frozen parameters, integer buffers) are not: the run knows their digests, and
+    never their values. A tied tensor is there once, by its first name.
     """
-    with _draft(out) as draft, Asking.of(run) as asking:
-        asking.get("/health")  # one that is not there is not worth waiting for
-        reply = _fetch(asking, draft, round)
-        facts = _facts(draft, int(reply.headers["content-length"]))
+    place = place_of(run)
+    with _draft(out) as draft:
+        if isinstance(place, StoreUrl):
+            size_bytes = _from_store(place, draft, round)
+        else:
+            size_bytes = _from_coordinator(place, draft, round)
+        facts = _facts(draft, size_bytes)
     facts["file"] = str(out)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -62,6 +66,20 @@ def export(
             f"{facts['bytes']} bytes"
         )
         _tell_constants(facts["constants"])
+
+
+def _from_store(place: StoreUrl, draft: Path, round: int | None) -> int:
+    from atoll.cli.bucket.export import write_anchor
+    from atoll.cli.bucket.observing import Observing
+
+    with Observing(place.url) as observing, _bar() as progress:
+        return write_anchor(observing, draft, round=round, progress=progress)
+
+
+def _from_coordinator(url: RunUrl, draft: Path, round: int | None) -> int:
+    with Asking.of(url) as asking:
+        asking.get("/health")  # one that is not there is not worth waiting for
+        return int(_fetch(asking, draft, round).headers["content-length"])
 
 
 def _fetch(asking: Asking, draft: Path, round: int | None) -> Reply:
@@ -161,7 +179,7 @@ def _tell_constants(names: list[str]) -> None:
     if names:
         few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         typer.echo(
-            f"atoll: not in the file, because the coordinator knows only their "
-            f"digests: {few}. Take them from the model.",
+            f"atoll: not in the file, because the run knows only their digests: "
+            f"{few}. Take them from the model.",
             err=True,
         )

@@ -1,4 +1,4 @@
-"""`atoll inspect FILE`: what a frame says, and whether its bytes are whole."""
+"""`atoll inspect FILE`: what a frame or a document says, and whether it is whole."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import typer
@@ -35,30 +36,62 @@ Facts = dict[str, object]
 
 
 def inspect(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A frame.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A frame, or an object of a run in a store; or its URL.",
+        ),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print what a frame says, and verify its body piece by piece.
 
     Exits with 0 when the frame is verified, 2 when the file cannot be read, 5 when
-    the frame is corrupt.
+    the frame is corrupt. The documents of a run in a store are printed, too.
     """
     with _opened(file) as opened:
-        if as_json:
+        if opened.peek(1)[:1] == b"{":
+            _inspect_document(opened.read(), as_json=as_json)
+        elif as_json:
             _inspect_as_json(opened)
         else:
             _inspect_as_text(opened)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(place: str) -> Iterator[BufferedReader[Any]]:
+    if "://" in place:
+        from atoll.cli.bucket.inspecting import fetched
+
+        with BufferedReader(fetched(place)) as opened:  # which closes what it reads
+            yield opened
+        return
     try:
-        with path.open("rb") as file:
+        with Path(place).open("rb") as file:
             yield file
     except OSError as exc:
         raise UsageError(
-            f"cannot read {path}: {exc.strerror}. Give the path of a frame."
+            f"cannot read {place}: {exc.strerror}. Give the path of a frame."
         ) from exc
+
+
+def _inspect_document(data: bytes, *, as_json: bool) -> None:
+    from atoll.cli.bucket.inspecting import facts_of
+
+    facts, roster = facts_of(data)
+    if as_json:
+        entries = (
+            {"roster": [_entry_facts(e) for e in roster.entries]} if roster else {}
+        )
+        typer.echo(json.dumps(facts | entries, indent=2))
+        return
+    typer.secho(f"{facts.pop('kind')} document", bold=True)
+    for name, value in facts.items():
+        shown = value if isinstance(value, str) else json.dumps(value)
+        typer.echo(f"  {name:<12} {shown}")
+    if roster is not None:
+        _print_roster(roster)
 
 
 def _inspect_as_text(file: BinaryIO) -> None:

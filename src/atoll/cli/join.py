@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from atoll.cli.asking import Asking, surroundings_for
-from atoll.cli.names import Names, complete, url_of
+from atoll.cli.names import Names, StoreUrl, complete, place_of
 from atoll.errors import Refused, UsageError
 from atoll.exchange.forms import Info, parse_info
 from atoll.http import Caller
@@ -34,7 +34,7 @@ def join(
         str,
         typer.Argument(
             metavar="RUN",
-            help="An invitation; or a URL, a directory that is served here, or a name.",
+            help="An invitation; or a URL, a directory of a run, or a name.",
             autocompletion=complete,
             show_default=False,
         ),
@@ -60,20 +60,54 @@ def join(
 ) -> None:
     """Run a command as an island of a run.
 
-    An invitation is redeemed once, and what it gave is remembered for this user. Then
-    the command takes the place of this process, with ATOLL_RUN, ATOLL_ISLAND and
-    ATOLL_CERTIFICATE set: signals reach it, and its exit code is its own.
+    An invitation is redeemed once, and what it gave is remembered for this user. A run
+    in a store needs none. Then the command takes the place of this process, with
+    ATOLL_RUN, ATOLL_ISLAND and ATOLL_CERTIFICATE set: signals reach it, and its exit
+    code is its own.
     """
     _require_one(certificate)
-    if is_invite(run):
-        url = _invited(parse_invite(run), certificate)
+    place = None if is_invite(run) else place_of(run)
+    environment = dict(os.environ)
+    if isinstance(place, StoreUrl):
+        _require_joinable(place, certificate)
+        environment["ATOLL_RUN"] = place.url
     else:
-        url = _known(run, certificate)
-    environment = {**os.environ, "ATOLL_RUN": str(url)}
+        url = (
+            _known(place, certificate)
+            if place is not None
+            else _invited(parse_invite(run), certificate)
+        )
+        environment |= {"ATOLL_RUN": str(url), **_shown(url)}
     if island is not None:
         environment["ATOLL_ISLAND"] = island
-    environment |= _shown(url)
     _become(_spelt_out(command), environment)
+
+
+def _require_joinable(place: StoreUrl, certificate: Path | None) -> None:
+    """Return if there is a run that this user can take part in; its id is remembered.
+
+    Raises:
+        UsageError: there is none, or the store cannot keep one.
+        StoreDenied: a permission is missing.
+    """
+    from atoll.exchange.bucket import Lookout, ThreadTiming
+    from atoll.exchange.bucket.making import require_able
+    from atoll.exchange.bucket.opening import reliable, require_there
+
+    if certificate is not None:
+        raise UsageError(
+            "--certificate is for a coordinator, and this run is in a store, whose "
+            "own credentials are asked for. Leave it out."
+        )
+    require_there(place.url)
+    timing = ThreadTiming()
+    try:
+        store = reliable(place.url, timing.pause)
+        lookout = Lookout.open(store, timing, url=place.url)
+        require_able(store, lookout.sight.settings, url=place.url)
+    finally:
+        timing.close()
+    Names(surroundings_from_environment()).remember(lookout.run, place.url)
 
 
 def _require_one(certificate: Path | None) -> None:
@@ -97,8 +131,7 @@ def _shown(url: RunUrl) -> dict[str, str]:
     }
 
 
-def _known(run: str, certificate: Path | None) -> RunUrl:
-    url = url_of(run)
+def _known(url: RunUrl, certificate: Path | None) -> RunUrl:
     if certificate is not None:
         known = _credentials().find(str(url))
         _remember(url, known.pin if known else None, certificate)

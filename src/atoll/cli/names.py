@@ -1,5 +1,8 @@
 """What people call a run: its URL, its directory on this machine, or its name.
 
+A run is at a coordinator, which has a URL of HTTP and on its own machine a directory;
+or in a store, which has any other URL or is a plain path.
+
 Names are kept beside the user's credentials, one private file each, so that whoever
 started or joined a run here can say `atoll status NAME`.
 """
@@ -27,6 +30,9 @@ from atoll.security.private import (
 ADDRESS = "address.json"
 """In a run's directory: where its coordinator listens, or did last."""
 
+IN_STORE = "settings/0"
+"""In a directory where islands meet, as `atoll.exchange.bucket.keys` has it."""
+
 RUN_SUFFIX = ".atoll"
 """Of a run's directory, unless another was chosen."""
 
@@ -43,23 +49,57 @@ class Served:
     """Whether it was not closed since; one that died could not say so."""
 
 
-def url_of(run: str) -> RunUrl:
-    """Return the URL of what a user called a run.
+@dataclass(frozen=True)
+class StoreUrl:
+    """Where a run is that has no coordinator."""
+
+    url: str
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def place_of(run: str) -> RunUrl | StoreUrl:
+    """Return where the run is that a user called so.
+
+    A path may be a store's only if it looks like one, or a run is there: so a name that
+    is not known here is not taken for one.
 
     Raises:
         UsageError: nothing is known by that name here.
     """
     if run.startswith(URL_STARTS):
         return parse_run_url(run)
+    if "://" in run:
+        return _in_store(run)
     if (Path(run) / ADDRESS).exists():
         return _url_of_directory(Path(run))
     known = Names(surroundings_from_environment()).find(run)
-    if known is not None:
-        return parse_run_url(known)
+    if known is not None and not _is_path(run):
+        return place_of(known)
+    if _is_path(run) or Path(run, IN_STORE).exists():
+        return _in_store(run)
     raise UsageError(
         f"{run[:128]!r} is no URL of a run, no directory of one that was served on "
         f"this machine, and no name that is known here ({_known_names()}). Write "
-        "https://HOST:PORT, or paste an invitation: `atoll join INVITATION -- COMMAND`."
+        "https://HOST:PORT, the URL of a store or ./PATH, or paste an invitation: "
+        "`atoll join INVITATION -- COMMAND`."
+    )
+
+
+def url_of(run: str) -> RunUrl:
+    """Return the URL of the coordinator of what a user called a run.
+
+    Raises:
+        UsageError: nothing is known by that name here, or it has no coordinator.
+    """
+    place = place_of(run)
+    if isinstance(place, RunUrl):
+        return place
+    raise UsageError(
+        f"The run at {place} is in a store, and this is for runs with a coordinator. "
+        "Who may read and write there takes part without more: "
+        f"`atoll join {place} -- COMMAND`, `atoll status {place}`."
     )
 
 
@@ -159,10 +199,26 @@ def complete(incomplete: str) -> list[str]:
 
 RUN = typer.Argument(
     metavar="RUN",
-    help="A URL, a directory that is served here, or a name.",
+    help="A URL, a directory of a run, or a name.",
     autocompletion=complete,
     show_default=False,
 )
+
+
+def _is_path(run: str) -> bool:
+    return "/" in run or run.startswith((".", "~"))
+
+
+def _in_store(run: str) -> StoreUrl:
+    """Return the URL of a store, the same wherever a command is started.
+
+    What goes there takes its time to load, and most commands do not.
+    """
+    from atoll.exchange.bucket.opening import require_no_coordinator
+
+    require_no_coordinator(run)
+    is_plain = "://" not in run
+    return StoreUrl(str(Path(run).expanduser().absolute()) if is_plain else run)
 
 
 def _url_of_directory(directory: Path) -> RunUrl:

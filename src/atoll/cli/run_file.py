@@ -11,7 +11,14 @@ from typing import Annotated, Any
 import typer
 
 from atoll.errors import AtollWarning
-from atoll.settings import parse_assignment
+from atoll.settings import RunSettings, parse_assignment
+from atoll.settings.rules import shortest_fp32
+
+FEW_ROUNDS = 200
+"""What momentum 0.9 wants to be worth its name."""
+
+SHORT_MOMENTUM = 0.81
+"""Above this a short run ends before its velocity has settled."""
 
 
 def _argument(about: str) -> Any:
@@ -35,6 +42,25 @@ def values_of(assignments: Sequence[str] | None) -> dict[str, object]:
         UsageError: one is no KEY=VALUE.
     """
     return dict(map(parse_assignment, assignments or ()))
+
+
+def settings_of(run_file: Path, assignments: Sequence[str] | None) -> RunSettings:
+    """Return the settings of a run that is to be made; what is unwise is told.
+
+    Raises:
+        SettingsError: they are none.
+    """
+    with warnings_told():
+        settings = RunSettings.from_toml(run_file)
+        settings = settings.with_values(values_of(assignments))
+    rounds, momentum = settings.run.end_rounds, settings.outer.momentum
+    if rounds is not None and rounds < FEW_ROUNDS and momentum > SHORT_MOMENTUM:
+        typer.echo(
+            f"atoll: outer.momentum={shortest_fp32(momentum)} wants about {FEW_ROUNDS} "
+            f"rounds, and run.end_rounds={rounds}. Choose 0.5 to 0.8 for a short run.",
+            err=True,
+        )
+    return settings
 
 
 @contextmanager

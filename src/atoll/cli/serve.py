@@ -15,21 +15,15 @@ import typer
 
 from atoll.cli.asking import Asking
 from atoll.cli.names import served
-from atoll.cli.run_file import Assignments, RunFile, values_of, warnings_told
+from atoll.cli.run_file import Assignments, RunFile, settings_of
+from atoll.errors import SettingsError
 from atoll.exchange.forms import parse_info
 from atoll.security import parse_run_url
 from atoll.settings import RunSettings
-from atoll.settings.rules import shortest_fp32
 
 if TYPE_CHECKING:  # loading certificates and numba takes its time
     from atoll.cli.serving import Serving
     from atoll.coordinator.app import Coordinator
-
-FEW_ROUNDS = 200
-"""What momentum 0.9 wants to be worth its name."""
-
-SHORT_MOMENTUM = 0.81
-"""Above this a short run ends before its velocity has settled."""
 
 LOOK_S = 0.5
 """How soon an end is noticed."""
@@ -103,20 +97,14 @@ def serve(
 
 
 def _settings(run_file: Path, assignments: Sequence[str] | None) -> RunSettings:
-    with warnings_told():
-        settings = RunSettings.from_toml(run_file)
-        settings = settings.with_values(values_of(assignments))
-    _tell_momentum(settings)
-    return settings
-
-
-def _tell_momentum(settings: RunSettings) -> None:
-    rounds, momentum = settings.run.end_rounds, settings.outer.momentum
-    if rounds is not None and rounds < FEW_ROUNDS and momentum > SHORT_MOMENTUM:
-        _say(
-            f"outer.momentum={shortest_fp32(momentum)} wants about {FEW_ROUNDS} "
-            f"rounds, and run.end_rounds={rounds}. Choose 0.5 to 0.8 for a short run."
+    settings = settings_of(run_file, assignments)
+    if settings.store.decider is not None:
+        raise SettingsError(
+            f"store.decider={settings.store.decider!r} has no meaning with a "
+            "coordinator, which decides itself. Remove it, or make the run in a store: "
+            "`atoll init URL RUN.toml`."
         )
+    return settings
 
 
 def _port(directory: Path, asked: int | None) -> int:

@@ -63,6 +63,12 @@ def simulate(
             help="Random faults; a storm of 1.0 is what happens without --faults.",
         ),
     ] = None,
+    store: Annotated[
+        bool,
+        typer.Option(
+            "--store", help="Let islands meet in a bucket, with no coordinator."
+        ),
+    ] = False,
     assignments: Assignments = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Show every message and disk call.")
@@ -73,6 +79,7 @@ def simulate(
 ) -> None:
     """Run islands and a coordinator in virtual time, and print what happens.
 
+    With --store there is no coordinator: rounds are decided by rosters in a bucket.
     The same options print the same bytes. With --json the first object is the setup,
     the last the summary, and each between them one thing that happened.
 
@@ -91,10 +98,11 @@ def simulate(
             seed=seed,
             faults=faults,
             storm=storm,
+            store=store,
         )
     show = _as_json if as_json else _as_text
     options: dict[str, object] = {"islands": islands, "rounds": rounds, "seed": seed}
-    options |= {"faults": faults, "storm": storm}
+    options |= {"faults": faults, "storm": storm, "store": store or None}
     if not show(setup, everything, _command(run_file, options, assignments or [])):
         raise typer.Exit(1)
 
@@ -169,6 +177,7 @@ def _run(setup: Setup, narrator: Narrator) -> Simulated:
             faults=setup.plan,
             seed=setup.seed,
             trace=trace,
+            store=setup.store,
         )
     progress.clear()
     return result
@@ -203,7 +212,8 @@ def _command(
     """Return the command that makes the same run."""
     words = ["atoll", "simulate", *([str(run_file)] if run_file else [])]
     for name, value in options.items():
-        words += [] if value is None else [f"--{name}", str(value)]
+        if value is not None:
+            words += [f"--{name}", *([] if value is True else [str(value)])]
     for assignment in assignments:
         words += ["--set", assignment]
     return shlex.join(words)

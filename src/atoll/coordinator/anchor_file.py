@@ -132,7 +132,7 @@ class AnchorFiles:
     def _write(self, state: CoordinatorState, fill: Fill) -> StateFile:
         assert state.model is not None
         layout = lay_out(state.model, state.settings)
-        plan = _Plan.of(state.run, state.model, fragments=len(layout))
+        plan = FilePlan.of(state.run, state.model, fragments=len(layout))
         handle = nameless(self._directory)
         try:
             taken = [
@@ -154,7 +154,7 @@ class AnchorFiles:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class FilePlan:
     """Where everything lies in the file, known before the rounds are."""
 
     run: str
@@ -165,7 +165,7 @@ class _Plan:
     head_bytes: int
 
     @classmethod
-    def of(cls, run: str, model: ModelSpec, *, fragments: int) -> _Plan:
+    def of(cls, run: str, model: ModelSpec, *, fragments: int) -> FilePlan:
         places = _places(model)
         draft = cls(run, model, places, 0).head([LONGEST_ROUND] * fragments)
         return cls(run, model, places, len(draft))
@@ -256,15 +256,15 @@ def _require_kept(past: Past, round: int) -> None:
     kept = past.rounds()
     if round not in kept:
         raise Refused(
-            f"The anchor of round {round} is not kept: {_listed(kept)} can be had. "
-            "Leave the round out to take the newest of each fragment."
+            f"The anchor of round {round} is not kept: {listed_rounds(kept)} can be "
+            "had. Leave the round out to take the newest of each fragment."
         )
 
 
-def _listed(rounds: Sequence[int]) -> str:
+def listed_rounds(rounds: Sequence[int]) -> str:
     """Return rounds in words, with what stands between the ends of a stretch left out.
 
-    >>> _listed([0, 10, 11, 12])
+    >>> listed_rounds([0, 10, 11, 12])
     'rounds 0, 10 to 12'
     """
     firsts = [each for each in rounds if each - 1 not in rounds]

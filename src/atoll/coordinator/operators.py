@@ -11,20 +11,40 @@ from typing import Any
 
 from atoll.coordinator.anchor_file import CONTENT_TYPE as SAFETENSORS
 from atoll.coordinator.anchor_file import AnchorFiles
+from atoll.coordinator.belongings import belongings_of, update_of
 from atoll.coordinator.office import Office
 from atoll.errors import AtollError, UsageError
+from atoll.exchange.bucket.arriving import BELONGINGS, Left
 from atoll.exchange.forms import error_parts
+from atoll.exchange.forms.failures import TARGET
+from atoll.exchange.forms.fields import hexed, require_name
+from atoll.exchange.forms.frames import buffers_of
 from atoll.exchange.forms.heads import whole_text
-from atoll.exchange.forms.text import SEE, load
+from atoll.exchange.forms.routes import Takes
+from atoll.exchange.forms.text import MAX_LARGE_BYTES, SEE, dump, load
 from atoll.http import FilePart, Later, Request, Response, as_json, ranged
-from atoll.protocol.events import Event, Leave, NewValues, Pausing, Stopping
+from atoll.protocol.events import (
+    Event,
+    Leave,
+    Moved,
+    Moving,
+    NewValues,
+    Pausing,
+    Staying,
+    Stopping,
+)
 from atoll.security import Codes
 from atoll.telemetry import Events, render
 from atoll.telemetry.prometheus import CONTENT_TYPE
+from atoll.wire.digests import view_of
+from atoll.wire.text import reason_fault
 
 MAX_COMMAND_BYTES = 64 * 1024
 EVENTS_WAIT_S = 20.0
 """How long a question for new events may stay open."""
+
+NONCE = hexed(16, 16)
+"""What names a move."""
 
 Status = Callable[[], dict[str, Any]]
 
@@ -64,6 +84,15 @@ class Operators:
                 return self._read_events(request)
             case "GET", "anchor":
                 return self._anchor(request)
+            case "GET", "belongings":
+                return self._belongings()
+            case "GET", "belongings", fragment, round, island:
+                left = Left(
+                    fragment=whole_text(fragment, "fragment"),
+                    round=whole_text(round, "round"),
+                    island=require_name(island, "island"),
+                )
+                return self._update(left)
             case "POST", "control", action:
                 return self._control(action, _command(request))
             case "POST", "invites":
@@ -81,6 +110,19 @@ class Operators:
             last = self._office.look()[0].last_round
             self._events.emit("run_stopped", last_round=last)
         return as_json(self._status())
+
+    def _belongings(self) -> Response:
+        """Answer with what a run on its way takes along."""
+        found = self._office.change_by(belongings_of)
+        said = dump(BELONGINGS.write(found), what="belongings", most=MAX_LARGE_BYTES)
+        return Response(headers={"Content-Type": Takes.JSON.value}, body=said)
+
+    def _update(self, left: Left) -> Response:
+        frame = self._office.change_by(lambda service, _: update_of(service, left))
+        return Response(
+            headers={"Content-Type": Takes.FRAME.value},
+            body=[view_of(part) for part in buffers_of(frame)],
+        )
 
     def _read_events(self, request: Request) -> Response | Later:
         """Answer with events after a number, once there are any."""
@@ -131,8 +173,22 @@ def _event(action: str, said: Mapping[str, Any], office: Office) -> Event:
             if not isinstance(values, dict) or not values:
                 raise UsageError("Say what to set, as KEY=VALUE.")
             return NewValues(values)
-    known = "pause, resume, stop, drain, evict, set"
+        case "move" | "moved" | "stay":
+            return _moving(action, said)
+    known = "pause, resume, stop, drain, evict, set, move, moved, stay"
     raise UsageError(f"{action!r} is no action. Known are: {known}.")
+
+
+def _moving(action: str, said: Mapping[str, Any]) -> Moving | Moved | Staying:
+    target = TARGET.read(said.get("target"), "target")
+    if fault := reason_fault(target, what="target"):
+        raise UsageError(f"{fault}. Give the URL of a store.")
+    match action:
+        case "move":
+            return Moving(target, NONCE.read(said.get("nonce"), "nonce").hex())
+        case "moved":
+            return Moved(target)
+    return Staying(target)
 
 
 def _eviction(island: str, office: Office) -> Leave:

@@ -61,6 +61,8 @@ class Questions:
         state = self._service.state
         is_stuck = state.is_stuck(now_s)
         rounds = tuple([round.number for round in state.rounds])
+        if state.move is not None and state.move.is_over:
+            self._due_s = now_s
         if not is_stuck and rounds == self._rounds and now_s < self._due_s:
             return  # most messages change nothing for those who wait
         due: list[Question] = []
@@ -75,6 +77,8 @@ class Questions:
     def _is_due(self, question: Question, now_s: float, is_stuck: bool) -> bool:
         call, state = question.call, self._service.state
         if call.round < state.rounds[call.fragment].number:
+            return True
+        if state.move is not None and state.move.is_over:
             return True
         if is_stuck and call.beat and state.wanted(call.beat.island, now_s):
             return True

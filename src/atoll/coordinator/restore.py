@@ -12,7 +12,7 @@ from atoll.protocol.counted import Counted, CountedUpdates
 from atoll.protocol.ending import end_by_tokens, end_of
 from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
-from atoll.protocol.run_state import CoordinatorState
+from atoll.protocol.run_state import CoordinatorState, Move
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, Layout, lay_out, terms_of
 from atoll.wire import Header
@@ -52,6 +52,7 @@ def restore(journal: Journal, *, now_s: float) -> Restored:
         counted=_counted(recorded),
         last_round=last_round,
         is_paused=recorded.is_paused,
+        move=_move(recorded),
     )
     headers = {key: frame.header for key, frame in spool.items()}
     # Which round is the last is told by the rounds; how they stand, by the last one.
@@ -75,6 +76,13 @@ def _settings(recorded: Recorded) -> tuple[RunSettings, int | None]:
             "Use the version of atoll that created the run."
         )
     return end_of(settings, [epoch.values for epoch in recorded.epochs])
+
+
+def _move(recorded: Recorded) -> Move | None:
+    move = recorded.move
+    if move is None:
+        return None
+    return Move(target=move.target, nonce=move.nonce, is_over=move.is_over)
 
 
 def _members(recorded: Recorded, now_s: float) -> Members:

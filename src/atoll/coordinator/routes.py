@@ -44,6 +44,7 @@ from atoll.journal import Journal
 from atoll.journal.bodies import is_large
 from atoll.journal.stored import StoredBody
 from atoll.protocol import Beat, Reception
+from atoll.protocol.moving import require_here
 from atoll.wire import MAX_HEADER_BYTES
 from atoll.wire.digests import view_of
 
@@ -199,6 +200,7 @@ class Routes:
         return body
 
     def _state(self, request: Request, known: Asked) -> Response:
+        require_here(self._desk.office.look()[0])
         file = self._desk.states.newest(known.fragment)
         part = FilePart(file=file.handle, length=file.size_bytes)
         said = {"Content-Type": Takes.FRAME.value}

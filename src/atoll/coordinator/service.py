@@ -8,7 +8,7 @@ repeat of the call gets the same answer.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from atoll.coordinator.brought import (
     founding_states,
@@ -21,7 +21,7 @@ from atoll.coordinator.committing import Beside, Committing
 from atoll.coordinator.committing import Pending as Pending
 from atoll.coordinator.drafting import Drafting
 from atoll.coordinator.remembering import record_of
-from atoll.coordinator.restore import restore
+from atoll.coordinator.restore import Key, restore
 from atoll.disk import Disk
 from atoll.errors import DiskError, Refused, RunEnded, Unreachable
 from atoll.exchange import (
@@ -59,6 +59,7 @@ from atoll.protocol.events import (
     Tick,
     Welcome,
 )
+from atoll.protocol.moving import require_here, require_staying
 from atoll.protocol.presence import reply_to
 from atoll.settings import RunSettings
 from atoll.weights import UpdateCheck, lay_out, require_state, terms_of
@@ -133,6 +134,7 @@ class Service:
             AtollError: the call is refused, and nothing has changed.
             RunEnded: the round that is asked for will never open.
         """
+        require_here(self.state)
         match call:
             case JoinCall(request, key, nonce):
                 digest = blake3_digest(key)
@@ -155,6 +157,11 @@ class Service:
             case LeaveCall(island, incarnation):
                 self._leave(island, incarnation, now_s)
                 return None
+
+    @property
+    def staged(self) -> Mapping[Key, Frame]:
+        """The updates of open rounds, by fragment, round and island."""
+        return self._spool
 
     def tick(self, now_s: float) -> float:
         """Do what time alone makes due, and return when to call again."""
@@ -233,6 +240,7 @@ class Service:
         """Take a state that only islands have; one that is not lost changes nothing."""
         frame = call.state
         header, fragment = frame.header, frame.header.fragment
+        require_staying(self.state)
         self.state.members.require(call.island, call.incarnation)
         self._open_round(fragment)
         lost = self.state.lost_state(fragment, now_s)

@@ -50,6 +50,12 @@ def status_of(
         "round": min((round.number for round in state.rounds), default=1) - 1,
         "rounds": [round.number for round in state.rounds],
         "last_round": state.last_round,
+        "move": state.move
+        and {
+            "target": state.move.target,
+            "nonce": state.move.nonce,
+            "is_over": state.move.is_over,
+        },
         "tokens": state.counted.tokens,
         "epoch": state.epoch,
         "quorum": state.settings.run.quorum,
@@ -67,6 +73,8 @@ def run_state(state: CoordinatorState, now_s: float) -> str:
     """Return the one word for where the run is."""
     if state.model is None:
         return "ended" if state.last_round == 0 else "founding"
+    if state.move is not None:
+        return "moved" if state.move.is_over else "moving"
     if all(round.phase is Phase.ENDED for round in state.rounds):
         return "ended"
     if state.is_paused:
@@ -85,6 +93,13 @@ def why(
     match run_state(state, now_s):
         case "founding":
             return "Waits for the first island, which brings the weights."
+        case "moving" if state.move:
+            return (
+                f"On its way to {state.move.target}: say `atoll move` again to go on, "
+                "or with --back to stay."
+            )
+        case "moved" if state.move:
+            return f"It goes on at {state.move.target}. Islands that ask are told."
         case "paused":
             return f"Paused by an operator: `{_control(state)} resume` goes on."
         case "ended" if not state.last_round:

@@ -227,10 +227,19 @@ class Watcher:
         if state.is_paused != seen.is_paused:
             name = "run_paused" if state.is_paused else "run_resumed"
             self.since_unix_s["paused"] = self._events.emit(name).at_unix_s
+        if state.move != seen.move:
+            self._tell_move(state)
         if _has_ended(state) and not _has_ended(seen):
             last = min(round.number for round in state.rounds) - 1
             event = self._events.emit("run_ended", round=last)
             self.since_unix_s["ended"] = event.at_unix_s
+
+    def _tell_move(self, state: CoordinatorState) -> None:
+        if state.move is None:
+            self._events.emit("run_stays")
+        else:
+            name = "run_moved" if state.move.is_over else "run_moving"
+            self._events.emit(name, target=state.move.target)
 
 
 def _changed(

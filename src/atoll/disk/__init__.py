@@ -13,7 +13,7 @@ from atoll.disk.port import (
     check_name,
 )
 from atoll.disk.system import SystemDisk
-from atoll.disk.whole import sync_directory
+from atoll.disk.whole import sync_directory, write_all
 
 __all__ = [
     "LOCK",
@@ -25,4 +25,5 @@ __all__ = [
     "SystemDisk",
     "check_name",
     "sync_directory",
+    "write_all",
 ]

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
+from atoll.disk.failures import translated
 from atoll.disk.port import LOCK, NAME, TEMPORARY, Data, check_name
 from atoll.disk.whole import give_up_memory, sync_directory, write_all, write_whole
-from atoll.errors import (
-    AtollError,
-    DiskDenied,
-    DiskError,
-    DiskFull,
-    NoSuchFile,
-    UsageError,
-)
+from atoll.errors import AtollError, UsageError
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_NOT_OURS = {errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST}
 _READ_BYTES = 2**23
 
 _WARM_BYTES = 2**20
@@ -50,7 +41,7 @@ class SystemDisk:
         self._warm: dict[Path, Path] = {}
         """By directory: the last large file written there, which is still in memory."""
 
-        with _translated(self.root):
+        with translated(self.root):
             _make_directory(self.root)
             self._lock: int | None = _take_lock(self.root / LOCK)
             _sweep(self.root)
@@ -66,7 +57,7 @@ class SystemDisk:
     def append(self, name: str, data: Data) -> None:
         path = self._path(name)
         try:
-            with _translated(path):
+            with translated(path):
                 write_all(self._append_to(name, path), data)
         except AtollError:
             self._forget(name)
@@ -75,7 +66,7 @@ class SystemDisk:
     def sync(self, name: str) -> None:
         path = self._path(name)
         try:
-            with _translated(path):
+            with translated(path):
                 # The handle that wrote is the one that is told of a failed write.
                 handle = self._appending.get(name)
                 if handle is None:
@@ -94,7 +85,7 @@ class SystemDisk:
             raise UsageError(
                 f"{path} exists, and is never written twice. Remove it first."
             )
-        with _translated(path):
+        with translated(path):
             self._make_directory(path.parent)
             temporary = path.with_name(path.name + TEMPORARY)
             self._cool(path.parent)
@@ -113,7 +104,7 @@ class SystemDisk:
 
     def read(self, name: str, first: int = 0, size: int | None = None) -> bytes:
         path = self._path(name)
-        with _translated(path), path.open("rb", buffering=0) as file:
+        with translated(path), path.open("rb", buffering=0) as file:
             file.seek(first)
             if size is None:
                 return file.read()
@@ -124,7 +115,7 @@ class SystemDisk:
         folder = prefix.rpartition("/")[0]
         if folder:
             check_name(folder)
-        with _translated(self.root / folder):
+        with translated(self.root / folder):
             found = [n for n in _names(self.root, folder) if n.startswith(prefix)]
         return sorted(found)
 
@@ -132,7 +123,7 @@ class SystemDisk:
         path = self._path(name)
         self._forget(name)
         self._unlisted.discard(name)
-        with _translated(path):
+        with translated(path):
             path.unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
@@ -175,30 +166,6 @@ class SystemDisk:
         if handle is not None:
             with suppress(OSError):  # close repeats what a failed write has said
                 os.close(handle)
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as exc:
-        raise NoSuchFile(f"{exc.filename or path} is not there.") from exc
-    except OSError as exc:
-        why = os.strerror(exc.errno) if exc.errno else str(exc)
-        if exc.errno in _FULL:
-            raise DiskFull(
-                f"No room for {path}: {why}. Free some space there; nothing that was "
-                "durable is lost."
-            ) from exc
-        if exc.errno in _NOT_OURS:
-            raise DiskDenied(
-                f"{path} cannot be written or read: {why}. Give this user the right to "
-                "write there, or choose another directory."
-            ) from exc
-        raise DiskError(
-            f"The disk failed at {path}: {why}. See what the system says of it before "
-            "going on."
-        ) from exc
 
 
 def _take_lock(path: Path) -> int:

@@ -17,6 +17,7 @@ from atoll.errors import (
     LeaseLost,
     NameKnown,
     RemoteError,
+    RunMoved,
     Unreachable,
 )
 from atoll.exchange.base import Frame, Outcome
@@ -87,6 +88,8 @@ class CoordinatorExchange:
         self._heartbeat_s = heartbeat_s
         self.stats: Callable[[], Stats] | None = None
         """What people are told of the island, asked for when it is sent."""
+        self.moved: Callable[[RunMoved], None] | None = None
+        """Told in the background that the run is elsewhere, for who follows it."""
         self._position: Position | None = None
         self._beat: Beat | None = None
         self._lost: LeaseLost | None = None
@@ -200,6 +203,9 @@ class CoordinatorExchange:
             return
         try:
             self._position = cast(Position, self._call(HeartbeatCall(beat)))
+        except RunMoved as exc:
+            if self.moved is not None:
+                self.moved(exc)
         except LeaseLost as exc:
             # Told to the thread that trains, unless this is a beat after the leaving.
             self._lost = exc if self._beat is not None else None

@@ -54,7 +54,8 @@ class HttpLine:
                 "The coordinator did not answer in the time that was left. "
                 "What it had not confirmed may be lost."
             )
-        self._ended.wait(seconds)
+        if self._ended.wait(seconds):
+            raise Unreachable("The line to the coordinator has been closed.")
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
         def again() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from atoll.clock import Clock, SystemClock
+from atoll.clock import SystemClock
+from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
 from atoll.island.environment import (
     island_from_environment,
@@ -13,13 +12,10 @@ from atoll.island.environment import (
 )
 from atoll.island.host import Host
 from atoll.island.signals import Interrupted, Termination
+from atoll.island.trail import Trail
 from atoll.island.view import ParameterView
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.settings import RunSettings
-
-if TYPE_CHECKING:
-    from atoll.island.meeting import Meeting
-    from atoll.island.reach import Way
 
 _NEVER = 2**31 - 1
 
@@ -47,6 +43,11 @@ def join_run(
     if isinstance(run, MemoryRun):
         request = JoinRequest(model=model, island=island)
         return Host(run, view, request, clock=SystemClock())
+    if not run:
+        raise UsageError(
+            "run='' names no run. Pass a coordinator's address, an object store's URL, "
+            "an atoll.exchange.MemoryRun, or 'none' to train alone."
+        )
     return _join_elsewhere(run, view, model, island or island_from_environment())
 
 
@@ -67,7 +68,8 @@ def _join_elsewhere(
 
 def _enter(run: str, view: ParameterView, request: JoinRequest) -> Host:
     clock = SystemClock()
-    way = _way(run, request.island, clock)
+    around = surroundings_from_environment()
+    way = Trail(run, island=request.island, surroundings=around, clock=clock)
     try:
         host = Host(way.exchange, view, request, clock=clock, leaving=way.leaving())
     except BaseException:
@@ -76,18 +78,6 @@ def _enter(run: str, view: ParameterView, request: JoinRequest) -> Host:
     way.exchange.stats = host.stats
     host.tally.costs = way.costs
     return host
-
-
-def _way(run: str, island: str | None, clock: Clock) -> Way | Meeting:
-    """Return the way to a run; only who goes it needs what that takes."""
-    around = surroundings_from_environment()
-    if run.startswith(("http://", "https://")):
-        from atoll.island.reach import reach
-
-        return reach(run, island=island, surroundings=around, clock=clock)
-    from atoll.island.meeting import meet
-
-    return meet(run, island=island, surroundings=around, clock=clock)
 
 
 def _alone() -> RunSettings:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from atoll.disk import sync_directory
 from atoll.errors import CorruptError, DiskError, UsageError
+from atoll.island.environment import Surroundings
 from atoll.wire import blake3_digest
 
 KEY_BYTES = 32
@@ -42,6 +43,13 @@ def island_key(directory: Path, *, run: str, island: str) -> bytes:
         ) from exc
     except OSError as exc:
         raise DiskError(f"{path} cannot be written or read: {exc.strerror}.") from exc
+
+
+def life_key(island: str | None, *, run: str, surroundings: Surroundings) -> bytes:
+    """Return the key of an island; one without a name of its own has it for a life."""
+    if island is None:
+        return secrets.token_bytes(KEY_BYTES)
+    return island_key(surroundings.keys, run=run, island=island)
 
 
 def _name(run: str, island: str) -> str:

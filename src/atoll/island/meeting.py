@@ -12,9 +12,11 @@ from atoll.clock import Clock
 from atoll.errors import UsageError
 from atoll.exchange.bucket import Lookout, StoreExchange, ThreadTiming
 from atoll.exchange.bucket.making import require_able
+from atoll.exchange.bucket.opening import require_there
+from atoll.exchange.bucket.pauses import TRIES
 from atoll.exchange.bucket.sight import BEAT_S, LEASE_S
 from atoll.island.environment import Surroundings
-from atoll.island.keys import island_key
+from atoll.island.keys import life_key
 from atoll.store import Counted, Patient, Probed, Ranged, open_store
 
 LEAVE_S = 20.0
@@ -28,7 +30,12 @@ class Reliable(Ranged):
 
     def __init__(self, url: str, timing: ThreadTiming) -> None:
         self.counted = Counted(open_store(url))
-        super().__init__(Probed(Patient(self.counted, pause=timing.pause)))
+        self._patient = Patient(self.counted, pause=timing.pause)
+        super().__init__(Probed(self._patient))
+
+    def endure(self) -> None:
+        """Ask again for minutes from now on: an outage must not end an island."""
+        self._patient.tries = TRIES
 
     def costs(self) -> dict[str, float]:
         """Return what it was asked, under the names that loggers see."""
@@ -60,31 +67,44 @@ class Meeting:
         try:
             yield
         finally:
-            self._timing.close()
-            self.store.close()
+            self.close()
+
+    def close(self) -> None:
+        """Say nothing more here. Safe to repeat."""
+        self._timing.close()
+        self.store.close()
 
 
 def meet(
-    url: str, *, island: str | None, surroundings: Surroundings, clock: Clock
+    url: str,
+    *,
+    island: str | None,
+    surroundings: Surroundings,
+    clock: Clock,
+    key: bytes | None = None,
+    nonce: bytes | None = None,
 ) -> Meeting:
     """Return the way to a run in a store, which has said what it is.
+
+    `key` and `nonce` are those of a life that has begun elsewhere.
 
     Raises:
         UsageError: there is no run, or the store cannot keep one; the way out is named.
         StoreDenied: a permission is missing.
         Unreachable: the store does not answer.
     """
+    require_there(url)
     timing = ThreadTiming(clock)
     store = Reliable(url, timing)
     try:
         lookout = Lookout.open(store, timing, url=url)
         settings = lookout.sight.settings
         require_able(lookout.store, settings, url=url)
+        beat_s = _beat_s(surroundings.heartbeat_s)
     except BaseException:
         timing.close()
         store.close()
         raise
-    beat_s = _beat_s(surroundings.heartbeat_s)
     log.info(
         "adopted the settings of run %s: fingerprint %s, epoch %d, heartbeat %g s",
         lookout.run,
@@ -92,10 +112,10 @@ def meet(
         lookout.sight.state.epoch,
         beat_s,
     )
-    key = secrets.token_bytes(32)
-    if island is not None:
-        key = island_key(surroundings.keys, run=lookout.run, island=island)
-    nonce = secrets.token_bytes(16)
+    if key is None:
+        key = life_key(island, run=lookout.run, surroundings=surroundings)
+    nonce = nonce or secrets.token_bytes(16)
+    store.endure()
     exchange = StoreExchange(lookout, key=key, nonce=nonce, beat_s=beat_s)
     return Meeting(exchange, store, timing)
 

@@ -19,7 +19,7 @@ from atoll.exchange.over_http import HttpLine
 from atoll.http import Caller
 from atoll.http.asking import Broken
 from atoll.island.environment import Surroundings
-from atoll.island.keys import island_key
+from atoll.island.keys import life_key
 from atoll.security import (
     Credentials,
     Role,
@@ -78,6 +78,10 @@ class Way:
         finally:
             self._line.close()
 
+    def close(self) -> None:
+        """Say nothing more here. Safe to repeat."""
+        self._line.close()
+
 
 def reach(
     run: str,
@@ -86,11 +90,13 @@ def reach(
     surroundings: Surroundings,
     clock: Clock,
     wait_s: float = REACH_S,
+    key: bytes | None = None,
+    nonce: bytes | None = None,
 ) -> Way:
     """Return the way to a coordinator, which has said what its run is.
 
     One that is not there yet is asked again for `wait_s`; one that is there and
-    refuses is not.
+    refuses is not. `key` and `nonce` are those of a life that has begun elsewhere.
 
     Raises:
         Unreachable: nobody answers there.
@@ -113,11 +119,13 @@ def reach(
         heartbeat_s,
     )
     line = HttpLine(caller, clock=clock, headers=headers, run=info.run)
-    key = secrets.token_bytes(32)
-    if island is not None:
-        key = island_key(surroundings.keys, run=info.run, island=island)
+    if key is None:
+        key = life_key(island, run=info.run, surroundings=surroundings)
     exchange = CoordinatorExchange(
-        line, key=key, nonce=secrets.token_bytes(16), heartbeat_s=heartbeat_s
+        line,
+        key=key,
+        nonce=nonce or secrets.token_bytes(16),
+        heartbeat_s=heartbeat_s,
     )
     return Way(exchange, info, line)
 

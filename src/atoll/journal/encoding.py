@@ -25,6 +25,7 @@ from atoll.journal.records import (
     Founded,
     Joined,
     Left,
+    MoveSet,
     PauseSet,
     Place,
     Record,
@@ -278,5 +279,6 @@ LAYOUT: dict[int, tuple[type[Record], dict[str, Field]]] = {
     ),
     9: (Ended, {"reason": TEXT}),
     10: (PauseSet, {"is_paused": FLAG}),
+    11: (MoveSet, {"target": TEXT, "nonce": TEXT, "is_over": FLAG}),
 }
 _NUMBER_OF = {kind: number for number, (kind, _) in LAYOUT.items()}

@@ -35,6 +35,7 @@ from atoll.journal.records import (
     Founded,
     Joined,
     Left,
+    MoveSet,
     PauseSet,
     Place,
     Record,
@@ -52,7 +53,7 @@ RECENT = 2
 """Outcomes of each fragment that are kept in memory, without their bodies: every
 island asks for them."""
 
-Note = Joined | Left | EpochSet | PauseSet | Ended
+Note = Joined | Left | EpochSet | PauseSet | MoveSet | Ended
 """A record that stands for itself: no file goes with it."""
 
 

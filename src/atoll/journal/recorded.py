@@ -25,6 +25,7 @@ from atoll.journal.records import (
     Founded,
     Joined,
     Left,
+    MoveSet,
     PauseSet,
     Place,
     Record,
@@ -102,6 +103,7 @@ class Recorded:
 
         self.epochs: list[EpochSet] = []
         self.is_paused = False
+        self.move: MoveSet | None = None
         self.fragments: list[RecordedFragment] = []
         self.rosters: Mapping[tuple[int, int], Roster] = Rosters(self, read_roster)
         """By fragment and round, for every outcome that is known."""
@@ -161,6 +163,8 @@ class Recorded:
                 self.epochs.append(record)
             case PauseSet(is_paused=is_paused):
                 self.is_paused = is_paused
+            case MoveSet():
+                self.move = record if record.target else None
             case Staged():
                 self.staged[record.fragment, record.round, record.island] = record
             case Committed():

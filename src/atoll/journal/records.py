@@ -115,6 +115,20 @@ class PauseSet:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MoveSet:
+    """The run is on its way elsewhere, or there; without a target it stays."""
+
+    target: str = ""
+    nonce: str = ""
+    is_over: bool = False
+
+    def __post_init__(self) -> None:
+        _require(_reason(self.target, "target"), _reason(self.nonce, "nonce"))
+        if not self.target and (self.nonce or self.is_over):
+            raise UsageError("a move has a target.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Staged:
     """A departing update is durable in a file of its own."""
 
@@ -261,6 +275,7 @@ Record = (
     | Left
     | EpochSet
     | PauseSet
+    | MoveSet
     | Staged
     | Committed
     | Recovered

@@ -2,7 +2,7 @@
 
 Rule 1: every change of a `CoordinatorState` is made by `advance`, from one event. What
         rounds do is here, who comes and goes in `presence`, what operators ask for in
-        `ending`.
+        `ending`, and what becomes of a run that goes elsewhere in `moving`.
 Rule 2: none of them knows how messages arrive, what time it is, what a body holds or
         where the journal is. They say what to do; the host does it and says so.
 Rule 3: what must survive a crash is an action (`Remember`, `Close`) that the host makes
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from atoll.errors import Refused
-from atoll.protocol import ending, presence
+from atoll.protocol import ending, moving, presence
 from atoll.protocol.events import (
     Action,
     Beaten,
@@ -32,12 +32,15 @@ from atoll.protocol.events import (
     Founded,
     Joining,
     Leave,
+    Moved,
+    Moving,
     NewValues,
     Offered,
     Pausing,
     Recovered,
     Result,
     Say,
+    Staying,
     Stopping,
     Stored,
     Tick,
@@ -55,9 +58,11 @@ def advance(state: CoordinatorState, event: Event, now_s: float) -> Result:
     """Advance the machine by one event.
 
     Raises:
-        UsageError, ModelError, LeaseLost, Refused: the event is refused, and nothing
-            has changed.
+        UsageError, ModelError, LeaseLost, Refused, RunMoved, Unreachable: the event is
+            refused, and nothing has changed.
     """
+    if state.move is not None:
+        moving.require_still(state, event)
     state, actions = HANDLERS[type(event)](state, event, now_s)
     if isinstance(event, Offered) or _comes_along(event):
         return state, actions  # settled before it was judged, or with what follows
@@ -101,7 +106,7 @@ def _settle(state: CoordinatorState, now_s: float) -> Result:
     state = _start(state, now_s)
     members, settings = state.members, state.settings
     due = [each for each in state.rounds if each.can_close(members, settings, now_s)]
-    if not due or state.is_paused or not all_heard(members, now_s):
+    if not due or state.is_held or not all_heard(members, now_s):
         return state, []
     actions: list[Action] = []
     for round in due:
@@ -256,6 +261,9 @@ HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], Result]] = {
     NewValues: ending.set_values,
     Stopping: ending.stop,
     Pausing: ending.pause,
+    Moving: moving.move,
+    Moved: moving.moved,
+    Staying: moving.stay,
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from atoll.protocol.membership import Member
 from atoll.protocol.messages import Beat, Holding, JoinRequest, Position
 from atoll.protocol.rounds import Reception
-from atoll.protocol.run_state import CoordinatorState
+from atoll.protocol.run_state import CoordinatorState, Move
 from atoll.wire import Header, OuterValues, Roster
 
 
@@ -126,6 +126,28 @@ class Pausing:
     is_paused: bool
 
 
+@dataclass(frozen=True)
+class Moving:
+    """An operator takes the run elsewhere: everything is held until it is there."""
+
+    target: str
+    nonce: str
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The run is there."""
+
+    target: str
+
+
+@dataclass(frozen=True)
+class Staying:
+    """The run is not there, and will not be: it goes on here."""
+
+    target: str
+
+
 Event = (
     Joining
     | Founded
@@ -140,6 +162,9 @@ Event = (
     | NewValues
     | Stopping
     | Pausing
+    | Moving
+    | Moved
+    | Staying
 )
 
 
@@ -166,7 +191,7 @@ class Epoch:
 class Remember:
     """Make a change durable before anybody is answered."""
 
-    what: Member | Leave | Epoch | Pausing
+    what: Member | Leave | Epoch | Pausing | Move | Staying
 
 
 @dataclass(frozen=True)

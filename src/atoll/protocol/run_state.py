@@ -24,6 +24,17 @@ class Founding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Move:
+    """The run is on its way elsewhere, or there."""
+
+    target: str
+    nonce: str
+    """Made for this move: what is found there under it has come with it."""
+
+    is_over: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class CoordinatorState:
     """All that the machine remembers."""
 
@@ -41,6 +52,9 @@ class CoordinatorState:
     is_paused: bool = False
     """By an operator: nothing closes."""
 
+    move: Move | None = None
+    """By an operator: nothing closes, and nothing else changes."""
+
     @property
     def has_started(self) -> bool:
         """True from the moment `start_islands` took part, though some have left."""
@@ -49,6 +63,11 @@ class CoordinatorState:
             if round.phase is not Phase.WAITING:
                 return True
         return False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an operator keeps rounds from closing."""
+        return self.is_paused or self.move is not None
 
     def position(self, now_s: float, *, island: str | None = None) -> Position:
         """Return where the run is, as live islands say, and what it wants of one."""
@@ -89,7 +108,7 @@ class CoordinatorState:
         what they are asked for can close a round before a deadline.
         """
         live = self.members.live(now_s)
-        can_close = not self.is_paused and len(live) >= self.settings.run.quorum
+        can_close = not self.is_held and len(live) >= self.settings.run.quorum
         return can_close and all(map(self._is_blocked, live))
 
     def wanted(self, island: str, now_s: float) -> tuple[int, ...]:

@@ -66,6 +66,9 @@ ROUTES = (
     # Every island runs that code: who puts it there commands them all.
     Route("PUT", "/code/{digest}", Need.OPERATOR),
     Route("POST", "/control/{action}", Need.OPERATOR),
+    # Digests of islands' keys, and what nobody is left to publish again.
+    Route("GET", "/belongings", Need.OPERATOR),
+    Route("GET", "/belongings/{f}/{n}/{island}", Need.OPERATOR),
     Route("POST", "/invites", Need.OPERATOR),
     Route("POST", "/invites/redeem", Need.CODE),
 )

@@ -274,7 +274,7 @@ class AsyncSection:
 class StoreSection:
     """`[store]`: runs without a coordinator."""
 
-    decider: str | None = setting(None, Later())
+    decider: str | None = setting(None, Maybe(Name()))
     """The one island that may close rounds where the store cannot put-if-absent."""
 
     def __post_init__(self) -> None:

@@ -15,8 +15,10 @@ from atoll.simulate.faults import (
     Freeze,
     FullDisk,
     Kill,
+    ListLag,
     Loss,
     OfLink,
+    Outage,
     Partition,
     ReadOnlyDisk,
     Reorder,
@@ -38,11 +40,14 @@ def apply(plan: FaultPlan, world: World) -> Armed:
     that overlap hold together until the last of them ends.
 
     Raises:
-        UsageError: the plan names a process that the world does not have.
+        UsageError: the plan names a process that the world does not have, or a store
+            that is none.
     """
     for fault in plan.faults:
         for name in fault.names:
             world.require(name)
+            if isinstance(fault, Outage | ListLag):
+                world.require_store(name)
     armed = Armed(plan, world)
     for fault in plan.faults:
         if fault.at_s is None:
@@ -117,6 +122,14 @@ class Armed:
                 return self._hold(fault), fault.for_s
             case Rollback():
                 return self._roll_back(fault), fault.for_s
+            case Outage():
+                return _held(world.stores[fault.process].outages, fault.rate), (
+                    fault.for_s
+                )
+            case ListLag():
+                return _held(world.stores[fault.process].list_lags, fault.by_s), (
+                    fault.for_s
+                )
             case ClockJump():
                 world.clocks[fault.process].jump(fault.by_s)
             case ClockDrift():
@@ -179,6 +192,11 @@ def weather_of(fault: OfLink) -> Weather:
             return Weather(link=fault.link, bytes_per_s=fault.bytes_per_s)
         case _:
             raise AssertionError(f"no weather for {fault}")
+
+
+def _held(troubles: list[float], trouble: float) -> Undo:
+    troubles.append(trouble)
+    return partial(troubles.remove, trouble)
 
 
 def _nothing() -> None:

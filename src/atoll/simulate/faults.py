@@ -218,10 +218,31 @@ class ClockDrift(OfProcess):
     rate: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outage(OfProcess):
+    """A store fails requests, each with chance `rate`, done before that or not."""
+
+    kind: ClassVar[str] = "outage"
+    is_condition: ClassVar[bool] = True
+    rate: float = 1.0
+    for_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListLag(OfProcess):
+    """A store's lists are up to `by_s` late, for each object anew."""
+
+    kind: ClassVar[str] = "list_lag"
+    is_condition: ClassVar[bool] = True
+    by_s: float
+    for_s: float | None = None
+
+
 KINDS: dict[str, type[Fault]] = {
     each.kind: each
     for each in (
         *(Kill, Freeze, Slow, Delay, Loss, Duplicate, Reorder, Corrupt, Throttle),
         *(Partition, FullDisk, ReadOnlyDisk, Rollback, ClockJump, ClockDrift),
+        *(Outage, ListLag),
     )
 }

@@ -7,22 +7,28 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import numpy as np
 
 from atoll.errors import AtollError
-from atoll.exchange import CoordinatorExchange
+from atoll.exchange import Exchange
 from atoll.island import Host
 from atoll.island.vectors import Vectors, vector_model
 from atoll.protocol import JoinRequest, ModelSpec
-from atoll.simulate.hosts import Greenlets, Wire
+from atoll.simulate.hosts import Greenlets
 from atoll.simulate.invariants import Watch
+from atoll.simulate.invariants.watch import Ports
 from atoll.simulate.links import Latency
+from atoll.simulate.process import Process
 from atoll.simulate.world import World
 from atoll.weights.layout import F32
 
 STEP_S = 0.5
 """What an inner step takes on an island that nothing slows down."""
+
+STORE_STEP_S = 2.0
+"""The same in a bucket, where leases are longer and looks further apart."""
 
 STEP_TOKENS = (60, 100)
 """An inner step trains on so many tokens, drawn evenly."""
@@ -96,6 +102,14 @@ class Story:
     failed: Callable[[str, AtollError], None]
 
 
+class Way(Protocol):
+    """How the islands of a run reach it."""
+
+    def exchange(self, process: Process, number: int, ports: Ports) -> Exchange:
+        """Return the exchange of an island's `number`-th life, which is watched."""
+        ...
+
+
 class IslandLives:
     """Runs an island's lives, one after another; a new one has nothing of the last."""
 
@@ -106,11 +120,12 @@ class IslandLives:
         watch: Watch,
         story: Story,
         *,
+        way: Way,
         conditions: Conditions,
         departure: Departure | None = None,
     ) -> None:
         self._world, self._name, self._watch, self._story = world, name, watch, story
-        self._conditions, self._departure = conditions, departure
+        self._way, self._conditions, self._departure = way, conditions, departure
         self.hours = Hours()
         self._rng = random.Random(f"{world.scheduler.seed} {name}")
         self._process = world.add(name)
@@ -175,10 +190,8 @@ class IslandLives:
         self._lives += 1
         # Founders differ: whose weights a run starts from must not be lost.
         view = Vectors(fill=self._rng.random())
-        ports = self._watch.begin(self._name, Wire(self._world, self._process), view)
-        exchange = CoordinatorExchange(
-            ports.line, key=self._name.encode(), nonce=str(self._lives).encode()
-        )
+        ports = self._watch.begin(self._name, view)
+        exchange = self._way.exchange(self._process, self._lives, ports)
         host = Host(
             exchange,
             ports.view,
@@ -186,7 +199,7 @@ class IslandLives:
             clock=self._world.clocks[self._name],
             background=Greenlets(self._process),
         )
-        self._watch.joined(ports.life, host, exchange)
+        self._watch.joined(ports.life, host)
         self.hours.begin(self._world.scheduler.now_s)
         return host, view
 

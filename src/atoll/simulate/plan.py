@@ -17,7 +17,9 @@ from atoll.simulate.faults import (
     Freeze,
     FullDisk,
     Kill,
+    ListLag,
     Loss,
+    Outage,
     Partition,
     ReadOnlyDisk,
     Reorder,
@@ -321,6 +323,46 @@ class FaultPlan:
                 rate=rate,
                 at_s=at_s,
                 at_round=at_round,
+            )
+        )
+
+    def outage(
+        self,
+        process: str,
+        *,
+        rate: float = 1.0,
+        at_s: float | None = None,
+        at_round: int | None = None,
+        for_s: float | None = None,
+    ) -> FaultPlan:
+        """Let a store fail requests, each with chance `rate`."""
+        return self.adding(
+            Outage(
+                process=process,
+                rate=rate,
+                at_s=at_s,
+                at_round=at_round,
+                for_s=for_s,
+            )
+        )
+
+    def list_lag(
+        self,
+        process: str,
+        *,
+        by_s: float,
+        at_s: float | None = None,
+        at_round: int | None = None,
+        for_s: float | None = None,
+    ) -> FaultPlan:
+        """Let a store's lists be up to `by_s` late."""
+        return self.adding(
+            ListLag(
+                process=process,
+                by_s=by_s,
+                at_s=at_s,
+                at_round=at_round,
+                for_s=for_s,
             )
         )
 

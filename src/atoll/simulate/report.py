@@ -43,6 +43,7 @@ def heading(setup: Setup, page: Page) -> list[Line]:
         f"steps each, overlap {sync.overlap_steps}",
         "seed": str(setup.seed),
         "faults": f"{setup.origin}{faults}",
+        **({"place": "a bucket, without a coordinator"} if setup.store else {}),
     }
     if page.has_strip:
         facts["marks"] = f"{LEGEND}   (one per island, in order)"
@@ -108,7 +109,9 @@ def _fates(tokens: Mapping[str, int]) -> dict[str, str]:
 
 def reproduction(setup: Setup, command: str) -> list[Line]:
     """Return how to see a violation again: the command, and a test to paste."""
-    arguments = {"settings": "SETTINGS", "islands": len(setup.islands)}
+    arguments: Facts = {"settings": "SETTINGS", "islands": len(setup.islands)}
+    if setup.store:
+        arguments["store"] = True
     test = as_test(setup.plan, seed=setup.seed, arguments=arguments)
     values = pformat(_chosen(setup.settings), sort_dicts=False)
     settings = f"SETTINGS = RunSettings.from_dict(\n{indent(values, '    ')}\n)"
@@ -137,6 +140,7 @@ def opening_facts(setup: Setup) -> Facts:
         "seed": setup.seed,
         "settings": setup.settings.to_dict(),
         "faults": [{"kind": f.kind, **f.values()} for f in setup.plan.faults],
+        **({"store": True} if setup.store else {}),
     }
 
 

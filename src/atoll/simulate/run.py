@@ -6,23 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from atoll.errors import AtollError
-from atoll.protocol.rounds import Phase
-from atoll.protocol.run_state import CoordinatorState
 from atoll.settings import RunSettings
 from atoll.simulate.apply import Armed, apply
-from atoll.simulate.hosts import CoordinatorHost
 from atoll.simulate.invariants import Violation, Watch
 from atoll.simulate.invariants.claims import ISLANDS_GO_ON
 from atoll.simulate.life import ProcessFailed
 from atoll.simulate.lives import (
     MODEL,
     STEP_S,
+    STORE_STEP_S,
     Conditions,
     Departure,
     Hours,
     IslandLives,
     Story,
 )
+from atoll.simulate.places import AtCoordinator, InBucket, Place
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.trace import Happening
 from atoll.simulate.world import World
@@ -70,18 +69,26 @@ def simulate(
     trace: Callable[[Happening], None] | None = None,
     departures: Mapping[str, Departure] | None = None,
     conditions: Conditions | None = None,
+    store: bool = False,
 ) -> Simulated:
     """Run to the settings' `end_rounds`, and return what came of it.
 
     The same arguments give the same run, event for event. `trace` is told of every
     message, fault and crash as it happens. Every invariant is watched, and the run
     stops at the first that does not hold. Without `conditions` the model is tiny, an
-    inner step takes half a second, and links have a delay and no rate.
+    inner step takes half a second, and links have a delay and no rate. With `store`
+    there is no coordinator: islands meet in a bucket, whose process is `store`, and
+    an inner step takes two seconds.
     """
-    usual = conditions or Conditions()
+    usual = conditions or Conditions(step_s=STORE_STEP_S if store else STEP_S)
     with World(seed, latency=usual.latency) as world:
         world.scheduler.trace = trace
-        run = _Run(world, settings, islands, departures or {}, usual)
+        place: Place
+        if store:
+            place = InBucket(world, settings, usual, islands=islands)
+        else:
+            place = AtCoordinator(world, settings)
+        run = _Run(world, place, settings, islands, departures or {}, usual)
         armed = apply(faults or FaultPlan(), world)
         return run.to_the_end(armed)
 
@@ -92,6 +99,7 @@ class _Run:
     def __init__(
         self,
         world: World,
+        place: Place,
         settings: RunSettings,
         islands: int,
         departures: Mapping[str, Departure],
@@ -99,15 +107,15 @@ class _Run:
     ) -> None:
         self._world, self._settings = world, settings
         self._result = Simulated()
-        self._coordinator = CoordinatorHost(world, settings)
         self._watch = Watch(
             world,
-            self._coordinator,
             settings,
             lay_out(conditions.model, settings),
             islands=islands,
-            step_s=conditions.step_s,
+            silence_s=place.silence_s(step_s=conditions.step_s),
+            lease_s=place.lease_s,
         )
+        self._watch.referee = self._referee = place.referee(self._watch)
         self._names = [f"i{number}" for number in range(islands)]
         self._result.deaths = dict.fromkeys(self._names, 0)
         self._open = set(self._names)
@@ -115,7 +123,7 @@ class _Run:
 
         self._is_calm = False
         self._reached = 0
-        self._coordinator.start()
+        place.open()
         story = Story(
             died=self._died, ended=self._ended, left=self._left, failed=self._failed
         )
@@ -126,6 +134,7 @@ class _Run:
                 name,
                 self._watch,
                 story,
+                way=place.way,
                 conditions=conditions,
                 departure=departures.get(name),
             )
@@ -135,7 +144,7 @@ class _Run:
     def to_the_end(self, armed: Armed) -> Simulated:
         """Let everything happen, and return what came of it."""
         scheduler, watch, result = self._world.scheduler, self._watch, self._result
-        watch.on_commit = lambda state: self._reach(armed, state)
+        watch.on_commit = lambda lowest: self._reach(armed, lowest)
         watch.on_look = lambda: self._look(armed)
         scheduler.after_event = watch.after_event
         try:
@@ -162,9 +171,8 @@ class _Run:
         self._left(name)
         self._watch.report(ISLANDS_GO_ON, name, f"{type(exc).__name__}: {exc}")
 
-    def _reach(self, armed: Armed, state: CoordinatorState) -> None:
+    def _reach(self, armed: Armed, lowest: int) -> None:
         """Let the faults of a round happen when every fragment has come to it."""
-        lowest = min(round.number for round in state.rounds)
         while self._reached < lowest:
             self._reached += 1
             armed.reached(self._reached)
@@ -185,25 +193,22 @@ class _Run:
 
     def _overdue(self, num_alive: int) -> None:
         """Judge a silence: a run that lacks islands waits for them, rightly."""
-        service = self._coordinator.service
-        state = service.state if service is not None else None
         quorum = self._settings.run.quorum
-        if num_alive < quorum or (state and not state.has_started):
+        if num_alive < quorum or not self._referee.has_started:
             self._world.scheduler.stop()
-        elif state and all(round.phase is Phase.ENDED for round in state.rounds):
+        elif self._referee.has_ended:
             who = ", ".join(sorted(self._open))
             self._watch.report(ISLANDS_GO_ON, who, "the run is over, and it trains on")
         else:
             self._watch.progress.overdue(self._world.scheduler.now_s)
 
     def _conclude(self) -> None:
-        result, service = self._result, self._coordinator.service
+        result, referee = self._result, self._referee
         result.tokens = self._watch.conclude()
         result.utilisation = {
             name: hours.utilisation(result.seconds)
             for name, hours in self._hours.items()
         }
         result.violations = self._watch.violations
-        if service is not None:
-            result.coordinator_digests = [state.digest for state in service.weights]
-            result.rounds = tuple(round.number - 1 for round in service.state.rounds)
+        result.coordinator_digests = referee.digests
+        result.rounds = tuple(number - 1 for number in referee.opened)

@@ -10,9 +10,15 @@ from typing import Any
 from atoll.errors import UsageError
 from atoll.settings import RunSettings
 from atoll.settings.rules import nearest
+from atoll.simulate.lives import STORE_STEP_S
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.run import LIMIT_S, MODEL, STEP_S
-from atoll.simulate.storms import COORDINATOR, random_plan
+from atoll.simulate.storms import (
+    COORDINATOR,
+    STORE,
+    random_plan,
+    random_store_plan,
+)
 from atoll.weights import lay_out
 
 CALM = "none"
@@ -45,6 +51,9 @@ class Setup:
     origin: str
     """Where the faults come from, in words."""
 
+    store: bool = False
+    """Whether the islands meet in a bucket, and not at a coordinator."""
+
     @property
     def rounds(self) -> int:
         rounds = self.settings.run.end_rounds
@@ -61,6 +70,7 @@ def prepare(
     seed: int,
     faults: str | None,
     storm: float | None,
+    store: bool = False,
 ) -> Setup:
     """Return the setup that the command line asks for.
 
@@ -71,16 +81,24 @@ def prepare(
     number = islands or max(DEFAULT_ISLANDS, settings.run.start_islands)
     names = tuple(f"i{at}" for at in range(number))
     _check_islands(settings, number)
-    _check_length(settings)
+    _check_length(settings, store=store)
     _check_model(settings)
-    plan, origin = _faults(settings, names, seed, faults, storm)
-    _check_names(plan, names)
-    return Setup(settings=settings, islands=names, seed=seed, plan=plan, origin=origin)
+    plan, origin = _faults(settings, names, seed, faults, storm, store=store)
+    _check_names(plan, names, STORE if store else COORDINATOR)
+    return Setup(
+        settings=settings,
+        islands=names,
+        seed=seed,
+        plan=plan,
+        origin=origin,
+        store=store,
+    )
 
 
-def length_s(settings: RunSettings) -> float:
+def length_s(settings: RunSettings, *, store: bool = False) -> float:
     """Return how much virtual time a run takes when nothing goes wrong."""
-    return (settings.run.end_rounds or 0) * settings.sync.sync_every * STEP_S
+    step_s = STORE_STEP_S if store else STEP_S
+    return (settings.run.end_rounds or 0) * settings.sync.sync_every * step_s
 
 
 def _settings(
@@ -117,9 +135,9 @@ def _check_islands(settings: RunSettings, islands: int) -> None:
         )
 
 
-def _check_length(settings: RunSettings) -> None:
+def _check_length(settings: RunSettings, *, store: bool) -> None:
     """Refuse a run that a storm could keep from ending in time."""
-    needed_s, most_s = length_s(settings), LIMIT_S / 2
+    needed_s, most_s = length_s(settings, store=store), LIMIT_S / 2
     if needed_s > most_s:
         rounds, sync_every = settings.run.end_rounds, settings.sync.sync_every
         raise UsageError(
@@ -142,6 +160,8 @@ def _faults(
     seed: int,
     faults: str | None,
     storm: float | None,
+    *,
+    store: bool,
 ) -> tuple[FaultPlan, str]:
     if faults is not None and storm is not None:
         raise UsageError(
@@ -152,18 +172,19 @@ def _faults(
     if faults is not None:
         return FaultPlan.from_toml(faults), f"from {faults}"
     intensity = 1.0 if storm is None else storm
-    span_s = _STORM_SHARE * length_s(settings)
-    plan = random_plan(seed, names, span_s=span_s, intensity=intensity)
+    span_s = _STORM_SHARE * length_s(settings, store=store)
+    draw = random_store_plan if store else random_plan
+    plan = draw(seed, names, span_s=span_s, intensity=intensity)
     return plan, f"a storm of intensity {intensity:g} from seed {seed}"
 
 
-def _check_names(plan: FaultPlan, islands: tuple[str, ...]) -> None:
-    known = (*islands, COORDINATOR)
+def _check_names(plan: FaultPlan, islands: tuple[str, ...], place: str) -> None:
+    known = (*islands, place)
     for at, fault in enumerate(plan.faults, 1):
         for name in fault.names:
             if name not in known:
                 raise UsageError(
                     f"Fault {at} of the plan, a {fault.kind}, names {name!r}, but the "
-                    f"processes are {islands[0]} to {islands[-1]} and {COORDINATOR!r}. "
+                    f"processes are {islands[0]} to {islands[-1]} and {place!r}. "
                     f"Did you mean {nearest(name, known)!r}?"
                 )

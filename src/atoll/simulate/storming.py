@@ -2,7 +2,8 @@
 
     python -m atoll.simulate.storming --storms 10000 --first 0
 
-exits with 1 when an invariant did not hold in one of them.
+exits with 1 when an invariant did not hold in one of them. With --store the islands
+meet in a bucket.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import argparse
 import gc
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_context
 
-from atoll.simulate.trials import storm, trial
+from atoll.simulate.trials import Trial, store_trial, trial
 
 BATCH = 25
 """Storms between two looks at the progress."""
@@ -61,11 +63,11 @@ def settle() -> None:
     gc.set_threshold(100_000, 10, 10)
 
 
-def weather(seeds: Sequence[int]) -> Tally:
+def weather(seeds: Sequence[int], draw: Callable[[int], Trial] = trial) -> Tally:
     """Run the storms of `seeds`, one after the other."""
     tally = Tally()
     for seed in seeds:
-        result = storm(seed)
+        result = draw(seed).run()
         tally.storms += 1
         tally.rounds += sum(result.rounds)
         tally.events += result.events
@@ -75,7 +77,13 @@ def weather(seeds: Sequence[int]) -> Tally:
     return tally
 
 
-def weather_all(first: int, storms: int, *, processes: int) -> Iterator[Tally]:
+def weather_all(
+    first: int,
+    storms: int,
+    *,
+    processes: int,
+    draw: Callable[[int], Trial] = trial,
+) -> Iterator[Tally]:
     """Run storms in several processes, and yield what they have come to so far."""
     total = Tally()
     batches = [
@@ -85,14 +93,14 @@ def weather_all(first: int, storms: int, *, processes: int) -> Iterator[Tally]:
     # Spawned, not forked: whoever calls this may have threads.
     fresh = get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=fresh, initializer=settle) as pool:
-        for tally in pool.map(weather, batches):
+        for tally in pool.map(partial(weather, draw=draw), batches):
             total.add(tally)
             yield total
 
 
-def explain(seed: int) -> str:
+def explain(seed: int, draw: Callable[[int], Trial] = trial) -> str:
     """Return a failed storm as a test, its plan as small as it could be made."""
-    return trial(seed).shrunk().as_test()
+    return draw(seed).shrunk().as_test()
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -101,16 +109,21 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--storms", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--store", action="store_true", help="over a bucket")
     asked = parser.parse_args(words)
+    draw = store_trial if asked.store else trial
     since_s, total = time.monotonic(), Tally()
-    for total in weather_all(asked.first, asked.storms, processes=asked.processes):
+    storms = weather_all(
+        asked.first, asked.storms, processes=asked.processes, draw=draw
+    )
+    for total in storms:
         sys.stdout.write(f"\r{time.monotonic() - since_s:6.0f} s  {total}")
         sys.stdout.flush()
     sys.stdout.write("\n")
     for at, (seed, violation) in enumerate(sorted(total.failures.items())):
         sys.stdout.write(f"seed {seed}: {violation}\n")
         if at < SHRUNK:
-            sys.stdout.write(f"\n{explain(seed)}\n")
+            sys.stdout.write(f"\n{explain(seed, draw)}\n")
     return 1 if total.failures else 0
 
 

@@ -9,7 +9,9 @@ from atoll.errors import UsageError
 from atoll.simulate.links import ARROW
 from atoll.simulate.plan import FaultPlan
 
-COORDINATOR = "coordinator"
+COORDINATOR, STORE = "coordinator", "store"
+
+HOUR_S = 3600.0
 
 _PER_PROCESS = 1.5
 """Faults per process in a storm of intensity 1."""
@@ -34,10 +36,29 @@ def random_plan(
             f"{intensity!r} is none. Give an island, and numbers above 0."
         )
     rng = seed if isinstance(seed, random.Random) else random.Random(seed)
-    storm = _Storm(rng, list(islands), span_s, coordinator)
+    storm = _Storm(rng, list(islands), span_s, coordinator, _CHANCES)
     expected = intensity * _PER_PROCESS * (len(islands) + 1)
     plan = FaultPlan()
     for _ in range(_about(rng, expected)):
+        plan = storm.strike(plan)
+    return plan
+
+
+def random_store_plan(
+    seed: int | random.Random,
+    islands: Sequence[str],
+    *,
+    span_s: float,
+    intensity: float = 1.0,
+) -> FaultPlan:
+    """Return a storm over a run in a bucket, as `random_plan` does over others.
+
+    Some islands stand still for an hour, and some clocks are off by one.
+    """
+    rng = seed if isinstance(seed, random.Random) else random.Random(seed)
+    storm = _Storm(rng, list(islands), span_s, STORE, _STORE_CHANCES)
+    plan = FaultPlan()
+    for _ in range(_about(rng, intensity * _PER_PROCESS * (len(islands) + 1))):
         plan = storm.strike(plan)
     return plan
 
@@ -46,14 +67,19 @@ class _Storm:
     """Draws one fault after another."""
 
     def __init__(
-        self, rng: random.Random, islands: list[str], span_s: float, coordinator: str
+        self,
+        rng: random.Random,
+        islands: list[str],
+        span_s: float,
+        coordinator: str,
+        chances: Chances,
     ) -> None:
         self._rng, self._islands, self._span_s = rng, islands, span_s
-        self._coordinator = coordinator
+        self._coordinator, self._chances = coordinator, chances
 
     def strike(self, plan: FaultPlan) -> FaultPlan:
         """Return `plan` with one fault more."""
-        kinds, weights = zip(*_CHANCES, strict=True)
+        kinds, weights = zip(*self._chances, strict=True)
         kind: Strike = self._rng.choices(kinds, weights)[0]
         return kind(self, plan)
 
@@ -114,6 +140,24 @@ class _Storm:
         rate = _short(self._rng.uniform(0.9, 1.1))
         return plan.clock_drift(self._who(), rate=rate, at_s=self._window()[0])
 
+    def freeze_for_an_hour(self, plan: FaultPlan) -> FaultPlan:
+        who, at_s = self._rng.choice(self._islands), self._window()[0]
+        return plan.freeze(who, at_s=at_s, for_s=HOUR_S)
+
+    def outage(self, plan: FaultPlan) -> FaultPlan:
+        at_s, for_s = self._window()
+        rate = self._rate()
+        return plan.outage(self._coordinator, rate=rate, at_s=at_s, for_s=for_s)
+
+    def list_lag(self, plan: FaultPlan) -> FaultPlan:
+        at_s, for_s = self._window()
+        by_s = _short(self._rng.uniform(0.5, 5.0))
+        return plan.list_lag(self._coordinator, by_s=by_s, at_s=at_s, for_s=for_s)
+
+    def clock_off_by_an_hour(self, plan: FaultPlan) -> FaultPlan:
+        who, by_s = self._rng.choice(self._islands), self._rng.choice((1, -1)) * HOUR_S
+        return plan.clock_jump(who, by_s=by_s, at_s=self._window()[0])
+
     def _who(self) -> str:
         return self._rng.choice([*self._islands, self._coordinator])
 
@@ -140,7 +184,9 @@ class _Storm:
 
 Strike = Callable[[_Storm, FaultPlan], FaultPlan]
 
-_CHANCES: tuple[tuple[Strike, float], ...] = (
+Chances = Sequence[tuple[Strike, float]]
+
+_CHANCES: Chances = (
     (_Storm.kill, 5.0),
     (_Storm.freeze, 2.0),
     (_Storm.slow, 1.0),
@@ -155,6 +201,25 @@ _CHANCES: tuple[tuple[Strike, float], ...] = (
     (_Storm.clock_drift, 0.5),
 )
 """How often each kind is drawn beside the others; whoever corrupts says how."""
+
+_STORE_CHANCES: Chances = (
+    (_Storm.kill, 5.0),
+    (_Storm.freeze, 2.0),
+    (_Storm.freeze_for_an_hour, 0.7),
+    (_Storm.slow, 1.0),
+    (_Storm.delay, 1.0),
+    (_Storm.reorder, 1.5),
+    (_Storm.loss, 1.5),
+    (_Storm.duplicate, 1.0),
+    (_Storm.throttle, 0.5),
+    (_Storm.partition, 2.0),
+    (_Storm.outage, 2.0),
+    (_Storm.list_lag, 3.0),
+    (_Storm.clock_jump, 1.0),
+    (_Storm.clock_off_by_an_hour, 0.7),
+    (_Storm.clock_drift, 0.5),
+)
+"""A list that lags makes views differ: that is what a bucket's rounds must bear."""
 
 
 def _about(rng: random.Random, expected: float) -> int:

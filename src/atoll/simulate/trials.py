@@ -11,14 +11,19 @@ from typing import Any
 
 from atoll.errors import AtollWarning
 from atoll.settings import RunSettings
-from atoll.simulate.lives import STEP_S, Departure
+from atoll.simulate.lives import STEP_S, STORE_STEP_S, Departure
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.run import Simulated, simulate
 from atoll.simulate.shrink import as_test, shrink
-from atoll.simulate.storms import COORDINATOR, random_plan
+from atoll.simulate.storms import (
+    COORDINATOR,
+    STORE,
+    random_plan,
+    random_store_plan,
+)
 
 ISLANDS = 5
-ROUNDS = 20
+ROUNDS, STORE_ROUNDS = 20, 15
 _IMPORTS = """import pytest
 
 from atoll import RunSettings
@@ -38,6 +43,8 @@ class Trial:
 
     departures: Mapping[str, Departure]
     plan: FaultPlan
+    store: bool = False
+    """Whether the islands meet in a bucket, and not at a coordinator."""
 
     def run(self) -> Simulated:
         """Return what came of it; the same trial gives the same run."""
@@ -50,6 +57,7 @@ class Trial:
                 faults=self.plan,
                 seed=self.seed,
                 departures=self.departures,
+                store=self.store,
             )
 
     def shrunk(self, *, max_runs: int = 200) -> Trial:
@@ -63,11 +71,13 @@ class Trial:
 
     def as_test(self) -> str:
         """Return a test, ready to paste, that runs this trial."""
-        arguments = {
+        arguments: dict[str, object] = {
             "settings": "RunSettings.from_dict(SETTINGS)",
             "islands": ISLANDS,
             "departures": "DEPARTURES",
         }
+        if self.store:
+            arguments["store"] = True
         test = as_test(self.plan, seed=self.seed, arguments=arguments)
         body = test[test.index("def ") :]
         settings = pformat(dict(self.settings), sort_dicts=False)
@@ -90,9 +100,34 @@ def trial(seed: int) -> Trial:
     return Trial(seed=seed, settings=settings, departures=departures, plan=plan)
 
 
+def store_trial(seed: int) -> Trial:
+    """Return the trial of a seed in a bucket: five islands and fifteen rounds."""
+    rng = random.Random(f"store storm {seed}")
+    settings = _settings(rng)
+    settings["run"]["end_rounds"] = STORE_ROUNDS
+    if rng.random() < 1 / 8:
+        del settings["run"]["end_rounds"]
+        settings["run"]["end_tokens"] = rng.randint(1_000, 8_000)
+    window_s = settings["sync"]["sync_every"] * STORE_STEP_S
+    span_s = STORE_ROUNDS * window_s * rng.uniform(0.4, 1.0)
+    intensity = rng.uniform(0.3, 1.5)
+    plan = random_store_plan(rng, NAMES, span_s=span_s, intensity=intensity)
+    departures = _departures(rng)
+    if rng.random() < 1 / 3:
+        plan = _with_late_put(plan, rng, span_s=span_s, window_s=window_s)
+    return Trial(
+        seed=seed, settings=settings, departures=departures, plan=plan, store=True
+    )
+
+
 def storm(seed: int) -> Simulated:
     """Return what came of the storm of a seed."""
     return trial(seed).run()
+
+
+def store_storm(seed: int) -> Simulated:
+    """Return what came of the storm of a seed over a bucket."""
+    return store_trial(seed).run()
 
 
 def _names(result: Simulated) -> set[str]:
@@ -128,6 +163,17 @@ def _departures(rng: random.Random) -> dict[str, Departure]:
     back_after_s = rng.choice((None, round(rng.uniform(0.1, 10.0), 2)))
     steps = rng.randint(1, ROUNDS * 3)
     return {rng.choice(NAMES): Departure(after_steps=steps, back_after_s=back_after_s)}
+
+
+def _with_late_put(
+    plan: FaultPlan, rng: random.Random, *, span_s: float, window_s: float
+) -> FaultPlan:
+    """Let an island die whose puts of the last window arrive when it is back."""
+    who, at_s = rng.choice(NAMES), round(rng.uniform(0.2, 0.9) * span_s, 1)
+    link, by_s = f"{who}->{STORE}", round(rng.uniform(1.0, 9.0), 1)
+    return plan.delay(
+        link, at_s=max(0.0, at_s - window_s), by_s=by_s, for_s=window_s
+    ).kill(who, at_s=at_s, back_after_s=0.1)
 
 
 def _with_zombie(plan: FaultPlan, rng: random.Random, *, span_s: float) -> FaultPlan:

@@ -15,9 +15,11 @@ from atoll.simulate.faults import (
     Freeze,
     FullDisk,
     Kill,
+    ListLag,
     Loss,
     OfLink,
     OfProcess,
+    Outage,
     Partition,
     ReadOnlyDisk,
     Reorder,
@@ -78,6 +80,10 @@ def ending(fault: Fault) -> str:
             return "has room on its disk again"
         case ReadOnlyDisk():
             return "can write to its disk again"
+        case Outage():
+            return "answers again"
+        case ListLag():
+            return "has lists that are up to date again"
         case Partition():
             return f"the cut between {_groups(fault)} heals"
         case OfLink():
@@ -90,6 +96,8 @@ def lasts_s(fault: Fault) -> float | None:
     """Return how long a fault lasts; None is to the end, or no time at all."""
     match fault:
         case Freeze() | Slow() | Partition() | FullDisk() | ReadOnlyDisk() | OfLink():
+            return fault.for_s
+        case Outage() | ListLag():
             return fault.for_s
         case _:
             return None
@@ -116,6 +124,10 @@ def _wrong(fault: Fault) -> str:
             return "has no room left on its disk"
         case ReadOnlyDisk():
             return "cannot write to its disk"
+        case Outage():
+            return f"fails {_share(fault.rate)}requests, done or not"
+        case ListLag():
+            return f"has lists that are up to {seconds(fault.by_s)} late"
         case ClockJump():
             return _jump(fault)
         case ClockDrift():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from atoll.errors import UsageError
@@ -12,6 +13,17 @@ from atoll.simulate.links import Latency
 from atoll.simulate.network import Corrupter, Network
 from atoll.simulate.process import Process
 from atoll.simulate.scheduler import Scheduler
+
+
+@dataclass
+class Troubles:
+    """What a store suffers from now."""
+
+    outages: list[float] = field(default_factory=list)
+    """While one lasts, requests fail with this chance, each half after the effect."""
+
+    list_lags: list[float] = field(default_factory=list)
+    """While one lasts, lists are up to so many seconds late."""
 
 
 class World:
@@ -29,6 +41,8 @@ class World:
         self.processes: dict[str, Process] = {}
         self.clocks: dict[str, SimClock] = {}
         self.disks: dict[str, SimDisk] = {}
+        self.stores: dict[str, Troubles] = {}
+        """Of those processes that are stores."""
 
     def add(self, name: str, *, clock_rate: float = 1.0) -> Process:
         """Add a process that has not started, with a clock and an empty disk.
@@ -52,6 +66,15 @@ class World:
             raise UsageError(
                 f"The plan names {name!r}, but no process is called that. "
                 f"Did you mean {known!r}?"
+            )
+
+    def require_store(self, name: str) -> None:
+        """Raise `UsageError` if the process of this name is no store."""
+        if name not in self.stores:
+            known = ", ".join(map(repr, self.stores)) or "none in this run"
+            raise UsageError(
+                f"The plan lets {name!r} fail as a store does, but it is none: the "
+                f"stores are {known}. Name one of them."
             )
 
     def __enter__(self) -> World:

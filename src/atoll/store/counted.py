@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from atoll.store.port import Data, Item, Store, Traits
+from atoll.store.port import Data, Item, Store, Traits, size_of
 
 USD_PER_1000_WRITES = 0.005
 """Class A of S3 Standard in us-east-1, November 2026: put, list, copy."""
@@ -87,11 +87,11 @@ class Counted:
             return self._requests
 
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:
-        self._add(puts=1, bytes_up=_size(parts))
+        self._add(puts=1, bytes_up=size_of(parts))
         return self._store.put_new(key, parts)
 
     def put(self, key: str, parts: Sequence[Data]) -> None:
-        self._add(puts=1, bytes_up=_size(parts))
+        self._add(puts=1, bytes_up=size_of(parts))
         self._store.put(key, parts)
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
@@ -116,7 +116,3 @@ class Counted:
             now = self._requests
             sums = {name: getattr(now, name) + each for name, each in more.items()}
             self._requests = replace(now, **sums)
-
-
-def _size(parts: Sequence[Data]) -> int:
-    return sum(memoryview(part).nbytes for part in parts)

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from atoll.disk import sync_directory
+from atoll.disk import sync_directory, write_all
 from atoll.errors import NoSuchObject, StoreDenied, Unreachable
 from atoll.store.port import (
     Data,
@@ -122,7 +122,7 @@ class FileStore:
         try:
             try:
                 for part in parts:
-                    _write_all(handle, memoryview(part).cast("B"))
+                    write_all(handle, part)
                 os.fsync(handle)
             finally:
                 os.close(handle)
@@ -205,17 +205,13 @@ def _read(handle: int, first: int, size: int | None) -> memoryview:
     return place
 
 
-def _write_all(handle: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(handle, view) :]
-
-
 def _make_directory(directory: Path) -> None:
     """Make a directory and those above it, each durable in the one above."""
     if directory.is_dir():
         return
     _make_directory(directory.parent)
-    directory.mkdir(exist_ok=True)
+    with suppress(FileExistsError):  # whose it was may have removed it again by now
+        directory.mkdir()
     sync_directory(directory.parent)
 
 

@@ -27,12 +27,14 @@ class MemoryStore:
         self._lock = threading.Lock()
 
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:
-        whole = _joined(check_key(key), parts)
+        check_key(key)
+        whole = _joined(parts)
         with self._lock:
             return self._objects.setdefault(key, whole) is whole
 
     def put(self, key: str, parts: Sequence[Data]) -> None:
-        whole = _joined(check_key(key), parts)
+        check_key(key)
+        whole = _joined(parts)
         with self._lock:
             self._objects[key] = whole
 
@@ -59,7 +61,7 @@ class MemoryStore:
                 self._objects.pop(key, None)
 
 
-def _joined(key: str, parts: Sequence[Data]) -> bytes:
+def _joined(parts: Sequence[Data]) -> bytes:
     size_of(parts)
     # A copy, even of bytes: whose `is` tells who was first must be new.
     return bytes(bytearray().join(parts))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from atoll.errors import Unreachable
-from atoll.store.port import Data, Item, Store, Traits
+from atoll.store.port import Data, Item, Store, Traits, size_of
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Patient:
     ) -> None:
         self._store = store
         self._pause = pause or _pause
-        self._tries = tries or Tries()
+        self.tries = tries or Tries()
         self._rng = rng or random.Random()
 
     @property
@@ -91,7 +91,7 @@ class Patient:
 
     def _holds(self, key: str, parts: Sequence[Data]) -> bool:
         """Return whether the object at a key has these bytes, and no others."""
-        size = sum(memoryview(part).nbytes for part in parts)
+        size = size_of(parts)
         found, at = self._store.get(key, 0, size + 1), 0
         if len(found) != size:
             return False
@@ -103,7 +103,7 @@ class Patient:
         return True
 
     def _again(self, act: Callable[[], T]) -> T:
-        for wait_s in self._tries.waits_s(self._rng):
+        for wait_s in self.tries.waits_s(self._rng):
             try:
                 return act()
             except Unreachable:

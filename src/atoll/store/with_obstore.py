@@ -77,8 +77,8 @@ class ObstoreStore:
         check_key(key)
         window(0, first, size)
         if size == 0:
-            size = 1  # no range is empty; whether the object is there must be known
-            return self.get(key, first, size)[:0]
+            # No range is empty, and whether the object is there must be known.
+            return self.get(key, first, 1)[:0]
         try:
             with self._told("get", key):
                 found = obstore.get(self._store, key, options=_asked(first, size))

@@ -96,6 +96,7 @@ FRAGMENT = Field(Kind.WHOLE, "the fragment")
 ROUND = Field(Kind.WHOLE, "the round")
 UPDATE = {"island": ISLAND, "fragment": FRAGMENT, "round": ROUND}
 PLACE = {"fragment": FRAGMENT, "round": ROUND}
+TARGET = {"target": Field(Kind.TEXT, "its name there")}
 
 EVENTS: Mapping[str, EventKind] = MappingProxyType(
     {
@@ -176,6 +177,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         ),
         "run_paused": EventKind("An operator keeps rounds from closing.", {}),
         "run_resumed": EventKind("An operator lets rounds close again.", {}),
+        "run_moving": EventKind("An operator takes the run elsewhere.", TARGET),
+        "run_moved": EventKind("The run goes on elsewhere.", TARGET),
+        "run_stays": EventKind("The run goes on here after all.", {}),
         "run_stopped": EventKind(
             "An operator ends the run.",
             {"last_round": Field(Kind.WHOLE, "the round it will end with", True)},

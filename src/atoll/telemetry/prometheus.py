@@ -15,7 +15,15 @@ from atoll.telemetry.hub import Counters
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-RUN_STATES = ("founding", "waiting", "training", "paused", "ended")
+RUN_STATES = (
+    "founding",
+    "waiting",
+    "training",
+    "paused",
+    "moving",
+    "moved",
+    "ended",
+)
 ISLAND_STATES = ("live", "silent", "left")
 
 Status = Mapping[str, Any]

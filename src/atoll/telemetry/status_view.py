@@ -61,7 +61,8 @@ class _Page:
             f"{amounts.count(status['tokens'])} tokens",
         ]
         parts.append(_membership(status))
-        parts.append(f"up {amounts.span(_age_s(status))}")
+        if status["started_unix_s"] is not None:  # nobody starts a bucket
+            parts.append(f"up {amounts.span(_age_s(status))}")
         if status["stall_share"] is not None:
             parts.append(f"{amounts.share(status['stall_share'])} waiting")
         colour = STATE_COLOURS.get(state, "yellow")

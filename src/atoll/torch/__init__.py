@@ -6,5 +6,6 @@ Start reading at `join`.
 from atoll.torch.island import Evaluation, Island
 from atoll.torch.join import join
 from atoll.torch.shard import shard
+from atoll.torch.store_all_reduce import StoreAllReduce
 
-__all__ = ["Evaluation", "Island", "join", "shard"]
+__all__ = ["Evaluation", "Island", "StoreAllReduce", "join", "shard"]

@@ -34,8 +34,8 @@ def join(
 
     Args:
         optimizer: with several, inner steps are counted on the last.
-        run: a `MemoryRun`, a coordinator's address, or None to read ATOLL_RUN; "none"
-            trains alone.
+        run: a `MemoryRun`, a coordinator's address, an object store's URL or a path, or
+            None to read ATOLL_RUN; "none" trains alone.
         island: this island's name in the run; None reads ATOLL_ISLAND, and without it
             lets the run choose one.
         on_end: "raise" ends the loop with `RunEnded`, which the `with` block swallows;

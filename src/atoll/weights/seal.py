@@ -36,10 +36,8 @@ def seal(
     work, decoded = np.empty((2, min(BLOCK, layout.elements)), np.float32)
     norm = Norm()
     for block in blocks(layout.elements):
-        values, sent = (
-            work[: block.stop - block.start],
-            decoded[: block.stop - block.start],
-        )
+        size = block.stop - block.start
+        values, sent = work[:size], decoded[:size]
         _want(
             layout, anchor, local[block], block, values, residual=residual, decay=decay
         )

@@ -216,6 +216,19 @@ def test_a_foreign_roster_stops_the_run_by_its_key() -> None:
         trained(store, "a", "b")
 
 
+@pytest.mark.parametrize("data", [b"somebody's notes", b""])
+def test_something_else_at_an_islands_own_key_is_named(data: bytes) -> None:
+    """The island cannot publish there, and says what to remove."""
+    store = MemoryStore()
+    make_run(store, settings(1), url=URL)
+    store.put(keys.update(0, 2, "a", 1), [data])
+
+    with pytest.raises(
+        CorruptError, match=r"up/a-\w+\.1 holds no update.* Remove that"
+    ):
+        trained(store, "a")
+
+
 def test_a_foreign_mean_is_made_again() -> None:
     """The right bytes follow from the updates, whoever makes them."""
     store = MemoryStore()

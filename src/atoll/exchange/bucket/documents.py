@@ -166,7 +166,7 @@ def _outer(optimizer: str, lr: float, momentum: float) -> OuterValues:
     return OuterValues(optimizer=optimizer, lr=lr, momentum=momentum)
 
 
-_BASE = hexed(BASE_BYTES, BASE_BYTES)
+BASE = hexed(BASE_BYTES, BASE_BYTES)
 _SETTINGS: Field[RunSettings] = Field(settings_form, read_settings)
 _OUTER = row(_outer, {"optimizer": text(32), "lr": number(), "momentum": number()})
 _ROSTER = Field(
@@ -216,13 +216,13 @@ ROSTER: Field[RosterDocument] = table(
         "run": NAME,
         **_NUMBER,
         "epoch": whole(),
-        "base": _BASE,
+        "base": BASE,
         "outer": _OUTER,
         "shards": listed(NAME, most=MAX_SHARDS),
         "roster": _ROSTER,
     },
 )
-_COUNTED = row(
+COUNTED = row(
     CountedProgress,
     {"island": NAME, "round": whole(), "inner_steps": whole(), "tokens": whole()},
 )
@@ -233,8 +233,8 @@ STATE: Field[StateDocument] = table(
         **_NUMBER,
         "parts": whole(1, 2**20),
         "head": hexed(1, MAX_LARGE_BYTES),
-        "counted": listed(_COUNTED, most=65_536),
-        "bases": listed(_BASE, most=1024),
+        "counted": listed(COUNTED, most=65_536),
+        "bases": listed(BASE, most=1024),
     },
 )
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from atoll.errors import LeaseLost, UsageError
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import MemberDocument, Stand, packed
-from atoll.exchange.bucket.keys import life_of
+from atoll.exchange.bucket.keys import Life, life_of
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.states import States
 from atoll.protocol import Beat, JoinRequest
@@ -85,15 +86,24 @@ class Entering:
         return document
 
     def _take_name(self, name: str | None) -> MemberDocument:
+        island, slot = self._slot(name)
+        least = 1
         while True:
-            island, slot = self._slot(name)
-            document = self._next_life(island, slot)
+            document = self._next_life(island, slot, least)
             key = keys.member(island, document.beat.incarnation)
             if self._store.put_new(key, packed(documents.MEMBER, document)):
                 with self._lookout.lock:
                     self._lookout.sight.see_member(document, self._timing.now_s())
                 return document
+            # Somebody has this life, whom a list may not show yet; or at its key is
+            # something else, and the next one is free.
+            least = document.beat.incarnation + 1
+            self._lookout.look_life(Life(keys.slug(island), least - 1))
             self._lookout.look_members()
+            if island in self._lookout.sight.documents:
+                before = island
+                island, slot = self._slot(name)
+                least = least if island == before else 1
 
     def _slot(self, name: str | None) -> tuple[str, int]:
         """Return a name and its slot; without one, a name that nobody has had."""
@@ -105,17 +115,28 @@ class Entering:
             island = name if name is not None else f"island-{number}"
             if number in taken or (name is None and island in known):
                 continue
-            if self._store.put_new(keys.slot(number), [island.encode()]):
+            if self._has_taken(number, island):
                 return island, number
         raise UsageError(
             f"The run has had {_MOST_SLOTS} islands of other names. Use those again."
         )
 
-    def _next_life(self, island: str, slot: int) -> MemberDocument:
+    def _has_taken(self, number: int, island: str) -> bool:
+        """Return whether a slot is this island's from now on."""
+        key, said = keys.slot(number), island.encode()
+        if not self._store.put_new(key, [said]):
+            return False
+        if self._store.traits.has_put_new:
+            return True
+        # Here the last one stays: two that come together see the same one stay.
+        self._timing.pause(WATCH_S)
+        return bytes(self._store.get(key)) == said
+
+    def _next_life(self, island: str, slot: int, least: int) -> MemberDocument:
         before = self._lookout.sight.state.members.known.get(island)
         if before is not None and before.key != self._key and not before.has_left:
             self._require_silent(before)
-        incarnation = before.incarnation + 1 if before else 1
+        incarnation = max(least, before.incarnation + 1 if before else 1)
         opened = self._opened()
         stands = self._stands(island, incarnation)
         step = self._lookout.sight.position(self._timing.now_s()).step
@@ -134,24 +155,52 @@ class Entering:
     def _opened(self) -> tuple[int, ...]:
         sight = self._lookout.sight
         rounds = tuple(round.number for round in sight.state.rounds)
-        has_begun = len(sight.documents) >= sight.settings.run.start_islands
-        return rounds if has_begun or any(each > 1 for each in rounds) else ()
+        return rounds if sight.has_begun else ()
 
     def _stands(self, island: str, incarnation: int) -> tuple[Stand, ...]:
-        """Return the updates of earlier lives for the open rounds, and those after."""
-        stands, slug = {}, keys.slug(island)
-        for round in self._lookout.sight.state.rounds if incarnation > 1 else ():
-            for number in (round.number, round.number + 1):
-                prefix = keys.updates(round.fragment, number)
-                for item in self._store.items(prefix):
-                    life = life_of(item.key)
-                    if life and life.slug == slug and life.incarnation < incarnation:
-                        stands[round.fragment, number] = Stand(
-                            fragment=round.fragment,
-                            round=number,
-                            incarnation=life.incarnation,
-                        )
-        return tuple(stands.values())
+        """Return the updates of earlier lives for the open rounds, and those after.
+
+        Of several the latest: it was put by a life that did not name the others.
+        """
+        if incarnation == 1:
+            return ()
+        wheres = [
+            (round.fragment, number)
+            for round in self._lookout.sight.state.rounds
+            for number in (round.number, round.number + 1)
+        ]
+        finds = [partial(self._standing, *each, island, incarnation) for each in wheres]
+        return tuple(
+            Stand(fragment=fragment, round=number, incarnation=found)
+            for (fragment, number), found in zip(
+                wheres, self._timing.together(finds), strict=True
+            )
+            if found
+        )
+
+    def _standing(
+        self, fragment: int, round: int, island: str, incarnation: int
+    ) -> int:
+        """Return which earlier life has published for a round; 0: none has.
+
+        The last one's update is asked for by its key, because a list may be late.
+        What cannot be read as an update speaks for nobody.
+        """
+        slug, has_update = keys.slug(island), self._lookout.has_update
+        if has_update(fragment, round, Life(slug, incarnation - 1)):
+            return incarnation - 1
+        items = self._store.items(keys.updates(fragment, round))
+        lives = [life for item in items if (life := life_of(item.key))]
+        return max(
+            [
+                life.incarnation
+                for life in lives
+                if life.slug == slug
+                and life.incarnation < incarnation
+                and has_update(fragment, round, life)
+            ],
+            default=0,
+        )
 
     def _require_silent(self, before: Member) -> None:
         """Return if the document of another's life does not change for a lease."""

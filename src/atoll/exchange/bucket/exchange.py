@@ -33,6 +33,7 @@ from atoll.exchange.bucket.documents import (
     MemberDocument,
     RosterDocument,
     RunDocument,
+    Stand,
     packed,
 )
 from atoll.exchange.bucket.entering import WATCH_S, Entering
@@ -52,7 +53,10 @@ from atoll.protocol import (
 )
 from atoll.protocol.rounds import Round
 from atoll.weights import lay_out, require_state, terms_of
-from atoll.wire import Kind, Roster, pack, update_digest, verify_body
+from atoll.wire import Header, Kind, Roster, pack, update_digest, verify_body
+
+_FAREWELL_LOOKS, _FAREWELL_S = 40, 0.05
+"""How long a farewell waits for a heartbeat that is under way."""
 
 log = logging.getLogger("atoll")
 
@@ -90,8 +94,10 @@ class StoreExchange:
         self._position = Position(step=0, rounds=())
         self._pauses = Pauses()
         self._founding: set[int] = set()
+        self._is_beating = False
 
     def join(self, request: JoinRequest) -> JoinReply:
+        was_founded = self._lookout.look_founding()
         if self._member is None:
             self._member = self._entering.enter(request)
             self._outcomes.island = self._member.beat.island
@@ -101,6 +107,9 @@ class StoreExchange:
         if not is_founder:
             assert self._lookout.founded is not None
             request.model.require_same(self._lookout.founded.model)
+            if not was_founded:  # the others have not waited for who waited
+                for fragment in range(len(self._lookout.sight.layout)):
+                    self._states.begin(fragment)
         return self._reply(self._member, is_founder=is_founder)
 
     def _is_founder(self, member: MemberDocument) -> bool:
@@ -150,9 +159,9 @@ class StoreExchange:
 
     def _note(self, beat: Beat) -> None:
         """Take note of where this island is, and of what it holds."""
-        member = self._require_member()
-        self._member = member = replace(member, beat=beat)
         with self._lookout.lock:
+            member = self._require_member()
+            self._member = member = replace(member, beat=beat)
             if beat.waits_for is not None:
                 now_s = self._timing.now_s()
                 self._lookout.sight.see_member(member, now_s)
@@ -221,6 +230,9 @@ class StoreExchange:
             return Reception.SPOKEN_FOR
         self._put(frame)
         self._settle(header.fragment)
+        if header.kind is Kind.DEPARTING:
+            # Nobody is left to find out later: a list may not have the roster yet.
+            self._lookout.follow(header.fragment)
         with self._lookout.lock:
             return self._lookout.sight.reception(header) or Reception.STAGED
 
@@ -229,18 +241,29 @@ class StoreExchange:
         header = frame.header
         where = (header.fragment, header.round)
         key = keys.update(*where, header.island, header.incarnation)
-        if not self._store.put_new(key, [pack(header), frame.body.data]):
-            standing, _ = self._lookout.read_update(key, 2**62)
-            if update_digest(standing) != update_digest(header):
-                raise Refused(
-                    f"Another update of island {header.island!r} stands for round "
-                    f"{header.round} of fragment {header.fragment}. Wait for its "
-                    "outcome."
-                )
+        if self._store.put_new(key, [pack(header), frame.body.data]):
+            self._lookout.keep(header)
+        else:
+            self._require_same(key, header)
         self._outcomes.own.setdefault(where, frame)
         self._pauses.begin(header.fragment, self._timing.now_s())
-        with self._lookout.lock:
-            self._lookout.sight.see_update(header, self._timing.now_s())
+        self._lookout.keep_update(header)
+
+    def _require_same(self, key: str, header: Header) -> None:
+        """Return if this very update stands at its key already."""
+        try:
+            standing, _ = self._lookout.read_update(key, 2**62)
+        except CorruptError as exc:
+            raise CorruptError(
+                f"{key} holds no update, and that of this island cannot be put there: "
+                f"{exc} Remove that object, and start the island again."
+            ) from exc
+        if update_digest(standing) != update_digest(header):
+            raise Refused(
+                f"Another update of island {header.island!r} stands for round "
+                f"{header.round} of fragment {header.fragment}, at {key}. Wait for its "
+                "outcome."
+            )
 
     def _is_ahead(self, frame: Frame) -> bool:
         header = frame.header
@@ -307,11 +330,22 @@ class StoreExchange:
         return Frame(header, body)
 
     def leave(self, island: str, incarnation: int) -> None:
-        member = self._member
-        if member is None or member.has_left:
-            return
-        gone = replace(member, beats=member.beats + 1, has_left=True)
-        self._member = gone
+        with self._lookout.lock:
+            member = self._member
+            if member is None or member.has_left:
+                return
+            gone = replace(
+                member,
+                beats=member.beats + 1,
+                has_left=True,
+                beat=replace(member.beat, stats=self.stats() if self.stats else None),
+                stands=self._left_behind(member),
+            )
+            self._member = gone
+        for _ in range(_FAREWELL_LOOKS):
+            if not self._is_beating:
+                break
+            self._timing.pause(_FAREWELL_S)  # a heartbeat would undo it
         self._put_member(gone)
         with self._lookout.lock:
             self._lookout.sight.see_member(gone, self._timing.now_s())
@@ -320,18 +354,62 @@ class StoreExchange:
                 # Whoever is left would close it; if nobody is, it is for us to do.
                 self._settle(round.fragment)
 
+    def _left_behind(self, member: MemberDocument) -> tuple[Stand, ...]:
+        """Return what stands in open rounds of an island that leaves.
+
+        Whoever closes them looks for it by its key: a list that was made before the
+        farewell was seen would not show it.
+        """
+        incarnation, number = member.beat.incarnation, self._lookout.sight.number
+        own = [
+            Stand(fragment=fragment, round=round, incarnation=incarnation)
+            for fragment, round in list(self._outcomes.own)
+        ]
+        return tuple(
+            each
+            for each in [*member.stands, *own]
+            if each.round >= number(each.fragment)
+        )
+
     def _settle(self, fragment: int) -> None:
         """Look at the open round of a fragment, and close it if that is due."""
-        is_fresh, member = self._look(fragment), self._member
-        if member is None or not is_fresh:
+        # What took long was read once: a second look is quick.
+        is_fresh = self._look(fragment) or self._look(fragment)
+        if not is_fresh or self._due(fragment) is None:
             return
-        island, now_s = member.beat.island, self._timing.now_s()
+        # A stop or a pause since the last heartbeat: others may heed it already.
+        self._lookout.heed_controls()
+        if self._prove_base(fragment) and not self._look(fragment):
+            return
+        document = self._due(fragment)
+        if document is not None:
+            self._close(document)
+
+    def _prove_base(self, fragment: int) -> bool:
+        """If islands start from several states, find out which is the run's."""
         with self._lookout.lock:
-            due = self._lookout.sight.closing(fragment, island, now_s)
-            if due is None:
-                return
-            document = self._roster_document(*due)
-        self._close(document)
+            is_disputed = self._lookout.sight.is_disputed(fragment)
+        if is_disputed:
+            log.warning(
+                "islands start round %d of fragment %d from several states; "
+                "the run's own is made from its bucket",
+                self._lookout.sight.number(fragment),
+                fragment,
+            )
+            state = self._states.read(fragment)
+            with self._lookout.lock:
+                held = Holding(state.round, state.digest)
+                self._lookout.sight.see_proven(fragment, held)
+        return is_disputed
+
+    def _due(self, fragment: int) -> RosterDocument | None:
+        """Return the roster that this island may put now."""
+        member, now_s = self._member, self._timing.now_s()
+        if member is None:
+            return None
+        with self._lookout.lock:
+            due = self._lookout.sight.closing(fragment, member.beat.island, now_s)
+            return self._roster_document(*due) if due else None
 
     def _look(self, fragment: int) -> bool:
         """Look at a round and at who is missing; False: what was seen is old by now.
@@ -343,6 +421,7 @@ class StoreExchange:
         self._lookout.look_round(fragment)
         if self._member is not None:
             self._lookout.look_missing(fragment)
+            self._lookout.look_stands(fragment)
         return self._timing.now_s() - begun_s <= FRESH_S
 
     def _close(self, document: RosterDocument) -> None:
@@ -351,9 +430,9 @@ class StoreExchange:
         self._store.put_new(key, packed(documents.ROSTER, document))
         self._lookout.follow(document.fragment)
         with self._lookout.lock:
-            last = self._lookout.sight.ended_by_tokens()
-        if last is not None:
-            self._stop(last)
+            has_ended = self._lookout.sight.ended_by_tokens() is not None
+        if has_ended:
+            self._stop(self._lookout.furthest())
 
     def _roster_document(self, round: Round, roster: Roster) -> RosterDocument:
         sight = self._lookout.sight
@@ -391,23 +470,26 @@ class StoreExchange:
         except LeaseLost as exc:
             self._lost = exc
         except (CorruptError, NoSuchObject, Unreachable) as exc:
-            log.warning("a heartbeat has failed: %s", exc)
+            if not (self._member and self._member.has_left):
+                log.warning("a heartbeat has failed: %s", exc)
         except AtollError as exc:
             log.error("heartbeats fail: %s", exc)
+        except Exception:  # a life that says nothing any more would be given up
+            log.exception("heartbeats fail")
 
     def _keep_alive(self) -> None:
         member = self._member
         if member is None or member.has_left:
             return
-        beat = member.beat
-        if self.stats is not None:
-            beat = replace(beat, stats=self.stats())
-        member = replace(member, beats=member.beats + 1, beat=beat)
-        if self._member is not None and not self._member.has_left:
-            self._member = member
-            self._put_member(member)
+        stats = self.stats() if self.stats is not None else member.beat.stats
+        with self._lookout.lock:
+            member = self._require_member()
+            self._member = member = replace(
+                member, beats=member.beats + 1, beat=replace(member.beat, stats=stats)
+            )
+        self._put_beat(member)
         with suppress(NoSuchObject):
-            self._lookout.look_controls()
+            self._lookout.heed_controls()
             self._lookout.look_members()
             if member.beat.waits_for is not None:
                 # Whether everybody waits is told by the others' open rounds: if so,
@@ -416,6 +498,17 @@ class StoreExchange:
                     self._lookout.look_round(round.fragment)
         self._require_latest(member)
         self._position = self._where()
+
+    def _put_beat(self, member: MemberDocument) -> None:
+        """Put a heartbeat; if the island has left meanwhile, its farewell again."""
+        self._is_beating = True
+        try:
+            self._put_member(member)
+            latest = self._member
+            if latest is not None and latest.has_left:
+                self._put_member(latest)
+        finally:
+            self._is_beating = False
 
     def _put_member(self, member: MemberDocument) -> None:
         key = keys.member(member.beat.island, member.beat.incarnation)

@@ -50,7 +50,8 @@ def life_of(key: str) -> Life | None:
     """Return whose object a key names; None if nobody's."""
     slug, dot, number = key.rpartition("/")[2].rpartition(".")
     is_life = dot and slug and number.isascii() and number.isdecimal()
-    return Life(slug, int(number)) if is_life and len(number) < 20 else None
+    life = Life(slug, int(number)) if is_life and len(number) < 20 else None
+    return life if life and str(life.incarnation) == number else None
 
 
 def member(island: str, incarnation: int) -> str:

@@ -19,11 +19,13 @@ from atoll.errors import CorruptError, NoSuchObject, Refused, UsageError
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import (
     MemberDocument,
+    RosterDocument,
     RunDocument,
     SettingsDocument,
     fetch,
 )
 from atoll.exchange.bucket.keys import Life, life_of
+from atoll.exchange.bucket.means import DIRECT_ISLANDS
 from atoll.exchange.bucket.sight import BEATS_PER_LEASE, LEASE_S, Sight
 from atoll.exchange.bucket.timing import Timing
 from atoll.store import Item, Store
@@ -36,6 +38,9 @@ SMALL_BYTES = 2**20
 
 _HEAD_BYTES = 16_384
 """What a header takes beside its pieces, and more."""
+
+_UNKNOWN_BYTES = 2**62
+"""The size of an update that no list has told: its header is read first."""
 
 log = logging.getLogger("atoll")
 
@@ -58,6 +63,9 @@ class Lookout:
         self.lock = threading.RLock()
         self._fingerprint = settings.fingerprint
         self._updates: dict[tuple[int, int], dict[Life, tuple[Header, np.ndarray]]] = {}
+        self._strange: set[Item] = set()
+        """What was read where updates are, and is none."""
+
         self._told: set[str] = set()
         self._beat_s = lease_s / BEATS_PER_LEASE
         self._asked_after: dict[int, tuple[int, float]] = {}
@@ -116,6 +124,11 @@ class Lookout:
                 if key == keys.control(len(self.sight.controls) + 1):
                     self.sight.see_control(said, self.timing.now_s())
 
+    def heed_controls(self) -> None:
+        """Read what operators have said since; what is nobody's word is passed over."""
+        with suppress(NoSuchObject):
+            self._tolerant(keys.CONTROL, self.look_controls)
+
     def look_members(self) -> None:
         """Read the documents of every island's latest life."""
         latest: dict[str, int] = {}
@@ -125,11 +138,16 @@ class Lookout:
         lives = [Life(*each) for each in latest.items()]
         self._see_members(life for life in lives if not self._has_gone(life))
 
+    def look_life(self, life: Life) -> None:
+        """Read one document by its key: a list may be late."""
+        self._see_members([life])
+
     def _has_gone(self, life: Life) -> bool:
-        """Return whether a life has said its farewell: it says no more after that."""
+        """Return whether a life says no more: after its farewell, or for a while."""
         with self.lock:
             name = self.sight.name_of(life)
-            return name is not None and self.sight.documents[name].has_left
+            has_left = name is not None and self.sight.documents[name].has_left
+            return has_left or self.sight.rests(life, self.timing.now_s())
 
     def _see_members(self, lives: Iterable[Life]) -> None:
         reads = [partial(self._member, life) for life in lives]
@@ -190,29 +208,87 @@ class Lookout:
             fragment, number, [item for item in items if item.key.startswith(prefix)]
         )
 
+    def look_stands(self, fragment: int) -> None:
+        """Read by their keys the updates that documents say stand in the open round."""
+        with self.lock:
+            number, lives = self.sight.number(fragment), self.sight.unread(fragment)
+        if not lives:
+            return
+        prefix = keys.updates(fragment, number)
+        items = [Item(f"{prefix}{life}", _UNKNOWN_BYTES) for life in lives]
+        self._see_updates(fragment, number, items)
+        with self.lock:
+            if self.sight.number(fragment) == number:
+                left = set(self.sight.unread(fragment)).intersection(lives)
+                self.sight.see_nothing(fragment, left)
+
+    def furthest(self) -> int:
+        """Return the highest round that anybody has published for, as lists say now.
+
+        Who leaves may have published for the round after the open one.
+        """
+        furthest = 0
+        for fragment in range(len(self.sight.layout)):
+            self.look_round(fragment)
+            number = self.sight.number(fragment)
+            published = [
+                each
+                for each in (number, number + 1)
+                if any(map(life_of, self._keys(keys.updates(fragment, each))))
+            ]
+            furthest = max(furthest, number - 1, *published)
+        return furthest
+
+    def has_update(self, fragment: int, round: int, life: Life) -> bool:
+        """Return whether a life has published for a round, by the update's key."""
+        item = Item(f"{keys.updates(fragment, round)}{life}", _UNKNOWN_BYTES)
+        return self._update(fragment, round, life, item) is not None
+
+    def roster(self, fragment: int, round: int) -> RosterDocument:
+        """Return the roster of a round.
+
+        Raises:
+            NoSuchObject: the round is not closed.
+            CorruptError: something else is there, and nobody can say how it went.
+        """
+        key = keys.roster(fragment, round)
+        found = fetch(self.store, documents.ROSTER, key, run=self.run)
+        if (found.fragment, found.round) != (fragment, round):
+            raise CorruptError(
+                f"{key} holds the roster of round {found.round} of fragment "
+                f"{found.fragment}. Restore the bucket from a copy."
+            )
+        return found
+
     def follow(self, fragment: int) -> None:
         """Read the rosters of a fragment, from its open round to the last closed."""
         while True:
             with self.lock:
                 number = self.sight.number(fragment)
-            key = keys.roster(fragment, number)
             try:
-                found = fetch(self.store, documents.ROSTER, key, run=self.run)
+                found = self.roster(fragment, number)
             except NoSuchObject:
                 return
             with self.lock:
                 if self.sight.number(fragment) == number:
                     self.sight.see_roster(found, self.timing.now_s())
-            self._updates.pop((fragment, number - 2), None)
+            self._forget_updates(fragment, number - 1)
+
+    def _forget_updates(self, fragment: int, before: int) -> None:
+        for where in list(self._updates):
+            if where[0] == fragment and where[1] < before:
+                self._updates.pop(where, None)
 
     def _see_updates(self, fragment: int, round: int, items: list[Item]) -> None:
         known = self._updates.setdefault((fragment, round), {})
         fresh = [
             (life, item)
             for item in items
-            if (life := life_of(item.key)) and life not in known
+            if (life := life_of(item.key))
+            and life not in known
+            and item not in self._strange
         ]
-        if any(self.sight.name_of(life) is None for life, _ in fresh):
+        if not all(self.sight.knows(life) for life, _ in fresh):
             self.look_members()
         reads = [
             partial(self._update, fragment, round, life, item) for life, item in fresh
@@ -238,6 +314,7 @@ class Lookout:
         except NoSuchObject:
             return None  # collected since it was listed
         if found is None:
+            self._strange.add(item)
             return None
         header = found[0]
         whose = (header.run, header.fragment, header.round, header.incarnation)
@@ -245,7 +322,8 @@ class Lookout:
         if not (
             is_its and header.kind.is_update and keys.slug(header.island) == life.slug
         ):
-            self._tell(f"{item.key} holds the {header.name}, and is passed over.")
+            self.tell(f"{item.key} holds the {header.name}, and is passed over.")
+            self._strange.add(item)
             return None
         return found
 
@@ -258,11 +336,29 @@ class Lookout:
         """
         elements = max([layout.elements for layout in self.sight.layout])
         first = min(_HEAD_BYTES + 32 * piece_count(elements), MAX_HEADER_BYTES)
-        data = self.store.get(key, 0, size if size <= SMALL_BYTES else first)
+        # Of more islands nobody needs whole updates, nor has room for all of them.
+        is_direct = len(self.sight.documents) <= DIRECT_ISLANDS
+        if is_direct and size <= SMALL_BYTES:
+            first = max(first, size)
+        data = self.store.get(key, 0, first)
         length = header_length(data)
         header = unpack(data[:length])
-        body = data[length:] if size <= SMALL_BYTES else memoryview(b"")
+        body = data[length:] if len(data) == size else memoryview(b"")
         return header, np.frombuffer(bytearray(body), np.uint8)
+
+    def keep(self, header: Header) -> None:
+        """Take note of an update that was put just now: nobody need read it."""
+        life = Life(keys.slug(header.island), header.incarnation)
+        known = self._updates.setdefault((header.fragment, header.round), {})
+        known[life] = (header, np.empty(0, np.uint8))
+
+    def keep_update(self, header: Header) -> None:
+        """Take note of an update that this island has put: nobody needs to read it."""
+        life = Life(keys.slug(header.island), header.incarnation)
+        known = self._updates.setdefault((header.fragment, header.round), {})
+        known.setdefault(life, (header, np.empty(0, np.uint8)))
+        with self.lock:
+            self.sight.see_update(header, self.timing.now_s())
 
     def seen_update(
         self, fragment: int, round: int, life: Life
@@ -287,10 +383,11 @@ class Lookout:
         try:
             return read()
         except CorruptError as exc:
-            self._tell(f"{key} is passed over: {exc}")
+            self.tell(f"{key} is passed over: {exc}")
             return None
 
-    def _tell(self, what: str) -> None:
+    def tell(self, what: str) -> None:
+        """Tell people something, once."""
         if what not in self._told:
             self._told.add(what)
             log.warning("%s", what)

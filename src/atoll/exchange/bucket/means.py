@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import CorruptError, NonFinite, UsageError
-from atoll.exchange.bucket.documents import RosterDocument
+from atoll.exchange.bucket.documents import MAX_SHARDS, RosterDocument
 from atoll.exchange.forms.fields import FLAG, NAME, Field, hexed, listed, table, whole
 from atoll.exchange.forms.text import MAX_LARGE_BYTES, dump, load
 from atoll.protocol import TensorSpec, refuse_all
@@ -49,6 +49,11 @@ DIRECT_ISLANDS = 3
 OVERFLOWS = "norm: the mean overflows"
 
 _SIZE = Struct("<Q")
+_HEAD_BYTES = 2048
+"""What a mean's head takes beside digests and names, and more."""
+
+_DIGEST_BYTES, _ESCAPED = 67, 16
+"""In JSON: a digest, and at most a letter of a name with its share of quotes."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ def owners(roster: Roster, departing: frozenset[str], merge: str) -> tuple[str, 
     if len(counted) <= DIRECT_ISLANDS or merge == "radial":
         return ()  # a radial mean needs whole tensors: everybody reads everything
     staying = [name for name in counted if name not in departing]
-    return tuple(staying or counted)
+    return tuple(staying or counted)[:MAX_SHARDS]
 
 
 def shards(document: RosterDocument, elements: int) -> list[Pieces]:
@@ -268,6 +273,17 @@ def packed_mean(mean: Mean) -> list[Data]:
     """Return a mean as the bytes of its object."""
     head = dump(_HEAD.write(mean), what="mean", most=MAX_LARGE_BYTES)
     return [_SIZE.pack(len(head)), head, mean.body.data]
+
+
+def most_bytes(document: RosterDocument, pieces: Pieces, down: Codec) -> int:
+    """Return how large the object of a mean can be.
+
+    Hardly more than it is: a range that begins behind the end is one request more.
+    """
+    begin, end = pieces.span(down)
+    names = sum(_ESCAPED * len(each.island) for each in document.roster.counted)
+    digests = _DIGEST_BYTES * (pieces.last - pieces.first)
+    return _SIZE.size + _HEAD_BYTES + names + digests + end - begin
 
 
 def parse_mean(

@@ -12,8 +12,8 @@ import numpy as np
 
 from atoll.errors import CorruptError, NoSuchObject, OutcomeLost
 from atoll.exchange.base import Frame
-from atoll.exchange.bucket import documents, keys, means
-from atoll.exchange.bucket.documents import RosterDocument, fetch
+from atoll.exchange.bucket import keys, means
+from atoll.exchange.bucket.documents import RosterDocument
 from atoll.exchange.bucket.keys import Life
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.means import Mean, Pieces
@@ -52,9 +52,8 @@ class Outcomes:
         known = self._lookout.sight.rosters.get((fragment, round))
         if known is not None:
             return known
-        key = keys.roster(fragment, round)
         try:
-            return fetch(self._store, documents.ROSTER, key, run=self._lookout.run)
+            return self._lookout.roster(fragment, round)
         except NoSuchObject as exc:  # a run that came here brought its last ones only
             raise OutcomeLost(
                 f"Round {round} of fragment {fragment} was over before the run came "
@@ -73,16 +72,22 @@ class Outcomes:
     def _gather(self, document: RosterDocument, parts: list[Pieces]) -> list[Mean]:
         """Return the means of all shards; make those that are this island's to make."""
         found: dict[int, Mean] = {}
+        foreign: set[int] = set()
         begun_s, paused_s, pause_s = self._timing.now_s(), 0.0, FIRST_PAUSE_S
         while True:
             waited_s = max(self._timing.now_s() - begun_s, paused_s)
+            # Who closed the next round has taken this one: its means are there, or
+            # have been collected since.
+            is_past = self._lookout.sight.number(document.fragment) > document.round + 1
             for shard, pieces in enumerate(parts):
                 is_due = self._turn(document, shard) * GRACE_S <= waited_s
-                if shard not in found and is_due:
+                if shard not in found and (is_due or is_past or shard in foreign):
                     found[shard] = self._provide(document, shard, pieces)
-            self._read_missing(document, parts, found)
+            foreign |= self._read_missing(document, parts, found)
             if len(found) == len(parts):
                 return [found[shard] for shard in range(len(parts))]
+            if foreign - found.keys():
+                continue
             self._timing.pause(pause_s)
             paused_s += pause_s
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
@@ -97,7 +102,7 @@ class Outcomes:
     def _provide(self, document: RosterDocument, shard: int, pieces: Pieces) -> Mean:
         """Return the mean of a shard, and put it where the others look for it."""
         if self._turn(document, shard):
-            there = self._read(document, shard, pieces)
+            there, _ = self._read(document, shard, pieces)
             if there is not None:
                 return there
         mean = self._make(document, shard, pieces)
@@ -107,27 +112,35 @@ class Outcomes:
 
     def _read_missing(
         self, document: RosterDocument, parts: list[Pieces], found: dict[int, Mean]
-    ) -> None:
+    ) -> set[int]:
+        """Read what is there; return the shards at whose keys something else is."""
         missing = [shard for shard in range(len(parts)) if shard not in found]
         reads = [partial(self._read, document, each, parts[each]) for each in missing]
-        for shard, mean in zip(missing, self._timing.together(reads), strict=True):
+        foreign = set()
+        for shard, read in zip(missing, self._timing.together(reads), strict=True):
+            mean, is_foreign = read
             if mean is not None:
                 found[shard] = mean
+            if is_foreign:
+                foreign.add(shard)
+        return foreign
 
     def _read(
         self, document: RosterDocument, shard: int, pieces: Pieces
-    ) -> Mean | None:
+    ) -> tuple[Mean | None, bool]:
+        """Return a mean if it is there, and whether something else is."""
         key = keys.mean(document.fragment, document.round, shard)
-        try:
-            data = self._store.get(key)
-        except NoSuchObject:
-            return None
         down = self._lookout.sight.terms(document.fragment).down
         try:
-            return means.parse_mean(data, document, shard, pieces, down)
+            data = self._store.get(key, 0, means.most_bytes(document, pieces, down))
+        except NoSuchObject:
+            return None, False
+        try:
+            return means.parse_mean(data, document, shard, pieces, down), False
         except CorruptError:
-            # Foreign bytes cannot be replaced; the right ones can be made by anybody.
-            return self._make(document, shard, pieces)
+            # Foreign bytes cannot be replaced; the right ones can be made by anybody,
+            # but not here: reads that wait for reads could take every thread.
+            return None, True
 
     def _make(self, document: RosterDocument, shard: int, pieces: Pieces) -> Mean:
         sight = self._lookout.sight

@@ -51,10 +51,24 @@ class Past:
         return state
 
     def _rounds(self, fragment: int) -> list[int]:
-        """Return rounds from the older kept state on; the first weights stay, too."""
-        states = self._states(fragment)
+        """Return rounds from the older kept state on; the first weights stay, too.
+
+        A run that came here after its first round has not brought them.
+        """
+        states, number = self._states(fragment), self._lookout.sight.number(fragment)
         begin = states[-KEPT_STATES] if len(states) >= KEPT_STATES else 0
-        return [0, *range(max(begin, 1), self._lookout.sight.number(fragment))]
+        if states and not self._has_founding(fragment):
+            return list(range(max(begin, states[0]), number))
+        return [0, *range(max(begin, 1), number)]
+
+    def _has_founding(self, fragment: int) -> bool:
+        founded = self._lookout.founded
+        assert founded is not None
+        try:
+            self._store.get(keys.founding(founded.founding, fragment), 0, 1)
+        except NoSuchObject:
+            return False
+        return True
 
     def _states(self, fragment: int) -> list[int]:
         """Return the rounds whose states are complete, the latest last."""

@@ -33,9 +33,9 @@ from atoll.protocol.membership import EVICTED, Member
 from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
 from atoll.protocol.run_state import CoordinatorState
 from atoll.protocol.values import changed
-from atoll.settings import RunSettings
+from atoll.settings import EPOCH_KEYS, RunSettings
 from atoll.weights import Layout, Terms, lay_out, terms_of
-from atoll.wire import Header, Roster, RosterEntry, Verdict
+from atoll.wire import Header, Kind, Roster, RosterEntry, Verdict
 from atoll.wire.header import BASE_BYTES
 
 LEASE_S = 30.0
@@ -43,6 +43,9 @@ LEASE_S = 30.0
 
 BEATS_PER_LEASE = 5
 BEAT_S = LEASE_S / BEATS_PER_LEASE
+
+KEPT_ROSTERS = 8
+"""Of each fragment, in memory; older ones are read again by who asks for them."""
 
 UNKNOWN = bytes(BASE_BYTES)
 """The base of a round whose observer has not taken the one before."""
@@ -64,6 +67,9 @@ class Sight:
 
         self.controls: list[ControlDocument] = []
         self.moved_to: str | None = None
+        self.has_begun = False
+        """Since `start_islands` took part, though some have left."""
+
         self.rosters: dict[tuple[int, int], RosterDocument] = {}
         """The last ones: outcomes are asked for soon after."""
 
@@ -71,7 +77,14 @@ class Sight:
         """When each one was last read, changed or not."""
 
         self._lives: dict[Life, str] = {}
+        self._latest: dict[str, int] = {}
+        self._proven: dict[int, int] = {}
+        """The round of each fragment whose base was made from what is in the bucket."""
+
         self._evicted: set[tuple[str, int]] = set()
+        self._hollow: set[tuple[int, Life]] = set()
+        """What stands in open rounds by somebody's word, and is not there."""
+
         self._objections: dict[tuple[int, str], str] = {}
 
     @property
@@ -133,11 +146,14 @@ class Sight:
         before = self.state.members.known.get(beat.island)
         if before is not None and beat.incarnation < before.incarnation:
             return
+        read_s = self._read_s.get(beat.island, now_s)
         self._read_s[beat.island] = now_s
         if self.documents.get(beat.island) == document:
+            self._renew_unwatched(beat.island, read_s, now_s)
             return
         self.documents[beat.island] = document
         self._lives[Life(slug(beat.island), beat.incarnation)] = beat.island
+        self._latest[slug(beat.island)] = beat.incarnation
         is_evicted = (beat.island, beat.incarnation) in self._evicted
         member = Member(
             island=beat.island,
@@ -155,7 +171,35 @@ class Sight:
         )
         members = self.state.members.with_member(member)
         self.state = changed(self.state, members=members)
+        self._unstage(beat.island)
         self._settle(now_s)
+
+    def _renew_unwatched(self, island: str, read_s: float, now_s: float) -> None:
+        """Begin a lease anew if nobody has watched most of it.
+
+        An observer whose clock jumped, that stood still or could not read has seen no
+        silence; a member that was gone when it was last read stays so.
+        """
+        member = self.state.members.known[island]
+        was_live = not member.has_left and read_s <= member.lease_until_s
+        if was_live and now_s - read_s > self.lease_s / 2:
+            renewed = changed(member, lease_until_s=now_s + self.lease_s)
+            members = self.state.members.with_member(renewed)
+            self.state = changed(self.state, members=members)
+            self._settle(now_s)
+
+    def _unstage(self, island: str) -> None:
+        """Forget what an earlier life has published, unless its successor names it."""
+        for round in self.state.rounds:
+            standing = round.staged.get(island)
+            if standing is not None and not self._may_speak(standing):
+                others = {
+                    name: header
+                    for name, header in round.staged.items()
+                    if name != island
+                }
+                self._objections.pop((round.fragment, island), None)
+                self._put(changed(round, staged=others))
 
     def unwatched(self, now_s: float) -> set[str]:
         """Return who would be gone, but was not read again when its lease was over.
@@ -173,6 +217,45 @@ class Sight:
     def name_of(self, life: Life) -> str | None:
         """Return whose life a key names; None: its document has not been read."""
         return self._lives.get(life)
+
+    def knows(self, life: Life) -> bool:
+        """Return whether a document of this life has been read, or of a later one."""
+        return self._latest.get(life.slug, -1) >= life.incarnation
+
+    def rests(self, life: Life, now_s: float) -> bool:
+        """Return whether a life has been silent for so long that a look can wait.
+
+        Who died without a farewell would be read for ever: between two looks a quarter
+        of the silence passes, or two leases. An update would tell that it lives again.
+        """
+        name = self._lives.get(life)
+        if name is None:
+            return False
+        member = self.state.members.known[name]
+        read_s = self._read_s.get(name, now_s)
+        silent_s = now_s - (member.lease_until_s - self.lease_s)
+        pause_s = min(silent_s / 4, 2 * self.lease_s)
+        return member.lease_until_s < read_s and now_s - read_s < pause_s
+
+    def unread(self, fragment: int) -> list[Life]:
+        """Return whose updates stand in the open round by a document, and are not seen.
+
+        A list may be late, or older than the farewell of who left something.
+        """
+        round = self.state.rounds[fragment]
+        return [
+            life
+            for name, document in self.documents.items()
+            if document.stands and name not in round.staged
+            for stand in document.stands
+            if (stand.fragment, stand.round) == (fragment, round.number)
+            and (fragment, life := Life(slug(name), stand.incarnation))
+            not in self._hollow
+        ]
+
+    def see_nothing(self, fragment: int, lives: Iterable[Life]) -> None:
+        """Take note that updates are not there, whoever says that they stand."""
+        self._hollow.update((fragment, life) for life in lives)
 
     def see_update(self, header: Header, now_s: float, *, objection: str = "") -> bool:
         """Stage an update for the open round; return whether it can count."""
@@ -213,6 +296,46 @@ class Sight:
         if held.round + 1 == round.number and round.base == UNKNOWN:
             self._put(changed(round, base=held.digest))
 
+    def is_disputed(self, fragment: int) -> bool:
+        """Return whether somebody started the open round from another state.
+
+        A bit of one island's memory may have changed. If that island closed the round
+        with its base, nobody else could ever take the outcome.
+        """
+        round = self.state.rounds[fragment]
+        if round.base == UNKNOWN or self._proven.get(fragment) == round.number:
+            return False
+        named = [
+            header.base
+            for header in round.staged.values()
+            if header.kind is not Kind.DEPARTING and not header.refused
+        ]
+        named += [
+            document.beat.holds[fragment].digest
+            for document in self.documents.values()
+            if fragment < len(document.beat.holds)
+            and document.beat.holds[fragment].round + 1 == round.number
+        ]
+        return any(base != round.base for base in named)
+
+    def is_doubtful(self, fragment: int, round: int, digest: bytes) -> bool:
+        """Return whether others hold another state of a fragment after a round."""
+        closed = self.rosters.get((fragment, round + 1))
+        others = {
+            document.beat.holds[fragment].digest
+            for document in self.documents.values()
+            if fragment < len(document.beat.holds)
+            and document.beat.holds[fragment].round == round
+        }
+        return bool(others - {digest}) or (closed is not None and closed.base != digest)
+
+    def see_proven(self, fragment: int, held: Holding) -> None:
+        """Take note of the state that the bucket gives, whatever islands hold."""
+        round = self.state.rounds[fragment]
+        if held.round + 1 == round.number:
+            self._proven[fragment] = round.number
+            self._put(changed(round, base=held.digest))
+
     def see_roster(self, document: RosterDocument, now_s: float) -> None:
         """Take note that the open round of a fragment is closed; open the next.
 
@@ -227,7 +350,7 @@ class Sight:
                 "Restore the bucket from a copy."
             )
         self.rosters[document.fragment, document.round] = document
-        self.rosters.pop((document.fragment, document.round - KNOWN_BASES), None)
+        self.rosters.pop((document.fragment, document.round - KEPT_ROSTERS), None)
         self._forget_objections(document.fragment)
         counted = self.state.counted.adding(
             document.roster,
@@ -266,6 +389,8 @@ class Sight:
         self._settle(now_s)
 
     def _set(self, document: ControlDocument) -> None:
+        if not EPOCH_KEYS.issuperset(document.values):
+            return  # what can never change is not changed by anybody's document
         try:
             settings = self.settings.with_values(document.values)
         except UsageError:
@@ -299,6 +424,7 @@ class Sight:
             island in round.staged
             and self.settings.store.decider in (None, island)
             and round.base != UNKNOWN
+            and not self.unread(fragment)
             and not self.state.is_paused
             and self.moved_to is None
         )
@@ -351,13 +477,15 @@ class Sight:
 
     def _settle(self, now_s: float) -> None:
         """Bring up to date what the clock and newcomers change in open rounds."""
-        has_begun = (
-            any(round.number > 1 for round in self.state.rounds)
-            or len(self.documents) >= self.settings.run.start_islands
+        live, rounds = self.state.members.live(now_s), []
+        taking_part = live.union(*(round.staged for round in self.state.rounds))
+        self.has_begun = (
+            self.has_begun
+            or any(round.number > 1 for round in self.state.rounds)
+            or len(taking_part) >= self.settings.run.start_islands
         )
-        rounds = []
         for round in self.state.rounds:
-            phase = Phase.OPEN if has_begun else Phase.WAITING
+            phase = Phase.OPEN if self.has_begun else Phase.WAITING
             opened_s = round.opened_s
             if phase is Phase.OPEN and round.phase is Phase.WAITING:
                 opened_s = now_s
@@ -383,6 +511,7 @@ class Sight:
         )
 
     def _forget_objections(self, fragment: int) -> None:
+        self._hollow = {each for each in self._hollow if each[0] != fragment}
         self._objections = {
             key: value for key, value in self._objections.items() if key[0] != fragment
         }

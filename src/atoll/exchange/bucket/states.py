@@ -7,11 +7,13 @@ could be put in its place.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
-from atoll.errors import CorruptError, NoSuchObject
+from atoll.errors import CorruptError, NoSuchObject, Refused, StoreDenied
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import (
@@ -22,7 +24,7 @@ from atoll.exchange.bucket.documents import (
 )
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.outcomes import Outcomes
-from atoll.weights import FragmentState
+from atoll.weights import FragmentState, require_state
 from atoll.wire import Header, header_length, pack, unpack, verify_body
 
 STATE_ROUNDS = 10
@@ -96,35 +98,74 @@ class States:
         return True
 
     def _stored(self, fragment: int) -> FragmentState:
-        """Return the latest state that is in the bucket."""
-        while True:
-            latest = self._latest(fragment)
+        """Return the latest state that can be read, or the first weights."""
+        for document in self._documents(fragment):
+            key = keys.state_complete(fragment, document.round)
             try:
-                header, body = (
-                    self._read_parts(latest) if latest else self._founding(fragment)
-                )
+                header, body = self._read_parts(document)
+                verify_body(header, body)
+                self._require_base(header)
+                return FragmentState.from_frame(header, body)
             except NoSuchObject:
-                continue  # collected while it was read: there is a later one
-            verify_body(header, body)
-            return FragmentState.from_frame(header, body)
+                continue  # collected while it was read, or somebody removed a part
+            except (CorruptError, Refused) as exc:
+                self._lookout.tell(f"The state at {key} is passed over: {exc}")
+        try:
+            header, body = self._founding(fragment)
+        except NoSuchObject as exc:
+            raise CorruptError(
+                f"{exc.key}, the first weights of fragment {fragment}, is gone from "
+                "the bucket, and no state can be read. Restore the bucket from a copy."
+            ) from exc
+        verify_body(header, body)
+        return FragmentState.from_frame(header, body)
+
+    def _require_base(self, header: Header) -> None:
+        """Return unless the next round was started from another state than this."""
+        with suppress(NoSuchObject):
+            base = self._lookout.roster(header.fragment, header.round + 1).base
+            if base != header.base:
+                raise CorruptError(
+                    f"it has digest {header.base.hex()}, and round {header.round + 1} "
+                    f"started from {base.hex()}. Who wrote it had lost a bit."
+                )
 
     def _latest(self, fragment: int) -> StateDocument | None:
+        found = next(self._documents(fragment), None)
+        if found is not None:
+            written = self._written.get(fragment, 0)
+            self._written[fragment] = max(found.round, written)
+        return found
+
+    def _documents(self, fragment: int) -> Iterator[StateDocument]:
+        """Yield what says that a state is complete, the latest first.
+
+        What is none is passed over: the run can go on without it.
+        """
         for round in sorted(self._rounds(fragment), reverse=True):
             key = keys.state_complete(fragment, round)
             try:
                 found = fetch(self._store, documents.STATE, key, run=self._lookout.run)
             except NoSuchObject:
                 continue
-            self._written[fragment] = max(round, self._written.get(fragment, 0))
-            return found
-        return None
+            except CorruptError as exc:
+                self._lookout.tell(f"{key} is passed over: {exc}")
+                continue
+            if (found.fragment, found.round) == (fragment, round):
+                yield found
+            else:
+                self._lookout.tell(
+                    f"{key} is passed over: it says round {found.round} of fragment "
+                    f"{found.fragment}."
+                )
 
-    def _rounds(self, fragment: int) -> set[int]:
-        """Return the rounds whose states are listed as complete."""
+    def _rounds(self, fragment: int, *, is_complete: bool = True) -> set[int]:
+        """Return the rounds whose states are listed as complete, or at all."""
         prefix, rounds = keys.states(fragment), set()
         for item in self._store.items(prefix):
             round, _, what = item.key.removeprefix(prefix).partition("/")
-            if what == "complete" and round.isascii() and round.isdecimal():
+            is_asked = what == "complete" or not is_complete
+            if is_asked and round.isascii() and round.isdecimal():
                 rounds.add(int(round))
         return rounds
 
@@ -144,10 +185,20 @@ class States:
                 f"{keys.state_complete(document.fragment, document.round)} holds the "
                 f"{header.name}. Remove that state: there are older ones."
             )
+        sight = self._lookout.sight
+        layout, terms = sight.layout[header.fragment], sight.terms(header.fragment)
+        require_state(header, layout, terms, round=header.round)
+        if document.parts != max(1, -(-header.body_bytes // PART_BYTES)):
+            raise CorruptError(
+                f"{document.parts} parts cannot hold {header.body_bytes} bytes. "
+                "Remove that state: there are older ones."
+            )
         reads = [
             partial(
                 self._store.get,
                 keys.state_part(document.fragment, document.round, part),
+                0,
+                PART_BYTES + 1,
             )
             for part in range(document.parts)
         ]
@@ -171,6 +222,14 @@ class States:
         """Put a state, part by part, and say at last that it is complete."""
         header, body = frame.header, memoryview(frame.body.data)
         fragment, round = header.fragment, header.round
+        with self._lookout.lock:
+            is_doubtful = self._lookout.sight.is_doubtful(fragment, round, header.base)
+        if is_doubtful:
+            self._lookout.tell(
+                f"The state of round {round} of fragment {fragment} is not written: "
+                "others hold another one."
+            )
+            return
         parts = [
             body[first : first + PART_BYTES]
             for first in range(0, max(1, len(body)), PART_BYTES)
@@ -189,20 +248,15 @@ class States:
         complete = keys.state_complete(fragment, round)
         self._store.put_new(complete, packed(documents.STATE, document))
         self._written[fragment] = max(round, self._written.get(fragment, 0))
-        self.collect(fragment)
+        try:
+            self.collect(fragment)
+        except StoreDenied as exc:
+            self._lookout.tell(
+                "What only older rounds needed cannot be removed, and the bucket "
+                f"grows: {exc}"
+            )
 
     def _document(self, header: Header, parts: int) -> StateDocument:
-        anonymous = Header(
-            kind=header.kind,
-            run=header.run,
-            fragment=header.fragment,
-            round=header.round,
-            base=header.base,
-            codec=header.codec,
-            elements=header.elements,
-            weight=header.weight,
-            outer=header.outer,
-        ).sealed(body_bytes=header.body_bytes, pieces=header.pieces)
         with self._lookout.lock:
             state = self._lookout.sight.state
             counted = tuple(
@@ -221,14 +275,16 @@ class States:
             fragment=header.fragment,
             round=header.round,
             parts=parts,
-            head=pack(anonymous),
+            head=pack(anonymous(header)),
             counted=counted,
             bases=bases,
         )
 
     def collect(self, fragment: int) -> None:
         """Remove what nobody needs who begins at one of the last states."""
-        rounds = sorted(self._rounds(fragment), reverse=True)
+        # Whatever else is listed there: nobody has a state of a round that is open.
+        last = self._lookout.sight.number(fragment) - 1
+        rounds = sorted(filter(last.__ge__, self._rounds(fragment)), reverse=True)
         if len(rounds) < KEPT_STATES:
             return
         # Rounds first: if this is interrupted, the older states tell where to go on.
@@ -236,7 +292,8 @@ class States:
         for round in range(before + 1, rounds[KEPT_STATES - 1] + 1):
             prefix = keys.round_prefix(fragment, round)
             self._remove(prefix, kept=keys.roster(fragment, round))
-        for old in rounds[KEPT_STATES:]:
+        begun = self._rounds(fragment, is_complete=False)
+        for old in sorted(each for each in begun if each < rounds[KEPT_STATES - 1]):
             prefix = f"{keys.states(fragment)}{old}/"
             self._remove(prefix, first=keys.state_complete(fragment, old))
 
@@ -245,3 +302,18 @@ class States:
         if first in found:
             self._store.remove([first])
         self._store.remove([key for key in found if key not in (first, kept)])
+
+
+def anonymous(header: Header) -> Header:
+    """Return the header of a state without who has brought it."""
+    return Header(
+        kind=header.kind,
+        run=header.run,
+        fragment=header.fragment,
+        round=header.round,
+        base=header.base,
+        codec=header.codec,
+        elements=header.elements,
+        weight=header.weight,
+        outer=header.outer,
+    ).sealed(body_bytes=header.body_bytes, pieces=header.pieces)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Protocol, TypeVar
 
 from atoll.clock import Clock, SystemClock
@@ -68,8 +68,13 @@ class ThreadTiming:
     def together(self, acts: Sequence[Callable[[], T]]) -> list[T]:
         if len(acts) == 1:
             return [acts[0]()]
-        futures = [self._crew.submit(act) for act in acts]
-        errors = [future.exception() for future in futures]
+        try:
+            futures = [self._crew.submit(act) for act in acts]
+            errors = [future.exception() for future in futures]
+        except (RuntimeError, CancelledError) as exc:
+            if not self._ended.is_set():
+                raise
+            raise Unreachable("The island has given up asking its bucket.") from exc
         for error in errors:
             if error is not None:
                 raise error

@@ -15,6 +15,11 @@ from atoll.exchange.forms.frames import Incoming
 from atoll.exchange.forms.text import MAX_SMALL_BYTES, dump, load
 
 MAX_MESSAGE_BYTES = 8192
+MAX_TARGET_BYTES = 512
+TARGET = text(MAX_TARGET_BYTES, least=1)
+"""Where a run has moved."""
+
+_COUNT = whole()
 RETRY_AFTER_S = 1
 
 
@@ -26,7 +31,10 @@ class Failure:
     kind: type[Exception]
     status: int
     extra: str = ""
-    """The attribute, a whole number, that it has beside its message."""
+    """The attribute that it has beside its message."""
+
+    rule: Field[Any] = _COUNT
+    """What that attribute may be."""
 
 
 FAILURES = (
@@ -40,6 +48,7 @@ FAILURES = (
     Failure("lease_lost", errors.LeaseLost, 410),
     Failure("outcome_lost", errors.OutcomeLost, 410),
     Failure("refused", errors.Refused, 409),
+    Failure("moved", errors.RunMoved, 410, extra="target", rule=TARGET),
     Failure("name_known", errors.NameKnown, 409, extra="incarnation"),
     Failure("founding_lost", errors.FoundingLost, 409),
     Failure("disk", errors.DiskError, 503),
@@ -99,7 +108,7 @@ def read_failure(status: int, content_type: str, body: Incoming) -> Exception:
 def _read(value: object, status: int) -> Exception:
     said = require_table(value, "error")
     failure = _BY_CODE.get(str(said.get("error")))
-    extra = {failure.extra: whole()} if failure and failure.extra else {}
+    extra = {failure.extra: failure.rule} if failure and failure.extra else {}
     form: Field[dict[str, Any]] = table(dict, _WORDS | extra)
     found = form.read(said, "error")
     message = found["message"]

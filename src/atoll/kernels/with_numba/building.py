@@ -49,5 +49,10 @@ def spread(builder: Any, scalar: Any, kind: Any) -> Any:
     one = builder.insert_element(
         ir.Constant(kind, ir.Undefined), scalar, ir.Constant(I32, 0)
     )
-    every = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
-    return builder.shuffle_vector(one, one, every)
+    first = ir.Constant(ir.VectorType(I32, kind.count), [0] * kind.count)
+    return builder.shuffle_vector(one, one, first)
+
+
+def larger(builder: Any, one: Any, other: Any) -> Any:
+    """Build the larger of two numbers without signs, or of each two of vectors."""
+    return builder.select(builder.icmp_unsigned(">", one, other), one, other)

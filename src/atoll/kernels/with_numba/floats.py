@@ -14,14 +14,11 @@ from atoll.kernels.with_numba.jit import (
     flush,
     jit,
 )
-from atoll.kernels.with_numba.vectors import LINE, fetch_line
+from atoll.kernels.with_numba.vectors import LINE, WRITES_AHEAD, fetch_line
 
 # Faults are looked for at the end of a strip, so that its loop has no way out and can
 # be vectorised.
 _STRIP = 4096
-
-# A line that is only written to is fetched all the same, and nobody guesses it ahead.
-_AHEAD = 1024
 
 _BF16_OVERFLOW = np.uint32(0x7F7F8000)
 _HALF = np.uint32(0x7FFF)
@@ -83,7 +80,7 @@ def _fp32_encode(x: U32, out: U32) -> int:
 def _copy(x: U32, out: U32) -> None:
     whole = x.size // LINE * LINE
     for first in range(0, whole, LINE):
-        fetch_line(out, first + _AHEAD)
+        fetch_line(out, first + WRITES_AHEAD)
         line, to = x[first : first + LINE], out[first : first + LINE]
         for i in range(LINE):
             to[i] = line[i]

@@ -6,10 +6,7 @@ import numpy as np
 
 from atoll.kernels.layouts import F32, F64, LANES
 from atoll.kernels.with_numba.jit import jit
-from atoll.kernels.with_numba.vectors import LINE, fetch_line
-
-_AHEAD = 1024
-"""Elements between what is written and what is fetched to be written."""
+from atoll.kernels.with_numba.vectors import LINE, WRITES_AHEAD, fetch_line
 
 
 def difference(loaded: F32, local: F32, out: F32) -> None:
@@ -50,7 +47,7 @@ def _left_over(wanted: F32, sent: F32, residual: F32, lanes: F64) -> None:
         row, left = sent[first : first + LANES], residual[first : first + LANES]
         want = wanted[first : first + LANES]
         for line in range(first, first + LANES, LINE):
-            fetch_line(residual, line + _AHEAD)
+            fetch_line(residual, line + WRITES_AHEAD)
         for j in range(LANES):
             left[j] = want[j] - row[j]
         for j in range(LANES):

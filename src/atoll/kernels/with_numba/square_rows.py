@@ -23,6 +23,7 @@ from atoll.kernels.layouts import (
     LANES,
     TINY,
 )
+from atoll.kernels.with_numba.building import every, larger, load, spread, store
 
 _WIDE = 8
 """fp64 numbers of a vector: one cache line."""
@@ -55,13 +56,13 @@ def add_rows(typing: Any, body: Any, lanes: Any, rows: Any) -> Any:
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data, sums = (_data(context, builder, signature, args, i) for i in (0, 1))
-        load = _half if signature.args[0].dtype == types.uint16 else _single
+        read = _half if signature.args[0].dtype == types.uint16 else _single
         kept = _Lanes(builder, sums)
         with for_range(builder, args[2]) as loop:
             row = builder.mul(loop.index, ir.Constant(_I64, LANES))
             for part in range(_PARTS):
                 at = builder.add(row, ir.Constant(_I64, _WIDE * part))
-                values = load(builder, builder.gep(data, [at]))
+                values = read(builder, builder.gep(data, [at]))
                 wide = builder.fpext(values, _DOUBLES)
                 kept.add(part, builder.fmul(wide, wide))
         kept.store()
@@ -85,7 +86,7 @@ def add_nibbles(typing: Any, body: Any, lanes: Any, rows: Any) -> Any:
             size = ir.Constant(_I64, E3M0_HEAD + E3M0_BLOCK // 2)
             block = builder.gep(data, [builder.mul(loop.index, size)])
             exponent = builder.zext(builder.load(block), _I16)
-            builder.store(_larger(builder, builder.load(most), exponent), most)
+            builder.store(larger(builder, builder.load(most), exponent), most)
             packed = builder.gep(block, [ir.Constant(_I64, E3M0_HEAD)])
             tops = _tops(builder, exponent, _codes(builder, packed))
             for part in range(_PARTS):
@@ -106,7 +107,7 @@ class _Lanes:
             for part in range(_PARTS)
         ]
         self._sums = [
-            alloca_once_value(builder, _load(builder, place, _DOUBLES))
+            alloca_once_value(builder, load(builder, place, _DOUBLES))
             for place in self._places
         ]
 
@@ -114,7 +115,7 @@ class _Lanes:
         """Add squares, but those of tiny elements; NaN is not tiny."""
         builder, place = self._builder, self._sums[part]
         before = builder.load(place)
-        counts = builder.fcmp_unordered(">=", squares, _all(_DOUBLES, _TINY_SQUARE))
+        counts = builder.fcmp_unordered(">=", squares, every(_DOUBLES, _TINY_SQUARE))
         after = builder.fadd(before, squares)
         builder.store(builder.select(counts, after, before), place)
 
@@ -126,25 +127,24 @@ class _Lanes:
     def store(self) -> None:
         builder = self._builder
         for place, each in zip(self._places, self._sums, strict=True):
-            to = builder.bitcast(place, _DOUBLES.as_pointer())
-            builder.store(builder.load(each), to).align = 1
+            store(builder, builder.load(each), place)
 
 
 def _single(builder: Any, at: Any) -> Any:
-    return _load(builder, at, _FLOATS)
+    return load(builder, at, _FLOATS)
 
 
 def _half(builder: Any, at: Any) -> Any:
     """Return bf16 numbers as fp32."""
-    wide = builder.zext(_load(builder, at, _HALVES), _BITS)
-    return builder.bitcast(builder.shl(wide, _all(_BITS, 16)), _FLOATS)
+    wide = builder.zext(load(builder, at, _HALVES), _BITS)
+    return builder.bitcast(builder.shl(wide, every(_BITS, 16)), _FLOATS)
 
 
 def _codes(builder: Any, packed: Any) -> Any:
     """Return the codes of a block without their signs; the low nibble comes first."""
-    pairs = _load(builder, packed, _PAIRS)
-    low = builder.and_(pairs, _all(_PAIRS, 7))
-    high = builder.and_(builder.lshr(pairs, _all(_PAIRS, 4)), _all(_PAIRS, 7))
+    pairs = load(builder, packed, _PAIRS)
+    low = builder.and_(pairs, every(_PAIRS, 7))
+    high = builder.and_(builder.lshr(pairs, every(_PAIRS, 4)), every(_PAIRS, 7))
     order = [half * _PAIRS.count + i for i in range(_PAIRS.count) for half in (0, 1)]
     mask = ir.Constant(ir.VectorType(_I32, E3M0_BLOCK), order)
     return builder.zext(builder.shuffle_vector(low, high, mask), _CODES)
@@ -152,44 +152,23 @@ def _codes(builder: Any, packed: Any) -> Any:
 
 def _tops(builder: Any, exponent: Any, codes: Any) -> Any:
     """Return the upper 16 bits of the squares, which are powers of two, in fp64."""
-    own = builder.sub(_spread(builder, exponent), codes)
+    own = builder.sub(spread(builder, exponent, _CODES), codes)
     is_zero = builder.or_(
-        builder.icmp_unsigned("==", codes, _all(_CODES, E3M0_ZERO)),
-        builder.icmp_signed("<", own, _all(_CODES, E3M0_MIN_EXPONENT)),
+        builder.icmp_unsigned("==", codes, every(_CODES, E3M0_ZERO)),
+        builder.icmp_signed("<", own, every(_CODES, E3M0_MIN_EXPONENT)),
     )
-    field = builder.add(builder.add(own, own), _all(_CODES, _SQUARE_BIAS))
-    top = builder.shl(field, _all(_CODES, 4))
-    return builder.select(is_zero, _all(_CODES, 0), top)
+    field = builder.add(builder.add(own, own), every(_CODES, _SQUARE_BIAS))
+    top = builder.shl(field, every(_CODES, 4))
+    return builder.select(is_zero, every(_CODES, 0), top)
 
 
 def _squares(builder: Any, tops: Any, part: int) -> Any:
     places = list(range(_WIDE * part, _WIDE * (part + 1)))
     mask = ir.Constant(ir.VectorType(_I32, _WIDE), places)
     own = builder.shuffle_vector(tops, ir.Constant(_CODES, ir.Undefined), mask)
-    bits = builder.shl(builder.zext(own, _WORDS), _all(_WORDS, 48))
+    bits = builder.shl(builder.zext(own, _WORDS), every(_WORDS, 48))
     return builder.bitcast(bits, _DOUBLES)
 
 
 def _data(context: Any, builder: Any, signature: Any, args: Any, index: int) -> Any:
     return make_array(signature.args[index])(context, builder, args[index]).data
-
-
-def _load(builder: Any, pointer: Any, kind: Any) -> Any:
-    loaded = builder.load(builder.bitcast(pointer, kind.as_pointer()))
-    loaded.align = 1  # a body may lie anywhere in what has come
-    return loaded
-
-
-def _larger(builder: Any, one: Any, other: Any) -> Any:
-    return builder.select(builder.icmp_unsigned(">", one, other), one, other)
-
-
-def _all(kind: Any, number: float) -> Any:
-    return ir.Constant(kind, [number] * kind.count)
-
-
-def _spread(builder: Any, scalar: Any) -> Any:
-    vector = ir.Constant(_CODES, ir.Undefined)
-    for lane in range(_CODES.count):
-        vector = builder.insert_element(vector, scalar, ir.Constant(_I32, lane))
-    return vector

@@ -16,12 +16,16 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import make_array
 
 from atoll.kernels.layouts import TINY
+from atoll.kernels.with_numba.building import every, larger
 
 LINE = 16
 """fp32 elements of a vector."""
 
 _AHEAD = 256
 """Elements between what is worked on and what is fetched."""
+
+WRITES_AHEAD = 1024
+"""The same for what is only written: its lines are fetched, and nobody guesses them."""
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _I128 = ir.IntType(128)
@@ -73,7 +77,7 @@ class _Step:
         ]
         self._is_half = kinds[2].dtype == types.uint16
         self._lr, self._momentum = (_spread(builder, arg) for arg in args[3:5])
-        self._largest = alloca_once_value(builder, _all(_BITS, 0))
+        self._largest = alloca_once_value(builder, every(_BITS, 0))
 
     def take(self, at: Any) -> None:
         builder = self._builder
@@ -98,18 +102,18 @@ class _Step:
         most = ir.Constant(_I32, 0)
         for lane in range(LINE):
             other = builder.extract_element(lanes, ir.Constant(_I32, lane))
-            most = _larger(builder, most, other)
+            most = larger(builder, most, other)
         return most
 
     def _mean(self, at: Any) -> Any:
         builder = self._builder
         if self._is_half:
             half = builder.zext(_load(builder, at, _HALVES), _BITS)
-            bits = builder.shl(half, _all(_BITS, 16))
+            bits = builder.shl(half, every(_BITS, 16))
         else:
             bits = _load(builder, at, _BITS)
-        magnitude = builder.and_(bits, _all(_BITS, 0x7FFFFFFF))
-        most = _larger(builder, builder.load(self._largest), magnitude)
+        magnitude = builder.and_(bits, every(_BITS, 0x7FFFFFFF))
+        most = larger(builder, builder.load(self._largest), magnitude)
         builder.store(most, self._largest)
         return builder.bitcast(bits, _FLOATS)
 
@@ -119,11 +123,11 @@ class _Step:
     def _flush(self, vector: Any) -> Any:
         builder = self._builder
         bits = builder.bitcast(vector, _BITS)
-        magnitude = builder.and_(bits, _all(_BITS, 0x7FFFFFFF))
+        magnitude = builder.and_(bits, every(_BITS, 0x7FFFFFFF))
         is_tiny = builder.fcmp_ordered(
-            "<", builder.bitcast(magnitude, _FLOATS), _all(_FLOATS, float(TINY))
+            "<", builder.bitcast(magnitude, _FLOATS), every(_FLOATS, float(TINY))
         )
-        return builder.select(is_tiny, _all(_FLOATS, 0.0), vector)
+        return builder.select(is_tiny, every(_FLOATS, 0.0), vector)
 
 
 @intrinsic
@@ -151,13 +155,13 @@ def _absorb_block(builder: Any, lanes: Any, block: Any, keys: Any) -> Any:
     for stripe in range(_STRIPES):
         data = _load(builder, _at(builder, block, 8 * stripe), _WORDS)
         keyed = builder.xor(data, _load(builder, _at(builder, keys, stripe), _WORDS))
-        low = builder.and_(keyed, _all(_WORDS, 0xFFFFFFFF))
-        product = builder.mul(low, builder.lshr(keyed, _all(_WORDS, 32)))
+        low = builder.and_(keyed, every(_WORDS, 0xFFFFFFFF))
+        product = builder.mul(low, builder.lshr(keyed, every(_WORDS, 32)))
         swapped = builder.shuffle_vector(data, data, _SWAP)
         lanes = builder.add(builder.add(lanes, product), swapped)
-    mixed = builder.xor(lanes, builder.lshr(lanes, _all(_WORDS, 47)))
+    mixed = builder.xor(lanes, builder.lshr(lanes, every(_WORDS, 47)))
     last_key = _load(builder, _at(builder, keys, _STRIPES), _WORDS)
-    return builder.mul(builder.xor(mixed, last_key), _all(_WORDS, _SCRAMBLE))
+    return builder.mul(builder.xor(mixed, last_key), every(_WORDS, _SCRAMBLE))
 
 
 @intrinsic
@@ -206,14 +210,6 @@ def _load(builder: Any, pointer: Any, kind: Any) -> Any:
 def _store(builder: Any, vector: Any, pointer: Any) -> None:
     stored = builder.store(vector, builder.bitcast(pointer, vector.type.as_pointer()))
     stored.align = 2
-
-
-def _larger(builder: Any, one: Any, other: Any) -> Any:
-    return builder.select(builder.icmp_unsigned(">", one, other), one, other)
-
-
-def _all(kind: Any, number: float) -> Any:
-    return ir.Constant(kind, [number] * kind.count)
 
 
 def _spread(builder: Any, scalar: Any) -> Any:

@@ -66,6 +66,10 @@ ZOMBIES_CHANGE_NOTHING = Invariant(
     "zombies change nothing",
     "What an earlier life of an island sends changes nothing once the next has joined.",
 )
+NOTHING_LEFT_OUT = Invariant(
+    "nothing left out",
+    "In calm weather a roster lists every update that was there when it was decided.",
+)
 EVERYONE_COUNTS = Invariant(
     "everyone counts",
     "After a storm every live island is counted in every round but the first two.",
@@ -90,6 +94,6 @@ ISLANDS_GO_ON = Invariant(
 ALL = (
     *(SAME_STATE, SAME_OUTCOME, DURABLE_FIRST, ROUNDS_IN_ORDER),
     *(COUNTED_ONCE, TRUE_MEAN, WORK_CONSERVED, TOKENS_CONSERVED),
-    *(ZOMBIES_CHANGE_NOTHING, EVERYONE_COUNTS, PROGRESS),
+    *(ZOMBIES_CHANGE_NOTHING, NOTHING_LEFT_OUT, EVERYONE_COUNTS, PROGRESS),
     *(BOUNDED, DEADLINES_BOUNDED, ISLANDS_GO_ON),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from atoll.exchange import Call, CoordinatorExchange, Frame, Outcome, PublishCall, Reply
+from atoll.exchange import Call, Frame, Outcome, PublishCall, Reply
 from atoll.exchange.coordinator import Line
 from atoll.island import Host
 from atoll.island.vectors import Vectors
@@ -30,7 +30,9 @@ class Life:
         self.view, self._truth, self._report = view, truth, report
         self.ledgers: list[FragmentLedger] = []
         self.host: Host | None = None
-        self._exchange: CoordinatorExchange | None = None
+        self.kept: Callable[[], int] = lambda: 0
+        """How many updates without an outcome its exchange keeps."""
+
         self.fate = "is alive"
         """Or how it ended: it left, or it died, when."""
 
@@ -38,9 +40,9 @@ class Life:
         self._departed: dict[bytes, tuple[int, Update]] = {}
         self._staged: set[bytes] = set()
 
-    def joined(self, host: Host, exchange: CoordinatorExchange) -> None:
+    def joined(self, host: Host) -> None:
         """Open the books: the island holds the run's weights, and has done nothing."""
-        self.host, self._exchange = host, exchange
+        self.host = host
         self.ledgers = [
             FragmentLedger(host.joined, slot, self._truth, self._report)
             for slot in host.slots
@@ -54,9 +56,8 @@ class Life:
         update = self._truth.publish(header, frame.body)
         if not self.ledgers:
             return
-        assert self._exchange is not None
-        ledger, kept = self.ledgers[header.fragment], len(self._exchange._unconfirmed)
-        check_unconfirmed(ledger.who, kept, len(self.ledgers), self._report)
+        ledger = self.ledgers[header.fragment]
+        check_unconfirmed(ledger.who, self.kept(), len(self.ledgers), self._report)
         seal = ledger.seal
         if seal is not None and seal.update is None and seal.round == header.round:
             seal.update = update
@@ -175,7 +176,7 @@ class Life:
             ledger.count_tokens(tokens, update)
         elif (
             not self._truth.has_gaps
-            and digest in self._staged
+            and digest in self._staged - self._truth.excused
             and not (
                 entry and entry.digest == digest and entry.verdict is Verdict.REFUSED
             )

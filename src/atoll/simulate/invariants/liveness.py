@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from atoll.exchange.bucket import sight as bucket
+from atoll.exchange.bucket.outcomes import GRACE_S
+from atoll.exchange.bucket.pauses import LONGEST_S, TRIES
 from atoll.exchange.coordinator import LONGEST_PAUSE_S
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
 from atoll.settings import RunSettings
 from atoll.simulate.invariants.claims import EVERYONE_COUNTS, PROGRESS, Report
 from atoll.simulate.invariants.truth import Commit
+from atoll.simulate.store import REQUEST_S
 
 CALL_S = 6.0
 """The longest that a call waits for its answer: a long poll of 2 s, and 4 s more."""
@@ -33,12 +37,26 @@ def longest_silence_s(settings: RunSettings, *, step_s: float) -> float:
     return waits_s + 2 * window_s + 3 * (CALL_S + LONGEST_PAUSE_S)
 
 
+def longest_wait_s(settings: RunSettings, *, step_s: float, islands: int) -> float:
+    """Return how long a fragment of a run in a bucket may go without a roster.
+
+    As with a coordinator, but a lease is longer, what a member says is read with the
+    next heartbeat (twice, when islands wait for each other), a look at a round may be
+    `LONGEST_S` away, an island's own request may be the last of its tries, and each
+    owner of a shard may have gone before it made it.
+    """
+    window_s = settings.sync.sync_every * step_s
+    beat_s = bucket.BEAT_S + REQUEST_S
+    waits_s = 1.1 * (bucket.LEASE_S + 3 * beat_s + settings.limits.deadline_max_s)
+    looks_s = 3 * (LONGEST_S + TRIES.longest_s + REQUEST_S)
+    return waits_s + 2 * window_s + looks_s + islands * (GRACE_S + REQUEST_S)
+
+
 class Progress:
     """Watches that rounds are committed while nothing is wrong."""
 
-    def __init__(self, settings: RunSettings, report: Report, *, step_s: float) -> None:
-        self._bound_s = longest_silence_s(settings, step_s=step_s)
-        self._report = report
+    def __init__(self, bound_s: float, report: Report) -> None:
+        self._bound_s, self._report = bound_s, report
         self._last_s = 0.0
         self.due_s = float("inf")
         """When the next commit must have happened."""
@@ -66,14 +84,14 @@ class Progress:
 class EveryoneCounts:
     """Watches the rounds that open after the storm and a lease."""
 
-    def __init__(self, report: Report) -> None:
-        self._report = report
+    def __init__(self, report: Report, *, lease_s: float = LEASE_S) -> None:
+        self._report, self._lease_s = report, lease_s
         self._calm_s = float("inf")
         self._seen: dict[int, int] = {}
 
     def calm(self, since_s: float) -> None:
         """Nothing has failed since; a lease later nobody is presumed alive in error."""
-        self._calm_s = since_s + LEASE_S
+        self._calm_s = since_s + self._lease_s
 
     def disturbed(self, now_s: float) -> None:
         """Somebody came or went: two rounds pass until everyone is in step again."""

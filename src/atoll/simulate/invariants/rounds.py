@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from atoll.coordinator import Service
@@ -79,9 +81,9 @@ class Rounds:
                 self._truth.commit(attempt)
             self.holds(COORDINATOR, fragment, state)
 
-    def founded(self, service: Service) -> None:
-        """Take the coordinator's first weights as everybody's."""
-        for fragment, state in enumerate(service.weights):
+    def founded(self, weights: Sequence[FragmentState]) -> None:
+        """Take the run's first weights as everybody's."""
+        for fragment, state in enumerate(weights):
             if state.round == 0:
                 self._founded.setdefault(fragment, state.digest)
 
@@ -124,6 +126,12 @@ class Rounds:
             outcome.agreed.body.tobytes() == commit.body
         )
         has_same_header = header is commit.header or header == commit.header
+        if not header.is_sealed:
+            # The body is collected, and what was known of it: the rest stays.
+            known = header.sealed(
+                body_bytes=commit.header.body_bytes, pieces=commit.header.pieces
+            )
+            has_same_header = known == commit.header
         if not has_same_header or not has_same_body:
             self._report(
                 SAME_OUTCOME,

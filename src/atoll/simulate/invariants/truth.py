@@ -72,6 +72,9 @@ class Truth:
     last: dict[int, int] = field(default_factory=dict)
     """The last committed round of each fragment."""
 
+    excused: set[bytes] = field(default_factory=set)
+    """Departing updates that came while somebody was closing their round."""
+
     has_gaps: bool = False
     """The journal was put back: it may have lost outcomes for good."""
 

@@ -1,0 +1,106 @@
+"""What an operator says to a run in a store: one document, at the next free number.
+
+Two who speak at the same time ask for the same number. Who is second reads what the
+first has said, judges again, and takes the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from atoll.cli.bucket.observing import Observing
+from atoll.errors import Refused, UsageError
+from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.documents import ControlDocument, packed
+from atoll.exchange.bucket.keys import life_of
+from atoll.protocol.ending import NO_ROUND, set_values
+from atoll.protocol.events import NewValues
+
+TRIES = 64
+"""So many others may speak in between."""
+
+
+def say(
+    observing: Observing, action: str, words: Mapping[str, Any]
+) -> tuple[int, ControlDocument]:
+    """Put an operator's word where every island reads it; return its number, too.
+
+    Raises:
+        UsageError: no island has that name, or a value cannot be set.
+        Refused: the run has moved, or too many others speak.
+        StoreDenied: writing is not allowed.
+    """
+    for _ in range(TRIES):
+        observing.look()
+        _require_here(observing)
+        said = _document(observing, action, words)
+        number = len(observing.lookout.sight.controls) + 1
+        key = keys.control(number)
+        if observing.store.put_new(key, packed(documents.CONTROL, said)):
+            observing.look()
+            return number, said
+    raise Refused(f"{TRIES} others have spoken meanwhile. Try again.")
+
+
+def _require_here(observing: Observing) -> None:
+    target = observing.lookout.sight.moved_to
+    if target is not None:
+        raise Refused(f"The run has moved to {target}. Control it there.")
+
+
+def _document(
+    observing: Observing, action: str, words: Mapping[str, Any]
+) -> ControlDocument:
+    run = observing.lookout.run
+    match action:
+        case "set":
+            values = words["values"]
+            set_values(observing.lookout.sight.state, NewValues(values), 0.0)  # judged
+            return ControlDocument(run=run, action="set", values=values)
+        case "stop" | "drain":
+            last = last_round(observing)
+            return ControlDocument(run=run, action="stop", values={}, last_round=last)
+        case "evict":
+            return _eviction(observing, words["island"])
+    return ControlDocument(run=run, action=action, values={})
+
+
+def last_round(observing: Observing) -> int:
+    """Return the furthest round that anybody has published for, of all fragments.
+
+    Rounds up to it can be closed by who is there; nobody's update is left over.
+    """
+    rounds = observing.lookout.sight.state.rounds
+    furthest = NO_ROUND
+    for round in rounds:
+        published = [
+            number
+            for number in (round.number, round.number + 1)
+            if _has_updates(observing, round.fragment, number)
+        ]
+        furthest = max(furthest, round.number - 1, *published)
+    return furthest
+
+
+def _has_updates(observing: Observing, fragment: int, round: int) -> bool:
+    items = observing.store.items(keys.updates(fragment, round))
+    return any(
+        (life := life_of(item.key)) and observing.lookout.sight.name_of(life)
+        for item in items
+    )
+
+
+def _eviction(observing: Observing, island: str) -> ControlDocument:
+    known = observing.lookout.sight.state.members.known
+    member = known.get(island)
+    if member is None:
+        names = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"No island is called {island!r}. Known are: {names}.")
+    return ControlDocument(
+        run=observing.lookout.run,
+        action="evict",
+        values={},
+        island=island,
+        incarnation=member.incarnation,
+    )

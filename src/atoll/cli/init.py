@@ -1,0 +1,134 @@
+"""`atoll init URL RUN.toml`: a run without a coordinator, in a store."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atoll.cli.names import URL_STARTS, Names
+from atoll.cli.run_file import Assignments, RunFile, settings_of
+from atoll.errors import NoSuchObject, UsageError
+from atoll.island.environment import surroundings_from_environment
+from atoll.settings import RunSettings
+
+if TYPE_CHECKING:  # what goes to a store takes its time to load
+    from atoll.exchange.bucket.documents import SettingsDocument
+    from atoll.store import Store
+
+
+def init(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="s3://, gs://, az://, file:// or any of fsspec; or a path.",
+            show_default=False,
+        ),
+    ],
+    run_file: RunFile,
+    assignments: Assignments = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            "--init", metavar="FILE", help="First weights, as atoll export wrote them."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Make a run in a store, where islands meet without a coordinator.
+
+    Its first island brings the weights, unless --init gives them. Who may write to the
+    store may join the run, and control it: there is no other credential.
+    """
+    from atoll.exchange.bucket import ThreadTiming
+    from atoll.exchange.bucket.opening import reliable, require_no_coordinator
+
+    place = _store_url(url)
+    settings = settings_of(run_file, assignments)
+    require_no_coordinator(place)
+    timing = ThreadTiming()
+    try:
+        store = reliable(place, timing.pause)
+        document = _make(store, settings, weights, url=place)
+    finally:
+        timing.close()
+    names = Names(surroundings_from_environment())
+    names.remember(document.run, place)
+    names.remember(settings.run.name, place)
+    _tell(document, place, is_founded=weights is not None, as_json=as_json)
+
+
+def _store_url(url: str) -> str:
+    if url.startswith(URL_STARTS):
+        raise UsageError(
+            f"{url} is a coordinator's URL, and a run with one is made by `atoll serve "
+            "RUN.toml`. Give a store: s3://BUCKET/PATH, or a path."
+        )
+    return url if "://" in url else str(Path(url).expanduser().absolute())
+
+
+def _make(
+    store: Store, settings: RunSettings, weights: Path | None, *, url: str
+) -> SettingsDocument:
+    """Make the run; with weights also found it, or go on where that was cut off."""
+    from atoll.exchange.base import Frame
+    from atoll.exchange.bucket.making import found_run, make_run
+
+    if weights is None:
+        return make_run(store, settings, url=url)
+    from atoll.coordinator.weights_file import WeightsFile
+
+    file = WeightsFile(weights)
+    model = file.model()
+    if model is None:
+        raise UsageError(
+            f"{weights} does not say in which order its model has its tensors, as a "
+            "file of `atoll export` does, and there is no coordinator that could wait "
+            "for an island to tell. Leave --init out, and let the first island load "
+            "it: it founds the run with its weights."
+        )
+    file.states(model, settings, run="judged")  # before anything is made
+    document = _unfounded(store, settings) or make_run(store, settings, url=url)
+    states = file.states(model, settings, run=document.run)
+    found_run(store, document, model, [Frame(*each) for each in states])
+    return document
+
+
+def _unfounded(store: Store, settings: RunSettings) -> SettingsDocument | None:
+    """Return the run that an earlier call has made with these settings, and no more."""
+    from atoll.exchange.bucket import documents, keys
+
+    try:
+        there = documents.fetch(store, documents.SETTINGS, keys.SETTINGS)
+    except NoSuchObject:
+        return None
+    if there.settings.fingerprint != settings.fingerprint:
+        return None  # making a run there is refused, and says why
+    try:
+        store.get(keys.RUN, 0, 1)
+    except NoSuchObject:
+        return there
+    return None
+
+
+def _tell(
+    document: SettingsDocument, url: str, *, is_founded: bool, as_json: bool
+) -> None:
+    facts: dict[str, Any] = {
+        "run": document.run,
+        "name": document.settings.run.name,
+        "url": url,
+        "founded": is_founded,
+    }
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    quoted = shlex.quote(url)
+    typer.echo(f"run   {document.run}")
+    typer.echo(f"url   {url}")
+    typer.echo(f"join  atoll join {quoted} -- COMMAND")
+    typer.echo(f"look  atoll status {quoted}")

@@ -1,0 +1,171 @@
+"""How far the ranks of a name have come, as the store knows it.
+
+    <name>/about                    put if absent: what the name is for
+    <name>/up/<round>.<rank>        put if absent: all of a rank's values, one frame
+    <name>/mean/<round>.<part>      put if absent: a part of what was reduced
+    <name>/done/<rank>              overwritten by its rank: how many rounds it has done
+
+Rule 1: a rank begins a round when it has done the one before. So who has done a round
+        knows that everybody has done the one before it, which can be collected.
+Rule 2: a rank removes only what it has put.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from atoll.errors import CorruptError, NoSuchObject, Unreachable, UsageError
+from atoll.exchange.all_reduce.frames import Agreed
+from atoll.exchange.all_reduce.place import Deadline, Place
+from atoll.store import Data
+
+FORMAT = 1
+MAX_ABOUT_BYTES = 4096
+MAX_NAMED = 8
+"""How many absent ranks a message names."""
+
+_NUMBERS = re.compile(r".*/([0-9]{12})\.([0-9]{5})")
+_DONE = re.compile(rb"[0-9]{1,12}\n")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What one rank knows and tells of a name, by the objects in its place."""
+
+    place: Place
+    name: str
+    rank: int
+    world_size: int
+    kept: dict[int, set[str]] = field(default_factory=dict)
+    """What this rank has put in each round that is not collected yet."""
+
+    def up(self, round_number: int, rank: int) -> str:
+        return f"{self.name}/up/{round_number:012d}.{rank:05d}"
+
+    def mean(self, round_number: int, part: int) -> str:
+        return f"{self.name}/mean/{round_number:012d}.{part:05d}"
+
+    def begin(self, start_round: int | None) -> int:
+        """Return which round this rank's first call is.
+
+        Raises:
+            UsageError: the name is for something else, or that round is not to be had.
+        """
+        self._require_same_about()
+        done = self.done(self.rank)
+        first = done if start_round is None else start_round
+        if first not in (done, done - 1) or (first < done and self._has_sent(done)):
+            raise UsageError(
+                f"start_round={first} cannot be: rank {self.rank} has done {done} "
+                f"rounds of {self.name!r}, and what is older is collected. Begin with "
+                f"{done}, or leave start_round out; or choose a new name."
+            )
+        if done:
+            self._find_kept()
+            self._collect_before(done - 1)
+        return first
+
+    def put(self, round_number: int, key: str, frame: Sequence[Data]) -> bool:
+        """Put what belongs to a round. False: it is there already, and stays."""
+        self.kept.setdefault(round_number, set()).add(key)
+        return self.place.store.put_new(key, frame)
+
+    def finish(self, round_number: int) -> None:
+        """Tell that this rank has done a round, and collect the one before."""
+        said = b"%d\n" % (round_number + 1)
+        self.place.store.put(self._done_key(self.rank), [said])
+        self._collect_before(round_number)
+
+    def done(self, rank: int) -> int:
+        """Return how many rounds a rank has done."""
+        key = self._done_key(rank)
+        try:
+            said = bytes(self.place.store.get(key, 0, 32))
+        except NoSuchObject:
+            return 0
+        if not _DONE.fullmatch(said):
+            raise CorruptError(
+                f"{self.place.path(key)} holds {said!r}, which is no number of rounds. "
+                "Choose a new name, on every rank."
+            )
+        return int(said)
+
+    def absent(
+        self, agreed: Agreed, round_number: int, deadline: Deadline
+    ) -> Unreachable:
+        """Return the error that says who is missing, where, and since when."""
+        missing = dict(self._missing(agreed, round_number))
+        said = "; ".join(
+            f"rank {rank} ({self.place.path(key)}), which has done {self.done(rank)}"
+            for rank, key in list(missing.items())[:MAX_NAMED]
+        )
+        more = len(missing) - MAX_NAMED
+        return Unreachable(
+            f"Round {round_number} of {self.name!r} waits {deadline.text} for "
+            f"{len(missing)} of {self.world_size} ranks: {said}"
+            f"{f'; and {more} more' if more > 0 else ''}. Start them, or wait for "
+            f"longer than timeout_s={deadline.timeout_s:g}; what this rank has sent "
+            "stays."
+        )
+
+    def _missing(self, agreed: Agreed, round_number: int) -> Iterator[tuple[int, str]]:
+        """Yield whose values are not there; if all are, whose part is not."""
+        is_complete = True
+        for rank in range(self.world_size):
+            if not self._is_there(key := self.up(round_number, rank)):
+                is_complete = False
+                yield rank, key
+        for part in range(agreed.num_parts if is_complete else 0):
+            if not self._is_there(key := self.mean(round_number, part)):
+                yield agreed.owner(part, round_number), key
+
+    def _has_sent(self, round_number: int) -> bool:
+        return self._is_there(self.up(round_number, self.rank))
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self.place.store.get(key, 0, 1)
+        except NoSuchObject:
+            return False
+        return True
+
+    def _require_same_about(self) -> None:
+        """Agree what the name is for, or say how it differs."""
+        about = {"format": FORMAT, "world_size": self.world_size}
+        key, text = f"{self.name}/about", json.dumps(about, sort_keys=True)
+        if self.place.store.put_new(key, [text.encode()]):
+            return
+        found = bytes(self.place.store.get(key, 0, MAX_ABOUT_BYTES))
+        if found != text.encode():
+            raise UsageError(
+                f"{self.place.path(key)} says {found[:200]!r}, and this rank {text}. "
+                "Start every rank with the same world_size and the same Atoll, or "
+                "choose a new name."
+            )
+
+    def _collect_before(self, round_number: int) -> None:
+        old = [each for each in self.kept if each < round_number]
+        if old:
+            keys = sorted(key for each in old for key in self.kept[each])
+            self.place.store.remove(keys)
+        for each in old:
+            del self.kept[each]
+
+    def _find_kept(self) -> None:
+        """Find what an earlier life has put, and did not live to collect."""
+        for item in self.place.store.items(f"{self.name}/"):
+            found = _NUMBERS.fullmatch(item.key)
+            if found and self._is_ours(item.key, found):
+                self.kept.setdefault(int(found[1]), set()).add(item.key)
+
+    def _is_ours(self, key: str, found: re.Match[str]) -> bool:
+        if key.startswith(f"{self.name}/up/"):
+            return int(found[2]) == self.rank
+        owner = (int(found[1]) + int(found[2])) % self.world_size
+        return key.startswith(f"{self.name}/mean/") and owner == self.rank
+
+    def _done_key(self, rank: int) -> str:
+        return f"{self.name}/done/{rank:05d}"

@@ -1,0 +1,227 @@
+"""A run that comes into a bucket from a coordinator.
+
+Rule 1: everything is put before `settings/0`, which is put last and once: without it
+        there is no run here, and with it there is. That is the moment of the move.
+Rule 2: `run.json` names the move. What is found here with another name, or none, did
+        not come with it.
+Rule 3: all is put by rules that let it be put again, so that who was interrupted
+        begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+from atoll.errors import CorruptError, NoSuchObject, UsageError
+from atoll.exchange.base import Frame
+from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.documents import (
+    BASE,
+    COUNTED,
+    ControlDocument,
+    CountedProgress,
+    MemberDocument,
+    RosterDocument,
+    RunDocument,
+    SettingsDocument,
+    StateDocument,
+    fetch,
+    packed,
+)
+from atoll.exchange.bucket.states import PART_BYTES, anonymous
+from atoll.exchange.bucket.timing import Timing
+from atoll.exchange.forms.fields import NAME, Field, listed, row, table, whole
+from atoll.exchange.forms.messages import MAX_FRAGMENTS
+from atoll.store import Data, Store
+from atoll.wire import pack
+
+MOST = 65_536
+"""Members, rosters or updates that come along."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What a fragment's state does not say itself."""
+
+    round: int
+    counted: tuple[CountedProgress, ...]
+    bases: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Left:
+    """An update of the open round that nobody is left to publish again."""
+
+    fragment: int
+    round: int
+    island: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Belongings:
+    """All that a run takes along, apart from weights and updates."""
+
+    settings: SettingsDocument
+    run: RunDocument
+    controls: tuple[ControlDocument, ...]
+    members: tuple[MemberDocument, ...]
+    fragments: tuple[Progress, ...]
+    rosters: tuple[RosterDocument, ...]
+    """The last ones of each fragment, for who has not taken their outcomes."""
+
+    left: tuple[Left, ...]
+
+
+_PROGRESS = table(
+    Progress,
+    {
+        "round": whole(),
+        "counted": listed(COUNTED, most=MOST),
+        "bases": listed(BASE, most=1024),
+    },
+)
+_LEFT = row(Left, {"fragment": whole(), "round": whole(), "island": NAME})
+BELONGINGS: Field[Belongings] = table(
+    Belongings,
+    {
+        "settings": documents.SETTINGS,
+        "run": documents.RUN,
+        "controls": listed(documents.CONTROL, most=MOST),
+        "members": listed(documents.MEMBER, most=MOST),
+        "fragments": listed(_PROGRESS, least=1, most=MAX_FRAGMENTS),
+        "rosters": listed(documents.ROSTER, most=MOST),
+        "left": listed(_LEFT, most=MOST),
+    },
+)
+
+
+class Arriving:
+    """Puts a run into a store. `bring` what it has, then `settle` it there."""
+
+    def __init__(self, store: Store, timing: Timing, belongings: Belongings) -> None:
+        self._store, self._timing, self._has = store, timing, belongings
+
+    def bring(
+        self, state: Callable[[int], Frame], update: Callable[[Left], Frame]
+    ) -> None:
+        """Put all but the word that the run is here. Safe to repeat."""
+        has = self._has
+        for fragment, progress in enumerate(has.fragments):
+            self._put_state(state(fragment), progress)
+        for left in has.left:
+            self._put_update(update(left))
+        self._put_small(self._small())
+        self._store.put_new(keys.RUN, packed(documents.RUN, has.run))
+
+    def settle(self) -> None:
+        """Say that the run is here: the moment of the move.
+
+        Raises:
+            UsageError: something else is here, or the move was given up.
+        """
+        settings = packed(documents.SETTINGS, self._has.settings)
+        if self._store.put_new(keys.SETTINGS, settings):
+            return
+        if not is_here(self._store, self._has.run):
+            raise UsageError(
+                "Another run has come here first, or this move was given up. Say "
+                "`atoll move --back`, then choose another URL."
+            )
+
+    def _put_state(self, frame: Frame, progress: Progress) -> None:
+        header, body = frame.header, memoryview(frame.body.data)
+        if header.round != progress.round:
+            raise CorruptError(
+                f"The {header.name} was brought, and the run is at round "
+                f"{progress.round}. Move it again."
+            )
+        if header.round == 0:
+            key = keys.founding(self._has.run.founding, header.fragment)
+            self._store.put(key, [pack(header), body])
+            return
+        parts = [
+            body[first : first + PART_BYTES]
+            for first in range(0, max(1, len(body)), PART_BYTES)
+        ]
+        where = (header.fragment, header.round)
+        self._timing.together(
+            [
+                partial(self._store.put, keys.state_part(*where, number), [part])
+                for number, part in enumerate(parts)
+            ]
+        )
+        document = StateDocument(
+            run=header.run,
+            fragment=header.fragment,
+            round=header.round,
+            parts=len(parts),
+            head=pack(anonymous(header)),
+            counted=progress.counted,
+            bases=progress.bases,
+        )
+        key = keys.state_complete(*where)
+        self._store.put(key, packed(documents.STATE, document))
+
+    def _put_update(self, frame: Frame) -> None:
+        header = frame.header
+        where = (header.fragment, header.round)
+        key = keys.update(*where, header.island, header.incarnation)
+        self._store.put_new(key, [pack(header), frame.body.data])
+
+    def _small(self) -> Iterable[tuple[str, list[Data]]]:
+        has = self._has
+        for number, control in enumerate(has.controls, start=1):
+            yield keys.control(number), packed(documents.CONTROL, control)
+        for member in has.members:
+            beat = member.beat
+            yield keys.slot(member.slot), [beat.island.encode()]
+            key = keys.member(beat.island, beat.incarnation)
+            yield key, packed(documents.MEMBER, member)
+        for roster in has.rosters:
+            key = keys.roster(roster.fragment, roster.round)
+            yield key, packed(documents.ROSTER, roster)
+
+    def _put_small(self, objects: Iterable[tuple[str, list[Data]]]) -> None:
+        puts = [partial(self._store.put, key, parts) for key, parts in objects]
+        self._timing.together(puts)
+
+
+def is_here(store: Store, run: RunDocument) -> bool:
+    """Return whether a run has come here by the move that its document names."""
+    try:
+        settings = fetch(store, documents.SETTINGS, keys.SETTINGS)
+        there = fetch(store, documents.RUN, keys.RUN)
+    except (NoSuchObject, CorruptError):
+        return False
+    return settings.run == run.run and there == run
+
+
+def require_free(store: Store, *, url: str) -> None:
+    """Return if a run can come to a store.
+
+    Raises:
+        UsageError: something is there, or the store cannot decide what is first.
+    """
+    # Before the traits: asking a store for them may leave something for a moment.
+    if there := next(iter(store.items("")), None):
+        raise UsageError(
+            f"There is something at {url} already: {there.key}. A run moves only to "
+            "where nothing is. Choose another URL."
+        )
+    if not store.traits.has_put_new:
+        raise UsageError(
+            f"The store at {url} lets a second object replace the first, so that a "
+            "move could be done and given up at once. Choose another store."
+        )
+
+
+ABANDONED = b"A run was on its way here, and has stayed where it was."
+"""Where the settings would be: no run can ever come here by that move."""
+
+
+def give_up(store: Store, run: RunDocument) -> bool:
+    """Make sure that a run never comes here; False: it has come."""
+    store.put_new(keys.SETTINGS, [ABANDONED])
+    return not is_here(store, run)

@@ -1,0 +1,172 @@
+"""An exchange that goes where its run goes.
+
+Rule 1: a call that is answered with `RunMoved` is made again where the run is now. The
+        rounds, bases and digests there are the same, so that nobody notices.
+Rule 2: an update is kept until its outcome is known. What was not confirmed at the old
+        place is published again at the new one, before anything else is asked there.
+Rule 3: who cannot get there keeps its work, says why, and tries again: only a life that
+        has a successor there is at its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from atoll.errors import AtollError, LeaseLost, OutcomeLost, Refused, RunMoved
+from atoll.exchange.base import Exchange, Frame, Outcome
+from atoll.protocol import (
+    Beat,
+    JoinReply,
+    JoinRequest,
+    Position,
+    Reception,
+    Stats,
+)
+from atoll.wire import Kind
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+"""Between two attempts to get where the run is; doubled each time."""
+
+T = TypeVar("T")
+log = logging.getLogger("atoll")
+
+
+class Place(Exchange, Protocol):
+    """Where a run is, for one island: an exchange that can be left behind."""
+
+    stats: Callable[[], Stats] | None
+    moved: Callable[[RunMoved], None] | None
+    """Told in the background that the run has moved, if a heartbeat learns of it."""
+
+
+Open = Callable[[str], Place]
+"""Opens the way to where a run is now, and ends the one that was opened before."""
+
+
+class Following:
+    """An `Exchange` for one life of one island, wherever its run may be."""
+
+    def __init__(
+        self, place: Place, open: Open, *, pause: Callable[[float], None]
+    ) -> None:
+        self._open, self._pause = open, pause
+        self._lock = threading.Lock()
+        self._stats: Callable[[], Stats] | None = None
+        self._request: JoinRequest | None = None
+        self._beat: Beat | None = None
+        self._unconfirmed: dict[tuple[int, int], Frame] = {}
+        self._told = ""
+        self._place = self._watched(place)
+
+    @property
+    def stats(self) -> Callable[[], Stats] | None:
+        """What people are told of the island, asked for when it is sent."""
+        return self._stats
+
+    @stats.setter
+    def stats(self, stats: Callable[[], Stats] | None) -> None:
+        self._stats = self._place.stats = stats
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        reply = self._call(lambda place: place.join(request))
+        self._request = replace(
+            request, island=reply.island, incarnation=reply.incarnation, after=0
+        )
+        return reply
+
+    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+        self._beat = beat
+        return self._call(lambda place: place.heartbeat(beat, at_once=at_once))
+
+    def publish(self, frame: Frame) -> Reception:
+        header = frame.header
+        if header.kind not in (Kind.STATE, Kind.AGREED):
+            self._unconfirmed[header.fragment, header.round] = frame
+        return self._call(lambda place: place.publish(frame))
+
+    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+        try:
+            outcome = self._call(
+                lambda place: place.outcome(fragment, round, wait_s=wait_s)
+            )
+        except OutcomeLost:
+            self._unconfirmed.pop((fragment, round), None)
+            raise
+        if outcome is not None:
+            self._unconfirmed.pop((fragment, round), None)
+        return outcome
+
+    def state(self, fragment: int) -> Frame:
+        return self._call(lambda place: place.state(fragment))
+
+    def leave(self, island: str, incarnation: int) -> None:
+        self._call(lambda place: place.leave(island, incarnation))
+
+    def _call(self, act: Callable[[Place], T]) -> T:
+        while True:
+            place = self._place
+            try:
+                return act(place)
+            except RunMoved as exc:
+                self._follow(place, exc.target)
+            except AtollError:
+                # Another thread may follow, and has ended the way of this call.
+                with self._lock:
+                    if place is self._place:
+                        raise
+
+    def _watched(self, place: Place) -> Place:
+        """Return a place whose heartbeats make this island follow."""
+        place.stats = self._stats
+        place.moved = lambda exc: self._follow_quietly(place, exc.target)
+        return place
+
+    def _follow_quietly(self, place: Place, target: str) -> None:
+        with suppress(AtollError):  # the next call meets the same, and tells
+            self._follow(place, target)
+
+    def _follow(self, place: Place, target: str) -> None:
+        """Go where the run is, unless another thread has since."""
+        with self._lock:
+            if place is self._place:
+                self._place = self._arrive(target)
+
+    def _arrive(self, target: str) -> Place:
+        pause_s = FIRST_PAUSE_S
+        log.warning("the run has moved to %s: this island follows", target)
+        while True:
+            try:
+                return self._enter(target)
+            except RunMoved as exc:
+                target = exc.target
+            except LeaseLost:
+                raise
+            except AtollError as exc:
+                self._tell(f"the run is at {target}, and this island waits: {exc}")
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _enter(self, target: str) -> Place:
+        """Return the new place, as the same life with the same work under way."""
+        place = self._watched(self._open(target))
+        if self._request is None:
+            return place
+        place.join(self._request)
+        if self._beat is not None:
+            place.heartbeat(self._beat)
+        for frame in list(self._unconfirmed.values()):
+            try:
+                place.publish(frame)
+            except Refused as exc:  # only the outcome says what counted
+                log.warning("an update was refused after the move: %s", exc)
+        return place
+
+    def _tell(self, what: str) -> None:
+        if what != self._told:
+            self._told = what
+            log.warning("%s", what)

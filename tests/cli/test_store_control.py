@@ -1,0 +1,261 @@
+"""What operators say to a run in a store, and what observers see of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.cli.bucket.control import say
+from atoll.cli.bucket.observing import Observing
+from atoll.cli.bucket.status import StatusView
+from atoll.exchange import Frame
+from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.documents import ControlDocument, MemberDocument, packed
+from atoll.exchange.bucket.making import found_run
+from atoll.exchange.bucket.opening import init
+from atoll.protocol import Beat, Stats
+from atoll.settings import RunSettings
+from atoll.store import FileStore
+from atoll.weights import FragmentState, lay_out, terms_of
+from tests.cli.runs import as_user, run
+from tests.cli.stores import MODEL, Trained, made, settings
+
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_user(monkeypatch, tmp_path / "home")
+
+
+class HandClock:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.at_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+
+def member(url: str, name: str, beats: int, **changes: object) -> MemberDocument:
+    """Put the document of an island, as its heartbeats do."""
+    with Observing(url) as observing:
+        document = MemberDocument(
+            run=observing.lookout.run,
+            slot=ord(name[0]) - ord("a"),
+            key=b"k",
+            nonce=b"n",
+            opened=(),
+            stands=(),
+            beats=beats,
+            has_left=False,
+            beat=Beat(
+                island=name,
+                incarnation=1,
+                step=7,
+                stats=Stats(version="0.1.0", seconds=10.0, inner_steps=40, loss=2.5),
+            ),
+        )
+    document = replace(document, **changes)  # type: ignore[arg-type]  # by name
+    data = packed(documents.MEMBER, document)
+    FileStore(Path(url)).put(keys.member(name, 1), data)
+    return document
+
+
+def founded(place: Path, **run: object) -> str:
+    """Make a run whose first weights are zeros."""
+    given = RunSettings.from_dict(settings(**run).to_dict())
+    init(str(place), given)
+    store = FileStore(place)
+    document = documents.fetch(store, documents.SETTINGS, keys.SETTINGS)
+    states = []
+    for index, layout in enumerate(lay_out(MODEL, given)):
+        outer = terms_of(layout, given).outer
+        zeros = np.zeros(layout.elements, np.float32)
+        state = FragmentState.found(zeros, outer.optimizer)
+        frame = state.to_frame(run=document.run, fragment=index, outer=outer)
+        states.append(Frame(*frame))
+    found_run(store, document, MODEL, states)
+    return str(place)
+
+
+def standings(view: StatusView) -> dict[str, str]:
+    return {row["island"]: row["state"] for row in view.document()["islands"]}
+
+
+def test_who_is_live_is_found_out_by_watching(tmp_path: Path) -> None:
+    """A document that was there is seen; changed, live; unchanged for a lease, silent.
+
+    No clock but the observer's own is read.
+    """
+    url, clock = founded(tmp_path / "store"), HandClock()
+    member(url, "a", 1)
+    member(url, "b", 1)
+    member(url, "c", 5, has_left=True)
+    with Observing(url, clock=clock) as observing:
+        view = StatusView(observing)
+        assert standings(view) == {"a": "seen", "b": "seen", "c": "left"}
+        said = view.document()
+        assert said["state"] == "unknown"
+        assert "Nothing has come from a, b for 0 s" in said["why"]
+
+        clock.at_s = 6.0
+        member(url, "a", 2)
+        member(url, "d", 1)
+        observing.look()
+        assert standings(view)["a"] == "live"
+        assert standings(view)["d"] == "live"  # it has come while we looked
+        assert view.document()["state"] == "training"
+
+        clock.at_s = 30.5
+        member(url, "a", 3)
+        observing.look()
+        assert standings(view) == {"a": "live", "b": "silent", "c": "left", "d": "live"}
+        (silent,) = [row for row in view.document()["islands"] if row["island"] == "b"]
+        assert silent["seen_s"] == 30.5
+
+        clock.at_s = 70.0
+        observing.look()
+        said = view.document()
+        assert said["state"] == "waiting"
+        assert said["why"] == "Waits for 1 more of quorum=1. Silent: a, b, d."
+
+
+def test_an_islands_row_is_what_it_says_of_itself(tmp_path: Path) -> None:
+    """Loss, version and pace: ten seconds for 40 inner steps are one for each window.
+
+    # sync_every is 4: 10 s / 40 * 4 = 1 s
+    """
+    url = founded(tmp_path / "store")
+    member(url, "a", 1)
+    with Observing(url) as observing:
+        (row,) = StatusView(observing).document()["islands"]
+
+    assert (row["loss"], row["version"], row["pace_s"]) == (2.5, "0.1.0", 1.0)
+    assert (row["incarnation"], row["slot"], row["step"]) == (1, 0, 7)
+
+
+def test_a_run_without_its_decider_says_so(tmp_path: Path) -> None:
+    """Others may be live: nobody else closes a round."""
+    given = settings().with_values({"run.start_islands": 1, "store.decider": "tokyo"})
+    init(str(tmp_path / "store"), given)
+    url, clock = str(tmp_path / "store"), HandClock()
+    with Observing(url, clock=clock) as observing:
+        view = StatusView(observing)
+        member(url, "a", 1)
+        observing.look()
+        assert view.document()["state"] == "founding"
+        assert "Waits for tokyo" in view.document()["why"]
+
+
+def test_what_an_operator_says_has_the_next_number(
+    tmp_path: Path, capsys: Said
+) -> None:
+    """One document each; what has been said shows in the status."""
+    url = founded(tmp_path / "store")
+    code, out, _ = run(capsys, "control", url, "pause")
+    assert code == 0
+    assert "pause is control/1. Islands take it with their next heartbeat." in out
+    said = json.loads(run(capsys, "status", url, "--json")[1])
+    assert said["state"] == "paused"
+    assert said["why"].endswith(f"`atoll control {url} resume` goes on.")
+
+    run(capsys, "control", url, "resume")
+    code, out, _ = run(capsys, "control", url, "set", "run.quorum=2", "--json")
+    said = json.loads(out)
+    assert (code, said["epoch"], said["quorum"]) == (0, 1, 2)
+    code, out, _ = run(capsys, "control", url, "drain")
+    assert "stop is control/4. Islands take it" in out
+    assert "Round 0 is the last." in out
+    assert json.loads(run(capsys, "status", url, "--json")[1])["state"] == "ended"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("set", "sync.sync_every=3"), "sync.sync_every cannot change while a run"),
+        (("set", "run.quorum=-1"), "run.quorum=-1 is out of range"),
+        (("evict", "zoe"), "No island is called 'zoe'. Known are: a."),
+        (("evict",), "evict needs the name of one island"),
+    ],
+)
+def test_what_cannot_be_is_not_said(
+    words: tuple[str, ...], message: str, tmp_path: Path, capsys: Said
+) -> None:
+    """Exit code 2, and no document."""
+    url = founded(tmp_path / "store")
+    member(url, "a", 1)
+    code, _, err = run(capsys, "control", url, *words)
+
+    assert code == 2
+    assert message in err
+    assert FileStore(Path(url)).items(keys.CONTROL) == []
+
+
+def test_who_speaks_second_takes_the_next_number(tmp_path: Path) -> None:
+    """A number that another has taken meanwhile is read first."""
+    url = founded(tmp_path / "store")
+    with Observing(url) as first, Observing(url) as second:
+        taken = ControlDocument(run=first.lookout.run, action="pause", values={})
+        FileStore(Path(url)).put_new(keys.control(1), packed(documents.CONTROL, taken))
+        number, _ = say(second, "resume", {})
+
+        assert number == 2
+        assert [each.action for each in second.lookout.sight.controls] == [
+            "pause",
+            "resume",
+        ]
+
+
+def test_an_evicted_life_is_named(tmp_path: Path, capsys: Said) -> None:
+    """The latest incarnation: the next one may come back."""
+    url = founded(tmp_path / "store")
+    member(url, "a", 1)
+    assert run(capsys, "control", url, "evict", "a")[0] == 0
+    said = json.loads(run(capsys, "status", url, "--json")[1])
+    (row,) = said["islands"]
+    document = documents.fetch(FileStore(Path(url)), documents.CONTROL, keys.control(1))
+
+    assert row["state"] == "left"
+    assert (document.island, document.incarnation) == ("a", 1)
+
+
+def until(observing: Observing, has_come: Callable[[], bool]) -> None:
+    """Look until something has come."""
+    for _ in range(600):
+        observing.look()
+        if has_come():
+            return
+        observing.pause(0.1)
+    raise AssertionError("nothing has come")
+
+
+def test_islands_end_with_the_round_that_a_stop_names(
+    tmp_path: Path, capsys: Said
+) -> None:
+    """Paused first, so that nothing is under way: both end with the same weights."""
+    url = made(tmp_path / "store")
+    trained = Trained(url)
+    with Observing(url) as observing:
+        sight = observing.lookout.sight
+        until(observing, lambda: min([r.number for r in sight.state.rounds] or [0]) > 5)
+        say(observing, "pause", {})
+        until(
+            observing,
+            lambda: all(d.beat.waits_for is not None for d in sight.documents.values()),
+        )
+        _, document = say(observing, "stop", {})
+        last = document.last_round
+        say(observing, "resume", {})
+        anchors = trained.wait()
+
+    said = json.loads(run(capsys, "status", url, "--json")[1])
+    assert (said["state"], said["round"]) == ("ended", last)
+    for ours, theirs in zip(anchors["a"], anchors["b"], strict=True):
+        assert ours.tobytes() == theirs.tobytes()

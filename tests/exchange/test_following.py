@@ -1,0 +1,376 @@
+"""Islands go where their run goes, with all that they have under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
+
+import pytest
+
+from atoll.coordinator import Service
+from atoll.coordinator.belongings import belongings_of, update_of
+from atoll.errors import (
+    LeaseLost,
+    OutcomeLost,
+    Refused,
+    RunMoved,
+    Unreachable,
+    UsageError,
+)
+from atoll.exchange import CoordinatorExchange, Exchange
+from atoll.exchange.bucket import Lookout, StoreExchange
+from atoll.exchange.bucket.arriving import (
+    BELONGINGS,
+    Arriving,
+    Belongings,
+    give_up,
+    is_here,
+    require_free,
+)
+from atoll.exchange.following import Following, Place
+from atoll.exchange.forms.text import MAX_LARGE_BYTES, dump, load
+from atoll.protocol import Beat, Holding, JoinReply, JoinRequest, Reception
+from atoll.protocol.events import Event, Moved, Moving, NewValues, Pausing, Staying
+from atoll.settings import RunSettings
+from atoll.simulate import SimDisk
+from atoll.store import MemoryStore, Store
+from atoll.testing import EXCHANGE_CLAIMS
+from atoll.testing.exchange_contract import Attach, Claim
+from atoll.testing.one_fragment import (
+    MODEL,
+    anchor_of,
+    enter,
+    plain_settings,
+    verdicts_of,
+)
+from atoll.testing.one_fragment import (
+    update_of as an_update,
+)
+from atoll.testing.store_runs import Unhurried, WaitingTime
+from atoll.wire import Kind
+from tests.exchange.test_contract import DirectLine, at_a_coordinator
+
+URL = "memory://lagoon"
+NONCE = "0f" * 16
+
+
+@dataclass
+class Journey:
+    """A run at a coordinator, and the store that it goes to."""
+
+    service: Service
+    store: Store
+    time: WaitingTime = field(default_factory=WaitingTime)
+    opened: list[str] = field(default_factory=list)
+    fails: list[Exception] = field(default_factory=list)
+
+    def island(self, name: str, *, nonce: bytes = b"nonce") -> Following:
+        """Attach an island that follows."""
+        key, own = name.encode(), name.encode() + nonce
+        line = DirectLine(self.service)
+        place = CoordinatorExchange(line, key=key, nonce=own)
+
+        def open(target: str) -> Place:
+            self.opened.append(target)
+            if self.fails:
+                raise self.fails.pop()
+            return self.meet(key, own)
+
+        return Following(place, open, pause=self.time.pause)
+
+    def meet(self, key: bytes, nonce: bytes) -> StoreExchange:
+        lookout = Lookout.open(self.store, self.time, url=URL)
+        return Unhurried(lookout, key=key, nonce=nonce)
+
+    def say(self, *events: object) -> None:
+        for event in events:
+            self.service.change(event, 1.0)  # type: ignore[arg-type]
+
+    def belongings(self) -> Belongings:
+        """Return what comes along, as it travels."""
+        said = BELONGINGS.write(belongings_of(self.service, 1.0))
+        data = dump(said, what="belongings", most=MAX_LARGE_BYTES)
+        return BELONGINGS.read(load(data, what="belongings"), "belongings")
+
+    def bring(self) -> Arriving:
+        arriving = Arriving(self.store, self.time, self.belongings())
+        arriving.bring(
+            self.service.state_frame, lambda left: update_of(self.service, left)
+        )
+        return arriving
+
+    def move(self) -> None:
+        """Take the run to the store."""
+        self.say(Moving(URL, NONCE))
+        self.bring().settle()
+        self.say(Moved(URL))
+
+
+def begun(store: Store | None = None, **run: object) -> Journey:
+    """Return a run that may go to a store; in memory if none is given."""
+    settings = plain_settings(**run)
+    service = Service.create(SimDisk(), settings, run="run", now_s=0.0)
+    return Journey(service, store or MemoryStore())
+
+
+def beat(exchange: Following, joined: JoinReply, round: int) -> None:
+    """Say what is held, as a host does."""
+    held = Holding(round, exchange.state(0).header.base)
+    exchange.heartbeat(Beat(island=joined.island, incarnation=1, step=0, holds=(held,)))
+
+
+@pytest.mark.parametrize("claim", EXCHANGE_CLAIMS, ids=lambda claim: claim.__name__)
+def test_who_follows_is_an_exchange(claim: Claim) -> None:
+    """All that islands may rely on holds, though nothing moves."""
+
+    def open_run(settings: RunSettings) -> Attach:
+        attach = at_a_coordinator(settings)
+
+        def following(*, key: bytes) -> Exchange:
+            place = attach(key=key)
+            assert isinstance(place, CoordinatorExchange)
+            return Following(place, never, pause=never)
+
+        return following
+
+    claim(open_run)
+
+
+def never(*_: object) -> NoReturn:
+    raise AssertionError("the run has not moved")
+
+
+def test_an_update_that_was_not_confirmed_counts_where_the_run_is() -> None:
+    """Half of a round's updates are sent before the move, and half after it."""
+    it = begun(start_islands=2)
+    a, b = it.island("a"), it.island("b")
+    first, second = enter(a, "a"), enter(b, "b")
+    a.publish(an_update(a, first, 1.0))
+    b.publish(an_update(b, second, 3.0))
+    assert anchor_of(a) == -2.0  # the mean of 1 and 3
+    assert verdicts_of(a, 1) == verdicts_of(b, 1)
+    beat(a, first, 1)
+    beat(b, second, 1)
+    a.publish(an_update(a, first, 1.0, round=2))
+    late = an_update(b, second, 3.0, round=2)
+    it.move()
+
+    assert b.publish(late) is Reception.STAGED
+    assert a.outcome(0, 2, wait_s=1.0) is not None
+    assert anchor_of(a) == anchor_of(b) == -4.0
+    assert {name: each.name for name, each in verdicts_of(b, 2).items()} == {
+        "a": "COUNTED",
+        "b": "COUNTED",
+    }
+    assert it.opened == [URL, URL]  # each of them once
+
+
+def test_outcomes_of_the_last_rounds_come_along() -> None:
+    """Who has not taken an outcome learns who counted, and takes the state."""
+    it = begun()
+    a = it.island("a")
+    joined = enter(a, "a")
+    for round in range(1, 5):
+        a.publish(an_update(a, joined, 1.0, round=round))
+    it.move()
+
+    outcome = a.outcome(0, 4, wait_s=0.0)
+    assert outcome is not None
+    assert not outcome.has_body
+    assert outcome.agreed.header.roster is not None
+    assert anchor_of(a) == -4.0
+    with pytest.raises(OutcomeLost, match=r"did not come along\. Take the"):
+        a.outcome(0, 1, wait_s=0.0)
+
+
+def test_work_of_who_has_gone_comes_along() -> None:
+    """A departing update that waits for its round is in the store, and counts."""
+    it = begun(start_islands=2)
+    a, b = it.island("a"), it.island("b")
+    first, second = enter(a, "a"), enter(b, "b")
+    a.publish(an_update(a, first, 1.0, kind=Kind.DEPARTING))
+    a.leave("a", first.incarnation)
+    it.move()
+    beat(b, second, 0)
+    b.publish(an_update(b, second, 3.0))
+
+    assert b.outcome(0, 1, wait_s=1.0) is not None
+    assert anchor_of(b) == -2.0
+
+
+def test_what_operators_have_said_comes_along() -> None:
+    """Epochs, the pause and the end are as they were."""
+    it = begun(start_islands=2)
+    a = it.island("a")
+    enter(a, "a")
+    it.say(NewValues({"run.patience": 5.0}), NewValues({"run.end_rounds": 9}))
+    it.say(Pausing(is_paused=True))
+    it.move()
+
+    sight = Lookout.open(it.store, it.time, url=URL).sight
+    assert (sight.settings.run.patience, sight.state.epoch) == (5.0, 2)
+    assert (sight.state.last_round, sight.state.is_paused) == (9, True)
+    assert sight.settings.fingerprint == it.service.state.settings.fingerprint
+
+
+def test_a_name_stays_with_its_key() -> None:
+    """The next life of an island takes its name at once; a stranger does not."""
+    it = begun()
+    a = it.island("a")
+    enter(a, "a")
+    it.move()
+    again, stranger = it.island("a", nonce=b"2"), it.island("a", nonce=b"3")
+    assert enter(again, "a").incarnation == 2
+    assert enter(again, "a").slot == 0
+
+    with pytest.raises(LeaseLost, match="a later life has its name"):
+        a.state(0)
+    with pytest.raises(LeaseLost, match=r"has no place in the run any more"):
+        stranger.join(JoinRequest(model=MODEL, island="a", incarnation=1))
+
+
+def test_who_cannot_get_there_keeps_its_work_and_tries_again() -> None:
+    """Missing credentials or a store that does not answer only cost time."""
+    it = begun()
+    a = it.island("a")
+    joined = enter(a, "a")
+    beat(a, joined, 0)
+    update = an_update(a, joined, 1.0)
+    it.fails = [UsageError("No token is known. Type this."), Unreachable("nobody")]
+    it.move()
+
+    assert a.publish(update) is Reception.COMMITTED  # with what was sent again
+    assert a.outcome(0, 1, wait_s=1.0) is not None
+    assert anchor_of(a) == -1.0
+    assert it.opened == [URL] * 3
+    assert it.time.now_s() >= 1.5  # pauses of 0.5 s and 1 s
+
+
+def test_a_heartbeat_is_enough_to_follow() -> None:
+    """An island that has nothing to send for an hour is at the new place all the same.
+
+    Nobody there takes it for dead.
+    """
+    it = begun(start_islands=2)
+    a = it.island("a")
+    joined = enter(a, "a")
+    it.move()
+    a.heartbeat(Beat(island="a", incarnation=joined.incarnation, step=1), at_once=True)
+
+    assert it.opened == [URL]
+
+
+def moving(journey: Journey) -> Journey:
+    journey.say(Moving(URL, NONCE))
+    return journey
+
+
+def test_nothing_changes_while_a_run_is_on_its_way() -> None:
+    """Who would publish, join or leave is told to ask again; heartbeats go on."""
+    it = begun()
+    a = it.island("a")
+    joined = enter(a, "a")
+    update = an_update(a, joined, 1.0)
+    moving(it)
+    line = DirectLine(it.service)
+    exchange = CoordinatorExchange(line, key=b"b", nonce=b"b")
+    a.heartbeat(Beat(island="a", incarnation=1, step=1), at_once=True)
+
+    asks: list[Callable[[], object]] = [
+        lambda: it.service.offer(update.header, 1.0),
+        lambda: exchange.join(JoinRequest(model=MODEL, island="b")),
+        lambda: a.leave("a", 1),
+    ]
+    for ask in asks:
+        # DirectLine lets nobody ask again.
+        with pytest.raises((Unreachable, AssertionError), match=r"on its way|waits"):
+            ask()
+    with pytest.raises(Refused, match=r"is on its way to memory.*Control it there"):
+        it.say(NewValues({"run.patience": 5.0}))
+    with pytest.raises(UsageError, match="and not to memory://elsewhere"):
+        it.say(Moving("memory://elsewhere", "another nonce, another move"))
+
+
+def test_a_move_survives_a_restart() -> None:
+    """On its way, there, or given up: a coordinator that crashes knows it."""
+    disk = SimDisk()
+    service = Service.create(disk, plain_settings(), run="run", now_s=0.0)
+    enter(CoordinatorExchange(DirectLine(service), key=b"a", nonce=b"a"), "a")
+    said: list[Event] = [
+        Moving(URL, "first"),
+        Staying(URL),
+        Moving(URL, "second"),
+        Moved(URL),
+    ]
+    for hour, event in enumerate(said):  # so late that nobody is waited for
+        service.change(event, 3600.0 * hour)
+        move = service.state.move
+        disk.crash()
+        service = Service.open(disk, now_s=3600.0 * hour + 1.0)
+
+        assert service.state.move == move
+    assert move is not None
+    assert (move.nonce, move.is_over) == ("second", True)
+    with pytest.raises(RunMoved, match="It goes on there"):
+        service.change(Staying(URL), 20_000.0)
+
+
+def test_who_begins_anew_at_the_old_place_is_sent_on() -> None:
+    """An island that is started with the old URL joins where the run is."""
+    it = begun()
+    enter(it.island("a"), "a")
+    it.move()
+
+    assert enter(it.island("b"), "b").slot == 1
+
+
+def test_a_run_is_where_settings_were_put_first() -> None:
+    """Giving up and arriving exclude each other, whoever comes first."""
+    it = begun()
+    enter(it.island("a"), "a")
+    moving(it)
+    arriving, run = it.bring(), it.belongings().run
+    assert not is_here(it.store, run)
+    assert give_up(it.store, run)
+    with pytest.raises(UsageError, match="this move was given up"):
+        arriving.settle()
+    it.say(Staying(URL))
+    b = it.island("b")
+    assert enter(b, "b").incarnation == 1  # everything goes on here
+
+    other = begun()
+    enter(other.island("a"), "a")
+    moving(other).bring().settle()
+    other.bring().settle()  # again, as after a crash
+    assert is_here(other.store, other.belongings().run)
+    assert not give_up(other.store, other.belongings().run)
+
+
+def test_a_run_moves_only_to_where_nothing_is() -> None:
+    """What is there is named."""
+    it = begun()
+    require_free(it.store, url=URL)
+    it.store.put("notes.txt", [b"mine"])
+
+    with pytest.raises(UsageError, match=r"already: notes\.txt.*another URL"):
+        require_free(it.store, url=URL)
+
+
+def test_a_run_without_weights_does_not_move() -> None:
+    """There is nothing to take along, and the way out is named."""
+    with pytest.raises(UsageError, match=r"atoll init URL RUN\.toml"):
+        begun().say(Moving(URL, NONCE))
+
+
+def test_a_coordinator_that_has_not_heard_its_islands_does_not_move() -> None:
+    """They may hold rounds that it has lost."""
+    disk = SimDisk()
+    service = Service.create(disk, plain_settings(), run="run", now_s=0.0)
+    enter(CoordinatorExchange(DirectLine(service), key=b"a", nonce=b"a"), "a")
+    disk.crash()
+    again = Service.open(disk, now_s=1.0)
+
+    with pytest.raises(Unreachable, match="Ask again in some seconds"):
+        again.change(Moving(URL, NONCE), 2.0)
+    assert replace(again.state).move is None

@@ -1,0 +1,209 @@
+"""Who gives its state to whom, and what happens when it cannot."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from atoll.exchange import MemoryRun
+from atoll.integrations.torchft import run_settings
+from atoll.integrations.torchft.entrance import enter
+from atoll.integrations.torchft.handover import Passage
+from atoll.integrations.torchft.reduced import SMALLEST_PARCEL, spec_of
+from atoll.integrations.torchft.wants import (
+    ABSTAINS,
+    WANTS,
+    Served,
+    elects,
+    handover_of,
+    serve,
+    unserved,
+)
+from atoll.wire import Header, Kind, OuterValues, Roster, RosterEntry, Verdict
+from tests.torch.runs import Weights, together
+
+pytestmark = pytest.mark.torch
+
+MANY = bytes(range(256)) * (SMALLEST_PARCEL // 32)
+"""More than two parcels of the smallest size."""
+
+
+def passages(*names: str) -> list[Passage]:
+    """Return the parcels' way of islands that have joined one run."""
+    settings = run_settings(1).with_values({"run.start_islands": len(names)})
+    run, model = MemoryRun(settings), spec_of([Weights(0.0)])
+    return [enter(run, model, name, num_fragments=1)[2] for name in names]
+
+
+def leave(passage: Passage) -> None:
+    """End an island's membership."""
+    joined = passage.voice.joined
+    passage.voice.exchange.leave(joined.island, joined.incarnation)
+
+
+def entry(
+    name: str, reason: str = "", *, step: int = 0, number: int = 1
+) -> RosterEntry:
+    """Return an entry that counted, or one that was refused for a reason."""
+    return RosterEntry(
+        island=name,
+        incarnation=1,
+        digest=bytes(32),
+        weight=1,
+        verdict=Verdict.REFUSED if reason else Verdict.COUNTED,
+        reason=reason,
+        inner_steps=step,
+        tokens=number,
+    )
+
+
+def agreed(*entries: RosterEntry, fragment: int = 0, round: int = 5) -> Header:
+    """Return the header of a round with this roster."""
+    counted = any(each.verdict is Verdict.COUNTED for each in entries)
+    return Header(
+        kind=Kind.AGREED,
+        run="run",
+        fragment=fragment,
+        round=round,
+        elements=1 if counted else 0,
+        weight=0,
+        outer=OuterValues(optimizer="sgd", lr=1.0, momentum=0.0),
+        roster=Roster(entries),
+    )
+
+
+def test_a_state_of_many_parcels_reaches_all_who_want_it() -> None:
+    """The donor gives, those who want it have it, and who stands by goes on."""
+    donor, bystander, first, second = passages("a", "b", "c", "d")
+
+    _, _, *taken = together(
+        partial(donor.give, MANY, handover=7),
+        partial(bystander.attend, handover=7),
+        partial(first.take, handover=7),
+        partial(second.take, handover=7),
+    )
+
+    assert taken == [MANY, MANY]
+    assert len({each.round for each in (donor, bystander, first, second)}) == 1
+    assert donor.round > 3
+
+
+def test_a_donor_that_goes_ends_its_handover() -> None:
+    """Nobody waits for a state whose owner has left; the next handover succeeds."""
+    donor, other, late = passages("a", "b", "c")
+    leave(donor)
+
+    _, nothing = together(
+        partial(other.attend, handover=7), partial(late.take, handover=7)
+    )
+    _, taken = together(
+        partial(other.give, b"state", handover=8), partial(late.take, handover=8)
+    )
+
+    assert nothing is None
+    assert taken == b"state"
+
+
+def test_who_comes_late_to_a_handover_passes_by_those_of_others() -> None:
+    """An earlier island's state is not taken for one's own."""
+    donor, early = passages("a", "b")
+    together(
+        partial(donor.give, b"before", handover=7), partial(early.take, handover=7)
+    )
+    late = Passage(early.voice, early.index, early.layout, round=1)
+
+    _, taken = together(
+        partial(donor.give, b"mine", handover=9), partial(late.take, handover=9)
+    )
+
+    assert taken == b"mine"
+
+
+@pytest.mark.parametrize(
+    ("entries", "donor"),
+    [
+        pytest.param(
+            [entry("a", WANTS), entry("b"), entry("c")], "b", id="the first counted"
+        ),
+        pytest.param(
+            [entry("a", ABSTAINS), entry("b"), entry("c", WANTS)],
+            "b",
+            id="counted before abstaining",
+        ),
+        pytest.param(
+            [entry("a", ABSTAINS), entry("c", WANTS)], "a", id="one that abstained"
+        ),
+        pytest.param(
+            [entry("a", WANTS, step=3), entry("b", WANTS, step=9)],
+            "b",
+            id="who has come furthest",
+        ),
+        pytest.param(
+            [entry("a", WANTS), entry("b", "non-finite: w")],
+            None,
+            id="nobody, when a holder was refused",
+        ),
+        pytest.param([entry("a"), entry("b")], None, id="nobody wants it"),
+    ],
+)
+def test_a_roster_names_the_donor(
+    entries: list[RosterEntry], donor: str | None
+) -> None:
+    """Everyone who reads the roster knows who gives the state, if anybody does."""
+    handover = handover_of(agreed(*entries), num_fragments=2)
+
+    assert (handover.donor[0] if handover else None) == donor
+
+
+def test_only_one_fragment_elects() -> None:
+    """Islands that all want the state find one donor, whichever round they see."""
+    wants = [entry("a", WANTS, step=3), entry("b", WANTS)]
+
+    assert elects(agreed(*wants))
+    assert not elects(agreed(*wants, fragment=1))
+    assert handover_of(agreed(*wants, fragment=1), num_fragments=2) is None
+
+
+def test_a_want_is_served_once() -> None:
+    """Rosters that list it again call for nothing; the next want does."""
+    served: Served = {}
+    first = handover_of(agreed(entry("a"), entry("b", WANTS)), num_fragments=1)
+    later = handover_of(
+        agreed(entry("a"), entry("b", WANTS, number=2)), num_fragments=1
+    )
+    assert first is not None
+    assert later is not None
+    assert unserved(first, served)
+
+    serve(first, served)
+
+    assert not unserved(first, served)
+    assert unserved(later, served)
+
+
+def test_handovers_of_two_rounds_differ() -> None:
+    """A handover's number belongs to one round of one fragment."""
+    wanted = [entry("a"), entry("b", WANTS)]
+    numbers = [
+        handover.number
+        for fragment in range(3)
+        for round in range(1, 5)
+        if (
+            handover := handover_of(
+                agreed(*wanted, fragment=fragment, round=round), num_fragments=3
+            )
+        )
+    ]
+
+    assert len(set(numbers)) == 12
+
+
+def test_parameters_are_named_by_their_module() -> None:
+    """A run knows each parameter by its fragment, and the parcels' fragment last."""
+    assert [each.name for each in spec_of([torch.nn.Linear(2, 1)]).tensors] == [
+        "fragments.0.weight",
+        "fragments.0.bias",
+        "parcel",
+    ]

@@ -1,0 +1,112 @@
+"""Bugs of runs in a bucket, planted on purpose: each is a rule of it that is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+from atoll.exchange.bucket import StoreExchange
+from atoll.exchange.bucket.documents import MemberDocument
+from atoll.exchange.bucket.sight import Sight
+from atoll.exchange.bucket.states import States
+from atoll.protocol.values import changed
+from atoll.wire import Header
+from tests.simulate.planted import Bug, replaced
+
+
+def closes_by_what_it_saw_before() -> AbstractContextManager[object]:
+    """A round is closed by the last look at it, and looked at afterwards."""
+
+    def settle(real: Any, exchange: StoreExchange, fragment: int) -> None:
+        member = exchange._member
+        if member is not None and exchange._lookout.sight.state.rounds:
+            sight, now_s = exchange._lookout.sight, exchange._timing.now_s()
+            due = sight.closing(fragment, member.beat.island, now_s)
+            if due is not None:
+                exchange._close(exchange._roster_document(*due))
+                return
+        real(exchange, fragment)
+
+    return replaced(StoreExchange, "_settle", settle)
+
+
+def counts_what_no_successor_names() -> AbstractContextManager[object]:
+    """Whoever has the name of a member speaks for it, whichever life it was."""
+
+    def may_speak(real: Any, sight: Sight, header: Header) -> bool:
+        return header.island in sight.documents
+
+    return replaced(Sight, "_may_speak", may_speak)
+
+
+@contextmanager
+def lives_by_the_writers_clock() -> Iterator[None]:
+    """A heartbeat says when it was made, and a lease runs from then."""
+    written: dict[tuple[str, int, int], float] = {}
+
+    def put(real: Any, exchange: StoreExchange, member: MemberDocument) -> None:
+        beat = member.beat
+        said = (beat.island, beat.incarnation, member.beats)
+        written[said] = exchange._timing.now_s()
+        real(exchange, member)
+
+    def see(real: Any, sight: Sight, document: MemberDocument, now_s: float) -> None:
+        real(sight, document, now_s)
+        beat = document.beat
+        said_s = written.get((beat.island, beat.incarnation, document.beats))
+        member = sight.state.members.known.get(beat.island)
+        if member is not None and said_s is not None:
+            member = changed(member, lease_until_s=said_s + sight.lease_s)
+            members = sight.state.members.with_member(member)
+            sight.state = changed(sight.state, members=members)
+            sight._settle(now_s)
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(StoreExchange, "_put_member", put))
+        stack.enter_context(replaced(Sight, "see_member", see))
+        yield
+
+
+def collects_rosters() -> AbstractContextManager[object]:
+    """What only older rounds needed is removed, and their rosters with it."""
+
+    def remove(real: Any, states: States, prefix: str, **named: Any) -> None:
+        real(states, prefix, **{**named, "kept": ""})
+
+    return replaced(States, "_remove", remove)
+
+
+def puts_rosters_over_others() -> AbstractContextManager[object]:
+    """A roster is put whether there is one or not."""
+
+    def close(real: Any, exchange: StoreExchange, document: Any) -> None:
+        store = exchange._store
+        exchange._store = _Overwriting(store)
+        try:
+            real(exchange, document)
+        finally:
+            exchange._store = store
+
+    return replaced(StoreExchange, "_close", close)
+
+
+class _Overwriting:
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def put_new(self, key: str, parts: Iterable[Any]) -> bool:
+        self._inner.put(key, parts)
+        return True
+
+
+STORE_BUGS: dict[str, Bug] = {
+    "a closer that does not look again": closes_by_what_it_saw_before,
+    "an earlier life's update that nobody names": counts_what_no_successor_names,
+    "liveness by a writer's clock": lives_by_the_writers_clock,
+    "a collection that takes rosters": collects_rosters,
+    "a roster put over another": puts_rosters_over_others,
+}

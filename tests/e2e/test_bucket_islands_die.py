@@ -64,7 +64,10 @@ def test_an_island_that_owns_a_shard_may_die(stage: BucketStage, dies_at: str) -
 
 
 def test_an_island_that_was_stopped_carries_its_work(stage: BucketStage) -> None:
-    """The others go on when it is late; what it has learnt counts, once."""
+    """The others go on when it is late; what it has learnt counts, once.
+
+    One that was away for more than two rounds may have dropped some, and says so.
+    """
     stage.make(settings_for(3, 30))
     a, b, c = (stage.island(name, step_s=0.05) for name in "abc")
     stage.until_closed(7)
@@ -72,5 +75,5 @@ def test_an_island_that_was_stopped_carries_its_work(stage: BucketStage) -> None
     stage.until_closed(9)
     c.signal(signal.SIGCONT)
 
-    again, _ = stage.ended_well(a, b, c)
+    again, _ = stage.ended_well(a, b, c, may_drop="c")
     assert again.rounds == [30, 30]

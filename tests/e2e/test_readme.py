@@ -21,7 +21,7 @@ from tests.cli.runs import CODE, environment
 from tests.e2e.stage import ROOT, until
 
 README = (ROOT / "README.md").read_text()
-SERVE, JOIN, STATUS = re.findall(r"^    atoll (.*)$", README, flags=re.MULTILINE)
+SERVE, JOIN, STATUS, *_ = re.findall(r"^    atoll (.*)$", README, re.MULTILINE)
 LISTEN, INVITE = "--listen 0.0.0.0", "invite first"
 SCRIPT = JOIN.partition(" -- ")[2]
 RATE_BYTES_PER_S, DELAY_S = 100e6 / 8, 0.04

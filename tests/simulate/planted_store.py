@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from atoll.exchange.bucket import StoreExchange
+from atoll.exchange.bucket.closing import Closing
 from atoll.exchange.bucket.documents import MemberDocument
+from atoll.exchange.bucket.living import Living
 from atoll.exchange.bucket.sight import Sight
 from atoll.exchange.bucket.states import States
 from atoll.protocol.values import changed
@@ -18,17 +19,14 @@ from tests.simulate.planted import Bug, replaced
 def closes_by_what_it_saw_before() -> AbstractContextManager[object]:
     """A round is closed by the last look at it, and looked at afterwards."""
 
-    def settle(real: Any, exchange: StoreExchange, fragment: int) -> None:
-        member = exchange._member
-        if member is not None and exchange._lookout.sight.state.rounds:
-            sight, now_s = exchange._lookout.sight, exchange._timing.now_s()
-            due = sight.closing(fragment, member.beat.island, now_s)
-            if due is not None:
-                exchange._close(exchange._roster_document(*due))
-                return
-        real(exchange, fragment)
+    def settle(real: Any, closing: Closing, fragment: int) -> None:
+        document = closing._due(fragment) if closing._lookout.founded else None
+        if document is not None:
+            closing._close(document)
+            return
+        real(closing, fragment)
 
-    return replaced(StoreExchange, "_settle", settle)
+    return replaced(Closing, "settle", settle)
 
 
 def counts_what_no_successor_names() -> AbstractContextManager[object]:
@@ -45,11 +43,11 @@ def lives_by_the_writers_clock() -> Iterator[None]:
     """A heartbeat says when it was made, and a lease runs from then."""
     written: dict[tuple[str, int, int], float] = {}
 
-    def put(real: Any, exchange: StoreExchange, member: MemberDocument) -> None:
+    def put(real: Any, living: Living, member: MemberDocument) -> None:
         beat = member.beat
         said = (beat.island, beat.incarnation, member.beats)
-        written[said] = exchange._timing.now_s()
-        real(exchange, member)
+        written[said] = living._timing.now_s()
+        real(living, member)
 
     def see(real: Any, sight: Sight, document: MemberDocument, now_s: float) -> None:
         real(sight, document, now_s)
@@ -63,7 +61,7 @@ def lives_by_the_writers_clock() -> Iterator[None]:
             sight._settle(now_s)
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(StoreExchange, "_put_member", put))
+        stack.enter_context(replaced(Living, "_put", put))
         stack.enter_context(replaced(Sight, "see_member", see))
         yield
 
@@ -80,15 +78,15 @@ def collects_rosters() -> AbstractContextManager[object]:
 def puts_rosters_over_others() -> AbstractContextManager[object]:
     """A roster is put whether there is one or not."""
 
-    def close(real: Any, exchange: StoreExchange, document: Any) -> None:
-        store = exchange._store
-        exchange._store = _Overwriting(store)
+    def close(real: Any, closing: Closing, document: Any) -> None:
+        store = closing._store
+        closing._store = _Overwriting(store)
         try:
-            real(exchange, document)
+            real(closing, document)
         finally:
-            exchange._store = store
+            closing._store = store
 
-    return replaced(StoreExchange, "_close", close)
+    return replaced(Closing, "_close", close)
 
 
 class _Overwriting:

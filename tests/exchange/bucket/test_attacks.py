@@ -32,7 +32,7 @@ from atoll.testing.one_fragment import (
     plain_settings,
     update_of,
 )
-from atoll.testing.store_runs import WaitingTime
+from atoll.testing.store_runs import StoreRun, WaitingTime
 from atoll.weights import FragmentState
 from atoll.wire import Header, Kind, Progress, Verdict, with_body
 
@@ -173,7 +173,7 @@ def test_a_heartbeat_under_way_does_not_undo_a_farewell() -> None:
     beach = Beach(start_islands=1)
     a, store, _ = beach.join("a")
     store.before = once("put", keys.MEMBERS, lambda: a.leave("a", 1))
-    a._beat_quietly()
+    a._living.beat_quietly()
 
     key = keys.member("a", 1)
     assert documents.fetch(beach.store, documents.MEMBER, key).has_left
@@ -443,7 +443,7 @@ def test_a_zombies_update_is_no_reason_to_read_all_members_again() -> None:
     beach.store.put(f"{keys.updates(0, 1)}zz-0123456789ab.1", [b"somebody's notes"])
     b._lookout.look_members()
     b.publish(update_of(b, b_joined, 3.0))
-    b._settle(0)
+    b._closing.settle(0)
     asked: list[str] = []
     b_store.before = lambda what, key: asked.append(f"{what} {key}")
     b._lookout.look_round(0)
@@ -684,7 +684,7 @@ def test_what_departs_while_a_roster_is_on_its_way_is_not_lost() -> None:
         a.leave("a", 1)
 
     b_store.before = once("put_new", keys.roster(0, 1), leaves)
-    b._settle(0)
+    b._closing.settle(0)
     b.publish(update_of(b, b_joined, 3.0, round=2))
     for _ in range(30):
         b.outcome(0, 2, wait_s=1.0)
@@ -760,3 +760,19 @@ def test_what_a_dead_writer_left_of_a_state_is_removed() -> None:
     kept = {int(item.key.split("/")[2]) for item in beach.store.items(keys.states(0))}
     assert len(kept) == 2
     assert 1 not in kept
+
+
+def test_whoever_learns_of_others_by_a_roster_waits_for_them() -> None:
+    """The founder had not read who joined since, and others closed the first round."""
+    run = StoreRun(MemoryStore(), plain_settings(start_islands=3))
+    exchanges = []
+    for number, name in enumerate("cab"):
+        lookout = Lookout.open(run.store, run.time, url="a test's store")
+        exchange = StoreExchange(lookout, key=name.encode(), nonce=bytes([number] * 16))
+        exchanges.append((exchange, enter(exchange, name)))
+    for exchange, joined in exchanges:
+        exchange.publish(update_of(exchange, joined, 1.0))
+    founder, joined = exchanges[0]
+    founder.publish(update_of(founder, joined, 1.0, round=2))
+
+    assert founder.outcome(0, 2, wait_s=0.0) is None

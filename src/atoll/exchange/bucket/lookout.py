@@ -270,8 +270,13 @@ class Lookout:
             except NoSuchObject:
                 return
             with self.lock:
+                names = {entry.island for entry in found.roster.entries}
+                are_strange = not names <= self.sight.documents.keys()
                 if self.sight.number(fragment) == number:
                     self.sight.see_roster(found, self.timing.now_s())
+            if are_strange:
+                # Whoever does not know of them would not wait for them from now on.
+                self.look_members()
             self._forget_updates(fragment, number - 1)
 
     def _forget_updates(self, fragment: int, before: int) -> None:
@@ -345,12 +350,6 @@ class Lookout:
         header = unpack(data[:length])
         body = data[length:] if len(data) == size else memoryview(b"")
         return header, np.frombuffer(bytearray(body), np.uint8)
-
-    def keep(self, header: Header) -> None:
-        """Take note of an update that was put just now: nobody need read it."""
-        life = Life(keys.slug(header.island), header.incarnation)
-        known = self._updates.setdefault((header.fragment, header.round), {})
-        known[life] = (header, np.empty(0, np.uint8))
 
     def keep_update(self, header: Header) -> None:
         """Take note of an update that this island has put: nobody needs to read it."""

@@ -12,13 +12,13 @@ import re
 import numpy as np
 
 from atoll.exchange.bucket import Lookout, documents, keys, means
+from atoll.exchange.bucket.closing import FRESH_S
 from atoll.exchange.bucket.documents import (
     MemberDocument,
     RosterDocument,
     RunDocument,
     parse,
 )
-from atoll.exchange.bucket.exchange import FRESH_S
 from atoll.exchange.bucket.keys import Life
 from atoll.exchange.bucket.means import Pieces
 from atoll.exchange.bucket.pauses import TRIES

@@ -1,0 +1,125 @@
+"""How an island closes a round in a bucket: by a roster that is put once.
+
+Rule 1: what decides was seen within the last seconds; who stood still looks again.
+Rule 2: what operators have said is read before a round is closed.
+Rule 3: if islands start from several states, the run's own is made from the bucket.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.exchange.bucket import documents, keys, means
+from atoll.exchange.bucket.documents import ControlDocument, RosterDocument, packed
+from atoll.exchange.bucket.lookout import Lookout
+from atoll.exchange.bucket.states import States
+from atoll.protocol import Holding
+from atoll.protocol.rounds import Round
+from atoll.wire import Kind, Roster
+
+FRESH_S = 5.0
+"""A round is closed by what was seen no longer ago than this."""
+
+log = logging.getLogger("atoll")
+
+
+class Closing:
+    """Looks at open rounds, and closes those that are due, as one island."""
+
+    def __init__(self, lookout: Lookout, states: States) -> None:
+        self._lookout, self._states = lookout, states
+        self._store, self._timing = lookout.store, lookout.timing
+        self.island: str | None = None
+        """Who closes; nobody only looks."""
+
+    def settle(self, fragment: int) -> None:
+        """Look at the open round of a fragment, and close it if that is due."""
+        # What took long was read once: a second look is quick.
+        is_fresh = self._look(fragment) or self._look(fragment)
+        if not is_fresh or self._due(fragment) is None:
+            return
+        # A stop or a pause since the last heartbeat: others may heed it already.
+        self._lookout.heed_controls()
+        if self._prove_base(fragment) and not self._look(fragment):
+            return
+        document = self._due(fragment)
+        if document is not None:
+            self._close(document)
+
+    def _prove_base(self, fragment: int) -> bool:
+        """If islands start from several states, find out which is the run's."""
+        with self._lookout.lock:
+            is_disputed = self._lookout.sight.is_disputed(fragment)
+        if is_disputed:
+            log.warning(
+                "islands start round %d of fragment %d from several states; "
+                "the run's own is made from its bucket",
+                self._lookout.sight.number(fragment),
+                fragment,
+            )
+            state = self._states.read(fragment)
+            with self._lookout.lock:
+                held = Holding(state.round, state.digest)
+                self._lookout.sight.see_proven(fragment, held)
+        return is_disputed
+
+    def _due(self, fragment: int) -> RosterDocument | None:
+        """Return the roster that this island may put now."""
+        if self.island is None:
+            return None
+        with self._lookout.lock:
+            now_s = self._timing.now_s()
+            due = self._lookout.sight.closing(fragment, self.island, now_s)
+            return self._roster_document(*due) if due else None
+
+    def _look(self, fragment: int) -> bool:
+        """Look at a round and at who is missing; False: what was seen is old by now.
+
+        A request may be repeated for minutes, and a process may stand still: what has
+        come to be there meanwhile would be left out.
+        """
+        begun_s = self._timing.now_s()
+        self._lookout.look_round(fragment)
+        if self.island is not None:
+            self._lookout.look_missing(fragment)
+            self._lookout.look_stands(fragment)
+        return self._timing.now_s() - begun_s <= FRESH_S
+
+    def _close(self, document: RosterDocument) -> None:
+        """Put a roster; whoever was first has closed the round."""
+        key = keys.roster(document.fragment, document.round)
+        self._store.put_new(key, packed(documents.ROSTER, document))
+        self._lookout.follow(document.fragment)
+        with self._lookout.lock:
+            has_ended = self._lookout.sight.ended_by_tokens() is not None
+        if has_ended:
+            self._stop(self._lookout.furthest())
+
+    def _roster_document(self, round: Round, roster: Roster) -> RosterDocument:
+        sight = self._lookout.sight
+        departing = frozenset(
+            name
+            for name, header in round.staged.items()
+            if header.kind is Kind.DEPARTING
+        )
+        return RosterDocument(
+            run=self._lookout.run,
+            fragment=round.fragment,
+            round=round.number,
+            epoch=sight.state.epoch,
+            base=round.base,
+            outer=round.outer,
+            shards=means.owners(roster, departing, sight.terms(round.fragment).merge),
+            roster=roster,
+        )
+
+    def _stop(self, last_round: int) -> None:
+        """Say that the run ends: the first word of it is the one that counts."""
+        said = ControlDocument(
+            run=self._lookout.run, action="stop", values={}, last_round=last_round
+        )
+        self._lookout.look_controls()
+        if self._lookout.sight.state.last_round is None:
+            number = len(self._lookout.sight.controls) + 1
+            self._store.put_new(keys.control(number), packed(documents.CONTROL, said))
+            self._lookout.look_controls()

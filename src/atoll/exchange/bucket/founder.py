@@ -1,0 +1,52 @@
+"""How the first island of a run in a bucket gives it its weights."""
+
+from __future__ import annotations
+
+from atoll.errors import FoundingLost
+from atoll.exchange.base import Frame
+from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.documents import RunDocument, packed
+from atoll.exchange.bucket.lookout import Lookout
+from atoll.protocol import JoinRequest
+from atoll.weights import lay_out, require_state, terms_of
+from atoll.wire import pack
+
+
+class Founder:
+    """Puts first states under a nonce of its own; one document makes them the run's."""
+
+    def __init__(self, lookout: Lookout, nonce: str) -> None:
+        self._lookout, self._store, self._nonce = lookout, lookout.store, nonce
+        self._brought: set[int] = set()
+
+    def bring(self, frame: Frame, request: JoinRequest | None) -> None:
+        """Put a first state; the last one makes this a run, if no other has.
+
+        Raises:
+            FoundingLost: another island was first.
+        """
+        assert request is not None
+        header, settings = frame.header, self._lookout.sight.settings
+        layout = lay_out(request.model, settings)
+        terms = terms_of(layout[header.fragment], settings)
+        require_state(header, layout[header.fragment], terms, round=0)
+        key = keys.founding(self._nonce, header.fragment)
+        self._store.put(key, [pack(header), frame.body.data])
+        self._brought.add(header.fragment)
+        if len(self._brought) == len(layout):
+            self._brought.clear()
+            self._found(request)
+
+    def _found(self, request: JoinRequest) -> None:
+        document = RunDocument(
+            run=self._lookout.run,
+            fingerprint=self._lookout.sight.settings.fingerprint,
+            founding=self._nonce,
+            model=request.model,
+        )
+        is_first = self._store.put_new(keys.RUN, packed(documents.RUN, document))
+        self._lookout.look_founding()
+        if not is_first:
+            raise FoundingLost(
+                "Another island has founded the run. Join again to take its weights."
+            )

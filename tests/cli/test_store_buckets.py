@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,7 @@ from safetensors.numpy import load_file
 
 from tests.cli.runs import ISLAND, RUN_FILE, atoll, ended, started
 from tests.cli.stores import SHAPES
-from tests.store.buckets import BUCKET, Settings, as_without, rclone, seaweedfs
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """A bucket of SeaweedFS."""
-    with seaweedfs(tmp_path_factory.mktemp("s3") / "home") as where:
-        yield where
-
-
-@pytest.fixture(scope="module")
-def weak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
-    """A bucket of rclone, which puts over what is there."""
-    with rclone(tmp_path_factory.mktemp("weak") / "home") as where:
-        yield where
+from tests.store.buckets import BUCKET, Settings, as_without
 
 
 def come(patch: pytest.MonkeyPatch, where: Settings) -> None:

@@ -8,24 +8,18 @@ before the fifth put of a key with `roster` in it.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import signal
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from atoll import kernels
 from atoll.clock import SystemClock
 from atoll.exchange.bucket import Lookout, StoreExchange, ThreadTiming
-from atoll.island import Host
 from atoll.island.environment import surroundings_from_environment
 from atoll.island.keys import island_key
 from atoll.island.meeting import Meeting, Reliable
-from atoll.protocol import JoinRequest
 from atoll.store import Data, Item, Store
-from atoll.testing import Vectors, vector_model
-from tests.e2e.island_process import Kept, Training, report, train
+from tests.e2e.island_process import arguments, live
 
 
 class Dying:
@@ -75,33 +69,11 @@ def reach(url: str, name: str, dies_at: str | None) -> Meeting:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("url")
-    parser.add_argument("name")
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--elements", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--step-s", type=float, default=0.005)
-    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser = arguments()
     parser.add_argument("--dies-at")
     said = parser.parse_args()
     kernels.use("numpy")  # starts at once
-    way = reach(said.url, said.name, said.dies_at)
-    view = Vectors(fill=1.0)
-    model = vector_model({f"blocks.{n}.weight": (said.elements,) for n in range(2)})
-    host = Host(
-        Kept(way.exchange, said.folder / "updates"),
-        view,
-        JoinRequest(model=model, island=said.name),
-        clock=SystemClock(),
-        leaving=way.leaving(),
-    )
-    way.exchange.stats = host.stats
-    training = Training(view, said.seed)
-    why = train(host, training, said)
-    written = said.folder / f"{said.name}.part"
-    written.write_text(json.dumps(report(host, view, training, why)))
-    written.rename(said.folder / f"{said.name}.json")
+    live(reach(said.url, said.name, said.dies_at), said)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -23,7 +26,7 @@ from atoll.island import Host
 from atoll.island.environment import surroundings_from_environment
 from atoll.island.reach import Way, reach
 from atoll.island.signals import Interrupted, Termination
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
+from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception, Stats
 from atoll.testing import Vectors, vector_model
 from atoll.wire import Kind, pack, update_digest
 
@@ -133,7 +136,23 @@ def reach_again(url: str, name: str, clock: Clock) -> Way:
             time.sleep(0.1)
 
 
-def main() -> None:
+class Told(Exchange, Protocol):
+    """An exchange that says of its island what people are told."""
+
+    stats: Callable[[], Stats] | None
+
+
+class Line(Protocol):
+    """A way to a run: an exchange, and what bounds its farewell."""
+
+    @property
+    def exchange(self) -> Told: ...
+
+    def leaving(self) -> AbstractContextManager[None]: ...
+
+
+def arguments() -> argparse.ArgumentParser:
+    """Return what every kind of island is told."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("name")
@@ -142,17 +161,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--step-s", type=float, default=0.005)
     parser.add_argument("--steps", type=int, default=1_000_000)
-    said = parser.parse_args()
-    kernels.use("numpy")  # starts at once
-    clock = SystemClock()
-    way = reach_again(said.url, said.name, clock)
+    return parser
+
+
+def live(way: Line, said: argparse.Namespace) -> None:
+    """Take part in a run, and write what was done when it has been left."""
     view = Vectors(fill=1.0)
     model = vector_model({f"blocks.{n}.weight": (said.elements,) for n in range(2)})
     host = Host(
         Kept(way.exchange, said.folder / "updates"),
         view,
         JoinRequest(model=model, island=said.name),
-        clock=clock,
+        clock=SystemClock(),
         leaving=way.leaving(),
     )
     way.exchange.stats = host.stats
@@ -161,6 +181,12 @@ def main() -> None:
     written = said.folder / f"{said.name}.part"
     written.write_text(json.dumps(report(host, view, training, why)))
     written.rename(said.folder / f"{said.name}.json")
+
+
+def main() -> None:
+    said = arguments().parse_args()
+    kernels.use("numpy")  # starts at once
+    live(reach_again(said.url, said.name, SystemClock()), said)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from atoll.exchange.bucket.documents import (
     fetch,
     packed,
 )
-from atoll.exchange.bucket.states import PART_BYTES, anonymous
+from atoll.exchange.bucket.state_objects import anonymous, put_parts
 from atoll.exchange.bucket.timing import Timing
 from atoll.exchange.forms.fields import NAME, Field, listed, row, table, whole
 from atoll.exchange.forms.messages import MAX_FRAGMENTS
@@ -131,7 +131,7 @@ class Arriving:
             )
 
     def _put_state(self, frame: Frame, progress: Progress) -> None:
-        header, body = frame.header, memoryview(frame.body.data)
+        header = frame.header
         if header.round != progress.round:
             raise CorruptError(
                 f"The {header.name} was brought, and the run is at round "
@@ -139,29 +139,19 @@ class Arriving:
             )
         if header.round == 0:
             key = keys.founding(self._has.run.founding, header.fragment)
-            self._store.put(key, [pack(header), body])
+            self._store.put(key, [pack(header), frame.body.data])
             return
-        parts = [
-            body[first : first + PART_BYTES]
-            for first in range(0, max(1, len(body)), PART_BYTES)
-        ]
-        where = (header.fragment, header.round)
-        self._timing.together(
-            [
-                partial(self._store.put, keys.state_part(*where, number), [part])
-                for number, part in enumerate(parts)
-            ]
-        )
+        parts = put_parts(self._store.put, self._timing, frame)
         document = StateDocument(
             run=header.run,
             fragment=header.fragment,
             round=header.round,
-            parts=len(parts),
+            parts=parts,
             head=pack(anonymous(header)),
             counted=progress.counted,
             bases=progress.bases,
         )
-        key = keys.state_complete(*where)
+        key = keys.state_complete(header.fragment, header.round)
         self._store.put(key, packed(documents.STATE, document))
 
     def _put_update(self, frame: Frame) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
-from atoll.errors import CorruptError, NoSuchObject, Refused
-from atoll.exchange.bucket import documents, keys
-from atoll.exchange.bucket.documents import StateDocument, fetch
+from atoll.errors import NoSuchObject, Refused
+from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.outcomes import Outcomes
+from atoll.exchange.bucket.state_objects import StateObjects
 from atoll.exchange.bucket.states import KEPT_STATES
 from atoll.weights import FragmentState
-from atoll.wire import Header, header_length, unpack, verify_body
+from atoll.wire import Header, verify_body
 
 
 class Past:
@@ -21,7 +19,7 @@ class Past:
 
     def __init__(self, lookout: Lookout, outcomes: Outcomes) -> None:
         self._lookout, self._outcomes = lookout, outcomes
-        self._store, self._timing = lookout.store, lookout.timing
+        self._store, self._objects = lookout.store, StateObjects(lookout)
 
     def rounds(self) -> list[int]:
         """Return the rounds whose anchor can be had of every fragment."""
@@ -36,7 +34,7 @@ class Past:
             Refused: what leads there is not kept any more.
             CorruptError: what is kept does not verify.
         """
-        begins = [at for at in self._states(fragment) if at <= round]
+        begins = [at for at in sorted(self._objects.rounds(fragment)) if at <= round]
         state = self._stored(fragment, max(begins, default=0))
         while state.round < round:
             agreed = self._outcomes.frame(fragment, state.round + 1)
@@ -55,7 +53,10 @@ class Past:
 
         A run that came here after its first round has not brought them.
         """
-        states, number = self._states(fragment), self._lookout.sight.number(fragment)
+        states, number = (
+            sorted(self._objects.rounds(fragment)),
+            self._lookout.sight.number(fragment),
+        )
         begin = states[-KEPT_STATES] if len(states) >= KEPT_STATES else 0
         if states and not self._has_founding(fragment):
             return list(range(max(begin, states[0]), number))
@@ -70,20 +71,9 @@ class Past:
             return False
         return True
 
-    def _states(self, fragment: int) -> list[int]:
-        """Return the rounds whose states are complete, the latest last."""
-        prefix, rounds = keys.states(fragment), []
-        for item in self._store.items(prefix):
-            round, _, what = item.key.removeprefix(prefix).partition("/")
-            if what == "complete" and round.isascii() and round.isdecimal():
-                rounds.append(int(round))
-        return sorted(rounds)
-
     def _stored(self, fragment: int, round: int) -> FragmentState:
         try:
-            header, body = (
-                self._read(fragment, round) if round else self._founding(fragment)
-            )
+            header, body = self._read(fragment, round)
         except NoSuchObject as exc:
             raise Refused(
                 f"The state of round {round} of fragment {fragment} has been removed "
@@ -92,29 +82,7 @@ class Past:
         verify_body(header, body)
         return FragmentState.from_frame(header, body)
 
-    def _founding(self, fragment: int) -> tuple[Header, np.ndarray]:
-        founded = self._lookout.founded
-        assert founded is not None
-        data = self._store.get(keys.founding(founded.founding, fragment))
-        length = header_length(data)
-        header = unpack(data[:length])
-        return header, np.frombuffer(bytearray(data[length:]), np.uint8)
-
     def _read(self, fragment: int, round: int) -> tuple[Header, np.ndarray]:
-        key = keys.state_complete(fragment, round)
-        document = fetch(self._store, documents.STATE, key, run=self._lookout.run)
-        header = unpack(document.head)
-        if (header.run, header.fragment, header.round) != _whose(document):
-            raise CorruptError(
-                f"{key} holds the {header.name}. Remove that state: there are others."
-            )
-        reads = [
-            partial(self._store.get, keys.state_part(fragment, round, part))
-            for part in range(document.parts)
-        ]
-        body = bytearray().join(self._timing.together(reads))
-        return header, np.frombuffer(body, np.uint8)
-
-
-def _whose(document: StateDocument) -> tuple[str, int, int]:
-    return document.run, document.fragment, document.round
+        if not round:
+            return self._objects.founding(fragment)
+        return self._objects.read(self._objects.document(fragment, round))

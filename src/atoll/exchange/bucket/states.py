@@ -7,11 +7,7 @@ could be put in its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
-
-import numpy as np
 
 from atoll.errors import CorruptError, NoSuchObject, Refused, StoreDenied
 from atoll.exchange.base import Frame
@@ -19,18 +15,17 @@ from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import (
     CountedProgress,
     StateDocument,
-    fetch,
     packed,
 )
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.outcomes import Outcomes
-from atoll.weights import FragmentState, require_state
-from atoll.wire import Header, header_length, pack, unpack, verify_body
+from atoll.exchange.bucket.state_objects import StateObjects, anonymous, put_parts
+from atoll.weights import FragmentState
+from atoll.wire import Header, pack, verify_body
 
 STATE_ROUNDS = 10
 """How many means a latecomer goes through at most, about."""
 
-PART_BYTES = 64 * 2**20
 KEPT_STATES = 2
 """Who has just listed the older one may still read it."""
 
@@ -50,6 +45,7 @@ class States:
         self._lookout, self._outcomes = lookout, outcomes
         self._every_rounds = every_rounds
         self._store, self._timing = lookout.store, lookout.timing
+        self._objects = StateObjects(lookout)
         self._written: dict[int, int] = {}
         """The last round whose state is known to be complete, by fragment."""
 
@@ -99,10 +95,10 @@ class States:
 
     def _stored(self, fragment: int) -> FragmentState:
         """Return the latest state that can be read, or the first weights."""
-        for document in self._documents(fragment):
+        for document in self._objects.complete(fragment):
             key = keys.state_complete(fragment, document.round)
             try:
-                header, body = self._read_parts(document)
+                header, body = self._objects.read(document)
                 verify_body(header, body)
                 self._require_base(header)
                 return FragmentState.from_frame(header, body)
@@ -111,7 +107,7 @@ class States:
             except (CorruptError, Refused) as exc:
                 self._lookout.tell(f"The state at {key} is passed over: {exc}")
         try:
-            header, body = self._founding(fragment)
+            header, body = self._objects.founding(fragment)
         except NoSuchObject as exc:
             raise CorruptError(
                 f"{exc.key}, the first weights of fragment {fragment}, is gone from "
@@ -131,79 +127,11 @@ class States:
                 )
 
     def _latest(self, fragment: int) -> StateDocument | None:
-        found = next(self._documents(fragment), None)
+        found = next(self._objects.complete(fragment), None)
         if found is not None:
             written = self._written.get(fragment, 0)
             self._written[fragment] = max(found.round, written)
         return found
-
-    def _documents(self, fragment: int) -> Iterator[StateDocument]:
-        """Yield what says that a state is complete, the latest first.
-
-        What is none is passed over: the run can go on without it.
-        """
-        for round in sorted(self._rounds(fragment), reverse=True):
-            key = keys.state_complete(fragment, round)
-            try:
-                found = fetch(self._store, documents.STATE, key, run=self._lookout.run)
-            except NoSuchObject:
-                continue
-            except CorruptError as exc:
-                self._lookout.tell(f"{key} is passed over: {exc}")
-                continue
-            if (found.fragment, found.round) == (fragment, round):
-                yield found
-            else:
-                self._lookout.tell(
-                    f"{key} is passed over: it says round {found.round} of fragment "
-                    f"{found.fragment}."
-                )
-
-    def _rounds(self, fragment: int, *, is_complete: bool = True) -> set[int]:
-        """Return the rounds whose states are listed as complete, or at all."""
-        prefix, rounds = keys.states(fragment), set()
-        for item in self._store.items(prefix):
-            round, _, what = item.key.removeprefix(prefix).partition("/")
-            is_asked = what == "complete" or not is_complete
-            if is_asked and round.isascii() and round.isdecimal():
-                rounds.add(int(round))
-        return rounds
-
-    def _founding(self, fragment: int) -> tuple[Header, np.ndarray]:
-        founded = self._lookout.founded
-        assert founded is not None
-        data = self._store.get(keys.founding(founded.founding, fragment))
-        length = header_length(data)
-        header = unpack(data[:length])
-        return header, np.frombuffer(bytearray(data[length:]), np.uint8)
-
-    def _read_parts(self, document: StateDocument) -> tuple[Header, np.ndarray]:
-        header = unpack(document.head)
-        whose = (header.run, header.fragment, header.round)
-        if whose != (document.run, document.fragment, document.round):
-            raise CorruptError(
-                f"{keys.state_complete(document.fragment, document.round)} holds the "
-                f"{header.name}. Remove that state: there are older ones."
-            )
-        sight = self._lookout.sight
-        layout, terms = sight.layout[header.fragment], sight.terms(header.fragment)
-        require_state(header, layout, terms, round=header.round)
-        if document.parts != max(1, -(-header.body_bytes // PART_BYTES)):
-            raise CorruptError(
-                f"{document.parts} parts cannot hold {header.body_bytes} bytes. "
-                "Remove that state: there are older ones."
-            )
-        reads = [
-            partial(
-                self._store.get,
-                keys.state_part(document.fragment, document.round, part),
-                0,
-                PART_BYTES + 1,
-            )
-            for part in range(document.parts)
-        ]
-        body = bytearray().join(self._timing.together(reads))
-        return header, np.frombuffer(body, np.uint8)
 
     def is_due(self, fragment: int, island: str) -> bool:
         """Return whether it is this island's turn to write a state."""
@@ -220,7 +148,7 @@ class States:
 
     def write(self, frame: Frame) -> None:
         """Put a state, part by part, and say at last that it is complete."""
-        header, body = frame.header, memoryview(frame.body.data)
+        header = frame.header
         fragment, round = header.fragment, header.round
         with self._lookout.lock:
             is_doubtful = self._lookout.sight.is_doubtful(fragment, round, header.base)
@@ -230,21 +158,8 @@ class States:
                 "others hold another one."
             )
             return
-        parts = [
-            body[first : first + PART_BYTES]
-            for first in range(0, max(1, len(body)), PART_BYTES)
-        ]
-        self._timing.together(
-            [
-                partial(
-                    self._store.put_new,
-                    keys.state_part(fragment, round, number),
-                    [part],
-                )
-                for number, part in enumerate(parts)
-            ]
-        )
-        document = self._document(header, len(parts))
+        parts = put_parts(self._store.put_new, self._timing, frame)
+        document = self._document(header, parts)
         complete = keys.state_complete(fragment, round)
         self._store.put_new(complete, packed(documents.STATE, document))
         self._written[fragment] = max(round, self._written.get(fragment, 0))
@@ -284,7 +199,9 @@ class States:
         """Remove what nobody needs who begins at one of the last states."""
         # Whatever else is listed there: nobody has a state of a round that is open.
         last = self._lookout.sight.number(fragment) - 1
-        rounds = sorted(filter(last.__ge__, self._rounds(fragment)), reverse=True)
+        rounds = sorted(
+            filter(last.__ge__, self._objects.rounds(fragment)), reverse=True
+        )
         if len(rounds) < KEPT_STATES:
             return
         # Rounds first: if this is interrupted, the older states tell where to go on.
@@ -292,7 +209,7 @@ class States:
         for round in range(before + 1, rounds[KEPT_STATES - 1] + 1):
             prefix = keys.round_prefix(fragment, round)
             self._remove(prefix, kept=keys.roster(fragment, round))
-        begun = self._rounds(fragment, is_complete=False)
+        begun = self._objects.rounds(fragment, is_complete=False)
         for old in sorted(each for each in begun if each < rounds[KEPT_STATES - 1]):
             prefix = f"{keys.states(fragment)}{old}/"
             self._remove(prefix, first=keys.state_complete(fragment, old))
@@ -302,18 +219,3 @@ class States:
         if first in found:
             self._store.remove([first])
         self._store.remove([key for key in found if key not in (first, kept)])
-
-
-def anonymous(header: Header) -> Header:
-    """Return the header of a state without who has brought it."""
-    return Header(
-        kind=header.kind,
-        run=header.run,
-        fragment=header.fragment,
-        round=header.round,
-        base=header.base,
-        codec=header.codec,
-        elements=header.elements,
-        weight=header.weight,
-        outer=header.outer,
-    ).sealed(body_bytes=header.body_bytes, pieces=header.pieces)

@@ -1,0 +1,153 @@
+"""The objects of a state in a bucket: bounded parts, and that they are complete.
+
+Whatever lies where a state should be is judged before it is read: the run's terms say
+how large a state is, and nothing larger is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from atoll.errors import CorruptError, NoSuchObject
+from atoll.exchange.base import Frame
+from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.documents import StateDocument, fetch
+from atoll.exchange.bucket.lookout import Lookout
+from atoll.exchange.bucket.timing import Timing
+from atoll.store import Data
+from atoll.weights import require_state
+from atoll.wire import Header, header_length, unpack
+
+PART_BYTES = 64 * 2**20
+
+
+class StateObjects:
+    """Finds and reads the states of a run; puts nothing."""
+
+    def __init__(self, lookout: Lookout) -> None:
+        self._lookout = lookout
+        self._store, self._timing = lookout.store, lookout.timing
+
+    def rounds(self, fragment: int, *, is_complete: bool = True) -> set[int]:
+        """Return the rounds whose states are listed as complete, or at all."""
+        prefix, rounds = keys.states(fragment), set()
+        for item in self._store.items(prefix):
+            round, _, what = item.key.removeprefix(prefix).partition("/")
+            is_asked = what == "complete" or not is_complete
+            if is_asked and round.isascii() and round.isdecimal():
+                rounds.add(int(round))
+        return rounds
+
+    def complete(self, fragment: int) -> Iterator[StateDocument]:
+        """Yield what says that a state is complete, the latest first.
+
+        What is none is passed over: the run can go on without it.
+        """
+        for round in sorted(self.rounds(fragment), reverse=True):
+            key = keys.state_complete(fragment, round)
+            try:
+                yield self.document(fragment, round)
+            except NoSuchObject:
+                continue
+            except CorruptError as exc:
+                self._lookout.tell(f"{key} is passed over: {exc}")
+
+    def document(self, fragment: int, round: int) -> StateDocument:
+        """Return what says that the state of a round is complete.
+
+        Raises:
+            NoSuchObject: nothing does, or not any more.
+            CorruptError: something else is there.
+        """
+        key = keys.state_complete(fragment, round)
+        found = fetch(self._store, documents.STATE, key, run=self._lookout.run)
+        if (found.fragment, found.round) != (fragment, round):
+            raise CorruptError(
+                f"It says round {found.round} of fragment {found.fragment}. "
+                "Remove that state: there are others."
+            )
+        return found
+
+    def read(self, document: StateDocument) -> tuple[Header, np.ndarray]:
+        """Return the frame of a state, whose body is not verified yet.
+
+        Raises:
+            NoSuchObject: a part is gone.
+            CorruptError, Refused: it cannot be a state of this run.
+        """
+        header = self._head(document)
+        reads = [
+            partial(
+                self._store.get,
+                keys.state_part(document.fragment, document.round, part),
+                0,
+                PART_BYTES + 1,
+            )
+            for part in range(document.parts)
+        ]
+        body = bytearray().join(self._timing.together(reads))
+        return header, np.frombuffer(body, np.uint8)
+
+    def _head(self, document: StateDocument) -> Header:
+        header = unpack(document.head)
+        whose = (header.run, header.fragment, header.round)
+        if whose != (document.run, document.fragment, document.round):
+            raise CorruptError(
+                f"{keys.state_complete(document.fragment, document.round)} holds the "
+                f"{header.name}. Remove that state: there are others."
+            )
+        sight = self._lookout.sight
+        layout, terms = sight.layout[header.fragment], sight.terms(header.fragment)
+        require_state(header, layout, terms, round=header.round)
+        if document.parts != max(1, -(-header.body_bytes // PART_BYTES)):
+            raise CorruptError(
+                f"{document.parts} parts cannot hold {header.body_bytes} bytes. "
+                "Remove that state: there are others."
+            )
+        return header
+
+    def founding(self, fragment: int) -> tuple[Header, np.ndarray]:
+        """Return the frame of a fragment's first state, not verified yet."""
+        founded = self._lookout.founded
+        assert founded is not None
+        data = self._store.get(keys.founding(founded.founding, fragment))
+        length = header_length(data)
+        header = unpack(data[:length])
+        return header, np.frombuffer(bytearray(data[length:]), np.uint8)
+
+
+def put_parts(
+    put: Callable[[str, Sequence[Data]], object], timing: Timing, frame: Frame
+) -> int:
+    """Put the body of a state, part by part; return how many there are."""
+    header, body = frame.header, memoryview(frame.body.data)
+    parts = [
+        body[first : first + PART_BYTES]
+        for first in range(0, max(1, len(body)), PART_BYTES)
+    ]
+    where = (header.fragment, header.round)
+    timing.together(
+        [
+            partial(put, keys.state_part(*where, number), [part])
+            for number, part in enumerate(parts)
+        ]
+    )
+    return len(parts)
+
+
+def anonymous(header: Header) -> Header:
+    """Return the header of a state without who has brought it."""
+    return Header(
+        kind=header.kind,
+        run=header.run,
+        fragment=header.fragment,
+        round=header.round,
+        base=header.base,
+        codec=header.codec,
+        elements=header.elements,
+        weight=header.weight,
+        outer=header.outer,
+    ).sealed(body_bytes=header.body_bytes, pieces=header.pieces)

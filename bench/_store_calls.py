@@ -12,7 +12,7 @@ from _timing import Row, medians, report
 
 from atoll.store import open_store
 
-NO_S3FS = "s3fs is left out, for it is not here: pip install s3fs"
+NO_S3FS = "s3fs is left out, for it is not here: make setup"
 SMALL_BYTES, LISTED = 1000, 100
 
 

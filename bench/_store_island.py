@@ -96,7 +96,7 @@ def ours(url: str, folder: Path, number: int, islands: int, elements: int) -> No
         clock=clock,
         leaving=way.leaving(),
     )
-    bill, gradient = Bill(way.store.counted, taps[0]), learnt(number, elements)
+    bill, gradient = Bill(way.reliable.counted, taps[0]), learnt(number, elements)
     mean = np.empty(elements, np.float32)
 
     def train() -> None:

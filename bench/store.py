@@ -27,7 +27,7 @@ from _store_calls import tell_calls
 from atoll.exchange.bucket.means import DIRECT_ISLANDS
 from atoll.exchange.bucket.opening import init
 from atoll.settings import RunSettings
-from atoll.store.ranged import RANGE_BYTES
+from atoll.store.ranged import num_ranges
 
 SCHEMES = ("ours", "naive")
 WARM_UPS = 1
@@ -192,7 +192,7 @@ def further(islands: int, elements: int) -> int:
     is_direct = islands <= DIRECT_ISLANDS
     size_bytes = 2 * elements // (1 if is_direct else islands)
     others = (islands - 1) * (1 if is_direct else 2)  # updates, and means of shards
-    return others * ((size_bytes - 1) // RANGE_BYTES)
+    return others * (num_ranges(size_bytes) - 1)
 
 
 def judged(islands: int, elements: int, costs: dict[str, Cost]) -> Iterator[str]:

@@ -7,21 +7,33 @@ from atoll.errors import RunEnded
 from atoll.settings import RunSettings
 
 if TYPE_CHECKING:
-    from atoll import exchange
+    from atoll import checkpoint, exchange
     from atoll.exchange.bucket.opening import init
 
-__all__ = ["RunEnded", "RunSettings", "__version__", "errors", "exchange", "init"]
+__all__ = [
+    "RunEnded",
+    "RunSettings",
+    "__version__",
+    "checkpoint",
+    "errors",
+    "exchange",
+    "init",
+]
 
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        # `atoll.exchange` needs numpy and the digests; `import atoll` should not.
+        # These need numpy and the digests; `import atoll` should not.
         if name == "exchange":
             import atoll.exchange
 
             return atoll.exchange
+        if name == "checkpoint":
+            import atoll.checkpoint
+
+            return atoll.checkpoint
         if name == "init":
             from atoll.exchange.bucket.opening import init
 

@@ -192,6 +192,36 @@ def test_errors_leave_no_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "words",
+    ["inspect FRAME", "inspect --json FRAME", "inspect nothing", "simulate --help"],
+)
+@pytest.mark.parametrize("are_both", [False, True])
+def test_a_reader_that_has_had_enough_hears_nothing(
+    words: str, are_both: bool, tmp_path: Path
+) -> None:
+    """As of `atoll inspect FRAME | head -1`; a mistake is told as before."""
+    write_update(tmp_path / "FRAME")
+    reads, writes = os.pipe()
+    os.close(reads)
+    code = "from atoll.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words.split()],
+        cwd=tmp_path,
+        stdout=writes,
+        stderr=writes if are_both else subprocess.PIPE,
+        text=True,
+    )
+    os.close(writes)
+
+    is_mistake = "nothing" in words
+    assert done.returncode == (2 if is_mistake and not are_both else 1)
+    assert are_both or done.stderr.startswith(
+        "atoll: cannot read" if is_mistake else ""
+    )
+    assert are_both or bool(done.stderr) == is_mistake
+
+
+@pytest.mark.parametrize(
     ("error", "status"),
     [
         (UsageError("x"), 2),

@@ -77,8 +77,8 @@ def test_a_run_moves_to_one_place(
 @pytest.mark.parametrize(
     ("source", "target", "way_out"),
     [
-        ("store", "https://host:1", "cannot leave one yet"),
-        ("store", "./elsewhere", "atoll export"),
+        ("store", "https://host:1", "has no weights yet"),
+        ("store", "./elsewhere", "by a coordinator"),
         ("http://127.0.0.1:1", "https://host:1", "move its directory"),
         ("http://127.0.0.1:1", "s3://bucket", "No token is known"),
     ],

@@ -60,7 +60,7 @@ def reach(url: str, name: str, dies_at: str | None) -> Meeting:
     """Return the way to a run in a store, as `meet` would."""
     timing = ThreadTiming(SystemClock())
     reliable = Reliable(url, timing)
-    store = Dying(reliable, dies_at) if dies_at else reliable
+    store = Dying(reliable.store, dies_at) if dies_at else reliable.store
     lookout = Lookout.open(store, timing, url=url)
     keys = surroundings_from_environment().keys
     key = island_key(keys, run=lookout.run, island=name)

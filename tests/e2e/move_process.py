@@ -1,9 +1,11 @@
-"""`atoll move` as a process that may be told to die at one of its requests.
+"""`atoll move` as a process that may be told to die at one of its steps.
 
     python -m tests.e2e.move_process RUN TARGET --dies-at before:settings/0
 
-What it asks of the coordinator are targets, and what it puts into the store are keys:
-it dies by SIGKILL before or after the first that has these words in it.
+What it asks of a coordinator are targets, what it puts into a store are keys, and what
+it writes to a coordinator's directory are names behind `disk:`: it dies by SIGKILL
+before or after the first that has these words in it. `say:ACTION` is what a word in a
+store says, and `rename` is the moment that a directory has its journal.
 """
 
 from __future__ import annotations
@@ -16,8 +18,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import atoll.cli.bucket.moving as moving
+import atoll.cli.bucket.moving_out as moving_out
+import atoll.coordinator.arrival as arrival
+from atoll import kernels
 from atoll.cli import main
 from atoll.cli.asking import Asking
+from atoll.disk import SystemDisk
+from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.documents import parse
 from atoll.store import Data, Item, Store
 
 WHEN, WORDS = "", ""
@@ -41,7 +49,7 @@ class DyingStore:
         self._store, self.traits = store, store.traits
 
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:
-        with request(key):
+        with request(words_of(key, parts)):
             return self._store.put_new(key, parts)
 
     def put(self, key: str, parts: Sequence[Data]) -> None:
@@ -58,6 +66,14 @@ class DyingStore:
         self._store.remove(keys)
 
 
+def words_of(key: str, parts: Sequence[Data]) -> str:
+    """Return what a put is called: its key, or what an operator says by it."""
+    if not key.startswith(keys.CONTROL):
+        return key
+    said = parse(documents.CONTROL, b"".join(parts), key=key)
+    return f"say:{said.action}."
+
+
 class DyingAsking(Asking):
     """A way to a coordinator on which the process dies."""
 
@@ -66,12 +82,36 @@ class DyingAsking(Asking):
             return super().post(target, said)
 
 
+class DyingDisk(SystemDisk):
+    """The directory of a coordinator, while whose files are made the process dies."""
+
+    def write_new(self, name: str, parts: Iterable[Data]) -> None:
+        with request(f"disk:{name}"):
+            super().write_new(name, parts)
+
+    def append(self, name: str, data: Data) -> None:
+        with request(f"disk:append {name}"):
+            super().append(name, data)
+
+
+class DyingArrival(arrival.Arrival):
+    """The directory that a run comes to; its last step is one to die at."""
+
+    def settle(self) -> None:
+        with request("rename"):
+            super().settle()
+
+
 if __name__ == "__main__":
     if "--dies-at" in sys.argv:
         at = sys.argv.index("--dies-at")
         WHEN, WORDS = sys.argv[at + 1].split(":", 1)
         del sys.argv[at : at + 2]
     opened = moving.reliable  # type: ignore[attr-defined]
-    moving.reliable = lambda url, pause: DyingStore(opened(url, pause))  # type: ignore[attr-defined]
+    for each in (moving, moving_out):
+        each.reliable = lambda url, pause: DyingStore(opened(url, pause))  # type: ignore[attr-defined]
     moving.Asking = DyingAsking  # type: ignore[attr-defined]
+    arrival.SystemDisk = DyingDisk  # type: ignore[attr-defined]
+    moving_out.Arrival = DyingArrival  # type: ignore[attr-defined]
+    kernels.use("numpy")  # starts at once
     main(["move", *sys.argv[1:]])

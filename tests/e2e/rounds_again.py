@@ -94,7 +94,7 @@ def _again(journal: Journal, updates: Path) -> Again:
             journal.outcome(index, round, has_body=False)[0]
             for round in range(1, last + 1)
         ]
-        state = _applied(again, work, updates, layout, settings, headers, index)
+        state = applied(again, work, updates, layout, settings, headers, index)
         assert state.digest == recorded.fragments[index].digest
         replayed = journal.state(index)
         assert replayed.anchor.tobytes() == state.anchor.tobytes()
@@ -105,7 +105,7 @@ def _again(journal: Journal, updates: Path) -> Again:
     return again
 
 
-def _applied(
+def applied(
     again: Again,
     work: dict[tuple[str, int, int], float],
     updates: Path,
@@ -151,7 +151,7 @@ def bucket_rounds_again(store: Store, updates: Path) -> Again:
         rosters = list(_rosters(store, index))
         down = terms_of(layout, settings).down
         headers = [header_of(each, each.roster, layout, down) for each in rosters]
-        state = _applied(again, work, updates, layout, settings, headers, index)
+        state = applied(again, work, updates, layout, settings, headers, index)
         again.digests.append(state.digest.hex())
         again.rounds.append(len(rosters))
     again.work = work
@@ -186,7 +186,7 @@ def _moved_again(journal: Journal, store: Store, updates: Path) -> Again:
         rosters = list(_rosters(store, index, first=last + 1))
         after = [header_of(each, each.roster, layout, down) for each in rosters]
         headers = [*before, *after]
-        state = _applied(again, work, updates, layout, settings, headers, index)
+        state = applied(again, work, updates, layout, settings, headers, index)
         again.digests.append(state.digest.hex())
         again.rounds.append(len(headers))
     again.work = work

@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from atoll.exchange import (
+    AgreedCall,
     Call,
     FoundCall,
     Frame,
@@ -47,6 +48,7 @@ from atoll.protocol import (
     Reception,
     TensorSpec,
 )
+from atoll.protocol.counted import Counted
 from atoll.settings import RunSettings
 from atoll.wire import Header, pack
 from atoll.wire.text import name_fault
@@ -109,6 +111,7 @@ REPLY = JoinReply(
     inner_steps=600,
     tokens=4000,
     spoken_for=(1,),
+    counted=(Counted(round=7, inner_steps=600, tokens=4000), None),
 )
 
 
@@ -225,6 +228,19 @@ def publishings(draw: st.DrawFn) -> PublishCall:
     return PublishCall(frame_of(header), own)
 
 
+@st.composite
+def agreements(draw: st.DrawFn) -> AgreedCall:
+    """Draw what some islands bring for one round, agreed on or not yet."""
+    place = {"fragment": draw(FRAGMENTS), "round": draw(NUMBERS)}
+    names = draw(st.lists(NAMES, min_size=1, max_size=3, unique=True))
+    updates = tuple(sealed(an_update(island=name, **place)) for name in names)
+    who = draw(NAMES), draw(NUMBERS)
+    if draw(st.booleans()):
+        return AgreedCall(*who, updates)
+    words = tuple(bytes([at]) * 32 for at, _ in enumerate(names))
+    return AgreedCall(*who, updates, frame_of(an_agreed(**place)), words)
+
+
 CALLS: st.SearchStrategy[Call] = st.one_of(
     st.builds(
         JoinCall,
@@ -242,6 +258,7 @@ CALLS: st.SearchStrategy[Call] = st.one_of(
     st.builds(LeaveCall, NAMES, NUMBERS),
     st.builds(OfferCall, UPDATES.map(sealed)),
     publishings(),
+    agreements(),
     st.builds(OutcomeCall, FRAGMENTS, NUMBERS, st.floats(0.0, 60.0), st.none() | BEATS),
     st.builds(StateCall, FRAGMENTS),
     st.builds(FoundCall, NAMES, NUMBERS, several(STATES), st.just(True)),
@@ -258,6 +275,7 @@ JOIN = JoinCall(JoinRequest(model=MODEL, island="tokyo-1", after=2), b"key", b"n
 OFFER = OfferCall(sealed(an_update()))
 QUESTION = OutcomeCall(2, 7, 2.0, BEAT)
 AGREED = frame_of(an_agreed())
+NO_BODY = np.empty(0, np.uint8)
 
 REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
     st.tuples(
@@ -275,6 +293,10 @@ REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
             inner_steps=NUMBERS,
             tokens=NUMBERS,
             spoken_for=several(FRAGMENTS),
+            counted=several(
+                st.none()
+                | st.builds(Counted, round=NUMBERS, inner_steps=NUMBERS, tokens=NUMBERS)
+            ),
         ),
     ),
     st.tuples(st.sampled_from([HeartbeatCall(BEAT), QUESTION]), POSITIONS),
@@ -283,6 +305,11 @@ REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
         st.sampled_from(Reception),
     ),
     st.tuples(st.just(QUESTION), st.builds(Outcome, st.just(AGREED), POSITIONS)),
+    st.tuples(
+        st.just(AgreedCall("a", 1, (OFFER.header,))),
+        st.builds(Outcome, st.just(Frame(AGREED.header, NO_BODY)), POSITIONS)
+        | st.sampled_from([Reception.WANTED, Reception.COMMITTED]),
+    ),
     st.tuples(
         st.just(QUESTION),
         st.builds(

@@ -356,7 +356,10 @@ def test_the_error_decides_and_not_the_status() -> None:
 
 def test_a_wrong_answer_is_corrupt() -> None:
     """A reply in our form that breaks its rules names the field."""
-    body = b'{"step":-1,"rounds":[],"last_round":null,"tokens":0,"wanted":[],"lost":[]}'
+    body = (
+        b'{"step":-1,"rounds":[],"last_round":null,"tokens":0,"wanted":[],"lost":[],'
+        b'"saves":0}'
+    )
     answer = Answer(200, {"Content-Type": "application/json"}, (body,))
     with pytest.raises(CorruptError, match=r"position\.step=-1 must be a whole number"):
         answered(HeartbeatCall(BEAT), answer)

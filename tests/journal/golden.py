@@ -9,11 +9,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from atoll.journal import Created, Ended, EpochSet, Joined, Journal, Left
+from atoll.journal import (
+    CountedSet,
+    Created,
+    Ended,
+    EpochSet,
+    Joined,
+    Journal,
+    Left,
+    MoveSet,
+    PauseSet,
+)
 from atoll.simulate.disk import SimDisk
 from tests.journal.runs import RUN, Run, a_departing
 
 FILE = Path(__file__).with_name("golden-v1.json")
+MOVED_FILE = Path(__file__).with_name("golden-moved-v1.json")
 
 CREATED = Created(
     run=RUN,
@@ -44,9 +55,43 @@ def golden_run() -> Run:
     return run
 
 
+def moved_run() -> Run:
+    """Return a small run that came from elsewhere, and is on its way again."""
+    there = Run(SimDisk(), sizes=(3, 2)).start()
+    there.commit(0, value=0.5, islands=2)
+    there.commit(0, is_void=True)
+    there.commit(1, value=-0.25, down="bf16")
+    run = Run(SimDisk(), sizes=(3, 2), after=there.after, outcomes=there.outcomes)
+    run.journal, known = Journal.create(run.disk, CREATED), there.journal.recorded
+    assert known.model is not None
+    states = [
+        state.to_frame(run=RUN, fragment=index, outer=there.outer)
+        for index, state in enumerate(there.states)
+    ]
+    run.journal.arrive(known.model, states)
+    for index, fragment in enumerate(known.fragments):
+        last = range(max(1, fragment.round - 1), fragment.round + 1)
+        run.journal.passed(
+            index,
+            bases=[fragment.digests[round] for round in range(fragment.round)],
+            outcomes=[there.outcomes[index, round] for round in last],
+        )
+    append = run.journal.append
+    append(
+        CountedSet(fragment=0, island="tokyo é", round=1, inner_steps=20, tokens=300)
+    )
+    append(PauseSet(is_paused=True))
+    append(Joined(island="tokyo é", incarnation=4, slot=2, nonce=b"once"))
+    append(MoveSet(target="s3://lagoon/run", nonce="ab" * 16))
+    run.journal.sync()
+    run.states = there.states
+    return run
+
+
 def files_of(run: Run) -> dict[str, str]:
     return {name: run.disk.read(name).hex() for name in run.disk.names("")}
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(files_of(golden_run()), indent=1) + "\n")
+    for file, run in ((FILE, golden_run()), (MOVED_FILE, moved_run())):
+        file.write_text(json.dumps(files_of(run), indent=1) + "\n")

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from atoll.journal import Ended, EpochSet, Journal
+from atoll.journal import Counted, Ended, EpochSet, Journal
 from atoll.simulate.disk import SimDisk
 from atoll.wire import Verdict
-from tests.journal.golden import CREATED, FILE, files_of, golden_run
+from tests.journal.golden import (
+    CREATED,
+    FILE,
+    MOVED_FILE,
+    files_of,
+    golden_run,
+    moved_run,
+)
 from tests.journal.runs import Run, view
 
 
-def stored() -> SimDisk:
+def stored(file: Path = FILE) -> SimDisk:
     disk = SimDisk()
-    for name, text in json.loads(FILE.read_text()).items():
+    for name, text in json.loads(file.read_text()).items():
         disk.write_new(name, [bytes.fromhex(text)])
     return disk
 
@@ -47,3 +55,19 @@ def test_the_golden_journal_says_what_it_said() -> None:
 def test_writing_it_again_changes_nothing() -> None:
     """This version writes the bytes that were stored."""
     assert files_of(golden_run()) == json.loads(FILE.read_text())
+    assert files_of(moved_run()) == json.loads(MOVED_FILE.read_text())
+
+
+def test_the_golden_journal_of_a_moved_run_says_what_it_said() -> None:
+    """Its last outcomes and how far islands had come are read as they were written."""
+    run = moved_run()
+    recorded = Run(stored(MOVED_FILE), after=run.after, outcomes=run.outcomes).reopen()
+    found = recorded.journal.recorded
+
+    assert view(recorded.journal) == view(run.journal)
+    recorded.check()
+    assert found.counted == {(0, "tokyo é"): Counted(1, 20, 300)}
+    assert [(each.round, each.arrived) for each in found.fragments] == [(2, 2), (1, 1)]
+    assert found.is_paused
+    assert found.move is not None
+    assert not found.move.is_over

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from atoll.errors import CorruptError, UsageError
 from atoll.journal import (
+    Arrived,
     Committed,
+    CountedSet,
     Created,
     Ended,
     EpochSet,
@@ -20,6 +22,7 @@ from atoll.journal import (
     Joined,
     Left,
     MoveSet,
+    Passed,
     PauseSet,
     Recovered,
     Staged,
@@ -55,6 +58,14 @@ RECORDS: list[Record] = [
     ),
     Committed(agreed=VOID, digest_after=bytes(16), epoch=0, place=None),
     Recovered(fragment=2, round=8, digest=bytes(16), outcomes=(AGREED, VOID)),
+    Arrived(model=MODEL, rounds=(0, 2**64 - 1), digests=(bytes(16), bytes(range(16)))),
+    Passed(
+        fragment=2,
+        bases=(bytes(16), bytes(range(16))),
+        outcomes=(AGREED, VOID),
+        places=(Place(file=3, first=99), None),
+    ),
+    CountedSet(fragment=1, island="é", round=9, inner_steps=2**64 - 1, tokens=7),
     Ended(reason="end_rounds"),
 ]
 EACH = pytest.mark.parametrize("record", RECORDS, ids=lambda r: type(r).__name__)
@@ -204,6 +215,32 @@ def test_an_unknown_type_names_the_remedy() -> None:
             Recovered,
             {"fragment": 0, "round": 1, "digest": bytes(16), "outcomes": (VOID,) * 3},
             "3 outcomes must be at most 2",
+        ),
+        (
+            Arrived,
+            {"model": MODEL, "rounds": (1,), "digests": (bytes(16),) * 2},
+            "1 rounds are not those of 2 fragments",
+        ),
+        (Arrived, {"model": MODEL, "rounds": (), "digests": ()}, "0 fragments must be"),
+        (
+            Passed,
+            {"fragment": 0, "bases": (bytes(16),) * 1025},
+            "1025 bases must be at most 1024",
+        ),
+        (
+            Passed,
+            {"fragment": 0, "bases": (), "outcomes": (VOID,) * 3},
+            "3 outcomes must be at most 2",
+        ),
+        (
+            Passed,
+            {"fragment": 0, "bases": (), "outcomes": (VOID,), "places": (Place(),)},
+            "unless it is void",
+        ),
+        (
+            CountedSet,
+            {"fragment": 0, "island": "", "round": 1, "inner_steps": 1, "tokens": 1},
+            "must be a name",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from atoll import RunSettings
 from atoll.coordinator import Service
 from atoll.exchange import (
+    AgreedCall,
     Call,
     FoundCall,
     Frame,
@@ -17,6 +19,7 @@ from atoll.exchange import (
     JoinCall,
     LeaveCall,
     OfferCall,
+    Outcome,
     OutcomeCall,
     PublishCall,
     RecoverCall,
@@ -28,7 +31,8 @@ from atoll.protocol import Beat, Holding, JoinRequest, Reception
 from atoll.protocol.tables import Row, Table
 from atoll.simulate import SimDisk
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, OuterValues, with_body
+from atoll.wire import Header, Kind, OuterValues, blake3_digest, with_body
+from atoll.wire.voucher import voucher
 from tests.protocol.drivers import MODEL
 
 SETTINGS = RunSettings.from_dict(
@@ -39,6 +43,8 @@ SETTINGS = RunSettings.from_dict(
     }
 )
 OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
+
+_ANY_UPDATE = Header(kind=Kind.UPDATE, run="run", fragment=0, round=3, island="a")
 
 CALLS = Table(
     title="What a call is answered",
@@ -57,6 +63,9 @@ CALLS = Table(
             "PublishCall, departing",
             "PublishCall, nobody else is missing",
             "PublishCall, again",
+            "AgreedCall, by which roster",
+            "AgreedCall, agreed",
+            "AgreedCall, again",
             "OutcomeCall, its round is open",
             "OutcomeCall, its round is over",
             "StateCall",
@@ -122,6 +131,21 @@ CALLS = Table(
             ("PublishCall, again",),
             "staged; nothing new",
             "Counting is keyed by fragment, round and island.",
+        ),
+        Row(
+            ("AgreedCall, by which roster",),
+            "Outcome; nothing new",
+            "The outcome's header, its pieces blank: only the islands can fill it.",
+        ),
+        Row(
+            ("AgreedCall, agreed",),
+            "Outcome; the outcome, the state",
+            "Committed at once, with every island's own word for it.",
+        ),
+        Row(
+            ("AgreedCall, again",),
+            "Outcome; nothing new",
+            "The same outcome is the same bringing.",
         ),
         Row(
             ("OutcomeCall, its round is open",),
@@ -190,6 +214,9 @@ def _story() -> list[tuple[str, Making]]:
         ("", lambda s: _beat(2, _later()[0])),
         ("RecoverCall", lambda s: _later()[1]),
         ("RecoverCall, again", lambda s: _later()[1]),
+        ("AgreedCall, by which roster", _gathered),
+        ("AgreedCall, agreed", _agreed),
+        ("AgreedCall, again", lambda s: _brought(s.journal.outcome(0, 3)[0])),
     ]
 
 
@@ -220,6 +247,30 @@ def _later() -> tuple[Holding, RecoverCall]:
     outcomes = [service.journal.outcome(0, round)[0] for round in (1, 2)]
     holding = Holding(state.header.round, state.header.base)
     return holding, RecoverCall("a", 2, state, tuple(outcomes))
+
+
+def _gathered(service: Service) -> AgreedCall:
+    """Let a and c ask how they are to reduce round 3 among themselves."""
+    lives = (("a", 2), ("c", 1))
+    updates = [_update(service, each, round=3, incarnation=n) for each, n in lives]
+    return AgreedCall("a", 2, tuple(update.header for update in updates))
+
+
+def _agreed(service: Service) -> AgreedCall:
+    """Let them bring the mean, which is that of two equal updates."""
+    call = _gathered(service)
+    asked = service.handle(call, 0.0)
+    assert isinstance(asked, Outcome)
+    body = np.ones(3, np.float32).view(np.uint8)
+    return _brought(with_body(asked.agreed.header, body), call.updates)
+
+
+def _brought(agreed: Header, updates: tuple[Header, ...] = ()) -> AgreedCall:
+    """Return the call that brings an outcome, with the word of a and of c."""
+    updates = updates or (replace(_ANY_UPDATE, round=agreed.round),) * 2
+    body = np.ones(3, np.float32).view(np.uint8)
+    words = tuple(voucher(blake3_digest(key), agreed) for key in (b"a", b"c"))
+    return AgreedCall("a", 2, updates, Frame(agreed, body), words)
 
 
 def _found(service: Service) -> FoundCall:

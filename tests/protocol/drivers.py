@@ -26,6 +26,7 @@ from atoll.protocol.events import (
     Tick,
     Welcome,
 )
+from atoll.protocol.island_rejoin import Since, what_is_left
 from atoll.protocol.island_state import Book
 from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.rounds import Phase, Round
@@ -263,3 +264,10 @@ def what_becomes(verdict: str, missed: str, passed: str) -> str:
     book = Book(taken=OPEN_ROUND - 1, missed=int(missed))
     through = OPEN_ROUND + int(passed)
     return decide(book, Verdict[verdict.upper()], through=through).value
+
+
+def what_remains(since: str, update: str, base: str) -> str:
+    """Restart an island that has saved work, at a run with this past."""
+    return what_is_left(
+        Since(since), is_refused=update == "refused", is_base_known=base == "known"
+    ).value

@@ -13,7 +13,15 @@ from pathlib import Path
 
 from atoll.exchange import calls
 from atoll.protocol import events, messages
-from atoll.protocol.tables import ANY, FOUNDING, JOINING, RECEPTION, TRANSITIONS, WORK
+from atoll.protocol.tables import (
+    ANY,
+    FOUNDING,
+    JOINING,
+    RECEPTION,
+    REJOINING,
+    TRANSITIONS,
+    WORK,
+)
 from atoll.protocol.tables import Table as Decision
 from tests.protocol.call_tables import CALLS, answered
 from tests.protocol.drivers import (
@@ -21,6 +29,7 @@ from tests.protocol.drivers import (
     next_phase,
     reception,
     what_becomes,
+    what_remains,
     who_founds,
     whose_name,
 )
@@ -45,6 +54,7 @@ DECISIONS: tuple[tuple[Decision, Driver], ...] = (
     (FENCES, may_speak),
     (EVENTS, what_it_does),
     (WORK, what_becomes),
+    (REJOINING, what_remains),
     (BOOKS, what_follows),
     (ARRIVALS, after_the_outcome),
     (SUMMONS, when_summoned),
@@ -62,6 +72,7 @@ TYPES = {
             "HeartbeatCall",
             "OfferCall",
             "PublishCall",
+            "AgreedCall",
             "OutcomeCall",
             "StateCall",
             "LeaveCall",

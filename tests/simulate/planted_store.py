@@ -8,8 +8,10 @@ from typing import Any
 
 from atoll.exchange.bucket.closing import Closing
 from atoll.exchange.bucket.documents import MemberDocument
+from atoll.exchange.bucket.known_members import KnownMembers
+from atoll.exchange.bucket.known_updates import KnownUpdates
+from atoll.exchange.bucket.leftovers import Leftovers
 from atoll.exchange.bucket.living import Living
-from atoll.exchange.bucket.sight import Sight
 from atoll.exchange.bucket.states import States
 from atoll.protocol.values import changed
 from atoll.wire import Header
@@ -32,10 +34,19 @@ def closes_by_what_it_saw_before() -> AbstractContextManager[object]:
 def counts_what_no_successor_names() -> AbstractContextManager[object]:
     """Whoever has the name of a member speaks for it, whichever life it was."""
 
-    def may_speak(real: Any, sight: Sight, header: Header) -> bool:
-        return header.island in sight.documents
+    def may_speak(real: Any, updates: KnownUpdates, header: Header) -> bool:
+        return header.island in updates._sight.documents
 
-    return replaced(Sight, "_may_speak", may_speak)
+    return replaced(KnownUpdates, "_may_speak", may_speak)
+
+
+def leaves_behind_what_farewells_name() -> AbstractContextManager[object]:
+    """What somebody left in a round that is closed by now is thought to be settled."""
+
+    def bring(real: Any, leftovers: Leftovers, fragment: int) -> None:
+        leftovers._settled.update(leftovers.unseen(fragment))
+
+    return replaced(Leftovers, "bring", bring)
 
 
 @contextmanager
@@ -49,20 +60,22 @@ def lives_by_the_writers_clock() -> Iterator[None]:
         written[said] = living._timing.now_s()
         real(living, member)
 
-    def see(real: Any, sight: Sight, document: MemberDocument, now_s: float) -> None:
-        real(sight, document, now_s)
-        beat = document.beat
+    def see(
+        real: Any, known: KnownMembers, document: MemberDocument, now_s: float
+    ) -> None:
+        real(known, document, now_s)
+        sight, beat = known._sight, document.beat
         said_s = written.get((beat.island, beat.incarnation, document.beats))
         member = sight.state.members.known.get(beat.island)
         if member is not None and said_s is not None:
             member = changed(member, lease_until_s=said_s + sight.lease_s)
             members = sight.state.members.with_member(member)
             sight.state = changed(sight.state, members=members)
-            sight._settle(now_s)
+            sight.settle(now_s)
 
     with ExitStack() as stack:
         stack.enter_context(replaced(Living, "_put", put))
-        stack.enter_context(replaced(Sight, "see_member", see))
+        stack.enter_context(replaced(KnownMembers, "see", see))
         yield
 
 
@@ -104,6 +117,7 @@ class _Overwriting:
 STORE_BUGS: dict[str, Bug] = {
     "a closer that does not look again": closes_by_what_it_saw_before,
     "an earlier life's update that nobody names": counts_what_no_successor_names,
+    "a leftover that nobody brings": leaves_behind_what_farewells_name,
     "liveness by a writer's clock": lives_by_the_writers_clock,
     "a collection that takes rosters": collects_rosters,
     "a roster put over another": puts_rosters_over_others,

@@ -35,6 +35,7 @@ EVERYTHING = (
     .clock_drift("i1", rate=1.01)
     .outage("store", rate=0.5, at_s=2, for_s=1)
     .list_lag("store", by_s=3, for_s=1)
+    .roster_lag("store", by_s=3, for_s=1)
 )
 
 
@@ -220,7 +221,7 @@ def test_storms_differ_and_know_every_kind_but_those_that_need_help() -> None:
     kinds = {fault.kind for plan in plans for fault in plan.faults}
 
     assert len(set(plans)) == 300
-    of_stores = {"outage", "list_lag"}
+    of_stores = {"outage", "list_lag", "roster_lag"}
     assert kinds == set(KINDS) - {"corrupt", "disk_read_only", "rollback"} - of_stores
 
 

@@ -17,6 +17,7 @@ STORMS = 200
 CAUGHT_AS = {
     "a closer that does not look again": "nothing left out",
     "an earlier life's update that nobody names": "zombies change nothing",
+    "a leftover that nobody brings": "nothing left out",
     "liveness by a writer's clock": "everyone counts",
     "a collection that takes rosters": "rounds in order",
     "a roster put over another": "rounds in order",

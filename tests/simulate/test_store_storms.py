@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 
 from atoll import RunSettings
-from atoll.exchange.bucket.exchange import StoreExchange
+from atoll.exchange.bucket.publishing import Publishing
 from atoll.simulate import FaultPlan, simulate
 from atoll.simulate.run import Departure, Simulated
 from atoll.simulate.storming import main
+from atoll.simulate.trace import Commit, Happening
 from atoll.simulate.trials import ISLANDS, STORE_ROUNDS, store_storm, store_trial
 from tests.simulate.planted import replaced
 
@@ -156,6 +157,39 @@ def test_an_island_may_leave_and_come_back() -> None:
     assert len(agreed(result)) == 1
 
 
+@pytest.mark.parametrize("back_after_s", [None, 12.0])
+def test_what_is_left_while_a_roster_is_on_its_way_counts(
+    back_after_s: float | None,
+) -> None:
+    """Others bring it into the next round, or the next life of the island does."""
+    # The others publish after 6 s and wait for 10. Their roster lists neither i2, that
+    # leaves after 24 s, nor i3, that takes 60 s, and comes after 35 s.
+    plan = FaultPlan().roster_lag("store", by_s=18.0, for_s=30.0)
+    plan = plan.slow("i2", factor=4.0, for_s=30.0).slow("i3", factor=10.0, for_s=30.0)
+    values = {"wire.up": "fp32", "limits.deadline_max_s": 10.0}
+    counted: list[str] = []
+    result = simulate(
+        SETTINGS.with_values(values),
+        islands=5,
+        faults=plan,
+        seed=4,
+        departures={"i2": Departure(after_steps=3, back_after_s=back_after_s)},
+        trace=lambda each: counted.extend(_counted("i2", each)),
+        store=True,
+    )
+
+    assert result.violations == []
+    assert result.tokens["departed"] == 0
+    assert counted[:2] == ["late", "counted"]
+
+
+def _counted(island: str, happening: Happening) -> list[str]:
+    """Return how a roster lists an island, if this is one."""
+    if happening.what != "commit":
+        return []
+    return [Commit.parsed(happening.about).verdicts.get(island, "")]
+
+
 def test_a_run_in_a_bucket_ends_by_its_tokens() -> None:
     """Whoever closes the round that counts enough of them says which is the last."""
     settings = {**SETTINGS.to_dict(), "run": {"end_tokens": 2_000}}
@@ -198,18 +232,18 @@ def test_the_order_of_sets_changes_nothing() -> None:
 def test_a_failed_trial_becomes_a_test_ready_to_paste() -> None:
     """It says that the run is in a bucket."""
 
-    def lost(real: object, exchange: StoreExchange, *words: object) -> None:
+    def lost(real: object, publishing: Publishing, *words: object) -> None:
         raise LookupError("nobody publishes")
 
     plan = FaultPlan().kill("i1", at_s=1.0).outage("store", rate=0.5, for_s=3.0)
-    with replaced(StoreExchange, "_put", lost):
+    with replaced(Publishing, "put", lost):
         smallest = replace(store_trial(3), plan=plan, departures={}).shrunk()
 
     assert smallest.plan == FaultPlan()
     assert "store=True" in smallest.as_test()
     pasted: dict[str, Callable[[], None]] = {}
     exec(smallest.as_test(), pasted)
-    with replaced(StoreExchange, "_put", lost), pytest.raises(AssertionError):
+    with replaced(Publishing, "put", lost), pytest.raises(AssertionError):
         pasted["test_storm_of_seed_3"]()
 
 

@@ -32,6 +32,7 @@ EVERY_FAULT = (
     .clock_drift("i2", rate=1.1)
     .outage("store", rate=0.5, for_s=5)
     .list_lag("store", by_s=3, for_s=5)
+    .roster_lag("store", by_s=3, for_s=5)
 )
 
 
@@ -85,6 +86,7 @@ def test_every_fault_begins_and_ends_in_words() -> None:
         "has a clock that runs at 1.1 of true time from now on",
         "fails 50 % of requests, done or not, for 5 s",
         "has lists that are up to 3 s late, for 5 s",
+        "gets rosters 3 s after their decision, for 5 s",
     ]
     lasting = [fault for fault in EVERY_FAULT.faults[2:] if lasts_s(fault)]
     assert [ending(fault) for fault in lasting] == [
@@ -100,6 +102,7 @@ def test_every_fault_begins_and_ends_in_words() -> None:
         "can write to its disk again",
         "answers again",
         "has lists that are up to date again",
+        "gets rosters at once again",
     ]
     assert kinds(FaultPlan().kill("i0", at_s=1)) == "1 fault (1 kill)"
 

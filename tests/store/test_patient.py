@@ -43,7 +43,7 @@ def test_what_fails_for_a_moment_is_asked_again() -> None:
     store = Failing("lost", "lost", "lost")
 
     assert patient(store, pauses_s).put_new("key", [b"1"])
-    assert pauses_s == Tries().waits_s(random.Random(1))[:3]
+    assert pauses_s == list(Tries().waits_s(random.Random(1)))[:3]
 
 
 def test_a_put_whose_answer_was_lost_is_ours() -> None:
@@ -89,7 +89,7 @@ def test_a_permission_is_not_asked_for_again() -> None:
 def test_waits_are_bounded(tries: int, seed: int) -> None:
     """One fewer than tries, none above the longest, none below half of its turn."""
     bounds = Tries(most=tries)
-    waits_s = bounds.waits_s(random.Random(seed))
+    waits_s = list(bounds.waits_s(random.Random(seed)))
     assert len(waits_s) == tries - 1
     for number, wait_s in enumerate(waits_s):
         longest_s = min(bounds.first_s * 2**number, bounds.longest_s)

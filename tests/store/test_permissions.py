@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from atoll.errors import StoreDenied
 from atoll.store import FileStore, Patient, Store, probe
 from tests.store.buckets import (
+    ACCOUNT,
     EVERYTHING,
     Settings,
     as_without,
@@ -74,7 +77,7 @@ def test_a_permission_that_s3_does_not_give_is_named(
             act(store)
 
 
-# Azurite answers 500 to any delete with a shared access signature, so not that one.
+# Azurite answers 500 to any delete with a shared access signature: that one is below.
 @pytest.mark.parametrize("lacking", EVERYTHING[:3])
 def test_a_permission_that_azure_does_not_give_is_named(
     azure: Settings, lacking: str
@@ -91,6 +94,48 @@ def test_a_permission_that_azure_does_not_give_is_named(
 
     said = refuses(ACTS[lacking], store)
     assert f"{' and '.join(sorted(LETTERS[lacking]))} in its shared access" in said
+
+
+class Batches(BaseHTTPRequestHandler):
+    """Answers as Azure does to who may delete nothing: yes as a whole, no to each."""
+
+    def do_POST(self) -> None:
+        asked = self.rfile.read(int(self.headers["content-length"]))
+        refusals = "".join(
+            "--batch\r\nContent-Type: application/http\r\n"
+            f"Content-ID: {number}\r\n\r\n"
+            "HTTP/1.1 403 This request is not authorized to perform this operation "
+            "using this permission.\r\n"
+            "x-ms-error-code: AuthorizationPermissionMismatch\r\n\r\n"
+            for number in range(asked.count(b"DELETE /"))
+        )
+        body = f"{refusals}--batch--\r\n".encode()
+        self.send_response(202)
+        self.send_header("Content-Type", "multipart/mixed; boundary=batch")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("keys", [["a"], ["b", "c"]], ids=["one", "several"])
+def test_that_azure_lets_nobody_delete_is_told(keys: list[str]) -> None:
+    """It answers for a batch: each object in it has a status of its own."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Batches) as answering:
+        threading.Thread(target=answering.serve_forever, daemon=True).start()
+        store = azure_store(
+            {
+                "account_name": ACCOUNT,
+                "sas_key": shared_access("rwcl"),
+                "container_name": "atoll",
+                "endpoint": f"http://127.0.0.1:{answering.server_port}/{ACCOUNT}",
+            }
+        )
+        said = refuses(lambda each: each.remove(keys), store)
+        answering.shutdown()
+    assert "or d in its shared access signature" in said
 
 
 @pytest.mark.parametrize("lacking", EVERYTHING)

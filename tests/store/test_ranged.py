@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import NoSuchObject, Unreachable, UsageError
 from atoll.store import Counted, MemoryStore, Patient, Probed, Ranged, Traits
+from atoll.store.ranged import num_ranges
 from atoll.testing.store_contract import STORE_CLAIMS, Claim
 from tests.store.buckets import Settings, s3_store
 
@@ -108,6 +109,29 @@ def test_a_small_object_takes_one_request() -> None:
     store = Ranged(counted, range_bytes=101)
     assert bytes(store.get("key")) == bytes(store.get("key", 0, 100)) == WHOLE
     assert counted.requests.gets == 2
+
+
+@pytest.mark.parametrize(
+    ("size", "sizes"),
+    [(80, [80]), (81, [81]), (90, [90]), (91, [80, 11]), (100, [80, 20])],
+)
+def test_what_is_left_goes_along_with_the_range_before(
+    size: int, sizes: list[int]
+) -> None:
+    """Less than an eighth of a range is not worth a request."""
+    store = Ranged(MemoryStore(), range_bytes=80)
+    store.put("key", [WHOLE])
+    assert _sizes(store.stream("key", 0, size)) == sizes
+    assert num_ranges(size, range_bytes=80) == len(sizes)
+
+
+def test_a_bound_that_is_a_byte_above_a_range_costs_nothing() -> None:
+    """Who asks for one byte more, to see what is too long, asks once."""
+    counted = Counted(MemoryStore())
+    counted.put("key", [WHOLE])
+    store = Ranged(counted, range_bytes=120)
+    assert bytes(store.get("key", 0, 121)) == WHOLE
+    assert counted.requests.gets == 1
 
 
 def test_what_is_not_there_is_told() -> None:

@@ -138,6 +138,7 @@ def test_the_last_island_closes_its_round_by_leaving() -> None:
     assert run.state(0).header.round == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*fresh optimizer")
 def test_a_rejoined_island_contributes_its_new_work_only() -> None:
     """What its first life sent stands; the second starts from the anchor."""
     run = run_of(every=2)

@@ -5,6 +5,7 @@ Start reading at `VERBS`, then the file of a verb.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -80,12 +81,24 @@ for _name, _verb in VERBS.items():
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command and exit: 0 done, else the code of whose fault it was."""
+    """Run one command and exit: 0 done, else the code of whose fault it was.
+
+    Whoever is read by `head` and no further ends with 1, and without a word.
+    """
     try:
-        app(arguments, prog_name="atoll")
-    except AtollError as exc:
-        typer.echo(f"atoll: {exc}", err=True)
-        sys.exit(exit_code(exc))
+        try:
+            app(arguments, prog_name="atoll")
+        except AtollError as exc:
+            cause = exc.__cause__
+            # A usage error by the output; by a network, it would be a remote one.
+            if isinstance(exc, UsageError) and isinstance(cause, BrokenPipeError):
+                raise cause from None
+            typer.echo(f"atoll: {exc}", err=True)
+            sys.exit(exit_code(exc))
+    except BrokenPipeError:
+        # What is left in the buffer would be written, and complain, at the very end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
 
 
 def exit_code(error: AtollError) -> int:

@@ -21,6 +21,7 @@ class Action(StrEnum):
 
     PAUSE = "pause"
     RESUME = "resume"
+    SAVE = "save"
     STOP = "stop"
     DRAIN = "drain"
     EVICT = "evict"
@@ -46,8 +47,10 @@ def control(
         bool, typer.Option("--json", help="Print the status afterwards.")
     ] = False,
 ) -> None:
-    """Pause, resume, stop or drain a run, evict an island, or set values.
+    """Pause, resume, save, stop or drain a run, evict an island, or set values.
 
+    save has every island save a checkpoint of its own with its next heartbeat, and run
+    what its program has given to on_save.
     set makes a new epoch: quorum, patience, limits and the end are in force at once,
     outer.lr and outer.momentum from each fragment's next round on. In a store islands
     read it with their next heartbeat, and who may write there is an operator.

@@ -15,7 +15,7 @@ from atoll.errors import CorruptError, UsageError
 from atoll.settings import RunSettings
 
 
-def settle(directory: Path, settings: RunSettings, init: Path | None) -> None:
+def settle(directory: Path, settings: RunSettings | None, init: Path | None) -> None:
     """Found a run with a file that says its model's order; else let the file wait.
 
     Without `init` this is about a file that was given before, and waits still. A run

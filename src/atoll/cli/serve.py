@@ -15,8 +15,8 @@ import typer
 
 from atoll.cli.asking import Asking
 from atoll.cli.names import served
-from atoll.cli.run_file import Assignments, RunFile, settings_of
-from atoll.errors import SettingsError
+from atoll.cli.run_file import Assignments, settings_of
+from atoll.errors import SettingsError, UsageError
 from atoll.exchange.forms import parse_info
 from atoll.security import parse_run_url
 from atoll.settings import RunSettings
@@ -30,7 +30,14 @@ LOOK_S = 0.5
 
 
 def serve(
-    run_file: RunFile,
+    run_file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="RUN.toml",
+            help="A run file; none for the run that DIR holds.",
+            show_default=False,
+        ),
+    ] = None,
     directory: Annotated[
         Path | None,
         typer.Option("--dir", help="Keeps the run; ./NAME.atoll without."),
@@ -78,8 +85,8 @@ def serve(
     from atoll.coordinator.app import Listening
 
     logging.basicConfig(level=logging.WARNING, format="atoll: %(message)s")
-    settings = _settings(run_file, assignments)
-    place = (directory or Path(f"{settings.run.name}.atoll")).absolute()
+    settings = _settings(run_file, assignments) if run_file else None
+    place = _place(settings, directory, assignments)
     listening = Listening(
         host=host,
         port=_port(place, port),
@@ -91,7 +98,7 @@ def serve(
     )
     with _stopping() as stop, run as it:
         it.tell(as_json=as_json)
-        if it.is_within_reach:
+        if it.is_within_reach and settings is not None:
             _tell_differences(it, settings)
         _wait(it.coordinator, stop, until_end=until_end)
 
@@ -105,6 +112,22 @@ def _settings(run_file: Path, assignments: Sequence[str] | None) -> RunSettings:
             "`atoll init URL RUN.toml`."
         )
     return settings
+
+
+def _place(
+    settings: RunSettings | None,
+    directory: Path | None,
+    assignments: Sequence[str] | None,
+) -> Path:
+    """Return the run's directory; without a run file it has to be given."""
+    if settings is not None:
+        return (directory or Path(f"{settings.run.name}.atoll")).absolute()
+    if directory is None or assignments:
+        raise UsageError(
+            "Give a run file to begin a run, or --dir alone to serve the one that a "
+            "directory holds."
+        )
+    return directory.absolute()
 
 
 def _port(directory: Path, asked: int | None) -> int:

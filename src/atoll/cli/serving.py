@@ -67,7 +67,7 @@ class Serving:
 @contextmanager
 def serving(
     directory: Path,
-    settings: RunSettings,
+    settings: RunSettings | None,
     listening: Listening,
     *,
     init: Path | None,

@@ -5,6 +5,7 @@ spool/        updates on their way; empty when the process has ended
 events.jsonl  what happened
 *.token       who may ask
 certificate   for TLS
+move.json     by which move the run has come, if it has: see `arrival`
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 
 from atoll import __version__, kernels
 from atoll.clock import Clock, SystemClock
+from atoll.coordinator.arrival import JOURNAL as JOURNAL
+from atoll.coordinator.arrival import require_arrived
 from atoll.coordinator.audits import Audits
 from atoll.coordinator.connections import Connections
 from atoll.coordinator.office import Office
@@ -57,7 +60,7 @@ from atoll.security import (
 from atoll.settings import RunSettings
 from atoll.telemetry import Events, JsonlWriter
 
-JOURNAL, SPOOL, EVENTS = "journal", "spool", "events.jsonl"
+SPOOL, EVENTS = "spool", "events.jsonl"
 
 log = logging.getLogger("atoll")
 
@@ -79,9 +82,10 @@ def open_service(
     """Return the run of a directory, begun if it has none.
 
     Raises:
-        UsageError: there is no run and no settings are given, or the run there has
-            others.
+        UsageError: there is no run and no settings are given, the run there has
+            others, or is on its way still.
     """
+    require_arrived(directory)
     disk = SystemDisk(directory / JOURNAL)
     try:
         return disk, _service(disk, directory, settings, now_s)

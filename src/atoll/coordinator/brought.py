@@ -21,7 +21,7 @@ def states_bytes(layout: Layout, settings: RunSettings) -> int:
 
 def is_same_founding(call: FoundCall, recorded: Recorded) -> bool:
     """Return whether a run was founded with what is brought: the answer was lost."""
-    founded = [each.digests[0] for each in recorded.fragments]
+    founded = [each.digests.get(0) for each in recorded.fragments]
     return founded == [frame.header.base for frame in call.states]
 
 

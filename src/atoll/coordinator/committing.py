@@ -58,6 +58,9 @@ class Committing:
         self._pending: dict[int, Pending] = {}
         self._uncompacted: set[int] = set()
         self._spare = Spare()
+        self.brought: dict[int, Frame] = {}
+        """Outcomes of closing rounds that islands have reduced among themselves."""
+
         self.beside: Beside = afterwards
         """How a large outcome is written while its outer step is taken."""
 
@@ -87,6 +90,28 @@ class Committing:
     ) -> Pending:
         """Return the outcome of a closing round, and take its outer step."""
         weights = self._weights[close.fragment]
+        brought = self.brought.pop(close.fragment, None)
+        agreed = brought or self._reduced(
+            close, layout, terms, run=run, after_block=after_block
+        )
+        header, body = agreed.header, agreed.body
+        if is_large(header):
+            with self.beside(lambda: self._prepare(agreed)):
+                weights.apply(header, body, threads=self.threads)
+        else:  # `commit` appends it to others, which takes no time
+            weights.apply(header, body, threads=self.threads)
+        return Pending(close, agreed)
+
+    def _reduced(
+        self,
+        close: Close,
+        layout: FragmentLayout,
+        terms: Terms,
+        *,
+        run: str,
+        after_block: Callable[[], None] | None,
+    ) -> Frame:
+        """Return the agreed frame of the updates that are here."""
         frames = {
             header.island: self._spool[close.fragment, close.round, header.island]
             for header in close.staged
@@ -100,19 +125,13 @@ class Committing:
             fragment=close.fragment,
             round=close.round,
             epoch=close.epoch,
-            base=weights.digest,
+            base=self._weights[close.fragment].digest,
             outer=close.outer,
             after_block=after_block,
             spare=self._spare,
             threads=self.threads,
         )
-        agreed = Frame(header, body)
-        if is_large(header):
-            with self.beside(lambda: self._prepare(agreed)):
-                weights.apply(header, body, threads=self.threads)
-        else:  # `commit` appends it to others, which takes no time
-            weights.apply(header, body, threads=self.threads)
-        return Pending(close, agreed)
+        return Frame(header, body)
 
     def commit(self, pending: Pending) -> None:
         """Make an outcome durable, and drop the updates that it was made of.
@@ -139,7 +158,10 @@ class Committing:
 
     def keep(self, fragment: int, round: int, island: str) -> None:
         """Make an update durable that stands: its owner goes, or has gone."""
-        frame = as_departing(self._spool[fragment, round, island])
+        standing = self._spool.get((fragment, round, island))
+        if standing is None:
+            return  # its body never was here, and the round's outcome all but is
+        frame = as_departing(standing)
         self._journal.stage(frame.header, frame.body)
 
     def outcome(self, fragment: int, round: int, *, has_body: bool) -> Frame:

@@ -21,10 +21,11 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from atoll.clock import Clock
+from atoll.coordinator.gathered import require_sound
 from atoll.coordinator.questions import Answer, Questions
 from atoll.coordinator.service import Pending, Service
 from atoll.errors import Unreachable
-from atoll.exchange import Call, Frame, JoinCall, Reply
+from atoll.exchange import AgreedCall, Call, Frame, JoinCall, Reply
 from atoll.protocol import Beat, Reception
 from atoll.protocol.events import Close, Closed, Event
 from atoll.protocol.run_state import CoordinatorState
@@ -108,6 +109,19 @@ class Office:
         """Stage an update whose body is here and verified."""
         self._service.drafting.brought(frame)
         return self.change_by(lambda service, now_s: service.take(frame, now_s))
+
+    def gather(self, call: AgreedCall) -> Reply:
+        """Commit what islands have reduced among themselves, or say why not.
+
+        In the caller's thread: nobody else touches a fragment that is closing.
+        """
+        if call.agreed is not None:
+            require_sound(call.agreed)
+        while True:
+            found = self.change_by(lambda service, now_s: service.gather(call, now_s))
+            if not isinstance(found, Close):
+                return found
+            self._commit(self._agreed(found))
 
     def change(self, event: Event) -> Reply:
         """Carry out what an operator asks for."""

@@ -30,6 +30,7 @@ from atoll.protocol.events import (
     Moving,
     NewValues,
     Pausing,
+    Saving,
     Staying,
     Stopping,
 )
@@ -164,6 +165,8 @@ def _event(action: str, said: Mapping[str, Any], office: Office) -> Event:
     match action:
         case "pause" | "resume":
             return Pausing(is_paused=action == "pause")
+        case "save":
+            return Saving()
         case "stop" | "drain":
             return Stopping()
         case "evict":
@@ -175,7 +178,7 @@ def _event(action: str, said: Mapping[str, Any], office: Office) -> Event:
             return NewValues(values)
         case "move" | "moved" | "stay":
             return _moving(action, said)
-    known = "pause, resume, stop, drain, evict, set, move, moved, stay"
+    known = "pause, resume, save, stop, drain, evict, set, move, moved, stay"
     raise UsageError(f"{action!r} is no action. Known are: {known}.")
 
 

@@ -118,9 +118,7 @@ def _last_counted(recorded: Recorded, fragment: int, island: str) -> Counted | N
     last = recorded.counted.get((fragment, island))
     if last is None:
         return None
-    return Counted(
-        round=last.round, inner_steps=last.entry.inner_steps, tokens=last.entry.tokens
-    )
+    return Counted(round=last.round, inner_steps=last.inner_steps, tokens=last.tokens)
 
 
 def _round(

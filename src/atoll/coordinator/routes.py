@@ -20,6 +20,7 @@ from atoll.coordinator.states import StateFiles
 from atoll.errors import AtollError, DiskError, Refused, RunEnded
 from atoll.exchange import (
     LONG_POLL_S,
+    AgreedCall,
     HeartbeatCall,
     JoinCall,
     Outcome,
@@ -92,6 +93,7 @@ class Routes:
             "join_unnamed": self._join,
             "heartbeat": self._heartbeat,
             "publish": self._publish,
+            "agreed": self._agreed,
             "outcome": self._outcome,
             "state": self._state,
             "found": self._states,
@@ -147,6 +149,21 @@ class Routes:
             desk.failing("")
             reception = desk.office.take(frame)
         return as_response(reply_parts(reception))
+
+    def _agreed(self, request: Request, known: Asked) -> Response:
+        """Read what islands have reduced, and no more than the round has."""
+        office, length = self._desk.office, request.body.length_bytes
+        most = office.change_by(
+            lambda service, now_s: service.agreed_bytes(known.fragment)
+        )
+        if length > most:
+            raise Refused(
+                f"{length} bytes cannot be an outcome of fragment {known.fragment}, "
+                f"which takes {most} with its updates' headers. Bring one round's."
+            )
+        call = parse_call(known, self._incoming(request.body))
+        assert isinstance(call, AgreedCall)
+        return as_response(reply_parts(office.gather(call)))
 
     def _outcome(self, request: Request, known: Asked) -> Later:
         """Answer when there is something to say; nobody's thread waits for it."""

@@ -20,11 +20,13 @@ from atoll.coordinator.brought import (
 from atoll.coordinator.committing import Beside, Committing
 from atoll.coordinator.committing import Pending as Pending
 from atoll.coordinator.drafting import Drafting
+from atoll.coordinator.gathered import Closing, Gathering, require_sound
 from atoll.coordinator.remembering import record_of
 from atoll.coordinator.restore import Key, restore
 from atoll.disk import Disk
 from atoll.errors import DiskError, Refused, RunEnded, Unreachable
 from atoll.exchange import (
+    AgreedCall,
     Call,
     FoundCall,
     Frame,
@@ -149,6 +151,8 @@ class Service:
                 return self._advance(Offered(header), now_s)
             case PublishCall(frame, beat):
                 return self._publish(frame, now_s, beat=beat)
+            case AgreedCall():
+                return self._agreed(call, now_s)
             case OutcomeCall(beat=beat):
                 position = self._advance(Beaten(beat), now_s) if beat else None
                 return self._outcome(call, now_s) or position
@@ -305,6 +309,54 @@ class Service:
         check.decoded(frame.body, frame.header.elements)
         check.finish()
         return self._stage(frame, now_s)
+
+    def _agreed(self, call: AgreedCall, now_s: float) -> Reply:
+        if call.agreed is not None:
+            require_sound(call.agreed)
+        found = self.gather(call, now_s)
+        if isinstance(found, Close):
+            self.commit(self.agree(found), now_s)
+            found = self.gather(call, now_s)
+            assert not isinstance(found, Close)
+        return found
+
+    def gather(self, call: AgreedCall, now_s: float) -> Reply | Close:
+        """Return what updates come to that their islands reduce, or why they may not.
+
+        What they have agreed on, whose body is sound, closes the round: whoever gets
+        a `Close` has it agreed and committed, then asks again.
+
+        Raises:
+            Refused: it is not what the round comes to.
+            Unreachable: no round closes now: ask again.
+        """
+        require_here(self.state)
+        self.state.members.require(call.island, call.incarnation)
+        question = OutcomeCall(call.fragment, call.round, has_body=False)
+        over = self._outcome(question, now_s)
+        if over is not None:
+            is_theirs = call.agreed and call.agreed.header == over.agreed.header
+            return over if is_theirs else Reception.COMMITTED
+        self.settled_round(call.fragment)
+        gathering = self._gathering(call.fragment)
+        found = gathering.judge(call, self.state, now_s)
+        if not isinstance(found, Closing):
+            return found
+        assert call.agreed is not None
+        self._committing.brought[call.fragment] = call.agreed
+        self.state = found.state
+        self._perform(found.others, now_s)
+        return found.close
+
+    def _gathering(self, fragment: int) -> Gathering:
+        layout = self._layout[fragment]
+        terms = terms_of(layout, self.state.settings)
+        return Gathering(layout, terms, base=self.weights[fragment].digest)
+
+    def agreed_bytes(self, fragment: int) -> int:
+        """Return what islands may bring at most of a round that they have reduced."""
+        self._open_round(fragment)
+        return self._gathering(fragment).most_bytes(len(self.state.members.known))
 
     def _outcome(self, call: OutcomeCall, now_s: float) -> Outcome | None:
         last = self.state.last_round

@@ -6,6 +6,7 @@ Start reading at `base.Exchange`, then `memory`; `coordinator` reaches a run els
 from atoll.exchange.base import Exchange, Frame, Outcome
 from atoll.exchange.calls import (
     LONG_POLL_S,
+    AgreedCall,
     Call,
     FoundCall,
     HeartbeatCall,
@@ -24,6 +25,7 @@ from atoll.exchange.memory import MemoryRun
 
 __all__ = [
     "LONG_POLL_S",
+    "AgreedCall",
     "Call",
     "CoordinatorExchange",
     "Exchange",

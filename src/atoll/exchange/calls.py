@@ -70,6 +70,30 @@ class PublishCall:
 
 
 @dataclass(frozen=True)
+class AgreedCall:
+    """Bring what islands have reduced among themselves; before, ask by which roster."""
+
+    island: str
+    incarnation: int
+    updates: tuple[Header, ...]
+    """Of all that take part, for one round of one fragment."""
+
+    agreed: Frame | None = None
+    """None: nothing is changed; the answer is what the outcome's header would be."""
+
+    vouchers: tuple[bytes, ...] = ()
+    """Each island's own word for the agreed frame, in the order of `updates`."""
+
+    @property
+    def fragment(self) -> int:
+        return self.updates[0].fragment
+
+    @property
+    def round(self) -> int:
+        return self.updates[0].round
+
+
+@dataclass(frozen=True)
 class OutcomeCall:
     """Ask what a round came to."""
 
@@ -107,6 +131,7 @@ Call = (
     | HeartbeatCall
     | OfferCall
     | PublishCall
+    | AgreedCall
     | OutcomeCall
     | StateCall
     | LeaveCall
@@ -119,6 +144,9 @@ def size_of(message: Call | Reply | Exception) -> int:
     match message:
         case PublishCall(frame, _):
             return SMALL_BYTES + frame_bytes(frame.header)
+        case AgreedCall(_, _, updates, agreed):
+            heads = sum(frame_bytes(each) - each.body_bytes for each in updates)
+            return SMALL_BYTES + heads + (frame_bytes(agreed.header) if agreed else 0)
         case RecoverCall(_, _, state):
             return SMALL_BYTES + frame_bytes(state.header)
         case Frame(header, _):

@@ -23,6 +23,7 @@ from atoll.errors import (
 from atoll.exchange.base import Frame, Outcome
 from atoll.exchange.calls import (
     LONG_POLL_S,
+    AgreedCall,
     Call,
     FoundCall,
     HeartbeatCall,
@@ -44,7 +45,8 @@ from atoll.protocol import (
     Stats,
 )
 from atoll.weights import lay_out
-from atoll.wire import Header, Kind
+from atoll.wire import Header, Kind, blake3_digest
+from atoll.wire.voucher import voucher
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Between two attempts at a coordinator that does not answer; doubled each time."""
@@ -171,6 +173,31 @@ class CoordinatorExchange:
         self._send_again(fragment, round)
         self._send_wanted()
         return None
+
+    def agree(
+        self,
+        updates: tuple[Header, ...],
+        agreed: Frame | None = None,
+        vouchers: tuple[bytes, ...] = (),
+    ) -> Outcome | Reception:
+        """Bring what islands have reduced among themselves, or ask how they are to.
+
+        The outcome has no body. A reception instead says that others take part, or
+        that the round is over: the updates are then to be published.
+        """
+        assert self._request is not None
+        island, incarnation = self._request.island, self._request.incarnation
+        assert island is not None
+        assert incarnation is not None
+        call = AgreedCall(island, incarnation, updates, agreed, vouchers)
+        reply = cast(Outcome | Reception, self._ask(call))
+        if isinstance(reply, Outcome):
+            self._position = reply.position
+        return reply
+
+    def vouch(self, agreed: Header) -> bytes:
+        """Return this island's word for an outcome, for who brings it to the run."""
+        return voucher(blake3_digest(self._key), agreed)
 
     def state(self, fragment: int) -> Frame:
         return cast(Frame, self._ask(StateCall(fragment)))

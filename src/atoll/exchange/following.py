@@ -29,7 +29,7 @@ from atoll.protocol import (
 )
 from atoll.wire import Kind
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
 """Between two attempts to get where the run is; doubled each time."""
 
 T = TypeVar("T")
@@ -61,7 +61,8 @@ class Following:
         self._beat: Beat | None = None
         self._unconfirmed: dict[tuple[int, int], Frame] = {}
         self._told = ""
-        self._place = self._watched(place)
+        self._place: Place | str = self._watched(place)
+        """Where the run is; or only its URL, while the way there is not open."""
 
     @property
     def stats(self) -> Callable[[], Stats] | None:
@@ -70,7 +71,9 @@ class Following:
 
     @stats.setter
     def stats(self, stats: Callable[[], Stats] | None) -> None:
-        self._stats = self._place.stats = stats
+        self._stats, place = stats, self._place
+        if not isinstance(place, str):
+            place.stats = stats
 
     def join(self, request: JoinRequest) -> JoinReply:
         reply = self._call(lambda place: place.join(request))
@@ -86,7 +89,7 @@ class Following:
     def publish(self, frame: Frame) -> Reception:
         header = frame.header
         if header.kind not in (Kind.STATE, Kind.AGREED):
-            self._unconfirmed[header.fragment, header.round] = frame
+            self._keep(frame)
         return self._call(lambda place: place.publish(frame))
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
@@ -107,15 +110,30 @@ class Following:
     def leave(self, island: str, incarnation: int) -> None:
         self._call(lambda place: place.leave(island, incarnation))
 
+    def _keep(self, frame: Frame) -> None:
+        """Keep an update that may have to be published again.
+
+        Who publishes for a round knows how the one before the last went.
+        """
+        fragment, round = frame.header.fragment, frame.header.round
+        for key in list(self._unconfirmed):
+            if key[0] == fragment and key[1] < round - 1:
+                self._unconfirmed.pop(key, None)
+        self._unconfirmed[fragment, round] = frame
+
     def _call(self, act: Callable[[Place], T]) -> T:
         while True:
             place = self._place
+            if isinstance(place, str):
+                self._follow(place, place)
+                continue
             try:
                 return act(place)
             except RunMoved as exc:
                 self._follow(place, exc.target)
-            except AtollError:
-                # Another thread may follow, and has ended the way of this call.
+            except Exception:
+                # Another thread may follow, and has ended the way of this call: then
+                # it fails somehow, and is made again where the run is.
                 with self._lock:
                     if place is self._place:
                         raise
@@ -130,15 +148,22 @@ class Following:
         with suppress(AtollError):  # the next call meets the same, and tells
             self._follow(place, target)
 
-    def _follow(self, place: Place, target: str) -> None:
-        """Go where the run is, unless another thread has since."""
+    def _follow(self, place: Place | str, target: str) -> None:
+        """Go where the run is, unless another thread has since.
+
+        Who does not get there leaves the rest of the way to the next call: the place
+        before is closed for good.
+        """
         with self._lock:
-            if place is self._place:
-                self._place = self._arrive(target)
+            if place is not self._place:
+                return
+            if not isinstance(place, str):
+                log.warning("the run has moved to %s: this island follows", target)
+            self._place = target
+            self._place = self._arrive(target)
 
     def _arrive(self, target: str) -> Place:
         pause_s = FIRST_PAUSE_S
-        log.warning("the run has moved to %s: this island follows", target)
         while True:
             try:
                 return self._enter(target)

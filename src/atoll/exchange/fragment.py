@@ -9,6 +9,7 @@ import numpy as np
 from atoll.errors import Refused
 from atoll.exchange.base import Frame
 from atoll.protocol import Reception, judge_updates
+from atoll.protocol.counted import Counted
 from atoll.protocol.judge import Norms, norms_after
 from atoll.settings import RunSettings
 from atoll.weights import (
@@ -35,6 +36,8 @@ class RunFragment:
         self.terms = terms_of(layout, settings)
         self.candidates: set[str] = set()
         self.outcomes: dict[int, Frame] = {}
+        self.counted_in: dict[str, int] = {}
+        """The last round that counted each island."""
         self.counted: dict[str, tuple[int, int]] = {}
         """Inner steps and tokens of each island that ever counted, cumulative."""
         self._staged: dict[int, dict[str, Frame]] = {}
@@ -73,6 +76,15 @@ class RunFragment:
         require_state(frame.header, self.layout, self.terms, round=0)
         self._state = FragmentState.from_frame(frame.header, frame.body.copy())
         self._bases.add(self._state.digest)
+
+    def last_counted(self, island: str) -> Counted | None:
+        """Return the last update of an island that counted, if any has."""
+        if island not in self.counted_in:
+            return None
+        inner_steps, tokens = self.counted[island]
+        return Counted(
+            round=self.counted_in[island], inner_steps=inner_steps, tokens=tokens
+        )
 
     def state_frame(self) -> Frame:
         return Frame(
@@ -145,6 +157,7 @@ class RunFragment:
         assert outcome.header.roster is not None
         for entry in outcome.header.roster.counted:
             self.counted[entry.island] = (entry.inner_steps, entry.tokens)
+            self.counted_in[entry.island] = outcome.header.round
 
     def _agree(self, roster: Roster, staged: dict[str, Frame]) -> Frame:
         return Frame(

@@ -41,6 +41,12 @@ class MemoryRun:
         self._last_round = self.settings.run.end_rounds
         self._position = Position(step=0, rounds=(), last_round=self._last_round)
 
+    @property
+    def model(self) -> ModelSpec | None:
+        """What islands must have; None while the run has no weights."""
+        with self._changed:
+            return self._model if self._is_founded else None
+
     def join(self, request: JoinRequest) -> JoinReply:
         with self._changed:
             self._changed.wait_for(lambda: self._model is None or self._is_founded)
@@ -69,6 +75,14 @@ class MemoryRun:
                 is_founder=is_founder,
                 inner_steps=self._counted(member.island)[0],
                 tokens=self._counted(member.island)[1],
+                spoken_for=tuple(
+                    fragment.index
+                    for fragment in self._fragments
+                    if member.island in fragment.staged
+                ),
+                counted=tuple(
+                    fragment.last_counted(member.island) for fragment in self._fragments
+                ),
             )
 
     def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:

@@ -6,6 +6,7 @@ over with `send`, and gets it back when the update's `arrival` is done.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,8 +20,9 @@ from atoll.errors import (
 )
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.background import Background
-from atoll.island.buffers import Buffers
-from atoll.island.entry import fetch_state
+from atoll.island.entry import fetch_state, state_frame
+from atoll.island.memory import Memory
+from atoll.island.rerunning import why_spent
 from atoll.island.seeds import update_seed
 from atoll.island.slot import Arrival, Sealed, Slot, Summons
 from atoll.island.tally import Tally
@@ -34,7 +36,7 @@ from atoll.protocol import (
     verdict_of,
 )
 from atoll.protocol.island_state import Book
-from atoll.weights import FragmentState, seal, terms_of
+from atoll.weights import FragmentState, terms_of
 from atoll.wire import (
     Header,
     Kind,
@@ -42,7 +44,6 @@ from atoll.wire import (
     Verdict,
     as_reason,
     frame_bytes,
-    state_digest,
     update_digest,
     verify_body,
     with_body,
@@ -50,6 +51,8 @@ from atoll.wire import (
 
 POLL_S = 0.1
 """How long a receiver waits before it looks whether the island is leaving."""
+
+log = logging.getLogger("atoll")
 
 
 class Courier:
@@ -60,12 +63,12 @@ class Courier:
         exchange: Exchange,
         joined: JoinReply,
         slots: Sequence[Slot],
-        buffers: Buffers,
+        memory: Memory,
         tally: Tally,
         background: Background,
     ) -> None:
         self._exchange, self._joined, self._slots = exchange, joined, slots
-        self._buffers, self._tally = buffers, tally
+        self._memory, self._tally = memory, tally
         self._decay = joined.settings.wire.error_feedback_decay
         self._stops = False
         self._background = background
@@ -81,6 +84,17 @@ class Courier:
         """Wait for an outcome without an update: an earlier life has sent one."""
         assert slot.sealed is not None
         self._receiver.submit(self.receive, slot, slot.sealed, book)
+
+    def resume(self, slot: Slot, book: Book) -> None:
+        """Go on with an update that a checkpoint holds, from where it was."""
+        sealed = slot.sealed
+        assert sealed is not None
+        if sealed.arrival.done():
+            return
+        if sealed.is_awaited:
+            self.expect(slot, book)
+        else:
+            self.send(slot, book)
 
     def wait(self, sealed: Sealed, beat: Beat) -> Arrival | Summons:
         """Stand still for an outcome, and say so; a summons may come before it."""
@@ -110,8 +124,10 @@ class Courier:
         sealed = slot.sealed
         assert sealed is not None
         try:
-            sealed.frame = self.seal(slot, sealed, Kind.UPDATE)
-            self.publish(sealed.frame)
+            if sealed.frame is None:
+                sealed.frame = self.seal(slot, sealed, Kind.UPDATE)
+            if not slot.is_over(sealed.round):
+                self.publish(sealed.frame)
         except BaseException as exc:  # the thread that trains must learn of it
             sealed.arrival.set_exception(exc)
             return
@@ -121,30 +137,22 @@ class Courier:
         self, slot: Slot, sealed: Sealed, kind: Kind, *, is_difference: bool = False
     ) -> Frame:
         """Return the update's frame; one that is refused here has no body."""
-        layout, run, island = slot.layout, self._joined.run, self._joined.island
+        run, island = self._joined.run, self._joined.island
         seed = update_seed(run, slot.index, sealed.round, island)
-        body = self._buffers.body(slot.up.body_bytes(layout.elements))
-        if slot.residual is not None:
-            sealed.residual_after = self._buffers.vector(layout.elements)
         try:
-            norm = seal(
-                layout,
-                None if is_difference else slot.state.anchor,
-                sealed.base,
-                body,
-                up=slot.up,
+            body, norm = self._memory.seal(
+                slot,
+                sealed,
                 seed=seed,
-                residual=slot.residual,
-                residual_after=sealed.residual_after,
                 decay=self._decay,
+                is_difference=is_difference,
             )
         except NonFinite as exc:
-            self._buffers.give_back(body)
             refused = as_reason(str(exc))
             header = self._header(slot, sealed, kind, seed=seed, refused=refused)
             return Frame(header, np.empty(0, np.uint8))
         header = self._header(
-            slot, sealed, kind, seed=seed, elements=layout.elements, norm=norm
+            slot, sealed, kind, seed=seed, elements=slot.layout.elements, norm=norm
         )
         return Frame(with_body(header, body), body)
 
@@ -159,7 +167,7 @@ class Courier:
         norm: float = 0.0,
         refused: str = "",
     ) -> Header:
-        joined, state = self._joined, slot.state
+        joined = self._joined
         return Header(
             kind=kind,
             run=joined.run,
@@ -169,7 +177,7 @@ class Courier:
             incarnation=joined.incarnation,
             epoch=joined.epoch,
             # Measured, not remembered: memory may have changed since the last round.
-            base=state_digest(state.anchor, state.moments, state.count),
+            base=self._memory.measure(slot),
             codec=slot.up.name,
             seed=seed,
             elements=elements,
@@ -197,20 +205,20 @@ class Courier:
             if outcomes is None:
                 self._receiver.submit(self.receive, slot, sealed, book)
             elif outcomes:
-                sealed.arrival.set_result(self._apply(slot, sealed, book, outcomes))
+                self._apply(slot, sealed, book, outcomes)
                 for fragment in outcomes[-1].position.lost:
                     self._sender.submit(self._bring_quietly, self._slots[fragment])
         except OutcomeLost as exc:
-            sealed.arrival.set_result(self._start_over(slot, sealed, str(exc)))
+            self._start_over(slot, sealed, str(exc))
         except BaseException as exc:  # the thread that trains must learn of it
             sealed.arrival.set_exception(exc)
 
     def _outcomes(self, slot: Slot, sealed: Sealed) -> list[Outcome] | None:
         """Return the outcome of the sealed round and of all that passed since.
 
-        One without a body is the last: the state is to be taken instead of means. An
-        island that leaves looks once more, and waits for nothing. None: another flight
-        goes first.
+        One without a body is the last: the state is to be taken instead of means. What
+        was over when this life resumed is taken by itself. An island that leaves looks
+        once more, and waits for nothing. None: another flight goes first.
         """
         outcomes: list[Outcome] = []
         while True:
@@ -232,7 +240,8 @@ class Courier:
                 return outcomes
             verify_body(header, outcome.agreed.body)
             self._tally.bytes_down += frame_bytes(header)
-            if outcome.position.rounds[slot.index] <= header.round + 1:
+            is_last = outcome.position.rounds[slot.index] <= header.round + 1
+            if is_last or slot.is_over(sealed.round):
                 return outcomes
 
     def _say_waiting(self, sealed: Sealed) -> None:
@@ -290,8 +299,10 @@ class Courier:
 
     def _bring_quietly(self, slot: Slot) -> None:
         """Bring a state behind the training: if it fails, another island is asked."""
-        with suppress(AtollError):
+        try:
             self._bring_state(slot)
+        except AtollError as exc:
+            log.warning("the state of fragment %d was not brought: %s", slot.index, exc)
 
     def _bring_state(self, slot: Slot) -> None:
         """Give the run what it has lost: the last outcomes, and the state after them.
@@ -301,20 +312,15 @@ class Courier:
         outer = terms_of(slot.layout, self._joined.settings).outer
         with slot.lock:
             outcomes = tuple(slot.outcomes)
-            header, body = slot.state.to_frame(
-                run=self._joined.run,
-                fragment=slot.index,
-                outer=outer,
-                island=self._joined.island,
-                incarnation=self._joined.incarnation,
-            )
+            state = self._memory.whole(slot)
+            frame = state_frame(self._joined, slot.index, state, outer)
         for outcome in outcomes:
             self._exchange.publish(Frame(outcome, np.empty(0, np.uint8)))
-        self._exchange.publish(Frame(header, body))
+        self._exchange.publish(frame)
 
     def _apply(
         self, slot: Slot, sealed: Sealed, book: Book, outcomes: list[Outcome]
-    ) -> Arrival:
+    ) -> None:
         first, last = outcomes[0].agreed.header, outcomes[-1].agreed.header
         assert first.roster is not None
         mine, base = b"nothing", slot.state.digest
@@ -326,67 +332,70 @@ class Courier:
         fresh = None
         if first.base != base or not outcomes[-1].has_body:
             fresh = fetch_state(self._exchange, slot.index)
-        how = decide(book, verdict, through=fresh.round if fresh else last.round)
-        if how is How.CARRY:
-            slot.layout.load(slot.state.anchor, sealed.base)
-        if fresh is not None:
-            self._replace_state(slot, fresh)
-        else:
-            self._apply_all(slot, outcomes)
-        self._clear(slot, sealed, verdict)
-        return Arrival(
-            how=how,
-            verdict=verdict,
-            reason=reason,
-            through=slot.state.round,
-            position=outcomes[-1].position,
-        )
+        through = fresh.round if fresh else last.round
+        how, residual = decide(book, verdict, through=through), verdict
+        if spent := why_spent(slot, sealed, entry, mine, through=through):
+            # All of it is in the anchor already, and the codec's rest with it.
+            how, verdict, reason = How.DROP, Verdict.COUNTED, spent
+            residual = Verdict.REFUSED
+        with slot.turn:
+            if how is How.CARRY:
+                self._memory.keep_loaded(slot, sealed)
+            if fresh is not None:
+                self._replace_state(slot, fresh)
+            else:
+                self._apply_all(slot, outcomes)
+            self._memory.settle(slot, sealed, residual)
+            self._judge_held_back(slot, first)
+            sealed.arrival.set_result(
+                Arrival(
+                    how=how,
+                    verdict=verdict,
+                    reason=reason,
+                    through=slot.state.round,
+                    position=outcomes[-1].position,
+                )
+            )
 
-    def _start_over(self, slot: Slot, sealed: Sealed, reason: str) -> Arrival:
+    def _judge_held_back(self, slot: Slot, outcome: Header) -> None:
+        """Take note what an outcome leaves of saved work that waited for it."""
+        held = slot.held_back
+        if held is None or held.round != outcome.round:
+            return
+        assert outcome.roster is not None
+        residual = held.judge(outcome.roster, self._joined.island)
+        if residual is not None:
+            slot.residual = residual
+
+    def _start_over(self, slot: Slot, sealed: Sealed, reason: str) -> None:
         """Take the run's state: nobody knows whether the update counted.
 
         It must not count twice, so that it counts as refused.
         """
-        self._replace_state(slot, fetch_state(self._exchange, slot.index))
-        self._clear(slot, sealed, Verdict.REFUSED)
-        return Arrival(
-            how=How.REFUSE,
-            verdict=Verdict.REFUSED,
-            reason=reason,
-            through=slot.state.round,
-            position=None,
-        )
+        fresh = fetch_state(self._exchange, slot.index)
+        with slot.turn:
+            self._replace_state(slot, fresh)
+            self._memory.settle(slot, sealed, Verdict.REFUSED)
+            slot.held_back = None
+            sealed.arrival.set_result(
+                Arrival(
+                    how=How.REFUSE,
+                    verdict=Verdict.REFUSED,
+                    reason=reason,
+                    through=slot.state.round,
+                    position=None,
+                )
+            )
 
     def _replace_state(self, slot: Slot, fresh: FragmentState) -> None:
         with slot.lock:
-            slot.state = fresh
+            self._memory.replace(slot, fresh)
             slot.outcomes.clear()
             slot.note_held()
 
     def _apply_all(self, slot: Slot, outcomes: list[Outcome]) -> None:
         with slot.lock:
             for outcome in outcomes:
-                slot.state.apply(outcome.agreed.header, outcome.agreed.body)
+                self._memory.apply(slot, outcome.agreed)
                 slot.outcomes.append(outcome.agreed.header)
             slot.note_held()
-
-    def _clear(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
-        """Settle the residual, and keep the update's bytes no longer."""
-        self._settle_residual(slot, sealed, verdict)
-        if sealed.frame is not None and sealed.frame.header.elements:
-            self._buffers.give_back(sealed.frame.body)
-
-    def _settle_residual(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
-        """Keep the new residual if the update counted, else the one from before it.
-
-        The verdict decides, not what becomes of the work since: an update that counted
-        many rounds ago has taken the old residual along, though the rest is dropped.
-        """
-        if slot.residual is None:
-            return
-        if verdict is Verdict.COUNTED:
-            slot.residual, sealed.residual_after = sealed.residual_after, slot.residual
-        elif verdict is Verdict.REFUSED:
-            slot.residual[:] = 0.0
-        self._buffers.give_back(sealed.residual_after)
-        sealed.residual_after = None

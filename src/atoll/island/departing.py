@@ -9,11 +9,10 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-import numpy as np
-
 from atoll.errors import AtollWarning, OutcomeLost, Refused, RunEnded
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.courier import POLL_S, Courier
+from atoll.island.memory import Memory
 from atoll.island.slot import Sealed, Slot
 from atoll.protocol import Beat, How, Reception, verdict_of
 from atoll.protocol.island_state import CARRIED_ROUNDS, Book
@@ -23,8 +22,8 @@ from atoll.wire import Header, Kind, Verdict, update_digest
 class Departing:
     """Publishes what a courier has left, marked departing."""
 
-    def __init__(self, exchange: Exchange, courier: Courier) -> None:
-        self._exchange, self._courier = exchange, courier
+    def __init__(self, exchange: Exchange, courier: Courier, memory: Memory) -> None:
+        self._exchange, self._courier, self._memory = exchange, courier, memory
 
     def resend(self, slot: Slot, book: Book, beat: Beat) -> None:
         """Publish the update in flight again, same bytes, marked departing.
@@ -38,6 +37,8 @@ class Departing:
         frame = sealed.frame
         if frame is None or sealed.outcome is not None:
             return
+        if sealed.round <= slot.counted_through:
+            return  # an earlier life's update of the same work stands
         frame = Frame(replace(frame.header, kind=Kind.DEPARTING), frame.body)
         try:
             if self._depart(frame, beat) is None:
@@ -66,11 +67,10 @@ class Departing:
         if flying is not None and is_difference:
             if _takes_rest_along(flying):
                 return False
-            if flying.outcome is None:
-                slot.residual = flying.residual_after
-            else:
+            if flying.outcome is not None:
                 rest.round = flying.outcome.through + 1
-            np.subtract(flying.base, rest.base, out=rest.base)
+            is_settled = flying.outcome is not None
+            self._memory.since(slot, flying, rest, is_settled=is_settled)
         try:
             return self._send_departing(slot, rest, beat, is_difference=is_difference)
         except (OutcomeLost, RunEnded):

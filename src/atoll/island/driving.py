@@ -8,18 +8,22 @@ gives away what is left, and `ledger.Ledger` knows what has counted.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from atoll.clock import Clock
 from atoll.errors import RunEnded, UsageError
 from atoll.exchange import Exchange
 from atoll.island.background import Background
 from atoll.island.beginning import begin, plan_of
-from atoll.island.buffers import Buffers
 from atoll.island.courier import Courier
 from atoll.island.departing import Departing
 from atoll.island.ledger import Ledger
 from atoll.island.live import Live
+from atoll.island.memory import Memory
+from atoll.island.rerunning import seen_from
+from atoll.island.saved import SavedIsland
+from atoll.island.saving import save_island
 from atoll.island.slot import Arrival, Sealed, Slot, Summons
 from atoll.island.tally import Tally
 from atoll.island.view import ParameterView
@@ -29,6 +33,7 @@ from atoll.protocol import (
     Beat,
     End,
     Event,
+    IslandState,
     JoinReply,
     Leaving,
     Resend,
@@ -52,32 +57,55 @@ class Driver:
         slots: list[Slot],
         tally: Tally,
         view: ParameterView,
+        memory: Memory,
         *,
         clock: Clock,
         background: Background,
+        state: IslandState | None = None,
     ) -> None:
-        buffers = Buffers()
         self._exchange, self._joined, self._slots = exchange, joined, slots
         self._tally, self._clock = tally, clock
-        self.courier = Courier(exchange, joined, slots, buffers, tally, background)
-        self._departing = Departing(exchange, self.courier)
+        self.courier = Courier(exchange, joined, slots, memory, tally, background)
+        self._departing = Departing(exchange, self.courier, memory)
         self.ledger = Ledger(joined, tally)
         self._live = Live(
-            view,
+            memory,
             joined.settings.sync,
             self.ledger,
             tally,
-            buffers=buffers,
             background=background,
         )
+        self._view, self._memory = view, memory
         self._plan = plan_of(joined, slots)
-        self._state = begin(joined, slots, self._plan)
+        self._state = state or begin(joined, slots, self._plan)
         self.position, self.has_ended = joined.position, self._state.has_ended
+        self.before_seal: Callable[[], None] = _nothing
+        """Called before an update is sealed."""
+
         self.failure: Exception | None = None
         """Why this life cannot go on, if it cannot."""
 
         self.step = self._state.step
         self._wakes_at = wakes_at(self._state, self._plan)
+        for slot, book in zip(slots, self._state.books, strict=True):
+            if slot.sealed is not None:
+                self.courier.resume(slot, book)
+
+    def save(self, *, is_exact: bool) -> SavedIsland:
+        """Return this island for a checkpoint, while the slots stand still."""
+        return save_island(
+            self._joined,
+            replace(self._state, step=self.step),
+            self._slots,
+            self._tally,
+            self._view,
+            is_exact=is_exact,
+        )
+
+    @property
+    def wakes_in(self) -> int:
+        """How many inner steps from here the machine has something to do."""
+        return max(1, self._wakes_at - self.step)
 
     @property
     def is_awake(self) -> bool:
@@ -148,6 +176,9 @@ class Driver:
 
     def _seal(self, slot: Slot, round: int, *, is_awaited: bool = False) -> None:
         """Copy the live weights, and leave the rest to the courier."""
+        if not is_awaited:
+            self._live.give_back(slot)
+            self.before_seal()
         slot.sealed = self._live.seal(slot, round, is_awaited=is_awaited)
         book = self._state.books[slot.index]
         if is_awaited:
@@ -171,14 +202,14 @@ class Driver:
         self._adopt(slot, sealed, arrival)
         position = self._exchange.heartbeat(self._beat())
         self.position = arrival.position or position
-        return self._advance(
-            Taken(
-                fragment=slot.index,
-                verdict=arrival.verdict,
-                through=arrival.through,
-                position=self.position,
-            )
+        taken = Taken(
+            fragment=slot.index,
+            verdict=arrival.verdict,
+            through=arrival.through,
+            position=self.position,
         )
+        seen = seen_from(self.position, self._slots, self._state.books, taken)
+        return self._advance(replace(taken, position=seen))
 
     def _wait(self, slot: Slot, sealed: Sealed) -> Arrival | Summons:
         waits_from_s = self._clock.now_s()
@@ -224,8 +255,10 @@ class Driver:
 
     def _send_rest(self, slot: Slot, round: int) -> None:
         """Send the work since the last seal as a departing update, if there is any."""
-        if not self.ledger.has_rest(slot):
+        if not (self.ledger.has_rest(slot) or self._memory.has_left_over(slot)):
             return
+        if self._state.books[slot.index].next_round <= slot.counted_through:
+            return  # made again: an earlier life's update has all of it
         rest = self._live.seal(slot, round)
         if not self._departing.send_rest(slot, rest, self._beat((slot.index, round))):
             self.ledger.lose(slot)
@@ -233,3 +266,7 @@ class Driver:
     def _end(self) -> None:
         self.has_ended = True
         self.ledger.end(self._slots)
+
+
+def _nothing() -> None:
+    """Nobody wants anything done."""

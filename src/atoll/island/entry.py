@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 
-import numpy as np
-
-from atoll.errors import FoundingLost, NonFinite, Unreachable
+from atoll.errors import FoundingLost, NonFinite, Unreachable, UsageError
 from atoll.exchange import Exchange, Frame
+from atoll.island.background import Background
+from atoll.island.fetching import fetch_state as fetch_state
+from atoll.island.memory import Memory
+from atoll.island.resuming import Entry, Resumed, resume
+from atoll.island.saved import SavedIsland
 from atoll.island.slot import Slot
+from atoll.island.tally import Tally
 from atoll.island.view import ParameterView
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.weights import FragmentLayout, FragmentState, lay_out, terms_of
 from atoll.weights.layout import first_non_finite
-from atoll.wire import verify_body
+from atoll.wire import OuterValues
 
 
 def enter(
     exchange: Exchange,
-    view: ParameterView,
+    memory: Memory,
     request: JoinRequest,
     *,
     leaving: AbstractContextManager[object],
-) -> tuple[JoinReply, list[Slot]]:
+    saved: Saved | None = None,
+) -> Entry:
     """Join, and return the reply with one slot per fragment.
 
-    Afterwards the live weights are the run's. On an error, or when SIGTERM ends it, the
-    island is no member: it says so within `leaving`, or its lease runs out.
+    Afterwards the live weights are the run's, or those of a checkpoint that goes on. On
+    an error, or when SIGTERM ends it, the island is no member: it says so within
+    `leaving`, or its lease runs out.
     """
     while True:
         joined = exchange.join(request)
         try:
-            return joined, _slots(exchange, view, request, joined)
+            return _enter(exchange, memory, request, joined, saved)
         except FoundingLost:
             continue  # still a member: another island has founded the run, or it will
         except BaseException:
@@ -40,50 +47,80 @@ def enter(
             raise
 
 
-def _slots(
-    exchange: Exchange, view: ParameterView, request: JoinRequest, joined: JoinReply
-) -> list[Slot]:
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint's island, and what it is put into."""
+
+    island: SavedIsland
+    view: ParameterView
+    background: Background
+
+
+def _enter(
+    exchange: Exchange,
+    memory: Memory,
+    request: JoinRequest,
+    joined: JoinReply,
+    saved: Saved | None,
+) -> Entry:
     layout = lay_out(request.model, joined.settings)
-    view.lay_out(layout)
-    return [
-        _slot(exchange, view, joined, index, fragment)
+    memory.lay_out(layout, joined)
+    if saved is not None and not joined.is_founder:
+        island, view = saved.island, saved.view
+        return resume(exchange, memory, view, joined, layout, island, saved.background)
+    tally, resumed = _founder(joined, saved.island) if saved else (Tally(), None)
+    slots = [
+        _slot(exchange, memory, joined, index, fragment)
         for index, fragment in enumerate(layout)
     ]
+    return Entry(joined=joined, slots=slots, tally=tally, resumed=resumed)
+
+
+def _founder(joined: JoinReply, saved: SavedIsland) -> tuple[Tally, Resumed]:
+    """Return what goes on of an island whose run has to be founded anew."""
+    if not saved.is_exact:
+        raise UsageError(
+            f"The run {joined.run!r} has no weights, and the checkpoint of island "
+            f"{saved.island!r} has none either: they were the run's. "
+            "Join the run that has them, or found this one without the checkpoint."
+        )
+    steps, tokens = saved.progress
+    why = "the run is empty: it is founded with the weights of the checkpoint"
+    resumed = Resumed(is_exact=False, why=why, saved=saved.progress)
+    return Tally(inner_steps=steps, tokens=tokens), resumed
 
 
 def _slot(
     exchange: Exchange,
-    view: ParameterView,
+    memory: Memory,
     joined: JoinReply,
     index: int,
     layout: FragmentLayout,
 ) -> Slot:
+    state = None if joined.is_founder else fetch_state(exchange, index)
+    slot = memory.begin(index, layout, terms_of(layout, joined.settings), state)
     if joined.is_founder:
-        state = _found(exchange, view, joined, index, layout)
-    else:
-        state = fetch_state(exchange, index)
-        view.write(index, state.anchor)
-    terms = terms_of(layout, joined.settings)
-    residual = np.zeros(layout.elements, np.float32) if terms.has_feedback else None
-    return Slot(index=index, layout=layout, state=state, up=terms.up, residual=residual)
+        exchange.publish(_founding(joined, slot, memory.whole(slot)))
+    return slot
 
 
-def fetch_state(exchange: Exchange, fragment: int) -> FragmentState:
-    """Return the run's own state of a fragment, verified."""
-    frame = exchange.state(fragment)
-    verify_body(frame.header, frame.body)
-    return FragmentState.from_frame(frame.header, frame.body)
+def state_frame(
+    joined: JoinReply, fragment: int, state: FragmentState, outer: OuterValues
+) -> Frame:
+    """Return the run's state of a fragment as this island brings it."""
+    header, body = state.to_frame(
+        run=joined.run,
+        fragment=fragment,
+        outer=outer,
+        island=joined.island,
+        incarnation=joined.incarnation,
+    )
+    return Frame(header, body)
 
 
-def _found(
-    exchange: Exchange,
-    view: ParameterView,
-    joined: JoinReply,
-    index: int,
-    layout: FragmentLayout,
-) -> FragmentState:
-    anchor = np.empty(layout.elements, np.float32)
-    view.read(index, anchor)
+def _founding(joined: JoinReply, slot: Slot, state: FragmentState) -> Frame:
+    """Return the frame that founds a fragment."""
+    layout, anchor = slot.layout, state.anchor
     if (bad := first_non_finite(anchor)) is not None:
         raise NonFinite(
             f"{layout.name_at(bad)!r} holds {anchor[bad]}, and a run cannot be founded "
@@ -91,13 +128,4 @@ def _found(
             index=bad,
         )
     outer = terms_of(layout, joined.settings).outer
-    state = FragmentState.found(anchor, outer.optimizer)
-    header, body = state.to_frame(
-        run=joined.run,
-        fragment=index,
-        outer=outer,
-        island=joined.island,
-        incarnation=joined.incarnation,
-    )
-    exchange.publish(Frame(header, body))
-    return state
+    return state_frame(joined, slot.index, state, outer)

@@ -8,15 +8,23 @@ counter and a heartbeat, and one that seals costs one copy of the live weights.
 from __future__ import annotations
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 
 from atoll.clock import Clock
 from atoll.errors import AtollWarning, Unreachable
 from atoll.exchange import Exchange
 from atoll.island.background import Background, Threads
 from atoll.island.driving import Driver
-from atoll.island.entry import enter
-from atoll.island.tally import Tally
+from atoll.island.entry import Saved, enter
+from atoll.island.memory import Memory, Whole
+from atoll.island.saved import SavedIsland
+from atoll.island.saving import still
 from atoll.island.view import ParameterView
 from atoll.protocol import JoinRequest, Position, Stats, Stepped, SyncNow
 from atoll.weights.layout import F32
@@ -38,12 +46,25 @@ class Host:
         clock: Clock,
         background: Background | None = None,
         leaving: AbstractContextManager[object] | None = None,
+        memory: Memory | None = None,
+        saved: SavedIsland | None = None,
     ) -> None:
         self._exchange, self._clock = exchange, clock
         self._leaving = leaving or nullcontext()
         self._joined_at_s = clock.now_s()
-        self.tally = Tally()
-        self.joined, self.slots = enter(exchange, view, request, leaving=self._leaving)
+        memory = memory or Whole(view)
+        background = background or Threads()
+        entry = enter(
+            exchange,
+            memory,
+            request,
+            leaving=self._leaving,
+            saved=Saved(saved, view, background) if saved else None,
+        )
+        self.joined, self.slots, self.tally = entry.joined, entry.slots, entry.tally
+        self.resumed = entry.resumed
+        """What became of a checkpoint, if there was one."""
+
         self.settings = self.joined.settings
         self._driver = Driver(
             exchange,
@@ -51,8 +72,10 @@ class Host:
             self.slots,
             self.tally,
             view,
+            memory,
             clock=clock,
-            background=background or Threads(),
+            background=background,
+            state=entry.state,
         )
         self.has_left = False
 
@@ -62,9 +85,25 @@ class Host:
         return min(slot.state.round for slot in self.slots)
 
     @property
+    def progress(self) -> tuple[int, int]:
+        """The inner steps and tokens of all lives of this island."""
+        joined, tally = self.joined, self.tally
+        return joined.inner_steps + tally.inner_steps, joined.tokens + tally.tokens
+
+    @property
+    def settled_steps(self) -> int:
+        """The last seal, in inner steps of all lives, that has come to something."""
+        return self.joined.inner_steps + max(slot.settled_steps for slot in self.slots)
+
+    @property
     def run_steps(self) -> int:
         """The schedule step this island has reached, in phase with the others."""
         return self._driver.step
+
+    @property
+    def wakes_in(self) -> int:
+        """How many inner steps from here something is due; before, nothing is."""
+        return self._driver.wakes_in
 
     @property
     def position(self) -> Position:
@@ -121,6 +160,28 @@ class Host:
                 AtollWarning,
                 stacklevel=2,
             )
+
+    def before_seal(self, act: Callable[[], None]) -> None:
+        """Have something done before an update is sealed, in the thread that trains."""
+        self._driver.before_seal = act
+
+    def pause(self) -> None:
+        """End this life without a farewell: its next one goes on from a checkpoint.
+
+        Until the lease has run out, and the deadline after it, rounds wait for that.
+        """
+        self.has_left = True
+        with suppress(Unreachable), self._leaving:
+            self._driver.courier.stop()
+
+    @contextmanager
+    def saving(self, *, is_exact: bool) -> Iterator[SavedIsland]:
+        """Give this island for a checkpoint; its arrays stand still meanwhile.
+
+        Only between inner steps.
+        """
+        with still(self.slots):
+            yield self._driver.save(is_exact=is_exact)
 
     def stats(self) -> Stats:
         """Return what people are told of this island."""

@@ -2,32 +2,47 @@
 
 from __future__ import annotations
 
-from atoll.clock import SystemClock
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from atoll.clock import Clock, SystemClock
 from atoll.errors import UsageError
-from atoll.exchange import MemoryRun
+from atoll.exchange import Exchange, MemoryRun
 from atoll.island.environment import (
     island_from_environment,
     run_from_environment,
     surroundings_from_environment,
 )
 from atoll.island.host import Host
+from atoll.island.keeping import Keeping
+from atoll.island.memory import Memory
 from atoll.island.signals import Interrupted, Termination
 from atoll.island.trail import Trail
 from atoll.island.view import ParameterView
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.settings import RunSettings
 
+if TYPE_CHECKING:
+    from atoll.exchange.collective import CollectiveRun
+    from atoll.island.together import Together
+
 _NEVER = 2**31 - 1
 
 
 def join_run(
-    run: MemoryRun | str | None,
+    run: MemoryRun | CollectiveRun | str | None,
     view: ParameterView,
     model: ModelSpec,
     *,
     island: str | None,
+    keeping: Keeping | None = None,
+    memory: Memory | None = None,
 ) -> Host:
     """Join a run, and return the host whose weights `view` has.
+
+    With `keeping` it goes on as the checkpoint says that was restored. `memory` is
+    where the weights are, if not in this process alone.
 
     SIGTERM meanwhile leaves the run and ends the process, with exit code 0.
 
@@ -41,43 +56,97 @@ def join_run(
     if run == "none":
         run = MemoryRun(_alone())
     if isinstance(run, MemoryRun):
-        request = JoinRequest(model=model, island=island)
-        return Host(run, view, request, clock=SystemClock())
+        life = _Life(_request(model, island, keeping), keeping, memory)
+        return life.host(run, view, SystemClock(), leaving=nullcontext())
     if not run:
         raise UsageError(
             "run='' names no run. Pass a coordinator's address, an object store's URL, "
             "an atoll.exchange.MemoryRun, or 'none' to train alone."
         )
-    return _join_elsewhere(run, view, model, island or island_from_environment())
+    island = island or island_from_environment()
+    # Who has no name of its own has its key where its checkpoints are.
+    key = keeping.key() if keeping and island is None else None
+    life = _Life(_request(model, island, keeping), keeping, memory, key)
+    return _join_elsewhere(run, view, life)
 
 
-def _join_elsewhere(
-    run: str, view: ParameterView, model: ModelSpec, island: str | None
-) -> Host:
+@dataclass(frozen=True)
+class _Life:
+    """The life of an island that is about to join, or to go on."""
+
+    request: JoinRequest
+    keeping: Keeping | None
+    memory: Memory | None
+    key: bytes | None = None
+
+    def host(
+        self,
+        exchange: Exchange,
+        view: ParameterView,
+        clock: Clock,
+        *,
+        leaving: AbstractContextManager[object],
+    ) -> Host:
+        return Host(
+            exchange,
+            view,
+            self.request,
+            clock=clock,
+            leaving=leaving,
+            saved=self.keeping.saved if self.keeping else None,
+            memory=self.memory,
+        )
+
+
+def is_alone(run: object) -> bool:
+    """Return whether nobody else takes part: the weights are this island's own."""
+    return run == "none" or (run is None and run_from_environment() == "none")
+
+
+def _request(
+    model: ModelSpec, island: str | None, keeping: Keeping | None
+) -> JoinRequest:
+    """Return what is asked for: the name of the life that goes on, if there is one."""
+    saved = keeping.saved if keeping else None
+    name = saved.island if island is None and saved else island
+    returns = keeping is not None and keeping.is_exact
+    return JoinRequest(model=model, island=name, returns=returns)
+
+
+def _join_elsewhere(run: CollectiveRun | str, view: ParameterView, life: _Life) -> Host:
     with Termination(heed_s=0.0) as termination:
         try:
-            host = _enter(run, view, JoinRequest(model=model, island=island))
+            host = _enter(run, view, life)
             termination.heed()
         except Interrupted:  # whatever it had joined, it has left
             raise SystemExit(0) from None
     if termination.is_asked:
-        host.leave()
+        host.pause() if life.request.returns else host.leave()
         raise SystemExit(0)
     return host
 
 
-def _enter(run: str, view: ParameterView, request: JoinRequest) -> Host:
+def _enter(run: CollectiveRun | str, view: ParameterView, life: _Life) -> Host:
     clock = SystemClock()
-    around = surroundings_from_environment()
-    way = Trail(run, island=request.island, surroundings=around, clock=clock)
+    way = _way_to(run, life, clock)
     try:
-        host = Host(way.exchange, view, request, clock=clock, leaving=way.leaving())
+        host = life.host(way.exchange, view, clock, leaving=way.leaving())
     except BaseException:
         with way.leaving():  # nothing was begun: only the line is to be closed
             raise
     way.exchange.stats = host.stats
     host.tally.costs = way.costs
     return host
+
+
+def _way_to(run: CollectiveRun | str, life: _Life, clock: Clock) -> Trail | Together:
+    """Return the way to a run; only who goes together needs what that takes."""
+    name, around = life.request.island, surroundings_from_environment()
+    if isinstance(run, str):
+        return Trail(run, island=name, surroundings=around, clock=clock, key=life.key)
+    from atoll.island.together import Together
+
+    return Together(run, island=name, surroundings=around, clock=clock, key=life.key)
 
 
 def _alone() -> RunSettings:

@@ -43,9 +43,9 @@ class Ledger:
         return max(1, tokens) if by_tokens else 1
 
     def has_rest(self, slot: Slot) -> bool:
-        """Return whether anything of a fragment is in no update."""
+        """Return whether inner steps of a fragment are in no update."""
         settled_steps, _ = self._settled(slot)
-        return self._tally.inner_steps != settled_steps or slot.has_left_over()
+        return self._tally.inner_steps != settled_steps
 
     def count(self, slot: Slot, sealed: Sealed, arrival: Arrival) -> None:
         """Enter what an update came to."""
@@ -58,6 +58,8 @@ class Ledger:
             case How.DROP:
                 self._tally.counted += arrival.verdict is Verdict.COUNTED
                 self._tally.dropped += 1
+                if arrival.reason:
+                    self._tell_spent(slot, arrival)
                 slot.settle(self._tally.inner_steps, self._tally.tokens)
             case How.REFUSE:
                 self._tally.refused += 1
@@ -106,6 +108,17 @@ class Ledger:
 
     def _note_lost(self, steps: int) -> None:
         self._tally.not_counted_steps = max(self._tally.not_counted_steps, steps)
+
+    def _tell_spent(self, slot: Slot, arrival: Arrival) -> None:
+        steps = self._tally.inner_steps - slot.settled_steps
+        tokens = self._tally.tokens - slot.settled_tokens
+        warnings.warn(
+            f"Island {self._island!r} takes the anchor of fragment {slot.index}, and "
+            f"drops {steps} inner steps with {tokens} tokens since its checkpoint: "
+            f"{arrival.reason}. They are in the anchor already.",
+            AtollWarning,
+            stacklevel=2,
+        )
 
     def _tell_refused(self, slot: Slot, sealed: Sealed, arrival: Arrival) -> None:
         warnings.warn(

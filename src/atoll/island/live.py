@@ -5,15 +5,15 @@ Everything here runs on the thread that trains, between two of its steps.
 
 from __future__ import annotations
 
+from itertools import count
+
 from atoll.island.background import Background
-from atoll.island.buffers import Buffers
 from atoll.island.ledger import Ledger
+from atoll.island.memory import Memory
 from atoll.island.slot import Sealed, Slot
 from atoll.island.tally import Tally
-from atoll.island.view import ParameterView
 from atoll.protocol import How
 from atoll.settings import SyncSection
-from atoll.weights import adopt
 
 
 class Live:
@@ -21,25 +21,24 @@ class Live:
 
     def __init__(
         self,
-        view: ParameterView,
+        memory: Memory,
         sync: SyncSection,
         ledger: Ledger,
         tally: Tally,
         *,
-        buffers: Buffers,
         background: Background,
     ) -> None:
-        self._view, self._sync = view, sync
+        self._memory, self._sync = memory, sync
         self._ledger, self._tally = ledger, tally
-        self._buffers, self._background = buffers, background
+        self._background, self._numbers = background, count()
 
     def seal(self, slot: Slot, round: int, *, is_awaited: bool = False) -> Sealed:
         """Return an update that holds all up to here, its bytes still to be made."""
-        local = self._buffers.vector(slot.layout.elements)
-        self._view.read(slot.index, local)
+        number = next(self._numbers)
         return Sealed(
+            number=number,
             round=round,
-            base=local,
+            base=self._memory.hold(slot, number),
             inner_steps=self._tally.inner_steps,
             tokens=self._tally.tokens,
             weight=self._ledger.weight(slot),
@@ -49,39 +48,38 @@ class Live:
 
     def take(self, slot: Slot, sealed: Sealed, how: How) -> None:
         """Take the slot's anchor into the live weights, as an outcome says."""
-        way = self._way(how)
+        way = way_of(how, self._sync)
         is_untrained = sealed.inner_steps == self._tally.inner_steps
-        if way == "replace" or (way == "rebase" and is_untrained):
-            self._view.write(slot.index, slot.state.anchor)
-        else:
-            self._adopt(slot, sealed, way)
+        if way == "rebase" and is_untrained:
+            way = "replace"
+        self._memory.take(slot, sealed, way, keep_local=self._sync.keep_local)
         self.forget(sealed)
+        if slot.held_back is not None and slot.held_back.left is not None:
+            self.give_back(slot)
+
+    def give_back(self, slot: Slot) -> None:
+        """Put saved work into the live weights that waited for an outcome."""
+        held = slot.held_back
+        if held is None:
+            return
+        if held.left is None and held.residual is not None:
+            slot.residual = held.residual
+        slot.settle(*held.give())
+        slot.held_back = None
 
     def forget(self, sealed: Sealed) -> None:
         """Let an update's memory serve others."""
-        self._buffers.give_back(sealed.base)
+        self._memory.forget(sealed)
 
-    def _adopt(self, slot: Slot, sealed: Sealed, way: str) -> None:
-        local = self._buffers.vector(slot.layout.elements)
-        self._view.read(slot.index, local)
-        adopt(
-            slot.layout,
-            way,
-            slot.state.anchor,
-            local,
-            sealed.base,
-            keep_local=self._sync.keep_local,
-        )
-        self._view.write(slot.index, local)
-        self._buffers.give_back(local)
 
-    def _way(self, how: How) -> str:
-        match how:
-            case How.ADOPT:
-                return self._sync.adopt
-            case How.REBASE:
-                return "rebase"
-            case How.CARRY:
-                return "carry"
-            case How.DROP | How.REFUSE:
-                return "replace"
+def way_of(how: How, sync: SyncSection) -> str:
+    """Return which text of `weights.adopt` an outcome asks for."""
+    match how:
+        case How.ADOPT:
+            return sync.adopt
+        case How.REBASE:
+            return "rebase"
+        case How.CARRY:
+            return "carry"
+        case How.DROP | How.REFUSE:
+            return "replace"

@@ -13,8 +13,10 @@ from atoll.errors import UsageError
 from atoll.exchange.bucket import Lookout, StoreExchange, ThreadTiming
 from atoll.exchange.bucket.making import require_able
 from atoll.exchange.bucket.opening import require_there
+from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.pauses import TRIES
 from atoll.exchange.bucket.sight import BEAT_S, LEASE_S
+from atoll.exchange.bucket.states import States
 from atoll.island.environment import Surroundings
 from atoll.island.keys import life_key
 from atoll.store import Counted, Patient, Probed, Ranged, open_store
@@ -25,13 +27,13 @@ LEAVE_S = 20.0
 log = logging.getLogger("atoll")
 
 
-class Reliable(Ranged):
+class Reliable:
     """A store that is asked again when it fails, with requests that are counted."""
 
     def __init__(self, url: str, timing: ThreadTiming) -> None:
         self.counted = Counted(open_store(url))
         self._patient = Patient(self.counted, pause=timing.pause)
-        super().__init__(Probed(self._patient))
+        self.store = Ranged(Probed(self._patient))
 
     def endure(self) -> None:
         """Ask again for minutes from now on: an outage must not end an island."""
@@ -47,18 +49,22 @@ class Reliable(Ranged):
             "atoll/store_usd": requests.usd,
         }
 
+    def close(self) -> None:
+        """End its threads, after what is under way."""
+        self.store.close()
+
 
 @dataclass(frozen=True)
 class Meeting:
     """An exchange over a store, and the time and threads that it uses."""
 
     exchange: StoreExchange
-    store: Reliable
+    reliable: Reliable
     _timing: ThreadTiming
 
     @property
     def costs(self) -> Callable[[], dict[str, float]]:
-        return self.store.costs
+        return self.reliable.costs
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
@@ -72,7 +78,7 @@ class Meeting:
     def close(self) -> None:
         """Say nothing more here. Safe to repeat."""
         self._timing.close()
-        self.store.close()
+        self.reliable.close()
 
 
 def meet(
@@ -95,15 +101,15 @@ def meet(
     """
     require_there(url)
     timing = ThreadTiming(clock)
-    store = Reliable(url, timing)
+    reliable = Reliable(url, timing)
     try:
-        lookout = Lookout.open(store, timing, url=url)
+        lookout = Lookout.open(reliable.store, timing, url=url)
         settings = lookout.sight.settings
         require_able(lookout.store, settings, url=url)
         beat_s = _beat_s(surroundings.heartbeat_s)
     except BaseException:
         timing.close()
-        store.close()
+        reliable.close()
         raise
     log.info(
         "adopted the settings of run %s: fingerprint %s, epoch %d, heartbeat %g s",
@@ -115,9 +121,30 @@ def meet(
     if key is None:
         key = life_key(island, run=lookout.run, surroundings=surroundings)
     nonce = nonce or secrets.token_bytes(16)
-    store.endure()
+    reliable.endure()
     exchange = StoreExchange(lookout, key=key, nonce=nonce, beat_s=beat_s)
-    return Meeting(exchange, store, timing)
+    return Meeting(exchange, reliable, timing)
+
+
+@contextmanager
+def looking(url: str, *, clock: Clock) -> Iterator[tuple[Lookout, States]]:
+    """Give a look at a run in a store and at its states, for who does not join it.
+
+    Raises what `meet` does.
+    """
+    require_there(url)
+    timing = ThreadTiming(clock)
+    reliable = Reliable(url, timing)
+    try:
+        lookout = Lookout.open(reliable.store, timing, url=url)
+        states = States(lookout, Outcomes(lookout, None))
+        if lookout.look_founding():
+            for fragment in range(len(lookout.sight.layout)):
+                states.begin(fragment)
+        yield lookout, states
+    finally:
+        timing.close()
+        reliable.close()
 
 
 def _beat_s(given_s: float | None) -> float:

@@ -130,6 +130,22 @@ def reach(
     return Way(exchange, info, line)
 
 
+def reach_to_look(
+    run: str, *, surroundings: Surroundings, clock: Clock, wait_s: float = REACH_S
+) -> tuple[Caller, dict[str, str], Info]:
+    """Return a caller of a coordinator, for who does not join its run.
+
+    Raises what `reach` does.
+    """
+    url = parse_run_url(run)
+    caller, headers = call_to(url, surroundings, role=Role.ISLAND)
+    try:
+        return caller, headers, _info_within(wait_s, caller, headers, url, clock)
+    except BaseException:
+        caller.close()
+        raise
+
+
 class _NotYet(Exception):
     """A coordinator may come up where none is; its cause says what was met."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from atoll.exchange import Frame
 from atoll.island.background import Promise
+from atoll.island.held_back import HeldBack
 from atoll.protocol import Holding, How, Position
 from atoll.weights import FragmentLayout, FragmentState
 from atoll.weights.layout import F32
@@ -50,6 +51,9 @@ class Sealed:
     inner_steps: int
     tokens: int
     weight: int
+    number: int = 0
+    """By which the island's memory knows it."""
+
     arrival: Promise[Arrival | Summons]
     told: set[tuple[int, int]] = field(default_factory=set)
     """Fragments and rounds that the island was summoned for while it waited."""
@@ -98,6 +102,22 @@ class Slot:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards `state` while an outcome is applied in the background."""
 
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Held while an outcome is taken in: without it all of this belongs together."""
+
+    over_through: int = 0
+    """Rounds up to here were over when this life went on from a checkpoint: it takes
+    them one by one, as the life before did."""
+
+    counted_through: int = 0
+    """The last round that counted an earlier life, whose work this one has too."""
+
+    origin: int = 0
+    """The first life whose updates may hold this one's work; 0: only this one's."""
+
+    held_back: HeldBack | None = None
+    """Saved work that an update of an earlier life may hold."""
+
     held: Holding = field(init=False)
     """The round that the state has reached; read without the lock, by who must not
     wait for it."""
@@ -118,6 +138,10 @@ class Slot:
         """Return the round that the state has reached."""
         with self.lock:
             return Holding(self.state.round, self.state.digest)
+
+    def is_over(self, round: int) -> bool:
+        """Return whether a round was over before this life came to it."""
+        return round <= self.over_through
 
     def settle(self, inner_steps: int, tokens: int) -> None:
         """Take note that no further update has to hold what was done up to here."""

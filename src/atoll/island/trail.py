@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 LEAVE_S = 20.0
 """How long an island that leaves tries to get where its run has gone."""
 
+ARRIVE_S = 0.1
+"""How long a coordinator that a run has gone to is asked at a time. It may be served
+much later: between two times an island looks whether it leaves, and rests."""
+
 
 class Trail:
     """An exchange that follows its run, and the ways that it takes.
@@ -33,15 +37,21 @@ class Trail:
     """
 
     def __init__(
-        self, run: str, *, island: str | None, surroundings: Surroundings, clock: Clock
+        self,
+        run: str,
+        *,
+        island: str | None,
+        surroundings: Surroundings,
+        clock: Clock,
+        key: bytes | None = None,
     ) -> None:
         self._island, self._around, self._clock = island, surroundings, clock
         # Whoever was given its name by a run has no key of its own on this machine.
-        self._key = secrets.token_bytes(32) if island is None else None
+        self._key = secrets.token_bytes(32) if island is None and key is None else key
         self._nonce = secrets.token_bytes(16)
         self._farewells: ExitStack | None = None
         self._gives_up = threading.Event()
-        self._way = self._to(run)
+        self._way = self._to(run, wait_s=None)
         self.exchange = Following(self._way.exchange, self._open, pause=self._pause)
 
     def costs(self) -> dict[str, float]:
@@ -62,21 +72,22 @@ class Trail:
 
     def _open(self, target: str) -> Place:
         self._way.close()
-        self._way = self._to(target)
+        self._way = self._to(target, wait_s=ARRIVE_S)
         if self._farewells is not None:
             self._farewells.enter_context(self._way.leaving())
         return self._way.exchange
 
-    def _to(self, run: str) -> Way | Meeting:
+    def _to(self, run: str, *, wait_s: float | None) -> Way | Meeting:
         """Return the way to a run; only who goes it needs what that takes."""
         if run.startswith(("http://", "https://")):
-            from atoll.island.reach import reach
+            from atoll.island.reach import REACH_S, reach
 
             return reach(
                 run,
                 island=self._island,
                 surroundings=self._around,
                 clock=self._clock,
+                wait_s=REACH_S if wait_s is None else wait_s,
                 key=self._key,
                 nonce=self._nonce,
             )

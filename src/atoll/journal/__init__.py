@@ -8,7 +8,9 @@ from atoll.journal.journal import Journal
 from atoll.journal.past import Past
 from atoll.journal.recorded import Counted, JournalledMember, Recorded, RecordedFragment
 from atoll.journal.records import (
+    Arrived,
     Committed,
+    CountedSet,
     Created,
     Ended,
     EpochSet,
@@ -16,14 +18,17 @@ from atoll.journal.records import (
     Joined,
     Left,
     MoveSet,
+    Passed,
     PauseSet,
     Recovered,
     Staged,
 )
 
 __all__ = [
+    "Arrived",
     "Committed",
     "Counted",
+    "CountedSet",
     "Created",
     "Ended",
     "EpochSet",
@@ -33,6 +38,7 @@ __all__ = [
     "JournalledMember",
     "Left",
     "MoveSet",
+    "Passed",
     "Past",
     "PauseSet",
     "Recorded",

@@ -14,11 +14,14 @@ from typing import Any, NamedTuple, NoReturn
 
 from atoll.errors import CorruptError, UsageError
 from atoll.journal.records import (
+    MAX_BASES,
     MAX_FRAGMENTS,
     STATE_DIGEST_BYTES,
     UPDATE_DIGEST_BYTES,
     Agreed,
+    Arrived,
     Committed,
+    CountedSet,
     Created,
     Ended,
     EpochSet,
@@ -26,6 +29,7 @@ from atoll.journal.records import (
     Joined,
     Left,
     MoveSet,
+    Passed,
     PauseSet,
     Place,
     Record,
@@ -280,5 +284,32 @@ LAYOUT: dict[int, tuple[type[Record], dict[str, Field]]] = {
     9: (Ended, {"reason": TEXT}),
     10: (PauseSet, {"is_paused": FLAG}),
     11: (MoveSet, {"target": TEXT, "nonce": TEXT, "is_over": FLAG}),
+    12: (
+        Arrived,
+        {
+            "rounds": _several(U64, most=MAX_FRAGMENTS),
+            "digests": _several(STATE_DIGEST, most=MAX_FRAGMENTS),
+            "model": MODEL,
+        },
+    ),
+    13: (
+        Passed,
+        {
+            "fragment": U32,
+            "bases": _several(STATE_DIGEST, most=MAX_BASES),
+            "places": _several(PLACE, most=2),
+            "outcomes": _several(AGREED, most=2),
+        },
+    ),
+    14: (
+        CountedSet,
+        {
+            "fragment": U32,
+            "island": TEXT,
+            "round": U64,
+            "inner_steps": U64,
+            "tokens": U64,
+        },
+    ),
 }
 _NUMBER_OF = {kind: number for number, (kind, _) in LAYOUT.items()}

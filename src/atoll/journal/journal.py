@@ -15,7 +15,7 @@ One thread writes. Beside it `prepare`, `draft` and `compact` may run in others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from atoll.disk import Disk
@@ -28,7 +28,9 @@ from atoll.journal.past import Past
 from atoll.journal.recorded import Recorded
 from atoll.journal.records import (
     Agreed,
+    Arrived,
     Committed,
+    CountedSet,
     Created,
     Ended,
     EpochSet,
@@ -36,6 +38,7 @@ from atoll.journal.records import (
     Joined,
     Left,
     MoveSet,
+    Passed,
     PauseSet,
     Place,
     Record,
@@ -53,7 +56,7 @@ RECENT = 2
 """Outcomes of each fragment that are kept in memory, without their bodies: every
 island asks for them."""
 
-Note = Joined | Left | EpochSet | PauseSet | MoveSet | Ended
+Note = Joined | Left | EpochSet | PauseSet | MoveSet | CountedSet | Ended
 """A record that stands for itself: no file goes with it."""
 
 
@@ -121,7 +124,7 @@ class Journal:
         if not isinstance(record, Note):
             raise UsageError(
                 f"{type(record).__name__} comes with files of its own. Call found, "
-                "commit, stage or recover."
+                "arrive, passed, commit, stage or recover."
             )
         self.recorded.require(record)
         self.recorded.apply(record, self._log.append(encode(record)))
@@ -163,6 +166,61 @@ class Journal:
         for name, (header, body) in zip(names, states, strict=True):
             self._drafts.write(name, header, body)
         self._record(record, *names)
+
+    def arrive(self, model: ModelSpec, states: Iterable[Framed]) -> None:
+        """Give the run the weights that it has elsewhere: a state frame per fragment.
+
+        The caller has verified them; one at a time is in memory.
+
+        Raises:
+            UsageError: the run has weights, or a frame is not the next fragment's.
+            DiskError: the run has none; begin on another disk.
+        """
+        self.recorded.require_no_weights()
+        self._log.heal()
+        self._bodies.prepare()
+        headers: list[Header] = []
+        for index, (header, body) in enumerate(states):
+            self._require_frame(header, body, Kind.STATE)
+            if header.fragment != index:
+                raise UsageError(
+                    f"The {header.name} is not of fragment {index}: give one state "
+                    "per fragment, in order."
+                )
+            self._drafts.write(state_name(index, header.round), header, body)
+            headers.append(header)
+        record = Arrived(
+            model=model,
+            rounds=tuple(header.round for header in headers),
+            digests=tuple(header.base for header in headers),
+        )
+        names = [state_name(each.fragment, each.round) for each in headers]
+        self._record(record, *names)
+
+    def passed(
+        self, fragment: int, *, bases: Sequence[bytes], outcomes: Sequence[Framed]
+    ) -> None:
+        """Keep what a fragment went through before the run came here by `arrive`.
+
+        `bases` are the digests of the states before that one, oldest first; `outcomes`
+        are the agreed frames of up to two of the last rounds, in order.
+
+        Raises:
+            UsageError: they do not lead to the fragment's state.
+            DiskError: nothing is kept; safe to repeat.
+        """
+        for header, body in outcomes:
+            self._require_frame(header, body, Kind.AGREED)
+        self._log.heal()
+        kept = [self._bodies.keep(header, body) for header, body in outcomes]
+        record = Passed(
+            fragment=fragment,
+            bases=tuple(bases),
+            outcomes=tuple(Agreed.of(header) for header, _ in outcomes),
+            places=tuple(place for place, _ in kept),
+        )
+        self.recorded.require(record)
+        self._record(record, *[draft for _, draft in kept if draft])
 
     def prepare(self, agreed: Header, body: U8) -> None:
         """Make the body of an outcome durable, ahead of its `commit`.
@@ -415,7 +473,7 @@ class Journal:
         match record:
             case Committed(agreed=agreed):
                 return agreed
-            case Recovered(outcomes=outcomes):
+            case Recovered(outcomes=outcomes) | Passed(outcomes=outcomes):
                 return next(each for each in outcomes if each.fixed.round == round)
         raise CorruptError(f"the log has changed at {known.where[round]}.")
 

@@ -18,7 +18,9 @@ from atoll.errors import UsageError
 from atoll.journal.log import Where
 from atoll.journal.records import (
     Agreed,
+    Arrived,
     Committed,
+    CountedSet,
     Created,
     Ended,
     EpochSet,
@@ -26,6 +28,7 @@ from atoll.journal.records import (
     Joined,
     Left,
     MoveSet,
+    Passed,
     PauseSet,
     Place,
     Record,
@@ -33,7 +36,7 @@ from atoll.journal.records import (
     Staged,
 )
 from atoll.protocol import ModelSpec
-from atoll.wire import Roster, RosterEntry
+from atoll.wire import Roster
 
 Update = tuple[int, int, str]
 """Fragment, round and island: what an update is counted by."""
@@ -57,7 +60,8 @@ class Counted(NamedTuple):
     """The last update of an island that counted in a fragment."""
 
     round: int
-    entry: RosterEntry
+    inner_steps: int
+    tokens: int
 
 
 @dataclass
@@ -66,6 +70,9 @@ class RecordedFragment:
 
     round: int = 0
     """The last one; 0 is the founding."""
+
+    arrived: int | None = None
+    """The last one when the run came here."""
 
     digests: dict[int, bytes] = field(default_factory=dict)
     """The state digest after each round, in order."""
@@ -125,8 +132,12 @@ class Recorded:
                 f"{'1' if self.created is None else '2 or later'}."
             )
         match record:
-            case Founded():
-                self._require_founded(record)
+            case Founded() | Arrived():
+                self.require_no_weights()
+            case Passed():
+                self._require_passed(record)
+            case CountedSet(fragment=fragment, round=round):
+                self._require_over(fragment, round)
             case Joined():
                 self._require_joined(record)
             case Left():
@@ -154,6 +165,13 @@ class Recorded:
                 self.fragments = [
                     RecordedFragment(digests={0: digest}) for digest in digests
                 ]
+            case Arrived():
+                self._arrive(record)
+            case Passed():
+                self._pass(record, where)
+            case CountedSet(fragment=fragment, island=island):
+                counted = Counted(record.round, record.inner_steps, record.tokens)
+                self.counted[fragment, island] = counted
             case Joined():
                 self._join(record)
             case Left(island=island, reason=reason):
@@ -187,7 +205,8 @@ class Recorded:
             )
         return self.fragments[index]
 
-    def _require_founded(self, record: Founded) -> None:
+    def require_no_weights(self) -> None:
+        """Return if the run can be given its first weights; UsageError if it cannot."""
         if self.model is not None:
             raise UsageError("The run has been founded already. Join it instead.")
 
@@ -230,6 +249,38 @@ class Recorded:
             )
         return known
 
+    def _require_over(self, fragment: int, round: int) -> None:
+        known = self.fragment(fragment)
+        if round > known.round:
+            raise UsageError(
+                f"Round {round} of fragment {fragment} is not over: round "
+                f"{known.round} is the last."
+            )
+
+    def _require_passed(self, record: Passed) -> None:
+        known = self.fragment(record.fragment)
+        if known.arrived != known.round or len(known.digests) > 1:
+            raise UsageError(
+                f"What fragment {record.fragment} went through is said once, right "
+                "after the run has come here."
+            )
+        first = known.round - len(record.outcomes) + 1
+        bases = [each.fixed.base for each in record.outcomes]
+        expected = [
+            (record.fragment, first + index) for index in range(len(record.outcomes))
+        ]
+        found = [(each.fixed.fragment, each.fixed.round) for each in record.outcomes]
+        is_right = (
+            len(record.bases) <= known.round
+            and found == expected
+            and tuple(bases) == record.bases[len(record.bases) - len(bases) :]
+        )
+        if not is_right:
+            raise UsageError(
+                f"{len(record.bases)} bases and the outcomes of {found} do not lead "
+                f"to round {known.round} of fragment {record.fragment}."
+            )
+
     def _require_next(self, record: Committed) -> None:
         fixed = record.agreed.fixed
         known = self._require_open(fixed.fragment, fixed.round)
@@ -259,6 +310,21 @@ class Recorded:
                 f"{record.round}."
             )
 
+    def _arrive(self, record: Arrived) -> None:
+        self.model = record.model
+        self.fragments = [
+            RecordedFragment(round=round, arrived=round, digests={round: digest})
+            for round, digest in zip(record.rounds, record.digests, strict=True)
+        ]
+
+    def _pass(self, record: Passed, where: Where) -> None:
+        known = self.fragments[record.fragment]
+        first = known.round - len(record.bases)
+        known.digests = dict(enumerate(record.bases, start=first)) | known.digests
+        for outcome, place in zip(record.outcomes, record.places, strict=True):
+            self._keep_place(known, outcome.fixed.round, place)
+            known.where[outcome.fixed.round] = where
+
     def _join(self, record: Joined) -> None:
         self.members[record.island] = JournalledMember(
             island=record.island,
@@ -273,12 +339,17 @@ class Recorded:
         known = self.fragments[fixed.fragment]
         known.round = fixed.round
         known.digests[fixed.round] = record.digest_after
-        if record.place is None:
-            known.void.add(fixed.round)
-        else:
-            known.places[fixed.round] = record.place
+        self._keep_place(known, fixed.round, record.place)
         self._outcome(record.agreed, where)
         self._over(fixed.fragment, fixed.round)
+
+    def _keep_place(
+        self, known: RecordedFragment, round: int, place: Place | None
+    ) -> None:
+        if place is None:
+            known.void.add(round)
+        else:
+            known.places[round] = place
 
     def _recover(self, record: Recovered, where: Where) -> None:
         known = self.fragments[record.fragment]
@@ -293,7 +364,8 @@ class Recorded:
         fragment, round = agreed.fixed.fragment, agreed.fixed.round
         self.fragments[fragment].where[round] = where
         for entry in agreed.roster.counted:
-            self.counted[fragment, entry.island] = Counted(round, entry)
+            counted = Counted(round, entry.inner_steps, entry.tokens)
+            self.counted[fragment, entry.island] = counted
 
     def _over(self, fragment: int, round: int) -> None:
         for key in [key for key in self.staged if key[0] == fragment]:

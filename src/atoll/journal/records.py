@@ -24,6 +24,7 @@ STATE_DIGEST_BYTES = 16
 UPDATE_DIGEST_BYTES = 32
 MAX_KEY_BYTES = 64
 MAX_FRAGMENTS = 65536
+MAX_BASES = 1024
 MAX_FINGERPRINT = 128
 
 
@@ -56,6 +57,34 @@ class Founded:
             )
         for digest in self.digests:
             _require(_exactly(digest, STATE_DIGEST_BYTES, "a state digest"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrived:
+    """The run has come with its weights: `states/<fragment>/<round>` holds each."""
+
+    model: ModelSpec
+    rounds: tuple[int, ...]
+    """Of each fragment, the last one that was over elsewhere."""
+
+    digests: tuple[bytes, ...]
+    """The state digest after it."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.digests) <= MAX_FRAGMENTS:
+            raise UsageError(
+                f"{len(self.digests)} fragments must be from 1 to {MAX_FRAGMENTS}."
+            )
+        if len(self.rounds) != len(self.digests):
+            raise UsageError(
+                f"{len(self.rounds)} rounds are not those of {len(self.digests)} "
+                "fragments."
+            )
+        for round, digest in zip(self.rounds, self.digests, strict=True):
+            _require(
+                _number(round, "round"),
+                _exactly(digest, STATE_DIGEST_BYTES, "a state digest"),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,9 +260,57 @@ class Committed:
         _require(
             _exactly(self.digest_after, STATE_DIGEST_BYTES, "digest_after"),
             _number(self.epoch, "epoch"),
+            _placed(self.agreed, self.place),
         )
-        if (self.place is None) != (self.agreed.fixed.elements == 0):
-            raise UsageError("a round has a place for its body unless it is void.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passed:
+    """What a fragment went through before the run came here, while islands may ask."""
+
+    fragment: int
+    bases: tuple[bytes, ...]
+    """The state digests before that of `Arrived`, one per round, oldest first."""
+
+    outcomes: tuple[Agreed, ...] = ()
+    """Of the last rounds, in order."""
+
+    places: tuple[Place | None, ...] = ()
+    """Where their bodies are."""
+
+    def __post_init__(self) -> None:
+        _require(_fragment(self.fragment))
+        for base in self.bases:
+            _require(_exactly(base, STATE_DIGEST_BYTES, "a state digest"))
+        if len(self.bases) > MAX_BASES:
+            raise UsageError(f"{len(self.bases)} bases must be at most {MAX_BASES}.")
+        if len(self.outcomes) > 2 or len(self.places) != len(self.outcomes):
+            raise UsageError(
+                f"{len(self.outcomes)} outcomes must be at most 2, with a place each, "
+                f"not {len(self.places)}."
+            )
+        for outcome, place in zip(self.outcomes, self.places, strict=True):
+            _require(_placed(outcome, place))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedSet:
+    """How far an island's work had counted in a fragment when the run came here."""
+
+    fragment: int
+    island: str
+    round: int
+    inner_steps: int
+    tokens: int
+
+    def __post_init__(self) -> None:
+        _require(
+            _fragment(self.fragment),
+            _name(self.island, "island"),
+            _number(self.round, "round"),
+            _number(self.inner_steps, "inner_steps"),
+            _number(self.tokens, "tokens"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +348,7 @@ class Ended:
 Record = (
     Created
     | Founded
+    | Arrived
     | Joined
     | Left
     | EpochSet
@@ -279,6 +357,8 @@ Record = (
     | Staged
     | Committed
     | Recovered
+    | Passed
+    | CountedSet
     | Ended
 )
 
@@ -302,6 +382,11 @@ def _reason(value: str, what: str) -> Iterator[str]:
 def _number(value: int, what: str) -> Iterator[str]:
     if not 0 <= value <= U64_MAX:
         yield f"{what}={value} must be from 0 to {U64_MAX}"
+
+
+def _placed(agreed: Agreed, place: Place | None) -> Iterator[str]:
+    if (place is None) != (agreed.fixed.elements == 0):
+        yield "a round has a place for its body unless it is void"
 
 
 def _fragment(value: int) -> Iterator[str]:

@@ -30,6 +30,7 @@ from atoll.protocol.events import (
     Committed,
     Event,
     Founded,
+    Gathered,
     Joining,
     Leave,
     Moved,
@@ -39,6 +40,7 @@ from atoll.protocol.events import (
     Pausing,
     Recovered,
     Result,
+    Saving,
     Say,
     Staying,
     Stopping,
@@ -190,6 +192,18 @@ def _store(state: CoordinatorState, event: Stored, now_s: float) -> Result:
     return state, [Say(reception)]
 
 
+def _gather(state: CoordinatorState, event: Gathered, now_s: float) -> Result:
+    """Stage updates together; if one is not wanted, none is."""
+    gathered, said = state, Say(Reception.STAGED)
+    for header in event.headers:
+        member = state.members.require(header.island, header.incarnation)
+        reception = _receive(gathered, member, header)
+        if reception is not Reception.WANTED:
+            return state, [Say(reception)]
+        gathered, _ = _store(gathered, Stored(header), now_s)
+    return gathered, [said]
+
+
 def _receive(state: CoordinatorState, member: Member, header: Header) -> Reception:
     """Judge a header; only a run that has lost rounds may find it early."""
     round = _round(state, header)
@@ -253,6 +267,7 @@ HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], Result]] = {
     Beaten: presence.beat,
     Offered: _offer,
     Stored: _store,
+    Gathered: _gather,
     Leave: presence.leave,
     Closed: presence.close,
     Tick: _tick,
@@ -261,6 +276,7 @@ HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], Result]] = {
     NewValues: ending.set_values,
     Stopping: ending.stop,
     Pausing: ending.pause,
+    Saving: ending.save,
     Moving: moving.move,
     Moved: moving.moved,
     Staying: moving.stay,

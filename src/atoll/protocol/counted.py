@@ -36,6 +36,12 @@ class CountedUpdates:
         """Return what has counted of an island, of whatever fragment."""
         return tuple(each for each in self.by_island.get(island, ()) if each)
 
+    def by_fragment(
+        self, island: str, num_fragments: int
+    ) -> tuple[Counted | None, ...]:
+        """Return what has counted of an island last, fragment by fragment."""
+        return self.by_island.get(island, (None,) * num_fragments)
+
     def adding(
         self, roster: Roster, *, fragment: int, round: int, num_fragments: int
     ) -> CountedUpdates:

@@ -17,6 +17,7 @@ from atoll.protocol.events import (
     Pausing,
     Remember,
     Result,
+    Saving,
     Say,
     Stopping,
 )
@@ -124,3 +125,9 @@ def pause(state: CoordinatorState, event: Pausing, now_s: float) -> Result:
     """Let no round close, or let them close again."""
     state = changed(state, is_paused=event.is_paused)
     return state, [Remember(event), Say(state.position(now_s))]
+
+
+def save(state: CoordinatorState, event: Saving, now_s: float) -> Result:
+    """Let islands save themselves: their next heartbeat tells them."""
+    state = changed(state, saves=state.saves + 1)
+    return state, [Say(state.position(now_s))]

@@ -60,6 +60,13 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class Gathered:
+    """Headers came of updates that their islands reduce among themselves."""
+
+    headers: tuple[Header, ...]
+
+
+@dataclass(frozen=True)
 class Leave:
     """An island goes, by its own word or an operator's."""
 
@@ -127,6 +134,11 @@ class Pausing:
 
 
 @dataclass(frozen=True)
+class Saving:
+    """An operator asks every island to save itself, after its next inner step."""
+
+
+@dataclass(frozen=True)
 class Moving:
     """An operator takes the run elsewhere: everything is held until it is there."""
 
@@ -154,6 +166,7 @@ Event = (
     | Beaten
     | Offered
     | Stored
+    | Gathered
     | Leave
     | Closed
     | Tick
@@ -162,6 +175,7 @@ Event = (
     | NewValues
     | Stopping
     | Pausing
+    | Saving
     | Moving
     | Moved
     | Staying

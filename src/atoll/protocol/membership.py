@@ -55,6 +55,9 @@ class Member:
     """The fragment and round whose outcome its training stands still for."""
 
     holds: tuple[Holding, ...] = ()
+    returns: bool = False
+    """A round waits for its next life, though this one may have died."""
+
     is_heard: bool = True
     """False after a restart, until the island has said what it holds."""
 
@@ -68,6 +71,11 @@ class Member:
 
     def arrivals_of(self, fragment: int) -> Arrivals:
         return self.arrivals.get(fragment, _NONE_YET)
+
+    @property
+    def is_expected(self) -> bool:
+        """Whether it may be dead and is waited for all the same, up to a deadline."""
+        return self.returns and not self.has_left
 
     def is_live(self, now_s: float) -> bool:
         return not self.has_left and now_s <= self.lease_until_s
@@ -209,13 +217,14 @@ class Members:
         member = Member(
             island=name,
             incarnation=incarnation or (before.incarnation + 1 if before else 1),
-            slot=before.slot if before else len(self.known),
+            slot=before.slot if before else self._free_slot(),
             key=key,
             nonce=nonce,
             lease_until_s=now_s + LEASE_S,
             step=step,
             arrivals=before.arrivals if before else {},
             is_heard=incarnation is None,
+            returns=request.returns,
         )
         return self.with_member(member), member
 
@@ -243,7 +252,12 @@ class Members:
         return self.with_member(renewed)
 
     def close(self, member: Member, *, now_s: float) -> Members:
-        """Return the members with one lease shortened: its connection was closed."""
+        """Return the members with one lease shortened: its connection was closed.
+
+        Not that of an island whose next life is waited for anyhow.
+        """
+        if member.is_expected:
+            return self
         until_s = min(member.lease_until_s, now_s + CLOSED_S)
         return self.with_member(changed(member, lease_until_s=until_s))
 
@@ -259,6 +273,11 @@ class Members:
             if before and (live := each.after(before, member))
         ]
         return Members({**self.known, member.island: member}, looked)
+
+    def _free_slot(self) -> int:
+        """Return the lowest slot of nobody's; a run that came here may have gaps."""
+        taken = {member.slot for member in self.known.values()}
+        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
     def _free_name(self, key: bytes, nonce: bytes) -> str:
         for member in self.known.values():

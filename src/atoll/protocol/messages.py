@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from atoll.errors import ModelError
+from atoll.protocol.counted import Counted
 from atoll.settings import RunSettings
 
 Role = Literal["parameter", "buffer", "constant"]
@@ -106,6 +107,9 @@ class Position:
     lost: tuple[int, ...] = ()
     """The run has lost rounds of these fragments: bring it this island's state."""
 
+    saves: int = 0
+    """How often an operator has asked every island to save itself."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:
@@ -120,6 +124,9 @@ class JoinRequest:
 
     after: int = 0
     """The latest life of the name that this one knows of: it takes that one's place."""
+
+    returns: bool = False
+    """It goes on from a checkpoint when it dies: a round waits for its next life."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +151,9 @@ class JoinReply:
 
     spoken_for: tuple[int, ...] = ()
     """Fragments whose open round holds an update of an earlier life, which stands."""
+
+    counted: tuple[Counted | None, ...] = ()
+    """Of each fragment the name's last update that counted, of whatever life."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from atoll.protocol.events import (
     Beaten,
     Event,
     Founded,
+    Gathered,
     Joining,
     Leave,
     Moved,
@@ -24,6 +25,7 @@ from atoll.protocol.events import (
     Recovered,
     Remember,
     Result,
+    Saving,
     Say,
     Staying,
     Stopping,
@@ -33,8 +35,8 @@ from atoll.protocol.recovery import all_heard
 from atoll.protocol.run_state import CoordinatorState, Move
 from atoll.protocol.values import changed
 
-_OF_ISLANDS = (Joining, Founded, Beaten, Offered, Stored, Leave, Recovered)
-_OF_OPERATORS = (NewValues, Stopping, Pausing)
+_OF_ISLANDS = (Joining, Founded, Beaten, Offered, Stored, Gathered, Leave, Recovered)
+_OF_OPERATORS = (NewValues, Stopping, Pausing, Saving)
 
 
 def require_here(state: CoordinatorState) -> None:

@@ -47,7 +47,7 @@ def join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
     if is_founder and _founded_by_another(state, member, now_s):
         raise Unreachable("Another island is founding the run. Ask again.")
     before = state.members.known.get(member.island)
-    if before is not None and _is_new_life(before, member):
+    if before is not None and _is_waited_for_anew(before, member):
         rounds = tuple(round.without(member.island) for round in state.rounds)
         state = changed(state, rounds=rounds)
     state = changed(state, members=members)
@@ -81,12 +81,16 @@ def reply_to(state: CoordinatorState, welcome: Welcome) -> JoinReply:
         inner_steps=max((each.inner_steps for each in counted), default=0),
         tokens=max((each.tokens for each in counted), default=0),
         spoken_for=welcome.spoken_for,
+        counted=state.counted.by_fragment(welcome.member.island, len(state.rounds)),
     )
 
 
-def _is_new_life(before: Member, member: Member) -> bool:
-    """Return whether an island begins anew: rounds wait for it from the next on."""
-    return before.incarnation != member.incarnation
+def _is_waited_for_anew(before: Member, member: Member) -> bool:
+    """Return whether an island begins anew: rounds wait for it from the next on.
+
+    One that goes on from a checkpoint is what an open round has waited for.
+    """
+    return before.incarnation != member.incarnation and not member.returns
 
 
 def _founded_by_another(state: CoordinatorState, member: Member, now_s: float) -> bool:

@@ -146,8 +146,11 @@ class Round:
         return changed(self, candidates=self.candidates - {island})
 
     def missing(self, members: Members, now_s: float) -> frozenset[str]:
-        """Return the live candidates that have not published."""
-        return (self.candidates & members.live(now_s)) - self.staged.keys()
+        """Return the candidates that have not published and are live, or will be."""
+        live = self.candidates & members.live(now_s)
+        gone = self.candidates - live - self.staged.keys()
+        returning = {name for name in gone if members.known[name].is_expected}
+        return (live | returning) - self.staged.keys()
 
     @property
     def waits_from_s(self) -> float:

@@ -52,6 +52,9 @@ class CoordinatorState:
     is_paused: bool = False
     """By an operator: nothing closes."""
 
+    saves: int = 0
+    """How often an operator has asked islands to save, since the coordinator began."""
+
     move: Move | None = None
     """By an operator: nothing closes, and nothing else changes."""
 
@@ -79,6 +82,7 @@ class CoordinatorState:
             tokens=self.counted.tokens,
             wanted=self.wanted(island, now_s) if island else (),
             lost=self.asked_of(island, now_s) if island else (),
+            saves=self.saves,
         )
 
     def lost_state(self, fragment: int, now_s: float) -> Holding | None:
@@ -109,7 +113,8 @@ class CoordinatorState:
         """
         live = self.members.live(now_s)
         can_close = not self.is_held and len(live) >= self.settings.run.quorum
-        return can_close and all(map(self._is_blocked, live))
+        is_blocked = can_close and all(map(self._is_blocked, live))
+        return is_blocked and not self._expects_somebody(now_s)
 
     def wanted(self, island: str, now_s: float) -> tuple[int, ...]:
         """Return the fragments that the run waits for this island to publish.
@@ -133,6 +138,16 @@ class CoordinatorState:
             for round in missed
             if (round.fragment, round.number) == waits_for
             or (is_stuck and (island in round.candidates or len(round.staged) < quorum))
+        )
+
+    def _expects_somebody(self, now_s: float) -> bool:
+        """Return whether a dead island may come back in time, and then will move."""
+        live = self.members.live(now_s)
+        return any(
+            now_s < round.late_at_s(name, self.members, self.settings)
+            for round in self.rounds
+            if round.phase is Phase.OPEN
+            for name in round.missing(self.members, now_s) - live
         )
 
     def _is_blocked(self, island: str) -> bool:

@@ -338,4 +338,41 @@ WORK = Table(
     ),
 )
 
-TABLES = (TRANSITIONS, RECEPTION, JOINING, FOUNDING, WORK)
+REJOINING = Table(
+    title="What is left of saved work",
+    columns={
+        "counted since the saved base": ("nothing", "the saved update", "another"),
+        "the saved update was": ("refused", "not refused"),
+        "the saved base is": ("known", "unknown"),
+    },
+    answer="left",
+    rows=(
+        Row(
+            (ANY, ANY, "unknown"),
+            "lost",
+            "The run has another past: nobody can say what of it has counted.",
+        ),
+        Row(
+            ("another", ANY, ANY),
+            "nothing",
+            "That update was made later and held all of it: it is in the anchor.",
+        ),
+        Row(
+            ("the saved update", ANY, ANY),
+            "what came since its seal",
+            "As if the outcome had come before the island died.",
+        ),
+        Row(
+            ("nothing", "refused", ANY),
+            "nothing",
+            "What a run refused must not come back.",
+        ),
+        Row(
+            ("nothing", ANY, ANY),
+            "all of it",
+            "Put on the present anchor, to be contributed once.",
+        ),
+    ),
+)
+
+TABLES = (TRANSITIONS, RECEPTION, JOINING, FOUNDING, WORK, REJOINING)

@@ -56,6 +56,7 @@ ROUTES = (
     Route("DELETE", "/islands/{island}", Need.ISLAND),
     Route("PUT", "/fragments/{f}/rounds/{n}/updates/{island}", Need.ISLAND),
     Route("POST", "/fragments/{f}/rounds/{n}/offers/{island}", Need.ISLAND),
+    Route("POST", "/fragments/{f}/rounds/{n}/agreed", Need.ISLAND),
     Route("GET", "/fragments/{f}/rounds/{n}/outcome", Need.ISLAND),
     Route("GET", "/state/{fragment}", Need.ISLAND),
     Route("POST", "/state/{fragment}", Need.ISLAND),

@@ -23,6 +23,7 @@ from atoll.simulate.faults import (
     ReadOnlyDisk,
     Reorder,
     Rollback,
+    RosterLag,
     Slow,
     Throttle,
 )
@@ -46,7 +47,7 @@ def apply(plan: FaultPlan, world: World) -> Armed:
     for fault in plan.faults:
         for name in fault.names:
             world.require(name)
-            if isinstance(fault, Outage | ListLag):
+            if isinstance(fault, Outage | ListLag | RosterLag):
                 world.require_store(name)
     armed = Armed(plan, world)
     for fault in plan.faults:
@@ -128,6 +129,10 @@ class Armed:
                 )
             case ListLag():
                 return _held(world.stores[fault.process].list_lags, fault.by_s), (
+                    fault.for_s
+                )
+            case RosterLag():
+                return _held(world.stores[fault.process].roster_lags, fault.by_s), (
                     fault.for_s
                 )
             case ClockJump():

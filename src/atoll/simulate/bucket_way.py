@@ -44,7 +44,7 @@ class BucketWay:
         store = SimStore(self._world, process)
         rng = random.Random(f"{self._world.scheduler.seed} {process.name} {number}")
         patient = Patient(store, pause=timing.pause, tries=TRIES, rng=rng)
-        watched = WatchedStore(patient, self.referee, process)
+        watched = WatchedStore(patient, self.referee, process, self._bucket.troubles)
         lookout = self._lookout(watched, timing)
         watched.lookout = lookout
         store.is_locked = lookout.lock._is_owned  # type: ignore[attr-defined]

@@ -238,11 +238,24 @@ class ListLag(OfProcess):
     for_s: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RosterLag(OfProcess):
+    """Who closes a round stands still for `by_s` before its roster goes to a store.
+
+    Others go on meanwhile, and may close the round, publish, leave or return.
+    """
+
+    kind: ClassVar[str] = "roster_lag"
+    is_condition: ClassVar[bool] = True
+    by_s: float
+    for_s: float | None = None
+
+
 KINDS: dict[str, type[Fault]] = {
     each.kind: each
     for each in (
         *(Kill, Freeze, Slow, Delay, Loss, Duplicate, Reorder, Corrupt, Throttle),
         *(Partition, FullDisk, ReadOnlyDisk, Rollback, ClockJump, ClockDrift),
-        *(Outage, ListLag),
+        *(Outage, ListLag, RosterLag),
     )
 }

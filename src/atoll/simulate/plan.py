@@ -24,6 +24,7 @@ from atoll.simulate.faults import (
     ReadOnlyDisk,
     Reorder,
     Rollback,
+    RosterLag,
     Slow,
     Throttle,
 )
@@ -358,6 +359,26 @@ class FaultPlan:
         """Let a store's lists be up to `by_s` late."""
         return self.adding(
             ListLag(
+                process=process,
+                by_s=by_s,
+                at_s=at_s,
+                at_round=at_round,
+                for_s=for_s,
+            )
+        )
+
+    def roster_lag(
+        self,
+        process: str,
+        *,
+        by_s: float,
+        at_s: float | None = None,
+        at_round: int | None = None,
+        for_s: float | None = None,
+    ) -> FaultPlan:
+        """Let rosters go to a store `by_s` after they were decided."""
+        return self.adding(
+            RosterLag(
                 process=process,
                 by_s=by_s,
                 at_s=at_s,

@@ -154,6 +154,11 @@ class _Storm:
         by_s = _short(self._rng.uniform(0.5, 5.0))
         return plan.list_lag(self._coordinator, by_s=by_s, at_s=at_s, for_s=for_s)
 
+    def roster_lag(self, plan: FaultPlan) -> FaultPlan:
+        at_s, for_s = self._window()
+        by_s = _short(self._rng.uniform(2.0, 20.0))
+        return plan.roster_lag(self._coordinator, by_s=by_s, at_s=at_s, for_s=for_s)
+
     def clock_off_by_an_hour(self, plan: FaultPlan) -> FaultPlan:
         who, by_s = self._rng.choice(self._islands), self._rng.choice((1, -1)) * HOUR_S
         return plan.clock_jump(who, by_s=by_s, at_s=self._window()[0])
@@ -215,6 +220,7 @@ _STORE_CHANCES: Chances = (
     (_Storm.partition, 2.0),
     (_Storm.outage, 2.0),
     (_Storm.list_lag, 3.0),
+    (_Storm.roster_lag, 1.0),
     (_Storm.clock_jump, 1.0),
     (_Storm.clock_off_by_an_hour, 0.7),
     (_Storm.clock_drift, 0.5),

@@ -24,6 +24,7 @@ from atoll.simulate.storms import (
 
 ISLANDS = 5
 ROUNDS, STORE_ROUNDS = 20, 15
+SHORT_DEADLINE_S = 10.0
 _IMPORTS = """import pytest
 
 from atoll import RunSettings
@@ -115,6 +116,10 @@ def store_trial(seed: int) -> Trial:
     departures = _departures(rng)
     if rng.random() < 1 / 3:
         plan = _with_late_put(plan, rng, span_s=span_s, window_s=window_s)
+    if rng.random() < 1 / 4:
+        settings["limits"]["deadline_max_s"] = SHORT_DEADLINE_S
+        sync_every = settings["sync"]["sync_every"]
+        plan, departures = _with_left_out(plan, rng, sync_every=sync_every)
     return Trial(
         seed=seed, settings=settings, departures=departures, plan=plan, store=True
     )
@@ -163,6 +168,25 @@ def _departures(rng: random.Random) -> dict[str, Departure]:
     back_after_s = rng.choice((None, round(rng.uniform(0.1, 10.0), 2)))
     steps = rng.randint(1, ROUNDS * 3)
     return {rng.choice(NAMES): Departure(after_steps=steps, back_after_s=back_after_s)}
+
+
+def _with_left_out(
+    plan: FaultPlan, rng: random.Random, *, sync_every: int
+) -> tuple[FaultPlan, dict[str, Departure]]:
+    """Let an island leave while the first roster is on its way, which waited too long.
+
+    It does not close the round itself: it has just come to know that another is
+    missing. So what it leaves is in no roster, unless somebody brings it along.
+    """
+    (who, missing), window_s = rng.sample(NAMES, 2), sync_every * STORE_STEP_S
+    by_s, steps = rng.choice((9.0, 18.0, 27.0)), rng.randint(1, sync_every)
+    leaves_s = window_s + SHORT_DEADLINE_S + rng.uniform(0.2, 0.8) * by_s
+    slower = round(leaves_s / (steps * STORE_STEP_S), 2)
+    plan = plan.slow(who, factor=slower, for_s=leaves_s)
+    plan = plan.slow(missing, factor=round(3 * leaves_s / window_s, 2), for_s=leaves_s)
+    plan = plan.roster_lag(STORE, by_s=by_s, for_s=leaves_s)
+    back_after_s = rng.choice((None, round(rng.uniform(0.1, 10.0), 2)))
+    return plan, {who: Departure(after_steps=steps, back_after_s=back_after_s)}
 
 
 def _with_late_put(

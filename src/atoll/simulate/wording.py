@@ -23,6 +23,7 @@ from atoll.simulate.faults import (
     Partition,
     ReadOnlyDisk,
     Reorder,
+    RosterLag,
     Slow,
     Throttle,
 )
@@ -84,6 +85,8 @@ def ending(fault: Fault) -> str:
             return "answers again"
         case ListLag():
             return "has lists that are up to date again"
+        case RosterLag():
+            return "gets rosters at once again"
         case Partition():
             return f"the cut between {_groups(fault)} heals"
         case OfLink():
@@ -97,7 +100,7 @@ def lasts_s(fault: Fault) -> float | None:
     match fault:
         case Freeze() | Slow() | Partition() | FullDisk() | ReadOnlyDisk() | OfLink():
             return fault.for_s
-        case Outage() | ListLag():
+        case Outage() | ListLag() | RosterLag():
             return fault.for_s
         case _:
             return None
@@ -128,6 +131,8 @@ def _wrong(fault: Fault) -> str:
             return f"fails {_share(fault.rate)}requests, done or not"
         case ListLag():
             return f"has lists that are up to {seconds(fault.by_s)} late"
+        case RosterLag():
+            return f"gets rosters {seconds(fault.by_s)} after their decision"
         case ClockJump():
             return _jump(fault)
         case ClockDrift():

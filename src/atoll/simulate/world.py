@@ -25,6 +25,9 @@ class Troubles:
     list_lags: list[float] = field(default_factory=list)
     """While one lasts, lists are up to so many seconds late."""
 
+    roster_lags: list[float] = field(default_factory=list)
+    """While one lasts, rosters are sent so many seconds after their decision."""
+
 
 class World:
     """Processes by name with their clocks and disks, and the network between them."""

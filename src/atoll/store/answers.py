@@ -8,6 +8,7 @@ code of the answer tell them apart: each cloud has its own codes.
 from __future__ import annotations
 
 import re
+from html import unescape
 
 from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 
@@ -98,7 +99,7 @@ def short(exc: Exception) -> str:
     """Return what the cloud says, or the library, which may print its insides."""
     code, message = code_of(exc), _MESSAGE.search(str(exc))
     if code:
-        return f"{code}: {message[1].strip()}" if message else code
+        return f"{code}: {unescape(message[1]).strip()}" if message else code
     said = str(exc).strip().splitlines()
     return said[0][:300] if said else type(exc).__name__
 
@@ -112,8 +113,11 @@ def _is_forbidden(exc: Exception) -> bool:
 
 
 def _status_of(exc: Exception) -> int:
-    found = _STATUS.search(str(exc))
-    return int(found[1]) if found else 0
+    if found := _STATUS.search(str(exc)):
+        return int(found[1])
+    # Azure has a status for each object of a batch, and the library calls it a code.
+    code = code_of(exc)
+    return int(code) if code.isdecimal() else 0
 
 
 def _permission(store: str, what: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,13 +29,12 @@ class Tries:
     first_s: float = 0.25
     longest_s: float = 8.0
 
-    def waits_s(self, rng: random.Random) -> list[float]:
-        """Return the pauses between the tries: doubled each, and half of it chance."""
-        longest = [
-            min(self.first_s * 2**number, self.longest_s)
-            for number in range(self.most - 1)
-        ]
-        return [rng.uniform(0.5, 1.0) * each for each in longest]
+    def waits_s(self, rng: random.Random) -> Iterator[float]:
+        """Yield the pauses between the tries: doubled each, and half of it chance."""
+        longest_s = self.first_s
+        for _ in range(self.most - 1):
+            yield rng.uniform(0.5, 1.0) * min(longest_s, self.longest_s)
+            longest_s *= 2
 
 
 class Patient:
@@ -103,12 +102,14 @@ class Patient:
         return True
 
     def _again(self, act: Callable[[], T]) -> T:
-        for wait_s in self.tries.waits_s(self._rng):
+        waits_s = self.tries.waits_s(self._rng)
+        while True:
             try:
                 return act()
             except Unreachable:
-                self._pause(wait_s)
-        return act()
+                if (wait_s := next(waits_s, None)) is None:
+                    raise
+            self._pause(wait_s)
 
 
 def _pause(seconds: float) -> None:

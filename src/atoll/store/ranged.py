@@ -24,6 +24,15 @@ RANGE_BYTES = 8 * 2**20
 """Long enough that a request's own time does not count, short enough to repeat."""
 
 
+def num_ranges(size: int, *, range_bytes: int = RANGE_BYTES) -> int:
+    """Return by how many requests a range is read, if the object is so long.
+
+    What is left of less than an eighth goes along with the range before it: a request
+    of its own would take longer. So a bound may be a byte above a whole range.
+    """
+    return max(1, -(-(size - range_bytes // 8) // range_bytes))
+
+
 class Ranged:
     """Reads another store's large objects by ranges. Implements `Store`.
 
@@ -111,8 +120,7 @@ class Ranged:
         step = self._range_bytes
         if size is None:
             yield from ((at, step) for at in count(first, step))
-        else:
-            end = first + size
-            yield from ((at, min(step, end - at)) for at in range(first, end, step))
-            if not size:
-                yield first, 0
+            return
+        last = step * (num_ranges(size, range_bytes=step) - 1)
+        yield from ((first + at, step) for at in range(0, last, step))
+        yield first + last, size - last

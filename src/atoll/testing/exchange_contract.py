@@ -69,6 +69,16 @@ def the_first_island_founds_and_others_take_its_weights(open_run: OpenRun) -> No
     assert b.state(0).header.round == 0
 
 
+def who_makes_up_the_start_begins_with_the_first_step(open_run: OpenRun) -> None:
+    """Rounds wait for it, though the other has made its steps by then."""
+    attach = open_run(plain_settings(start_islands=2))
+    a, b = attach(key=b"a"), attach(key=b"b")
+    enter(a, "a")
+    a.heartbeat(Beat(island="a", incarnation=1, step=4), at_once=True)
+
+    assert enter(b, "b").position.step == 0
+
+
 def a_round_closes_when_every_member_has_published(open_run: OpenRun) -> None:
     """Updates of 1 and 3 have the mean 2: the anchor goes from 0 to -2."""
     (a, b), (first, second) = _two(open_run)
@@ -327,6 +337,7 @@ def a_heartbeat_says_where_the_run_is(open_run: OpenRun) -> None:
 
 EXCHANGE_CLAIMS: tuple[Claim, ...] = (
     the_first_island_founds_and_others_take_its_weights,
+    who_makes_up_the_start_begins_with_the_first_step,
     a_round_closes_when_every_member_has_published,
     an_outcome_is_the_same_bytes_whoever_asks,
     the_order_of_arrival_does_not_matter,

@@ -3,9 +3,11 @@
 Start reading at `join`.
 """
 
+from atoll.torch.build import build
 from atoll.torch.island import Evaluation, Island
 from atoll.torch.join import join
 from atoll.torch.shard import shard
+from atoll.torch.stage import Stage
 from atoll.torch.store_all_reduce import StoreAllReduce
 
-__all__ = ["Evaluation", "Island", "StoreAllReduce", "join", "shard"]
+__all__ = ["Evaluation", "Island", "Stage", "StoreAllReduce", "build", "join", "shard"]

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from atoll.errors import RunEnded, UsageError
-from atoll.island import Host
+from atoll.island.keeping import Keeping, OnSave
 from atoll.island.seeds import island_seed
 from atoll.island.signals import Interrupted, Termination
 from atoll.settings import RunSettings
-from atoll.torch.model import TorchView
+from atoll.torch.life import Life
 
 
 @dataclass(frozen=True)
@@ -33,72 +32,89 @@ class Island:
 
     def __init__(
         self,
-        host: Host,
-        view: TorchView,
-        model: torch.nn.Module,
+        life: Life,
+        modules: Sequence[torch.nn.Module],
         counted: torch.optim.Optimizer | None,
         *,
         on_end: str,
+        keeping: Keeping | None = None,
     ) -> None:
-        self._host, self._view, self._model = host, view, model
+        self._life, self._modules = life, modules
+        self._keeping, self._on_save = keeping, OnSave()
+        self._has_saved_at_end, self._saves = False, life.saves
         self._on_end = on_end
         self._termination = Termination()
+        life.asks = lambda: self._termination.is_asked
         self._is_evaluating = False
+        self._is_asked_to_save = False
         self._hook: RemovableHandle | None = None
+        self._before: RemovableHandle | None = None
         if counted is not None:
             # Under torch.compile(optimizer.step) the hook would be traced as well.
             opaque = torch.compiler.disable(self._after_step)  # type: ignore[no-untyped-call]
             self._hook = counted.register_step_post_hook(opaque)
+        if keeping is not None and counted is not None:
+            before = torch.compiler.disable(self._before_step)  # type: ignore[no-untyped-call]
+            self._before = counted.register_step_pre_hook(before)
 
     @property
     def name(self) -> str:
         """This island's name in the run."""
-        return self._host.joined.island
+        return self._life.name
 
     @property
     def slot(self) -> int:
         """A small number that belongs to the name for the life of the run."""
-        return self._host.joined.slot
+        return self._life.slot
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Which of how many shares of the island's data this process trains on.
+
+        (0, 1) in an island of one process. Ranks that train on the same data, as those
+        of tensor parallel or of a pipeline do, have the same place.
+        """
+        return self._life.place
 
     @property
     def settings(self) -> RunSettings:
         """The run's settings: an island has none of its own."""
-        return self._host.settings
+        return self._life.settings
 
     @property
     def round(self) -> int:
         """The last round that every fragment has committed, as this island knows it."""
-        return self._host.round
+        return self._life.round
 
     @property
     def inner_steps(self) -> int:
-        """Inner steps that this island has made since it joined."""
-        return self._host.tally.inner_steps
+        """Inner steps of this island since it joined, or as its checkpoint counts."""
+        return self._life.tally.inner_steps
 
     @property
     def run_steps(self) -> int:
         """The run's schedule step, which a late island takes over when it joins."""
-        return self._host.run_steps
+        return self._life.run_steps
 
     @property
     def run_tokens(self) -> int:
         """Tokens of all islands that have reached the anchor."""
-        return self._host.position.tokens
+        return self._life.run_tokens
 
     @property
     def seed(self) -> int:
         """A seed that differs for each island, and not from one start to the next."""
-        return island_seed(self._host.joined.run, self.name)
+        return island_seed(self._life.run, self.name)
 
     @property
     def digest(self) -> str:
         """A digest over the anchor and velocity, the same on every island."""
-        return self._host.digest
+        return self._life.digest
 
     @property
     def ended(self) -> bool:
         """Whether the run is over."""
-        return self._host.has_ended
+        return self._life.has_ended
 
     @property
     def should_stop(self) -> bool:
@@ -106,22 +122,26 @@ class Island:
 
         It should when the run is over, and when SIGTERM came inside the `with` block.
         """
-        return self._host.has_ended or self._termination.is_asked
+        return self._life.has_ended or self._life.is_asked
 
     def report(self, *, tokens: int = 0, loss: Any = None, **metrics: Any) -> None:
         """Say what the coming inner step trains on. Never synchronises a device.
 
-        Call it once per inner step, before `optimizer.step()`.
+        Call it once per inner step, before `optimizer.step()`. Each rank of an island
+        says what it trains on itself: tokens of ranks with data of their own are added
+        up, and all else is the leader's.
         """
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
             raise UsageError(
                 f"tokens={tokens!r} must be a whole number of at least 0. "
                 "Use batch.numel(), not a tensor."
             )
-        tally = self._host.tally
-        tally.tokens += tokens
+        self._finish_saving()
+        self._life.count_tokens(tokens)
         reported = metrics if loss is None else {"loss": loss, **metrics}
-        tally.reported = {name: _detached(value) for name, value in reported.items()}
+        self._life.tally.reported = {
+            name: _detached(value) for name, value in reported.items()
+        }
 
     def metrics(self) -> dict[str, float]:
         """Return what this island counted, and what it reported last, for any logger.
@@ -130,13 +150,13 @@ class Island:
         """
         reported = {
             f"atoll/{name}": float(value)
-            for name, value in self._host.tally.reported.items()
+            for name, value in self._life.tally.reported.items()
         }
         return {
             "atoll/round": self.round,
             "atoll/run_steps": self.run_steps,
             "atoll/run_tokens": self.run_tokens,
-            **self._host.tally.metrics(),
+            **self._life.metrics(),
             **reported,
         }
 
@@ -160,25 +180,33 @@ class Island:
         send of each fragment.
         """
         self._require_local()
-        self._host.sync_now()
+        self._life.sync_now()
         self._raise_if_ended()
 
     def leave(self) -> None:
         """Leave the run; work that has not counted goes with departing updates."""
         self._require_local()
         self._remove_hook()
-        self._host.leave()
+        if self._keeping is not None and not self._life.has_left:
+            self._keeping.leave()
+        self._life.leave(depart=True, is_alone=False)
+        self._close_keeping()
+
+    def on_save(self, function: Callable[[], object]) -> None:
+        """Have a function called whenever this island is asked to save.
+
+        That is by an operator, and by SIGTERM before the island leaves: between two
+        inner steps, in the thread that trains.
+        """
+        self._on_save.add(function)
 
     def anchor(self) -> dict[str, torch.Tensor]:
-        """Return the agreed weights by name, on the CPU and in fp32."""
-        weights: dict[str, torch.Tensor] = {}
-        for slot in self._host.slots:
-            flat = np.empty(slot.layout.elements, np.float32)
-            self._host.read_anchor(slot.index, flat)
-            parts = torch.from_numpy(flat).split_with_sizes(list(slot.layout.sizes))
-            for tensor, part in zip(slot.layout.tensors, parts, strict=True):
-                weights[tensor.name] = part.view(tensor.shape)
-        return weights
+        """Return the agreed weights by name, on the CPU and in fp32.
+
+        Of an island of several ranks all call it: the leader has the weights of them
+        all then, 4 bytes for each parameter, and the others have none.
+        """
+        return self._life.anchor()
 
     @contextmanager
     def evaluating(self) -> Iterator[Evaluation]:
@@ -188,16 +216,16 @@ class Island:
         """
         self._require_local()
         self._is_evaluating = True
-        modes = [(module, module.training) for module in self._model.modules()]
-        buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
-        local = [self._read(slot.index) for slot in self._host.slots]
+        parts = [part for whole in self._modules for part in whole.modules()]
+        modes = [(part, part.training) for part in parts]
+        buffers = [(b, b.clone()) for whole in self._modules for b in whole.buffers()]
+        local = self._life.keep_local()
         try:
-            yield Evaluation(round=min(map(self._load_anchor, range(len(local)))))
+            yield Evaluation(round=self._life.load_anchor())
         finally:
             for buffer, saved in buffers:
                 buffer.copy_(saved)
-            for index, values in enumerate(local):
-                self._view.write(index, values)
+            self._life.restore_local(local)
             for module, is_training in modes:
                 module.training = is_training
             self._is_evaluating = False
@@ -216,11 +244,70 @@ class Island:
         self._remove_hook()
         # Work before an error may be what caused it: then only what was sealed counts.
         departs = error is None or not isinstance(error, Exception)
+        departs = departs or isinstance(error, RunEnded)
+        is_alone = error is not None and not isinstance(error, RunEnded)
         try:
-            self._host.leave(depart=departs or isinstance(error, RunEnded))
+            if self._keeping is not None and departs and not self._life.has_left:
+                self._keeping.leave()
+            if self._returns:
+                self._life.pause()
+            else:
+                self._life.leave(depart=departs, is_alone=is_alone)
+            self._close_keeping(is_broken=is_alone and not departs)
         finally:  # a SIGTERM during the farewell does not end it
             self._termination.__exit__(kind, error, trace)
         return isinstance(error, RunEnded | Interrupted)
+
+    @property
+    def _returns(self) -> bool:
+        """Whether this life is interrupted, and its next goes on to the bit."""
+        is_exact = self._keeping is not None and self._keeping.is_exact
+        return is_exact and self._has_saved_at_end and not self._life.has_ended
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: object, kwargs: object
+    ) -> None:
+        self._finish_saving()
+
+    def _finish_saving(self) -> None:
+        """Finish a checkpoint, and end the loop if it was the last one."""
+        if self._keeping is None or not self._keeping.is_unfinished:
+            return
+        self._keeping.finish()
+        if self._is_asked_to_save:
+            self._is_asked_to_save = False
+            self._tell_savers()
+            self._raise_if_ended()
+
+    def _close_keeping(self, *, is_broken: bool = False) -> None:
+        if self._keeping is not None:
+            keeping, self._keeping = self._keeping, None
+            keeping.abandon() if is_broken else keeping.close()
+
+    def _save_if_asked(self) -> None:
+        """Save when an operator says so, and once before the island is ended."""
+        is_last = self._life.is_asked and not self._has_saved_at_end
+        is_wanted = self._life.saves > self._saves
+        self._saves = self._life.saves  # a coordinator that restarts begins anew
+        if not is_last and not is_wanted:
+            return
+        self._has_saved_at_end |= is_last
+        if self._keeping is not None:
+            self._keeping.save_last()
+        if not self._waits_for_loop:
+            self._tell_savers()
+        else:
+            self._is_asked_to_save = True
+
+    @property
+    def _waits_for_loop(self) -> bool:
+        """Whether the loop has still to do what it does after an inner step."""
+        return self._keeping is not None and self._keeping.is_unfinished
+
+    def _tell_savers(self) -> None:
+        if self._keeping is not None:
+            self._keeping.wait()
+        self._on_save()
 
     def _after_step(
         self, optimizer: torch.optim.Optimizer, args: object, kwargs: object
@@ -237,30 +324,24 @@ class Island:
 
     def _stepped(self) -> None:
         self._require_local()
-        self._host.stepped()
-        self._raise_if_ended()
+        self._life.stepped()
+        if self._keeping is not None and not self._life.has_ended:
+            self._keeping.stepped()
+        self._save_if_asked()
+        if not (self._has_saved_at_end and self._waits_for_loop):
+            self._raise_if_ended()
 
     def _raise_if_ended(self) -> None:
         if not self.should_stop or self._on_end != "raise":
             return
-        if self._host.has_ended:
+        if self._life.has_ended:
             raise RunEnded(f"The run has reached its last round, {self.round}.")
         raise RunEnded("SIGTERM came: this island leaves the run.")
 
     def _remove_hook(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-
-    def _read(self, fragment: int) -> np.ndarray:
-        values = np.empty(self._host.slots[fragment].layout.elements, np.float32)
-        self._view.read(fragment, values)
-        return values
-
-    def _load_anchor(self, fragment: int) -> int:
-        values = np.empty(self._host.slots[fragment].layout.elements, np.float32)
-        round = self._host.read_anchor(fragment, values)
-        self._view.write(fragment, values)
-        return round
+        for hook in (self._hook, self._before):
+            if hook is not None:
+                hook.remove()
 
 
 def _detached(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Literal
 
@@ -9,18 +10,25 @@ import torch
 
 from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
+from atoll.exchange.collective import CollectiveRun
 from atoll.island import join_run
+from atoll.island.resumed import tell_fresh
+from atoll.torch.build_checks import require_trained, require_values
+from atoll.torch.build_places import modules_of
 from atoll.torch.island import Island
+from atoll.torch.life import Alone
 from atoll.torch.model import TorchModel, TorchView
+from atoll.torch.resuming import keeping_of
+from atoll.torch.stage import Stage
 
 OnEnd = Literal["raise", "flag"]
 Count = Literal["hook", "manual"]
 
 
 def join(
-    model: torch.nn.Module,
+    model: torch.nn.Module | Stage | Sequence[Stage],
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-    run: MemoryRun | str | None = None,
+    run: MemoryRun | CollectiveRun | str | None = None,
     *,
     island: str | None = None,
     on_end: OnEnd = "raise",
@@ -29,36 +37,67 @@ def join(
 ) -> Island:
     """Make the model one island of a run, and return the island.
 
+    A model in DDP, under FSDP2, or a stage of a pipeline is one part of an island: all
+    its ranks call this alike, and the first of them talks to the run.
+
     Afterwards the model's weights are the run's; the first island of an empty run
     founds it with its own. Every call of `optimizer.step()` is an inner step.
 
     Args:
+        model: a module, or what this rank holds of a pipeline.
         optimizer: with several, inner steps are counted on the last.
         run: a `MemoryRun`, a coordinator's address, an object store's URL or a path, or
-            None to read ATOLL_RUN; "none" trains alone.
+            None to read ATOLL_RUN; "none" trains alone. A `CollectiveRun` is a
+            coordinator's whose islands share a process group.
         island: this island's name in the run; None reads ATOLL_ISLAND, and without it
             lets the run choose one.
         on_end: "raise" ends the loop with `RunEnded`, which the `with` block swallows;
             "flag" sets `island.should_stop`.
         count: "manual" counts by `island.stepped()`, for optimizers without hooks.
-        checkpoint: not available yet.
+        checkpoint: a directory, or an `atoll.checkpoint.Policy`: what is there is
+            restored, and saved again as the policy says.
 
     Raises:
         ModelError: the model is not the run's, naming the tensor and both sides.
-        UsageError: an argument is impossible, or the name is taken.
+        UsageError: an argument is impossible, the name is taken, or the checkpoint is
+            of another run.
+        CorruptError: there are checkpoints, and none is valid.
     """
     _require_choice("on_end", on_end, ("raise", "flag"))
     _require_choice("count", count, ("hook", "manual"))
-    if checkpoint is not None:
-        raise UsageError(
-            f"checkpoint={checkpoint!r} is not available yet. "
-            "Save the model and optimizer yourself."
-        )
     counted = _last_of(optimizer) if count == "hook" else None
+    modules = [module for module, _ in modules_of(model)]
+
+    def check() -> None:
+        require_values(modules)
+        require_trained(modules, optimizer)
+
+    if not isinstance(model, torch.nn.Module) or is_perhaps_spread(model):
+        # Only whoever trains on several ranks pays for loading what that takes.
+        from atoll.torch.ranks import join_ranks
+
+        joined = join_ranks(
+            model,
+            run,
+            island=island,
+            checkpoint=checkpoint,
+            check=check,
+            optimizer=optimizer,
+        )
+        if joined is not None:
+            life, modules, keeping = joined
+            return Island(life, modules, counted, on_end=on_end, keeping=keeping)
+    assert isinstance(model, torch.nn.Module)
+    check()
+    keeping = keeping_of(checkpoint, model, optimizer, run)
     torch_model = TorchModel.of(model)
     view = TorchView(torch_model)
-    host = join_run(run, view, torch_model.spec, island=island)
-    return Island(host, view, model, counted, on_end=on_end)
+    host = join_run(run, view, torch_model.spec, island=island, keeping=keeping)
+    if keeping is None:
+        tell_fresh(host.joined, is_fresh=True)
+    else:
+        keeping.begin(host)
+    return Island(Alone(host, view), [model], counted, on_end=on_end, keeping=keeping)
 
 
 def _last_of(
@@ -73,6 +112,16 @@ def _last_of(
         "Pass what trains the model; one without hooks is counted by "
         'count="manual" and island.stepped().'
     )
+
+
+def is_perhaps_spread(model: torch.nn.Module) -> bool:
+    """Return whether a model may be trained by several ranks, without looking far.
+
+    What shards parameters has been loaded by who has sharded them.
+    """
+    parallel = torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel
+    has_wrapper = any(isinstance(part, parallel) for part in model.modules())
+    return has_wrapper or "torch.distributed.tensor" in sys.modules
 
 
 def _require_choice(name: str, value: str, known: tuple[str, ...]) -> None:

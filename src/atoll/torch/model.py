@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,8 @@ from atoll.protocol.messages import Role
 from atoll.weights import Layout
 from atoll.weights.layout import F32
 from atoll.wire import blake3_digest
+
+Digest = Callable[[torch.Tensor], str]
 
 _COMPILED = "_orig_mod."
 """What torch.compile puts into names; the model is the same without."""
@@ -66,25 +68,30 @@ class TorchModel:
     spec: ModelSpec
     carried: dict[str, Place]
     frozen: dict[str, torch.nn.Parameter]
+    tensors: dict[str, torch.Tensor]
+    """All that the spec lists."""
 
     @classmethod
-    def of(cls, module: torch.nn.Module) -> TorchModel:
-        """Return the model of a module.
+    def of(cls, module: torch.nn.Module, *, digest: Digest | None = None) -> TorchModel:
+        """Return the model of a module; `digest` is that of a constant's bytes.
 
         Raises:
             UsageError: the module is on the meta device, or trains nothing.
         """
+        digest = digest or digest_of
         carried: dict[str, Place] = {}
         frozen: dict[str, torch.nn.Parameter] = {}
+        tensors: dict[str, torch.Tensor] = {}
         specs: list[TensorSpec] = []
         for path, parameter in module.named_parameters():
             name = path.replace(_COMPILED, "")
+            tensors[name] = parameter
             if parameter.requires_grad:
                 carried[name] = Place.of(module, path)
                 specs.append(_carried(name, parameter, "parameter"))
             else:
                 frozen[name] = parameter
-                specs.append(_constant(name, parameter))
+                specs.append(_constant(name, parameter, digest))
         if not carried:
             raise UsageError(
                 "The model has no parameter that requires a gradient: there is "
@@ -92,12 +99,13 @@ class TorchModel:
             )
         for path, buffer in _persistent_buffers(module):
             name = path.replace(_COMPILED, "")
+            tensors[name] = buffer
             if buffer.is_floating_point():
                 carried[name] = Place.of(module, path)
                 specs.append(_carried(name, buffer, "buffer"))
             elif buffer.dim():
-                specs.append(_constant(name, buffer))
-        return cls(ModelSpec(tuple(specs)), carried, frozen)
+                specs.append(_constant(name, buffer, digest))
+        return cls(ModelSpec(tuple(specs)), carried, frozen, tensors)
 
     def require_same_training(self) -> None:
         """Return when what is trained is what was trained at joining."""
@@ -163,14 +171,14 @@ def _carried(name: str, tensor: torch.Tensor, role: Role) -> TensorSpec:
     )
 
 
-def _constant(name: str, tensor: torch.Tensor) -> TensorSpec:
+def _constant(name: str, tensor: torch.Tensor, digest: Digest) -> TensorSpec:
     _require_values(name, tensor)
     return TensorSpec(
         name=name,
         shape=tuple(tensor.shape),
         dtype=_dtype(tensor),
         role="constant",
-        digest=blake3_digest(_raw_bytes(tensor)).hex(),
+        digest=digest(tensor),
     )
 
 
@@ -182,7 +190,13 @@ def _require_values(name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _raw_bytes(tensor: torch.Tensor) -> memoryview:
+def digest_of(tensor: torch.Tensor) -> str:
+    """Return the digest of a tensor's bytes, in hex."""
+    return blake3_digest(raw_bytes(tensor)).hex()
+
+
+def raw_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return the values as they lie in memory, end to end."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 

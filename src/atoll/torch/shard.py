@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -27,6 +28,8 @@ def shard(data: Any, island: Island) -> Any:
 
     Island `slot` of K takes rows slot, slot + K, slot + 2K, ..., where K is the run's
     `max_islands`, or `start_islands` if that is not set: no two islands share a row.
+    The ranks of an island that train on data of their own deal these rows out among
+    them, the same number to each; ranks that train on the same data get the same.
 
     Args:
         data: a tensor or list (its rows), a map-style dataset (its rows), a DataLoader
@@ -38,27 +41,49 @@ def shard(data: Any, island: Island) -> Any:
         UsageError: more islands have joined than the run was cut for, or a DataLoader
             has a sampler of its own, which a part of its rows would contradict.
     """
-    first, step = _cut(island)
+    cut = _cut(island)
     if isinstance(data, DataLoader):
-        return _shard_loader(data, first, step, island.seed)
+        return _shard_loader(data, cut, island.seed)
     if isinstance(data, torch.Tensor | list | tuple):
-        return data[first::step]
+        rows = cut.rows(len(data))
+        return data[rows.start : rows.stop : rows.step]
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        return _rows(data, first, step)
-    return EveryNth(data, first, step)
+        return _rows(data, cut)
+    return Dealt(data, cut)
 
 
-class EveryNth(Iterable[T]):
-    """Every `step`-th item of an iterable, from `first` on, each time it is asked."""
+@dataclass(frozen=True)
+class Cut:
+    """Which rows belong to a rank: every `parts`-th from `part` on is the island's."""
 
-    def __init__(self, items: Iterable[T], first: int, step: int) -> None:
-        self._items, self._first, self._step = items, first, step
+    part: int
+    parts: int
+    rank: int = 0
+    ranks: int = 1
+    """Of the island's rows every `ranks`-th, from `rank` on, is this rank's."""
+
+    def rows(self, count: int) -> range:
+        """Return this rank's of so many rows; every rank of an island has as many."""
+        each = len(range(self.part, count, self.parts)) // self.ranks
+        first, step = self.part + self.rank * self.parts, self.parts * self.ranks
+        return range(first, first + each * step, step)
+
+
+class Dealt(Iterable[T]):
+    """A rank's items of an iterable, each time it is asked."""
+
+    def __init__(self, items: Iterable[T], cut: Cut) -> None:
+        self._items, self._cut = items, cut
 
     def __iter__(self) -> Iterator[T]:
-        return islice(self._items, self._first, None, self._step)
+        cut = self._cut
+        mine = islice(self._items, cut.part, None, cut.parts)
+        # An item counts only if there is one for every rank: none may have more steps.
+        while len(dealt := list(islice(mine, cut.ranks))) == cut.ranks:
+            yield dealt[cut.rank]
 
 
-def _cut(island: Island) -> tuple[int, int]:
+def _cut(island: Island) -> Cut:
     run = island.settings.run
     parts = run.max_islands if run.max_islands is not None else run.start_islands
     if island.slot >= parts:
@@ -67,18 +92,16 @@ def _cut(island: Island) -> tuple[int, int]:
             f"is cut into {parts} parts. Set run.max_islands to the most islands that "
             "will ever join."
         )
-    return island.slot, parts
+    return Cut(island.slot, parts, *island.place)
 
 
-def _rows(data: Dataset[Any], first: int, step: int) -> Subset[Any]:
-    return Subset(data, range(first, len(data), step))  # type: ignore[arg-type]
+def _rows(data: Dataset[Any], cut: Cut) -> Subset[Any]:
+    return Subset(data, cut.rows(len(data)))  # type: ignore[arg-type]
 
 
-def _shard_loader(
-    loader: DataLoader[Any], first: int, step: int, seed: int
-) -> Iterable[Any]:
+def _shard_loader(loader: DataLoader[Any], cut: Cut, seed: int) -> Iterable[Any]:
     if isinstance(loader.dataset, IterableDataset):
-        return EveryNth(loader, first, step)
+        return Dealt(loader, cut)
     if (sampler := _own_sampler(loader)) is not None:
         raise UsageError(
             f"The DataLoader has a sampler of its own ({type(sampler).__name__}), "
@@ -87,7 +110,7 @@ def _shard_loader(
         )
     generator = torch.Generator().manual_seed(seed)
     return DataLoader(
-        _rows(loader.dataset, first, step),
+        _rows(loader.dataset, cut),
         batch_size=loader.batch_size,
         shuffle=isinstance(loader.sampler, RandomSampler),
         generator=generator,

@@ -38,10 +38,10 @@ def seal(
     for block in blocks(layout.elements):
         size = block.stop - block.start
         values, sent = work[:size], decoded[:size]
-        _want(
+        want(
             layout, anchor, local[block], block, values, residual=residual, decay=decay
         )
-        _encode(layout, up, values, body, block.start, seed)
+        encode(layout, up, values, body, block.start, seed)
         up.decode(body, sent, first=block.start)
         if residual_after is None:
             norm.add(sent)
@@ -50,7 +50,7 @@ def seal(
     return norm.value()
 
 
-def _want(
+def want(
     layout: FragmentLayout,
     anchor: F32 | None,
     local: F32,
@@ -60,7 +60,10 @@ def _want(
     residual: F32 | None,
     decay: float,
 ) -> None:
-    """Write what is to be sent of a block: the difference, and the decayed residual."""
+    """Write what is to be sent of a block: the difference, and the decayed residual.
+
+    `local` and `out` start where the block does, the other vectors where `layout` does.
+    """
     if anchor is None:
         out[:] = local
         if residual is not None:
@@ -76,7 +79,7 @@ def _want(
         kernels.active().difference_fed(loaded, local, residual[block], decay, out)
 
 
-def _encode(
+def encode(
     layout: FragmentLayout,
     up: Codec,
     values: F32,
@@ -84,6 +87,11 @@ def _encode(
     first: int,
     seed: int,
 ) -> None:
+    """Encode values from element `first` on into the body of the whole fragment.
+
+    Raises:
+        NonFinite: naming the parameter.
+    """
     start = up.offset(first)
     piece = body[start : start + up.body_bytes(len(values))]
     try:

@@ -143,7 +143,7 @@ class FragmentState:
                 nothing has moved; or its body does not decode, and the state is
                 spoilt: its digest is all zeros, which no update may name.
         """
-        self._require_next(agreed)
+        self.require_next(agreed, elements=len(self.anchor))
         if agreed.elements:
             assert agreed.outer is not None
             self.count += agreed.outer.optimizer == "adam"
@@ -159,7 +159,12 @@ class FragmentState:
             )
         self.round = agreed.round
 
-    def _require_next(self, agreed: Header) -> None:
+    def require_next(self, agreed: Header, *, elements: int) -> None:
+        """Return when `agreed` is the next outcome of this state, or of its fragment.
+
+        Raises:
+            CorruptError: it belongs to another round, another state or another size.
+        """
         expected = (self.round + 1, self.digest)
         if (agreed.round, agreed.base) != expected:
             raise CorruptError(
@@ -168,9 +173,9 @@ class FragmentState:
                 f"{expected[0]} on state {expected[1].hex()}. "
                 "Take the run's state again."
             )
-        if agreed.elements not in (0, len(self.anchor)):
+        if agreed.elements not in (0, elements):
             raise CorruptError(
                 f"The outcome of fragment {agreed.fragment} has {agreed.elements} "
-                f"elements, and the fragment {len(self.anchor)}. "
+                f"elements, and the fragment {elements}. "
                 "Take the run's state again."
             )

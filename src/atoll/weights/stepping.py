@@ -57,7 +57,7 @@ def step_and_hash(
         work = _hashing(vectors, agreed, agreed.outer, body, hashes)
     else:
         work = _plain(
-            vectors, agreed, _kernel(vectors, agreed.outer, count), body, hashes
+            vectors, agreed, kernel_of(vectors, agreed.outer, count), body, hashes
         )
     kernels.over_blocks(elements, work, block=STEP_BLOCK, threads=threads)
     return hashes
@@ -129,7 +129,7 @@ def _plain(
     return work
 
 
-def _kernel(vectors: Sequence[F32], outer: OuterValues, count: int) -> Step:
+def kernel_of(vectors: Sequence[F32], outer: OuterValues, count: int) -> Step:
     """Return the kernel of an optimizer, bound to its fp32 settings."""
     active = kernels.active()
     lr, momentum = np.float32(outer.lr), np.float32(outer.momentum)
@@ -144,6 +144,10 @@ def _kernel(vectors: Sequence[F32], outer: OuterValues, count: int) -> Step:
             anchor[at], first[at], second[at], mean, lr, momentum, *scalars
         )
     (velocity,) = moments
+    if outer.optimizer == "nesterov":
+        return lambda at, mean: active.nesterov(
+            anchor[at], velocity[at], mean, lr, momentum
+        )
     return lambda at, mean: active.heavy_ball(
         anchor[at], velocity[at], mean, lr, momentum
     )

@@ -10,8 +10,12 @@ import numpy as np
 import pytest
 
 from atoll.algorithm.merge import mean
+from atoll.clock import SystemClock
 from atoll.errors import CorruptError, Unreachable, UsageError
-from atoll.exchange.all_reduce import AllReduce, Place, open_place
+from atoll.exchange.all_reduce import AllReduce, Place, Sections, open_place
+from atoll.exchange.all_reduce.frames import Agreed
+from atoll.exchange.all_reduce.place import Deadline
+from atoll.exchange.all_reduce.standing import Standing
 from atoll.store import Counted, MemoryStore, Store, Traits
 from tests.exchange.all_reduce.ranks import (
     LARGE,
@@ -115,6 +119,17 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert "2 of 3 ranks" in said
     assert "rank 1 (the store/test/up/000000000001.00001), which has done 1" in said
     assert "timeout_s=0.2" in said
+
+
+def test_nobody_is_named_who_has_come_at_the_last_moment() -> None:
+    """Two ranks read each other: a part that nobody puts is nobody's fault."""
+    store = MemoryStore()
+    run([join(store, rank, 2) for rank in range(2)], 0, size=SMALL)
+    sections = Sections({"float32": SMALL})
+    agreed = Agreed("test", 2, "mean", sections, layout=f"{SMALL}")
+    standing = Standing(open_place(store), "test", 0, 2)
+    told = standing.absent(agreed, 0, Deadline.begin(SystemClock(), 1.0))
+    assert "the last of 2 ranks has come just now. Call again" in str(told)
 
 
 def test_a_call_that_was_too_late_can_be_repeated() -> None:

@@ -163,6 +163,41 @@ def test_a_spoilt_piece_counts_as_zeros_for_every_reader() -> None:
     assert mean.body.tobytes() == clean.body.tobytes()
 
 
+def sealed_fp32(name: str, values: np.ndarray) -> tuple[Header, np.ndarray]:
+    """Return an update as somebody may have sealed it who does not use an encoder."""
+    body, encoded = values.view(np.uint8), FOUR[name][0]
+    header = replace(encoded, codec="fp32", body_bytes=0, pieces=())
+    return with_body(header, body), body
+
+
+@pytest.mark.parametrize("large", [0.0, 3e38])
+def test_a_piece_that_verifies_but_does_not_decode_counts_as_zeros(
+    large: float,
+) -> None:
+    """Also if values before it overflow: the piece does not count, so nothing does."""
+    settings = RunSettings.from_dict({"wire": {"up": "fp32", "down": "fp32"}})
+    terms, document = terms_of(LAYOUT, settings), roster_for(FOUR)
+    (whole,) = shards(document, ELEMENTS)
+    ones = np.ones(ELEMENTS, np.float32)
+    broken, zeroed, other = ones.copy(), ones.copy(), ones.copy()
+    broken[0] = other[0] = np.float32(large)
+    broken[PIECE_ELEMENTS - 1] = np.nan
+    zeroed[:PIECE_ELEMENTS] = 0.0
+    rest = {"a": sealed_fp32("a", other)} | {
+        name: sealed_fp32(name, ones) for name in ("c", "d")
+    }
+    means = [
+        mean_of(
+            document, 0, whole, {**rest, "b": sealed_fp32("b", mine)}, LAYOUT, terms
+        )
+        for mine in (broken, zeroed)
+    ]
+
+    assert [each.spoilt for each in means] == [("b",), ()]
+    assert not any(each.overflows for each in means)
+    assert means[0].body.tobytes() == means[1].body.tobytes()
+
+
 @pytest.mark.parametrize("size", [0, 1, 1000])
 def test_an_update_that_is_missing_or_cut_off_counts_as_zeros(size: int) -> None:
     """Its island is in the roster, so that the others' share stays what it was."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from atoll.exchange import Exchange
-from atoll.exchange.bucket import StoreExchange
+from atoll.exchange import Exchange, Frame
+from atoll.exchange.bucket import StoreExchange, documents, keys
+from atoll.exchange.bucket.documents import fetch
+from atoll.exchange.bucket.making import found_run
+from atoll.exchange.bucket.outcomes import GRACE_S
 from atoll.exchange.bucket.pauses import GROWTH, LONGEST_S, Pauses
-from atoll.protocol import JoinReply
-from atoll.store import Counted, MemoryStore
-from atoll.testing.one_fragment import enter, plain_settings, update_of
+from atoll.protocol import JoinReply, ModelSpec
+from atoll.store import Counted, MemoryStore, Ranged, Store
+from atoll.testing import vector_model
+from atoll.testing.one_fragment import MODEL, OUTER, enter, plain_settings, update_of
 from atoll.testing.store_runs import StoreRun
+from atoll.weights import FragmentState
+from atoll.wire import PIECE_ELEMENTS, Header, Kind, with_body
 
 OF_A_ROUND = 12
 """Of an island, when the others publish at once: put, list, roster, its outcome."""
@@ -18,25 +25,31 @@ OF_A_ROUND = 12
 OF_AN_ISLAND = 3
 """More for each other island: its update's head, its part, its shard of the mean."""
 
+PIECES = 4
+
 
 class Beach:
     """Islands of one run, each with its own count of requests."""
 
-    def __init__(self, islands: int) -> None:
+    def __init__(self, islands: int, *, model: ModelSpec = MODEL) -> None:
         self.store = MemoryStore()
         run = StoreRun(self.store, plain_settings(start_islands=islands))
+        self.time = run.time
+        if model is not MODEL:
+            founded_with_zeros(self.store)
         self.counts: list[Counted] = []
         self.exchanges: list[Exchange] = []
         self.joined: list[JoinReply] = []
         for number in range(islands):
-            run.store = counted = Counted(self.store)
+            counted = Counted(self.store)
+            run.store = Ranged(counted)  # as islands have it: a read may be several
             exchange = run(key=b"%d" % number)
             self.counts.append(counted)
             self.exchanges.append(exchange)
-            self.joined.append(enter(exchange, f"i{number}"))
+            self.joined.append(enter(exchange, f"i{number}", model=model))
 
 
-@pytest.mark.parametrize("islands", [2, 3, 5, 8])
+@pytest.mark.parametrize("islands", [2, 3, 5, 8, 16])
 def test_a_round_costs_so_many_requests_and_a_few_for_each_island(islands: int) -> None:
     """Nobody waits: what is left are puts, lists and reads that a round needs."""
     beach = Beach(islands)
@@ -55,6 +68,51 @@ def test_a_round_costs_so_many_requests_and_a_few_for_each_island(islands: int) 
     for counted, earlier in zip(beach.counts, before, strict=True):
         spent = counted.requests.since(earlier)
         assert spent.total <= OF_A_ROUND + OF_AN_ISLAND * islands
+
+
+LARGE = vector_model({"w": (PIECES * PIECE_ELEMENTS,)})
+
+
+def founded_with_zeros(store: Store) -> None:
+    """Give a run its first weights, as `atoll init --init` does."""
+    document = fetch(store, documents.SETTINGS, keys.SETTINGS)
+    state = FragmentState.found(np.zeros(PIECES * PIECE_ELEMENTS, np.float32), "sgd")
+    frame = state.to_frame(run=document.run, fragment=0, outer=OUTER)
+    found_run(store, document, LARGE, [Frame(*frame)])
+
+
+def large_update(joined: JoinReply, base: bytes) -> Frame:
+    """Return an update of so many pieces that each of four islands makes a part."""
+    body = np.zeros(PIECES * PIECE_ELEMENTS, np.float32).view(np.uint8)
+    header = Header(
+        kind=Kind.UPDATE,
+        run=joined.run,
+        fragment=0,
+        round=1,
+        island=joined.island,
+        incarnation=joined.incarnation,
+        base=base,
+        elements=PIECES * PIECE_ELEMENTS,
+    )
+    return Frame(with_body(header, body), body)
+
+
+def test_who_waits_for_parts_of_a_mean_asks_for_one_of_them() -> None:
+    """Three owners have died: seconds later the parts are made, and not before."""
+    beach = Beach(PIECES, model=LARGE)
+    base = beach.exchanges[0].state(0).header.base
+    for exchange, joined in zip(beach.exchanges, beach.joined, strict=True):
+        exchange.publish(large_update(joined, base))
+    alive, counted = beach.exchanges[0], beach.counts[0]
+    assert isinstance(alive, StoreExchange)
+    before, begun_s = counted.requests, beach.time.now_s()
+    assert StoreExchange.outcome(alive, 0, 1, wait_s=0.0) is not None
+
+    spent, waited_s = counted.requests.since(before), beach.time.now_s() - begun_s
+    assert (PIECES - 1) * GRACE_S <= waited_s <= PIECES * GRACE_S
+    most = OF_A_ROUND + OF_AN_ISLAND * PIECES
+    # What others should have made, and each look of a wait.
+    assert spent.total <= most + PIECES * PIECES + 2 * waited_s
 
 
 def test_looks_become_seldom() -> None:

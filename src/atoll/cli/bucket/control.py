@@ -13,8 +13,7 @@ from atoll.cli.bucket.observing import Observing
 from atoll.errors import Refused, UsageError
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import ControlDocument, packed
-from atoll.exchange.bucket.keys import life_of
-from atoll.protocol.ending import NO_ROUND, set_values
+from atoll.protocol.ending import set_values
 from atoll.protocol.events import NewValues
 
 TRIES = 64
@@ -39,14 +38,24 @@ def say(
         key = keys.control(number)
         if observing.store.put_new(key, packed(documents.CONTROL, said)):
             observing.look()
+            _require_heeded(observing, said)
             return number, said
     raise Refused(f"{TRIES} others have spoken meanwhile. Try again.")
 
 
 def _require_here(observing: Observing) -> None:
-    target = observing.lookout.sight.moved_to
-    if target is not None:
-        raise Refused(f"The run has moved to {target}. Control it there.")
+    move = observing.lookout.sight.state.move
+    if move is not None:
+        raise Refused(
+            f"The run {'has moved' if move.is_over else 'is on its way'} to "
+            f"{move.target}. Control it there."
+        )
+
+
+def _require_heeded(observing: Observing, said: ControlDocument) -> None:
+    """Return if a word is in force: a move may have begun right before it."""
+    if said not in observing.lookout.sight.in_force:
+        _require_here(observing)
 
 
 def _document(
@@ -59,36 +68,12 @@ def _document(
             set_values(observing.lookout.sight.state, NewValues(values), 0.0)  # judged
             return ControlDocument(run=run, action="set", values=values)
         case "stop" | "drain":
-            last = last_round(observing)
+            # Who is there can close rounds up to it; nobody's update is left over.
+            last = observing.lookout.furthest()
             return ControlDocument(run=run, action="stop", values={}, last_round=last)
         case "evict":
             return _eviction(observing, words["island"])
     return ControlDocument(run=run, action=action, values={})
-
-
-def last_round(observing: Observing) -> int:
-    """Return the furthest round that anybody has published for, of all fragments.
-
-    Rounds up to it can be closed by who is there; nobody's update is left over.
-    """
-    rounds = observing.lookout.sight.state.rounds
-    furthest = NO_ROUND
-    for round in rounds:
-        published = [
-            number
-            for number in (round.number, round.number + 1)
-            if _has_updates(observing, round.fragment, number)
-        ]
-        furthest = max(furthest, round.number - 1, *published)
-    return furthest
-
-
-def _has_updates(observing: Observing, fragment: int, round: int) -> bool:
-    items = observing.store.items(keys.updates(fragment, round))
-    return any(
-        (life := life_of(item.key)) and observing.lookout.sight.name_of(life)
-        for item in items
-    )
 
 
 def _eviction(observing: Observing, island: str) -> ControlDocument:

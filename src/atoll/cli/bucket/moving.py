@@ -59,6 +59,8 @@ class Departure:
         self._asking = Asking(run, caller, spoken, shown=around.certificate)
         self._url, self._timing = url, ThreadTiming()
         self._store = reliable(url, self._timing.pause)
+        self.is_under_way = False
+        """Whether the run was told to go, and has not arrived."""
 
     def __enter__(self) -> Self:
         return self
@@ -84,12 +86,15 @@ class Departure:
             require_free(self._store, url=self._url)
             said = {"target": self._url, "nonce": secrets.token_hex(16)}
             self._again(lambda: self._asking.post("/control/move", said))
+        self.is_under_way = True
         belongings = self._belongings()
         if not is_here(self._store, belongings.run):
             arriving = Arriving(self._store, self._timing, belongings)
             arriving.bring(self._state, self._update)
             arriving.settle()
-        return self._say("moved")
+        status = self._say("moved")
+        self.is_under_way = False
+        return status
 
     def stay(self) -> dict[str, Any]:
         """Let the run go on at its coordinator, unless it is at the store already.

@@ -15,8 +15,8 @@ from typing import Self
 
 from atoll.cli.bucket.whole_reads import WholeReads
 from atoll.clock import Clock
-from atoll.exchange.bucket import Lookout, ThreadTiming, documents, keys
-from atoll.exchange.bucket.documents import RosterDocument, fetch
+from atoll.exchange.bucket import Lookout, ThreadTiming
+from atoll.exchange.bucket.documents import RosterDocument
 from atoll.exchange.bucket.opening import require_there
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
@@ -102,11 +102,7 @@ class Observing:
 
     def read_rosters(self, wanted: Sequence[tuple[int, int]]) -> list[RosterDocument]:
         """Return the rosters of closed rounds, by fragment and round."""
-        run = self.lookout.run
-        reads = [
-            partial(fetch, self.store, documents.ROSTER, keys.roster(*at), run=run)
-            for at in wanted
-        ]
+        reads = [partial(self.lookout.roster, *at) for at in wanted]
         return self._timing.together(reads) if reads else []
 
     def pause(self, seconds: float) -> None:

@@ -98,6 +98,12 @@ class Standing:
     ) -> Unreachable:
         """Return the error that says who is missing, where, and since when."""
         missing = dict(self._missing(agreed, round_number))
+        if not missing:
+            return Unreachable(
+                f"Round {round_number} of {self.name!r} waited {deadline.text}, and "
+                f"the last of {self.world_size} ranks has come just now. Call again; "
+                "what this rank has sent stays."
+            )
         said = "; ".join(
             f"rank {rank} ({self.place.path(key)}), which has done {self.done(rank)}"
             for rank, key in list(missing.items())[:MAX_NAMED]
@@ -113,12 +119,13 @@ class Standing:
 
     def _missing(self, agreed: Agreed, round_number: int) -> Iterator[tuple[int, str]]:
         """Yield whose values are not there; if all are, whose part is not."""
-        is_complete = True
+        # Who reads everybody's values waits for nothing else: nobody puts a part.
+        waits_for_parts = not agreed.is_direct
         for rank in range(self.world_size):
             if not self._is_there(key := self.up(round_number, rank)):
-                is_complete = False
+                waits_for_parts = False
                 yield rank, key
-        for part in range(agreed.num_parts if is_complete else 0):
+        for part in range(agreed.num_parts if waits_for_parts else 0):
             if not self._is_there(key := self.mean(round_number, part)):
                 yield agreed.owner(part, round_number), key
 

@@ -3,6 +3,7 @@
 Rule 1: what decides was seen within the last seconds; who stood still looks again.
 Rule 2: what operators have said is read before a round is closed.
 Rule 3: if islands start from several states, the run's own is made from the bucket.
+Rule 4: what who has gone left in a round that was closed without it is brought along.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 
 from atoll.exchange.bucket import documents, keys, means
 from atoll.exchange.bucket.documents import ControlDocument, RosterDocument, packed
+from atoll.exchange.bucket.leftovers import Leftovers
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.states import States
 from atoll.protocol import Holding
@@ -29,6 +31,7 @@ class Closing:
     def __init__(self, lookout: Lookout, states: States) -> None:
         self._lookout, self._states = lookout, states
         self._store, self._timing = lookout.store, lookout.timing
+        self._leftovers = Leftovers(lookout)
         self.island: str | None = None
         """Who closes; nobody only looks."""
 
@@ -38,9 +41,11 @@ class Closing:
         is_fresh = self._look(fragment) or self._look(fragment)
         if not is_fresh or self._due(fragment) is None:
             return
+        looked_s = self._timing.now_s()
         # A stop or a pause since the last heartbeat: others may heed it already.
         self._lookout.heed_controls()
-        if self._prove_base(fragment) and not self._look(fragment):
+        is_old = self._timing.now_s() - looked_s > FRESH_S
+        if (self._prove_base(fragment) or is_old) and not self._look(fragment):
             return
         document = self._due(fragment)
         if document is not None:
@@ -49,7 +54,7 @@ class Closing:
     def _prove_base(self, fragment: int) -> bool:
         """If islands start from several states, find out which is the run's."""
         with self._lookout.lock:
-            is_disputed = self._lookout.sight.is_disputed(fragment)
+            is_disputed = self._lookout.known_bases.is_disputed(fragment)
         if is_disputed:
             log.warning(
                 "islands start round %d of fragment %d from several states; "
@@ -60,7 +65,7 @@ class Closing:
             state = self._states.read(fragment)
             with self._lookout.lock:
                 held = Holding(state.round, state.digest)
-                self._lookout.sight.see_proven(fragment, held)
+                self._lookout.known_bases.see_proven(fragment, held)
         return is_disputed
 
     def _due(self, fragment: int) -> RosterDocument | None:
@@ -68,8 +73,10 @@ class Closing:
         if self.island is None:
             return None
         with self._lookout.lock:
+            if self._leftovers.unseen(fragment):
+                return None  # a farewell was read since: the next look brings it
             now_s = self._timing.now_s()
-            due = self._lookout.sight.closing(fragment, self.island, now_s)
+            due = self._lookout.known_updates.closing(fragment, self.island, now_s)
             return self._roster_document(*due) if due else None
 
     def _look(self, fragment: int) -> bool:
@@ -81,17 +88,18 @@ class Closing:
         begun_s = self._timing.now_s()
         self._lookout.look_round(fragment)
         if self.island is not None:
-            self._lookout.look_missing(fragment)
+            self._lookout.members.look_missing(fragment)
             self._lookout.look_stands(fragment)
+            self._leftovers.bring(fragment)
         return self._timing.now_s() - begun_s <= FRESH_S
 
     def _close(self, document: RosterDocument) -> None:
         """Put a roster; whoever was first has closed the round."""
-        key = keys.roster(document.fragment, document.round)
+        key = self._lookout.roster_key(document.fragment, document.round)
         self._store.put_new(key, packed(documents.ROSTER, document))
         self._lookout.follow(document.fragment)
         with self._lookout.lock:
-            has_ended = self._lookout.sight.ended_by_tokens() is not None
+            has_ended = self._lookout.known_updates.ended_by_tokens() is not None
         if has_ended:
             self._stop(self._lookout.furthest())
 

@@ -108,7 +108,10 @@ class ControlDocument:
     """With `evict`."""
 
     target: str | None = None
-    """With `move`: where the run goes on."""
+    """With `move`, `moved` and `stay`: where the run goes, or would have gone."""
+
+    nonce: str = ""
+    """With them, too: made for this move."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +128,9 @@ class RosterDocument:
     """Who makes which part of the mean; empty: everybody reads every update."""
 
     roster: Roster
+    move: int = 0
+    """The word by which the run goes elsewhere: then the round is not closed at all,
+    and nobody can close it here, unless that was given up. 0: the round is closed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +158,17 @@ class StateDocument:
     bases: tuple[bytes, ...]
 
 
-ACTIONS = ("set", "pause", "resume", "stop", "evict", "move")
+ACTIONS = (
+    "set",
+    "pause",
+    "resume",
+    "save",
+    "stop",
+    "evict",
+    "move",
+    "moved",
+    "stay",
+)
 
 
 def _scalars(value: object, where: str) -> dict[str, Any]:
@@ -208,6 +224,7 @@ CONTROL: Field[ControlDocument] = table(
         "island": maybe(NAME),
         "incarnation": whole(),
         "target": maybe(text(2048)),
+        "nonce": text(64),
     },
 )
 ROSTER: Field[RosterDocument] = table(
@@ -220,6 +237,7 @@ ROSTER: Field[RosterDocument] = table(
         "outer": _OUTER,
         "shards": listed(NAME, most=MAX_SHARDS),
         "roster": _ROSTER,
+        "move": whole(),
     },
 )
 COUNTED = row(

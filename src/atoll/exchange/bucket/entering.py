@@ -5,7 +5,8 @@ Rule 1: a life is a key that is put once. Who holds the key of a name takes its 
         document does not change meanwhile.
 Rule 2: the member with the lowest slot that is live founds the run; others wait.
 Rule 3: what earlier lives have published for rounds that are open stands: the new life
-        names it, so that everybody counts it or nobody does.
+        names it, so that everybody counts it or nobody does. What a farewell names and
+        a closed round has left out is put into the open one before.
 Rule 4: a life that came here with its run goes on under the key that the move has put.
 """
 
@@ -13,12 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from atoll.errors import LeaseLost, UsageError
 from atoll.exchange.bucket import documents, keys
-from atoll.exchange.bucket.documents import MemberDocument, Stand, packed
-from atoll.exchange.bucket.keys import Life, life_of
+from atoll.exchange.bucket.documents import MemberDocument, packed
+from atoll.exchange.bucket.earlier import EarlierLives
+from atoll.exchange.bucket.keys import Life
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.states import States
 from atoll.protocol import Beat, JoinRequest
@@ -40,7 +41,9 @@ class Entering:
     ) -> None:
         self._lookout, self._states = lookout, states
         self._store, self._timing = lookout.store, lookout.timing
+        self._earlier = EarlierLives(lookout)
         self._key, self._nonce = blake3_digest(key), nonce
+        self._returns = False
 
     def enter(self, request: JoinRequest) -> MemberDocument:
         """Put the document of the island's next life, and return it.
@@ -50,7 +53,7 @@ class Entering:
             UsageError: the name is taken by a live island, or the run is full.
             LeaseLost: a life that came along with the run has a successor here.
         """
-        name = request.island
+        name, self._returns = request.island, request.returns
         if name is not None and (fault := name_fault(name, what="island")):
             raise UsageError(f"{fault}. Give this island another name.")
         if self._lookout.look_founding():
@@ -82,7 +85,7 @@ class Entering:
         key = keys.member(island, incarnation)
         self._store.put(key, packed(documents.MEMBER, document))
         with self._lookout.lock:
-            self._lookout.sight.see_member(document, self._timing.now_s())
+            self._lookout.known_members.see(document, self._timing.now_s())
         return document
 
     def _take_name(self, name: str | None) -> MemberDocument:
@@ -93,12 +96,12 @@ class Entering:
             key = keys.member(island, document.beat.incarnation)
             if self._store.put_new(key, packed(documents.MEMBER, document)):
                 with self._lookout.lock:
-                    self._lookout.sight.see_member(document, self._timing.now_s())
+                    self._lookout.known_members.see(document, self._timing.now_s())
                 return document
             # Somebody has this life, whom a list may not show yet; or at its key is
             # something else, and the next one is free.
             least = document.beat.incarnation + 1
-            self._lookout.look_life(Life(keys.slug(island), least - 1))
+            self._lookout.members.look_life(Life(keys.slug(island), least - 1))
             self._lookout.look_members()
             if island in self._lookout.sight.documents:
                 before = island
@@ -137,8 +140,11 @@ class Entering:
         if before is not None and before.key != self._key and not before.has_left:
             self._require_silent(before)
         incarnation = max(least, before.incarnation + 1 if before else 1)
-        opened = self._opened()
-        stands = self._stands(island, incarnation)
+        if before is not None and before.has_left:
+            self._earlier.bring()
+        # Rounds have waited for one that goes on from a checkpoint.
+        opened = () if before is not None and self._returns else self._opened()
+        stands = self._earlier.stands(island, incarnation)
         step = self._lookout.sight.position(self._timing.now_s()).step
         return MemberDocument(
             run=self._lookout.run,
@@ -156,51 +162,6 @@ class Entering:
         sight = self._lookout.sight
         rounds = tuple(round.number for round in sight.state.rounds)
         return rounds if sight.has_begun else ()
-
-    def _stands(self, island: str, incarnation: int) -> tuple[Stand, ...]:
-        """Return the updates of earlier lives for the open rounds, and those after.
-
-        Of several the latest: it was put by a life that did not name the others.
-        """
-        if incarnation == 1:
-            return ()
-        wheres = [
-            (round.fragment, number)
-            for round in self._lookout.sight.state.rounds
-            for number in (round.number, round.number + 1)
-        ]
-        finds = [partial(self._standing, *each, island, incarnation) for each in wheres]
-        return tuple(
-            Stand(fragment=fragment, round=number, incarnation=found)
-            for (fragment, number), found in zip(
-                wheres, self._timing.together(finds), strict=True
-            )
-            if found
-        )
-
-    def _standing(
-        self, fragment: int, round: int, island: str, incarnation: int
-    ) -> int:
-        """Return which earlier life has published for a round; 0: none has.
-
-        The last one's update is asked for by its key, because a list may be late.
-        What cannot be read as an update speaks for nobody.
-        """
-        slug, has_update = keys.slug(island), self._lookout.has_update
-        if has_update(fragment, round, Life(slug, incarnation - 1)):
-            return incarnation - 1
-        items = self._store.items(keys.updates(fragment, round))
-        lives = [life for item in items if (life := life_of(item.key))]
-        return max(
-            [
-                life.incarnation
-                for life in lives
-                if life.slug == slug
-                and life.incarnation < incarnation
-                and has_update(fragment, round, life)
-            ],
-            default=0,
-        )
 
     def _require_silent(self, before: Member) -> None:
         """Return if the document of another's life does not change for a lease."""

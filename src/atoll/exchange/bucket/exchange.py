@@ -13,25 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from atoll.errors import (
-    CorruptError,
-    Refused,
-    RunEnded,
-    RunMoved,
-)
+from atoll.errors import RunEnded, RunMoved
 from atoll.exchange.base import Frame, Outcome
-from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.closing import Closing
-from atoll.exchange.bucket.documents import (
-    MemberDocument,
-    Stand,
-)
+from atoll.exchange.bucket.documents import MemberDocument, Stand
 from atoll.exchange.bucket.entering import WATCH_S, Entering
 from atoll.exchange.bucket.founder import Founder
 from atoll.exchange.bucket.living import Living
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.pauses import Pauses
+from atoll.exchange.bucket.publishing import Publishing
 from atoll.exchange.bucket.sight import BEAT_S
 from atoll.exchange.bucket.states import STATE_ROUNDS, States
 from atoll.protocol import (
@@ -43,7 +35,7 @@ from atoll.protocol import (
     Reception,
     Stats,
 )
-from atoll.wire import Header, Kind, pack, update_digest, verify_body
+from atoll.wire import Kind
 
 
 class StoreExchange:
@@ -60,9 +52,6 @@ class StoreExchange:
     ) -> None:
         self._lookout, self._beat_s = lookout, beat_s
         self._store, self._timing = lookout.store, lookout.timing
-        self.moved: Callable[[RunMoved], None] | None = None
-        """Told in the background that the run is elsewhere, for who follows it."""
-
         self._outcomes = Outcomes(lookout, None)
         self._states = States(lookout, self._outcomes, every_rounds=state_rounds)
         self._living = Living(lookout)
@@ -71,6 +60,9 @@ class StoreExchange:
         self._request: JoinRequest | None = None
         self._pauses = Pauses()
         self._founder = Founder(lookout, nonce.hex())
+        self._publishing = Publishing(
+            self._living, self._closing, self._outcomes, self._pauses
+        )
 
     @property
     def stats(self) -> Callable[[], Stats] | None:
@@ -81,13 +73,25 @@ class StoreExchange:
     def stats(self, told: Callable[[], Stats] | None) -> None:
         self._living.stats = told
 
+    @property
+    def moved(self) -> Callable[[RunMoved], None] | None:
+        """Told in the background that the run is elsewhere, for who follows it."""
+        return self._living.moved
+
+    @moved.setter
+    def moved(self, told: Callable[[RunMoved], None] | None) -> None:
+        self._living.moved = told
+
     def join(self, request: JoinRequest) -> JoinReply:
+        self._lookout.require_staying()
         was_founded = self._lookout.look_founding()
         member = self._living.member
         if member is None:
             self._living.member = member = self._entering.enter(request)
             self._outcomes.island = self._closing.island = member.beat.island
             self._timing.every(self._beat_s, self._living.beat_quietly)
+            # Who takes the run elsewhere may have read who is here before this.
+            self._lookout.require_staying()
         self._request = request
         is_founder = self._is_founder(member)
         if not is_founder:
@@ -114,6 +118,9 @@ class StoreExchange:
             sight, beat = self._lookout.sight, member.beat
             counted = sight.state.counted.of(beat.island)
             position = sight.position(self._timing.now_s())
+            if self._request is None or self._request.incarnation is None:
+                # As the run was before it: who makes up `start_islands` begins it.
+                position = replace(position, step=beat.step)
             self._living.position = position
             return JoinReply(
                 run=self._lookout.run,
@@ -131,15 +138,20 @@ class StoreExchange:
                     for stand in member.stands
                     if stand.round == position.rounds[stand.fragment]
                 ),
+                counted=sight.state.counted.by_fragment(
+                    beat.island, len(position.rounds)
+                ),
             )
 
     def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+        self._lookout.require_here()
         self._living.note(beat)
         if at_once:
             self._living.beat()
         return self._living.look() if beat.waits_for else self._living.position
 
     def publish(self, frame: Frame) -> Reception:
+        self._lookout.require_here()
         match frame.header.kind:
             case Kind.STATE if frame.header.round:
                 self._states.write(frame)
@@ -148,88 +160,14 @@ class StoreExchange:
             case Kind.AGREED:
                 pass  # rosters are never lost here
             case _:
-                return self._publish(frame)
+                return self._publishing.publish(frame)
         return Reception.STAGED
-
-    def _publish(self, frame: Frame) -> Reception:
-        header = frame.header
-        member = self._living.require()
-        self._require_own(frame)
-        verify_body(header, frame.body)
-        if self._is_ahead(frame):
-            self._lookout.look_round(header.fragment)
-        with self._lookout.lock:
-            known = self._lookout.sight.reception(header)
-        if known is not None:
-            return known
-        if self._is_ahead(frame):
-            raise Refused(
-                f"Round {header.round} of fragment {header.fragment} cannot be "
-                "published yet: another is open. Wait for its outcome."
-            )
-        if any(
-            (stand.fragment, stand.round) == (header.fragment, header.round)
-            for stand in member.stands
-        ):
-            return Reception.SPOKEN_FOR
-        self._put(frame)
-        self._closing.settle(header.fragment)
-        if header.kind is Kind.DEPARTING:
-            # Nobody is left to find out later: a list may not have the roster yet.
-            self._lookout.follow(header.fragment)
-        with self._lookout.lock:
-            return self._lookout.sight.reception(header) or Reception.STAGED
-
-    def _put(self, frame: Frame) -> None:
-        """Put an update where there is none; the same one again is the same."""
-        header = frame.header
-        where = (header.fragment, header.round)
-        key = keys.update(*where, header.island, header.incarnation)
-        if not self._store.put_new(key, [pack(header), frame.body.data]):
-            self._require_same(key, header)
-        self._outcomes.own.setdefault(where, frame)
-        self._pauses.begin(header.fragment, self._timing.now_s())
-        self._lookout.keep_update(header)
-
-    def _require_same(self, key: str, header: Header) -> None:
-        """Return if this very update stands at its key already."""
-        try:
-            standing, _ = self._lookout.read_update(key, 2**62)
-        except CorruptError as exc:
-            raise CorruptError(
-                f"{key} holds no update, and that of this island cannot be put there: "
-                f"{exc} Remove that object, and start the island again."
-            ) from exc
-        if update_digest(standing) != update_digest(header):
-            raise Refused(
-                f"Another update of island {header.island!r} stands for round "
-                f"{header.round} of fragment {header.fragment}, at {key}. Wait for its "
-                "outcome."
-            )
-
-    def _is_ahead(self, frame: Frame) -> bool:
-        header = frame.header
-        with self._lookout.lock:
-            open_round = self._lookout.sight.number(header.fragment)
-        return header.round > open_round + (header.kind is Kind.DEPARTING)
-
-    def _require_own(self, frame: Frame) -> None:
-        header, rounds = frame.header, self._lookout.sight.state.rounds
-        if header.run != self._lookout.run:
-            raise Refused(
-                f"The frame belongs to run {header.run!r}, and this is "
-                f"{self._lookout.run!r}. Join this run first."
-            )
-        if not 0 <= header.fragment < len(rounds):
-            raise Refused(
-                f"Fragment {header.fragment} does not exist: the run has "
-                f"{len(rounds)}. Take the settings from the run."
-            )
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         if not self._is_over(fragment, round):
             self._wait(fragment, wait_s)
         if not self._is_over(fragment, round):
+            self._lookout.require_here()
             if self._lookout.sight.never_opens(round):
                 raise RunEnded(
                     f"Round {round} will not open: the run ended with round "
@@ -260,18 +198,27 @@ class StoreExchange:
 
     def state(self, fragment: int) -> Frame:
         self._closing.settle(fragment)
+        self._lookout.require_here()
         state = self._states.read(fragment)
         with self._lookout.lock:
             outer = self._lookout.sight.terms(fragment).outer
-            self._lookout.sight.see_held(fragment, Holding(state.round, state.digest))
+            self._lookout.known_bases.see_held(
+                fragment, Holding(state.round, state.digest)
+            )
         header, body = state.to_frame(
             run=self._lookout.run, fragment=fragment, outer=outer
         )
         return Frame(header, body)
 
     def leave(self, island: str, incarnation: int) -> None:
+        if self._living.member is None or self._living.member.has_left:
+            return
+        self._lookout.require_staying()
         if not self._living.leave(self._left_behind):
             return
+        # A move that began meanwhile may have found neither the farewell nor what was
+        # left: then it is for this island to bring it along.
+        self._lookout.require_staying()
         for round in self._lookout.sight.state.rounds:
             if island in round.staged:
                 # Whoever is left would close it; if nobody is, it is for us to do.
@@ -281,15 +228,15 @@ class StoreExchange:
         """Return what stands in open rounds of an island that leaves.
 
         Whoever closes them looks for it by its key: a list that was made before the
-        farewell was seen would not show it.
+        farewell was seen would not show it. A round may have closed since it took what
+        departs: whether it lists that, others find out.
         """
         incarnation, number = member.beat.incarnation, self._lookout.sight.number
+        stands = [each for each in member.stands if each.round >= number(each.fragment)]
         own = [
             Stand(fragment=fragment, round=round, incarnation=incarnation)
             for fragment, round in list(self._outcomes.own)
+            if round >= number(fragment)
+            or (fragment, round) in self._publishing.departed
         ]
-        return tuple(
-            each
-            for each in [*member.stands, *own]
-            if each.round >= number(each.fragment)
-        )
+        return (*stands, *own)

@@ -8,6 +8,8 @@
     members/<slug>.<incarnation>      one life of an island; its heartbeat overwrites it
     rounds/<fragment>/<round>/up/<slug>.<incarnation>     an update, whole or not there
     rounds/<fragment>/<round>/roster                      put once: the round is closed
+    rosters/<fragment>/<round>/<move>                     the same, after that move
+                                                          was given up
     rounds/<fragment>/<round>/mean/<shard>                a part of the agreed body
     states/<fragment>/<round>/<part>                      anchor and velocity
     states/<fragment>/<round>/complete                    put last
@@ -92,6 +94,11 @@ def updates(fragment: int, round: int) -> str:
 def roster(fragment: int, round: int) -> str:
     """Return where a round is closed."""
     return f"{round_prefix(fragment, round)}roster"
+
+
+def roster_after(fragment: int, round: int, move: int) -> str:
+    """Return where a round is closed that a move had frozen, and was given up."""
+    return f"rosters/{fragment}/{round}/{move}"
 
 
 def mean(fragment: int, round: int, shard: int) -> str:

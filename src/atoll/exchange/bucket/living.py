@@ -17,6 +17,7 @@ from atoll.errors import (
     CorruptError,
     LeaseLost,
     NoSuchObject,
+    RunMoved,
     Unreachable,
 )
 from atoll.exchange.bucket import documents, keys
@@ -34,10 +35,13 @@ class Living:
     """Keeps a member's document, and what its heartbeats have read of the others."""
 
     def __init__(self, lookout: Lookout) -> None:
-        self._lookout = lookout
+        self.lookout = lookout
         self._store, self._timing = lookout.store, lookout.timing
         self.stats: Callable[[], Stats] | None = None
         """What people are told of the island, asked for when it is sent."""
+
+        self.moved: Callable[[RunMoved], None] | None = None
+        """Told in the background that the run is elsewhere, for who follows it."""
 
         self.member: MemberDocument | None = None
         self.position = Position(step=0, rounds=())
@@ -69,19 +73,19 @@ class Living:
 
     def note(self, beat: Beat) -> None:
         """Take note of where this island is, and of what it holds."""
-        with self._lookout.lock:
+        with self.lookout.lock:
             self.member = member = replace(self.require(), beat=beat)
             if beat.waits_for is not None:
                 now_s = self._timing.now_s()
-                self._lookout.sight.see_member(member, now_s)
+                self.lookout.known_members.see(member, now_s)
             for fragment, held in enumerate(beat.holds):
-                self._lookout.sight.see_held(fragment, held)
+                self.lookout.known_bases.see_held(fragment, held)
 
     def look(self) -> Position:
         """Return where the run is, by what was read so far."""
-        with self._lookout.lock:
+        with self.lookout.lock:
             now_s = self._timing.now_s()
-            self.position = self._lookout.sight.position(now_s, island=self.island)
+            self.position = self.lookout.sight.position(now_s, island=self.island)
         return self.position
 
     def beat_quietly(self) -> None:
@@ -90,6 +94,9 @@ class Living:
             self.beat()
         except LeaseLost as exc:
             self._lost = exc
+        except RunMoved as exc:
+            if self.moved is not None:
+                self.moved(exc)
         except (CorruptError, NoSuchObject, Unreachable) as exc:
             if not (self.member and self.member.has_left):
                 log.warning("a heartbeat has failed: %s", exc)
@@ -99,37 +106,47 @@ class Living:
             log.exception("heartbeats fail")
 
     def beat(self) -> None:
-        """Say that the island lives, and read what others and operators have said."""
+        """Say that the island lives, and read what others and operators have said.
+
+        Raises:
+            LeaseLost: a later life has the name.
+            RunMoved: the run is elsewhere.
+        """
         member = self.member
         if member is None or member.has_left:
             return
+        self.lookout.require_here()
         stats = self.stats() if self.stats is not None else member.beat.stats
-        with self._lookout.lock:
+        with self.lookout.lock:
             member = self.require()
             self.member = member = replace(
                 member, beats=member.beats + 1, beat=replace(member.beat, stats=stats)
             )
         self._put_beat(member)
         self._read_others(member)
-        with self._lookout.lock:
-            self._lookout.sight.state.members.require(
+        self.lookout.require_here()
+        with self.lookout.lock:
+            self.lookout.sight.state.members.require(
                 member.beat.island, member.beat.incarnation
             )
         self.look()
 
     def _read_others(self, member: MemberDocument) -> None:
         with suppress(NoSuchObject):
-            self._lookout.heed_controls()
-            self._lookout.look_members()
-            if member.beat.waits_for is not None:
+            self.lookout.heed_controls()
+            self.lookout.look_members()
+            waits_for = member.beat.waits_for
+            if waits_for is not None:
                 # Whether everybody waits is told by the others' open rounds: if so,
-                # nobody moves until somebody is asked to.
-                for round in self._lookout.sight.state.rounds:
-                    self._lookout.look_round(round.fragment)
+                # nobody moves until somebody is asked to. Its own is looked at by who
+                # waits for it: to look twice at once would read all that is new twice.
+                for round in self.lookout.sight.state.rounds:
+                    if round.fragment != waits_for[0]:
+                        self.lookout.look_round(round.fragment)
 
     def leave(self, left_behind: Callable[[MemberDocument], tuple[Stand, ...]]) -> bool:
         """Say farewell, with what is left behind; False: that was said before."""
-        with self._lookout.lock:
+        with self.lookout.lock:
             member = self.member
             if member is None or member.has_left:
                 return False
@@ -145,8 +162,8 @@ class Living:
                 break
             self._timing.pause(_FAREWELL_S)  # a heartbeat would undo it
         self._put(gone)
-        with self._lookout.lock:
-            self._lookout.sight.see_member(gone, self._timing.now_s())
+        with self.lookout.lock:
+            self.lookout.known_members.see(gone, self._timing.now_s())
         return True
 
     def _put_beat(self, member: MemberDocument) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from struct import Struct
 from typing import Any
@@ -150,37 +151,31 @@ def mean_of(
     `updates` has each one's header, and the bytes of these pieces. One that is missing
     or foreign has None.
     """
-    spoilt, contributions = [], []
-    for entry in document.roster.counted:
-        header, body = updates[entry.island]
-        whole, is_spoilt = _cleaned(header, body, pieces, terms.up)
-        contributions.append(Contribution(terms.up, whole, entry.weight))
-        if is_spoilt:
-            spoilt.append(entry.island)
-    body, overflows = _reduced(pieces, contributions, layout, terms)
+    here = layout if pieces.size == layout.elements else _flat(pieces.size)
+    reduced = partial(reduce, here, down=terms.down, merge=terms.merge)
+    contributions, spoilt = _cleaned(document, updates, pieces, terms.up)
+    body, overflows = np.empty(0, np.uint8), False
+    try:
+        body = reduced(contributions)
+    except (CorruptError, NonFinite):
+        # What does not decode, or hides among what overflows, is looked for now only:
+        # to decode every piece twice would be for nothing almost always.
+        contributions, spoilt = _cleaned(
+            document, updates, pieces, terms.up, must_decode=True
+        )
+        try:
+            body = reduced(contributions)
+        except NonFinite:
+            overflows = True
     return Mean(
         run=document.run,
         of=roster_digest(document),
         shard=shard,
         overflows=overflows,
-        spoilt=tuple(spoilt),
+        spoilt=spoilt,
         digests=piece_digests(terms.down, pieces.size, body) if len(body) else (),
         body=body,
     )
-
-
-def _reduced(
-    pieces: Pieces,
-    contributions: Sequence[Contribution],
-    layout: FragmentLayout,
-    terms: Terms,
-) -> tuple[U8, bool]:
-    is_whole = pieces.size == layout.elements
-    here = layout if is_whole else _flat(pieces.size)
-    try:
-        return reduce(here, contributions, down=terms.down, merge=terms.merge), False
-    except NonFinite:
-        return np.empty(0, np.uint8), True
 
 
 def _flat(elements: int) -> FragmentLayout:
@@ -192,17 +187,33 @@ def _flat(elements: int) -> FragmentLayout:
 
 
 def _cleaned(
-    header: Header | None, body: U8, pieces: Pieces, up: Codec
-) -> tuple[U8, bool]:
-    """Return the bytes of some pieces with zeros for those that cannot count."""
+    document: RosterDocument,
+    updates: Mapping[str, tuple[Header | None, U8]],
+    pieces: Pieces,
+    up: Codec,
+    *,
+    must_decode: bool = False,
+) -> tuple[list[Contribution], tuple[str, ...]]:
+    """Return what counts of each update, and whose have pieces that are zeros."""
+    spoilt, contributions = [], []
+    for entry in document.roster.counted:
+        header, body = updates[entry.island]
+        bad = [
+            index
+            for index in range(pieces.first, pieces.last)
+            if header is None
+            or not _is_verified(header, body, index, pieces, up)
+            or (must_decode and not _decodes(body, index, pieces, up))
+        ]
+        if bad:
+            spoilt.append(entry.island)
+            body = _with_zeros(body, bad, pieces, up)
+        contributions.append(Contribution(up, body, entry.weight))
+    return contributions, tuple(spoilt)
+
+
+def _with_zeros(body: U8, bad: Sequence[int], pieces: Pieces, up: Codec) -> U8:
     begin, end = pieces.span(up)
-    bad = [
-        index
-        for index in range(pieces.first, pieces.last)
-        if header is None or not _is_good(header, body, index, begin, up, pieces)
-    ]
-    if not bad:
-        return body, False
     clean = np.zeros(end - begin, np.uint8)
     size = min(len(body), len(clean))
     clean[:size] = body[:size]
@@ -210,25 +221,33 @@ def _cleaned(
         first, last = piece_range(up, pieces.elements, index)
         zeros = np.zeros(_elements_of(index, pieces.elements), np.float32)
         up.encode(zeros, clean[first - begin : last - begin])
-    return clean, True
+    return clean
 
 
 def _elements_of(index: int, elements: int) -> int:
     return min(PIECE_ELEMENTS, elements - index * PIECE_ELEMENTS)
 
 
-def _is_good(
-    header: Header, body: U8, index: int, begin: int, up: Codec, pieces: Pieces
+def _piece(body: U8, index: int, pieces: Pieces, up: Codec) -> U8:
+    begin, _ = pieces.span(up)
+    first, last = piece_range(up, pieces.elements, index)
+    return body[first - begin : last - begin]
+
+
+def _is_verified(
+    header: Header, body: U8, index: int, pieces: Pieces, up: Codec
 ) -> bool:
     first, last = piece_range(up, pieces.elements, index)
-    piece = body[first - begin : last - begin]
+    piece = _piece(body, index, pieces, up)
     if len(piece) != last - first or index >= len(header.pieces):
         return False
-    if blake3_digest(piece) != header.pieces[index]:
-        return False
+    return blake3_digest(piece) == header.pieces[index]
+
+
+def _decodes(body: U8, index: int, pieces: Pieces, up: Codec) -> bool:
     values = np.empty(_elements_of(index, pieces.elements), np.float32)
     try:
-        up.decode(piece, values)
+        up.decode(_piece(body, index, pieces, up), values)
     except CorruptError:
         return False
     return True

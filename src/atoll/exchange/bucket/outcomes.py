@@ -22,7 +22,7 @@ from atoll.wire import Header, RosterEntry, frame_bytes, update_digest
 GRACE_S = 4.0
 """How long the owner of a shard may take before the next island makes it."""
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+FIRST_PAUSE_S, GROWTH, LONGEST_PAUSE_S = 0.05, 1.5, 1.0
 
 
 class Outcomes:
@@ -83,14 +83,15 @@ class Outcomes:
                 is_due = self._turn(document, shard) * GRACE_S <= waited_s
                 if shard not in found and (is_due or is_past or shard in foreign):
                     found[shard] = self._provide(document, shard, pieces)
-            foreign |= self._read_missing(document, parts, found)
+            is_again = paused_s > 0.0
+            foreign |= self._read_missing(document, parts, found, is_again=is_again)
             if len(found) == len(parts):
                 return [found[shard] for shard in range(len(parts))]
             if foreign - found.keys():
                 continue
             self._timing.pause(pause_s)
             paused_s += pause_s
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(GROWTH * pause_s, LONGEST_PAUSE_S)
 
     def _turn(self, document: RosterDocument, shard: int) -> int:
         """Return as how many'th this island would make a shard: its owner is first."""
@@ -111,13 +112,36 @@ class Outcomes:
         return mean
 
     def _read_missing(
-        self, document: RosterDocument, parts: list[Pieces], found: dict[int, Mean]
+        self,
+        document: RosterDocument,
+        parts: list[Pieces],
+        found: dict[int, Mean],
+        *,
+        is_again: bool,
     ) -> set[int]:
-        """Read what is there; return the shards at whose keys something else is."""
+        """Read what is there; return the shards at whose keys something else is.
+
+        Who looks again asks for one, and for the others when it has come: means come
+        at about the same time, and to wait for each of them has its price.
+        """
         missing = [shard for shard in range(len(parts)) if shard not in found]
-        reads = [partial(self._read, document, each, parts[each]) for each in missing]
+        first = 1 if is_again else len(missing)
+        foreign = self._read_all(document, parts, missing[:first], found)
+        if found.keys() >= set(missing[:first]):
+            foreign |= self._read_all(document, parts, missing[first:], found)
+        return foreign
+
+    def _read_all(
+        self,
+        document: RosterDocument,
+        parts: list[Pieces],
+        wanted: list[int],
+        found: dict[int, Mean],
+    ) -> set[int]:
+        """Read these shards at once, as far as they are there."""
+        reads = [partial(self._read, document, each, parts[each]) for each in wanted]
         foreign = set()
-        for shard, read in zip(missing, self._timing.together(reads), strict=True):
+        for shard, read in zip(wanted, self._timing.together(reads), strict=True):
             mean, is_foreign = read
             if mean is not None:
                 found[shard] = mean

@@ -1,6 +1,6 @@
 """When to look again at a round that is open: soon at first, then ever more seldom.
 
-A wait of a minute costs about twenty looks, and each minute after it twenty more: a
+A wait of a minute costs about thirty looks, and each minute after it twenty more: a
 look is one request to list a round, and what is new in it is read once.
 """
 

@@ -9,7 +9,8 @@ Rule 3: an update of an earlier life counts only if its successor names it.
 Rule 4: an island that joins a run that has begun is waited for from the next opening
         on.
 
-Nothing here waits or reads: `Lookout` does, and tells.
+Nothing here waits or reads: `Lookout` does, and tells. What is known of updates, of
+members and of operators' words has a file each, and changes the `Sight` that it has.
 """
 
 from __future__ import annotations
@@ -17,25 +18,21 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from atoll.errors import CorruptError, UsageError
 from atoll.exchange.bucket.documents import (
     ControlDocument,
     CountedProgress,
     MemberDocument,
     RosterDocument,
 )
-from atoll.exchange.bucket.keys import Life, slug
-from atoll.protocol import Holding, ModelSpec, Position, Reception
-from atoll.protocol.coordinator import roster_of
+from atoll.exchange.bucket.moves import Moves
+from atoll.protocol import ModelSpec, Position, Reception
 from atoll.protocol.counted import Counted, CountedUpdates
-from atoll.protocol.ending import END_ROUNDS, end_by_tokens
-from atoll.protocol.membership import EVICTED, Member
-from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
+from atoll.protocol.rounds import Phase, Round
 from atoll.protocol.run_state import CoordinatorState
 from atoll.protocol.values import changed
-from atoll.settings import EPOCH_KEYS, RunSettings
+from atoll.settings import RunSettings
 from atoll.weights import Layout, Terms, lay_out, terms_of
-from atoll.wire import Header, Kind, Roster, RosterEntry, Verdict
+from atoll.wire import Header
 from atoll.wire.header import BASE_BYTES
 
 LEASE_S = 30.0
@@ -44,15 +41,12 @@ LEASE_S = 30.0
 BEATS_PER_LEASE = 5
 BEAT_S = LEASE_S / BEATS_PER_LEASE
 
-KEPT_ROSTERS = 8
-"""Of each fragment, in memory; older ones are read again by who asks for them."""
-
 UNKNOWN = bytes(BASE_BYTES)
 """The base of a round whose observer has not taken the one before."""
 
 
 class Sight:
-    """One observer's knowledge of a run. Not for several threads at once."""
+    """The run, and the open round of each fragment. Not for several threads at once."""
 
     def __init__(
         self, run: str, settings: RunSettings, *, lease_s: float = LEASE_S
@@ -65,31 +59,27 @@ class Sight:
         self.documents: dict[str, MemberDocument] = {}
         """The latest life of each island."""
 
-        self.controls: list[ControlDocument] = []
-        self.moved_to: str | None = None
         self.has_begun = False
         """Since `start_islands` took part, though some have left."""
 
         self.rosters: dict[tuple[int, int], RosterDocument] = {}
         """The last ones: outcomes are asked for soon after."""
 
-        self._read_s: dict[str, float] = {}
-        """When each one was last read, changed or not."""
+        self.controls: list[ControlDocument] = []
+        self.in_force: list[ControlDocument] = []
+        """Without what was void, or about moves."""
 
-        self._lives: dict[Life, str] = {}
-        self._latest: dict[str, int] = {}
-        self._proven: dict[int, int] = {}
-        """The round of each fragment whose base was made from what is in the bucket."""
-
-        self._evicted: set[tuple[str, int]] = set()
-        self._hollow: set[tuple[int, Life]] = set()
-        """What stands in open rounds by somebody's word, and is not there."""
-
-        self._objections: dict[tuple[int, str], str] = {}
+        self.moves = Moves()
 
     @property
     def settings(self) -> RunSettings:
         return self.state.settings
+
+    @property
+    def moved_to(self) -> str | None:
+        """Where the run is, once it is elsewhere."""
+        move = self.state.move
+        return move.target if move is not None and move.is_over else None
 
     def found(self, model: ModelSpec, now_s: float) -> None:
         """Take the run's model: its rounds are there from now on."""
@@ -107,7 +97,7 @@ class Sight:
             for index in range(len(self.layout))
         )
         self.state = changed(self.state, model=model, rounds=rounds)
-        self._settle(now_s)
+        self.settle(now_s)
 
     def terms(self, fragment: int) -> Terms:
         return terms_of(self.layout[fragment], self.settings)
@@ -137,311 +127,8 @@ class Sight:
             )
             by_island[each.island] = tuple(fragments)
         self.state = changed(self.state, counted=CountedUpdates(by_island))
-        self._put(opened)
-        self._settle(now_s)
-
-    def see_member(self, document: MemberDocument, now_s: float) -> None:
-        """Take note of a member's document; one that has not changed says nothing."""
-        beat = document.beat
-        before = self.state.members.known.get(beat.island)
-        if before is not None and beat.incarnation < before.incarnation:
-            return
-        read_s = self._read_s.get(beat.island, now_s)
-        self._read_s[beat.island] = now_s
-        if self.documents.get(beat.island) == document:
-            self._renew_unwatched(beat.island, read_s, now_s)
-            return
-        self.documents[beat.island] = document
-        self._lives[Life(slug(beat.island), beat.incarnation)] = beat.island
-        self._latest[slug(beat.island)] = beat.incarnation
-        is_evicted = (beat.island, beat.incarnation) in self._evicted
-        member = Member(
-            island=beat.island,
-            incarnation=beat.incarnation,
-            slot=document.slot,
-            key=document.key,
-            nonce=document.nonce,
-            lease_until_s=now_s + self.lease_s,
-            has_left=document.has_left or is_evicted,
-            left_because=EVICTED if is_evicted else "",
-            step=beat.step,
-            waits_for=beat.waits_for,
-            holds=beat.holds,
-            arrivals=before.arrivals if before else {},
-        )
-        members = self.state.members.with_member(member)
-        self.state = changed(self.state, members=members)
-        self._unstage(beat.island)
-        self._settle(now_s)
-
-    def _renew_unwatched(self, island: str, read_s: float, now_s: float) -> None:
-        """Begin a lease anew if nobody has watched most of it.
-
-        An observer whose clock jumped, that stood still or could not read has seen no
-        silence; a member that was gone when it was last read stays so.
-        """
-        member = self.state.members.known[island]
-        was_live = not member.has_left and read_s <= member.lease_until_s
-        if was_live and now_s - read_s > self.lease_s / 2:
-            renewed = changed(member, lease_until_s=now_s + self.lease_s)
-            members = self.state.members.with_member(renewed)
-            self.state = changed(self.state, members=members)
-            self._settle(now_s)
-
-    def _unstage(self, island: str) -> None:
-        """Forget what an earlier life has published, unless its successor names it."""
-        for round in self.state.rounds:
-            standing = round.staged.get(island)
-            if standing is not None and not self._may_speak(standing):
-                others = {
-                    name: header
-                    for name, header in round.staged.items()
-                    if name != island
-                }
-                self._objections.pop((round.fragment, island), None)
-                self._put(changed(round, staged=others))
-
-    def unwatched(self, now_s: float) -> set[str]:
-        """Return who would be gone, but was not read again when its lease was over.
-
-        An observer that stood still, or could not read, has seen nobody fall silent.
-        """
-        return {
-            name
-            for name, member in self.state.members.known.items()
-            if not member.has_left
-            and not member.is_live(now_s)
-            and self._read_s.get(name, now_s) <= member.lease_until_s
-        }
-
-    def name_of(self, life: Life) -> str | None:
-        """Return whose life a key names; None: its document has not been read."""
-        return self._lives.get(life)
-
-    def knows(self, life: Life) -> bool:
-        """Return whether a document of this life has been read, or of a later one."""
-        return self._latest.get(life.slug, -1) >= life.incarnation
-
-    def rests(self, life: Life, now_s: float) -> bool:
-        """Return whether a life has been silent for so long that a look can wait.
-
-        Who died without a farewell would be read for ever: between two looks a quarter
-        of the silence passes, or two leases. An update would tell that it lives again.
-        """
-        name = self._lives.get(life)
-        if name is None:
-            return False
-        member = self.state.members.known[name]
-        read_s = self._read_s.get(name, now_s)
-        silent_s = now_s - (member.lease_until_s - self.lease_s)
-        pause_s = min(silent_s / 4, 2 * self.lease_s)
-        return member.lease_until_s < read_s and now_s - read_s < pause_s
-
-    def unread(self, fragment: int) -> list[Life]:
-        """Return whose updates stand in the open round by a document, and are not seen.
-
-        A list may be late, or older than the farewell of who left something.
-        """
-        round = self.state.rounds[fragment]
-        return [
-            life
-            for name, document in self.documents.items()
-            if document.stands and name not in round.staged
-            for stand in document.stands
-            if (stand.fragment, stand.round) == (fragment, round.number)
-            and (fragment, life := Life(slug(name), stand.incarnation))
-            not in self._hollow
-        ]
-
-    def see_nothing(self, fragment: int, lives: Iterable[Life]) -> None:
-        """Take note that updates are not there, whoever says that they stand."""
-        self._hollow.update((fragment, life) for life in lives)
-
-    def see_update(self, header: Header, now_s: float, *, objection: str = "") -> bool:
-        """Stage an update for the open round; return whether it can count."""
-        round = self.state.rounds[header.fragment]
-        if header.round != round.number or header.island in round.staged:
-            return header.round == round.number
-        if not self._may_speak(header):
-            return False
-        if objection:
-            self._objections[header.fragment, header.island] = objection
-        member = self.state.members.known[header.island]
-        seconds = max(0.0, now_s - round.opened_s)
-        member = changed(
-            member.arrived(header.fragment, seconds),
-            lease_until_s=max(member.lease_until_s, now_s + self.lease_s),
-        )
-        members = self.state.members.with_member(member)
-        self.state = changed(self.state, members=members)
-        self._put(round.stage(header, now_s))
-        self._settle(now_s)
-        return True
-
-    def _may_speak(self, header: Header) -> bool:
-        document = self.documents.get(header.island)
-        if document is None:
-            return False
-        if header.incarnation == document.beat.incarnation:
-            return True
-        return any(
-            (stand.fragment, stand.round, stand.incarnation)
-            == (header.fragment, header.round, header.incarnation)
-            for stand in document.stands
-        )
-
-    def see_held(self, fragment: int, held: Holding) -> None:
-        """Take note of the state that the open round of a fragment starts from."""
-        round = self.state.rounds[fragment]
-        if held.round + 1 == round.number and round.base == UNKNOWN:
-            self._put(changed(round, base=held.digest))
-
-    def is_disputed(self, fragment: int) -> bool:
-        """Return whether somebody started the open round from another state.
-
-        A bit of one island's memory may have changed. If that island closed the round
-        with its base, nobody else could ever take the outcome.
-        """
-        round = self.state.rounds[fragment]
-        if round.base == UNKNOWN or self._proven.get(fragment) == round.number:
-            return False
-        named = [
-            header.base
-            for header in round.staged.values()
-            if header.kind is not Kind.DEPARTING and not header.refused
-        ]
-        named += [
-            document.beat.holds[fragment].digest
-            for document in self.documents.values()
-            if fragment < len(document.beat.holds)
-            and document.beat.holds[fragment].round + 1 == round.number
-        ]
-        return any(base != round.base for base in named)
-
-    def is_doubtful(self, fragment: int, round: int, digest: bytes) -> bool:
-        """Return whether others hold another state of a fragment after a round."""
-        closed = self.rosters.get((fragment, round + 1))
-        others = {
-            document.beat.holds[fragment].digest
-            for document in self.documents.values()
-            if fragment < len(document.beat.holds)
-            and document.beat.holds[fragment].round == round
-        }
-        return bool(others - {digest}) or (closed is not None and closed.base != digest)
-
-    def see_proven(self, fragment: int, held: Holding) -> None:
-        """Take note of the state that the bucket gives, whatever islands hold."""
-        round = self.state.rounds[fragment]
-        if held.round + 1 == round.number:
-            self._proven[fragment] = round.number
-            self._put(changed(round, base=held.digest))
-
-    def see_roster(self, document: RosterDocument, now_s: float) -> None:
-        """Take note that the open round of a fragment is closed; open the next.
-
-        Raises:
-            CorruptError: it is the roster of another round.
-        """
-        round = self.state.rounds[document.fragment]
-        if document.round != round.number:
-            raise CorruptError(
-                f"The roster of round {document.round} stands where that of round "
-                f"{round.number} of fragment {document.fragment} must be. "
-                "Restore the bucket from a copy."
-            )
-        self.rosters[document.fragment, document.round] = document
-        self.rosters.pop((document.fragment, document.round - KEPT_ROSTERS), None)
-        self._forget_objections(document.fragment)
-        counted = self.state.counted.adding(
-            document.roster,
-            fragment=document.fragment,
-            round=document.round,
-            num_fragments=len(self.state.rounds),
-        )
-        self.state = changed(self.state, counted=counted)
-        closing = changed(round, phase=Phase.CLOSING, roster=document.roster)
-        opened = closing.commit(
-            base=UNKNOWN,
-            outer=self.terms(document.fragment).outer,
-            candidates=self._candidates(document.fragment, round.number + 1, now_s),
-            now_s=now_s,
-            last_round=self.state.last_round,
-        )
-        bases = (*round.bases, document.base)[-KNOWN_BASES:]
-        self._put(changed(opened, bases=bases, staged={}))
-        self._settle(now_s)
-
-    def see_control(self, document: ControlDocument, now_s: float) -> None:
-        """Take note of what an operator has said."""
-        self.controls.append(document)
-        match document.action:
-            case "set":
-                self._set(document)
-            case "pause" | "resume":
-                is_paused = document.action == "pause"
-                self.state = changed(self.state, is_paused=is_paused)
-            case "stop":
-                self.state = changed(self.state, last_round=document.last_round)
-            case "evict" if document.island is not None:
-                self._evict(document.island, document.incarnation)
-            case "move":
-                self.moved_to = document.target
-        self._settle(now_s)
-
-    def _set(self, document: ControlDocument) -> None:
-        if not EPOCH_KEYS.issuperset(document.values):
-            return  # what can never change is not changed by anybody's document
-        try:
-            settings = self.settings.with_values(document.values)
-        except UsageError:
-            return  # whoever put it there was not Atoll: what is impossible is nothing
-        last = self.state.last_round
-        if END_ROUNDS in document.values:
-            last = settings.run.end_rounds
-        self.state = changed(
-            self.state, settings=settings, epoch=self.state.epoch + 1, last_round=last
-        )
-
-    def _evict(self, island: str, incarnation: int) -> None:
-        self._evicted.add((island, incarnation))
-        member = self.state.members.known.get(island)
-        if member is not None and member.incarnation == incarnation:
-            members = self.state.members.leave(member, because=EVICTED)
-            self.state = changed(self.state, members=members)
-
-    def closing(
-        self, fragment: int, island: str, now_s: float
-    ) -> tuple[Round, Roster] | None:
-        """Return the round that `island` may close now, and its roster.
-
-        Only who has published for it may: so it has taken the round before, knows the
-        base, and has nothing to lose by the closing. If the run has a decider, nobody
-        else may.
-        """
-        self._settle(now_s)
-        round = self.state.rounds[fragment]
-        may_close = (
-            island in round.staged
-            and self.settings.store.decider in (None, island)
-            and round.base != UNKNOWN
-            and not self.unread(fragment)
-            and not self.state.is_paused
-            and self.moved_to is None
-        )
-        if not may_close:
-            return None
-        if not round.can_close(self.state.members, self.settings, now_s):
-            return None
-        return round, self._judged(fragment, roster_of(self.state, round, now_s))
-
-    def _judged(self, fragment: int, roster: Roster) -> Roster:
-        """Return the roster without what the run's terms do not allow."""
-        return Roster(
-            tuple(
-                _objected(entry, self._objections.get((fragment, entry.island)))
-                for entry in roster.entries
-            )
-        )
+        self.put(opened)
+        self.settle(now_s)
 
     def reception(self, header: Header) -> Reception | None:
         """Return what becomes of an update by its round; None: it may be put."""
@@ -459,24 +146,31 @@ class Sight:
         known = island if island in self.state.members.known else None
         return replace(self.state.position(now_s, island=known), lost=())
 
-    def ended_by_tokens(self) -> int | None:
-        """Return the last round, if `end_tokens` have just been counted."""
-        if self.state.last_round is not None or not self.state.rounds:
-            return None
-        return end_by_tokens(self.state).last_round
-
     def live(self, now_s: float) -> Collection[str]:
         return self.state.members.live(now_s)
 
-    def _candidates(self, fragment: int, round: int, now_s: float) -> frozenset[str]:
+    def is_doubtful(self, fragment: int, round: int, digest: bytes) -> bool:
+        """Return whether others hold another state of a fragment after a round."""
+        closed = self.rosters.get((fragment, round + 1))
+        others = {
+            document.beat.holds[fragment].digest
+            for document in self.documents.values()
+            if fragment < len(document.beat.holds)
+            and document.beat.holds[fragment].round == round
+        }
+        return bool(others - {digest}) or (closed is not None and closed.base != digest)
+
+    def candidates(self, fragment: int, round: int, now_s: float) -> frozenset[str]:
+        """Return who is waited for in a round."""
         return frozenset(
             name
             for name in self.state.members.live(now_s)
             if _opened(self.documents[name], fragment) < round
         )
 
-    def _settle(self, now_s: float) -> None:
+    def settle(self, now_s: float) -> None:
         """Bring up to date what the clock and newcomers change in open rounds."""
+        self._outlast()
         live, rounds = self.state.members.live(now_s), []
         taking_part = live.union(*(round.staged for round in self.state.rounds))
         self.has_begun = (
@@ -491,7 +185,7 @@ class Sight:
                 opened_s = now_s
             if self.never_opens(round.number):
                 phase = Phase.ENDED
-            candidates = self._candidates(round.fragment, round.number, now_s)
+            candidates = self.candidates(round.fragment, round.number, now_s)
             outer = round.outer if round.staged else self.terms(round.fragment).outer
             rounds.append(
                 changed(
@@ -504,25 +198,25 @@ class Sight:
             )
         self.state = changed(self.state, rounds=tuple(rounds))
 
-    def _put(self, round: Round) -> None:
+    def _outlast(self) -> None:
+        """Let the run end with a round that was closed beyond its last one.
+
+        A stop may be said while a roster is on its way. That roster stands, and so the
+        stop is for its round: every fragment can end with the same one.
+        """
+        last = self.state.last_round
+        closed = max((round.number - 1 for round in self.state.rounds), default=0)
+        if last is not None and last < closed:
+            self.state = changed(self.state, last_round=closed)
+
+    def put(self, round: Round) -> None:
+        """Take a round in the place of the fragment's open one."""
         at, rounds = round.fragment, self.state.rounds
         self.state = changed(
             self.state, rounds=(*rounds[:at], round, *rounds[at + 1 :])
         )
 
-    def _forget_objections(self, fragment: int) -> None:
-        self._hollow = {each for each in self._hollow if each[0] != fragment}
-        self._objections = {
-            key: value for key, value in self._objections.items() if key[0] != fragment
-        }
-
 
 def _opened(document: MemberDocument, fragment: int) -> int:
     """Return the round that was open when an island joined; 0 before the first."""
     return document.opened[fragment] if fragment < len(document.opened) else 0
-
-
-def _objected(entry: RosterEntry, reason: str | None) -> RosterEntry:
-    if reason is None or entry.verdict is not Verdict.COUNTED:
-        return entry
-    return replace(entry, verdict=Verdict.REFUSED, reason=reason)

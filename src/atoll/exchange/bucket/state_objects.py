@@ -7,6 +7,7 @@ how large a state is, and nothing larger is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -79,14 +80,19 @@ class StateObjects:
             CorruptError, Refused: it cannot be a state of this run.
         """
         header = self._head(document)
+        # Not a byte more than there is: a range behind the end is one request more.
+        sizes = [
+            min(PART_BYTES, header.body_bytes - first)
+            for first in range(0, document.parts * PART_BYTES, PART_BYTES)
+        ]
         reads = [
             partial(
                 self._store.get,
                 keys.state_part(document.fragment, document.round, part),
                 0,
-                PART_BYTES + 1,
+                size,
             )
-            for part in range(document.parts)
+            for part, size in enumerate(sizes)
         ]
         body = bytearray().join(self._timing.together(reads))
         return header, np.frombuffer(body, np.uint8)
@@ -99,9 +105,7 @@ class StateObjects:
                 f"{keys.state_complete(document.fragment, document.round)} holds the "
                 f"{header.name}. Remove that state: there are others."
             )
-        sight = self._lookout.sight
-        layout, terms = sight.layout[header.fragment], sight.terms(header.fragment)
-        require_state(header, layout, terms, round=header.round)
+        self._require(header, round=header.round)
         if document.parts != max(1, -(-header.body_bytes // PART_BYTES)):
             raise CorruptError(
                 f"{document.parts} parts cannot hold {header.body_bytes} bytes. "
@@ -109,13 +113,33 @@ class StateObjects:
             )
         return header
 
-    def founding(self, fragment: int) -> tuple[Header, np.ndarray]:
-        """Return the frame of a fragment's first state, not verified yet."""
+    def _require(self, header: Header, *, round: int) -> None:
+        sight = self._lookout.sight
+        layout, terms = sight.layout[header.fragment], sight.terms(header.fragment)
+        if header.outer and header.outer.optimizer == terms.outer.optimizer:
+            # An epoch since may have changed the others.
+            header = replace(header, outer=terms.outer)
+        require_state(header, layout, terms, round=round)
+
+    def founding_key(self, fragment: int) -> str:
+        """Return where the first state of a fragment is."""
         founded = self._lookout.founded
         assert founded is not None
-        data = self._store.get(keys.founding(founded.founding, fragment))
+        return keys.founding(founded.founding, fragment)
+
+    def founding(self, fragment: int) -> tuple[Header, np.ndarray]:
+        """Return the frame of a fragment's first state, whose body is not verified yet.
+
+        Raises:
+            NoSuchObject: it is gone.
+            CorruptError, Refused: it is none, or that of another run or fragment.
+        """
+        data = self._store.get(self.founding_key(fragment))
         length = header_length(data)
         header = unpack(data[:length])
+        if (header.run, header.fragment) != (self._lookout.run, fragment):
+            raise CorruptError(f"It is the {header.name} of run {header.run!r}.")
+        self._require(header, round=0)
         return header, np.frombuffer(bytearray(data[length:]), np.uint8)
 
 

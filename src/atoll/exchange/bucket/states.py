@@ -106,14 +106,28 @@ class States:
                 continue  # collected while it was read, or somebody removed a part
             except (CorruptError, Refused) as exc:
                 self._lookout.tell(f"The state at {key} is passed over: {exc}")
+        return self._founded(fragment)
+
+    def _founded(self, fragment: int) -> FragmentState:
+        """Return the first weights of a fragment.
+
+        Raises:
+            CorruptError: they are gone, or something else is there.
+        """
         try:
             header, body = self._objects.founding(fragment)
+            verify_body(header, body)
         except NoSuchObject as exc:
             raise CorruptError(
                 f"{exc.key}, the first weights of fragment {fragment}, is gone from "
                 "the bucket, and no state can be read. Restore the bucket from a copy."
             ) from exc
-        verify_body(header, body)
+        except (CorruptError, Refused) as exc:
+            raise CorruptError(
+                f"{self._objects.founding_key(fragment)} does not hold the first "
+                f"weights of fragment {fragment}, and no state can be read. Restore "
+                f"the bucket from a copy. ({exc})"
+            ) from exc
         return FragmentState.from_frame(header, body)
 
     def _require_base(self, header: Header) -> None:

@@ -35,6 +35,7 @@ from atoll.protocol import (
     Stats,
     TensorSpec,
 )
+from atoll.protocol.counted import Counted
 from atoll.protocol.messages import Role
 from atoll.settings.rules import shown
 from atoll.wire import blake3_digest
@@ -51,6 +52,7 @@ _SIZE_MAX = 2**63 - 1
 _FRAGMENT = whole(0, MAX_FRAGMENT)
 _FRAGMENTS = listed(_FRAGMENT, most=MAX_FRAGMENTS)
 
+COUNTED = row(Counted, {"round": whole(), "inner_steps": whole(), "tokens": whole()})
 HOLDING = row(Holding, {"round": whole(), "digest": hexed(BASE_BYTES, BASE_BYTES)})
 
 STATS = table(
@@ -89,6 +91,7 @@ POSITION = table(
         "tokens": whole(0, MAX_ISLANDS * U64_MAX),
         "wanted": _FRAGMENTS,
         "lost": _FRAGMENTS,
+        "saves": whole(),
     },
 )
 
@@ -127,6 +130,7 @@ _ASKED: Field[dict[str, Any]] = table(
         "nonce": hexed(1, MAX_KEY_BYTES, is_secret=True),
         "incarnation": maybe(whole()),
         "after": whole(),
+        "returns": FLAG,
         "model": MODEL,
     },
 )
@@ -140,6 +144,7 @@ def join_form(call: JoinCall) -> dict[str, Any]:
         "nonce": call.nonce.hex(),
         "incarnation": request.incarnation,
         "after": request.after,
+        "returns": request.returns,
         "model": MODEL.write(request.model),
     }
 
@@ -162,6 +167,7 @@ _JOINED: dict[str, Field[Any]] = {
     "inner_steps": whole(),
     "tokens": whole(),
     "spoken_for": _FRAGMENTS,
+    "counted": listed(maybe(COUNTED), most=MAX_FRAGMENTS),
 }
 _JOINED_FIELDS: Field[dict[str, Any]] = table(dict, _JOINED)
 

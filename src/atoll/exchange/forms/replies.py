@@ -15,6 +15,7 @@ import numpy as np
 from atoll.errors import CorruptError, SettingsError, Unreachable, UsageError
 from atoll.exchange.base import Frame, Outcome
 from atoll.exchange.calls import (
+    AgreedCall,
     Call,
     FoundCall,
     HeartbeatCall,
@@ -149,14 +150,14 @@ def _read(call: Call, kind: str, headers: Mapping[str, str], body: Incoming) -> 
             return read_join_reply(_json(body), "joined")
         case FoundCall() | RecoverCall() | HeartbeatCall() if kind == Takes.JSON:
             return POSITION.read(_json(body), "position")
-        case OfferCall() | PublishCall() if kind == Takes.JSON:
+        case OfferCall() | PublishCall() | AgreedCall() if kind == Takes.JSON:
             said = _json(body, most=MAX_SMALL_BYTES)
             return _RECEPTION.read(said, "answer")["reception"]
         case OutcomeCall() if kind == Takes.JSON:
             return POSITION.read(_json(body), "position")
-        case OutcomeCall() if kind == Takes.FRAME:
+        case OutcomeCall() | AgreedCall() if kind == Takes.FRAME:
             return Outcome(body.frame(), _position(headers, body))
-        case OutcomeCall() if kind == Takes.HEADER:
+        case OutcomeCall() | AgreedCall() if kind == Takes.HEADER:
             agreed = Frame(body.header(), np.empty(0, np.uint8))
             return Outcome(agreed, _position(headers, body))
         case StateCall() if kind == Takes.FRAME:

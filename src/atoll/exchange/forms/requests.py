@@ -13,6 +13,7 @@ from urllib.parse import quote
 from atoll.errors import UsageError
 from atoll.exchange.base import U8, Frame
 from atoll.exchange.calls import (
+    AgreedCall,
     Call,
     FoundCall,
     HeartbeatCall,
@@ -25,6 +26,7 @@ from atoll.exchange.calls import (
     StateCall,
 )
 from atoll.exchange.forms.frames import Incoming, buffers_of
+from atoll.exchange.forms.gathered import gathered_parts, read_gathered
 from atoll.exchange.forms.heads import PROTOCOL, PROTOCOL_HEADER, RUN_HEADER, Asked
 from atoll.exchange.forms.messages import (
     BEAT,
@@ -115,6 +117,16 @@ def _request(call: Call) -> Sent:
             place = (header.fragment, header.round, header.island)
             target, body = target_of("publish", *place), buffers_of(frame)
             return _sent("publish", target, *body, takes=Takes.FRAME, beat=beat)
+        case AgreedCall(island, incarnation):
+            target = target_of(
+                "agreed",
+                call.fragment,
+                call.round,
+                island=island,
+                incarnation=incarnation,
+            )
+            body = gathered_parts(call)
+            return _sent("agreed", target, *body, takes=Takes.FRAMES)
         case OutcomeCall(fragment, round, wait_s, beat):
             target = target_of("outcome", fragment, round, wait_s=wait_s)
             return _sent("outcome", target, takes=Takes.NOTHING, beat=beat)
@@ -190,6 +202,8 @@ def _call(asked: Asked, body: Incoming) -> Call:
             outcomes, state = body.recovery()
             _require_same("fragment", state.header.fragment, asked.fragment)
             return RecoverCall(asked.island, asked.incarnation, state, outcomes)
+        case "agreed":
+            return read_gathered(asked, body)
         case "leave":
             return LeaveCall(asked.island, asked.incarnation)
         case "outcome":

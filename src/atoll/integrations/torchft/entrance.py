@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,47 +14,36 @@ from atoll.integrations.torchft.demands import require_settings
 from atoll.integrations.torchft.handover import Passage
 from atoll.integrations.torchft.lane import Lane
 from atoll.integrations.torchft.reduced import layout_of
-from atoll.integrations.torchft.voice import POLL_S, Voice, state_frame
+from atoll.integrations.torchft.voice import POLL_S, Voice
 from atoll.integrations.torchft.wants import WANTS, Handover, handover_of, roster_of
-from atoll.island.entry import fetch_state
+from atoll.island.entry import fetch_state, state_frame
 from atoll.island.environment import (
     island_from_environment,
     run_from_environment,
     surroundings_from_environment,
 )
+from atoll.island.trail import Trail
 from atoll.protocol import JoinReply, JoinRequest, ModelSpec, Stats
 from atoll.weights import FragmentLayout, FragmentState, terms_of
 from atoll.wire import Header
-
-if TYPE_CHECKING:
-    from atoll.island.meeting import Meeting
-    from atoll.island.reach import Way
 
 
 def way_to(
     run: Exchange | str | None, island: str | None
 ) -> tuple[Exchange, str | None, AbstractContextManager[object]]:
-    """Return the exchange of a run, the island's name, and how to say farewell."""
+    """Return the exchange of a run, the island's name, and how to say farewell.
+
+    By its URL a run is followed wherever it goes.
+    """
     if run is None:
         run = run_from_environment()
     if not isinstance(run, str):
         return run, island, nullcontext()
     name = island or island_from_environment()
-    way = _way(run, name)
+    around, clock = surroundings_from_environment(), SystemClock()
+    way = Trail(run, island=name, surroundings=around, clock=clock)
     way.exchange.stats = lambda: Stats(version=__version__)
     return way.exchange, name, way.leaving()
-
-
-def _way(run: str, island: str | None) -> Way | Meeting:
-    """Return the way to a run; only who goes it needs what that takes."""
-    around, clock = surroundings_from_environment(), SystemClock()
-    if run.startswith(("http://", "https://")):
-        from atoll.island.reach import reach
-
-        return reach(run, island=island, surroundings=around, clock=clock)
-    from atoll.island.meeting import meet
-
-    return meet(run, island=island, surroundings=around, clock=clock)
 
 
 def enter(

@@ -9,9 +9,10 @@ import numpy as np
 
 from atoll.errors import Refused, Unreachable
 from atoll.exchange import Exchange, Frame, Outcome
+from atoll.island.entry import state_frame
 from atoll.protocol import Beat, Holding, JoinReply, Position, Reception
 from atoll.weights import FragmentState, Terms
-from atoll.wire import Header, Kind, OuterValues, Progress, verify_body
+from atoll.wire import Header, Kind, Progress, verify_body
 
 POLL_S = 0.1
 """How long a question for an outcome waits before it looks whether to go on."""
@@ -132,17 +133,3 @@ class Voice:
                     f"Round {round} of fragment {fragment} had no outcome in the time "
                     "that was given. What was sent for it may still count."
                 )
-
-
-def state_frame(
-    joined: JoinReply, fragment: int, state: FragmentState, outer: OuterValues
-) -> Frame:
-    """Return the run's state of a fragment as this island brings it."""
-    header, body = state.to_frame(
-        run=joined.run,
-        fragment=fragment,
-        outer=outer,
-        island=joined.island,
-        incarnation=joined.incarnation,
-    )
-    return Frame(header, body)

@@ -1,17 +1,19 @@
-"""Looks at a bucket: every roster is judged as it is decided and as it is put.
+"""Looks at a bucket: every roster is judged as it is put.
 
 The world does what no island does: it goes along with the rosters as they are put,
 takes the mean of the updates that they count from the bucket itself, and makes the
-outer step. Everybody must come to the same bits.
+outer step. Everybody must come to the same bits. What closers decide is judged by
+`closers`, before their rosters are on their way.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
-from atoll.exchange.bucket import Lookout, documents, keys, means
+from atoll.exchange.bucket import documents, keys, means
 from atoll.exchange.bucket.closing import FRESH_S
 from atoll.exchange.bucket.documents import (
     MemberDocument,
@@ -19,21 +21,18 @@ from atoll.exchange.bucket.documents import (
     RunDocument,
     parse,
 )
-from atoll.exchange.bucket.keys import Life
 from atoll.exchange.bucket.means import Pieces
-from atoll.exchange.bucket.pauses import TRIES
+from atoll.protocol.island_state import CARRIED_ROUNDS
 from atoll.settings import RunSettings
 from atoll.simulate.invariants.claims import (
     COUNTED_ONCE,
-    NOTHING_LEFT_OUT,
     ROUNDS_IN_ORDER,
     SAME_STATE,
-    ZOMBIES_CHANGE_NOTHING,
 )
+from atoll.simulate.invariants.closers import Closers
 from atoll.simulate.invariants.truth import Commit
 from atoll.simulate.invariants.watch import Watch
-from atoll.simulate.process import Process
-from atoll.simulate.store import REQUEST_S, Bucket
+from atoll.simulate.store import Bucket
 from atoll.simulate.storms import STORE
 from atoll.simulate.trace import Commit as Told
 from atoll.simulate.world import World
@@ -48,15 +47,10 @@ from atoll.wire import (
 )
 
 ROSTER = re.compile(r"rounds/(\d+)/(\d+)/roster")
-
-LOOK_S = 1.5
-"""From the look at a round to its roster, while nothing goes wrong."""
+UPDATE = re.compile(r"rounds/(\d+)/(\d+)/up/")
 
 LONGEST_LAG_S = 5.0
 """How late a list is in any storm."""
-
-CALM_S = REQUEST_S + TRIES.longest_s
-"""After rough weather somebody may still wait so long for a request."""
 
 
 class BucketReferee:
@@ -75,10 +69,7 @@ class BucketReferee:
         self._states: list[FragmentState] = []
         self._members: dict[str, MemberDocument] = {}
         self._last_round = settings.run.end_rounds
-        self._disturbed_s = 0.0
-        self._decided_s: dict[tuple[int, int, bytes], float] = {}
-        """When a roster was decided: it may come to be there much later."""
-
+        self.closers = Closers(world, bucket, watch)
         bucket.on_put = self._put
 
     @property
@@ -100,11 +91,7 @@ class BucketReferee:
         return [state.digest for state in self._states]
 
     def look(self) -> None:
-        """Take note of what makes requests slow or lists late."""
-        network, troubles = self._world.network, self._bucket.troubles
-        is_rough = network._weathers or network._cuts
-        if is_rough or troubles.outages or troubles.list_lags:
-            self._disturbed_s = self._world.scheduler.now_s
+        self.closers.look()
 
     def judge(self) -> None:
         """Nothing: no deadline is anybody's but the observer's."""
@@ -129,6 +116,8 @@ class BucketReferee:
         """Take note of an object that has come to be there."""
         if ROSTER.fullmatch(key):
             self._closed(parse(documents.ROSTER, whole, key=key))
+        elif UPDATE.match(key):
+            self._published(whole)
         elif key.startswith(keys.MEMBERS):
             self._met(parse(documents.MEMBER, whole, key=key))
         elif key == keys.RUN:
@@ -192,9 +181,20 @@ class BucketReferee:
         told = Told(document.fragment, document.round, verdicts)
         self._world.scheduler.tell(STORE, "commit", str(told))
 
+    def _published(self, whole: bytes) -> None:
+        """Take note of an update that somebody else has brought into another round."""
+        truth, length = self._watch.truth, header_length(whole)
+        header, body = unpack(whole[:length]), np.frombuffer(whole, np.uint8)[length:]
+        if update_digest(header) in truth.updates:
+            return  # by whoever made it
+        for before in range(header.round - CARRIED_ROUNDS, header.round):
+            was = update_digest(replace(header, round=before))
+            if was in truth.updates and was not in truth.origins:
+                truth.bring(header, body, truth.updates[was])
+
     def _excuse(self, document: RosterDocument) -> None:
         """Note the departing updates that the closer of a round cannot have seen."""
-        decided_s = self._decided_s.get(_which(document), 0.0)
+        decided_s = self.closers.decided_s(document)
         prefix = keys.updates(document.fragment, document.round)
         for key, data in self._bucket.objects.items():
             if key.startswith(prefix):
@@ -234,55 +234,3 @@ class BucketReferee:
             )
             return None, np.empty(0, np.uint8)
         return header, np.frombuffer(data, np.uint8)[header_length(data) :]
-
-    def decided(self, who: Process, document: RosterDocument, lookout: Lookout) -> None:
-        """Judge a roster by what the island knows that is about to put it."""
-        self._decided_s[_which(document)] = self._world.scheduler.now_s
-        for entry in document.roster.entries:
-            if entry.digest and not _may_speak(lookout, document, entry):
-                self._watch.report(
-                    ZOMBIES_CHANGE_NOTHING,
-                    who.name,
-                    f"closes round {document.round} of fragment {document.fragment} "
-                    f"with incarnation {entry.incarnation} of {entry.island}, knows a "
-                    "later one, and that does not name the update",
-                )
-        is_calm = self._world.scheduler.now_s > self._disturbed_s + CALM_S
-        if is_calm and not who.slowdowns:
-            self._require_all(who, document, lookout)
-
-    def _require_all(
-        self, who: Process, document: RosterDocument, lookout: Lookout
-    ) -> None:
-        """Report an update that a look before the closing would have found."""
-        listed = {entry.island for entry in document.roster.entries if entry.digest}
-        prefix = keys.updates(document.fragment, document.round)
-        before_s = self._world.scheduler.now_s - LOOK_S
-        for name, member in lookout.sight.documents.items():
-            key = f"{prefix}{Life(keys.slug(name), member.beat.incarnation)}"
-            put_s = self._bucket.changed_s.get(key)
-            if name in listed or put_s is None or put_s > before_s:
-                continue
-            self._watch.report(
-                NOTHING_LEFT_OUT,
-                who.name,
-                f"closes round {document.round} of fragment {document.fragment} "
-                f"without {name}, whose update was there since {put_s:.3f} s",
-            )
-
-
-def _which(document: RosterDocument) -> tuple[int, int, bytes]:
-    return document.fragment, document.round, document.roster.packed
-
-
-def _may_speak(lookout: Lookout, document: RosterDocument, entry: RosterEntry) -> bool:
-    """Return whether a closer knows no later life, or one that names the update."""
-    known = lookout.sight.documents.get(entry.island)
-    return known is not None and (
-        known.beat.incarnation == entry.incarnation
-        or any(
-            (stand.fragment, stand.round, stand.incarnation)
-            == (document.fragment, document.round, entry.incarnation)
-            for stand in known.stands
-        )
-    )

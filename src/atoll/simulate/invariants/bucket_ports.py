@@ -12,14 +12,22 @@ from atoll.simulate.invariants.bucket import ROSTER, BucketReferee
 from atoll.simulate.invariants.watch import Ports
 from atoll.simulate.process import Process
 from atoll.simulate.timing import GreenletTiming
+from atoll.simulate.world import Troubles
 from atoll.store import Data, Item, Store, Traits
 
 
 class WatchedStore:
-    """A store that tells which rosters go to it. Implements `Store`."""
+    """A store that tells which rosters go to it, maybe late. Implements `Store`."""
 
-    def __init__(self, inner: Store, referee: BucketReferee, process: Process) -> None:
+    def __init__(
+        self,
+        inner: Store,
+        referee: BucketReferee,
+        process: Process,
+        troubles: Troubles,
+    ) -> None:
         self._inner, self._referee, self._process = inner, referee, process
+        self._troubles = troubles
         self.lookout: Lookout | None = None
 
     @property
@@ -29,8 +37,14 @@ class WatchedStore:
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:
         if ROSTER.fullmatch(key) and self.lookout is not None:
             document = parse(documents.ROSTER, b"".join(parts), key=key)
-            self._referee.decided(self._process, document, self.lookout)
+            self._referee.closers.decided(self._process, document, self.lookout)
+            self._linger()
         return self._inner.put_new(key, parts)
+
+    def _linger(self) -> None:
+        """Let time pass between a decision and its roster, while a plan says so."""
+        if self._troubles.roster_lags:
+            self._process.scheduler.sleep(max(self._troubles.roster_lags))
 
     def put(self, key: str, parts: Sequence[Data]) -> None:
         self._inner.put(key, parts)

@@ -68,7 +68,8 @@ ZOMBIES_CHANGE_NOTHING = Invariant(
 )
 NOTHING_LEFT_OUT = Invariant(
     "nothing left out",
-    "In calm weather a roster lists every update that was there when it was decided.",
+    "A roster lists every update that was there when it was decided, in calm weather, "
+    "and what a farewell has left uncounted that its closer has read, in any.",
 )
 EVERYONE_COUNTS = Invariant(
     "everyone counts",

@@ -134,7 +134,9 @@ class Life:
     def _close(self, ledger: FragmentLedger, tokens: int) -> None:
         seal = ledger.seal
         if seal and seal.update and seal.update.digest not in self._departed:
-            ledger.settle(seal)
+            counted = None if ledger.settle(seal) else self._truth.counting(seal.update)
+            if counted is not None:
+                ledger.count_tokens(seal.tokens, counted)
         for digest, (sealed_at, update) in self._departed.items():
             if update.header.fragment == ledger.slot.index:
                 self._close_departed(ledger, digest, sealed_at, update)
@@ -171,9 +173,9 @@ class Life:
         commit = self._truth.commits.get((header.fragment, header.round))
         if commit is None:
             return
-        entry = commit.entry(header.island)
-        if commit.counts(update):
-            ledger.count_tokens(tokens, update)
+        entry, counted = commit.entry(header.island), self._truth.counting(update)
+        if counted is not None:
+            ledger.count_tokens(tokens, counted)
         elif (
             not self._truth.has_gaps
             and digest in self._staged - self._truth.excused

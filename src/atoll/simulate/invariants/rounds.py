@@ -201,11 +201,14 @@ class Rounds:
 
     def _require_once(self, commit: Commit, update: Update) -> None:
         header, key = update.header, (update.life, update.header.fragment)
-        before = self._counted.setdefault(update.digest, header.round)
+        origin = self._truth.origins.get(update.digest, update.digest)
+        before = self._counted.setdefault(origin, header.round)
         steps = header.progress.inner_steps
         # An update that departs may hold no steps, but what a codec had left over. And
-        # a journal that was put back may give an incarnation to a second life.
-        goes_back = steps < self._steps.get(key, 0) and not self._truth.has_gaps
+        # a journal that was put back may give an incarnation to a second life. What is
+        # brought along may be older than what the same island left after it.
+        may_go_back = self._truth.has_gaps or origin != update.digest
+        goes_back = steps < self._steps.get(key, 0) and not may_go_back
         if before != header.round or goes_back:
             self._report(
                 COUNTED_ONCE,
@@ -214,7 +217,8 @@ class Rounds:
                 f"steps up to {steps}, and {self._steps.get(key, 0)} had counted in "
                 f"round {before} or before",
             )
-        self._steps[key] = steps
+        if origin == update.digest:
+            self._steps[key] = steps
 
     def _require_mean(self, commit: Commit) -> None:
         header, layout = commit.header, self._layout[commit.header.fragment]

@@ -75,6 +75,9 @@ class Truth:
     excused: set[bytes] = field(default_factory=set)
     """Departing updates that came while somebody was closing their round."""
 
+    origins: dict[bytes, bytes] = field(default_factory=dict)
+    """What others have brought into a later round, and which update it was before."""
+
     has_gaps: bool = False
     """The journal was put back: it may have lost outcomes for good."""
 
@@ -86,6 +89,21 @@ class Truth:
             update = Update(header, digest, body.tobytes())
             self.updates[digest] = update
         return update
+
+    def bring(self, header: Header, body: NDArray[np.uint8], origin: Update) -> None:
+        """Take note that somebody puts an update of another into a later round."""
+        self.origins[self.publish(header, body).digest] = origin.digest
+
+    def counting(self, update: Update) -> Update | None:
+        """Return the update if it counted, or what was brought of it and counted."""
+        brought = [
+            key for key, origin in self.origins.items() if origin == update.digest
+        ]
+        for each in (update, *(self.updates[digest] for digest in brought)):
+            commit = self.commits.get((each.header.fragment, each.header.round))
+            if commit is not None and commit.counts(each):
+                return each
+        return None
 
     def commit(self, commit: Commit) -> None:
         key = (commit.header.fragment, commit.header.round)

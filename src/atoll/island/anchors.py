@@ -1,0 +1,209 @@
+"""The weights of a run by name, a range at a time, for who has not joined it.
+
+Whoever builds a model that is empty takes from here what belongs to it: a stage of a
+pipeline its own tensors, a rank its own rows, and nobody needs the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from atoll.clock import SystemClock
+from atoll.errors import CorruptError, Refused, RunMoved, Unreachable, UsageError
+from atoll.exchange import MemoryRun
+from atoll.http import Caller
+from atoll.island.environment import (
+    run_from_environment,
+    surroundings_from_environment,
+)
+from atoll.island.fetching import fetch_state
+from atoll.protocol import ModelSpec
+from atoll.settings import RunSettings
+from atoll.weights import FragmentState, lay_out
+
+MAX_HEAD_BYTES = 100_000_000
+"""Of a safetensors file, as its own readers have it."""
+
+TRIES, PAUSE_S, FILE_S = 60, 0.5, 600.0
+"""A coordinator writes the anchor for who asks first; others ask again."""
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+class Weights(Protocol):
+    """What a run carries, by the names of its model."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def read(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
+        """Return the dtype, and the bytes, of some elements of a tensor."""
+        ...
+
+
+class Changed(Exception):
+    """A round has ended meanwhile: what was read before is of another anchor."""
+
+
+class FragmentWeights:
+    """Weights that come a fragment at a time. Implements `Weights`.
+
+    The last fragment is kept, so that who asks in the order of `names` fetches each
+    once.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        settings: RunSettings,
+        fetch: Callable[[int], FragmentState],
+    ) -> None:
+        self._layout, self._fetch = lay_out(model, settings), fetch
+        self._places = {
+            tensor.name: (index, offset)
+            for index, fragment in enumerate(self._layout)
+            for tensor, offset in zip(fragment.tensors, fragment.offsets, strict=False)
+        }
+        self.shapes = {
+            tensor.name: tensor.shape
+            for fragment in self._layout
+            for tensor in fragment.tensors
+        }
+        self._kept: tuple[int, FragmentState] | None = None
+
+    def read(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
+        index, offset = self._places[name]
+        if self._kept is None or self._kept[0] != index:
+            self._kept = None  # before the next one comes
+            self._kept = (index, self._fetch(index))
+        anchor = self._kept[1].anchor
+        return "float32", anchor[offset + first : offset + last].view(np.uint8)
+
+
+class AnchorWeights:
+    """The anchor that a coordinator serves as a file. Implements `Weights`."""
+
+    def __init__(self, caller: Caller, headers: Mapping[str, str]) -> None:
+        self._caller, self._headers, self._etag = caller, dict(headers), ""
+        size = int.from_bytes(self._bytes(0, 8).tobytes(), "little")
+        if not 0 < size <= MAX_HEAD_BYTES:
+            raise CorruptError(f"The head of the anchor says that it has {size} bytes.")
+        self._begin = 8 + size
+        head = json.loads(self._bytes(8, self._begin).tobytes())
+        self._entries: dict[str, Any] = {
+            name: entry for name, entry in head.items() if name != "__metadata__"
+        }
+        self.shapes = {
+            name: tuple(entry["shape"]) for name, entry in self._entries.items()
+        }
+
+    def read(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
+        entry = self._entries[name]
+        dtype = _DTYPES[entry["dtype"]]
+        begin = self._begin + entry["data_offsets"][0]
+        size = BYTES[dtype]
+        return dtype, self._bytes(begin + size * first, begin + size * last)
+
+    def _bytes(self, begin: int, end: int) -> np.ndarray:
+        if begin == end:
+            return np.empty(0, np.uint8)
+        for _ in range(TRIES):
+            found = self._ask(begin, end)
+            if found is not None:
+                return found
+            threading.Event().wait(PAUSE_S)
+        raise Unreachable(
+            "The coordinator is busy, and did not give its anchor. Ask again later."
+        )
+
+    def _ask(self, begin: int, end: int) -> np.ndarray | None:
+        """Return a part of the file; None: ask again."""
+        reply = self._caller.call(
+            "GET",
+            "/anchor",
+            headers={**self._headers, "Range": f"bytes={begin}-{end - 1}"},
+            timeout_s=FILE_S,
+            is_repeatable=True,
+        )
+        if reply.status in (502, 503, 504):
+            return None
+        if reply.status == 206:
+            etag = reply.headers.get("etag", "")
+            if self._etag and etag != self._etag:
+                raise Changed
+            self._etag = etag
+            return np.frombuffer(reply.body, np.uint8)
+        said = reply.json() if reply.status >= 400 else {}
+        if said.get("error") == "RunMoved":
+            raise RunMoved(str(said.get("message")), target=str(said.get("target")))
+        raise Refused(str(said.get("message", f"It answers {reply.status}.")))
+
+
+@contextmanager
+def weights_of(run: MemoryRun | str | None) -> Iterator[Weights]:
+    """Give the weights of a run, without joining it.
+
+    Raises:
+        UsageError: the run has no weights yet, or there is no such run.
+        RemoteError: it does not answer, or refuses.
+    """
+    run = run_from_environment() if run is None else run
+    if isinstance(run, MemoryRun):
+        model = run.model
+        if model is None:
+            raise _empty(run.id)
+        here = run
+        yield FragmentWeights(
+            model, here.settings, lambda index: fetch_state(here, index)
+        )
+    elif run.startswith(("http://", "https://")):
+        with _at_coordinator(run) as weights:
+            yield weights
+    elif run in ("", "none"):
+        raise UsageError(
+            f"run={run!r} has no weights of its own. Give a source= or a checkpoint=."
+        )
+    else:
+        with _in_store(run) as weights:
+            yield weights
+
+
+def _empty(run: str) -> UsageError:
+    return UsageError(
+        f"The run {run!r} has no weights yet, and a model that is built empty cannot "
+        "found it. Found it with `atoll serve --init FILE`, or with an island that "
+        "initialises its own model."
+    )
+
+
+@contextmanager
+def _at_coordinator(run: str) -> Iterator[Weights]:
+    from atoll.island.reach import reach_to_look
+
+    caller, headers, info = reach_to_look(
+        run, surroundings=surroundings_from_environment(), clock=SystemClock()
+    )
+    try:
+        if not info.model_fingerprint:
+            raise _empty(info.run)
+        yield AnchorWeights(caller, headers)
+    finally:
+        caller.close()
+
+
+@contextmanager
+def _in_store(run: str) -> Iterator[Weights]:
+    from atoll.island.meeting import looking
+
+    with looking(run, clock=SystemClock()) as (lookout, states):
+        if lookout.founded is None:
+            raise _empty(run)
+        model, settings = lookout.founded.model, lookout.sight.settings
+        yield FragmentWeights(model, settings, states.read)

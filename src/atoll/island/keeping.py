@@ -1,0 +1,268 @@
+"""Checkpoints of an island, for a loop that knows nothing of them.
+
+Everything is restored before the island joins, so that joining finds the weights, the
+optimizer and the island as they were saved. Saving is begun after an inner step and
+finished before the next one: a scheduler steps in between.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from atoll.checkpoint import COMPONENTS, Loaded, Policy, Ranks
+from atoll.checkpoint.loading import restore
+from atoll.checkpoint.ranks import Alone
+from atoll.errors import AtollWarning, UsageError
+from atoll.island.cursors import Cursors
+from atoll.island.host import Host
+from atoll.island.keys import island_key
+from atoll.island.marks import Mark
+from atoll.island.resumed import tell_fresh, tell_resumed
+from atoll.island.saved import SavedIsland, Tree, from_tree, to_tree
+
+LATE = ("scheduler", "trainer")
+"""What a loop changes between an inner step and the next; a scheduler changes the
+optimizer's learning rate with it."""
+
+
+class IslandPart:
+    """The `island` component: what the host gives, and what a checkpoint had."""
+
+    def __init__(self) -> None:
+        self.saved: SavedIsland | None = None
+        self.tree: Tree = {}
+
+    def state_dict(self) -> Tree:
+        return self.tree
+
+    def load_state_dict(self, state: Tree) -> None:
+        self.saved = from_tree(state) if state else None
+
+
+class Kept(Protocol):
+    """What checkpoints are kept of: a host, or one rank's part of an island."""
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def progress(self) -> tuple[int, int]: ...
+
+    @property
+    def settled_steps(self) -> int: ...
+
+    def saving(
+        self, *, is_exact: bool
+    ) -> AbstractContextManager[SavedIsland | None]: ...
+
+
+class Keeping:
+    """Restores an island's life at joining, and saves it as its policy says."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        objects: Mapping[str, object],
+        *,
+        is_alone: bool,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.policy, self._ranks = policy, ranks or Alone()
+        # The run has the weights, unless nobody but this island is in it.
+        default = [name for name in COMPONENTS if is_alone or name != "model"]
+        self._part, self._is_alone = IslandPart(), is_alone
+        self._objects = {**objects, "island": self._part}
+        self._saver = self.policy.saver(
+            self._objects, default=default, ranks=self._ranks
+        )
+        is_whole = self._ranks.size == 1
+        self.is_exact = is_whole and "model" in self._saver.components
+        late = [each for each in LATE if each in self.policy.also]
+        self._late = ("optimizer", *late) if late else ()
+        self._waits = False
+        self._loaded = self._restore()
+        self._host: Kept | None = None
+        self._saved_round: int | None = None
+        self._mark: Mark | None = None
+        self._cursors: Cursors | None = None
+
+    @property
+    def saved(self) -> SavedIsland | None:
+        """The island of the checkpoint that was restored, if there was one."""
+        return self._part.saved
+
+    def key(self) -> bytes:
+        """Return the key of an island that is known by its checkpoints alone."""
+        return island_key(Path(self.policy.dir), run="", island="")
+
+    def begin(self, host: Host) -> None:
+        """Go on with a host that has joined; tell what became of the checkpoint."""
+        data = self.policy.also.get("data")
+        if data is not None and "data" in self._saver.components:
+            self._cursors = Cursors(Path(self.policy.dir) / "cursors", data)
+            host.before_seal(self._keep_cursor)
+        self.tell(host)
+        self.go_on(host, is_leader=True)
+
+    def tell(self, host: Host) -> None:
+        """Say what became of the checkpoint, or that there was none."""
+        directory = Path(self.policy.dir)
+        if host.resumed is None:
+            tell_fresh(host.joined, self._fresh(), directory=directory)
+            return
+        made, cursor = Mark.made_before(directory), self._put_cursor(host)
+        if not self._is_alone:
+            tell_resumed(host.joined, host.resumed, made=made, cursor=cursor)
+
+    def go_on(self, kept: Kept, *, is_leader: bool) -> None:
+        """Keep checkpoints of this from now on; all ranks of an island call it."""
+        self._host = kept
+        self._saved_round = kept.round if self._loaded else None
+        if self._loaded is None:
+            self.save(is_first=True)
+        if is_leader:
+            self._mark = Mark(Path(self.policy.dir))
+            self._mark.note(*kept.progress)
+
+    def stepped(self) -> None:
+        """Take note of an inner step, and save if that is due."""
+        host = self._host
+        assert host is not None
+        if self._mark is not None:
+            self._mark.note(*host.progress)
+        if self.policy.is_due(host.round, self._saved_round):
+            self.save()
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a checkpoint waits for what the loop does after its inner step."""
+        return self._waits
+
+    def save(self, *, is_first: bool = False) -> None:
+        """Save, unless the last one is still being written; `finish` does the rest.
+
+        The first one is durable when this returns.
+        """
+        host = self._host
+        assert host is not None
+        steps, tokens = host.progress
+        at = {"round": host.round, "inner_steps": steps, "tokens": tokens}
+        late = () if is_first else self._late
+        with host.saving(is_exact=self.is_exact) as island:
+            self._part.tree = to_tree(island) if island else {}
+            is_begun = self._saver.save(at, late=late)
+            self._part.tree = {}
+        if is_begun:
+            self._saved_round, self._waits = host.round, bool(late)
+        if is_first:
+            self._saver.wait()
+
+    def save_last(self) -> None:
+        """Save whatever is being written: this life is about to end."""
+        self._saver.wait()
+        self.save()
+
+    def wait(self) -> None:
+        """Return when everything that was saved is durable."""
+        self.finish()
+        self._saver.wait()
+
+    def leave(self) -> None:
+        """Take note of where the island is when it gives away the rest of its work."""
+        self.finish()
+        if self._cursors is not None and self._host is not None:
+            self._keep_cursor()
+
+    def finish(self) -> None:
+        """Let the writing begin of what was saved after the last inner step."""
+        self._waits = False
+        self._saver.finish()
+
+    def abandon(self) -> None:
+        """Give up what is not being written: others may not come to finish it."""
+        if self._mark is not None:
+            self._mark.close()
+        self._saver.__exit__(UsageError, None, None)
+
+    def close(self) -> None:
+        """Wait until everything that was saved is durable."""
+        if self._mark is not None:
+            self._mark.close()
+        self._saver.close()
+
+    def _keep_cursor(self) -> None:
+        host = self._host
+        assert host is not None
+        assert self._cursors is not None
+        self._cursors.keep(host.progress[0], least=host.settled_steps)
+
+    def _restore(self) -> Loaded | None:
+        """Restore what is chosen, and weights that an exact resume needs."""
+        found = self._saver.find()
+        if found is None:
+            return None
+        chosen = set(self._saver.components)
+        if found.weights == "external":
+            chosen.discard("model")
+        elif "island" in chosen:
+            chosen.add("model")
+        objects = {**self._objects, **self.policy.also}
+        names = tuple(name for name in COMPONENTS if name in chosen)
+        return restore(found, objects, names, self._ranks)
+
+    def _fresh(self) -> bool:
+        """Return whether the optimizer begins anew."""
+        return self._loaded is None or "optimizer" not in self._loaded.restored
+
+    def _put_cursor(self, host: Host) -> bool | None:
+        """Take the data to where the run has counted it; None: there is nothing to."""
+        resumed = host.resumed
+        assert resumed is not None
+        steps = resumed.counted[0]
+        if resumed.is_exact or steps <= resumed.saved[0] or self._cursors is None:
+            return None
+        return self._cursors.put_back(steps)
+
+
+def as_policy(checkpoint: object) -> Policy:
+    """Return the policy that `checkpoint=` stands for.
+
+    Raises:
+        UsageError: it is neither a policy nor a directory.
+    """
+    if isinstance(checkpoint, Policy):
+        return checkpoint
+    if isinstance(checkpoint, str | Path):
+        return Policy(checkpoint)
+    raise UsageError(
+        f"checkpoint={checkpoint!r} is neither a directory nor an "
+        "atoll.checkpoint.Policy. Give one of them."
+    )
+
+
+class OnSave:
+    """What a program wants done when its island is asked to save."""
+
+    def __init__(self) -> None:
+        self._functions: list[Callable[[], object]] = []
+
+    def add(self, function: Callable[[], object]) -> None:
+        if not callable(function):
+            raise UsageError(f"on_save({function!r}) is no function. Give one.")
+        self._functions.append(function)
+
+    def __call__(self) -> None:
+        """Call all of them; one that fails is told, and keeps no other from it."""
+        for function in self._functions:
+            try:
+                function()
+            except Exception as exc:  # the island must still leave, and be saved
+                warnings.warn(
+                    f"A function given to on_save failed: {type(exc).__name__}: {exc}",
+                    AtollWarning,
+                    stacklevel=2,
+                )

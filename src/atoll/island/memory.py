@@ -1,0 +1,240 @@
+"""The port between an island's host and the memory that its weights are in.
+
+`Whole` is the memory of one process. Of an island of many ranks each rank holds a part;
+its leader then has a memory that lets every rank do with its part what `Whole` does.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from atoll.exchange import Frame
+from atoll.island.buffers import Buffers
+from atoll.island.slot import Sealed, Slot
+from atoll.island.view import ParameterView
+from atoll.protocol import JoinReply
+from atoll.weights import FragmentLayout, FragmentState, Layout, Terms, adopt, seal
+from atoll.weights.layout import F32
+from atoll.wire import Verdict, state_digest
+
+
+class Memory(Protocol):
+    """Live weights, anchor, velocity and residual of an island's fragments.
+
+    The host is the only caller. It calls `hold` and `take`, which touch the live
+    weights, from the thread that trains, between inner steps. One method for each
+    thing that is done to all of a fragment: their number is that of the round's law.
+    """
+
+    def lay_out(self, layout: Layout, joined: JoinReply) -> None:
+        """Learn which fragments there are. Called at every joining, before the rest."""
+        ...
+
+    def begin(
+        self,
+        index: int,
+        layout: FragmentLayout,
+        terms: Terms,
+        state: FragmentState | None,
+    ) -> Slot:
+        """Return a fragment in the run's state, which the live weights are from now on.
+
+        With None the run is founded: the live weights are the anchor.
+        """
+        ...
+
+    def hold(self, slot: Slot, number: int) -> F32:
+        """Copy the live weights, for a sealed update of this number."""
+        ...
+
+    def take(self, slot: Slot, sealed: Sealed, way: str, *, keep_local: float) -> None:
+        """Make of the live weights what an outcome makes of them: see `adopt`."""
+        ...
+
+    def forget(self, sealed: Sealed) -> None:
+        """Let the memory of an update serve others."""
+        ...
+
+    def measure(self, slot: Slot) -> bytes:
+        """Return the digest of the state that is there, whatever is remembered."""
+        ...
+
+    def seal(
+        self,
+        slot: Slot,
+        sealed: Sealed,
+        *,
+        seed: int,
+        decay: float,
+        is_difference: bool,
+    ) -> tuple[np.ndarray, float]:
+        """Return body and norm of an update, and keep what its codec leaves over.
+
+        Raises:
+            NonFinite: naming the parameter.
+        """
+        ...
+
+    def keep_loaded(self, slot: Slot, sealed: Sealed) -> None:
+        """Let an update's base be the anchor as loaded: its work is to be carried."""
+        ...
+
+    def apply(self, slot: Slot, agreed: Frame) -> None:
+        """Take the outer step of a verified outcome: see `FragmentState.apply`."""
+        ...
+
+    def replace(self, slot: Slot, state: FragmentState) -> None:
+        """Take the run's state of a fragment instead of the one that is there."""
+        ...
+
+    def settle(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
+        """Settle the residual by an update's verdict, and keep its bytes no longer."""
+        ...
+
+    def since(
+        self, slot: Slot, flying: Sealed, rest: Sealed, *, is_settled: bool
+    ) -> None:
+        """Let `rest` hold what was learnt since `flying` was sealed, and no more.
+
+        As long as that is not settled, what its codec left over goes with the rest.
+        """
+        ...
+
+    def has_left_over(self, slot: Slot) -> bool:
+        """Return whether the codec has left over anything that is not in flight."""
+        ...
+
+    def whole(self, slot: Slot) -> FragmentState:
+        """Return the state of the whole fragment, to be sent or looked at."""
+        ...
+
+
+class Whole:
+    """All of the weights in this process. Implements `Memory`."""
+
+    def __init__(self, view: ParameterView) -> None:
+        self._view, self.buffers = view, Buffers()
+
+    def lay_out(self, layout: Layout, joined: JoinReply) -> None:
+        self._view.lay_out(layout)
+
+    def begin(
+        self,
+        index: int,
+        layout: FragmentLayout,
+        terms: Terms,
+        state: FragmentState | None,
+    ) -> Slot:
+        if state is None:
+            anchor = np.empty(layout.elements, np.float32)
+            self._view.read(index, anchor)
+            state = FragmentState.found(anchor, terms.outer.optimizer)
+        else:
+            self._view.write(index, state.anchor)
+        residual = np.zeros(layout.elements, np.float32) if terms.has_feedback else None
+        return Slot(
+            index=index, layout=layout, state=state, up=terms.up, residual=residual
+        )
+
+    def hold(self, slot: Slot, number: int) -> F32:
+        local = self.buffers.vector(slot.layout.elements)
+        self._view.read(slot.index, local)
+        return local
+
+    def take(self, slot: Slot, sealed: Sealed, way: str, *, keep_local: float) -> None:
+        if way == "replace":
+            self._view.write(slot.index, slot.state.anchor)
+            return
+        local = self.buffers.vector(slot.layout.elements)
+        self._view.read(slot.index, local)
+        adopt(
+            slot.layout,
+            way,
+            slot.state.anchor,
+            local,
+            sealed.base,
+            keep_local=keep_local,
+        )
+        self._view.write(slot.index, local)
+        self.buffers.give_back(local)
+
+    def forget(self, sealed: Sealed) -> None:
+        self.buffers.give_back(sealed.base)
+
+    def measure(self, slot: Slot) -> bytes:
+        state = slot.state
+        return state_digest(state.anchor, state.moments, state.count)
+
+    def seal(
+        self,
+        slot: Slot,
+        sealed: Sealed,
+        *,
+        seed: int,
+        decay: float,
+        is_difference: bool,
+    ) -> tuple[np.ndarray, float]:
+        elements = slot.layout.elements
+        body = self.buffers.body(slot.up.body_bytes(elements))
+        if slot.residual is not None:
+            sealed.residual_after = self.buffers.vector(elements)
+        try:
+            norm = seal(
+                slot.layout,
+                None if is_difference else slot.state.anchor,
+                sealed.base,
+                body,
+                up=slot.up,
+                seed=seed,
+                residual=slot.residual,
+                residual_after=sealed.residual_after,
+                decay=decay,
+            )
+        except BaseException:
+            self.buffers.give_back(body)
+            raise
+        return body, norm
+
+    def keep_loaded(self, slot: Slot, sealed: Sealed) -> None:
+        slot.layout.load(slot.state.anchor, sealed.base)
+
+    def apply(self, slot: Slot, agreed: Frame) -> None:
+        slot.state.apply(agreed.header, agreed.body)
+
+    def replace(self, slot: Slot, state: FragmentState) -> None:
+        slot.state = state
+
+    def settle(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
+        self.settle_residual(slot, sealed, verdict)
+        if sealed.frame is not None and sealed.frame.header.elements:
+            self.buffers.give_back(sealed.frame.body)
+
+    def since(
+        self, slot: Slot, flying: Sealed, rest: Sealed, *, is_settled: bool
+    ) -> None:
+        if not is_settled:
+            slot.residual = flying.residual_after
+        np.subtract(flying.base, rest.base, out=rest.base)
+
+    def has_left_over(self, slot: Slot) -> bool:
+        return slot.has_left_over()
+
+    def whole(self, slot: Slot) -> FragmentState:
+        return slot.state
+
+    def settle_residual(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
+        """Keep the new residual if the update counted, else the one from before it.
+
+        The verdict decides, not what becomes of the work since: an update that counted
+        many rounds ago has taken the old residual along, though the rest is dropped.
+        """
+        if slot.residual is None:
+            return
+        if verdict is Verdict.COUNTED:
+            slot.residual, sealed.residual_after = sealed.residual_after, slot.residual
+        elif verdict is Verdict.REFUSED:
+            slot.residual[:] = 0.0
+        self.buffers.give_back(sealed.residual_after)
+        sealed.residual_after = None

@@ -1,0 +1,198 @@
+"""A model without a first initialisation: empty, then filled, then proven full."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from atoll.checkpoint import load, newest
+from atoll.errors import UsageError
+from atoll.exchange import MemoryRun
+from atoll.island.anchors import Changed, weights_of
+from atoll.torch.build_filling import Source, fill_by, fill_from, require_all
+from atoll.torch.build_places import Spot, modules_of, spots_of
+from atoll.torch.build_recording import has_no_value, record, unwritten
+
+M = TypeVar("M")
+
+CHANGES = 10
+"""So often a round may end while the weights are read."""
+
+
+def build(
+    make_model: Callable[[], M],
+    run: MemoryRun | str | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    source: Source | None = None,
+    checkpoint: str | Path | None = None,
+    initialise: Callable[[M], object] | None = None,
+) -> M:
+    """Return a model whose every persistent tensor has been loaded, and none drawn.
+
+    The model is constructed on the meta device, which takes no memory, then
+    materialised and filled: from `checkpoint`, if that has weights, else from the run.
+    Buffers that are not persistent are computed as the constructor did. Make the
+    optimizer afterwards: materialising replaces parameters.
+
+    Args:
+        make_model: constructs a module, or this rank's `Stage` or stages of a
+            pipeline; it may shard them by `fully_shard`.
+        run: as for `join`; None reads ATOLL_RUN, unless `source` or `checkpoint` has
+            all of the weights.
+        source: from a tensor's name to its values, for what the run does not have, such
+            as frozen parameters; None for a name that it does not know.
+        checkpoint: a directory of checkpoints whose newest may have the weights.
+        initialise: called at last, for buffers that the constructor draws at random or
+            does not make of operations.
+
+    Raises:
+        UsageError: a tensor has no values, by name; or the weights are external and
+            nothing gives them.
+        ModelError: a tensor has another shape where it comes from.
+    """
+    built, recording = record(make_model)
+    spots = spots_of(built)  # type: ignore[arg-type]
+    values = {id(s): recording.value_of(s.tensor) for s in spots if _is_rest(s)}
+    _materialise(built, spots, torch.device(device))
+    filled, where = _fill(built, spots, run, source, checkpoint)
+    _fill_counters(spots, filled, values)
+    require_all(spots, filled, where=where)
+    _initialise_rest(built, spots, values, initialise)
+    return built
+
+
+def _is_rest(spot: Spot) -> bool:
+    """Return whether a tensor is not a run's: not persistent, or an island's count."""
+    is_count = not spot.tensor.is_floating_point() and not spot.tensor.dim()
+    return not spot.is_parameter and (not spot.is_persistent or is_count)
+
+
+@torch.no_grad()
+def _materialise(built: object, spots: list[Spot], device: torch.device) -> None:
+    """Give every tensor memory, and each tied one the same."""
+    if any(_is_sharded(spot.tensor) for spot in spots):
+        for module, _ in modules_of(built):  # type: ignore[arg-type]
+            module.to_empty(device=device)
+        for spot in spots:
+            spot.refresh()
+            if spot.tensor.is_floating_point():
+                spot.tensor.fill_(float("nan"))
+        return
+    for spot in spots:
+        if spot.tensor.is_meta:
+            spot.put(unwritten(spot.tensor.detach(), device))
+        else:
+            spot.put(spot.tensor.detach().to(device))
+
+
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    sharded = getattr(torch.distributed, "tensor", None)
+    return sharded is not None and isinstance(tensor, sharded.DTensor)
+
+
+def _fill(
+    built: object,
+    spots: list[Spot],
+    run: MemoryRun | str | None,
+    source: Source | None,
+    checkpoint: str | Path | None,
+) -> tuple[set[str], str]:
+    """Return the names that have their values now, and where they came from."""
+    filled: set[str] = set()
+    sources: list[str] = []
+    if checkpoint is not None and _fill_from_checkpoint(built, checkpoint):
+        return {name for s in spots for name in s.names}, f"checkpoint {checkpoint}"
+    if source is not None:
+        filled, sources = fill_by(spots, source), ["source="]
+    is_full = all(
+        s.name in filled for s in spots if s.is_persistent and not _is_rest(s)
+    )
+    if run is None and (is_full or source is not None):
+        return filled, "source="
+    if checkpoint is not None and run is None:
+        raise UsageError(
+            f"The weights of the checkpoint in {checkpoint} are external: it says that "
+            "a run has them. Give that run, or a source= that has them."
+        )
+    left = [spot for spot in spots if spot.name not in filled]
+    return filled | _fill_from_run(left, run), " and ".join([*sources, "the run"])
+
+
+def _fill_from_run(spots: list[Spot], run: MemoryRun | str | None) -> set[str]:
+    for _ in range(CHANGES):
+        try:
+            with weights_of(run) as weights:
+                return fill_from(spots, weights)
+        except Changed:
+            continue  # all of it again, so that it is of one anchor
+    raise UsageError(
+        f"{CHANGES} rounds have ended while the weights were read. Pause the run, or "
+        "build the model nearer to it."
+    )
+
+
+def _fill_from_checkpoint(built: object, checkpoint: str | Path) -> bool:
+    """Load a checkpoint that has weights; False: it says that they are external."""
+    found = newest(checkpoint)
+    if found is None:
+        raise UsageError(f"There is no checkpoint in {checkpoint}.")
+    if found.weights == "external":
+        return False
+    modules = [module for module, _ in modules_of(built)]  # type: ignore[arg-type]
+    model = modules[0] if len(modules) == 1 else modules
+    load(found.path, {"model": model}, components=["model"])
+    return True
+
+
+@torch.no_grad()
+def _fill_counters(
+    spots: list[Spot], filled: set[str], values: dict[int, torch.Tensor | None]
+) -> None:
+    """Begin counts of an island's own, which no run has, as the constructor does."""
+    for spot in spots:
+        value = values.get(id(spot))
+        if spot.is_persistent and spot.name not in filled and value is not None:
+            spot.tensor.copy_(value)
+            filled.update(spot.names)
+
+
+@torch.no_grad()
+def _initialise_rest(
+    built: M,
+    spots: list[Spot],
+    values: dict[int, torch.Tensor | None],
+    initialise: Callable[[M], object] | None,
+) -> None:
+    rest = [spot for spot in spots if not spot.is_persistent]
+    unknown: list[Spot] = []
+    for spot in rest:
+        value = values.get(id(spot))
+        if value is None:
+            unknown.append(spot)
+        else:
+            spot.put(value.to(spot.tensor.device))
+    before = [(spot.tensor, spot.tensor._version) for spot in unknown]
+    if initialise is not None:
+        initialise(built)
+    left = [
+        spot.name
+        for spot, (tensor, version) in zip(unknown, before, strict=True)
+        if _is_untouched(spot, tensor, version)
+    ]
+    if left:
+        raise UsageError(
+            f"{', '.join(map(repr, left[:8]))} is not persistent, and its constructor "
+            "draws it at random, leaves it empty, or makes it of no operation of torch."
+            " Give initialise=, a function that is given the model and fills it."
+        )
+
+
+def _is_untouched(spot: Spot, tensor: torch.Tensor, version: int) -> bool:
+    """Return whether nobody has written a tensor, or not all of it."""
+    spot.refresh()
+    is_same = spot.tensor is tensor and tensor._version == version
+    return is_same or has_no_value(spot.tensor)

@@ -1,0 +1,55 @@
+"""Joining a run by all ranks of an island."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from atoll.exchange import MemoryRun
+from atoll.exchange.collective import CollectiveRun
+from atoll.island import Host, join_run
+from atoll.island.keeping import Keeping
+from atoll.island.resumed import tell_fresh
+from atoll.protocol import ModelSpec
+from atoll.torch.life import Life
+from atoll.torch.ranks.forming import form
+from atoll.torch.ranks.kinds import team_of
+from atoll.torch.ranks.spread import Spread
+from atoll.torch.ranks.view import RankView
+from atoll.torch.resuming import Optimizers
+from atoll.torch.resuming_ranks import go_on, keeping_of_ranks
+from atoll.torch.stage import Stage
+
+
+def join_ranks(
+    model: torch.nn.Module | Stage | Sequence[Stage],
+    run: MemoryRun | CollectiveRun | str | None,
+    *,
+    island: str | None,
+    checkpoint: object,
+    check: Callable[[], None],
+    optimizer: Optimizers,
+) -> tuple[Life, list[torch.nn.Module], Keeping | None] | None:
+    """Return this rank's life, modules and checkpoints; None: it trains alone.
+
+    What `check` raises on one rank, all of them raise.
+
+    Raises:
+        AtollError: what joining raises, the same on every rank.
+    """
+    team = team_of(model)
+    if team is None:
+        return None
+    keeping = keeping_of_ranks(checkpoint, team, optimizer, run)
+
+    def enter(view: RankView, spec: ModelSpec, memory: Spread) -> Host:
+        host = join_run(run, view, spec, island=island, memory=memory, keeping=keeping)
+        if keeping is None:
+            tell_fresh(host.joined, is_fresh=True)
+        return host
+
+    life = form(team, enter, check)
+    if keeping is not None:
+        go_on(keeping, life)
+    return life, [stage.module for stage in team.stages], keeping

@@ -1,0 +1,302 @@
+"""What a rank does with its part of a fragment, when all ranks do it together.
+
+Every rank calls the same methods in the same order, each with a line of its own thread;
+the leader alone has whole fragments, one at a time, and ends with the result. A rank
+that fails goes on with what the others wait for, and says so at the end: nobody is left
+waiting for a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from atoll.island.memory import Whole
+from atoll.island.slot import Sealed, Slot
+from atoll.torch.ranks.faults import Failing
+from atoll.torch.ranks.line import LEADER, Line
+from atoll.torch.ranks.shares import Shares
+from atoll.torch.ranks.view import CHUNK, RankView
+from atoll.weights import FragmentState, Terms
+from atoll.weights.layout import F32, blocks
+from atoll.weights.norm import Norm
+from atoll.weights.seal import encode, want
+from atoll.weights.stepping import kernel_of
+from atoll.wire import (
+    MOMENTS,
+    STATE_PIECE,
+    OuterValues,
+    codec,
+    state_piece,
+    state_root,
+)
+
+
+@dataclass
+class Parts:
+    """The parts of all fragments that one rank owns."""
+
+    view: RankView
+    rank: int
+    shares: Shares
+    terms: list[Terms]
+    slots: dict[int, Slot] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.memory = Whole(self.view)
+
+    @property
+    def is_leader(self) -> bool:
+        return self.rank == LEADER
+
+    def begin(
+        self, line: Line, index: int, state: FragmentState | None, *, founds: bool
+    ) -> Slot:
+        """Found a fragment on the live weights, or take the leader's state of it."""
+        layout = self.shares.part(self.rank, index)
+        own = None if founds else self.scatter(line, index, state)
+        slot = self.memory.begin(index, layout, self.terms[index], own)
+        self.slots[index] = slot
+        return slot
+
+    def scatter(
+        self, line: Line, index: int, state: FragmentState | None
+    ) -> FragmentState:
+        """Return this rank's part of the leader's state, which the others lack."""
+        ranges = self.shares.owned(self.rank, index)
+        count = 1 + MOMENTS[self.terms[index].outer.optimizer]
+        own = [np.empty(ranges.elements, np.float32) for _ in range(count)]
+        for number in range(count):
+            whole = state.vectors[number] if state is not None else None
+            for first, last in self._chunks(index):
+                values = np.empty(last - first, np.float32)
+                if whole is not None:
+                    values[:] = whole[first:last]
+                line.spread(values)
+                cut = ranges.cut(first, last)
+                own[number][cut.own] = values[cut.at]
+        round, step = (state.round, state.count) if state is not None else (0, 0)
+        return FragmentState(own[0], own[1:], round=round, count=step)
+
+    def gather(
+        self, line: Line, index: int, own: Sequence[F32], *, whole: Sequence[F32] | None
+    ) -> None:
+        """Fill the leader's vectors of a whole fragment with everybody's parts."""
+        for number, vector in enumerate(own):
+            for first, last in self._chunks(index):
+                cut = self.shares.owned(self.rank, index).cut(first, last)
+                out = None if whole is None else whole[number][first:last]
+                self._collect(line, index, first, last, vector[cut.own], out)
+
+    def seal(
+        self,
+        line: Line,
+        index: int,
+        sealed: Sealed,
+        *,
+        seed: int,
+        decay: float,
+        is_difference: bool,
+        body: np.ndarray | None,
+    ) -> float:
+        """Fill the leader's body with an update of everybody's parts; return its norm.
+
+        Raises:
+            NonFinite: naming the parameter, at the leader.
+        """
+        slot, failing = self.slots[index], Failing()
+        if slot.residual is not None:
+            sealed.residual_after = self.memory.buffers.vector(len(slot.residual))
+        writer = _Writer(self.shares, index, slot, seed, body)
+        for first, last in self._chunks(index):
+            cut = self.shares.owned(self.rank, index).cut(first, last)
+            values = np.empty(cut.size, np.float32)
+            anchor = None if is_difference else slot.state.anchor
+            want(
+                slot.layout,
+                anchor,
+                sealed.base[cut.own],
+                cut.own,
+                values,
+                residual=slot.residual,
+                decay=decay,
+            )
+            if sealed.residual_after is not None:
+                sealed.residual_after[cut.own] = values
+            whole = np.empty(last - first, np.float32) if self.is_leader else None
+            self._collect(line, index, first, last, values, whole)
+            if whole is not None:
+                failing.attempt(partial(writer.write, first, whole))
+        if sealed.residual_after is not None:
+            self._leave_over(line, index, sealed.residual_after, body)
+        failing.finish()
+        return writer.norm.value()
+
+    def step(
+        self,
+        line: Line,
+        index: int,
+        *,
+        down: str,
+        outer: OuterValues,
+        count: int,
+        body: np.ndarray | None,
+    ) -> None:
+        """Take an outer step by the leader's body of an agreed mean.
+
+        Raises:
+            CorruptError: the body does not decode; the part is then spoilt.
+        """
+        slot, failing = self.slots[index], Failing()
+        step = kernel_of(slot.state.vectors, outer, count)
+        for first, _, values in self._decoded(line, index, down, body, failing):
+            cut = self.shares.owned(self.rank, index).cut(first, first + len(values))
+            mean = np.ascontiguousarray(values[cut.at])
+            failing.attempt(partial(step, cut.own, mean))
+        failing.finish()
+
+    def measure(self, line: Line, index: int, *, count: int) -> bytes:
+        """Return the digest of a fragment's anchor and moments, at the leader.
+
+        A piece that one rank has alone is hashed there; others go to the leader.
+        """
+        vectors, width = self.slots[index].state.vectors, 16
+        elements = self.shares.layout[index].elements
+        rows = np.zeros((-(-elements // STATE_PIECE), width * len(vectors)), np.uint8)
+        lone: list[list[int]] = [[] for _ in range(line.size)]
+        for number, first in enumerate(range(0, elements, STATE_PIECE)):
+            last = min(first + STATE_PIECE, elements)
+            owner = self.shares.owners(index)[number]
+            if owner is not None:
+                lone[owner].append(number)
+            row = self._hashed(line, index, first, last, vectors, owner)
+            if row is not None:
+                rows[number] = np.frombuffer(row, np.uint8)
+        self._bring_rows(line, rows, lone)
+        return state_root(
+            [rows.tobytes()], elements=elements, moments=len(vectors) - 1, count=count
+        )
+
+    def _bring_rows(
+        self, line: Line, rows: np.ndarray, lone: Sequence[Sequence[int]]
+    ) -> None:
+        for rank in line.others if self.is_leader else [self.rank]:
+            if not lone[rank]:
+                continue
+            picked = rows[list(lone[rank])]
+            if self.is_leader:
+                line.get(rank, picked)
+                rows[list(lone[rank])] = picked
+            else:
+                line.put(LEADER, picked)
+
+    def _hashed(
+        self,
+        line: Line,
+        index: int,
+        first: int,
+        last: int,
+        vectors: Sequence[F32],
+        owner: int | None,
+    ) -> bytes | None:
+        """Return a piece's hashes, at its only owner or else at the leader."""
+        cut = self.shares.owned(self.rank, index).cut(first, last)
+        if owner is not None:
+            is_mine = owner == self.rank
+            return state_piece([v[cut.own] for v in vectors]) if is_mine else None
+        whole = [np.empty(last - first, np.float32) for _ in vectors]
+        for vector, out in zip(vectors, whole, strict=True):
+            self._collect(line, index, first, last, vector[cut.own], out)
+        return state_piece(whole) if self.is_leader else None
+
+    def _leave_over(
+        self, line: Line, index: int, wanted: F32, body: np.ndarray | None
+    ) -> None:
+        """Let `wanted` be what the codec has not sent of it."""
+        up, failing = self.terms[index].up.name, Failing()
+        for first, _, sent in self._decoded(line, index, up, body, failing):
+            cut = self.shares.owned(self.rank, index).cut(first, first + len(sent))
+            here = wanted[cut.own]
+            np.subtract(here, sent[cut.at], out=here)
+
+    def _decoded(
+        self,
+        line: Line,
+        index: int,
+        name: str,
+        body: np.ndarray | None,
+        failing: Failing,
+    ) -> Iterator[tuple[int, int, F32]]:
+        """Yield blocks of the leader's body that hold elements of this rank."""
+        scheme, ranges = codec(name), self.shares.owned(self.rank, index)
+        scratch = np.empty(STATE_PIECE, np.float32)
+        for first, last in self._chunks(index):
+            piece = np.empty(scheme.body_bytes(last - first), np.uint8)
+            if body is not None:
+                start = scheme.offset(first)
+                piece[:] = body[start : start + len(piece)]
+            line.spread(piece)
+            for block in blocks(last - first):
+                values = scratch[: block.stop - block.start]
+                if ranges.cut(first + block.start, first + block.stop).size:
+                    decode = partial(scheme.decode, piece, values)
+                    failing.attempt(partial(decode, first=block.start))
+                    yield first + block.start, first + block.stop, values
+
+    def _collect(
+        self,
+        line: Line,
+        index: int,
+        first: int,
+        last: int,
+        mine: F32,
+        out: F32 | None,
+    ) -> None:
+        """Bring everybody's elements between two of a fragment into the leader's."""
+        if not self.is_leader:
+            if len(mine):
+                line.put(LEADER, mine)
+            return
+        assert out is not None
+        out[self.shares.owned(self.rank, index).cut(first, last).at] = mine
+        cuts = [(r, self.shares.owned(r, index).cut(first, last)) for r in line.others]
+        coming = [
+            (r, cut, np.empty(cut.size, np.float32)) for r, cut in cuts if cut.size
+        ]
+        line.swap([], [(rank, values) for rank, _, values in coming])
+        for _, cut, values in coming:
+            out[cut.at] = values
+
+    def _chunks(self, index: int) -> Iterator[tuple[int, int]]:
+        elements = self.shares.layout[index].elements
+        for first in range(0, elements, CHUNK):
+            yield first, min(first + CHUNK, elements)
+
+
+class _Writer:
+    """Encodes a fragment chunk by chunk, as `weights.seal` does block by block."""
+
+    def __init__(
+        self,
+        shares: Shares,
+        index: int,
+        slot: Slot,
+        seed: int,
+        body: np.ndarray | None,
+    ) -> None:
+        self._layout, self._up, self._seed = shares.layout[index], slot.up, seed
+        self._body, self.norm = body, Norm()
+
+    def write(self, first: int, values: F32) -> None:
+        """Encode values from element `first` on, and add what they decode to."""
+        assert self._body is not None
+        sent = np.empty(min(STATE_PIECE, len(values)), np.float32)
+        for block in blocks(len(values)):
+            here, start = values[block], first + block.start
+            encode(self._layout, self._up, here, self._body, start, self._seed)
+            decoded = sent[: len(here)]
+            self._up.decode(self._body, decoded, first=start)
+            self.norm.add(decoded)

@@ -1,0 +1,116 @@
+"""Does all rounds of a run again that were closed at several places, one after another.
+
+Every round is taken from a place that knows its roster: a coordinator's journal, or a
+store. Places that share a round must agree on it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from atoll.disk import SystemDisk
+from atoll.errors import NoSuchObject
+from atoll.exchange.bucket import Lookout, ThreadTiming
+from atoll.exchange.bucket.means import header_of
+from atoll.journal import Journal
+from atoll.protocol import ModelSpec
+from atoll.settings import RunSettings
+from atoll.store import open_store
+from atoll.weights import lay_out, terms_of
+from atoll.wire import Header
+from tests.e2e.rounds_again import Again, applied
+
+
+class Place(Protocol):
+    """Where a run has been."""
+
+    settings: RunSettings
+    model: ModelSpec
+
+    def header(self, fragment: int, round: int) -> Header | None:
+        """Return the outcome of a round; None: it was not closed here."""
+        ...
+
+
+class InJournal:
+    """The directory of a coordinator that is not served now."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        created, model = journal.recorded.created, journal.recorded.model
+        assert created is not None
+        assert model is not None
+        self.settings, self.model = RunSettings.from_dict(created.settings), model
+
+    def header(self, fragment: int, round: int) -> Header | None:
+        if round not in self._journal.recorded.fragments[fragment].where:
+            return None
+        return self._journal.outcome(fragment, round, has_body=False)[0]
+
+
+class InStore:
+    """A store in which islands have met."""
+
+    def __init__(self, lookout: Lookout) -> None:
+        self._lookout = lookout
+        assert lookout.founded is not None
+        self.settings, self.model = lookout.sight.settings, lookout.founded.model
+
+    def header(self, fragment: int, round: int) -> Header | None:
+        try:
+            closed = self._lookout.roster(fragment, round)
+        except NoSuchObject:
+            return None
+        layout = self._lookout.sight.layout[fragment]
+        down = terms_of(layout, self.settings).down
+        return header_of(closed, closed.roster, layout, down)
+
+
+def rounds_at(updates: Path, *where: Path | str) -> Again:
+    """Do every round again; nothing may have the directories among `where` open."""
+    with ExitStack() as stack:
+        places = [stack.enter_context(_place(each)) for each in where]
+        again, work = Again(), defaultdict[tuple[str, int, int], float](float)
+        settings, model = places[0].settings, places[0].model
+        for index, layout in enumerate(lay_out(model, settings)):
+            headers = list(_headers(places, index))
+            state = applied(again, work, updates, layout, settings, headers, index)
+            again.digests.append(state.digest.hex())
+            again.rounds.append(len(headers))
+        again.work = work
+        return again
+
+
+@contextmanager
+def _place(where: Path | str) -> Iterator[Place]:
+    if isinstance(where, Path):
+        disk = SystemDisk(where / "journal")
+        try:
+            yield InJournal(Journal.open(disk))
+        finally:
+            disk.close()
+        return
+    timing = ThreadTiming()
+    try:
+        yield InStore(Lookout.open(open_store(where), timing, url=where))
+    finally:
+        timing.close()
+
+
+def _headers(places: list[Place], fragment: int) -> Iterator[Header]:
+    round = 1
+    while True:
+        found = [each.header(fragment, round) for each in places]
+        known = [header for header in found if header is not None]
+        if not known:
+            return
+        first = known[0]
+        for other in known:
+            said = (other.base, other.roster, other.outer)
+            assert said == (first.base, first.roster, first.outer)
+        yield next((header for header in known if header.is_sealed), first)
+        round += 1

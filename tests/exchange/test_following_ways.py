@@ -1,0 +1,125 @@
+"""Ways that are closed, or not open yet, while an island follows its run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+import pytest
+
+from atoll.errors import RunMoved, Unreachable
+from atoll.exchange import CoordinatorExchange, Frame, Outcome
+from atoll.exchange.following import Following, Place
+from atoll.protocol import (
+    Beat,
+    JoinReply,
+    JoinRequest,
+    Position,
+    Reception,
+    Stats,
+)
+from atoll.testing.one_fragment import anchor_of, enter, update_of
+from tests.exchange.test_contract import DirectLine
+from tests.exchange.test_following import Journey, beat, begun
+
+
+class Closable:
+    """A place that fails by its threads when its way was closed. Implements `Place`."""
+
+    def __init__(self, inner: Place) -> None:
+        self._inner, self.is_closed = inner, False
+        self.stats: Callable[[], Stats] | None = None
+        self.moved: Callable[[RunMoved], None] | None = None
+        self.before_state: Callable[[], object] = lambda: None
+
+    def _open(self) -> Place:
+        if self.is_closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        return self._inner
+
+    def join(self, request: JoinRequest) -> JoinReply:
+        return self._open().join(request)
+
+    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+        return self._open().heartbeat(beat, at_once=at_once)
+
+    def publish(self, frame: Frame) -> Reception:
+        return self._open().publish(frame)
+
+    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+        return self._open().outcome(fragment, round, wait_s=wait_s)
+
+    def state(self, fragment: int) -> Frame:
+        self.before_state()
+        return self._open().state(fragment)
+
+    def leave(self, island: str, incarnation: int) -> None:
+        self._open().leave(island, incarnation)
+
+
+def closable(it: Journey) -> Closable:
+    line = DirectLine(it.service)
+    return Closable(CoordinatorExchange(line, key=b"a", nonce=b"once"))
+
+
+def no_time(seconds: float) -> NoReturn:
+    raise Unreachable("There is no time left.")
+
+
+def test_who_gives_up_on_the_way_does_not_go_back() -> None:
+    """The place before is closed for good; later calls go the rest of the way."""
+    it, is_there = begun(), False
+    place = closable(it)
+
+    def open(target: str) -> Place:
+        place.is_closed = True
+        if not is_there:
+            raise Unreachable("Nobody answers yet.")
+        return it.meet(b"a", b"once")
+
+    a = Following(place, open, pause=no_time)
+    joined = enter(a, "a")
+    beat(a, joined, 0)
+    update = update_of(a, joined, 1.0)
+    it.move()
+    for _ in range(2):
+        with pytest.raises(Unreachable, match="no time left"):
+            a.publish(update)
+    is_there = True
+
+    assert a.publish(update) is Reception.COMMITTED  # with what was kept
+    assert anchor_of(a) == -1.0
+
+
+def test_a_call_whose_way_is_closed_under_it_is_made_again() -> None:
+    """Another thread follows meanwhile, and what fails at the old place is nothing."""
+    it = begun()
+    place = closable(it)
+
+    def open(target: str) -> Place:
+        place.is_closed = True
+        return it.meet(b"a", b"once")
+
+    a = Following(place, open, pause=no_time)
+    joined = enter(a, "a")
+    it.move()
+    said = Beat(island="a", incarnation=joined.incarnation, step=1)
+    place.before_state = lambda: a.heartbeat(said)
+
+    assert anchor_of(a) == 0.0
+
+
+def test_what_fails_where_the_run_is_is_told() -> None:
+    """A fault of this machine is nobody's move."""
+    it = begun()
+    place = closable(it)
+    a = Following(place, never, pause=no_time)
+    enter(a, "a")
+    place.is_closed = True
+
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        a.state(0)
+
+
+def never(target: str) -> NoReturn:
+    raise AssertionError("the run has not moved")

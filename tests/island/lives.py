@@ -1,0 +1,120 @@
+"""Lives of one island that trains vectors, and what it saves between them."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+
+from atoll import RunSettings
+from atoll.clock import SystemClock
+from atoll.exchange import Exchange, MemoryRun
+from atoll.island import Host
+from atoll.island.saved import SavedIsland, Tree, from_tree, to_tree
+from atoll.protocol import JoinRequest
+from atoll.testing import Vectors, vector_model
+from atoll.weights.layout import F32
+
+SHAPES = {f"layers.{n}.w": (40 + n,) for n in range(3)}
+
+
+@dataclass
+class Checkpoint:
+    """What a training loop would have on its disk."""
+
+    island: Tree
+    local: list[F32]
+    momentum: list[F32]
+
+
+class Life:
+    """One life of an island whose every step depends on all the steps before."""
+
+    def __init__(
+        self,
+        run: Exchange,
+        *,
+        island: str = "a",
+        checkpoint: Checkpoint | None = None,
+        dtype: str = "float32",
+    ) -> None:
+        self.view = Vectors()
+        model = vector_model(SHAPES, dtype=dtype)
+        request = JoinRequest(model=model, island=island)
+        saved = from_tree(checkpoint.island) if checkpoint else None
+        view = _Filled(self.view, checkpoint if saved and saved.is_exact else None)
+        self.host = Host(run, view, request, clock=SystemClock(), saved=saved)
+        local = self.view.local
+        momentum = checkpoint.momentum if checkpoint else map(np.zeros_like, local)
+        self.momentum = [each.copy() for each in momentum]
+
+    @property
+    def steps(self) -> int:
+        return self.host.tally.inner_steps
+
+    def train(self, steps: int) -> None:
+        """Make inner steps, as long as the run goes on."""
+        for _ in range(steps):
+            if self.host.has_ended:
+                return
+            for index, local in enumerate(self.view.local):
+                noise = np.random.default_rng([self.steps, index])
+                slope = local + noise.normal(size=len(local)).astype(np.float32)
+                self.momentum[index] = np.float32(0.5) * self.momentum[index] + slope
+                moved = local - np.float32(0.1) * self.momentum[index]
+                self.view.write(index, moved)
+            self.host.tally.tokens += 7
+            self.host.stepped()
+
+    def idle(self, steps: int) -> None:
+        """Make inner steps that change nothing."""
+        for _ in range(steps):
+            self.host.stepped()
+
+    def save(self, *, is_exact: bool = True) -> Checkpoint:
+        """Return a copy of everything, as a checkpoint would."""
+        with self.host.saving(is_exact=is_exact) as saved:
+            tree = copy.deepcopy(to_tree(saved))
+        local = [each.copy() for each in self.view.local]
+        return Checkpoint(tree, local, [each.copy() for each in self.momentum])
+
+    def die(self) -> None:
+        """End without a farewell: nothing more is published."""
+        self.host.leave(depart=False)
+
+    def bits(self) -> bytes:
+        """Return everything that a life leads to."""
+        parts = [*self.view.local, *self.momentum]
+        for slot in self.host.slots:
+            parts.extend(slot.state.vectors)
+            if slot.residual is not None:
+                parts.append(slot.residual)
+        return b"".join(part.tobytes() for part in parts)
+
+
+class _Filled:
+    """A view whose weights a checkpoint has filled before anybody joins."""
+
+    def __init__(self, view: Vectors, checkpoint: Checkpoint | None) -> None:
+        self._view, self._checkpoint = view, checkpoint
+
+    def lay_out(self, layout: object) -> None:
+        self._view.lay_out(layout)  # type: ignore[arg-type]
+        if self._checkpoint is not None:
+            self._view.local = [each.copy() for each in self._checkpoint.local]
+
+    def read(self, fragment: int, out: F32) -> None:
+        self._view.read(fragment, out)
+
+    def write(self, fragment: int, values: F32) -> None:
+        self._view.write(fragment, values)
+
+
+def run_of(**tables: dict[str, object]) -> MemoryRun:
+    """Return an empty run with these settings."""
+    return MemoryRun(RunSettings.from_dict(tables))
+
+
+def saved_in(checkpoint: Checkpoint) -> SavedIsland:
+    return from_tree(checkpoint.island)

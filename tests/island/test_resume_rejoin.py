@@ -1,0 +1,239 @@
+"""A restarted island has what no round has counted of its work, once and no more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from atoll.errors import UsageError
+from atoll.exchange import MemoryRun
+from atoll.weights.layout import F32
+from tests.island.lives import Checkpoint, Life, run_of, saved_in
+
+EVERY, OVERLAP = 5, 3
+
+
+def empty(**wire: Any) -> MemoryRun:
+    return run_of(
+        run={"start_islands": 2},
+        sync={"sync_every": EVERY, "overlap_steps": OVERLAP},
+        wire={"up": "fp32", "down": "fp32", **wire},
+        outer={"optimizer": "sgd", "lr": 1.0},
+    )
+
+
+def two_islands(**wire: Any) -> tuple[MemoryRun, Life, Life]:
+    """Return a run in which two islands wait for each other, in one thread."""
+    run = empty(**wire)
+    return run, Life(run, island="a"), Life(run, island="b")
+
+
+def work_of(life: Life) -> F32:
+    """Return what is in a life's local weights and not in its anchor."""
+    return life.view.local[0] - life.host.slots[0].state.anchor
+
+
+def rejoined(run: MemoryRun, checkpoint: Checkpoint) -> Life:
+    life = Life(run, island="a", checkpoint=checkpoint)
+    assert life.host.resumed
+    assert not life.host.resumed.is_exact
+    return life
+
+
+def close(found: F32, expected: F32) -> bool:
+    return bool(np.allclose(found, expected, atol=1e-5))
+
+
+def test_what_nobody_counted_is_put_on_the_present_anchor() -> None:
+    """Work since the last round goes on, though the anchor has moved since."""
+    run, a, b = two_islands()
+    a.train(EVERY + OVERLAP - 1)
+    b.train(EVERY + OVERLAP)
+    a.train(1)
+    a.train(1)
+    checkpoint, work = a.save(is_exact=False), work_of(a)
+    a.die()
+    b.train(EVERY)  # round 2 closes without the dead
+    again = rejoined(run, checkpoint)
+
+    assert again.host.slots[0].state.round == 2
+    assert close(work_of(again), work)
+    assert again.steps == EVERY + OVERLAP + 1
+    assert again.host.slots[0].settled_steps == EVERY
+    again.die()
+    b.die()
+
+
+def test_an_update_that_counted_after_the_death_is_not_sent_again() -> None:
+    """Of a saved update that has counted, only what came since its seal is left."""
+    run, a, b = two_islands()
+    a.train(EVERY)
+    at_seal = a.view.local[0].copy()
+    a.train(2)
+    checkpoint, local = a.save(is_exact=False), a.view.local[0].copy()
+    assert saved_in(checkpoint).fragments[0].update
+    a.die()
+    b.train(EVERY + OVERLAP)
+    again = rejoined(run, checkpoint)
+
+    assert again.host.slots[0].state.round == 1
+    assert close(work_of(again), local - at_seal)
+    assert again.host.slots[0].settled_steps == EVERY
+    again.die()
+    b.die()
+
+
+def test_work_that_a_later_update_brought_is_dropped() -> None:
+    """The dead life counted after its checkpoint: the difference is in the anchor."""
+    run, a, b = two_islands(up="int8", error_feedback=True)
+    a.train(2)
+    checkpoint = a.save(is_exact=False)
+    a.train(EVERY)
+    b.train(EVERY + OVERLAP)
+    a.die()
+    again = rejoined(run, checkpoint)
+
+    assert not work_of(again).any()
+    assert again.host.slots[0].residual is not None
+    assert not again.host.slots[0].residual.any()
+    assert again.host.resumed
+    assert again.host.resumed.counted == (EVERY, 7 * EVERY)
+    assert again.steps == EVERY
+    again.die()
+    b.die()
+
+
+def test_a_saved_update_that_stands_is_waited_for() -> None:
+    """Until its outcome what came since is held back, and the island trains on."""
+    run, a, b = two_islands()
+    a.train(EVERY)
+    at_seal = a.view.local[0].copy()
+    a.train(1)
+    checkpoint, since = a.save(is_exact=False), a.view.local[0] - at_seal
+    a.die()
+    again = rejoined(run, checkpoint)
+    assert not work_of(again).any()
+
+    again.train(2)
+    trained = work_of(again)
+    b.train(EVERY + OVERLAP)
+    again.idle(EVERY + OVERLAP)
+
+    assert again.host.slots[0].state.round == 1
+    assert close(work_of(again), trained + since)
+    assert again.host.slots[0].settled_steps == EVERY
+    again.die()
+    b.die()
+
+
+def test_another_update_that_stands_takes_the_saved_work_along() -> None:
+    """What the dead life published after its checkpoint holds all that was saved."""
+    run, a, b = two_islands()
+    a.train(2)
+    checkpoint = a.save(is_exact=False)
+    a.train(EVERY - 2)
+    a.die()
+    again = rejoined(run, checkpoint)
+    again.train(2)
+    trained = work_of(again)
+    b.train(EVERY + OVERLAP)
+    again.idle(EVERY + OVERLAP)
+
+    assert again.host.slots[0].state.round == 1
+    assert close(work_of(again), trained)
+    assert again.host.slots[0].settled_steps == 2
+    again.die()
+    b.die()
+
+
+def test_work_on_an_unknown_base_is_reported_as_lost() -> None:
+    """At a run with another past nobody can say what of it has counted."""
+    _, a, b = two_islands()
+    a.train(3)
+    checkpoint = a.save(is_exact=False)
+    a.die()
+    b.die()
+    other, c, d = two_islands()
+    c.train(EVERY)
+    d.train(EVERY + OVERLAP)
+    checkpoint.island["fragments"][0]["digest"] = bytes(16)
+    c.die()
+    again = rejoined(other, checkpoint)
+
+    assert not work_of(again).any()
+    assert again.host.resumed
+    assert again.host.resumed.lost == (3, 21)
+    again.die()
+    d.die()
+
+
+def test_a_checkpoint_of_another_run_is_refused() -> None:
+    """Both runs are named; nothing is joined."""
+    run, a, b = two_islands()
+    a.train(1)
+    checkpoint = a.save(is_exact=False)
+    a.die()
+    checkpoint.island["run"] = "elsewhere"
+    with pytest.raises(UsageError, match=r"of run 'elsewhere', and this is 'run-"):
+        Life(run, island="a", checkpoint=checkpoint)
+    Life(run, island="a").die()
+    b.die()
+
+
+def test_an_empty_run_is_not_founded_by_chance() -> None:
+    """Neither the run nor the checkpoint has weights: whatever is there is random."""
+    _, a, b = two_islands()
+    a.train(1)
+    checkpoint = a.save(is_exact=False)
+    a.die()
+    b.die()
+    with pytest.raises(UsageError, match="has no weights, and the checkpoint"):
+        Life(empty(), checkpoint=checkpoint)
+
+
+def test_an_update_that_was_being_sealed_is_known_by_its_bytes() -> None:
+    """It was sent after the checkpoint was taken, and is made again to be compared."""
+    run, a, b = two_islands(up="int8", error_feedback=True)
+    a.train(EVERY)
+    at_seal = a.view.local[0].copy()
+    a.train(2)
+    checkpoint, local = a.save(is_exact=False), a.view.local[0].copy()
+    update = checkpoint.island["fragments"][0]["update"]
+    update["frame"] = update["residual_after"] = None
+    a.die()
+    b.train(EVERY + OVERLAP)
+    again = rejoined(run, checkpoint)
+
+    assert close(work_of(again), local - at_seal)
+    residual = again.host.slots[0].residual
+    assert residual is not None
+    assert residual.any()
+    again.die()
+    b.die()
+
+
+def test_two_deaths_while_an_update_stands_lose_nothing() -> None:
+    """What is held back is in the next checkpoint, and so is what it waits for."""
+    run, a, b = two_islands()
+    a.train(EVERY)
+    at_seal = a.view.local[0].copy()
+    a.train(1)
+    first, since = a.save(is_exact=False), a.view.local[0] - at_seal
+    a.die()
+    second = rejoined(run, first)
+    second.train(2)
+    trained = work_of(second)
+    checkpoint = second.save(is_exact=False)
+    second.die()
+    third = rejoined(run, checkpoint)
+    assert not work_of(third).any()
+
+    b.train(EVERY + OVERLAP)
+    third.idle(EVERY + OVERLAP)
+
+    assert third.host.slots[0].state.round == 1
+    assert close(work_of(third), since + trained)
+    third.die()
+    b.die()

@@ -1,0 +1,157 @@
+"""Rounds that do not go as planned, as the ranks of an island live through them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import atoll.torch
+from atoll import RunSettings
+from atoll.clock import SystemClock
+from atoll.errors import LeaseLost
+from atoll.exchange import Exchange, MemoryRun
+from atoll.island import Host
+from atoll.protocol import Beat, JoinRequest, ModelSpec, Position
+from atoll.torch import Island
+from atoll.torch.life import Alone, Life
+from atoll.torch.model import TorchModel, TorchView
+from atoll.torch.ranks.forming import form
+from atoll.torch.ranks.kinds import team_of
+from atoll.torch.ranks.spread import Spread
+from atoll.torch.ranks.view import RankView
+from tests.island.scripted import ScriptedRun
+from tests.torch.rank_loops import Net, net, rows_of, settings, wrapped
+
+
+def island_at(
+    exchange: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+) -> Island:
+    """Join any exchange, by all ranks or alone."""
+    team = team_of(model)
+    life: Life
+    if team is None:
+        torch_model = TorchModel.of(model)
+        view = TorchView(torch_model)
+        request = JoinRequest(model=torch_model.spec, island="a")
+        life = Alone(Host(exchange, view, request, clock=SystemClock()), view)
+    else:
+
+        def enter(view: RankView, spec: ModelSpec, memory: Spread) -> Host:
+            request = JoinRequest(model=spec, island="a")
+            clock = SystemClock()
+            return Host(exchange, view, request, clock=clock, memory=memory)
+
+        life = form(team, enter)
+    return Island(life, [model], optimizer, on_end="raise")
+
+
+def make_steps(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    kind: str,
+    rank: int,
+    count: int,
+) -> None:
+    """Make inner steps; alone with the micro-batches of two ranks."""
+    for step in range(count):
+        for part in [rank] if kind != "alone" else [0, 1]:
+            loss = model(rows_of(0, step, part)).square().mean()
+            (loss / (2 if kind == "alone" else 1)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def leave_early(rank: int, kind: str, run: RunSettings, steps: int) -> list[str]:
+    """Leave in the middle of a window; return what the run has of it afterwards."""
+    model = wrapped(kind, net(0), 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    where = MemoryRun(run)
+    with island_at(where, model, optimizer):
+        make_steps(model, optimizer, kind, rank, steps)
+    if rank:
+        return []
+    return [where.state(index).header.base.hex() for index in range(3)]
+
+
+def live_through(rank: int, kind: str, run: RunSettings, script: str) -> dict[str, Any]:
+    """Live through rounds that count, miss or pass as a script says, over and over."""
+    fates = {"c": "counted", "m": "missed", "p": "passed"}
+    words: Iterator[str] = cycle([fates[letter] for letter in script])
+    whole = net(0)
+    del whole.seen  # rounds of another fragment would come when they come
+    model = wrapped(kind, whole, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with island_at(ScriptedRun(run, words), model, optimizer) as island:
+        make_steps(model, optimizer, kind, rank, 10_000)
+    metrics = island.metrics()
+    return {"digest": island.digest} | {
+        name: metrics[f"atoll/updates_{name}"] for name in ("counted", "carried")
+    }
+
+
+class Losing:
+    """An `Exchange` whose island loses its lease between two synchronisations."""
+
+    def __init__(self, run: MemoryRun) -> None:
+        self._run, self._beats = run, 0
+        self.join, self.publish, self.state = run.join, run.publish, run.state
+        self.outcome, self.leave = run.outcome, run.leave
+
+    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+        self._beats += 1
+        if self._beats > 4:
+            raise LeaseLost("Another incarnation holds the name.")
+        return self._run.heartbeat(beat, at_once=at_once)
+
+
+def lose_the_lease(rank: int) -> tuple[str, str]:
+    """Train until the leader learns that it has lost its lease."""
+    run = MemoryRun(settings(1, sync={"sync_every": 2**20}))
+    model = wrapped("ddp", net(0), 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    try:
+        with island_at(Losing(run), model, optimizer):
+            make_steps(model, optimizer, "ddp", rank, 10_000)
+    except Exception as exc:
+        return type(exc).__name__, str(exc)
+    return "", ""
+
+
+def frozen(model: Net) -> Net:
+    """Freeze a layer: a constant of the run."""
+    model.layers[0].requires_grad_(False)
+    return model
+
+
+def train_frozen(rank: int, kind: str, url: str, name: str) -> str:
+    """Train the rest of a model whose first layer is frozen, until the run ends."""
+    model = wrapped(kind, frozen(net(0)), 2)
+    trained = [each for each in model.parameters() if each.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=0.01)
+    with atoll.torch.join(model, optimizer, url, island=name) as island:
+        make_steps(model, optimizer, kind, rank, 10_000)
+    return island.digest
+
+
+def train_world_of_one(rank: int, kind: str, run: RunSettings) -> str:
+    """Train as the only rank of a world."""
+    store = dist.HashStore()  # type: ignore[attr-defined] # it is there
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    makes: dict[str, Callable[[Net], torch.nn.Module]] = {
+        "ddp": DistributedDataParallel,
+        "fsdp": lambda model: wrapped("fsdp", model, 1),
+        "alone": lambda model: model,
+    }
+    model = makes[kind](net(0))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    with atoll.torch.join(model, optimizer, MemoryRun(run), island="a") as island:
+        for step in range(10_000):
+            model(rows_of(0, step, 0)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return island.digest

@@ -1,0 +1,89 @@
+"""Building from runs that are elsewhere: whole, a stage, or the rows of a rank."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import atoll
+import atoll.torch
+from atoll.torch import Stage
+from tests.e2e.stage import ROOT
+from tests.e2e.stage import Stage as Processes
+from tests.torch.building_ranks import Net
+from tests.torch.runs import bits, settings_of
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(params=["coordinator", "store"])
+def run(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """Give the name of a run that has no weights yet."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+    sync = {"num_fragments": 2, "fragment_order": "by_size"}
+    settings = settings_of(every=2, sync=sync)
+    if request.param == "store":
+        url = str(tmp_path / "bucket")
+        atoll.init(url, settings)
+        yield url
+        return
+    processes = Processes(tmp_path, settings=settings.to_dict())
+    processes.serve()
+    yield processes.url
+    processes.close()
+
+
+def found(run: str) -> dict[str, torch.Tensor]:
+    """Found a run, and return its weights."""
+    torch.manual_seed(3)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    island = atoll.torch.join(model, optimizer, run, island="founder")
+    weights = island.anchor()
+    island.leave()
+    return weights
+
+
+def test_a_run_elsewhere_fills_a_model_and_its_stages(run: str) -> None:
+    """A stage has other names for its tensors, and takes its own only."""
+    weights = found(run)
+    whole = atoll.torch.build(Net, run)
+
+    def last() -> Stage:
+        module = torch.nn.Sequential(torch.nn.Linear(6, 3))
+        return Stage(module=module, index=1, of=2, names={"0.": "second."})
+
+    stage = atoll.torch.build(last, run)
+
+    for name, values in weights.items():
+        assert bits(whole.get_parameter(name)) == bits(values), name
+    assert bits(stage.module.get_parameter("0.weight")) == bits(
+        weights["second.weight"]
+    )
+
+
+def test_ranks_take_their_own_rows(run: str, tmp_path: Path) -> None:
+    """Under FSDP2 no rank reads or holds what belongs to the other."""
+    weights = found(run)
+    (tmp_path / "ranks").mkdir()
+    command = [sys.executable, "-m", "tests.torch.building_ranks", run]
+    subprocess.run(
+        [*command, str(tmp_path / "ranks")], cwd=ROOT, check=True, timeout=300
+    )
+    told = [load_file(tmp_path / "ranks" / f"{rank}.safetensors") for rank in range(2)]
+
+    for each in told:
+        for name, values in weights.items():
+            assert bits(each[name]) == bits(values), name
+        assert bits(each["cos"]) == bits(torch.arange(4).float().cos())
+    if run.startswith("http"):
+        elements = sum(values.numel() for values in weights.values())
+        assert sum(int(each["read"]) for each in told) == elements

@@ -1,0 +1,85 @@
+"""Rounds that do not go as planned are the same for many ranks and for one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.security import Role, token_file
+from tests.coordinator.serving import serving
+from tests.torch import rank_rounds
+from tests.torch.processes import Group, run_groups
+from tests.torch.rank_loops import settings
+
+# The first of them loads torch for all.
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
+
+LOSSY: dict[str, dict[str, Any]] = {
+    "wire": {"up": "e3m0", "down": "bf16"},
+    "sync": {"sync_every": 4, "num_fragments": 2, "overlap_steps": 2},
+}
+"""A codec that leaves much over, and updates in flight."""
+
+
+@pytest.mark.parametrize("steps", [5, 7, 9])
+def test_what_is_left_when_ranks_leave_is_what_one_process_leaves(steps: int) -> None:
+    """With updates in flight and work since, the run ends with the same bits."""
+    run = settings(99, **LOSSY)
+    spread, (alone,) = run_groups(
+        Group(rank_rounds.leave_early, ("fsdp", run, steps), ranks=2),
+        Group(rank_rounds.leave_early, ("alone", run, steps)),
+    )
+    assert spread[0] == alone
+
+
+@pytest.mark.parametrize("script", ["cm", "mmc", "cp", "mmmc"])
+def test_missed_rounds_are_carried_alike(script: str) -> None:
+    """Counted, missed and passed rounds leave the bits of one process behind."""
+    run = settings(8, wire=LOSSY["wire"], sync={"sync_every": 4, "overlap_steps": 2})
+    spread, (alone,) = run_groups(
+        Group(rank_rounds.live_through, ("fsdp", run, script), ranks=2),
+        Group(rank_rounds.live_through, ("alone", run, script)),
+    )
+    assert spread == [alone, alone]
+    assert alone["carried"] or "m" not in script
+
+
+def test_an_error_between_two_synchronisations_is_raised_by_all() -> None:
+    """What the leader meets while all train is raised where all of them stop."""
+    ((first, second),) = run_groups(Group(rank_rounds.lose_the_lease, ranks=2))
+    assert first == second
+    assert first == ("LeaseLost", "Another incarnation holds the name.")
+
+
+def test_a_frozen_layer_that_is_sharded_is_the_same_constant(tmp_path: Path) -> None:
+    """An FSDP2 island and one process agree on the digest of what neither trains."""
+    tables = {"run": {"start_islands": 2}}
+    with serving(tmp_path / "run", settings(2, **tables)) as coordinator:
+        token = str(token_file(tmp_path / "run", Role.ISLAND))
+        environment = {"ATOLL_TOKEN_FILE": token}
+        url = coordinator.url
+        spread, alone = run_groups(
+            Group(
+                rank_rounds.train_frozen,
+                ("fsdp", url, "a"),
+                ranks=2,
+                environment=environment,
+            ),
+            Group(
+                rank_rounds.train_frozen, ("alone", url, "b"), environment=environment
+            ),
+        )
+    assert {*spread, *alone} == {alone[0]}
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_world_of_one_rank_is_an_island_of_one_process(kind: str) -> None:
+    """A script that is started with one rank comes to the same bits."""
+    run = settings(2, **LOSSY)
+    (spread,), (alone,) = run_groups(
+        Group(rank_rounds.train_world_of_one, (kind, run)),
+        Group(rank_rounds.train_world_of_one, ("alone", run)),
+    )
+    assert spread == alone

@@ -155,7 +155,7 @@ class _Colour(enum.IntEnum):
         range(3),
         int,
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_cannot_be_represented_is_named_by_its_path(value: object) -> None:
     """An error says where in the state the value is, and nothing is guessed."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.coordinator import Service
 from atoll.exchange import Frame, Outcome, OutcomeCall
-from atoll.island.courier import Courier
+from atoll.island.memory import Whole
 from atoll.island.slot import Sealed, Slot
 from atoll.journal import Journal
 from atoll.journal.log import Log
@@ -81,12 +81,12 @@ def carried_update_keeps_its_new_residual() -> AbstractContextManager[object]:
     """What the codec left of an update that missed its round is kept all the same."""
 
     def settle(
-        real: Any, courier: Courier, slot: Slot, sealed: Sealed, verdict: Verdict
+        real: Any, memory: Whole, slot: Slot, sealed: Sealed, verdict: Verdict
     ) -> None:
         is_missed = verdict is Verdict.LATE and sealed.residual_after is not None
-        real(courier, slot, sealed, Verdict.COUNTED if is_missed else verdict)
+        real(memory, slot, sealed, Verdict.COUNTED if is_missed else verdict)
 
-    return replaced(Courier, "_settle_residual", settle)
+    return replaced(Whole, "settle_residual", settle)
 
 
 @contextmanager

@@ -260,3 +260,16 @@ def test_a_run_with_a_decider_stays_in_its_store(tmp_path: Path, capsys: Said) -
     code, _, err = run(capsys, "move", url, "https://127.0.0.1:1")
 
     assert (code, "store.decider" in err) == (2, True), err
+
+
+def test_a_store_that_a_run_has_left_says_so(
+    ended_run: str, tmp_path: Path, capsys: Said
+) -> None:
+    """Who exports from it, or asks the doctor, is told where the run is."""
+    target = "https://reef.example:4711"
+    run(capsys, "move", ended_run, target, "--dir", tmp_path / "run")
+
+    code, _, err = run(capsys, "export", ended_run, tmp_path / "out.safetensors")
+    assert code == 0
+    assert f"has moved to {target}" in err
+    assert f"has moved to {target}" in run(capsys, "doctor", ended_run)[1]

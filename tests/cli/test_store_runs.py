@@ -117,6 +117,25 @@ def test_a_coordinators_directory_is_told_apart(
         assert run(capsys, "status", f"file://{place}")[0] == 2
 
 
+def test_a_url_with_one_slash_makes_no_directory(run_file: Path, capsys: Said) -> None:
+    """Islands of several machines would each meet nobody there."""
+    code, _, err = run(capsys, "init", "s3:/reef/lagoon", run_file)
+
+    assert code == 2
+    assert "has one slash after its colon" in err
+    assert not Path("s3:").exists()
+
+
+def test_a_store_that_connects_when_it_is_opened_may_not_answer(
+    run_file: Path, capsys: Said
+) -> None:
+    """FTP does; nobody listens on that port of this machine."""
+    code, _, err = run(capsys, "init", "ftp://127.0.0.1:1/lagoon", run_file)
+
+    assert code == 3
+    assert "did not answer" in err
+
+
 def test_a_coordinators_url_makes_no_store(run_file: Path, capsys: Said) -> None:
     """`atoll init` with a URL of HTTP names what does that."""
     code, _, err = run(capsys, "init", "https://127.0.0.1:1", run_file)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from atoll.coordinator.app import Coordinator
 from atoll.exchange import (
+    AgreedCall,
     FoundCall,
     Frame,
     HeartbeatCall,
@@ -87,6 +88,7 @@ def _islands(coordinator: Coordinator, state: Frame, update: Frame) -> list[Aski
         LeaveCall("a", 1),
         PublishCall(update, beat),
         OfferCall(update.header),
+        AgreedCall("a", 1, (update.header,)),
         OutcomeCall(0, 1, 0.0, beat),
         StateCall(0),
         FoundCall("a", 1, (state,)),

@@ -73,6 +73,14 @@ def _from_store(place: StoreUrl, draft: Path, round: int | None) -> int:
     from atoll.cli.bucket.observing import Observing
 
     with Observing(place.url) as observing, _bar() as progress:
+        observing.lookout.look_controls()
+        moved_to = observing.lookout.sight.moved_to
+        if moved_to is not None:
+            typer.echo(
+                f"atoll: the run has moved to {moved_to}, and trains there. These are "
+                "the weights that it left here.",
+                err=True,
+            )
         return write_anchor(observing, draft, round=round, progress=progress)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -67,6 +68,11 @@ def _store_url(url: str) -> str:
         raise UsageError(
             f"{url} is a coordinator's URL, and a run with one is made by `atoll serve "
             "RUN.toml`. Give a store: s3://BUCKET/PATH, or a path."
+        )
+    if re.match(r"(s3|gs|az|file):/(?!/)", url, re.IGNORECASE):
+        raise UsageError(
+            f"{url} has one slash after its colon, and a store's URL has two. "
+            f"Write ./{url} for a directory of that name."
         )
     return url if "://" in url else str(Path(url).expanduser().absolute())
 

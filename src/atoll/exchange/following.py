@@ -169,6 +169,7 @@ class Following:
                 return self._enter(target)
             except RunMoved as exc:
                 target = exc.target
+                self._tell(f"the run has moved on to {target}: this island follows")
             except LeaseLost:
                 raise
             except AtollError as exc:

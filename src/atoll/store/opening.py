@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from atoll.errors import UsageError
+from atoll.errors import Unreachable, UsageError
 from atoll.store.files import FileStore
 from atoll.store.port import Store
 
@@ -21,6 +21,7 @@ def open_store(url: str) -> Store:
 
     Raises:
         UsageError: the URL is wrong, or what goes there is not installed.
+        Unreachable: the store connects when it is opened, and cannot.
     """
     found = _SCHEME.match(url)
     if found is None:
@@ -35,6 +36,8 @@ def open_store(url: str) -> Store:
             f"{scheme}:// needs a package that is not here ({exc.name}). "
             "Install atoll[store], and for fsspec what it asks for."
         ) from exc
+    except OSError as exc:  # some of fsspec connect when they are made
+        raise Unreachable(f"{url} did not answer: {exc}. Check the host.") from exc
 
 
 def _path(url: str) -> Path:

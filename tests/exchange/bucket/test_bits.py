@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 import numpy as np
@@ -46,13 +47,14 @@ def in_memory(given: RunSettings) -> Attach:
     return lambda name: run
 
 
-def in_bucket(given: RunSettings) -> Attach:
-    """Return what attaches islands to a run in a store."""
+def in_bucket(timings: list[ThreadTiming], given: RunSettings) -> Attach:
+    """Return what attaches islands to a run in a store; their timings are to close."""
     store, nonces = MemoryStore(), count()
     make_run(store, given, url="memory")
 
     def attach(name: str) -> Exchange:
         timing = ThreadTiming(SystemClock())
+        timings.append(timing)
         lookout = Lookout.open(store, timing, url="memory")
         nonce = next(nonces).to_bytes(16, "little")
         return StoreExchange(lookout, key=name.encode(), nonce=nonce)
@@ -103,10 +105,15 @@ def test_whichever_way_updates_take_the_anchor_is_the_same(
 ) -> None:
     """Read whole by two islands, in shards by four: bit for bit the coordinator's."""
     given = settings(islands, up, down)
-    memory, bucket, coordinator = (
-        train(open_run(given), islands)
-        for open_run in (in_memory, in_bucket, at_coordinator)
-    )
+    timings: list[ThreadTiming] = []
+    try:
+        memory, bucket, coordinator = (
+            train(open_run(given), islands)
+            for open_run in (in_memory, partial(in_bucket, timings), at_coordinator)
+        )
+    finally:
+        for timing in timings:
+            timing.close()
 
     assert len(set(bucket)) == 1
     assert len(bucket) == islands

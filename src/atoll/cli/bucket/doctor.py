@@ -110,8 +110,11 @@ class StoreExamination:
         timing = ThreadTiming()
         try:
             lookout = Lookout.open(WholeReads(self._store), timing, url=self._url)
+            lookout.look_controls()
         finally:
             timing.close()
+        if lookout.sight.moved_to is not None:
+            return f"{lookout.run} has moved to {lookout.sight.moved_to}"
         settings = lookout.sight.settings
         if not self._has_put_new:
             require_able(Probed(self._store), settings, url=self._url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import numpy as np
@@ -200,6 +201,22 @@ def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
     """A retention that would delete what it has just written is a slip."""
     with pytest.raises(UsageError, match="keep=0 would keep nothing"):
         save_value(tmp_path, 1.0, keep=0)
+
+
+def test_a_saver_restores_what_it_has_saved(tmp_path: Path) -> None:
+    """The process's random states, too: what is drawn next is drawn again."""
+    with Saver(tmp_path, {"model": Weights(2.0)}) as saver:
+        assert saver.save()
+    drawn = random.random()
+
+    model = Weights(1.0)
+    with Saver(tmp_path, {"model": model}) as saver:
+        loaded = saver.restore()
+
+    assert loaded is not None
+    assert set(loaded.restored) == {"model", "rng"}
+    assert model.value == 2.0
+    assert random.random() == drawn
 
 
 def test_more_may_be_restored_than_is_saved(tmp_path: Path) -> None:

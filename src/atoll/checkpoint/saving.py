@@ -86,7 +86,7 @@ class Saver:
         check_names(objects)
         self.directory = Path(directory)
         self.components = chosen_components(components)
-        self._objects = with_random(objects)
+        self._given, self._objects = objects, with_random(objects)
         self._produced = _produced(self.components, self._objects)
         self._keep = keep
         self._ranks: Ranks = ranks or present_ranks() or Alone()
@@ -127,7 +127,7 @@ class Saver:
         found = self._found or self.find()
         if found is None:
             return None
-        return restore(found, self._objects, chosen, self._ranks)
+        return restore(found, self._given, chosen, self._ranks)
 
     def read(self, component: str) -> object:
         """Return a component's state of the newest checkpoint; None if it has none."""

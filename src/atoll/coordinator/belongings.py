@@ -10,24 +10,18 @@ from atoll.exchange import Frame
 from atoll.exchange.bucket.arriving import Belongings, Left, Progress
 from atoll.exchange.bucket.documents import (
     ControlDocument,
-    CountedProgress,
     MemberDocument,
     RosterDocument,
     RunDocument,
     SettingsDocument,
     Stand,
 )
+from atoll.exchange.bucket.progress import BASES, ROSTERS, counted_progress
 from atoll.protocol import Beat, Phase
 from atoll.protocol.ending import END_ROUNDS, NO_ROUND, end_of
 from atoll.protocol.membership import Member
 from atoll.settings import RunSettings
 from atoll.wire import Kind
-
-ROSTERS = 2
-"""Of each fragment: an island keeps no work that was sealed before them."""
-
-BASES = 64
-"""Earlier states of each fragment that a departing update may name."""
 
 
 def belongings_of(service: Service, now_s: float) -> Belongings:
@@ -130,19 +124,9 @@ def _member(service: Service, member: Member) -> MemberDocument:
 
 def _progress(service: Service, fragment: int) -> Progress:
     state = service.state
-    counted = [
-        CountedProgress(
-            island=island,
-            round=found.round,
-            inner_steps=found.inner_steps,
-            tokens=found.tokens,
-        )
-        for island, fragments in sorted(state.counted.by_island.items())
-        if (found := fragments[fragment])
-    ]
     return Progress(
         round=service.weights[fragment].round,
-        counted=tuple(counted),
+        counted=counted_progress(state.counted, fragment),
         bases=state.rounds[fragment].bases[:-1][-BASES:],
     )
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.checkpoint import COMPONENTS, Loaded, Policy, Ranks
-from atoll.checkpoint.loading import restore
 from atoll.checkpoint.ranks import Alone
 from atoll.errors import AtollWarning, UsageError
 from atoll.island.cursors import Cursors
@@ -75,10 +74,8 @@ class Keeping:
         # The run has the weights, unless nobody but this island is in it.
         default = [name for name in COMPONENTS if is_alone or name != "model"]
         self._part, self._is_alone = IslandPart(), is_alone
-        self._objects = {**objects, "island": self._part}
-        self._saver = self.policy.saver(
-            self._objects, default=default, ranks=self._ranks
-        )
+        objects = {**objects, "island": self._part}
+        self._saver = policy.saver(objects, default=default, ranks=self._ranks)
         is_whole = self._ranks.size == 1
         self.is_exact = is_whole and "model" in self._saver.components
         late = [each for each in LATE if each in self.policy.also]
@@ -210,9 +207,7 @@ class Keeping:
             chosen.discard("model")
         elif "island" in chosen:
             chosen.add("model")
-        objects = {**self._objects, **self.policy.also}
-        names = tuple(name for name in COMPONENTS if name in chosen)
-        return restore(found, objects, names, self._ranks)
+        return self._saver.restore(components=chosen)
 
     def _fresh(self) -> bool:
         """Return whether the optimizer begins anew."""

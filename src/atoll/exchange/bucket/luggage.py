@@ -12,21 +12,15 @@ from atoll.exchange.base import Frame
 from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.arriving import Left, Progress
 from atoll.exchange.bucket.documents import (
-    CountedProgress,
     MemberDocument,
     RosterDocument,
 )
 from atoll.exchange.bucket.keys import Life
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.outcomes import Outcomes
+from atoll.exchange.bucket.progress import BASES, ROSTERS, counted_progress
 from atoll.exchange.bucket.sight import Sight
 from atoll.wire import Header, frame_bytes, header_length, verify_body
-
-ROSTERS = 2
-"""Of each fragment: an island keeps no work that was sealed before them."""
-
-BASES = 64
-"""Earlier states of each fragment that a departing update may name."""
 
 _NAME_BYTES = 1024
 
@@ -60,19 +54,11 @@ def _look_lives(lookout: Lookout, name: str) -> None:
 def progress(sight: Sight, fragment: int) -> Progress:
     """Return what a fragment's state does not say itself."""
     state = sight.state
-    counted = [
-        CountedProgress(
-            island=island,
-            round=found.round,
-            inner_steps=found.inner_steps,
-            tokens=found.tokens,
-        )
-        for island, fragments in sorted(state.counted.by_island.items())
-        if (found := fragments[fragment])
-    ]
     round = state.rounds[fragment]
     return Progress(
-        round=round.number - 1, counted=tuple(counted), bases=round.bases[-BASES:]
+        round=round.number - 1,
+        counted=counted_progress(state.counted, fragment),
+        bases=round.bases[-BASES:],
     )
 
 

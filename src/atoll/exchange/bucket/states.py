@@ -13,12 +13,12 @@ from atoll.errors import CorruptError, NoSuchObject, Refused, StoreDenied
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import (
-    CountedProgress,
     StateDocument,
     packed,
 )
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.outcomes import Outcomes
+from atoll.exchange.bucket.progress import BASES, counted_progress
 from atoll.exchange.bucket.state_objects import StateObjects, anonymous, put_parts
 from atoll.weights import FragmentState
 from atoll.wire import Header, pack, verify_body
@@ -28,8 +28,6 @@ STATE_ROUNDS = 10
 
 KEPT_STATES = 2
 """Who has just listed the older one may still read it."""
-
-_BASES = 64
 
 
 class States:
@@ -188,17 +186,8 @@ class States:
     def _document(self, header: Header, parts: int) -> StateDocument:
         with self._lookout.lock:
             state = self._lookout.sight.state
-            counted = tuple(
-                CountedProgress(
-                    island=island,
-                    round=found.round,
-                    inner_steps=found.inner_steps,
-                    tokens=found.tokens,
-                )
-                for island, fragments in sorted(state.counted.by_island.items())
-                if (found := fragments[header.fragment])
-            )
-            bases = state.rounds[header.fragment].bases[-_BASES:]
+            counted = counted_progress(state.counted, header.fragment)
+            bases = state.rounds[header.fragment].bases[-BASES:]
         return StateDocument(
             run=header.run,
             fragment=header.fragment,

@@ -65,8 +65,10 @@ def test_a_run_is_served_by_what_the_command_says(tmp_path: Path, capsys: Said) 
     trained = Trained(url)
     until("a run", lambda: _round(capsys, url) > 1)
     directory = tmp_path / "target"
+    assert run(capsys, "control", url, "set", "run.patience=2.5")[0] == 0
     code, out, err = run(capsys, "move", url, target, "--dir", directory, "--json")
     assert code == 0, err
+    assert RunSettings.from_toml(directory / "run.toml").run.patience == 2.5
     said = json.loads(out)
     assert (said["state"], said["move"]["target"]) == ("moved", target)
     with typed(said["serve"], tmp_path / "home") as served:

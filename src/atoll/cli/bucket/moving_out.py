@@ -19,8 +19,7 @@ from typing import Any, Self
 from atoll.cli.names import RUN_SUFFIX, Names, note_served
 from atoll.coordinator.arrival import Arrival
 from atoll.errors import Refused, UsageError
-from atoll.exchange.bucket import ThreadTiming, documents, keys
-from atoll.exchange.bucket.documents import SettingsDocument, fetch
+from atoll.exchange.bucket import ThreadTiming
 from atoll.exchange.bucket.moving_out import MovingOut
 from atoll.exchange.bucket.opening import reliable, require_there
 from atoll.island.environment import surroundings_from_environment
@@ -101,15 +100,14 @@ class Removal:
         try:
             store = reliable(source, self._timing.pause)
             self._out = MovingOut.open(store, self._timing, url=source)
-            self._made = fetch(store, documents.SETTINGS, keys.SETTINGS)
-            name = self._made.settings.run.name
+            name = self._out.settings.run.name
             place = (directory or Path(f"{name}{RUN_SUFFIX}")).absolute()
             self._arrival = Arrival(place, source=source, target=str(target))
         except BaseException:
             self._timing.close()
             raise
         self._place = Place(
-            run=self._made.run, name=name, directory=place, target=target
+            run=self._out.run, name=name, directory=place, target=target
         )
 
     def __enter__(self) -> Self:
@@ -135,7 +133,7 @@ class Removal:
             self._require_ours(self._out.look())
             _require_nobody(self._target)
             self._arrival.prepare()
-            _prepare(self._place, self._made)
+            _prepare(self._place, self._out.settings)
             nonce = self._arrival.ticket.nonce
             move = self._out.begin(str(self._target), nonce)
             self._require_ours(move)
@@ -231,7 +229,7 @@ def _require_nobody(target: RunUrl) -> None:
     )
 
 
-def _prepare(place: Place, made: SettingsDocument) -> None:
+def _prepare(place: Place, settings: RunSettings) -> None:
     """Have what is served beside the run, as `atoll serve` makes it.
 
     Islands of this user find all that they need as soon as they are sent on.
@@ -242,7 +240,7 @@ def _prepare(place: Place, made: SettingsDocument) -> None:
     if target.has_tls:
         hosts = [target.address.host]
         pin = coordinator_certificate(directory, hosts=hosts, unix_s=time.time()).pin
-    replace_private(directory / RUN_FILE, run_file(made.settings).encode())
+    replace_private(directory / RUN_FILE, run_file(settings).encode())
     note_served(directory, str(target), is_open=False)
     tokens = {role: token_file(directory, role) for role in Role}
     known = Credentials(surroundings_from_environment().credentials)

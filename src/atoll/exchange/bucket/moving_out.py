@@ -28,6 +28,7 @@ from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.timing import Timing
 from atoll.protocol.run_state import Move
+from atoll.settings import RunSettings
 from atoll.store import Store
 from atoll.wire import Header, Roster
 
@@ -72,6 +73,16 @@ class MovingOut:
             )
         settings = fetch(store, documents.SETTINGS, keys.SETTINGS)
         return cls(lookout, settings)
+
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return self._lookout.run
+
+    @property
+    def settings(self) -> RunSettings:
+        """What is in force, as last looked."""
+        return self._sight.settings
 
     def look(self) -> Move | None:
         """Return the move that is under way or over; None: the run stays."""

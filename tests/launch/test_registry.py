@@ -27,6 +27,12 @@ OF_ENGINES = {
 }
 
 
+def test_an_unknown_engine_names_the_nearest() -> None:
+    """A misspelt name is answered with the one that was meant."""
+    with pytest.raises(UsageError, match=r"no engine 'locl'. Did you mean 'local'\?"):
+        open_launcher("locl")
+
+
 def test_a_missing_sdk_names_its_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,3 +42,35 @@ is more than one. Its author writes:
 6.  Tests: every claim of `atoll.testing.LAUNCHER_CLAIMS` against the real engine or a
     server that behaves as it does; `PLAN_CLAIMS` at least, where nothing can be run.
 """
+
+from typing import TYPE_CHECKING, Any
+
+from atoll.launch.handle import Handle
+from atoll.launch.spec import IslandSpec, Resources, Restarts
+from atoll.launch.states import Report, State
+
+if TYPE_CHECKING:
+    from atoll.launch.launching import Launched, Result, launch, launch_spec
+
+__all__ = [
+    "Handle",
+    "IslandSpec",
+    "Launched",
+    "Report",
+    "Resources",
+    "Restarts",
+    "Result",
+    "State",
+    "launch",
+    "launch_spec",
+]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        # What asks a run loads more than who writes an engine needs.
+        if name in __all__:
+            from atoll.launch import launching
+
+            return getattr(launching, name)
+        raise AttributeError(f"module 'atoll.launch' has no attribute {name!r}")

@@ -76,12 +76,19 @@ class LaunchFiles:
         return self.directory / "cancel.json"
 
     def lines(self, index: int, after: int) -> list[str]:
-        """Return what an island has said, without the first lines."""
+        """Return what an island has said, without the first lines.
+
+        A line that is still being written is left for later.
+        """
+        is_led = self.has_supervisor()
         try:
-            with self.log(index).open(errors="replace") as file:
-                return [line.rstrip("\n") for line in islice(file, after, None)]
+            with self.log(index).open(errors="replace", newline="\n") as file:
+                said = list(islice(file, after, None))
         except FileNotFoundError:
             return []
+        if is_led and said and not said[-1].endswith("\n"):
+            said.pop()
+        return [line.rstrip("\r\n") for line in said]
 
     def write_state(self, all_known: Sequence[Known]) -> None:
         said = [

@@ -15,6 +15,7 @@ from atoll.island import join_run
 from atoll.island.resumed import tell_fresh
 from atoll.torch.build_checks import require_trained, require_values
 from atoll.torch.build_places import modules_of
+from atoll.torch.from_run import bundle_of
 from atoll.torch.island import Island
 from atoll.torch.life import Alone
 from atoll.torch.model import TorchModel, TorchView
@@ -92,7 +93,14 @@ def join(
     keeping = keeping_of(checkpoint, model, optimizer, run)
     torch_model = TorchModel.of(model)
     view = TorchView(torch_model)
-    host = join_run(run, view, torch_model.spec, island=island, keeping=keeping)
+    host = join_run(
+        run,
+        view,
+        torch_model.spec,
+        island=island,
+        keeping=keeping,
+        bundle=bundle_of(modules),
+    )
     if keeping is None:
         tell_fresh(host.joined, is_fresh=True)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+from atoll.bundle import Bundle
 from atoll.errors import NoSuchObject, UsageError
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
@@ -21,13 +22,25 @@ from atoll.weights import lay_out, require_state, terms_of
 from atoll.wire import pack
 
 
-def make_run(store: Store, settings: RunSettings, *, url: str) -> SettingsDocument:
+def make_run(
+    store: Store, settings: RunSettings, *, url: str, bundle: Bundle | None = None
+) -> SettingsDocument:
     """Make a run where there is none; its first island founds it.
 
     Raises:
-        UsageError: there is one with other settings, or the store cannot keep one.
+        UsageError: there is one, the store cannot keep one, or its settings name a
+            bundle that is not given.
     """
     require_able(store, settings, url=url)
+    if settings.run.bundle != (bundle.digest if bundle else None):
+        raise UsageError(
+            f"The settings have run.bundle={settings.run.bundle!r}, and "
+            f"{bundle.digest if bundle else 'no bundle'} is given. Give the directory "
+            "that it was made of: --bundle DIR."
+        )
+    if bundle is not None and not is_run(store):
+        # Under its digest, so that of two who begin a run here each has its own.
+        store.put(keys.bundle(bundle.digest), [bundle.data])
     document = SettingsDocument(
         run=f"{settings.run.name}-{secrets.token_hex(6)}",
         fingerprint=settings.fingerprint,

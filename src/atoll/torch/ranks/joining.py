@@ -12,6 +12,7 @@ from atoll.island import Host, join_run
 from atoll.island.keeping import Keeping
 from atoll.island.resumed import tell_fresh
 from atoll.protocol import ModelSpec
+from atoll.torch.from_run import bundle_of
 from atoll.torch.life import Life
 from atoll.torch.ranks.forming import form
 from atoll.torch.ranks.kinds import team_of
@@ -44,7 +45,15 @@ def join_ranks(
     keeping = keeping_of_ranks(checkpoint, team, optimizer, run)
 
     def enter(view: RankView, spec: ModelSpec, memory: Spread) -> Host:
-        host = join_run(run, view, spec, island=island, memory=memory, keeping=keeping)
+        host = join_run(
+            run,
+            view,
+            spec,
+            island=island,
+            memory=memory,
+            keeping=keeping,
+            bundle=bundle_of([stage.module for stage in team.stages]),
+        )
         if keeping is None:
             tell_fresh(host.joined, is_fresh=True)
         return host

@@ -12,7 +12,9 @@ then, and the pass is not in the environment any more.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +25,7 @@ from atoll.launch.passes import PASS, PASS_FILE, Pass
 from atoll.launch.spec import IslandSpec
 
 MODULE = "atoll.launch.bootstrap"
+_PR_SET_PDEATHSIG = 1
 
 
 def bootstrap_words(
@@ -32,16 +35,19 @@ def bootstrap_words(
     index_from: str | None = None,
     first: int = 0,
     python: str = "python",
+    with_parent: bool = False,
 ) -> list[str]:
     """Return the words by which an engine starts an island.
 
     The index is given, or is `first` plus what the variable `index_from` says there.
+    An island that lives `with_parent` is told to go when that ends without a word.
     """
     assert (index is None) != (index_from is None), "an island has one index"
     words = [python, "-m", MODULE, "--run", spec.run, "--name", spec.name]
     words += ["--index", str(index)] if index_from is None else []
     words += ["--index-from", index_from] if index_from is not None else []
     words += ["--first", str(first)] if first else []
+    words += ["--with-parent"] if with_parent else []
     words += ["--code", spec.code] if spec.code else []
     words += ["--directory", spec.directory] if spec.directory else []
     words += ["--processes", str(spec.processes)] if spec.processes > 1 else []
@@ -60,6 +66,8 @@ def told_to(run: str, island: str, index: int) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Become an island's command."""
     given = _parser().parse_args(arguments)
+    if given.with_parent:
+        _die_with_parent()
     try:
         environment = dict(os.environ)
         index = _index(given, environment)
@@ -94,6 +102,12 @@ def become(words: Sequence[str], environment: Mapping[str, str]) -> None:
         ) from exc
 
 
+def _die_with_parent() -> None:
+    """Have SIGTERM sent here when whoever started this is gone, where Linux can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}")
     parser.add_argument("--run", required=True)
@@ -102,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--index", type=int)
     which.add_argument("--index-from", metavar="VARIABLE")
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--with-parent", action="store_true")
     parser.add_argument("--directory")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("command", nargs="+")

@@ -1,0 +1,255 @@
+"""Islands as actors of a Ray cluster: placed, led, and placed again if a node is lost.
+
+Start reading at `RayLauncher`, then `leading` and `ledger`.
+
+Ray carries an actor's arguments in its own way between processes of one cluster, which
+trust each other; nothing of Atoll's reads or writes that.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from atoll.errors import Unreachable, UsageError
+from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Traits
+from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.engines.ray.actors import actor_name, leader_class, ledger_class
+from atoll.launch.engines.ray.leading import Job
+from atoll.launch.engines.ray.ledger import SILENT_S
+from atoll.launch.handle import Handle
+from atoll.launch.options import read_options
+from atoll.launch.references import in_engine
+from atoll.launch.states import Report, State
+from atoll.launch.written import as_json
+
+ENGINE = "ray"
+NAMESPACE = "atoll"
+ANSWERS_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayOptions:
+    """What `--option` takes."""
+
+    address: str = "auto"
+    """Of the cluster; `auto` is the one that this machine belongs to."""
+
+    python: str | None = None
+    """On the nodes; the one that runs Ray's actors without."""
+
+
+def open_launcher(options: Mapping[str, str]) -> Launcher:
+    """Return the launcher of a cluster; nothing is asked of it yet."""
+    return RayLauncher(read_options(RayOptions, options, engine=ENGINE), options)
+
+
+class RayLauncher:
+    """Starts detached actors, which live on when whoever launched them has gone."""
+
+    def __init__(self, read: RayOptions, options: Mapping[str, str]) -> None:
+        self._read, self._options = read, dict(options)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits()
+
+    def plan(self, order: Order) -> Plan:
+        _require_possible(order)
+        resources = _resources(order)
+        return as_json(
+            [
+                {
+                    "actor": actor_name(order.id, index),
+                    "words": list(self._job(order, index).words),
+                    "environment": dict(order.spec.environment),
+                    "secrets": dict(order.spec.secrets),
+                    **resources,
+                }
+                for index in order.indexes
+            ]
+        )
+
+    def launch(self, order: Order, *, keep: Keep) -> Handle:
+        _require_possible(order)
+        with self._cluster():
+            _require_new(order.id)
+            handle = order.handle(
+                ENGINE,
+                {"namespace": NAMESPACE},
+                options=self._options,
+                begun_at_s=time.time(),
+            )
+            keep(handle)
+            names = {index: order.spec.island(index) for index in order.indexes}
+            ledger = ledger_class(order.id).remote(names)
+            for index in order.indexes:
+                job = self._job(order, index, has_secrets=True)
+                made = leader_class(order.id, index, **_resources(order))
+                made.remote(job, ledger, actor_name(order.id, index))
+            ray.get(ledger.is_over.remote(), timeout=ANSWERS_S)
+        return handle
+
+    def poll(self, handle: Handle) -> tuple[Report, ...]:
+        with self._cluster():
+            ledger = _actor(handle.id)
+            said = [] if ledger is None else _answer(ledger.reports.remote())
+            known = {form["index"]: _report(handle.id, form) for form in said}
+        return tuple(
+            known.get(index) or _lost(handle, index) for index in handle.indexes
+        )
+
+    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+        with self._cluster():
+            ledger = _actor(handle.id)
+            if ledger is None:
+                return []
+            lines: list[str] = _answer(ledger.lines.remote(index, after))
+            return lines
+
+    def cancel(
+        self,
+        handle: Handle,
+        *,
+        indexes: Collection[int] | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        going = sorted(handle.indexes if indexes is None else indexes)
+        with self._cluster():
+            if (ledger := _actor(handle.id)) is None:
+                return
+            for index, has_begun, was_asked in _answer(ledger.ask_to_go.remote(going)):
+                leader = _actor(actor_name(handle.id, index))
+                if leader is not None and has_begun and not was_asked:
+                    leader.go.remote(grace_s)
+                    continue
+                # It waits for a place, or did not go when it was told.
+                if leader is not None:
+                    ray.kill(leader)
+                _answer(ledger.ended.remote(index))
+
+    def _job(self, order: Order, index: int, *, has_secrets: bool = False) -> Job:
+        spec = order.spec
+        told = dict(spec.environment)
+        if has_secrets:
+            told |= {name: value.reveal() for name, value in order.values.items()}
+        python = self._read.python or sys.executable
+        words = bootstrap_words(spec, index=index, python=python, with_parent=True)
+        return Job(index, spec.island(index), words, told, asdict(spec.restarts), None)
+
+    @contextmanager
+    def _cluster(self) -> Iterator[None]:
+        """Be connected, with nobody else's signals changed, and errors as ours."""
+        try:
+            _connect(self._read.address)
+            yield
+        except (RayError, ConnectionError, TimeoutError) as exc:
+            told = str(exc).strip().partition("\n")[0][:300]
+            raise Unreachable(
+                f"The Ray cluster at {self._read.address} does not answer: {told}. "
+                "Start one with: ray start --head, or give --option address=."
+            ) from exc
+
+
+def _connect(address: str) -> None:
+    """Connect once per process; Ray's handler of SIGTERM is not the caller's."""
+    if ray.is_initialized():
+        return
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if is_main else None
+    try:
+        ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    finally:
+        if is_main:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _actor(name: str) -> Any:
+    """Return an actor by its name, or None if there is none."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _answer(asked: Any) -> Any:
+    return ray.get(asked, timeout=ANSWERS_S)
+
+
+def _require_new(launch: str) -> None:
+    if _actor(launch) is not None:
+        raise UsageError(
+            f"{launch!r} was launched on this cluster already. Launch under another "
+            "name."
+        )
+
+
+def _report(launch: str, form: dict[str, Any]) -> Report:
+    """Return an island's report, which its actor may not have lived to correct."""
+    silent_s, has_begun = form.pop("silent_s"), form.pop("has_begun")
+    report = Report(**{**form, "state": State(form["state"])})
+    if report.state.is_over:
+        return report
+    if _actor(actor_name(launch, report.index)) is None:
+        return replace(report, state=State.LOST, why="its actor is gone")
+    if has_begun and silent_s > SILENT_S:
+        return replace(report, state=State.RESTARTING, why="its node does not answer")
+    return report
+
+
+def _lost(handle: Handle, index: int) -> Report:
+    why = "the cluster knows nothing of it"
+    return Report(index=index, name=handle.island(index), state=State.LOST, why=why)
+
+
+def _resources(order: Order) -> dict[str, Any]:
+    """Return what Ray is to find for an actor."""
+    needs, spec = order.spec.resources, order.spec
+    said: dict[str, Any] = {
+        "num_cpus": 1 if needs.cpus is None else needs.cpus,
+        "num_gpus": needs.accelerators,
+        "max_restarts": spec.restarts.most,
+    }
+    if needs.memory_bytes is not None:
+        said["memory"] = needs.memory_bytes
+    if needs.accelerator is not None:
+        said["accelerator_type"] = needs.accelerator
+    if spec.requirements:
+        said["runtime_env"] = {"pip": list(spec.requirements)}
+    return said
+
+
+def _require_possible(order: Order) -> None:
+    spec = order.spec
+    if spec.image is not None:
+        raise UsageError(
+            f"image={spec.image!r} is nothing that Ray's nodes start. Use a cluster "
+            "whose nodes run it, or give requirements."
+        )
+    if spec.resources.time_limit_s is not None:
+        raise UsageError(
+            f"time_limit_s={spec.resources.time_limit_s:g} is for engines that have "
+            "limits, and Ray has none. Leave it out."
+        )
+    if kept := in_engine(spec.secrets):
+        name = next(iter(kept))
+        raise UsageError(
+            f"The secret {name} is to come from the engine, and Ray keeps none. Give "
+            f"{name}=env:NAME or {name}=file:PATH."
+        )

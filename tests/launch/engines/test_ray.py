@@ -1,0 +1,173 @@
+"""Islands of a real Ray cluster: the contract of launchers, and a node that is lost."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from atoll.errors import Unreachable, UsageError
+from atoll.launch.engines.ray.ledger import MAX_LINES, Ledger
+from atoll.launch.handle import Handle
+from atoll.launch.registry import open_launcher
+from atoll.launch.spec import Resources, Restarts
+from atoll.launch.states import State
+from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
+from atoll.testing.launcher_contract import STAY, are
+
+NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
+AGAIN = (
+    "import os, pathlib, sys, time\n"
+    "mark = pathlib.Path(sys.argv[1], os.environ['ATOLL_ISLAND'])\n"
+    "was_here = mark.exists()\n"
+    "mark.touch()\n"
+    "print('again' if was_here else 'here', flush=True)\n"
+    "time.sleep(0 if was_here else 600)\n"
+)
+pytestmark = [
+    pytest.mark.timeout(300),
+    # Ray forks to start its daemons, and JAX may be in this process: none uses it.
+    pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@dataclass
+class Nodes:
+    """A cluster whose nodes are processes of this machine."""
+
+    cluster: Any
+
+    def add(self) -> Any:
+        return self.cluster.add_node(num_cpus=2, object_store_memory=80_000_000)
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    before = signal.getsignal(signal.SIGTERM)
+    cluster = Cluster()
+    made = Nodes(cluster)
+    for _ in range(3):
+        made.add()
+    try:
+        yield made
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def stage(nodes: Nodes, tmp_path: Path) -> LaunchStage:
+    options = {"address": nodes.cluster.address}
+    return LaunchStage(
+        open_launcher=lambda: open_launcher("ray", options), scratch=tmp_path
+    )
+
+
+@pytest.mark.parametrize("claim", LAUNCHER_CLAIMS, ids=lambda claim: claim.__name__)
+def test_it_is_a_launcher(
+    claim: Callable[[LaunchStage], None], stage: LaunchStage
+) -> None:
+    """Ray keeps the contract."""
+    claim(stage)
+
+
+def test_an_island_outlives_its_node(nodes: Nodes, stage: LaunchStage) -> None:
+    """A node that is lost gives its island to another one, in its next life."""
+    lost = nodes.cluster.add_node(
+        num_cpus=2, object_store_memory=80_000_000, resources={"reef": 1}
+    )
+    launcher = stage.open_launcher()
+    order = stage.order(AGAIN, str(stage.scratch), num_islands=6, restarts=Restarts())
+    handle = launcher.launch(order, keep=NOTHING)
+    try:
+        for index in range(6):
+            stage.until_said(handle, index, "here")
+        nodes.cluster.remove_node(lost, allow_graceful=False)
+        reports = stage.until(
+            handle, lambda all_: any(each.state is State.FINISHED for each in all_)
+        )
+    finally:
+        launcher.cancel(handle, grace_s=1.0)
+    again = next(each for each in reports if each.state is State.FINISHED)
+
+    assert again.restarts == 1
+    assert "again" in launcher.logs(handle, again.index)
+
+
+def test_who_waits_for_a_place_is_cancelled(stage: LaunchStage) -> None:
+    """An island that no node has room for is pending, and never starts."""
+    launcher = stage.open_launcher()
+    order = stage.order(STAY, num_islands=1, resources=Resources(cpus=64.0))
+    handle = launcher.launch(order, keep=NOTHING)
+    stage.until(handle, are(State.PENDING))
+    launcher.cancel(handle)
+
+    assert launcher.poll(handle)[0].state is State.CANCELLED
+
+
+def test_rays_handler_of_sigterm_is_not_left_behind(stage: LaunchStage) -> None:
+    """Whoever launches keeps its own way to end."""
+    before = signal.getsignal(signal.SIGTERM)
+    ray.shutdown()
+    stage.open_launcher().cancel(stage.forgotten(_handle(stage)))
+
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_no_cluster_is_told(stage: LaunchStage) -> None:
+    """An address where nobody is says so, and what to do."""
+    ray.shutdown()
+    launcher = open_launcher("ray", {"address": "127.0.0.1:9"})
+    with pytest.raises(Unreachable, match="ray start --head"):
+        launcher.poll(_handle(stage))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"image": "reef:1"}, "image='reef:1' is nothing that Ray's nodes start"),
+        ({"secrets": {"A": "engine:a"}}, "The secret A is to come from the engine"),
+        ({"resources": Resources(time_limit_s=60.0)}, "Ray has none"),
+    ],
+)
+def test_what_ray_cannot_do_is_refused(
+    stage: LaunchStage, more: dict[str, Any], said: str
+) -> None:
+    """Nothing is submitted that could not run, and the reason is told by name."""
+    with pytest.raises(UsageError, match=said):
+        stage.open_launcher().plan(stage.order(STAY, **more))
+
+
+def test_a_ledger_that_lost_its_node_believes_its_islands() -> None:
+    """What it does not know any more is told to it again, and nobody is ended."""
+    ledger = Ledger({0: "reef-0"}, now_s=lambda: 0.0)
+    said = {"index": 0, "name": "reef-0", "state": "running", "restarts": 0}
+
+    assert ledger.hear(0, 2, said, ["one"]) is False
+    assert ledger.hear(0, 1, said, ["late"]) is True
+    assert ledger.reports()[0]["restarts"] == 1
+    assert ledger.lines(0, 0) == ["one"]
+
+
+def test_a_ledger_keeps_the_last_lines() -> None:
+    """Its memory is bounded, and what is dropped is the oldest."""
+    ledger = Ledger({0: "reef-0"}, now_s=lambda: 0.0)
+    said = {"index": 0, "name": "reef-0", "state": "running"}
+    ledger.hear(0, 1, said, [str(number) for number in range(MAX_LINES + 2)])
+
+    assert ledger.lines(0, 0)[0] == "2"
+    assert ledger.lines(0, MAX_LINES + 1) == [str(MAX_LINES + 1)]
+
+
+def _handle(stage: LaunchStage) -> Handle:
+    order = stage.order(STAY)
+    return order.handle("ray", {"namespace": "atoll"})

@@ -130,9 +130,11 @@ def train(
     run: str | RunSettings,
     name: str,
     hidden: int = 7,
+    seed: int | None = None,
 ) -> dict[str, Any]:
     """Train until the run ends. One process alone takes all ranks' micro-batches."""
-    model = wrapped(kind, net(number, hidden), ranks)
+    whole = net(number if seed is None else seed, hidden)
+    model = wrapped(kind, whole, ranks)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with atoll.torch.join(model, optimizer, place_of(run), island=name) as island:
         part, parts = island.place if kind != "alone" else (0, ranks)
@@ -185,23 +187,29 @@ class Last(torch.nn.Module):
         return out
 
 
-def stage(rank: int, number: int) -> Stage:
+def stage(rank: int, seed: int, hidden: int = 7) -> Stage:
     """Return the stage of a rank: one has names of its own, the other the model's."""
+    whole = net(seed, hidden)
     if rank == 0:
         names = {"layer.": "layers.0."}
-        return Stage(module=First(net(number)), index=0, of=2, names=names)
-    return Stage(module=Last(net(number)), index=1, of=2)
+        return Stage(module=First(whole), index=0, of=2, names=names)
+    return Stage(module=Last(whole), index=1, of=2)
 
 
 def train_pipeline(
-    rank: int, number: int, run: str | RunSettings, name: str
+    rank: int,
+    number: int,
+    run: str | RunSettings,
+    name: str,
+    hidden: int = 7,
+    seed: int | None = None,
 ) -> dict[str, Any]:
     """Train a pipeline of two stages until the run ends, a micro-batch at a time."""
-    part = stage(rank, number)
+    part = stage(rank, number if seed is None else seed, hidden)
     optimizer = torch.optim.AdamW(part.module.parameters(), lr=0.01)
     with atoll.torch.join(part, optimizer, place_of(run), island=name) as island:
         for step in steps():
-            _pass(rank, part.module, rows_of(number, step, 0))
+            _pass(rank, part.module, rows_of(number, step, 0), hidden)
             see(part.module, 0)
             island.report(tokens=ROWS)
             optimizer.step()
@@ -209,7 +217,7 @@ def train_pipeline(
     return told(island)
 
 
-def _pass(rank: int, module: torch.nn.Module, rows: torch.Tensor) -> None:
+def _pass(rank: int, module: torch.nn.Module, rows: torch.Tensor, width: int) -> None:
     """Go forward and back through both stages."""
     if rank == 0:
         hidden = module(rows)
@@ -218,7 +226,7 @@ def _pass(rank: int, module: torch.nn.Module, rows: torch.Tensor) -> None:
         dist.recv(gradient, 1)
         hidden.backward(gradient)
     else:
-        hidden = torch.empty(ROWS, 7)
+        hidden = torch.empty(ROWS, width)
         dist.recv(hidden, 0)
         hidden.requires_grad_()
         module(hidden).square().mean().backward()

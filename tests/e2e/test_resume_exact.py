@@ -48,9 +48,7 @@ def opened(stage: Stage, place: str) -> str:
     return url
 
 
-def whole(
-    stage: Stage, names: str, place: str = "coordinator"
-) -> list[dict[str, Any]]:
+def whole(stage: Stage, names: str, place: str = "coordinator") -> list[dict[str, Any]]:
     """Return what a run leads to in which nobody dies."""
     stage.settings = settings_for(len(names))
     url = opened(stage, place)

@@ -12,9 +12,10 @@ from atoll.checkpoint import load, newest
 from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
 from atoll.island.anchors import Changed, weights_of
+from atoll.torch.build_drawn import make_empty, put_attributes
 from atoll.torch.build_filling import Source, fill_by, fill_from, require_all
-from atoll.torch.build_places import Spot, modules_of, spots_of
-from atoll.torch.build_recording import has_no_value, record, unwritten
+from atoll.torch.build_places import Spot, modules_of
+from atoll.torch.build_recording import has_no_value, unwritten
 
 M = TypeVar("M")
 
@@ -40,7 +41,8 @@ def build(
 
     Args:
         make_model: constructs a module, or this rank's `Stage` or stages of a
-            pipeline; it may shard them by `fully_shard`.
+            pipeline; it may shard them by `fully_shard`. It is called twice where the
+            constructor's own values are used: what differs was drawn.
         run: as for `join`; None reads ATOLL_RUN, unless `source` or `checkpoint` has
             all of the weights.
         source: from a tensor's name to its values, for what the run does not have, such
@@ -54,10 +56,10 @@ def build(
             nothing gives them.
         ModelError: a tensor has another shape where it comes from.
     """
-    built, recording = record(make_model)
-    spots = spots_of(built)  # type: ignore[arg-type]
-    values = {id(s): recording.value_of(s.tensor) for s in spots if _is_rest(s)}
+    built, made = make_empty(make_model, _is_rest)
+    spots, values = made.spots, made.values
     _materialise(built, spots, torch.device(device))
+    put_attributes(made, torch.device(device))
     filled, where = _fill(built, spots, run, source, checkpoint)
     _fill_counters(spots, filled, values)
     require_all(spots, filled, where=where)
@@ -150,11 +152,11 @@ def _fill_from_checkpoint(built: object, checkpoint: str | Path) -> bool:
 
 @torch.no_grad()
 def _fill_counters(
-    spots: list[Spot], filled: set[str], values: dict[int, torch.Tensor | None]
+    spots: list[Spot], filled: set[str], values: dict[str, torch.Tensor | None]
 ) -> None:
     """Begin counts of an island's own, which no run has, as the constructor does."""
     for spot in spots:
-        value = values.get(id(spot))
+        value = values.get(spot.name)
         if spot.is_persistent and spot.name not in filled and value is not None:
             spot.tensor.copy_(value)
             filled.update(spot.names)
@@ -164,14 +166,15 @@ def _fill_counters(
 def _initialise_rest(
     built: M,
     spots: list[Spot],
-    values: dict[int, torch.Tensor | None],
+    values: dict[str, torch.Tensor | None],
     initialise: Callable[[M], object] | None,
 ) -> None:
     rest = [spot for spot in spots if not spot.is_persistent]
     unknown: list[Spot] = []
     for spot in rest:
-        value = values.get(id(spot))
+        value = values.get(spot.name)
         if value is None:
+            spot.put(unwritten(spot.tensor, spot.tensor.device))
             unknown.append(spot)
         else:
             spot.put(value.to(spot.tensor.device))

@@ -209,7 +209,7 @@ def train_pipeline(
     optimizer = torch.optim.AdamW(part.module.parameters(), lr=0.01)
     with atoll.torch.join(part, optimizer, place_of(run), island=name) as island:
         for step in steps():
-            _pass(rank, part.module, rows_of(number, step, 0), hidden)
+            send_through(rank, part.module, rows_of(number, step, 0), hidden)
             see(part.module, 0)
             island.report(tokens=ROWS)
             optimizer.step()
@@ -217,7 +217,9 @@ def train_pipeline(
     return told(island)
 
 
-def _pass(rank: int, module: torch.nn.Module, rows: torch.Tensor, width: int) -> None:
+def send_through(
+    rank: int, module: torch.nn.Module, rows: torch.Tensor, width: int
+) -> None:
     """Go forward and back through both stages."""
     if rank == 0:
         hidden = module(rows)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from atoll.clock import Clock
 from atoll.errors import RunEnded, UsageError
 from atoll.exchange import Exchange
+from atoll.island.arrivals import Arrival, Summons
 from atoll.island.background import Background
 from atoll.island.beginning import begin, plan_of
 from atoll.island.courier import Courier
@@ -23,10 +24,9 @@ from atoll.island.live import Live
 from atoll.island.memory import Memory
 from atoll.island.rerunning import seen_from
 from atoll.island.saved import SavedIsland
-from atoll.island.saving import save_island
-from atoll.island.slot import Arrival, Sealed, Slot, Summons
+from atoll.island.saving import is_standing, save_island
+from atoll.island.slot import Sealed, Slot
 from atoll.island.tally import Tally
-from atoll.island.view import ParameterView
 from atoll.protocol import (
     Action,
     Await,
@@ -56,7 +56,6 @@ class Driver:
         joined: JoinReply,
         slots: list[Slot],
         tally: Tally,
-        view: ParameterView,
         memory: Memory,
         *,
         clock: Clock,
@@ -75,7 +74,7 @@ class Driver:
             tally,
             background=background,
         )
-        self._view, self._memory = view, memory
+        self._memory = memory
         self._plan = plan_of(joined, slots)
         self._state = state or begin(joined, slots, self._plan)
         self.position, self.has_ended = joined.position, self._state.has_ended
@@ -93,12 +92,19 @@ class Driver:
 
     def save(self, *, is_exact: bool) -> SavedIsland:
         """Return this island for a checkpoint, while the slots stand still."""
+        is_exact = is_exact and is_standing(self._slots)
+        fragments = self._memory.saving(
+            self._slots,
+            self._joined.settings.sync,
+            made=(self._tally.inner_steps, self._tally.tokens),
+            is_exact=is_exact,
+        )
         return save_island(
             self._joined,
             replace(self._state, step=self.step),
-            self._slots,
+            fragments,
             self._tally,
-            self._view,
+            origin=self._slots[0].origin,
             is_exact=is_exact,
         )
 

@@ -14,7 +14,6 @@ from atoll.island.resuming import Entry, Resumed, resume
 from atoll.island.saved import SavedIsland
 from atoll.island.slot import Slot
 from atoll.island.tally import Tally
-from atoll.island.view import ParameterView
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.weights import FragmentLayout, FragmentState, lay_out, terms_of
 from atoll.weights.layout import first_non_finite
@@ -49,10 +48,9 @@ def enter(
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint's island, and what it is put into."""
+    """A checkpoint's island, and what works behind it."""
 
     island: SavedIsland
-    view: ParameterView
     background: Background
 
 
@@ -66,8 +64,8 @@ def _enter(
     layout = lay_out(request.model, joined.settings)
     memory.lay_out(layout, joined)
     if saved is not None and not joined.is_founder:
-        island, view = saved.island, saved.view
-        return resume(exchange, memory, view, joined, layout, island, saved.background)
+        island = saved.island
+        return resume(exchange, memory, joined, layout, island, saved.background)
     tally, resumed = _founder(joined, saved.island) if saved else (Tally(), None)
     slots = [
         _slot(exchange, memory, joined, index, fragment)

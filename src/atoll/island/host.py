@@ -59,7 +59,7 @@ class Host:
             memory,
             request,
             leaving=self._leaving,
-            saved=Saved(saved, view, background) if saved else None,
+            saved=Saved(saved, background) if saved else None,
         )
         self.joined, self.slots, self.tally = entry.joined, entry.slots, entry.tally
         self.resumed = entry.resumed
@@ -71,7 +71,6 @@ class Host:
             self.joined,
             self.slots,
             self.tally,
-            view,
             memory,
             clock=clock,
             background=background,

@@ -54,9 +54,7 @@ class Kept(Protocol):
     @property
     def settled_steps(self) -> int: ...
 
-    def saving(
-        self, *, is_exact: bool
-    ) -> AbstractContextManager[SavedIsland | None]: ...
+    def saving(self, *, is_exact: bool) -> AbstractContextManager[SavedIsland]: ...
 
 
 class Keeping:
@@ -76,8 +74,7 @@ class Keeping:
         self._part, self._is_alone = IslandPart(), is_alone
         objects = {**objects, "island": self._part}
         self._saver = policy.saver(objects, default=default, ranks=self._ranks)
-        is_whole = self._ranks.size == 1
-        self.is_exact = is_whole and "model" in self._saver.components
+        self.is_exact = "model" in self._saver.components
         late = [each for each in LATE if each in self.policy.also]
         self._late = ("optimizer", *late) if late else ()
         self._waits = False
@@ -98,20 +95,52 @@ class Keeping:
 
     def begin(self, host: Host) -> None:
         """Go on with a host that has joined; tell what became of the checkpoint."""
-        data = self.policy.also.get("data")
-        if data is not None and "data" in self._saver.components:
-            self._cursors = Cursors(Path(self.policy.dir) / "cursors", data)
-            host.before_seal(self._keep_cursor)
-        self.tell(host)
+
+        def before_seal(act: Callable[[int, int], None]) -> None:
+            host.before_seal(lambda: act(host.progress[0], host.settled_steps))
+
+        has_cursors, counted = self.keep_cursors(before_seal), self.counted_at(host)
+        moves = has_cursors and counted is not None
+        cursor = self.put_cursor(counted) if moves and counted is not None else None
+        self.tell(host, cursor=cursor)
         self.go_on(host, is_leader=True)
 
-    def tell(self, host: Host) -> None:
-        """Say what became of the checkpoint, or that there was none."""
+    def keep_cursors(
+        self, before_seal: Callable[[Callable[[int, int], None]], None]
+    ) -> bool:
+        """Have the data's cursor kept before every seal; False: there is no data."""
+        data = self.policy.also.get("data")
+        if data is None or "data" not in self._saver.components:
+            return False
+        folder = Path(self.policy.dir) / "cursors"
+        if self._ranks.size > 1:
+            folder /= f"rank-{self._ranks.rank}"
+        self._cursors = cursors = Cursors(folder, data)
+        before_seal(lambda steps, settled: cursors.keep(steps, least=settled))
+        return True
+
+    def counted_at(self, host: Host) -> int | None:
+        """Return the seal that the data belongs to; None: where it is restored."""
+        resumed = host.resumed
+        if resumed is None or resumed.is_exact:
+            return None
+        steps = resumed.counted[0]
+        return steps if steps > resumed.saved[0] else None
+
+    def put_cursor(self, inner_steps: int) -> bool:
+        """Put the data where it stood at a seal; False: nobody knows where that is."""
+        return self._cursors is not None and self._cursors.put_back(inner_steps)
+
+    def tell(self, host: Host, *, cursor: bool | None) -> None:
+        """Say what became of the checkpoint, or that there was none.
+
+        `cursor` is whether the data stands where the run has counted it.
+        """
         directory = Path(self.policy.dir)
         if host.resumed is None:
             tell_fresh(host.joined, self._fresh(), directory=directory)
             return
-        made, cursor = Mark.made_before(directory), self._put_cursor(host)
+        made = Mark.made_before(directory)
         if not self._is_alone:
             tell_resumed(host.joined, host.resumed, made=made, cursor=cursor)
 
@@ -150,7 +179,7 @@ class Keeping:
         at = {"round": host.round, "inner_steps": steps, "tokens": tokens}
         late = () if is_first else self._late
         with host.saving(is_exact=self.is_exact) as island:
-            self._part.tree = to_tree(island) if island else {}
+            self._part.tree = to_tree(island)
             is_begun = self._saver.save(at, late=late)
             self._part.tree = {}
         if is_begun:
@@ -171,8 +200,9 @@ class Keeping:
     def leave(self) -> None:
         """Take note of where the island is when it gives away the rest of its work."""
         self.finish()
-        if self._cursors is not None and self._host is not None:
-            self._keep_cursor()
+        host = self._host
+        if self._cursors is not None and host is not None:
+            self._cursors.keep(host.progress[0], least=host.settled_steps)
 
     def finish(self) -> None:
         """Let the writing begin of what was saved after the last inner step."""
@@ -191,12 +221,6 @@ class Keeping:
             self._mark.close()
         self._saver.close()
 
-    def _keep_cursor(self) -> None:
-        host = self._host
-        assert host is not None
-        assert self._cursors is not None
-        self._cursors.keep(host.progress[0], least=host.settled_steps)
-
     def _restore(self) -> Loaded | None:
         """Restore what is chosen, and weights that an exact resume needs."""
         found = self._saver.find()
@@ -212,15 +236,6 @@ class Keeping:
     def _fresh(self) -> bool:
         """Return whether the optimizer begins anew."""
         return self._loaded is None or "optimizer" not in self._loaded.restored
-
-    def _put_cursor(self, host: Host) -> bool | None:
-        """Take the data to where the run has counted it; None: there is nothing to."""
-        resumed = host.resumed
-        assert resumed is not None
-        steps = resumed.counted[0]
-        if resumed.is_exact or steps <= resumed.saved[0] or self._cursors is None:
-            return None
-        return self._cursors.put_back(steps)
 
 
 def as_policy(checkpoint: object) -> Policy:

@@ -12,6 +12,7 @@ from typing import Any
 
 from atoll.errors import AtollError, UsageError
 from atoll.island import Host
+from atoll.island.saved import SavedFragment
 from atoll.protocol import ModelSpec
 from atoll.settings import RunSettings
 from atoll.torch.ranks.constants import with_digests
@@ -32,11 +33,18 @@ Enter = Callable[[RankView, ModelSpec, Spread], Host]
 
 
 def form(
-    team: Team, enter: Enter, check: Callable[[], None] = lambda: None
+    team: Team,
+    enter: Enter,
+    check: Callable[[], None] = lambda: None,
+    *,
+    saved: Sequence[SavedFragment] = (),
+    returns: bool = False,
 ) -> Leader | Follower:
     """Return this rank's life in the island that the team's ranks make.
 
-    `check` is what each rank does first: whatever one of them raises, all do.
+    `check` is what each rank does first: whatever one of them raises, all do. `saved`
+    are this rank's parts of a checkpoint; `returns` is whether rounds wait for the
+    next life of an island that is broken off.
 
     Raises:
         AtollError: the same on every rank.
@@ -60,10 +68,10 @@ def form(
         "data_ranks": data_ranks,
     }
     if not orders.is_leader:
-        follower = Follower(orders, works, view, parts_of, **known)
+        follower = Follower(orders, works, view, parts_of, saved=saved, **known)
         follower.join()
         return follower
-    leader = Leader(orders, works, view, parts_of, **known)
+    leader = Leader(orders, works, view, parts_of, returns=returns, **known)
     leader.join(lambda: enter(view, spec, leader.memory))
     return leader
 

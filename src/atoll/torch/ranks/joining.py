@@ -49,7 +49,9 @@ def join_ranks(
             tell_fresh(host.joined, is_fresh=True)
         return host
 
-    life = form(team, enter, check)
+    saved = keeping.saved.fragments if keeping and keeping.saved else ()
+    returns = keeping is not None and keeping.is_exact
+    life = form(team, enter, check, saved=saved, returns=returns)
     if keeping is not None:
         go_on(keeping, life)
     return life, [stage.module for stage in team.stages], keeping

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 
-from atoll.errors import AtollError, RemoteError, UsageError
+from atoll.errors import AtollError, RemoteError
 from atoll.island import Host
+from atoll.island.saved import SavedIsland
 from atoll.torch.life import by_name
 from atoll.torch.ranks.command import Background, Gatherings
 from atoll.torch.ranks.faults import to_message
@@ -43,8 +44,9 @@ class Leader:
         *,
         timeout_s: float,
         data_ranks: list[bool],
+        returns: bool = False,
     ) -> None:
-        self._view, self._data_ranks = view, data_ranks
+        self._view, self._data_ranks, self._returns = view, data_ranks, returns
         self.asks: Callable[[], bool] = lambda: False
         self.place = place_of(LEADER, data_ranks)
         self._halt = Halt(timeout_s)
@@ -52,7 +54,7 @@ class Leader:
         self._background = Background(works, lambda: self._gatherings.given)
         self.memory = Spread(self._gatherings, self._background, parts_of)
         self._host_: Host | None = None
-        self._tokens = self._counted = 0
+        self._tokens = self._counted = self._noted = 0
         self._stops = False
         self.has_left = False
         self._later: BaseException | None = None
@@ -124,6 +126,17 @@ class Leader:
     def host(self) -> Host:
         return self._host
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The inner steps and tokens of all lives of the island.
+
+        Of steps since the ranks last met, every rank with data is taken to have had as
+        many tokens as this one.
+        """
+        steps, tokens = self._host.progress
+        since = self._tokens - self._noted
+        return steps, tokens + since * sum(self._data_ranks)
+
     def count_tokens(self, tokens: int) -> None:
         self._tokens += tokens
 
@@ -153,7 +166,8 @@ class Leader:
         try:
             is_alone = is_alone and not self._is_interrupted
             if is_alone or self._failure is not None:
-                self._host.leave(depart=False)
+                # Rounds wait for the next life of an island that goes on exactly.
+                self._host.pause() if self._returns else self._host.leave(depart=False)
                 why = "it has met an error of its own. Its log says which."
                 self._fail(RemoteError(f"Rank {LEADER} of this island has left: {why}"))
             else:
@@ -162,7 +176,31 @@ class Leader:
             self._end()
 
     def pause(self) -> None:
-        raise UsageError("An island of several ranks cannot be paused.")
+        self.has_left = True
+        try:
+            # Whoever is gone already keeps nobody from it.
+            with suppress(RemoteError), self._gathering("pause()", within_s=LEAVE_S):
+                pass
+            self._host.pause()
+        finally:
+            self._end()
+
+    @contextmanager
+    def saving(self, *, is_exact: bool) -> Iterator[SavedIsland]:
+        """Give this rank's part of the island; no part changes meanwhile."""
+        with ExitStack() as held:
+            with self._gathering("saving()"):
+                saved = held.enter_context(self._host.saving(is_exact=is_exact))
+            yield saved
+
+    def before_seal(self, act: Callable[[int, int], None]) -> None:
+        def seals() -> None:
+            steps, settled = self._host.progress[0], self._host.settled_steps
+            order = {"do": "seals", "steps": steps, "settled": settled}
+            self._gatherings.order(order)
+            act(steps, settled)
+
+        self._host.before_seal(seals)
 
     def anchor(self) -> dict[str, torch.Tensor]:
         weights: dict[str, torch.Tensor] = {}
@@ -228,7 +266,7 @@ class Leader:
         self._stops = self._stops or asked
         if self._host_ is not None:
             self._host_.tally.tokens += total - self._counted
-        self._counted = total
+        self._counted, self._noted = total, self._tokens
 
     def _conclusion(self) -> Message:
         host = self._host

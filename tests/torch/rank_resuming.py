@@ -37,8 +37,9 @@ class Cursor:
 class Loop:
     """One start of a training script, as one rank has it."""
 
-    def __init__(self, rank: int, kind: str) -> None:
-        self.rank, self.kind, self.trained = rank, kind, list[int]()
+    def __init__(self, rank: int, kind: str, name: str = "a") -> None:
+        self.rank, self.kind, self.name = rank, kind, name
+        self.trained: list[int] = []
         self.part = stage(rank, 0) if kind == "pipeline" else None
         self.module = self.part.module if self.part else wrapped(kind, net(0), 2)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=0.01)
@@ -60,7 +61,7 @@ class Loop:
                 self.part or self.module,
                 self.optimizer,
                 run,
-                island="a",
+                island=self.name,
                 checkpoint=policy,
             )
         try:
@@ -107,9 +108,10 @@ def live(
     dies_at: int = -1,
     dies: int | None = None,
     exact: bool = False,
+    name: str = "a",
 ) -> dict[str, Any]:
     """Be one rank of an island, from the start of its program on."""
-    return Loop(rank, kind).live(run, directory, dies_at, dies, exact)
+    return Loop(rank, kind, name).live(run, directory, dies_at, dies, exact)
 
 
 def live_whole(rank: int, run: str, directory: str, *how: Any) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def said_alike(group: Group) -> list[str]:
             r"pipelines of \[2, 3\] stages",
         ),
         (rank_faults.dtensors_in_ddp, "UsageError", r"DistributedData.*DTensors.*HSDP"),
-        (rank_faults.unshared, "ModelError", r"'layers.0.weight'.*Partial.*Known are"),
+        (rank_faults.unshared, "ModelError", r"'layers.0.weight'.*P\(sum\).*Known are"),
         (rank_faults.replicated, "ModelError", r"'layers.0.weight'.*no dimension sha"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",

@@ -146,7 +146,7 @@ def _fill_from_checkpoint(built: object, checkpoint: str | Path) -> bool:
         return False
     modules = [module for module, _ in modules_of(built)]  # type: ignore[arg-type]
     model = modules[0] if len(modules) == 1 else modules
-    load(found.path, {"model": model}, components=["model"])
+    load(checkpoint, {"model": model}, components=["model"])
     return True
 
 

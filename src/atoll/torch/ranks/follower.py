@@ -19,7 +19,7 @@ from atoll.torch.ranks.faults import from_message, to_message
 from atoll.torch.ranks.halt import Halt
 from atoll.torch.ranks.leader import place_of
 from atoll.torch.ranks.line import LEADER, Line, Message
-from atoll.torch.ranks.obeying import Obedience
+from atoll.torch.ranks.obeying import GiveConstant, Obedience
 from atoll.torch.ranks.spread import MakeParts
 from atoll.torch.ranks.view import RankView
 from atoll.weights.layout import F32
@@ -37,6 +37,7 @@ class Follower:
         works: Line,
         view: RankView,
         parts_of: MakeParts,
+        give_constant: GiveConstant,
         *,
         timeout_s: float,
         data_ranks: list[bool],
@@ -45,7 +46,7 @@ class Follower:
         self.asks: Callable[[], bool] = lambda: False
         self.place = place_of(orders.rank, data_ranks)
         self.tally = Tally()
-        self._obedience = Obedience(orders, works, view, parts_of)
+        self._obedience = Obedience(orders, works, view, parts_of, give_constant)
         self._halt = Halt(timeout_s)
         self._told: Message = {}
         self._wakes_in = 0

@@ -14,7 +14,7 @@ from atoll.errors import AtollError, UsageError
 from atoll.island import Host
 from atoll.protocol import ModelSpec
 from atoll.settings import RunSettings
-from atoll.torch.ranks.constants import with_digests
+from atoll.torch.ranks.constants import RankConstants, give, with_digests
 from atoll.torch.ranks.faults import from_message, to_message
 from atoll.torch.ranks.follower import Follower
 from atoll.torch.ranks.holdings import Holding, Shelves
@@ -27,7 +27,7 @@ from atoll.torch.ranks.spread import Spread
 from atoll.torch.ranks.view import RankView
 from atoll.weights import lay_out, terms_of
 
-Enter = Callable[[RankView, ModelSpec, Spread], Host]
+Enter = Callable[[RankView, ModelSpec, Spread, RankConstants], Host]
 """Joins the run, at the leader."""
 
 
@@ -55,16 +55,22 @@ def form(
         terms = [terms_of(fragment, settings) for fragment in layout]
         return Parts(view, orders.rank, shares, terms)
 
+    specs = {each.name: each for each in spec.tensors}
+
+    def give_constant(name: str) -> None:
+        give(orders, table, shelves, specs[name])
+
     known: dict[str, Any] = {
         "timeout_s": team.timeout.total_seconds(),
         "data_ranks": data_ranks,
     }
     if not orders.is_leader:
-        follower = Follower(orders, works, view, parts_of, **known)
+        follower = Follower(orders, works, view, parts_of, give_constant, **known)
         follower.join()
         return follower
     leader = Leader(orders, works, view, parts_of, **known)
-    leader.join(lambda: enter(view, spec, leader.memory))
+    constants = RankConstants(orders, table, shelves, leader.order)
+    leader.join(lambda: enter(view, spec, leader.memory, constants))
     return leader
 
 

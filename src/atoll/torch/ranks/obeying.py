@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from atoll.island.slot import Sealed, Slot
@@ -14,13 +15,22 @@ from atoll.torch.ranks.spread import MakeParts
 from atoll.torch.ranks.view import RankView
 from atoll.wire import OuterValues, Verdict
 
+GiveConstant = Callable[[str], None]
+"""Gives the leader what this rank has of a constant."""
+
 
 class Obedience:
     """A rank's parts, and the updates in flight that it has a part of."""
 
     def __init__(
-        self, orders: Line, works: Line, view: RankView, parts_of: MakeParts
+        self,
+        orders: Line,
+        works: Line,
+        view: RankView,
+        parts_of: MakeParts,
+        give_constant: GiveConstant,
     ) -> None:
+        self._give_constant = give_constant
         self._orders, self._works, self._view = orders, works, view
         self._parts_of = parts_of
         self._parts: Parts | None = None
@@ -65,6 +75,8 @@ class Obedience:
 
     def _obey(self, order: Message) -> None:
         match order["do"]:
+            case "constant":
+                self._give_constant(order["name"])
             case "lay_out":
                 self._settings = RunSettings.from_dict(order["settings"])
                 self._parts = self._parts_of(self._settings)

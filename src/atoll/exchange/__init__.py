@@ -22,7 +22,7 @@ from atoll.exchange.calls import (
     StateCall,
     size_of,
 )
-from atoll.exchange.constants import Constants, Keeper
+from atoll.exchange.constants import Constants, Keeper, KeepingExchange
 from atoll.exchange.coordinator import CoordinatorExchange, Line
 from atoll.exchange.memory import MemoryRun
 
@@ -39,6 +39,7 @@ __all__ = [
     "JoinCall",
     "KeepCall",
     "Keeper",
+    "KeepingExchange",
     "Kept",
     "LeaveCall",
     "Line",

@@ -15,8 +15,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from atoll.clock import SystemClock
-from atoll.errors import CorruptError, Refused, RunMoved, Unreachable, UsageError
+from atoll.errors import CorruptError, Refused, Unreachable, UsageError
 from atoll.exchange import MemoryRun
+from atoll.exchange.forms import Incoming
+from atoll.exchange.forms.failures import read_failure
 from atoll.http import Caller, Reply
 from atoll.island.environment import (
     run_from_environment,
@@ -133,12 +135,12 @@ class RemoteFile:
         raise refusal(reply)
 
 
-def refusal(reply: Reply) -> Refused | RunMoved:
+def refusal(reply: Reply) -> Exception:
     """Return what a coordinator means that does not give what was asked for."""
-    said = reply.json() if reply.status >= 400 else {}
-    if said.get("error") == "RunMoved":
-        return RunMoved(str(said.get("message")), target=str(said.get("target")))
-    return Refused(str(said.get("message", f"It answers {reply.status}.")))
+    if reply.status < 400:
+        return Refused(f"It answers {reply.status}.")
+    kind = reply.headers.get("content-type", "")
+    return read_failure(reply.status, kind, Incoming.of(bytes(reply.body)))
 
 
 class AnchorWeights:

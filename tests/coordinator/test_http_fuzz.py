@@ -21,6 +21,7 @@ from atoll.exchange import (
     Frame,
     HeartbeatCall,
     JoinCall,
+    KeepCall,
     LeaveCall,
     OfferCall,
     OutcomeCall,
@@ -93,10 +94,15 @@ def _islands(coordinator: Coordinator, state: Frame, update: Frame) -> list[Aski
         StateCall(0),
         FoundCall("a", 1, (state,)),
         RecoverCall("a", 1, state, ()),
+        KeepCall("a", 1, "0" * 64, 0, b"part"),
     )
     token = bearer(coordinator.directory)
     info = of_operator("GET", "/info", token)
-    return [info, *(of_call(call, token) for call in calls)]
+    kept = [
+        of_operator("GET", path, token).saying("atoll-protocol", "1")
+        for path in ("/constants", f"/constants/{'0' * 64}")
+    ]
+    return [info, *kept, *(of_call(call, token) for call in calls)]
 
 
 def _operators(coordinator: Coordinator) -> list[Asking]:

@@ -264,7 +264,12 @@ class Coordinator:
         self._tokens = Tokens(tokens)
         codes = Codes(tokens[Role.ISLAND])
         self._operators = Operators(
-            self._office, self.events, self.status, codes, spool=directory / SPOOL
+            self._office,
+            self.events,
+            self.status,
+            codes,
+            spool=directory / SPOOL,
+            root=self._disk.root,
         )
 
     def _listen(self, limits: Limits | None) -> Listener:

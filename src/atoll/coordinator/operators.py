@@ -22,7 +22,7 @@ from atoll.exchange.forms.frames import buffers_of
 from atoll.exchange.forms.heads import whole_text
 from atoll.exchange.forms.routes import Takes
 from atoll.exchange.forms.text import MAX_LARGE_BYTES, SEE, dump, load
-from atoll.http import FilePart, Later, Request, Response, as_json, ranged
+from atoll.http import Later, Request, Response, as_json, ranged
 from atoll.protocol.events import (
     Event,
     Leave,
@@ -61,10 +61,11 @@ class Operators:
         codes: Codes,
         *,
         spool: Path,
+        root: Path,
     ) -> None:
         self._office, self._events, self._status = office, events, status
         self._codes = codes
-        self._anchors = AnchorFiles(office, spool)
+        self._anchors = AnchorFiles(office, spool, root)
         self._lock = threading.Lock()
         self._readers: list[tuple[int, Later]] = []
         events.subscribe(lambda event: self._wake(), name="readers")
@@ -143,9 +144,8 @@ class Operators:
             file = self._anchors.newest()
         else:
             file = self._anchors.at(whole_text(asked, "round"))
-        part = FilePart(file=file.handle, length=file.size_bytes)
         said = {"Content-Type": SAFETENSORS}
-        response = ranged(request, part, etag=file.digest, headers=said)
+        response = ranged(request, file.body, etag=file.digest, headers=said)
         return replace(response, done=partial(_keep, file))
 
     def _wake(self) -> None:

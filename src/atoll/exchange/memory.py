@@ -7,11 +7,13 @@ left, never by time: so the same islands give the same bits. Islands may be thre
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median_high
 
 from atoll.errors import Refused, RunEnded
 from atoll.exchange.base import Frame, Outcome
+from atoll.exchange.constants import Constants, verified
 from atoll.exchange.fragment import RunFragment
 from atoll.exchange.members import Members
 from atoll.protocol import (
@@ -22,6 +24,7 @@ from atoll.protocol import (
     Position,
     Reception,
 )
+from atoll.protocol.constants import to_bring
 from atoll.settings import RunSettings
 from atoll.weights import Layout, lay_out
 from atoll.wire import Kind, verify_body
@@ -38,6 +41,7 @@ class MemoryRun:
         self._model: ModelSpec | None = None
         self._layout: Layout = ()
         self._fragments: list[RunFragment] = []
+        self._constants: dict[str, bytes] = {}
         self._last_round = self.settings.run.end_rounds
         self._position = Position(step=0, rounds=(), last_round=self._last_round)
 
@@ -112,6 +116,21 @@ class MemoryRun:
             self._settle()
             return reception
 
+    def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
+        """Keep the founder's constants, as a copy. Implements `Keeper`."""
+        brought = {
+            each.digest: b"".join(verified(each, constants.parts(each)))
+            for each in to_bring(model, self.settings)
+        }
+        with self._changed:
+            self._members.require(joined.island, joined.incarnation)
+            self._constants = brought
+
+    @property
+    def constants(self) -> Mapping[str, bytes]:
+        """What the run keeps of its model's constants, by digest."""
+        return self._constants
+
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         with self._changed:
             rounds = self._fragment(self.id, fragment)
@@ -173,6 +192,7 @@ class MemoryRun:
     def _forget_founding(self) -> None:
         """Let the next island found the run: this one left before it had."""
         self._model, self._layout, self._fragments = None, (), []
+        self._constants = {}
 
     def _settle(self) -> None:
         """Close every round that can close, and tell who waits."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ from atoll.weights import FragmentLayout, FragmentState, lay_out, terms_of
 from atoll.weights.layout import first_non_finite
 from atoll.wire import OuterValues
 
+Bring = Callable[[JoinReply], None]
+"""Brings a run what its founder has beside weights."""
+
 
 def enter(
     exchange: Exchange,
@@ -27,16 +31,20 @@ def enter(
     *,
     leaving: AbstractContextManager[object],
     saved: Saved | None = None,
+    bring: Bring | None = None,
 ) -> Entry:
     """Join, and return the reply with one slot per fragment.
 
     Afterwards the live weights are the run's, or those of a checkpoint that goes on. On
     an error, or when SIGTERM ends it, the island is no member: it says so within
-    `leaving`, or its lease runs out.
+    `leaving`, or its lease runs out. `bring` is what a founder does before it gives the
+    run its first weights.
     """
     while True:
         joined = exchange.join(request)
         try:
+            if joined.is_founder and bring is not None:
+                bring(joined)
             return _enter(exchange, memory, request, joined, saved)
         except FoundingLost:
             continue  # still a member: another island has founded the run, or it will

@@ -21,7 +21,7 @@ from atoll.errors import AtollWarning, Unreachable
 from atoll.exchange import Exchange
 from atoll.island.background import Background, Threads
 from atoll.island.driving import Driver
-from atoll.island.entry import Saved, enter
+from atoll.island.entry import Bring, Saved, enter
 from atoll.island.memory import Memory, Whole
 from atoll.island.saved import SavedIsland
 from atoll.island.saving import still
@@ -48,6 +48,7 @@ class Host:
         leaving: AbstractContextManager[object] | None = None,
         memory: Memory | None = None,
         saved: SavedIsland | None = None,
+        bring: Bring | None = None,
     ) -> None:
         self._exchange, self._clock = exchange, clock
         self._leaving = leaving or nullcontext()
@@ -60,6 +61,7 @@ class Host:
             request,
             leaving=self._leaving,
             saved=Saved(saved, background) if saved else None,
+            bring=bring,
         )
         self.joined, self.slots, self.tally = entry.joined, entry.slots, entry.tally
         self.resumed = entry.resumed

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from atoll.clock import Clock, SystemClock
 from atoll.errors import UsageError
-from atoll.exchange import Exchange, MemoryRun
+from atoll.exchange import Constants, Keeper, MemoryRun
+from atoll.exchange.constants import KeepingExchange
+from atoll.island.entry import Bring
 from atoll.island.environment import (
     island_from_environment,
     run_from_environment,
@@ -38,11 +40,13 @@ def join_run(
     island: str | None,
     keeping: Keeping | None = None,
     memory: Memory | None = None,
+    constants: Constants | None = None,
 ) -> Host:
     """Join a run, and return the host whose weights `view` has.
 
     With `keeping` it goes on as the checkpoint says that was restored. `memory` is
-    where the weights are, if not in this process alone.
+    where the weights are, if not in this process alone. `constants` are the model's,
+    which a founder brings; without them the run is founded without.
 
     SIGTERM meanwhile leaves the run and ends the process, with exit code 0.
 
@@ -56,7 +60,7 @@ def join_run(
     if run == "none":
         run = MemoryRun(_alone())
     if isinstance(run, MemoryRun):
-        life = _Life(_request(model, island, keeping), keeping, memory)
+        life = _Life(_request(model, island, keeping), keeping, memory, constants)
         return life.host(run, view, SystemClock(), leaving=nullcontext())
     if not run:
         raise UsageError(
@@ -66,7 +70,8 @@ def join_run(
     island = island or island_from_environment()
     # Who has no name of its own has its key where its checkpoints are.
     key = keeping.key() if keeping and island is None else None
-    life = _Life(_request(model, island, keeping), keeping, memory, key)
+    request = _request(model, island, keeping)
+    life = _Life(request, keeping, memory, constants, key)
     return _join_elsewhere(run, view, life)
 
 
@@ -77,11 +82,12 @@ class _Life:
     request: JoinRequest
     keeping: Keeping | None
     memory: Memory | None
+    constants: Constants | None
     key: bytes | None = None
 
     def host(
         self,
-        exchange: Exchange,
+        exchange: KeepingExchange,
         view: ParameterView,
         clock: Clock,
         *,
@@ -95,7 +101,15 @@ class _Life:
             leaving=leaving,
             saved=self.keeping.saved if self.keeping else None,
             memory=self.memory,
+            bring=self._bring_to(exchange),
         )
+
+    def _bring_to(self, keeper: Keeper) -> Bring | None:
+        """Return how a founder brings its constants, if it has any."""
+        constants, model = self.constants, self.request.model
+        if constants is None:
+            return None
+        return lambda joined: keeper.keep(joined, model, constants)
 
 
 def is_alone(run: object) -> bool:
@@ -151,4 +165,6 @@ def _way_to(run: CollectiveRun | str, life: _Life, clock: Clock) -> Trail | Toge
 
 def _alone() -> RunSettings:
     """Return the settings of a run that never synchronises."""
-    return RunSettings.from_dict({"sync": {"sync_every": _NEVER}})
+    return RunSettings.from_dict(
+        {"sync": {"sync_every": _NEVER}, "limits": {"max_constants_bytes": 0}}
+    )

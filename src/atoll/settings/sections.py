@@ -291,6 +291,9 @@ class LimitsSection:
     max_body_bytes: int = setting(64 * 2**30, _COUNT)
     """The largest body of a frame that is read."""
 
+    max_constants_bytes: int = setting(256 * 2**30, Whole(0, _MAX_COUNT))
+    """What a founder's constants may take together; 0: the run keeps none of them."""
+
     deadline_min_s: float = setting(1.0, _POSITIVE)
     """The shortest learned deadline."""
 

@@ -12,6 +12,7 @@ from atoll.checkpoint import load, newest
 from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
 from atoll.island.anchors import Changed, weights_of
+from atoll.island.constants import constants_of
 from atoll.torch.build_drawn import make_empty, put_attributes
 from atoll.torch.build_filling import Source, fill_by, fill_from, require_all
 from atoll.torch.build_places import Spot, modules_of
@@ -35,7 +36,8 @@ def build(
     """Return a model whose every persistent tensor has been loaded, and none drawn.
 
     The model is constructed on the meta device, which takes no memory, then
-    materialised and filled: from `checkpoint`, if that has weights, else from the run.
+    materialised and filled: from `checkpoint`, if that has weights, else from the run,
+    with the constants that its founder brought.
     Buffers that are not persistent are computed as the constructor did. Make the
     optimizer afterwards: materialising replaces parameters.
 
@@ -45,8 +47,8 @@ def build(
             constructor's own values are used: what differs was drawn.
         run: as for `join`; None reads ATOLL_RUN, unless `source` or `checkpoint` has
             all of the weights.
-        source: from a tensor's name to its values, for what the run does not have, such
-            as frozen parameters; None for a name that it does not know.
+        source: from a tensor's name to its values, which win over the run's; None for
+            a name that it does not know.
         checkpoint: a directory of checkpoints whose newest may have the weights.
         initialise: called at last, for buffers that the constructor draws at random or
             does not make of operations.
@@ -121,7 +123,12 @@ def _fill(
             "a run has them. Give that run, or a source= that has them."
         )
     left = [spot for spot in spots if spot.name not in filled]
-    return filled | _fill_from_run(left, run), " and ".join([*sources, "the run"])
+    filled |= _fill_from_run(left, run)
+    left = [s for s in left if s.is_persistent and s.name not in filled]
+    if not all(map(_is_rest, left)):
+        with constants_of(run) as constants:
+            filled |= fill_from(left, constants)
+    return filled, " and ".join([*sources, "the run"])
 
 
 def _fill_from_run(spots: list[Spot], run: MemoryRun | str | None) -> set[str]:

@@ -17,7 +17,7 @@ from atoll.torch.build_checks import require_trained, require_values
 from atoll.torch.build_places import modules_of
 from atoll.torch.island import Island
 from atoll.torch.life import Alone
-from atoll.torch.model import TorchModel, TorchView
+from atoll.torch.model import TorchConstants, TorchModel, TorchView
 from atoll.torch.resuming import keeping_of
 from atoll.torch.stage import Stage
 
@@ -92,7 +92,14 @@ def join(
     keeping = keeping_of(checkpoint, model, optimizer, run)
     torch_model = TorchModel.of(model)
     view = TorchView(torch_model)
-    host = join_run(run, view, torch_model.spec, island=island, keeping=keeping)
+    host = join_run(
+        run,
+        view,
+        torch_model.spec,
+        island=island,
+        keeping=keeping,
+        constants=TorchConstants(torch_model.tensors),
+    )
     if keeping is None:
         tell_fresh(host.joined, is_fresh=True)
     else:

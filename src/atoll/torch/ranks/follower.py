@@ -21,7 +21,7 @@ from atoll.torch.ranks.faults import from_message, to_message
 from atoll.torch.ranks.halt import Halt
 from atoll.torch.ranks.leader import place_of
 from atoll.torch.ranks.line import LEADER, Line, Message
-from atoll.torch.ranks.obeying import Obedience
+from atoll.torch.ranks.obeying import GiveConstant, Obedience
 from atoll.torch.ranks.spread import MakeParts
 from atoll.torch.ranks.view import RankView
 from atoll.weights.layout import F32
@@ -39,6 +39,7 @@ class Follower:
         works: Line,
         view: RankView,
         parts_of: MakeParts,
+        give_constant: GiveConstant,
         *,
         timeout_s: float,
         data_ranks: list[bool],
@@ -48,7 +49,9 @@ class Follower:
         self.asks: Callable[[], bool] = lambda: False
         self.place = place_of(orders.rank, data_ranks)
         self.tally = Tally()
-        self._obedience = Obedience(orders, works, view, parts_of, saved)
+        self._obedience = Obedience(
+            orders, works, view, parts_of, give_constant, saved
+        )
         self._halt = Halt(timeout_s)
         self._told: Message = {}
         self._wakes_in = 0

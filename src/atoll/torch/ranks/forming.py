@@ -15,7 +15,7 @@ from atoll.island import Host
 from atoll.island.saved import SavedFragment
 from atoll.protocol import ModelSpec
 from atoll.settings import RunSettings
-from atoll.torch.ranks.constants import with_digests
+from atoll.torch.ranks.constants import RankConstants, give, with_digests
 from atoll.torch.ranks.faults import from_message, to_message
 from atoll.torch.ranks.follower import Follower
 from atoll.torch.ranks.holdings import Holding, Shelves
@@ -28,7 +28,7 @@ from atoll.torch.ranks.spread import Spread
 from atoll.torch.ranks.view import RankView
 from atoll.weights import lay_out, terms_of
 
-Enter = Callable[[RankView, ModelSpec, Spread], Host]
+Enter = Callable[[RankView, ModelSpec, Spread, RankConstants], Host]
 """Joins the run, at the leader."""
 
 
@@ -63,16 +63,24 @@ def form(
         terms = [terms_of(fragment, settings) for fragment in layout]
         return Parts(view, orders.rank, shares, terms)
 
+    specs = {each.name: each for each in spec.tensors}
+
+    def give_constant(name: str) -> None:
+        give(orders, table, shelves, specs[name])
+
     known: dict[str, Any] = {
         "timeout_s": team.timeout.total_seconds(),
         "data_ranks": data_ranks,
     }
     if not orders.is_leader:
-        follower = Follower(orders, works, view, parts_of, saved=saved, **known)
+        follower = Follower(
+            orders, works, view, parts_of, give_constant, saved=saved, **known
+        )
         follower.join()
         return follower
     leader = Leader(orders, works, view, parts_of, returns=returns, **known)
-    leader.join(lambda: enter(view, spec, leader.memory))
+    constants = RankConstants(orders, table, shelves, leader.order)
+    leader.join(lambda: enter(view, spec, leader.memory, constants))
     return leader
 
 

@@ -13,6 +13,7 @@ from atoll.island.keeping import Keeping
 from atoll.island.resumed import tell_fresh
 from atoll.protocol import ModelSpec
 from atoll.torch.life import Life
+from atoll.torch.ranks.constants import RankConstants
 from atoll.torch.ranks.forming import form
 from atoll.torch.ranks.kinds import team_of
 from atoll.torch.ranks.spread import Spread
@@ -43,8 +44,18 @@ def join_ranks(
         return None
     keeping = keeping_of_ranks(checkpoint, team, optimizer, run)
 
-    def enter(view: RankView, spec: ModelSpec, memory: Spread) -> Host:
-        host = join_run(run, view, spec, island=island, memory=memory, keeping=keeping)
+    def enter(
+        view: RankView, spec: ModelSpec, memory: Spread, constants: RankConstants
+    ) -> Host:
+        host = join_run(
+            run,
+            view,
+            spec,
+            island=island,
+            memory=memory,
+            keeping=keeping,
+            constants=constants,
+        )
         if keeping is None:
             tell_fresh(host.joined, is_fresh=True)
         return host

@@ -82,6 +82,10 @@ class Leader:
             self._end()
             raise
 
+    def order(self, order: Message) -> None:
+        """Let every other rank do something, while all are at a gathering."""
+        self._gatherings.order(order)
+
     def _join(self, enter: Callable[[], Host]) -> None:
         with self._gathering("join"):
             self._host_ = enter()

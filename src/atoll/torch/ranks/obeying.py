@@ -20,6 +20,9 @@ from atoll.torch.ranks.spread import MakeParts
 from atoll.torch.ranks.view import RankView
 from atoll.wire import OuterValues, Verdict
 
+GiveConstant = Callable[[str], None]
+"""Gives the leader what this rank has of a constant."""
+
 
 class Obedience:
     """A rank's parts, and the updates in flight that it has a part of."""
@@ -30,6 +33,7 @@ class Obedience:
         works: Line,
         view: RankView,
         parts_of: MakeParts,
+        give_constant: GiveConstant,
         saved: Sequence[SavedFragment] = (),
     ) -> None:
         self._saved = list(saved)
@@ -38,6 +42,7 @@ class Obedience:
         """Called before updates are sealed, with the island's inner steps, and those
         that are settled."""
 
+        self._give_constant = give_constant
         self._orders, self._works, self._view = orders, works, view
         self._parts_of = parts_of
         self._parts: Parts | None = None
@@ -82,6 +87,8 @@ class Obedience:
 
     def _obey(self, order: Message) -> None:
         match order["do"]:
+            case "constant":
+                self._give_constant(order["name"])
             case "lay_out":
                 self._settings = RunSettings.from_dict(order["settings"])
                 self._parts = self._parts_of(self._settings)

@@ -73,7 +73,8 @@ def test_an_island_with_nothing_but_a_url_trains(tmp_path: Path) -> None:
     """
     files = written(tmp_path / "model", tiny_config("llama"))
     offline = {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    quick = ("--set", "run.start_islands=1", "--set", "run.end_rounds=2")
+    values = ("run.start_islands=1", "run.end_rounds=2", "sync.fragment_order=by_size")
+    quick = [word for each in values for word in ("--set", each)]
     with serving(tmp_path, "--bundle", files, *quick) as served:
         _, out, _ = atoll("invite", served.url, "--json", home=served.home)
         invitation = json.loads(out)["invite"]

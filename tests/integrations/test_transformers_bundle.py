@@ -66,7 +66,8 @@ def tokenizer_files(directory: Path) -> dict[str, bytes]:
     words = {"reef": 0, "lagoon": 1, "tide": 2, "?": 3}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="?")
+    kind: Any = transformers.PreTrainedTokenizerFast
+    made = kind(tokenizer_object=inner, unk_token="?")
     made.save_pretrained(directory)
     return dict(Bundle.of_directory(directory).files)
 

@@ -165,14 +165,14 @@ def test_a_file_that_is_no_frame_is_corrupt(
 def test_a_file_that_is_not_there_is_misuse(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """A missing file, a folder and a missing argument exit with status 2."""
+    """A missing file, an empty folder and a missing argument exit with status 2."""
     status, out, err = run(capsys, "inspect", tmp_path / "gone")
     assert (status, out) == (2, "")
     assert err.startswith(f"atoll: cannot read {tmp_path}/gone: No such file")
 
     status, _, err = run(capsys, "inspect", tmp_path)
     assert status == 2
-    assert "Is a directory" in err
+    assert "nothing to put into a bundle" in err
     assert run(capsys, "inspect")[0] == 2
     assert run(capsys, "inspekt")[0] == 2
 

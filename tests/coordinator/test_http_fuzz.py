@@ -14,7 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
+from atoll.bundle import defined_by
 from atoll.coordinator.app import Coordinator
+from atoll.coordinator.bundles import keep
 from atoll.exchange import (
     AgreedCall,
     FoundCall,
@@ -34,6 +36,7 @@ from atoll.protocol import Beat, JoinRequest, Stats
 from atoll.security import ROUTES as ALL_ROUTES
 from atoll.security import Need, Role, route_of
 from atoll.testing.one_fragment import MODEL, enter, plain_settings, update_of
+from tests.bundle.samples import a_bundle
 from tests.coordinator.nearly import Asking, nearly, of_call, of_operator
 from tests.coordinator.serving import (
     Islands,
@@ -48,7 +51,7 @@ from tests.http.loopback import Dialogue
 UNAVAILABLE = {503, 507}
 """All that a coordinator may answer of 500 and above."""
 
-NOT_THERE = {"/bundle", "/code/{digest}"}
+NOT_THERE = {"/code/{digest}"}
 """Listed for later."""
 
 
@@ -66,6 +69,9 @@ def surface(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surface]:
     with ExitStack() as stack:
         directory = tmp_path_factory.mktemp("fuzz") / "run"
         run = plain_settings(start_islands=3, quorum=3)
+        bundle = a_bundle()
+        keep(directory, bundle)
+        run = defined_by(bundle, run)
         coordinator = stack.enter_context(serving(directory, run, linger_s=0.1))
         attach = Islands(coordinator, stack)
         a, good = attach(key=b"a"), attach(key=b"good")
@@ -111,6 +117,7 @@ def _operators(coordinator: Coordinator) -> list[Asking]:
     return [
         *(of_operator("GET", f"/{each}", token) for each in ("health", "status")),
         *(of_operator("GET", f"/{each}", token) for each in ("metrics", "anchor")),
+        of_operator("GET", "/bundle", token),
         of_operator("GET", "/events", token, query="after=0"),
         of_operator("POST", "/control/set", token, sets),
         of_operator("POST", "/control/evict", token, {"island": "a"}),

@@ -1,4 +1,4 @@
-"""`atoll export RUN OUT`: the agreed weights, as a safetensors file."""
+"""`atoll export RUN OUT`: the agreed weights, as a safetensors file or for others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,14 +34,32 @@ FILE_S = 600.0
 """Writing a large file there takes its time before the first byte comes."""
 
 
+class Form(StrEnum):
+    """What is written."""
+
+    SAFETENSORS = "safetensors"
+    HF = "hf"
+
+
 def export(
     run: Annotated[str, RUN],
     out: Annotated[
-        Path, typer.Argument(metavar="OUT", help="A new .safetensors file.")
+        Path,
+        typer.Argument(metavar="OUT", help="A new .safetensors file, or directory."),
     ],
     round: Annotated[
         int | None,
         typer.Option(min=0, help="Those of a round, while it is kept."),
+    ] = None,
+    form: Annotated[
+        Form,
+        typer.Option("--format", help="hf: a directory for from_pretrained."),
+    ] = Form.SAFETENSORS,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="With hf: has config.json, if the run has no bundle."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -48,15 +67,19 @@ def export(
 
     Every trained parameter and floating buffer is in it, in its own dtype, and the
     constants (frozen parameters, integer buffers) that the run keeps; what it does not
-    keep is named. A tied tensor is there once, by its first name.
+    keep is named. A tied tensor is there once, by its first name. With --format hf the
+    configuration and the tokenizer of the run's bundle are written beside them.
     """
     place = place_of(run)
-    with _draft(out) as draft:
-        if isinstance(place, StoreUrl):
-            size_bytes = _from_store(place, draft, round)
-        else:
-            size_bytes = _from_coordinator(place, draft, round)
-        facts = _facts(draft, size_bytes)
+    if form is Form.HF:
+        from atoll.cli.export_hf import export_hf
+
+        facts = export_hf(place, out, bundle, lambda file: take(place, file, round))
+    elif bundle is not None:
+        raise UsageError("--bundle is for --format hf. Leave it out, or say that.")
+    else:
+        with _draft(out) as draft:
+            facts = take(place, draft, round)
     facts["file"] = str(out)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -66,6 +89,15 @@ def export(
             f"{facts['bytes']} bytes"
         )
         _tell_constants(facts["constants"])
+
+
+def take(place: StoreUrl | RunUrl, file: Path, round: int | None) -> dict[str, Any]:
+    """Write the agreed weights into a file, and return what it says of itself."""
+    if isinstance(place, StoreUrl):
+        size_bytes = _from_store(place, file, round)
+    else:
+        size_bytes = _from_coordinator(place, file, round)
+    return _facts(file, size_bytes)
 
 
 def _from_store(place: StoreUrl, draft: Path, round: int | None) -> int:

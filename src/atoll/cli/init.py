@@ -17,6 +17,7 @@ from atoll.island.environment import surroundings_from_environment
 from atoll.settings import RunSettings
 
 if TYPE_CHECKING:  # what goes to a store takes its time to load
+    from atoll.bundle import Bundle
     from atoll.exchange.bucket.documents import SettingsDocument
     from atoll.store import Store
 
@@ -38,6 +39,12 @@ def init(
             "--init", metavar="FILE", help="First weights, as atoll export wrote them."
         ),
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Defines the model: configuration, code, tokenizer."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Make a run in a store, where islands meet without a coordinator.
@@ -45,16 +52,18 @@ def init(
     Its first island brings the weights, unless --init gives them. Who may write to the
     store may join the run, and control it: there is no other credential.
     """
+    from atoll.bundle import Bundle, defined_by
     from atoll.exchange.bucket import ThreadTiming
     from atoll.exchange.bucket.opening import reliable, require_no_coordinator
 
     place = _store_url(url)
-    settings = settings_of(run_file, assignments)
+    packed = None if bundle is None else Bundle.of_directory(bundle)
+    settings = defined_by(packed, settings_of(run_file, assignments))
     require_no_coordinator(place)
     timing = ThreadTiming()
     try:
         store = reliable(place, timing.pause)
-        document = _make(store, settings, weights, url=place)
+        document = _make(store, settings, weights, packed, url=place)
     finally:
         timing.close()
     names = Names(surroundings_from_environment())
@@ -78,14 +87,19 @@ def _store_url(url: str) -> str:
 
 
 def _make(
-    store: Store, settings: RunSettings, weights: Path | None, *, url: str
+    store: Store,
+    settings: RunSettings,
+    weights: Path | None,
+    bundle: Bundle | None,
+    *,
+    url: str,
 ) -> SettingsDocument:
     """Make the run; with weights also found it, or go on where that was cut off."""
     from atoll.exchange.base import Frame
     from atoll.exchange.bucket.making import found_run, make_run
 
     if weights is None:
-        return make_run(store, settings, url=url)
+        return make_run(store, settings, url=url, bundle=bundle)
     from atoll.coordinator.weights_file import WeightsFile
 
     file = WeightsFile(weights)
@@ -99,7 +113,9 @@ def _make(
         )
     file.states(model, settings, run="judged")  # before anything is made
     constants = file.constants(model, settings)
-    document = _unfounded(store, settings) or make_run(store, settings, url=url)
+    document = _unfounded(store, settings) or make_run(
+        store, settings, url=url, bundle=bundle
+    )
     states = file.states(model, settings, run=document.run)
     frames = [Frame(*each) for each in states]
     found_run(store, document, model, frames, constants)

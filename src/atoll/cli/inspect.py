@@ -13,6 +13,7 @@ from typing import Annotated, Any, BinaryIO
 import numpy as np
 import typer
 
+from atoll.bundle import MAX_BYTES, Bundle
 from atoll.errors import CorruptError, UsageError
 from atoll.wire.files import read_header, read_pieces
 from atoll.wire.frame import pack, update_digest
@@ -21,6 +22,9 @@ from atoll.wire.roster import Roster, RosterEntry
 
 PROGRESS_FROM_BYTES = 2**26
 """Below this a body is verified before a bar could be read."""
+
+BLOCK_BYTES = 512
+"""Of a tar file; the first one says that it is one."""
 
 ROSTER_COLUMNS = (
     "island",
@@ -40,7 +44,7 @@ def inspect(
         str,
         typer.Argument(
             metavar="FILE",
-            help="A frame, or an object of a run in a store; or its URL.",
+            help="A frame, a bundle, or an object of a run in a store; or its URL.",
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -48,10 +52,17 @@ def inspect(
     """Print what a frame says, and verify its body piece by piece.
 
     Exits with 0 when the frame is verified, 2 when the file cannot be read, 5 when
-    the frame is corrupt. The documents of a run in a store are printed, too.
+    the frame is corrupt. The documents of a run in a store are printed, too; so is
+    what a bundle has, or a directory would have as one.
     """
+    if "://" not in file and Path(file).is_dir():
+        _inspect_bundle(Bundle.of_directory(file), as_json=as_json)
+        return
     with _opened(file) as opened:
-        if opened.peek(1)[:1] == b"{":
+        if opened.peek(BLOCK_BYTES)[257:262] == b"ustar":
+            data = opened.read(MAX_BYTES + 1)
+            _inspect_bundle(Bundle.of_archive(data, digest=None), as_json=as_json)
+        elif opened.peek(1)[:1] == b"{":
             _inspect_document(opened.read(), as_json=as_json)
         elif as_json:
             _inspect_as_json(opened)
@@ -74,6 +85,29 @@ def _opened(place: str) -> Iterator[BufferedReader[Any]]:
         raise UsageError(
             f"cannot read {place}: {exc.strerror}. Give the path of a frame."
         ) from exc
+
+
+def _inspect_bundle(bundle: Bundle, *, as_json: bool) -> None:
+    code = set(bundle.code)
+    if as_json:
+        files = {name: len(content) for name, content in bundle.files.items()}
+        facts = {
+            "kind": "bundle",
+            "digest": bundle.digest,
+            "bytes": len(bundle.data),
+            "factory": bundle.factory,
+            "code": sorted(code),
+            "files": files,
+        }
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    typer.secho(f"bundle {bundle.digest}", bold=True)
+    typer.echo(f"  {len(bundle.files)} files, {len(bundle.data)} bytes")
+    if bundle.factory is not None:
+        typer.echo(f"  made by {bundle.factory}")
+    for name, content in sorted(bundle.files.items()):
+        mark = "code" if name in code else ""
+        typer.echo(f"  {len(content):>10}  {mark:<4}  {name}")
 
 
 def _inspect_document(data: bytes, *, as_json: bool) -> None:

@@ -15,7 +15,10 @@ from atoll.cli.names import Names, StoreUrl, complete, place_of
 from atoll.errors import Refused, UsageError
 from atoll.exchange.forms import Info, parse_info
 from atoll.http import Caller
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import (
+    definitions_from_environment,
+    surroundings_from_environment,
+)
 from atoll.island.reach import CONNECT_S, SILENCE_S
 from atoll.security import (
     Credentials,
@@ -27,6 +30,8 @@ from atoll.security import (
     is_invite,
     parse_invite,
 )
+
+CONSENT = "ATOLL_TRUST_CODE"
 
 
 def join(
@@ -57,6 +62,13 @@ def join(
             help="What atoll certify wrote, if the run asks; it is remembered.",
         ),
     ] = None,
+    trust_code: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIGEST",
+            help="Let the code of the run's bundle run, if it is this.",
+        ),
+    ] = None,
 ) -> None:
     """Run a command as an island of a run.
 
@@ -64,12 +76,15 @@ def join(
     in a store needs none. Then the command takes the place of this process, with
     ATOLL_RUN, ATOLL_ISLAND and ATOLL_CERTIFICATE set: signals reach it, and its exit
     code is its own.
+
+    If the run's bundle has code, a person at the terminal is asked once whether it may
+    run; ATOLL_TRUST_CODE tells the command.
     """
     _require_one(certificate)
     place = None if is_invite(run) else place_of(run)
     environment = dict(os.environ)
     if isinstance(place, StoreUrl):
-        _require_joinable(place, certificate)
+        bundle = _require_joinable(place, certificate)
         environment["ATOLL_RUN"] = place.url
     else:
         url = (
@@ -77,14 +92,44 @@ def join(
             if place is not None
             else _invited(parse_invite(run), certificate)
         )
+        with Asking.of(url) as asking:
+            bundle = _info(asking).settings.run.bundle
         environment |= {"ATOLL_RUN": str(url), **_shown(url)}
     if island is not None:
         environment["ATOLL_ISLAND"] = island
+    environment |= _consent(environment["ATOLL_RUN"], bundle, trust_code)
     _become(_spelt_out(command), environment)
 
 
-def _require_joinable(place: StoreUrl, certificate: Path | None) -> None:
-    """Return if there is a run that this user can take part in; its id is remembered.
+def _consent(run: str, bundle: str | None, trusted: str | None) -> dict[str, str]:
+    """Return what tells the command whose code may run, after asking who is there.
+
+    Raises:
+        Refused: the run's bundle is not the one that is trusted.
+    """
+    if trusted is not None:
+        if trusted != bundle:
+            its = f"its bundle is {bundle}" if bundle else "it has no bundle"
+            raise Refused(
+                f"--trust-code is {trusted}, and the run has other code: {its}. Read "
+                "that first."
+            )
+        return {CONSENT: trusted}
+    from atoll.island.consent import SAID_NO, asked, is_at_terminal, is_trusted
+
+    if bundle is None or not is_at_terminal():
+        return {}
+    from atoll.island.definitions import definition_of
+
+    definition, around = definition_of(run), definitions_from_environment()
+    if not definition.bundle.code or around.consent is not None:
+        return {}
+    may_run = is_trusted(definition.bundle, around) or asked(definition, around)
+    return {CONSENT: bundle if may_run else SAID_NO}
+
+
+def _require_joinable(place: StoreUrl, certificate: Path | None) -> str | None:
+    """Return the bundle of a run that this user can take part in; it is remembered.
 
     Raises:
         UsageError: there is none, or the store cannot keep one.
@@ -108,6 +153,7 @@ def _require_joinable(place: StoreUrl, certificate: Path | None) -> None:
     finally:
         timing.close()
     Names(surroundings_from_environment()).remember(lookout.run, place.url)
+    return lookout.sight.settings.run.bundle
 
 
 def _require_one(certificate: Path | None) -> None:

@@ -54,6 +54,12 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="First weights, as safetensors."),
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Defines the model: configuration, code, tokenizer."
+        ),
+    ] = None,
     no_tls: Annotated[
         bool, typer.Option("--no-tls", help="Plain HTTP, on this machine only.")
     ] = False,
@@ -93,6 +99,7 @@ def serve(
         has_tls=not no_tls,
         island_certificates=island_certificates,
     )
+    settings = _with_bundle(place, settings, bundle)
     run = serving(
         place, settings, listening, init=init, has_tensorboard=has_tensorboard
     )
@@ -111,6 +118,26 @@ def _settings(run_file: Path, assignments: Sequence[str] | None) -> RunSettings:
             "coordinator, which decides itself. Remove it, or make the run in a store: "
             "`atoll init URL RUN.toml`."
         )
+    return settings
+
+
+def _with_bundle(
+    place: Path, settings: RunSettings | None, directory: Path | None
+) -> RunSettings | None:
+    """Return settings that name the bundle, which is durable before its run is."""
+    if directory is None:
+        return settings
+    from atoll.bundle import Bundle, defined_by
+    from atoll.coordinator.bundles import keep
+
+    if settings is None:
+        raise UsageError(
+            "--bundle defines the model of a run that begins, or is to have its bundle "
+            "back: give its run file, too."
+        )
+    bundle = Bundle.of_directory(directory)
+    settings = defined_by(bundle, settings)
+    keep(place, bundle)
     return settings
 
 
@@ -145,7 +172,7 @@ def _tell_differences(serving: Serving, settings: RunSettings) -> None:
     ours, theirs = _flat(settings), _flat(in_force)
     for key in sorted(ours.keys() | theirs.keys()):
         mine, its = ours.get(key), theirs.get(key)
-        if mine != its:
+        if mine != its and key != "run.bundle":  # a run file need not name it
             _say(
                 f"{key}={_toml(its)} is in force, and the run file has {_toml(mine)}. "
                 f"Change it with: atoll control {serving.coordinator.run} set "

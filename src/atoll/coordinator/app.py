@@ -5,6 +5,7 @@ spool/        updates on their way; empty when the process has ended
 events.jsonl  what happened
 *.token       who may ask
 certificate   for TLS
+bundle/       the model's definition, if the run has one
 move.json     by which move the run has come, if it has: see `arrival`
 """
 
@@ -24,6 +25,7 @@ from atoll.clock import Clock, SystemClock
 from atoll.coordinator.arrival import JOURNAL as JOURNAL
 from atoll.coordinator.arrival import require_arrived
 from atoll.coordinator.audits import Audits
+from atoll.coordinator.bundles import as_created, kept
 from atoll.coordinator.connections import Connections
 from atoll.coordinator.office import Office
 from atoll.coordinator.operators import Operators, answered
@@ -105,6 +107,9 @@ def _service(
     service = Service.open(disk, now_s=now_s)
     created = service.journal.recorded.created
     assert created is not None
+    if settings is not None:
+        there = RunSettings.from_dict(created.settings)
+        settings = as_created(settings, there, where=directory)
     if settings is not None and settings.fingerprint != created.fingerprint:
         raise UsageError(
             f"{directory} holds run {created.run!r} with settings "
@@ -134,6 +139,7 @@ class Coordinator:
         is_new = not (directory / EVENTS).exists()
         self._disk, self._service = open_service(directory, settings, now_s=now_s)
         self.run = self._service.state.run
+        self._bundle = self._find_bundle()
         self.fault: Exception | None = None
         """What should never happen, and did: see the events."""
 
@@ -144,6 +150,13 @@ class Coordinator:
         self._open_desk(Spool(directory / SPOOL))
         self._connections = Connections()
         self._listener = self._listen(limits)
+
+    def _find_bundle(self) -> Path | None:
+        try:
+            return kept(self.directory, self._service.state.settings.run.bundle)
+        except BaseException:
+            self._disk.close()
+            raise
 
     def _tell_events(self, *, is_new: bool) -> None:
         """Write down what happens, from the run's beginning if that is now."""
@@ -270,6 +283,7 @@ class Coordinator:
             codes,
             spool=directory / SPOOL,
             root=self._disk.root,
+            bundle=self._bundle,
         )
 
     def _listen(self, limits: Limits | None) -> Listener:
@@ -336,7 +350,9 @@ class Coordinator:
                 version=__version__,
                 settings=state.settings,
                 epoch=state.epoch,
-                model_fingerprint=model_fingerprint(state.model),
+                model_fingerprint=model_fingerprint(
+                    state.model, bundle=state.settings.run.bundle
+                ),
                 lease_s=LEASE_S,
                 heartbeat_s=HEARTBEAT_S,
                 limits=InfoLimits(body_bytes=self._max_body_bytes()),

@@ -13,7 +13,7 @@ from atoll.coordinator.anchor_file import CONTENT_TYPE as SAFETENSORS
 from atoll.coordinator.anchor_file import AnchorFiles
 from atoll.coordinator.belongings import belongings_of, update_of
 from atoll.coordinator.office import Office
-from atoll.errors import AtollError, UsageError
+from atoll.errors import AtollError, Refused, UsageError
 from atoll.exchange.bucket.arriving import BELONGINGS, Left
 from atoll.exchange.forms import error_parts
 from atoll.exchange.forms.failures import TARGET
@@ -41,6 +41,7 @@ from atoll.wire.digests import view_of
 from atoll.wire.text import reason_fault
 
 MAX_COMMAND_BYTES = 64 * 1024
+ARCHIVE = "application/x-tar"
 EVENTS_WAIT_S = 20.0
 """How long a question for new events may stay open."""
 
@@ -62,9 +63,10 @@ class Operators:
         *,
         spool: Path,
         root: Path,
+        bundle: Path | None = None,
     ) -> None:
         self._office, self._events, self._status = office, events, status
-        self._codes = codes
+        self._codes, self._bundle = codes, bundle
         self._anchors = AnchorFiles(office, spool, root)
         self._lock = threading.Lock()
         self._readers: list[tuple[int, Later]] = []
@@ -86,6 +88,8 @@ class Operators:
                 return self._read_events(request)
             case "GET", "anchor":
                 return self._anchor(request)
+            case "GET", "bundle":
+                return self._definition(request)
             case "GET", "belongings":
                 return self._belongings()
             case "GET", "belongings", fragment, round, island:
@@ -147,6 +151,18 @@ class Operators:
         said = {"Content-Type": SAFETENSORS}
         response = ranged(request, file.body, etag=file.digest, headers=said)
         return replace(response, done=partial(_keep, file))
+
+    def _definition(self, request: Request) -> Response:
+        """Answer with what defines the model, as it was given."""
+        path = self._bundle
+        if path is None:
+            raise Refused(
+                "The run has no bundle: every island brings its model's definition. "
+                "One is given when a run begins: `atoll serve RUN.toml --bundle DIR`."
+            )
+        part = FilePart(file=path, length=path.stat().st_size)
+        said = {"Content-Type": ARCHIVE}
+        return ranged(request, part, etag=path.name, headers=said)
 
     def _wake(self) -> None:
         with self._lock:

@@ -42,6 +42,7 @@ def status_of(
     return {
         "run": state.run,
         "name": state.settings.run.name,
+        "bundle": state.settings.run.bundle,
         "settings_authority": "run",
         "state": word,
         "why": why(state, now_s, missing),

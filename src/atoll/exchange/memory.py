@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median_high
 
+from atoll.bundle import Bundle, defined_by
 from atoll.errors import Refused, RunEnded
 from atoll.exchange.base import Frame, Outcome
 from atoll.exchange.constants import Constants, verified
@@ -33,8 +34,13 @@ from atoll.wire import Kind, verify_body
 class MemoryRun:
     """A run that lives as long as this object. Implements `Exchange`."""
 
-    def __init__(self, settings: RunSettings | None = None) -> None:
-        self.settings = settings or RunSettings()
+    def __init__(
+        self, settings: RunSettings | None = None, *, bundle: Bundle | None = None
+    ) -> None:
+        self.bundle = bundle
+        """What defines the model, if anything does."""
+
+        self.settings = defined_by(bundle, settings or RunSettings())
         self.id = f"{self.settings.run.name}-{self.settings.fingerprint[:12]}"
         self._changed = threading.Condition()
         self._members = Members(self.settings.run)
@@ -55,6 +61,7 @@ class MemoryRun:
         with self._changed:
             self._changed.wait_for(lambda: self._model is None or self._is_founded)
             is_founder = self._model is None
+            request.require_bundle(self.settings)
             layout = lay_out(request.model, self.settings)
             if self._model is not None:
                 request.model.require_same(self._model)

@@ -28,6 +28,23 @@ class Surroundings:
     heartbeat_s: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Definitions:
+    """Where models' definitions are put, and whose code may run."""
+
+    staged: Path
+    """Of every run, by digest."""
+
+    trusted: Path
+    """What this user has consented to, by digest."""
+
+    consent: str | None = None
+    """By ATOLL_TRUST_CODE: a digest, or "none" when somebody was asked and said no."""
+
+    rank: int = 0
+    """Which of an island's processes this is."""
+
+
 def run_from_environment() -> str:
     """Return the run named by ATOLL_RUN.
 
@@ -64,6 +81,23 @@ def surroundings_from_environment() -> Surroundings:
         certificate_key=_path("ATOLL_CERTIFICATE_KEY"),
         heartbeat_s=_seconds("ATOLL_HEARTBEAT_S"),
     )
+
+
+def definitions_from_environment() -> Definitions:
+    """Return where definitions are, and what this user lets run of them."""
+    rank = os.environ.get("RANK", "")  # as torchrun says it
+    return Definitions(
+        staged=_cache() / "atoll" / "bundles",
+        trusted=surroundings_from_environment().credentials.parent / "trusted",
+        consent=os.environ.get("ATOLL_TRUST_CODE") or None,
+        rank=int(rank) if rank.isdecimal() else 0,
+    )
+
+
+def _cache() -> Path:
+    said = os.environ.get("XDG_CACHE_HOME")
+    # As its specification has it, a relative path is not heeded.
+    return Path(said) if said and Path(said).is_absolute() else Path.home() / ".cache"
 
 
 def _path(name: str) -> Path | None:

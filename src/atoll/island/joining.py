@@ -41,12 +41,14 @@ def join_run(
     keeping: Keeping | None = None,
     memory: Memory | None = None,
     constants: Constants | None = None,
+    bundle: str = "",
 ) -> Host:
     """Join a run, and return the host whose weights `view` has.
 
     With `keeping` it goes on as the checkpoint says that was restored. `memory` is
     where the weights are, if not in this process alone. `constants` are the model's,
-    which a founder brings; without them the run is founded without.
+    which a founder brings; without them the run is founded without. `bundle` is the
+    digest of what the model was built from, if it was built from a run's.
 
     SIGTERM meanwhile leaves the run and ends the process, with exit code 0.
 
@@ -60,7 +62,8 @@ def join_run(
     if run == "none":
         run = MemoryRun(_alone())
     if isinstance(run, MemoryRun):
-        life = _Life(_request(model, island, keeping), keeping, memory, constants)
+        request = _request(model, island, keeping, bundle)
+        life = _Life(request, keeping, memory, constants)
         return life.host(run, view, SystemClock(), leaving=nullcontext())
     if not run:
         raise UsageError(
@@ -70,7 +73,7 @@ def join_run(
     island = island or island_from_environment()
     # Who has no name of its own has its key where its checkpoints are.
     key = keeping.key() if keeping and island is None else None
-    request = _request(model, island, keeping)
+    request = _request(model, island, keeping, bundle)
     life = _Life(request, keeping, memory, constants, key)
     return _join_elsewhere(run, view, life)
 
@@ -118,13 +121,13 @@ def is_alone(run: object) -> bool:
 
 
 def _request(
-    model: ModelSpec, island: str | None, keeping: Keeping | None
+    model: ModelSpec, island: str | None, keeping: Keeping | None, bundle: str
 ) -> JoinRequest:
     """Return what is asked for: the name of the life that goes on, if there is one."""
     saved = keeping.saved if keeping else None
     name = saved.island if island is None and saved else island
     returns = keeping is not None and keeping.is_exact
-    return JoinRequest(model=model, island=name, returns=returns)
+    return JoinRequest(model=model, island=name, returns=returns, bundle=bundle)
 
 
 def _join_elsewhere(run: CollectiveRun | str, view: ParameterView, life: _Life) -> Host:

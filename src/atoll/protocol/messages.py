@@ -128,6 +128,25 @@ class JoinRequest:
     returns: bool = False
     """It goes on from a checkpoint when it dies: a round waits for its next life."""
 
+    bundle: str = ""
+    """The digest of the bundle that its model was built from; empty: of its own."""
+
+    def require_bundle(self, settings: RunSettings) -> None:
+        """Return unless the model was built from another bundle than the run's.
+
+        Raises:
+            ModelError: it was, and from which.
+        """
+        if self.bundle in ("", settings.run.bundle):
+            return
+        run = settings.run.bundle
+        theirs = f"is defined by bundle {run[:12]}" if run else "has no bundle"
+        raise ModelError(
+            f"This island's model was built from bundle {self.bundle[:12]}, and the "
+            f"run {theirs}: a file differs, so it is another model. Build it anew "
+            "from the run, with atoll.torch.from_run."
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class JoinReply:

@@ -32,6 +32,7 @@ from atoll.protocol.values import changed
 def join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
     """Let an island in, as a new life or the same; the first one founds the run."""
     request = event.request
+    request.require_bundle(state.settings)
     if state.model is not None:
         request.model.require_same(state.model)
     position = state.position(now_s)

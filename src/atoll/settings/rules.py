@@ -123,6 +123,21 @@ class Number:
 
 
 @dataclass(frozen=True)
+class Digest:
+    """32 bytes in hex, of lower case."""
+
+    def check(self, key: str, value: object) -> str:
+        if not isinstance(value, str):
+            raise wrong_type(key, value, "a digest")
+        if len(value) != 64 or set(value) - set("0123456789abcdef"):
+            raise SettingsError(
+                f"{key}={shown(value)} is no digest, which has 64 hexadecimal digits. "
+                "Copy it whole, from `atoll inspect` or `atoll status`."
+            )
+        return value
+
+
+@dataclass(frozen=True)
 class Flag:
     """True or false; 0 and 1 are neither."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from atoll.errors import AtollWarning, SettingsError
 from atoll.settings.rules import (
     Choice,
+    Digest,
     Flag,
     Later,
     Maybe,
@@ -74,6 +75,9 @@ class RunSection:
 
     decay_round: int | None = setting(None, Later())
     """The round at which the inner learning rate starts to decay."""
+
+    bundle: str | None = setting(None, Maybe(Digest()))
+    """The digest of the bundle that defines the model, as --bundle sets it."""
 
     def __post_init__(self) -> None:
         check_fields(self, "run")

@@ -72,6 +72,8 @@ class _Page:
             ", ".join(parts),
         )
         where = f"{shown(status['run'])} at {shown(status['listening'])}"
+        if bundle := status.get("bundle"):
+            where += f", bundle {shown(bundle)[:12]}"
         for line in wrapped(f"{where}, Atoll {shown(status['version'])}", self.width):
             yield self._paint(line, "dim")
 

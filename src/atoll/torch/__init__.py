@@ -4,10 +4,20 @@ Start reading at `join`.
 """
 
 from atoll.torch.build import build
+from atoll.torch.from_run import from_run
 from atoll.torch.island import Evaluation, Island
 from atoll.torch.join import join
 from atoll.torch.shard import shard
 from atoll.torch.stage import Stage
 from atoll.torch.store_all_reduce import StoreAllReduce
 
-__all__ = ["Evaluation", "Island", "Stage", "StoreAllReduce", "build", "join", "shard"]
+__all__ = [
+    "Evaluation",
+    "Island",
+    "Stage",
+    "StoreAllReduce",
+    "build",
+    "from_run",
+    "join",
+    "shard",
+]

@@ -15,6 +15,7 @@ from atoll.island import join_run
 from atoll.island.resumed import tell_fresh
 from atoll.torch.build_checks import require_trained, require_values
 from atoll.torch.build_places import modules_of
+from atoll.torch.from_run import bundle_of
 from atoll.torch.island import Island
 from atoll.torch.life import Alone
 from atoll.torch.model import TorchConstants, TorchModel, TorchView
@@ -99,6 +100,7 @@ def join(
         island=island,
         keeping=keeping,
         constants=TorchConstants(torch_model.tensors),
+        bundle=bundle_of(modules),
     )
     if keeping is None:
         tell_fresh(host.joined, is_fresh=True)

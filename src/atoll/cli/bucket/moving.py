@@ -17,10 +17,11 @@ from urllib.parse import quote
 
 import numpy as np
 
+from atoll.bundle import Bundle
 from atoll.cli.asking import Asking, surroundings_for
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.exchange.base import Frame
-from atoll.exchange.bucket import ThreadTiming
+from atoll.exchange.bucket import ThreadTiming, keys
 from atoll.exchange.bucket.arriving import (
     BELONGINGS,
     Arriving,
@@ -94,6 +95,7 @@ class Departure:
         self.is_under_way = True
         belongings = self._belongings()
         if not is_here(self._store, belongings.run):
+            self._bring_bundle(belongings.settings.settings.run.bundle)
             arriving = Arriving(self._store, self._timing, belongings)
             arriving.bring(self._state, self._update, self)
             arriving.settle()
@@ -137,6 +139,16 @@ class Departure:
         reply = self._again(lambda: self._asking.call("GET", "/belongings"))
         said = load(bytes(reply.body), what="belongings", most=MAX_LARGE_BYTES)
         return BELONGINGS.read(said, "belongings")
+
+    def _bring_bundle(self, digest: str | None) -> None:
+        """Put what defines the model into the store, before anything speaks of it."""
+        if digest is None:
+            return
+        reply = self._again(
+            lambda: self._asking.call("GET", "/bundle", timeout_s=FRAME_S)
+        )
+        bundle = Bundle.of_archive(bytes(reply.body), digest=digest)
+        self._store.put(keys.bundle(digest), [bundle.data])
 
     def _state(self, fragment: int) -> Frame:
         return self._frame(target_of("state", fragment))

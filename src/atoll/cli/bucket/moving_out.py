@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from atoll.cli.names import RUN_SUFFIX, Names, note_served
 from atoll.coordinator.arrival import Arrival
+from atoll.coordinator.bundles import keep
 from atoll.errors import Refused, UsageError
 from atoll.exchange.bucket import ThreadTiming
 from atoll.exchange.bucket.moving_out import MovingOut
@@ -134,6 +135,8 @@ class Removal:
             _require_nobody(self._target)
             self._arrival.prepare()
             _prepare(self._place, self._out.settings)
+            if bundle := self._out.bundle():
+                keep(self._place.directory, bundle)
             nonce = self._arrival.ticket.nonce
             move = self._out.begin(str(self._target), nonce)
             self._require_ours(move)

@@ -56,6 +56,7 @@ class Entering:
         name, self._returns = request.island, request.returns
         if name is not None and (fault := name_fault(name, what="island")):
             raise UsageError(f"{fault}. Give this island another name.")
+        request.require_bundle(self._lookout.sight.settings)
         if self._lookout.look_founding():
             assert self._lookout.founded is not None
             request.model.require_same(self._lookout.founded.model)

@@ -3,6 +3,7 @@
     settings/0                        what the run owns; a URL without it is no run
     founding/<nonce>/<fragment>       the first weights
     founding/<nonce>/constants/<digest>/<part>            what is never trained
+    bundle/<digest>                   the model's definition, which the settings name
     run.json                          names the founding; put last: then there is a run
     control/<number>                  what operators have said, in order
     slots/<number>                    which name has the slot
@@ -70,6 +71,11 @@ def control(number: int) -> str:
 def slot(number: int) -> str:
     """Return where a slot's name stands."""
     return f"{SLOTS}{number}"
+
+
+def bundle(digest: str) -> str:
+    """Return where the model's definition is."""
+    return f"bundle/{digest}"
 
 
 def founding(nonce: str, fragment: int) -> str:

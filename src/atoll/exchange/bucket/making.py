@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
+from atoll.bundle import Bundle
 from atoll.errors import NoSuchObject, UsageError
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
@@ -26,13 +27,25 @@ from atoll.wire.digests import Bytes
 NONE: Mapping[TensorSpec, Iterable[Bytes]] = MappingProxyType({})
 
 
-def make_run(store: Store, settings: RunSettings, *, url: str) -> SettingsDocument:
+def make_run(
+    store: Store, settings: RunSettings, *, url: str, bundle: Bundle | None = None
+) -> SettingsDocument:
     """Make a run where there is none; its first island founds it.
 
     Raises:
-        UsageError: there is one with other settings, or the store cannot keep one.
+        UsageError: there is one, the store cannot keep one, or its settings name a
+            bundle that is not given.
     """
     require_able(store, settings, url=url)
+    if settings.run.bundle != (bundle.digest if bundle else None):
+        raise UsageError(
+            f"The settings have run.bundle={settings.run.bundle!r}, and "
+            f"{bundle.digest if bundle else 'no bundle'} is given. Give the directory "
+            "that it was made of: --bundle DIR."
+        )
+    if bundle is not None and not is_run(store):
+        # Under its digest, so that of two who begin a run here each has its own.
+        store.put(keys.bundle(bundle.digest), [bundle.data])
     document = SettingsDocument(
         run=f"{settings.run.name}-{secrets.token_hex(6)}",
         fingerprint=settings.fingerprint,

@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from atoll.bundle import Bundle
 from atoll.errors import UsageError
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys, luggage
 from atoll.exchange.bucket.arriving import Belongings, Left
 from atoll.exchange.bucket.constants import ConstantObjects
+from atoll.exchange.bucket.definitions import bundle_in
 from atoll.exchange.bucket.documents import (
     ControlDocument,
     RosterDocument,
@@ -87,6 +89,14 @@ class MovingOut:
     def settings(self) -> RunSettings:
         """What is in force, as last looked."""
         return self._sight.settings
+
+    def bundle(self) -> Bundle | None:
+        """Return what defines the model, if anything does.
+
+        Raises:
+            CorruptError: it is not what the settings name, or is not there.
+        """
+        return bundle_in(self._store, self._settings.settings)
 
     def look(self) -> Move | None:
         """Return the move that is under way or over; None: the run stays."""

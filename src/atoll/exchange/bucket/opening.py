@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from atoll.bundle import Bundle, defined_by
 from atoll.errors import UsageError
 from atoll.exchange.bucket.making import make_run
 from atoll.exchange.bucket.timing import ThreadTiming
@@ -16,8 +17,10 @@ COORDINATOR = ("address.json", "journal")
 """What lies in a coordinator's directory, and in no run of a store."""
 
 
-def init(url: str, settings: RunSettings) -> str:
+def init(url: str, settings: RunSettings, *, bundle: str | Path | None = None) -> str:
     """Make a run in an object store or a directory, and return its id.
+
+    `bundle` is a directory that defines the model: configuration, code and tokenizer.
 
     Its first island founds it with its weights. Safe to repeat: a run that is there
     stays as it is.
@@ -29,10 +32,12 @@ def init(url: str, settings: RunSettings) -> str:
         Unreachable: the store does not answer.
     """
     require_no_coordinator(url)
+    packed = None if bundle is None else Bundle.of_directory(bundle)
+    settings = defined_by(packed, settings)
     timing = ThreadTiming()
     try:
         store = reliable(url, timing.pause)
-        return make_run(store, settings, url=url).run
+        return make_run(store, settings, url=url, bundle=packed).run
     finally:
         timing.close()
 

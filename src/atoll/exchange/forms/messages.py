@@ -131,6 +131,7 @@ _ASKED: Field[dict[str, Any]] = table(
         "incarnation": maybe(whole()),
         "after": whole(),
         "returns": FLAG,
+        "bundle": _DIGEST,
         "model": MODEL,
     },
 )
@@ -145,6 +146,7 @@ def join_form(call: JoinCall) -> dict[str, Any]:
         "incarnation": request.incarnation,
         "after": request.after,
         "returns": request.returns,
+        "bundle": request.bundle,
         "model": MODEL.write(request.model),
     }
 
@@ -192,12 +194,13 @@ def read_join_reply(value: object, where: str) -> JoinReply:
     return JoinReply(settings=settings, **_JOINED_FIELDS.read(said, where))
 
 
-def model_fingerprint(model: ModelSpec | None) -> str:
+def model_fingerprint(model: ModelSpec | None, *, bundle: str | None = None) -> str:
     """Return a digest of every name, shape, dtype, role and constant, in hex.
 
-    Empty while the run has no weights and so no model.
+    And of the bundle that defines the model, if there is one: a file that was edited is
+    another model. Empty while the run has no weights and so no model.
     """
     if model is None:
         return ""
     said = dump(MODEL.write(model), what="model", most=MAX_LARGE_BYTES)
-    return blake3_digest(said).hex()
+    return blake3_digest(said + (bundle or "").encode()).hex()

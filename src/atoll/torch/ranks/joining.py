@@ -12,6 +12,7 @@ from atoll.island import Host, join_run
 from atoll.island.keeping import Keeping
 from atoll.island.resumed import tell_fresh
 from atoll.protocol import ModelSpec
+from atoll.torch.from_run import bundle_of
 from atoll.torch.life import Life
 from atoll.torch.ranks.constants import RankConstants
 from atoll.torch.ranks.forming import form
@@ -55,6 +56,7 @@ def join_ranks(
             memory=memory,
             keeping=keeping,
             constants=constants,
+            bundle=bundle_of([stage.module for stage in team.stages]),
         )
         if keeping is None:
             tell_fresh(host.joined, is_fresh=True)

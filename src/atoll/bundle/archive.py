@@ -1,0 +1,179 @@
+"""The bytes of a bundle: a tar file that can be written in one way only.
+
+Rule 1: the same files are the same bytes, on every machine and in every version: names
+        in order, mode 0644, and no time, owner or compression.
+Rule 2: a reader accepts exactly what a writer writes, so that nothing needs to be
+        guessed, and nothing but plain files can be said. Every size is judged before
+        anything is taken by it.
+
+block of 512   name, size in octal, checksum; all else is fixed
+the file       filled up with zeros to blocks of 512
+...            and two blocks of zeros at the end
+
+`tar -t` and `tar -x` read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from atoll.bundle.names import Taken, name_fault
+from atoll.errors import CorruptError, UsageError
+
+MAX_BYTES = 128 * 2**20
+"""Of an archive. Tokenizers take up to forty megabytes, and definitions almost none."""
+
+MAX_FILES = 1024
+
+_BLOCK = 512
+_END = bytes(2 * _BLOCK)
+_NAME_BYTES, _SIZE_AT, _KIND_AT = 100, 124, 156
+_KINDS = {
+    b"1": "a hard link",
+    b"2": "a symbolic link",
+    b"3": "a device",
+    b"4": "a device",
+    b"5": "a directory of its own",
+    b"6": "a pipe",
+    b"S": "a sparse file",
+    b"x": "an extended header",
+    b"g": "an extended header",
+    b"L": "a long name",
+    b"K": "a long link",
+}
+
+
+def pack(files: Mapping[str, bytes]) -> bytes:
+    """Return the archive of files by name.
+
+    Raises:
+        UsageError: a name cannot be in a bundle, or they are too many or too large.
+    """
+    if fault := _amount_fault(len(files), _archive_bytes(files)):
+        raise UsageError(fault)
+    taken = Taken()
+    parts: list[bytes] = []
+    for name in sorted(files):
+        if fault := name_fault(name) or taken.fault(name):
+            raise UsageError(fault)
+        parts += [_header(name, len(files[name])), files[name], _filling(files[name])]
+    return b"".join([*parts, _END])
+
+
+def unpack(data: bytes) -> dict[str, bytes]:
+    """Return the files of an archive by name.
+
+    Raises:
+        CorruptError: it is none that `pack` writes, and why.
+    """
+    if len(data) > MAX_BYTES:
+        raise CorruptError(_amount_fault(1, len(data)))
+    files: dict[str, bytes] = {}
+    taken = Taken()
+    for name, content in _members(data):
+        if fault := taken.fault(name):
+            raise CorruptError(f"The archive is refused: {fault}")
+        if files and name < next(reversed(files)):
+            raise CorruptError(f"{name!r} is not in its order. {_MADE_ELSEWHERE}")
+        files[name] = content
+        if len(files) > MAX_FILES:
+            raise CorruptError(_amount_fault(len(files), len(data)))
+    if not files:
+        raise CorruptError(f"The archive holds nothing. {_MADE_ELSEWHERE}")
+    return files
+
+
+def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
+    at = 0
+    while data[at : at + _BLOCK] != bytes(_BLOCK):
+        name, size = _judged(data[at : at + _BLOCK])
+        begin, at = at + _BLOCK, at + _BLOCK + size + -size % _BLOCK
+        if at > len(data) - len(_END):
+            raise CorruptError(
+                f"{name!r} says that it has {size} bytes, and the archive ends before "
+                f"that, after {len(data)} in all. It is cut off, or was altered."
+            )
+        if any(data[begin + size : at]):
+            raise CorruptError(f"Something lies behind {name!r}. {_MADE_ELSEWHERE}")
+        yield name, data[begin : begin + size]
+    if data[at:] != _END:
+        raise CorruptError(f"Something lies behind the end. {_MADE_ELSEWHERE}")
+
+
+def _judged(block: bytes) -> tuple[str, int]:
+    """Return the name and the size that a header says, if it is one of ours."""
+    if len(block) < _BLOCK or block[257:262] != b"ustar":
+        raise CorruptError(f"This is no archive of a bundle. {_MADE_ELSEWHERE}")
+    name = block[:_NAME_BYTES].rstrip(b"\0").decode("ascii", "backslashreplace")
+    kind = block[_KIND_AT : _KIND_AT + 1]
+    if kind != b"0":
+        is_called = _KINDS.get(kind, "of a kind that nobody knows")
+        raise CorruptError(
+            f"{name!r} is {is_called}, and a bundle has plain files only. "
+            f"{_MADE_ELSEWHERE}"
+        )
+    if fault := name_fault(name):
+        raise CorruptError(f"The archive is refused: {fault}")
+    size = _size(block[_SIZE_AT : _SIZE_AT + 12])
+    if size is None or size > MAX_BYTES:
+        raise CorruptError(
+            f"{name!r} says that it has {size if size is not None else 'no'} bytes, "
+            f"and a whole bundle has at most {MAX_BYTES}. {_MADE_ELSEWHERE}"
+        )
+    if block != _header(name, size):
+        raise CorruptError(
+            f"What the archive says of {name!r} is not what Atoll writes. "
+            f"{_MADE_ELSEWHERE}"
+        )
+    return name, size
+
+
+_MADE_ELSEWHERE = "Have it made by `atoll serve` or `atoll init` with --bundle DIR."
+
+
+def _size(field: bytes) -> int | None:
+    digits = field.rstrip(b"\0 ")
+    is_octal = digits and all(each in b"01234567" for each in digits)
+    return int(digits, 8) if is_octal else None
+
+
+def _header(name: str, size: int) -> bytes:
+    parts = [
+        name.encode("ascii").ljust(_NAME_BYTES, b"\0"),
+        b"0000644\0" + 2 * b"0000000\0",  # mode; nobody's
+        b"%011o\0" % size,
+        b"00000000000\0",  # no time
+        b" " * 8,  # the checksum counts its own place as blanks
+        b"0".ljust(101, b"\0"),  # a plain file, which links nowhere
+        b"ustar\x0000".ljust(72, b"\0"),
+        2 * b"0000000\0",
+        bytes(167),
+    ]
+    block = b"".join(parts)
+    return block[:148] + b"%06o\0 " % sum(block) + block[156:]
+
+
+def _filling(content: bytes) -> bytes:
+    return bytes(-len(content) % _BLOCK)
+
+
+def _archive_bytes(files: Mapping[str, bytes]) -> int:
+    whole = sum(_BLOCK + len(each) + -len(each) % _BLOCK for each in files.values())
+    return whole + len(_END)
+
+
+def _amount_fault(count: int, size_bytes: int) -> str:
+    """Return why so much cannot be a bundle; empty if it can."""
+    if not count:
+        return "There is nothing to put into a bundle. Give a directory with files."
+    if count > MAX_FILES:
+        return (
+            f"{count} files are too many for a bundle, which has at most {MAX_FILES}. "
+            "Leave out what does not define the model."
+        )
+    if size_bytes > MAX_BYTES:
+        return (
+            f"{size_bytes} bytes are too many for a bundle, which has at most "
+            f"{MAX_BYTES}. Leave out what does not define the model."
+        )
+    return ""

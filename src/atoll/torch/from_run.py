@@ -1,0 +1,133 @@
+"""A model whose definition and weights both come from the run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+
+from atoll.bundle.definition import CONFIG
+from atoll.bundle.loading import load_factory
+from atoll.errors import UsageError
+from atoll.exchange import MemoryRun
+from atoll.island.consent import needs_word, require_consent
+from atoll.island.definitions import Definition, definition_of
+from atoll.torch.agreement import decided
+from atoll.torch.build import build
+from atoll.torch.build_filling import Source
+
+Prepare = Callable[[torch.nn.Module], torch.nn.Module]
+
+TRANSFORMERS = "atoll.integrations.transformers"
+"""Makes models of a config.json; found by name, when one is met."""
+
+_built: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
+
+
+def from_run(
+    run: MemoryRun | str | None = None,
+    *,
+    device: str | torch.device = "cpu",
+    prepare: Prepare | None = None,
+    source: Source | None = None,
+    checkpoint: str | Path | None = None,
+    initialise: Callable[[torch.nn.Module], object] | None = None,
+) -> torch.nn.Module:
+    """Return the run's model, built from its bundle and filled with its weights.
+
+    It is constructed on the meta device and filled as by `build`. A run that has no
+    weights yet gets its first ones from whoever joins first: then the model is
+    initialised, alike wherever that is done. `join` refuses it in a run with another
+    bundle.
+
+    Args:
+        run: as for `join`.
+        device: where the model is to be.
+        prepare: called with the model before it is filled, and returns what is trained:
+            to freeze parameters, or to shard them by `fully_shard`.
+        source: as for `build`, for what the run does not have.
+        checkpoint: as for `build`.
+        initialise: as for `build`.
+
+    Raises:
+        UsageError: the run has no bundle; its code may not run here; or what `build`
+            says.
+        ModelError: a tensor has another shape in the run.
+    """
+    definition = definition_of(run)
+    if needs_word(definition.bundle):
+        decided(lambda: require_consent(definition))
+    make = maker(definition)
+
+    def made() -> torch.nn.Module:
+        model = make()
+        _built[model] = definition.bundle.digest
+        return model if prepare is None else prepare(model)
+
+    if not definition.is_founded and checkpoint is None:
+        return _initialised(make, definition.bundle.digest, device, prepare)
+    return build(
+        made,
+        run,
+        device=device,
+        source=source,
+        checkpoint=checkpoint,
+        initialise=initialise,
+    )
+
+
+def bundle_of(modules: list[torch.nn.Module]) -> str:
+    """Return the digest of the bundle that modules were built from; empty: of none."""
+    parts = (part for module in modules for part in module.modules())
+    return next((_built[part] for part in parts if part in _built), "")
+
+
+def maker(definition: Definition) -> Callable[[], torch.nn.Module]:
+    """Return what constructs the model of a bundle, whose code may run.
+
+    Raises:
+        UsageError: it says nowhere how that is done, or what it needs is not installed.
+    """
+    bundle, directory = definition.bundle, definition.directory
+    if bundle.factory is not None:
+        return load_factory(directory, bundle.digest, bundle.factory)
+    if CONFIG in bundle.files:
+        face = _transformers()
+        return lambda: face(directory, runs_code=bool(bundle.code))
+    raise UsageError(
+        "The run's bundle does not say how its model is made. It needs a config.json "
+        "of transformers, or a bundle.toml with factory = 'MODULE:FUNCTION'."
+    )
+
+
+def _transformers() -> Callable[..., torch.nn.Module]:
+    try:
+        made: Callable[..., torch.nn.Module] = importlib.import_module(
+            TRANSFORMERS
+        ).make_model
+    except ModuleNotFoundError as exc:
+        if exc.name != "transformers":
+            raise
+        raise UsageError(
+            "The run's model is defined for transformers, which is not installed. "
+            'Install it: pip install "atoll[transformers]".'
+        ) from exc
+    return made
+
+
+def _initialised(
+    make: Callable[[], torch.nn.Module],
+    digest: str,
+    device: str | torch.device,
+    prepare: Prepare | None,
+) -> torch.nn.Module:
+    """Return a model with first weights: the same ones for the same bundle."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(digest[:15], 16))
+        model = make()
+    model = model.to(device)
+    _built[model] = digest
+    return model if prepare is None else prepare(model)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.checkpoint import COMPONENTS, Loaded, Policy, Ranks
+from atoll.checkpoint.loading import read
 from atoll.checkpoint.ranks import Alone
 from atoll.errors import AtollWarning, UsageError
 from atoll.island.cursors import Cursors
@@ -78,8 +79,11 @@ class Keeping:
         self._saver = policy.saver(objects, default=default, ranks=self._ranks)
         is_whole = self._ranks.size == 1
         self.is_exact = is_whole and "model" in self._saver.components
-        late = [each for each in LATE if each in self.policy.also]
+        late = self._late_names()
         self._late = ("optimizer", *late) if late else ()
+        self._schedulers: list[object] = []
+        """Those that came after joining."""
+
         self._waits = False
         self._loaded = self._restore()
         self._host: Kept | None = None
@@ -91,6 +95,29 @@ class Keeping:
     def saved(self) -> SavedIsland | None:
         """The island of the checkpoint that was restored, if there was one."""
         return self._part.saved
+
+    def take_in(self, value: object) -> object:
+        """Save one more scheduler with the others; return its saved state, or None.
+
+        For what can only be made once the island has joined. Nothing, if the program
+        has given its own `scheduler`, or does not want it saved.
+        """
+        if "scheduler" in self.policy.also or (
+            "scheduler" not in self._saver.components
+        ):
+            return None
+        if not self._schedulers:
+            self._saver.add("scheduler", self._schedulers)
+            self._late = ("optimizer", *self._late_names("scheduler"))
+        self._schedulers.append(value)
+        if self._loaded is None:
+            return None
+        saved = read(self._loaded, "scheduler", self._ranks)
+        at = len(self._schedulers) - 1
+        return saved[at] if isinstance(saved, list) and at < len(saved) else None
+
+    def _late_names(self, *also: str) -> list[str]:
+        return [each for each in LATE if each in self.policy.also or each in also]
 
     def key(self) -> bytes:
         """Return the key of an island that is known by its checkpoints alone."""

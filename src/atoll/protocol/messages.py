@@ -110,6 +110,12 @@ class Position:
     saves: int = 0
     """How often an operator has asked every island to save itself."""
 
+    decay_round: int | None = None
+    """Learning rates fall from the first inner step of this round on."""
+
+    end_tokens: int | None = None
+    """The run ends when so many tokens have counted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:

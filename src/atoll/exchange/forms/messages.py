@@ -93,6 +93,7 @@ POSITION = table(
         "lost": _FRAGMENTS,
         "saves": whole(),
     },
+    optional={"decay_round": whole(1), "end_tokens": whole(1)},
 )
 
 _HEX = hexed(0, 64)

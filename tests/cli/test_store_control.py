@@ -13,6 +13,7 @@ import pytest
 from atoll.cli.bucket.control import say
 from atoll.cli.bucket.observing import Observing
 from atoll.cli.bucket.status import StatusView
+from atoll.errors import UsageError
 from atoll.exchange import Frame
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import ControlDocument, MemberDocument, packed
@@ -234,6 +235,19 @@ def until(observing: Observing, has_come: Callable[[], bool]) -> None:
             return
         observing.pause(0.1)
     raise AssertionError("nothing has come")
+
+
+def test_everybody_reads_with_which_round_a_decay_begins(tmp_path: Path) -> None:
+    """It is an operator's word like others, and is judged like theirs."""
+    url = founded(tmp_path / "store")
+    with Observing(url) as observing, Observing(url) as other:
+        say(observing, "set", {"values": {"run.decay_round": 4}})
+        other.look()
+        assert other.lookout.sight.position(0.0).decay_round == 4
+        with pytest.raises(
+            UsageError, match=r"decay_round=1 is not ahead .* Give [23] or"
+        ):
+            say(other, "set", {"values": {"run.decay_round": 1}})
 
 
 def test_islands_end_with_the_round_that_a_stop_names(

@@ -30,7 +30,7 @@ def main() -> None:
             optimizer, island, warmup=WARMUP, decay=DECAY, rewarm_steps=REWARM
         )
         while True:
-            rates[island.run_steps] = scheduler.get_last_lr()[0]
+            rates[island.run_steps] = float(scheduler.get_last_lr()[0])
             model(torch.ones(4)).square().mean().backward()
             island.report(tokens=4)
             optimizer.step()

@@ -19,6 +19,7 @@ def rates_of(stage: Stage, told: dict[str, float], name: str) -> dict[int, float
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(360)
 def test_a_late_island_has_the_others_rate_and_decays_with_them(stage: Stage) -> None:
     """After its re-warm-up their rates are equal, to the step at which both fall."""
     stage.settings = {
@@ -39,7 +40,7 @@ def test_a_late_island_has_the_others_rate_and_decays_with_them(stage: Stage) ->
     assert stage.ask("POST", "/control/set", {"values": values}).status == 200
     stage.until_committed(decay_round + DECAY // EVERY + 1)
     assert stage.ask("POST", "/control/stop", {}).status == 200
-    first, late = (rates_of(stage, each.wait(), each.name) for each in (a, b))
+    first, late = (rates_of(stage, each.wait(120), each.name) for each in (a, b))
 
     joined, begins = min(late), (decay_round - 1) * EVERY
     assert joined >= 2 * EVERY

@@ -1,8 +1,8 @@
 """When a learning rate falls, and how far it has.
 
-A decay ends with the run, where its end is known. One that an operator has begun with a
-round is measured in inner steps, whatever else is: the step of a round is known to
-all, and what had counted then is not known to who joins later.
+A decay ends with the run, where its end is known, if not before. One that an operator
+has begun with a round is measured in inner steps, whatever else is: the step of a round
+is known to all, and what had counted then is not known to who joins later.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def _begun_by_round(round: int, clock: RunClock, decay: int, sync_every: int) ->
     first = (round - 1) * sync_every
     end = _end(clock, is_steps=True, sync_every=sync_every)
     if end is not None:
-        return Decay(first=first, length=max(0, end - first))
+        left = max(0, end - first)
+        return Decay(first=first, length=min(decay, left) if decay else left)
     if decay:
         return Decay(first=first, length=decay)
     return Decay(

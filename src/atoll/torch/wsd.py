@@ -37,8 +37,8 @@ class WSD(LRScheduler):
         island: what `join` has returned.
         warmup: how long the rate rises from nothing, in `unit` of the run.
         decay: how long it falls to nothing, in `unit`; 0 means that it does not, unless
-            an operator says so. It ends with the run, where that is known; else it
-            begins with the round of `atoll control RUN set run.decay_round=N`.
+            an operator says so. It ends with the run, where that is known; else, or
+            before, it begins with the round of `run.decay_round`.
         unit: "inner_steps" of the run's schedule, or the "tokens" of all islands.
         rewarm_steps: inner steps in which a late island's rate rises to the run's.
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.rate_island import DECAY, RATE, REWARM, WARMUP
-from tests.e2e.stage import Stage
+from tests.e2e.stage import Stage, until
 
 EVERY = 20
+PATIENT_S = 150.0
+"""To start a process that loads torch, on a busy machine."""
 
 
 def rates_of(stage: Stage, told: dict[str, float], name: str) -> dict[int, float]:
@@ -31,9 +33,11 @@ def test_a_late_island_has_the_others_rate_and_decays_with_them(stage: Stage) ->
     }
     stage.serve()
     a = stage.island("a", module="tests.e2e.rate_island")
-    stage.until_committed(2)
+    until("a trains", lambda: stage.committed() >= 2, within_s=PATIENT_S)
     b = stage.island("b", module="tests.e2e.rate_island")
-    stage.until_event("island_joined", island="b")
+    until(
+        "b joins", lambda: stage.events("island_joined", island="b"), within_s=PATIENT_S
+    )
     stage.until_committed(stage.committed() + 3)
     decay_round = stage.committed() + 4
     values = {"run.decay_round": decay_round}

@@ -182,6 +182,8 @@ class Stats:
 
     bytes_up: int = 0
     bytes_down: int = 0
+    first_batch: str | None = None
+    """A digest of what it has begun with: two islands should not have the same."""
 
 
 @dataclass(frozen=True, kw_only=True)

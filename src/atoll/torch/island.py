@@ -142,6 +142,7 @@ class Island:
             )
         self._finish_saving()
         self._life.count_tokens(tokens)
+        self._life.tally.note_report(tokens, _detached(loss))
         reported = metrics if loss is None else {"loss": loss, **metrics}
         self._life.tally.reported = {
             name: _detached(value) for name, value in reported.items()

@@ -67,6 +67,7 @@ STATS = table(
         "bytes_up": whole(),
         "bytes_down": whole(),
     },
+    optional={"first_batch": text(64)},
 )
 
 BEAT = table(

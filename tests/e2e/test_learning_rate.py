@@ -15,7 +15,9 @@ PATIENT_S = 150.0
 def rates_of(stage: Stage, told: dict[str, float], name: str) -> dict[int, float]:
     """Return the rate of each schedule step, and print some of them."""
     rates = {int(step): rate for step, rate in told.items()}
-    shown = [f"{step}: {rates[step]:.5f}" for step in sorted(rates) if step % 5 == 0]
+    shown = [
+        f"{step}: {rates[step]:.5f}" for step in sorted(rates)[-250:] if step % 5 == 0
+    ]
     stage.tell(f"{name}  " + "  ".join(shown))
     return rates
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
-import datasets
+import datasets  # type: ignore[import-untyped]  # it has no types
 import pytest
 import torch
 from torch.utils.data import (
@@ -23,11 +25,14 @@ from torch.utils.data import (
 )
 
 import atoll.torch
+from atoll.checkpoint import COMPONENTS, Policy
 from atoll.errors import UsageError
+from atoll.exchange import MemoryRun
 from atoll.torch import Island, shard
 from atoll.torch.first_batch import digest_of
 from atoll.torch.island import life_of
-from tests.torch.runs import Weights, run_of, sgd
+from tests.torch.runs import Weights, run_of, sgd, train
+from tests.torch.test_resume import die
 
 pytestmark = pytest.mark.torch
 
@@ -375,3 +380,37 @@ def test_equal_losses_tell_of_equal_rows(
 
     assert told[0] == told[1]
     assert (told[0] is not None) == is_told
+
+
+def lives(run: MemoryRun, folder: Path, stops: list[int], kind: str) -> list[list[int]]:
+    """Train up to each inner step in a life of its own; return each step's rows."""
+    trained: dict[int, list[int]] = {}
+    for stop in stops:
+        model = Weights(1.0)
+        optimizer = sgd(model)
+        policy = Policy(folder, every_rounds=1, components=COMPONENTS)
+        island = atoll.torch.join(
+            model, optimizer, run, island="a", checkpoint=policy, on_end="flag"
+        )
+        data = loaders(0) if kind == "loader" else torch.split(torch.arange(200), 3)
+        given = shard(data if kind == "loader" else iter(data), island)
+        for batch in chain.from_iterable(repeat(given)):
+            rows_given = batch[0] if kind == "loader" else batch
+            trained[island.inner_steps] = rows_given.tolist()
+            train(model, optimizer)
+            if island.inner_steps >= stop:
+                break
+        die(island)
+    return [trained[step] for step in sorted(trained)]
+
+
+@pytest.mark.parametrize("kind", ["loader", "stream"])
+@pytest.mark.parametrize("killed_at", [3, 7])
+def test_a_killed_island_goes_on_with_its_rows(
+    tmp_path: Path, kind: str, killed_at: int
+) -> None:
+    """The data is in the checkpoint without a word, and no row is trained twice."""
+    plain = lives(run_of(every=4), tmp_path / "plain", [12], kind)
+    killed = lives(run_of(every=4), tmp_path / "killed", [killed_at, 12], kind)
+
+    assert killed == plain

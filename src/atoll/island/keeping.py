@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.checkpoint import COMPONENTS, Loaded, Policy, Ranks
-from atoll.checkpoint.loading import read
+from atoll.checkpoint.loading import read, restore
 from atoll.checkpoint.ranks import Alone
 from atoll.errors import AtollWarning, UsageError
 from atoll.island.cursors import Cursors
@@ -81,6 +81,10 @@ class Keeping:
         self.is_exact = is_whole and "model" in self._saver.components
         late = self._late_names()
         self._late = ("optimizer", *late) if late else ()
+        self._has_data = False
+        self._whole: Host | None = None
+        """The host of an island that keeps cursors."""
+
         self._schedulers: list[object] = []
         """Those that came after joining."""
 
@@ -116,6 +120,24 @@ class Keeping:
         at = len(self._schedulers) - 1
         return saved[at] if isinstance(saved, list) and at < len(saved) else None
 
+    def take_in_data(self, value: object) -> None:
+        """Save where the data stands from now on, and put it where it stood.
+
+        The first that comes, if the program has not given its own `data`.
+        """
+        if "data" in self.policy.also or "data" not in self._saver.components:
+            return
+        if self._has_data:
+            return
+        self._has_data = True
+        self._saver.add("data", value)
+        if self._loaded is not None:
+            restore(self._loaded, {"data": value}, ("data",), self._ranks)
+        if self._whole is not None:
+            self._keep_cursors(value, self._whole)
+            if self._whole.resumed is not None:
+                self._put_cursor(self._whole)
+
     def _late_names(self, *also: str) -> list[str]:
         return [each for each in LATE if each in self.policy.also or each in also]
 
@@ -127,10 +149,14 @@ class Keeping:
         """Go on with a host that has joined; tell what became of the checkpoint."""
         data = self.policy.also.get("data")
         if data is not None and "data" in self._saver.components:
-            self._cursors = Cursors(Path(self.policy.dir) / "cursors", data)
-            host.before_seal(self._keep_cursor)
+            self._keep_cursors(data, host)
         self.tell(host)
         self.go_on(host, is_leader=True)
+        self._whole = host
+
+    def _keep_cursors(self, data: object, host: Host) -> None:
+        self._cursors = Cursors(Path(self.policy.dir) / "cursors", data)
+        host.before_seal(self._keep_cursor)
 
     def tell(self, host: Host) -> None:
         """Say what became of the checkpoint, or that there was none."""

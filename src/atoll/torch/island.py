@@ -363,6 +363,12 @@ def taken_in(island: Island, scheduler: object) -> object:
     return None if keeping is None else keeping.take_in(scheduler)
 
 
+def take_in_data(island: Island, data: object) -> None:
+    """Have an island's data saved with it, and put where a checkpoint says."""
+    if island._keeping is not None:
+        island._keeping.take_in_data(data)
+
+
 def _detached(value: Any) -> Any:
     """Return the value without the graph that made it, which would stay in memory."""
     return value.detach() if isinstance(value, torch.Tensor) else value

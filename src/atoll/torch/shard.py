@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from atoll.errors import UsageError
 from atoll.torch.first_batch import see_first
-from atoll.torch.island import Island
+from atoll.torch.island import Island, take_in_data
 from atoll.torch.loader import IslandLoader, Seen
 
 
@@ -33,8 +33,9 @@ def shard(data: Any, island: Island) -> Any:
     The ranks of an island that train on data of their own deal these rows out among
     them, the same number to each; ranks that train on the same data get the same.
 
-    Loaders and streams have `state_dict` and `load_state_dict`, for `Policy(also=
-    {"data": ...})`. Of what they give first, status says if another island has it too.
+    Loaders and streams have `state_dict` and `load_state_dict`. The first of them is
+    saved with the island, unless `Policy(also={"data": ...})` is. Of what they give
+    first, status says if another island has it too.
 
     Args:
         data: a tensor or list (its rows), a map-style dataset or one of Hugging Face
@@ -58,7 +59,12 @@ def shard(data: Any, island: Island) -> Any:
         return data.select(cut.rows(len(data)))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return _rows(data, cut)
-    return Dealt(data, cut, see_first(island))
+    return _kept(Dealt(data, cut, see_first(island)), island)
+
+
+def _kept(data: Any, island: Island) -> Any:
+    take_in_data(island, data)
+    return data
 
 
 @dataclass(frozen=True)
@@ -138,16 +144,15 @@ def _rows(data: Dataset[Any], cut: Cut) -> Subset[Any]:
 
 def _shard_loader(loader: DataLoader[Any], cut: Cut, island: Island) -> Any:
     if isinstance(loader.dataset, IterableDataset):
-        return Dealt(loader, cut, see_first(island))
+        return _kept(Dealt(loader, cut, see_first(island)), island)
     if (sampler := _own_sampler(loader)) is not None:
         raise UsageError(
             f"The DataLoader has a sampler of its own ({type(sampler).__name__}), "
             "which a part of its rows would contradict. Shard the dataset instead: "
             "DataLoader(atoll.torch.shard(dataset, island), ...)."
         )
-    return IslandLoader(
-        _rows(loader.dataset, cut), loader, seed=island.seed, seen=see_first(island)
-    )
+    rows, seen = _rows(loader.dataset, cut), see_first(island)
+    return _kept(IslandLoader(rows, loader, seed=island.seed, seen=seen), island)
 
 
 def _require_ours(data: object) -> None:

@@ -149,7 +149,7 @@ def train(
 
 
 def train_by_tokens(rank: int, run: RunSettings, name: str) -> list[float]:
-    """Train two ranks with batches of different sizes; return the rates of each step."""
+    """Train two ranks on batches of different sizes; return the rate of each step."""
     model = wrapped("ddp", net(), 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
     rates = []

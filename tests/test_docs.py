@@ -151,7 +151,7 @@ def test_every_setting_is_in_the_concepts() -> None:
         assert f"`{key}" in concepts, key  # named as not available yet
     unset = {
         *("run.max_islands", "run.end_rounds", "run.end_tokens", "run.bundle"),
-        "store.decider",
+        *("run.decay_round", "store.decider"),
     }
     assert listed_keys - set_by_default == unset
 

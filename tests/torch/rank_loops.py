@@ -150,6 +150,23 @@ def train(
     return told(island)
 
 
+def train_by_tokens(rank: int, run: RunSettings, name: str) -> list[float]:
+    """Train two ranks on batches of different sizes; return the rate of each step."""
+    model = wrapped("ddp", net(), 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    rates = []
+    with atoll.torch.join(model, optimizer, place_of(run), island=name) as island:
+        scheduler = atoll.torch.WSD(optimizer, island, unit="tokens", warmup=100)
+        for step in steps():
+            rates.append(float(scheduler.get_last_lr()[0]))
+            model(rows_of(0, step, rank)).square().mean().backward()
+            island.report(tokens=ROWS + 2 * rank)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return rates
+
+
 def see(model: torch.nn.Module, part: int) -> None:
     """Change the buffer, on every rank otherwise: the first one's is the model's."""
     for buffer in model.buffers():

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.torch
 def test_the_package_lists_its_names() -> None:
     """What a user can import is exactly what `__all__` says."""
     assert atoll.torch.__all__ == [
+        "WSD",
         "Evaluation",
         "Island",
         "Stage",
@@ -82,6 +83,18 @@ def test_shard_takes_data_and_an_island() -> None:
     assert parameters(shard) == ["data", "island"]
 
 
+def test_wsd_takes_what_was_promised() -> None:
+    """An optimizer and an island; how long each phase is by name."""
+    assert parameters(atoll.torch.WSD) == [
+        "optimizer",
+        "island",
+        "*, warmup",
+        "*, decay=0",
+        "*, unit='inner_steps'",
+        "*, rewarm_steps=20",
+    ]
+
+
 def test_an_island_offers_what_was_promised() -> None:
     """Every public member is one that the documents name."""
     public = {name for name in vars(Island) if not name.startswith("_")}
@@ -144,4 +157,4 @@ def test_an_islands_methods_take_what_was_promised(
 
 def test_what_comes_later_is_absent_rather_than_empty() -> None:
     """A name that is there works; these come with their capabilities."""
-    assert not hasattr(atoll.torch, "WSD")
+    assert not hasattr(atoll.torch, "diloco")

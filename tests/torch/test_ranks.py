@@ -16,6 +16,7 @@ from tests.torch.rank_loops import (
     look,
     settings,
     train,
+    train_by_tokens,
     train_pipeline,
     train_tied,
     train_tied_whole,
@@ -57,6 +58,14 @@ def test_two_ranks_come_to_the_bits_of_one_process(
     assert spread["round"] == 3
     assert spread["digest"] == alone["digest"]
     assert spread["tokens"] == alone["tokens"]
+
+
+def test_ranks_have_one_learning_rate() -> None:
+    """They know the tokens of all of them from the first step on: 4 and 6 make 10."""
+    (rates,) = run_groups(Group(train_by_tokens, (settings(3), "a"), ranks=2))
+
+    assert rates[0] == rates[1]
+    assert rates[0] == pytest.approx([step / 10 for step in range(9)])
 
 
 def test_a_pipeline_comes_to_the_bits_of_one_process() -> None:

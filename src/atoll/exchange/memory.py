@@ -49,7 +49,7 @@ class MemoryRun:
         self._fragments: list[RunFragment] = []
         self._constants: dict[str, bytes] = {}
         self._last_round = self.settings.run.end_rounds
-        self._position = Position(step=0, rounds=(), last_round=self._last_round)
+        self._position = self._where()
 
     @property
     def model(self) -> ModelSpec | None:
@@ -238,6 +238,8 @@ class MemoryRun:
             rounds=tuple(fragment.open_round for fragment in self._fragments),
             last_round=self._last_round,
             tokens=self._tokens() if self._fragments else 0,
+            decay_round=self.settings.run.decay_round,
+            end_tokens=self.settings.run.end_tokens,
         )
 
     def _never_opens(self, round: int) -> bool:

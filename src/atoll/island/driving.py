@@ -23,6 +23,7 @@ from atoll.island.ledger import Ledger
 from atoll.island.live import Live
 from atoll.island.memory import Memory
 from atoll.island.rerunning import seen_from
+from atoll.island.run_clock import RunClock
 from atoll.island.saved import SavedIsland
 from atoll.island.saving import is_standing, save_island
 from atoll.island.slot import Sealed, Slot
@@ -78,6 +79,7 @@ class Driver:
         self._plan = plan_of(joined, slots)
         self._state = state or begin(joined, slots, self._plan)
         self.position, self.has_ended = joined.position, self._state.has_ended
+        self.clock = RunClock.of(joined.position, syncs=0)
         self.before_seal: Callable[[], None] = _nothing
         """Called before an update is sealed."""
 
@@ -208,6 +210,7 @@ class Driver:
         self._adopt(slot, sealed, arrival)
         position = self._exchange.heartbeat(self._beat())
         self.position = arrival.position or position
+        self.clock = RunClock.of(self.position, syncs=self.clock.syncs + 1)
         taken = Taken(
             fragment=slot.index,
             verdict=arrival.verdict,

@@ -23,6 +23,7 @@ from atoll.island.background import Background, Threads
 from atoll.island.driving import Driver
 from atoll.island.entry import Bring, Saved, enter
 from atoll.island.memory import Memory, Whole
+from atoll.island.run_clock import RunClock
 from atoll.island.saved import SavedIsland
 from atoll.island.saving import still
 from atoll.island.view import ParameterView
@@ -100,6 +101,11 @@ class Host:
     def run_steps(self) -> int:
         """The schedule step this island has reached, in phase with the others."""
         return self._driver.step
+
+    @property
+    def clock(self) -> RunClock:
+        """The run's clock, as the last synchronisation told it."""
+        return self._driver.clock
 
     @property
     def wakes_in(self) -> int:

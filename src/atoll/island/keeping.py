@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.checkpoint import COMPONENTS, Loaded, Policy, Ranks
+from atoll.checkpoint.loading import read, restore
 from atoll.checkpoint.ranks import Alone
 from atoll.errors import AtollWarning, UsageError
 from atoll.island.cursors import Cursors
@@ -22,6 +23,9 @@ from atoll.island.keys import island_key
 from atoll.island.marks import Mark
 from atoll.island.resumed import tell_fresh, tell_resumed
 from atoll.island.saved import SavedIsland, Tree, from_tree, to_tree
+
+BeforeSeals = Callable[[Callable[[int, int], None]], None]
+"""Has a function called before every seal, with the inner steps made and settled."""
 
 LATE = ("scheduler", "trainer")
 """What a loop changes between an inner step and the next; a scheduler changes the
@@ -75,8 +79,15 @@ class Keeping:
         objects = {**objects, "island": self._part}
         self._saver = policy.saver(objects, default=default, ranks=self._ranks)
         self.is_exact = "model" in self._saver.components
-        late = [each for each in LATE if each in self.policy.also]
+        late = self._late_names()
         self._late = ("optimizer", *late) if late else ()
+        self._has_data = False
+        self._whole: Host | None = None
+        """The host of an island that keeps cursors."""
+
+        self._schedulers: list[object] = []
+        """Those that came after joining."""
+
         self._waits = False
         self._loaded = self._restore()
         self._host: Kept | None = None
@@ -89,35 +100,75 @@ class Keeping:
         """The island of the checkpoint that was restored, if there was one."""
         return self._part.saved
 
+    def take_in(self, value: object) -> object:
+        """Save one more scheduler with the others; return its saved state, or None.
+
+        For what can only be made once the island has joined. Nothing, if the program
+        has given its own `scheduler`, or does not want it saved.
+        """
+        if "scheduler" in self.policy.also or (
+            "scheduler" not in self._saver.components
+        ):
+            return None
+        if not self._schedulers:
+            self._saver.add("scheduler", self._schedulers)
+            self._late = ("optimizer", *self._late_names("scheduler"))
+        self._schedulers.append(value)
+        if self._loaded is None:
+            return None
+        saved = read(self._loaded, "scheduler", self._ranks)
+        at = len(self._schedulers) - 1
+        return saved[at] if isinstance(saved, list) and at < len(saved) else None
+
+    def take_in_data(self, value: object) -> None:
+        """Save where the data stands from now on, and put it where it stood.
+
+        The first that comes, if the program has not given its own `data`.
+        """
+        if "data" in self.policy.also or "data" not in self._saver.components:
+            return
+        if self._has_data:
+            return
+        self._has_data = True
+        self._saver.add("data", value)
+        if self._loaded is not None:
+            restore(self._loaded, {"data": value}, ("data",), self._ranks)
+        if self._whole is not None:
+            self._keep_cursors(value, _before_seals_of(self._whole))
+            if (counted := self.counted_at(self._whole)) is not None:
+                self.put_cursor(counted)
+
+    def _late_names(self, *also: str) -> list[str]:
+        return [each for each in LATE if each in self.policy.also or each in also]
+
     def key(self) -> bytes:
         """Return the key of an island that is known by its checkpoints alone."""
         return island_key(Path(self.policy.dir), run="", island="")
 
     def begin(self, host: Host) -> None:
         """Go on with a host that has joined; tell what became of the checkpoint."""
-
-        def before_seal(act: Callable[[int, int], None]) -> None:
-            host.before_seal(lambda: act(host.progress[0], host.settled_steps))
-
-        has_cursors, counted = self.keep_cursors(before_seal), self.counted_at(host)
+        has_cursors = self.keep_cursors(_before_seals_of(host))
+        counted = self.counted_at(host)
         moves = has_cursors and counted is not None
         cursor = self.put_cursor(counted) if moves and counted is not None else None
         self.tell(host, cursor=cursor)
         self.go_on(host, is_leader=True)
+        self._whole = host
 
-    def keep_cursors(
-        self, before_seal: Callable[[Callable[[int, int], None]], None]
-    ) -> bool:
+    def keep_cursors(self, before_seals: BeforeSeals) -> bool:
         """Have the data's cursor kept before every seal; False: there is no data."""
         data = self.policy.also.get("data")
         if data is None or "data" not in self._saver.components:
             return False
+        self._keep_cursors(data, before_seals)
+        return True
+
+    def _keep_cursors(self, data: object, before_seals: BeforeSeals) -> None:
         folder = Path(self.policy.dir) / "cursors"
         if self._ranks.size > 1:
             folder /= f"rank-{self._ranks.rank}"
         self._cursors = cursors = Cursors(folder, data)
-        before_seal(lambda steps, settled: cursors.keep(steps, least=settled))
-        return True
+        before_seals(lambda steps, settled: cursors.keep(steps, least=settled))
 
     def counted_at(self, host: Host) -> int | None:
         """Return the seal that the data belongs to; None: where it is restored."""
@@ -236,6 +287,12 @@ class Keeping:
     def _fresh(self) -> bool:
         """Return whether the optimizer begins anew."""
         return self._loaded is None or "optimizer" not in self._loaded.restored
+
+
+def _before_seals_of(host: Host) -> BeforeSeals:
+    return lambda act: host.before_seal(
+        lambda: act(host.progress[0], host.settled_steps)
+    )
 
 
 def as_policy(checkpoint: object) -> Policy:

@@ -73,8 +73,8 @@ class RunSection:
     end_tokens: int | None = setting(None, Maybe(_COUNT))
     """The run ends when this many tokens have counted."""
 
-    decay_round: int | None = setting(None, Later())
-    """The round at which the inner learning rate starts to decay."""
+    decay_round: int | None = setting(None, Maybe(_COUNT))
+    """The round with whose first inner step `atoll.torch.WSD` begins to decay."""
 
     bundle: str | None = setting(None, Maybe(Digest()))
     """The digest of the bundle that defines the model, as --bundle sets it."""

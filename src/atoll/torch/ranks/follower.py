@@ -15,6 +15,7 @@ import torch
 
 from atoll.errors import AtollError, RemoteError, RunEnded, UsageError
 from atoll.island import Host, Tally
+from atoll.island.run_clock import RunClock
 from atoll.island.saved import SavedFragment, SavedIsland
 from atoll.settings import RunSettings
 from atoll.torch.ranks.faults import from_message, to_message
@@ -103,6 +104,15 @@ class Follower:
     @property
     def run_tokens(self) -> int:
         return int(self._told["run_tokens"])
+
+    @property
+    def clock(self) -> RunClock:
+        return RunClock.from_dict(self._told["clock"])
+
+    @property
+    def made(self) -> tuple[int, int]:
+        steps, tokens = self._told["made"]
+        return int(steps), int(tokens)
 
     @property
     def saves(self) -> int:

@@ -11,6 +11,7 @@ import torch
 
 from atoll.errors import AtollError, RemoteError
 from atoll.island import Host
+from atoll.island.run_clock import RunClock
 from atoll.island.saved import SavedIsland
 from atoll.torch.life import by_name
 from atoll.torch.ranks.command import Background, Gatherings
@@ -61,6 +62,10 @@ class Leader:
         """What this rank met between two gatherings: raised on all at the next."""
 
         self._saves, self.round_told = 0, 0
+        self.clock, self.made = RunClock(), (0, 0)
+        self._has_stepped = False
+        """Whether the ranks have met after an inner step, and know its tokens."""
+
         self._is_interrupted = False
         """Whether this rank was interrupted in a gathering: then all ranks leave."""
 
@@ -150,14 +155,20 @@ class Leader:
     def stepped(self) -> None:
         stops_here = self._halt.passed()
         self._require_together()
-        if stops_here or (self._host.wakes_in <= 1 and not self._is_over()):
+        if stops_here or (self._wakes_in <= 1 and not self._is_over()):
             with self._gathering("a step"):
+                self._has_stepped = True
                 self._host.stepped()
             return
         try:
             self._host.stepped()
         except Exception as exc:  # the others train: they learn of it where all stop
             self._later = exc
+
+    @property
+    def _wakes_in(self) -> int:
+        """In how many steps all ranks meet: first of all after the first one."""
+        return self._host.wakes_in if self._has_stepped else 1
 
     def sync_now(self) -> None:
         with self._gathering("sync_now()"):
@@ -275,14 +286,17 @@ class Leader:
     def _conclusion(self) -> Message:
         host = self._host
         self._saves, self.round_told = host.position.saves, host.round
+        self.clock, self.made = host.clock, (self.tally.inner_steps, self.tally.tokens)
         return {
             "island": self.name,
             "slot": self.slot,
             "run": self.run,
-            "wakes_in": host.wakes_in,
+            "wakes_in": self._wakes_in,
             "round": host.round,
             "run_steps": host.run_steps,
             "run_tokens": self.run_tokens,
+            "clock": self.clock.to_dict(),
+            "made": list(self.made),
             "saves": self._saves,
             "digest": host.digest,
             "ended": host.has_ended,

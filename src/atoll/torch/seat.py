@@ -59,12 +59,10 @@ class Seat:
         self,
         island: Island,
         life: Life,
-        modules: Sequence[torch.nn.Module],
         kept: Kept,
         mark: Mark | None,
     ) -> None:
         self.island, self._life, self._kept, self._mark = island, life, kept, mark
-        self._modules = modules
         self._shown = ExitStack()
         self.shows_anchor = self.has_left = False
 
@@ -151,14 +149,12 @@ def take_seat(
     if joined is None:
         joined = _join_alone(model, run, island, past, check)
     life, modules, kept, host = joined
-    counted = optimizers[-1]
-    seat = Seat(
-        Island(life, modules, counted, on_end="flag"),
-        life,
-        modules,
-        kept,
-        _marked(host, past) if host is not None else None,
-    )
+    try:
+        mark = _marked(host, past) if host is not None else None
+    except BaseException:
+        life.leave(depart=False, is_alone=True)
+        raise
+    seat = Seat(Island(life, modules, optimizers[-1], on_end="flag"), life, kept, mark)
     seat.island.__enter__()
     return seat
 
@@ -238,8 +234,9 @@ def _marked(host: Host, past: Past) -> Mark:
     """Say how the island goes on, and return where it says how far it has come."""
     made = Mark.made_before(past.directory)
     if host.resumed is not None:
-        counted, saved = host.resumed.counted[0], host.resumed.saved[0]
-        cursor = False if counted > saved else None  # the data is the trainer's
+        # Where the data stands the trainer knows, and only from its checkpoint.
+        is_ahead = host.resumed.counted[0] > host.resumed.saved[0]
+        cursor = False if is_ahead and not host.has_ended else None
         tell_resumed(host.joined, host.resumed, made=made, cursor=cursor)
     elif not past.is_resumed:
         tell_fresh(host.joined, is_fresh=True, directory=past.directory)

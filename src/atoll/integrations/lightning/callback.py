@@ -123,7 +123,7 @@ class IslandCallback(Callback):
         seat.island.on_save(self._want_save)
         if seat.island.ended:
             _stop(trainer)
-        if self._shard:
+        elif self._shard:
             self._deal(trainer, seat.island)
 
     def on_train_batch_start(
@@ -171,7 +171,8 @@ class IslandCallback(Callback):
         is_told = trainer.received_sigterm and trainer.world_size == 1
         if seat.island.should_stop:
             _stop(trainer)
-        if self._wants_save or is_told:
+        is_last = seat.island.ended and trainer.checkpoint_callback is not None
+        if self._wants_save or is_told or is_last:
             self._wants_save = False
             trainer.save_checkpoint(Path(_directory(trainer)) / SAVED_ON_DEMAND)
 

@@ -69,7 +69,7 @@ class IslandCallback(TrainerCallback):
         shard: bool = True,
     ) -> None:
         self._run, self._name, self._shard = run, island, shard
-        self._metrics = _Metrics(self)
+        self._first = _First(self)
         self._seat: Seat | None = None
         self._batches: Batches | None = None
         self._wants_save = self._is_over = False
@@ -79,6 +79,24 @@ class IslandCallback(TrainerCallback):
     def island(self) -> Island | None:
         """The island, once the training has begun."""
         return None if self._seat is None else self._seat.island
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Leave the run after a training that was broken off. Safe to repeat.
+
+        A trainer tells its callbacks nothing of errors. Whoever catches one and goes on
+        calls this; a process that ends does it by itself. Work since the last seal is
+        not given away: an error may have spoilt it.
+        """
+        seat = self._seat
+        if seat is not None and not seat.has_left:
+            kind = Interrupted if self._is_asked_to_end() else UsageError
+            seat.leave(error or kind("The training was broken off."))
+        self._stop_watching()
+
+    def train_on(self) -> None:
+        """Have the local weights in the model again, if it was evaluated or saved."""
+        if self._seat is not None:
+            self._seat.show_local()
 
     def on_train_begin(
         self,
@@ -94,7 +112,7 @@ class IslandCallback(TrainerCallback):
                 "one. Leave IslandCallback out of it."
             )
         trainer, directory = trainer_above(), Path(args.output_dir)
-        self._abandon()
+        self.leave()
         past = Past(
             directory, find_part(state, directory), is_resumed=state.global_step > 0
         )
@@ -107,22 +125,14 @@ class IslandCallback(TrainerCallback):
             past=past,
         )
         self._seat = seat
-        atexit.register(self._abandon)
+        atexit.register(self.leave)
         try:
             self._begin(trainer, seat)
         except BaseException as exc:
-            self._abandon(exc)
+            self.leave(exc)
             raise
         if args.eval_on_start:
             seat.show_anchor()
-
-    def on_epoch_begin(self, *given: Any, **named: Any) -> None:
-        """Train on, from what an evaluation has looked at."""
-        self._show_local()
-
-    def on_step_begin(self, *given: Any, **named: Any) -> None:
-        """Train on, from what an evaluation has looked at."""
-        self._show_local()
 
     def on_pre_optimizer_step(
         self, *given: Any, optimizer: torch.optim.Optimizer, **named: Any
@@ -174,7 +184,6 @@ class IslandCallback(TrainerCallback):
         **given: Any,
     ) -> TrainerControl:
         """Do as after a step."""
-        self._show_local()
         if self._is_over or self._is_asked_to_end():
             _ask_nothing(control)
         self._before_others_look(args, state, control)
@@ -201,7 +210,7 @@ class IslandCallback(TrainerCallback):
         """Finish the trainer's checkpoint with what it lacks: the island."""
         if self._seat is None or self._seat.has_left:
             return
-        self._show_local()
+        self.train_on()
         self._number += 1
         save_part(
             self._seat,
@@ -228,8 +237,8 @@ class IslandCallback(TrainerCallback):
         self._wants_save, self._is_over = False, seat.island.ended
         self._batches = Batches(model, scale=scale, is_over=self._is_over)
         seat.island.on_save(self._want_save)
-        _arrange(trainer, self._metrics, self)
-        if self._shard:
+        _arrange(trainer, self._first, self)
+        if self._shard and not self._is_over:
             _deal(trainer.callback_handler.train_dataloader, seat.island)
 
     def _before_others_look(
@@ -250,36 +259,32 @@ class IslandCallback(TrainerCallback):
         island = self.island
         return island is not None and island.should_stop and not island.ended
 
-    def _show_local(self) -> None:
-        if self._seat is not None:
-            self._seat.show_local()
-
     def _finish(self) -> None:
         if self._seat is not None:
             self._seat.leave()
         self._stop_watching()
 
-    def _abandon(self, error: BaseException | None = None) -> None:
-        """Leave after a training that did not end well: nobody else says so."""
-        seat = self._seat
-        if seat is not None and not seat.has_left:
-            is_asked = self._is_asked_to_end()
-            kind = Interrupted if is_asked else UsageError
-            seat.leave(error or kind("The training was broken off."))
-        self._stop_watching()
-
     def _stop_watching(self) -> None:
-        atexit.unregister(self._abandon)
+        atexit.unregister(self.leave)
         if self._batches is not None:
             self._batches.close()
             self._batches = None
 
 
-class _Metrics(TrainerCallback):
-    """Adds what an island counts to what is logged, before any logger sees it."""
+class _First(TrainerCallback):
+    """What must be true before any other callback looks."""
 
     def __init__(self, callback: IslandCallback) -> None:
         self._callback = callback
+
+    def on_epoch_begin(self, *given: Any, **named: Any) -> None:
+        self._callback.train_on()
+
+    def on_step_begin(self, *given: Any, **named: Any) -> None:
+        self._callback.train_on()
+
+    def on_epoch_end(self, *given: Any, **named: Any) -> None:
+        self._callback.train_on()
 
     def on_log(
         self,
@@ -289,6 +294,7 @@ class _Metrics(TrainerCallback):
         logs: dict[str, float],
         **given: Any,
     ) -> None:
+        """Add what the island counts to what is logged."""
         island = self._callback.island
         if island is not None:
             metrics = island.metrics()

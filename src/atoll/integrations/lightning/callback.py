@@ -43,6 +43,8 @@ class IslandCallback(Callback):
     Args:
         run: as `atoll.torch.join` takes it; None reads ATOLL_RUN.
         island: this island's name; None reads ATOLL_ISLAND.
+        model: the attribute of the LightningModule that is the run's model; None: all
+            of it. Islands of one run have the same names of parameters.
         shard: whether to read only this island's rows of a map-style dataset.
         tokens: how many tokens a batch has; None counts those of its first tensor.
     """
@@ -52,10 +54,12 @@ class IslandCallback(Callback):
         run: MemoryRun | CollectiveRun | str | None = None,
         *,
         island: str | None = None,
+        model: str | None = None,
         shard: bool = True,
         tokens: Callable[[Any], int] | None = None,
     ) -> None:
         self._run, self._name, self._shard = run, island, shard
+        self._model = model
         self._tokens_of = tokens or tokens_of
         self._seat: Seat | None = None
         self._saved: SavedIsland | None = None
@@ -109,8 +113,7 @@ class IslandCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join, after the trainer has built and restored everything."""
-        model = trainer.strategy.model
-        assert model is not None
+        model = _model(trainer, pl_module, self._model)
         if self._seat is not None:
             self._seat.leave()
         past = Past(Path(_directory(trainer)), self._saved, is_resumed=self._is_resumed)
@@ -226,6 +229,19 @@ class IslandCallback(Callback):
 
     def _want_save(self) -> None:
         self._wants_save = True
+
+
+def _model(trainer: Trainer, module: LightningModule, part: str | None) -> Any:
+    """Return what joins: as the strategy has wrapped it, or a part of the module."""
+    if part is None:
+        return trainer.strategy.model
+    found = module.get_submodule(part)
+    if trainer.world_size > 1:
+        raise UsageError(
+            f"model={part!r} is a part of what {trainer.world_size} ranks train "
+            "together. Join with the whole LightningModule on every island."
+        )
+    return found
 
 
 def _directory(trainer: Trainer) -> str:

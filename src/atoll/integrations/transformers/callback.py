@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from atoll.integrations.transformers.parts import (
 from atoll.integrations.transformers.watching import Batches, trainer_above
 from atoll.island.signals import Interrupted
 from atoll.torch import Island
+from atoll.torch.join import is_perhaps_spread
 from atoll.torch.seat import Past, Seat, take_seat
 
 _SHUFFLES = {SeedableRandomSampler: True, RandomSampler: True, SequentialSampler: False}
@@ -112,6 +114,7 @@ class IslandCallback(TrainerCallback):
                 "one. Leave IslandCallback out of it."
             )
         trainer, directory = trainer_above(), Path(args.output_dir)
+        _require_together(trainer, self._run)
         self.leave()
         past = Past(
             directory, find_part(state, directory), is_resumed=state.global_step > 0
@@ -125,7 +128,7 @@ class IslandCallback(TrainerCallback):
             past=past,
         )
         self._seat = seat
-        atexit.register(self.leave)
+        atexit.register(self._leave_at_exit)
         try:
             self._begin(trainer, seat)
         except BaseException as exc:
@@ -264,8 +267,13 @@ class IslandCallback(TrainerCallback):
             self._seat.leave()
         self._stop_watching()
 
+    def _leave_at_exit(self) -> None:
+        # The pool of a store may be shut down by now: then the lease runs out instead.
+        with suppress(RuntimeError):
+            self.leave()
+
     def _stop_watching(self) -> None:
-        atexit.unregister(self.leave)
+        atexit.unregister(self._leave_at_exit)
         if self._batches is not None:
             self._batches.close()
             self._batches = None
@@ -300,6 +308,22 @@ class _First(TrainerCallback):
             metrics = island.metrics()
             logs.update(metrics)
             state.log_history[-1].update(metrics)
+
+
+def _require_together(trainer: Trainer, run: object) -> None:
+    """Refuse processes that a launcher has started together and that train alone.
+
+    Each of them would join under the same name.
+    """
+    is_world = torch.distributed.is_available() and torch.distributed.is_initialized()
+    count = torch.distributed.get_world_size() if is_world else 1
+    if count == 1 or isinstance(run, CollectiveRun):
+        return
+    if not is_perhaps_spread(trainer.model_wrapped):
+        raise UsageError(
+            f"{count} processes were started together, and the trainer of each trains "
+            "alone. On processors it needs use_cpu=True to train with the others."
+        )
 
 
 def _arrange(trainer: Trainer, first: TrainerCallback, last: TrainerCallback) -> None:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import atoll
+from atoll import RunSettings
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
@@ -20,6 +23,10 @@ MOST_LINES = {
     "island.py": 40,
     "store_all_reduce.py": 40,
     "torchft_diloco.py": 60,
+    "transformers_trainer.py": 40,
+    "lightning_trainer.py": 40,
+    "accelerate_loop.py": 40,
+    "fsdp2_plain.py": 40,
 }
 """Without blank lines."""
 
@@ -137,3 +144,34 @@ def test_torchft_trains_two_islands_to_one_model() -> None:
 
     assert first == second
     assert float(first.removeprefix("loss ")) < 0.1
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(600)
+def test_two_ranks_of_fsdp2_are_one_island(tmp_path: Path) -> None:
+    """Started as torchrun starts it, it ends with a run that lives in a directory."""
+    settings = {
+        "run": {"end_rounds": 3, "max_islands": 1},
+        "sync": {"sync_every": 10},
+        "outer": {"momentum": 0.5},
+    }
+    atoll.init(str(tmp_path / "run"), RunSettings.from_dict(settings))
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", *torchrun, EXAMPLES / "fsdp2_plain.py"],
+        env={
+            **os.environ,
+            "ATOLL_RUN": str(tmp_path / "run"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.search(r"^loss ([\d.]+), digest [0-9a-f]{32}$", done.stdout, re.M)
+    assert found is not None, done.stdout
+    # Guessing evenly among 32 words costs log(32) = 3.47 nats.
+    assert float(found[1]) < 2.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from atoll.clock import Clock, SystemClock
 from atoll.errors import UsageError
@@ -17,8 +17,8 @@ from atoll.island.environment import (
     surroundings_from_environment,
 )
 from atoll.island.host import Host
-from atoll.island.keeping import Keeping
 from atoll.island.memory import Memory
+from atoll.island.saved import SavedIsland
 from atoll.island.signals import Interrupted, Termination
 from atoll.island.trail import Trail
 from atoll.island.view import ParameterView
@@ -32,13 +32,31 @@ if TYPE_CHECKING:
 _NEVER = 2**31 - 1
 
 
+class Past(Protocol):
+    """What is known of an island's earlier life. Joining is the only caller."""
+
+    @property
+    def saved(self) -> SavedIsland | None:
+        """The island of the checkpoint that is gone on from, if there is one."""
+        ...
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether this life's next one will go on to the bit."""
+        ...
+
+    def key(self) -> bytes:
+        """Return the key of an island that is known by its checkpoints alone."""
+        ...
+
+
 def join_run(
     run: MemoryRun | CollectiveRun | str | None,
     view: ParameterView,
     model: ModelSpec,
     *,
     island: str | None,
-    keeping: Keeping | None = None,
+    keeping: Past | None = None,
     memory: Memory | None = None,
     constants: Constants | None = None,
     bundle: str = "",
@@ -83,7 +101,7 @@ class _Life:
     """The life of an island that is about to join, or to go on."""
 
     request: JoinRequest
-    keeping: Keeping | None
+    keeping: Past | None
     memory: Memory | None
     constants: Constants | None
     key: bytes | None = None
@@ -121,7 +139,7 @@ def is_alone(run: object) -> bool:
 
 
 def _request(
-    model: ModelSpec, island: str | None, keeping: Keeping | None, bundle: str
+    model: ModelSpec, island: str | None, keeping: Past | None, bundle: str
 ) -> JoinRequest:
     """Return what is asked for: the name of the life that goes on, if there is one."""
     saved = keeping.saved if keeping else None

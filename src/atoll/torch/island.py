@@ -333,6 +333,8 @@ class Island:
     def _stepped(self) -> None:
         self._require_local()
         self._life.stepped()
+        if self._life.is_asked:
+            self._termination.heed()  # saving may take its time from here on
         if self._keeping is not None and not self._life.has_ended:
             self._keeping.stepped()
         self._save_if_asked()

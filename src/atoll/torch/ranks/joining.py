@@ -9,6 +9,7 @@ import torch
 from atoll.exchange import MemoryRun
 from atoll.exchange.collective import CollectiveRun
 from atoll.island import Host, join_run
+from atoll.island.joining import Past
 from atoll.island.keeping import Keeping
 from atoll.island.resumed import tell_fresh
 from atoll.protocol import ModelSpec
@@ -32,10 +33,12 @@ def join_ranks(
     checkpoint: object,
     check: Callable[[], None],
     optimizer: Optimizers,
+    past: Past | None = None,
 ) -> tuple[Life, list[torch.nn.Module], Keeping | None] | None:
     """Return this rank's life, modules and checkpoints; None: it trains alone.
 
-    What `check` raises on one rank, all of them raise.
+    What `check` raises on one rank, all of them raise. `past` is what somebody else's
+    checkpoint knows of the island, in the place of `checkpoint`.
 
     Raises:
         AtollError: what joining raises, the same on every rank.
@@ -48,17 +51,18 @@ def join_ranks(
     def enter(
         view: RankView, spec: ModelSpec, memory: Spread, constants: RankConstants
     ) -> Host:
+        known = keeping if keeping is not None else past
         host = join_run(
             run,
             view,
             spec,
             island=island,
             memory=memory,
-            keeping=keeping,
+            keeping=known,
             constants=constants,
             bundle=bundle_of([stage.module for stage in team.stages]),
         )
-        if keeping is None:
+        if known is None:
             tell_fresh(host.joined, is_fresh=True)
         return host
 

@@ -25,7 +25,7 @@ ISLANDS = 2
 Made = tuple[Any, Callable[..., Any], Callable[[Any], Any]]
 
 
-def squared(predicted: jax.Array, wanted: jax.Array) -> jax.Array:
+def squared(predicted: Any, wanted: Any) -> jax.Array:
     """Return the mean squared error."""
     return jnp.mean((predicted - wanted) ** 2)
 
@@ -57,7 +57,8 @@ def with_nnx() -> Made:
         flax.nnx.BatchNorm(4, rngs=rngs),
         flax.nnx.Linear(4, 1, rngs=rngs),
     )
-    shape, params, rest = flax.nnx.split(model, flax.nnx.Param, ...)
+    split: Any = flax.nnx.split(model, flax.nnx.Param, ...)
+    shape, params, rest = split
     optimizer = optax.lion(1e-2)
 
     def train(state: Any, batch: Any, rng: Any) -> tuple[Any, Any]:

@@ -16,7 +16,10 @@ from atoll.checkpoint.arrays import Array, HostArray
 from atoll.checkpoint.ranks import Ranks
 from atoll.errors import CorruptError
 
-FACES = {"torch": "atoll.torch.checkpointing"}
+FACES = {
+    "torch": "atoll.torch.checkpointing",
+    "jax": "atoll.jax.checkpointing",
+}
 """By the top package of a value's type: the module whose `FACE` knows its values."""
 
 Keep = Callable[[Array], str]
@@ -90,8 +93,8 @@ class Face(Protocol):
         """
         ...
 
-    def random(self) -> Holder:
-        """Return the random states that belong to the process."""
+    def random(self) -> Holder | None:
+        """Return the random states that belong to the process; None: it has none."""
         ...
 
     def ranks(self) -> Ranks | None:

@@ -5,5 +5,6 @@ Start reading at `join`.
 
 from atoll.jax.island import Evaluation, Island
 from atoll.jax.join import join
+from atoll.jax.with_orbax import Restored, restore, save
 
-__all__ = ["Evaluation", "Island", "join"]
+__all__ = ["Evaluation", "Island", "Restored", "join", "restore", "save"]

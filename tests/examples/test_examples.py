@@ -22,6 +22,7 @@ MOST_LINES = {
     "minimal.py": 120,
     "island.py": 40,
     "jax_island.py": 60,
+    "jax_minimal.py": 80,
     "store_all_reduce.py": 40,
     "torchft_diloco.py": 60,
 }

@@ -9,7 +9,7 @@ step into one operation, and agree to 1e-6.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -202,6 +202,62 @@ def test_torch_and_jax_go_the_same_way(schedule: str, adopt: str, outer: str) ->
         for (ours, digest), (theirs, same) in zip(jaxes, torches, strict=True):
             assert furthest(ours, theirs) <= tolerance
             assert digest == same or not is_dyadic
+
+
+def in_one_program(tables: dict[str, dict[str, object]]) -> Iterator[list[Trajectory]]:
+    """Yield the trajectories of two islands that `diloco` trains: dyadic, then not."""
+
+    def train_step(state: Any, batch: Any, rng: Any) -> tuple[Any, Any]:
+        return descend(state, batch), ()
+
+    init, step = atoll.jax.diloco(
+        train_step,
+        lambda state: state,
+        settings_of(2, every=EVERY, **tables),
+        num_islands=2,
+    )
+    for is_dyadic in (True, False):
+        state = init(ordered(drawn([99], is_dyadic=is_dyadic)))
+        given = [gradients(number, is_dyadic=is_dyadic) for number in range(2)]
+        lived: list[Trajectory] = [[], []]
+        for pair in zip(*given, strict=True):
+            both = jax.tree.map(lambda *each: np.stack(each), *map(ordered, pair))
+            state, _ = step(state, both)
+            now = {name: np.asarray(leaf) for name, leaf in state.islands.items()}
+            for number in range(2):
+                own = {name: leaf[number].copy() for name, leaf in now.items()}
+                lived[number].append(own)
+        yield lived
+
+
+def ordered(values: Arrays) -> OrderedDict[str, Any]:
+    """Return arrays as a tree with torch's order."""
+    return OrderedDict((name, jnp.asarray(value)) for name, value in values.items())
+
+
+@pytest.mark.timeout(300)  # every case compiles programs of its own
+@pytest.mark.parametrize(
+    ("schedule", "adopt", "outer"),
+    [
+        ("vanilla", "rebase", "sgd"),
+        ("streaming", "rebase", "heavy ball"),
+        ("overlap", "mix", "nesterov"),
+        ("streaming overlap", "rebase", "nesterov"),
+        ("streaming overlap", "mix", "adam"),
+    ],
+)
+def test_islands_in_one_program_go_torchs_way(
+    schedule: str, adopt: str, outer: str
+) -> None:
+    """`diloco` leads where torch islands in a run go, after every inner step."""
+    sync = {**SCHEDULES[schedule], **ADOPTS[adopt]}
+    tables = {"sync": sync, "outer": OUTERS[outer]}
+
+    for is_dyadic, programs in zip((True, False), in_one_program(tables), strict=True):
+        torches = lived_by((in_torch, in_torch), tables, is_dyadic=is_dyadic)
+        for (theirs, _), ours in zip(torches, programs, strict=True):
+            apart = furthest(ours[: len(theirs)], theirs)
+            assert apart <= (0.0 if is_dyadic and outer != "adam" else 1e-6)
 
 
 @pytest.mark.parametrize("outer", ["nesterov", "adam"])

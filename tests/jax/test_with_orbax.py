@@ -13,7 +13,7 @@ import pytest
 
 from atoll import RunSettings
 from atoll.errors import CorruptError, UsageError
-from atoll.jax import join, restore, save
+from atoll.jax import DilocoState, diloco, join, restore, save
 from tests.jax.islands import Params, run_of, settings_of, train, values
 
 pytestmark = pytest.mark.jax
@@ -138,6 +138,37 @@ def test_a_donated_state_is_named(tmp_path: Path) -> None:
     state.params["w"].delete()
     with pytest.raises(UsageError, match=r"'params\.w' was deleted"):
         save(tmp_path, state, step=1, settings=SETTINGS)
+
+
+@pytest.mark.timeout(300)  # compiles its programs
+def test_islands_of_one_program_go_on_to_the_bit_with_updates_in_the_air(
+    tmp_path: Path,
+) -> None:
+    """Inner, outer and in-flight state come back; any tree that fits may be given."""
+    sync = {"sync_every": 4, "num_fragments": 2, "overlap_steps": 2}
+    chosen = RunSettings.from_dict({"sync": sync, "wire": {"up": "int8"}})
+    init, step = diloco(
+        lambda state, batch, rng: (jax.tree.map(lambda p: p - batch, state), ()),
+        lambda state: state,
+        chosen,
+        num_islands=2,
+    )
+    first = {"h": [{"w": jnp.ones(3)}, {"w": jnp.ones(5)}]}
+
+    def on(state: DilocoState, begin: int, end: int) -> DilocoState:
+        for number in range(begin, end):
+            state, _ = step(state, jnp.asarray([0.01 * number, -0.3]))
+        return state
+
+    # Sent after steps 2 and 4, to land two later: at 5 a fragment is in the air.
+    cut = on(init(first), 0, 5)
+    save(tmp_path, cut, step=5, settings=chosen)
+    whole = on(cut, 5, 11)
+
+    for like in (init(first), init.abstract(first)):
+        found = restore(tmp_path, like, settings=chosen)
+        assert int(found.state.inner_steps) == found.step == 5
+        assert same(on(found.state, 5, 11), whole)
 
 
 def test_a_plain_checkpoint_seeds_a_run_and_a_run_exports_one(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import atoll
 import atoll.jax
 
 WORDS, WIDTH, LAYERS, HEADS, LENGTH, ISLANDS, STEPS = 32, 32, 4, 4, 16, 4, 60
-SYNC = {"sync_every": 10, "num_fragments": 3, "overlap_steps": 2}
+SYNC = {"sync_every": 10, "num_fragments": 3, "overlap_steps": 2, "rest": "own"}
 SETTINGS = atoll.RunSettings.from_dict({"sync": SYNC, "outer": {"momentum": 0.5}})
 OPTIMIZER = optax.adam(3e-3)
 

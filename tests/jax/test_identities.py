@@ -84,7 +84,7 @@ def test_equal_islands_are_one_island() -> None:
             state, metrics = step(state, jnp.full((number, 3), float(i)))
         ends.append(np.asarray(state.anchor))
 
-    np.testing.assert_array_equal(*ends)
+    np.testing.assert_array_equal(ends[0], ends[1])
     assert metrics["cosine"].tolist() == [1.0]
 
 

@@ -34,6 +34,7 @@ class OptimizerPart:
         self.tree = tree
         self._is_kept = is_kept and tree is not None
         self._structure: Any = jax.tree_util.tree_structure(tree)
+        self._is_known = False
 
     def give(self, tree: Tree) -> None:
         """Take note of the state after an inner step.
@@ -41,19 +42,25 @@ class OptimizerPart:
         Raises:
             UsageError: there are checkpoints that need it, and it is not that.
         """
-        if self._is_kept and jax.tree_util.tree_structure(tree) != self._structure:
+        self.tree = tree
+        if self._is_kept and (tree is None or not self._is_known):
+            self._require_same()  # later ones are looked at when they are saved
+
+    def state_dict(self) -> object:
+        self._require_same()
+        return state_of(self.tree)
+
+    def load_state_dict(self, state: object) -> None:
+        self.tree = restored(self.tree, state, "optimizer")
+
+    def _require_same(self) -> None:
+        if jax.tree_util.tree_structure(self.tree) != self._structure:
             raise UsageError(
                 "The island keeps the optimizer's state in its checkpoints, and this "
                 "inner step gave another tree or none. "
                 "Call island.stepped(params, optimizer=state)."
             )
-        self.tree = tree
-
-    def state_dict(self) -> object:
-        return state_of(self.tree)
-
-    def load_state_dict(self, state: object) -> None:
-        self.tree = restored(self.tree, state, "optimizer")
+        self._is_known = True
 
 
 def keeping_of(

@@ -21,6 +21,8 @@ MOST_LINES = {
     "three_lines.py": 40,
     "minimal.py": 120,
     "island.py": 40,
+    "jax_island.py": 60,
+    "jax_minimal.py": 80,
     "store_all_reduce.py": 40,
     "torchft_diloco.py": 60,
     "transformers_trainer.py": 40,
@@ -74,13 +76,13 @@ def test_two_islands_join_a_coordinator_with_the_commands_of_the_readme(
     tmp_path: Path,
 ) -> None:
     """Served, joined twice, and over: all three end by themselves with status 0."""
-    atoll = [str(Path(sys.executable).with_name("atoll"))]
+    command = [str(Path(sys.executable).with_name("atoll"))]
     environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")}
     environment["OMP_NUM_THREADS"] = "1"
 
     def start(*words: str | Path) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*atoll, *map(str, words)],
+            [*command, *map(str, words)],
             env=environment,
             stdout=subprocess.PIPE,
             text=True,
@@ -98,6 +100,38 @@ def test_two_islands_join_a_coordinator_with_the_commands_of_the_readme(
     coordinator.communicate()
 
     assert [each.returncode for each in (*islands, coordinator)] == [0, 0, 0]
+    assert len({line.rpartition(" ")[2] for line in said}) == 1
+
+
+@pytest.mark.jax
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_a_torch_island_and_a_jax_island_share_a_bucket(tmp_path: Path) -> None:
+    """Both examples end by themselves, in the same run and on one digest."""
+    settings = {
+        "run": {"start_islands": 2, "end_rounds": 3},
+        "sync": {"sync_every": 20},
+    }
+    atoll.init(str(tmp_path / "bucket"), RunSettings.from_dict(settings))
+    environment = {
+        **os.environ,
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "ATOLL_RUN": str(tmp_path / "bucket"),
+        "OMP_NUM_THREADS": "1",
+    }
+    islands = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", EXAMPLES / name],
+            env={**environment, "ATOLL_ISLAND": name},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("island.py", "jax_island.py")
+    ]
+    said = [island.communicate()[0] for island in islands]
+
+    assert [island.returncode for island in islands] == [0, 0]
+    assert said[0].startswith("island.py: round 3, digest ")
     assert len({line.rpartition(" ")[2] for line in said}) == 1
 
 

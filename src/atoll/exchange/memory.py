@@ -171,6 +171,8 @@ class MemoryRun:
     def _wanted(self, island: str) -> tuple[int, ...]:
         """Return what this island must publish, when every island waits for another."""
         live, quorum = self._members.live, self.settings.run.quorum
+        if not self._members.has_started:
+            return ()  # nobody waits for another: all wait for who has yet to join
         if len(live) < quorum or not all(map(self._is_blocked, live)):
             return ()
         return tuple(

@@ -160,6 +160,26 @@ def test_islands_of_a_bucket_need_no_coordinator(place: Path, say: Say) -> None:
     assert set(states(say, "--all")) == {"local-0", "local-1"}
 
 
+def test_code_is_shipped_by_the_run(
+    place: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Islands run what was there when they were launched, fetched by its digest."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    (place / "lib").mkdir()
+    (place / "lib" / "said.py").write_text("WORD = 'shipped'\n")
+    (place / "main.py").write_text(
+        "from lib.said import WORD\nimport os\nprint(WORD, os.getcwd())\n"
+        "exec(open('train.py').read())\n"
+    )
+    words = ("--ship", "-n", "2", "run.toml", "--", "main.py")
+    code, out, err = say("launch", *words)
+
+    assert code == 0, err
+    (digest,) = (path.name for path in (place / "lagoon.atoll" / "code").iterdir())
+    assert f"local-0 | shipped {place}/cache/atoll/code/{digest}/local-0" in out
+    assert not (place / "local-0.cmdline").exists()
+
+
 def test_failures_are_told_by_cause(place: Path, say: Say) -> None:
     """Exit code 1, what was the matter, and the last words: once for equal ones."""
     (place / "broken.py").write_text("print('so far')\nraise RuntimeError('oh dear')\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from atoll.cli import app
 from atoll.cli.launch_options import size_bytes
 from atoll.errors import UsageError
 from atoll.launch.book import Book
@@ -19,6 +23,8 @@ from atoll.settings import RunSettings
 from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
 
 WAIT_S = 100.0
+PAGE = Path(__file__).parents[2] / "docs" / "launching.md"
+COMMANDS = re.findall(r"^    atoll (.*)$", PAGE.read_text(), flags=re.MULTILINE)
 
 TELLING = """
 import pathlib
@@ -279,6 +285,29 @@ def test_nothing_that_was_launched_is_told(say: Say) -> None:
         code, _, err = say(*words, "https://127.0.0.1:9", *more)
         assert code == 2
         assert "Nothing was launched by this user for https://127.0.0.1:9" in err
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_of_the_page_is_one(line: str) -> None:
+    """Verb, options and arguments are those of the command line."""
+    verb, *words = shlex.split(line)
+    command = typer.main.get_command(app)
+    sub = command.commands[verb]  # type: ignore[attr-defined] # a group has commands
+
+    sub.make_context(verb, words)
+
+
+def test_every_option_of_launch_is_on_the_page() -> None:
+    """The table of options is the list of options."""
+    command = typer.main.get_command(app)
+    launch = command.commands["launch"]  # type: ignore[attr-defined]
+    known = {
+        each.opts[0] for each in launch.params if each.param_type_name == "option"
+    } - {"--help", "-h"}
+    rows = re.findall(r"^\| (`-.*?) \| ", PAGE.read_text(), flags=re.MULTILINE)
+    listed = {option for row in rows for option in re.findall(r"`(--?[a-z-]+)", row)}
+
+    assert listed - {"--no-ship", "-m"} == known
 
 
 def test_sizes_are_read() -> None:

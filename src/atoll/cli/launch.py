@@ -21,8 +21,8 @@ from atoll.launch.spec import IslandSpec, Resources, Restarts
 
 INTERRUPTED, UNFINISHED = 130, 1
 
-SERVED_LATER = "https://127.0.0.1:1"
-"""Stands in a plan for the address of a coordinator that nobody has started."""
+NO_PORT_YET = 1
+"""Stands in a plan for the port of a coordinator that nobody has started."""
 
 
 def launch(
@@ -119,7 +119,7 @@ def _planned(run: str, n: int, serve: Serve) -> str:
     if not is_run_file(run):
         return str(place_of(run))
     serve_words(Path(run), n, serve)
-    return SERVED_LATER
+    return f"https://{serve.host}:{NO_PORT_YET}"
 
 
 def _launched(

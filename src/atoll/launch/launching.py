@@ -18,7 +18,7 @@ from atoll.launch.base import GRACE_S, Launcher, Order, Plan
 from atoll.launch.book import Book, Record
 from atoll.launch.code import pack_code, ship_code
 from atoll.launch.handle import Handle
-from atoll.launch.looking import look_at, try_look
+from atoll.launch.looking import Looks, look_at
 from atoll.launch.passes import PASS, SEED_BYTES, Pass
 from atoll.launch.references import resolve
 from atoll.launch.registry import open_launcher
@@ -63,14 +63,14 @@ class Launched:
             TimeoutError: some are not, after so long. They go on.
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        metrics: Mapping[str, Any] = {}
+        looks = Looks(self.handle.run)
         while True:
             # Metrics are asked for while islands run: a coordinator ends with them.
-            look = try_look(self.handle.run)
-            metrics = look.islands if look else metrics
+            looks.look()
             reports = self.poll()
             if all(each.state.is_over for each in reports):
-                return self.results(reports, metrics)
+                look = looks.look(at_once=True)
+                return self.results(reports, look.islands if look else {})
             if until_s is not None and time.monotonic() > until_s:
                 left = [each.name for each in reports if not each.state.is_over]
                 raise TimeoutError(

@@ -20,7 +20,7 @@ from atoll.errors import RemoteError, UsageError
 from atoll.island.environment import surroundings_from_environment
 from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Traits
 from atoll.launch.bootstrap import bootstrap_words, told_to
-from atoll.launch.command import python_words, spelt_out
+from atoll.launch.command import is_python, python_words, spelt_out
 from atoll.launch.engines.local import places
 from atoll.launch.engines.local.files import Known, LaunchFiles, send, started
 from atoll.launch.engines.local.supervisor import MODULE, Task, job_of
@@ -57,6 +57,8 @@ class LocalLauncher:
 
     def __init__(self, directory: Path, options: Mapping[str, str]) -> None:
         self._directory, self._options = directory, dict(options)
+        self._read: dict[tuple[str, int], tuple[int, int]] = {}
+        """How many lines of a log were told, and where they end: it may be long."""
 
     @property
     def traits(self) -> Traits:
@@ -88,7 +90,13 @@ class LocalLauncher:
         )
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
-        return self._files(handle.id).lines(index, after)
+        known, at = self._read.get((handle.id, index), (0, 0))
+        if known > after:
+            known, at = 0, 0
+        said, end = self._files(handle.id).lines(index, after - known, at)
+        if said:
+            self._read[handle.id, index] = after + len(said), end
+        return said
 
     def cancel(
         self,
@@ -142,6 +150,7 @@ def _tasks(order: Order, *, has_secrets: bool) -> list[Task]:
             _words(order, index),
             {**told, **shares[index], **told_to(spec.run, spec.island(index), index)},
             None if spec.code else str(Path(spec.directory or ".").absolute()),
+            is_python(spec.command),
         )
         for index in order.indexes
     ]
@@ -248,7 +257,7 @@ def _end_unled(live: list[Known], going: set[int], grace_s: float) -> None:
     """End islands that nobody leads, in the time that they have."""
     left = [each for each in live if each.report.index in going and each.pid]
     for each in left:
-        send(each.pid or 0, signal.SIGTERM)
+        send(each.pid or 0, signal.SIGTERM, is_for_one=True)
     until_s = time.monotonic() + grace_s
     while any(_is_live(each) for each in left) and time.monotonic() < until_s:
         time.sleep(LOOK_S)

@@ -38,12 +38,16 @@ class Task:
     words: Sequence[str]
     environment: Mapping[str, str]
     directory: str | None
+    is_python: bool
+    """Whether SIGTERM is for the first process alone, which tells its own: torchrun
+    its ranks, a loader its workers. A shell tells nobody, so all of it is told."""
 
 
 class Group:
     """A process that leads a session, with all that it starts."""
 
     def __init__(self, task: Task, log: Path) -> None:
+        self._is_python = task.is_python
         with log.open("ab") as said:
             self._process = subprocess.Popen(
                 list(task.words),
@@ -63,7 +67,8 @@ class Group:
         return self._process.poll()
 
     def send(self, number: int) -> None:
-        send(self._process.pid, number)
+        is_for_one = self._is_python and number == signal.SIGTERM
+        send(self._process.pid, number, is_for_one=is_for_one)
 
 
 def supervise(files: LaunchFiles, tasks: Sequence[Task], restarts: Restarts) -> None:

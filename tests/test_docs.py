@@ -150,7 +150,7 @@ def test_every_setting_is_in_the_concepts() -> None:
     for key in set_by_default - listed_keys:
         assert f"`{key}" in concepts, key  # named as not available yet
     unset = {
-        *("run.max_islands", "run.end_rounds", "run.end_tokens"),
+        *("run.max_islands", "run.end_rounds", "run.end_tokens", "run.bundle"),
         "store.decider",
     }
     assert listed_keys - set_by_default == unset

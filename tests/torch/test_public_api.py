@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import atoll.torch
-from atoll.torch import Island, build, join, shard
+from atoll.torch import Island, build, from_run, join, shard
 
 pytestmark = pytest.mark.torch
 
@@ -20,6 +20,7 @@ def test_the_package_lists_its_names() -> None:
         "Stage",
         "StoreAllReduce",
         "build",
+        "from_run",
         "join",
         "shard",
     ]
@@ -58,6 +59,18 @@ def test_build_takes_what_was_promised() -> None:
         "make_model",
         "run=None",
         "*, device='cpu'",
+        "*, source=None",
+        "*, checkpoint=None",
+        "*, initialise=None",
+    ]
+
+
+def test_from_run_takes_what_was_promised() -> None:
+    """A run, and what `build` takes besides what makes the model."""
+    assert parameters(from_run) == [
+        "run=None",
+        "*, device='cpu'",
+        "*, prepare=None",
         "*, source=None",
         "*, checkpoint=None",
         "*, initialise=None",

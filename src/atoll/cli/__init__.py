@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from atoll import __version__
+from atoll.cli.cancel import cancel
 from atoll.cli.certify import certify
 from atoll.cli.control import control
 from atoll.cli.demo import demo
@@ -23,7 +24,11 @@ from atoll.cli.init import init
 from atoll.cli.inspect import inspect
 from atoll.cli.invite import invite
 from atoll.cli.join import join
+from atoll.cli.launch import launch
+from atoll.cli.logs import logs
 from atoll.cli.move import move
+from atoll.cli.ps import ps
+from atoll.cli.scale import scale
 from atoll.cli.serve import serve
 from atoll.cli.simulate import simulate
 from atoll.cli.status import status
@@ -46,6 +51,11 @@ VERBS: dict[str, Callable[..., None]] = {
     "invite": invite,
     "certify": certify,
     "join": join,
+    "launch": launch,
+    "ps": ps,
+    "logs": logs,
+    "cancel": cancel,
+    "scale": scale,
     "status": status,
     "control": control,
     "move": move,

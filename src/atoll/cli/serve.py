@@ -75,6 +75,12 @@ def serve(
     until_end: Annotated[
         bool, typer.Option("--until-end", help="Exit when all is over.")
     ] = False,
+    linger_s: Annotated[
+        float,
+        typer.Option(
+            "--linger", metavar="SECONDS", min=0, help="Before it exits for that."
+        ),
+    ] = 0.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, in one line.")
     ] = False,
@@ -83,7 +89,8 @@ def serve(
 
     Prints where it listens, its certificate's fingerprint, and where the tokens are,
     and remembers them for this user. A run that has ended is served on, for status
-    and export; with --until-end the command exits when every island has gone too.
+    and export; with --until-end the command exits when every island has gone too, and
+    --linger lets whoever looks see that.
 
     Exits with 0 on SIGTERM and SIGINT, after a clean close.
     """
@@ -107,7 +114,7 @@ def serve(
         it.tell(as_json=as_json)
         if it.is_within_reach and settings is not None:
             _tell_differences(it, settings)
-        _wait(it.coordinator, stop, until_end=until_end)
+        _wait(it.coordinator, stop, until_end=until_end, linger_s=linger_s)
 
 
 def _settings(run_file: Path, assignments: Sequence[str] | None) -> RunSettings:
@@ -212,9 +219,16 @@ def _stopping() -> Iterator[threading.Event]:
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def _wait(coordinator: Coordinator, stop: threading.Event, *, until_end: bool) -> None:
+def _wait(
+    coordinator: Coordinator,
+    stop: threading.Event,
+    *,
+    until_end: bool,
+    linger_s: float,
+) -> None:
     while not stop.wait(LOOK_S):
         if until_end and _is_over(coordinator):
+            stop.wait(linger_s)
             return
 
 

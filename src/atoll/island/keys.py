@@ -15,6 +15,7 @@ from pathlib import Path
 from atoll.disk import sync_directory
 from atoll.errors import CorruptError, DiskError, UsageError
 from atoll.island.environment import Surroundings
+from atoll.security.private import private_directory, replace_private
 from atoll.wire import blake3_digest
 
 KEY_BYTES = 32
@@ -43,6 +44,16 @@ def island_key(directory: Path, *, run: str, island: str) -> bytes:
         ) from exc
     except OSError as exc:
         raise DiskError(f"{path} cannot be written or read: {exc.strerror}.") from exc
+
+
+def keep_key(directory: Path, *, run: str, island: str, key: bytes) -> None:
+    """Let an island have a key that it was given, in place of what was there.
+
+    Raises:
+        UsageError: the directory cannot be written.
+        DiskError: the disk failed.
+    """
+    replace_private(private_directory(directory) / _name(run, island), key)
 
 
 def life_key(island: str | None, *, run: str, surroundings: Surroundings) -> bytes:

@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 from atoll.island.vectors import Vectors, vector_model
 from atoll.testing.disk_contract import DISK_CLAIMS
 from atoll.testing.exchange_contract import EXCHANGE_CLAIMS
+from atoll.testing.launcher_contract import (
+    LAUNCHER_CLAIMS,
+    PLAN_CLAIMS,
+    LaunchStage,
+)
 from atoll.testing.link import Link
 from atoll.testing.namespaces import (
     Namespace,
@@ -25,8 +30,11 @@ if TYPE_CHECKING:
 __all__ = [
     "DISK_CLAIMS",
     "EXCHANGE_CLAIMS",
+    "LAUNCHER_CLAIMS",
+    "PLAN_CLAIMS",
     "STORE_CLAIMS",
     "FaultPlan",
+    "LaunchStage",
     "Link",
     "Namespace",
     "Vectors",

@@ -4,6 +4,7 @@
     founding/<nonce>/<fragment>       the first weights
     founding/<nonce>/constants/<digest>/<part>            what is never trained
     bundle/<digest>                   the model's definition, which the settings name
+    code/<digest>                     what islands run that were launched elsewhere
     run.json                          names the founding; put last: then there is a run
     control/<number>                  what operators have said, in order
     slots/<number>                    which name has the slot
@@ -76,6 +77,11 @@ def slot(number: int) -> str:
 def bundle(digest: str) -> str:
     """Return where the model's definition is."""
     return f"bundle/{digest}"
+
+
+def code(digest: str) -> str:
+    """Return where code is that islands were launched with."""
+    return f"code/{digest}"
 
 
 def founding(nonce: str, fragment: int) -> str:

@@ -1,0 +1,167 @@
+"""The run that islands are launched for: there already, or served from now on.
+
+A coordinator that `atoll launch` starts is a launch of its own on this machine: it is
+started again if it dies, which loses nothing, and `atoll ps` and `cancel` find it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from atoll.cli.names import place_of, served
+from atoll.cli.run_file import settings_of
+from atoll.errors import RemoteError, SettingsError, UsageError
+from atoll.launch.book import COORDINATOR, Book, Record
+from atoll.launch.launching import Launched, launch_spec
+from atoll.launch.looking import look_at, try_look
+from atoll.launch.spec import IslandSpec
+from atoll.settings.parsing import read_toml
+
+STARTS_S = 90.0
+LOOK_S = 0.1
+LINGER_S = 5
+"""How much longer a coordinator serves, so that whoever watches sees the end."""
+
+
+@dataclass(frozen=True)
+class RunAt:
+    """Where the run is, and who serves it if that was launched too."""
+
+    url: str
+    coordinator: Launched | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """How a run file is served."""
+
+    directory: Path | None
+    host: str
+    assignments: Sequence[str]
+
+
+def is_run_file(run: str) -> bool:
+    """Return whether what a user called a run is a file that describes one."""
+    return run.endswith(".toml") and "://" not in run
+
+
+def run_at(run: str, n: int, serve: Serve) -> RunAt:
+    """Return where the run is; a run file is served from now on.
+
+    Raises:
+        UsageError: nothing is known by that name, the file is wrong, or the run has
+            ended.
+        RemoteError: its coordinator did not start.
+    """
+    if not is_run_file(run):
+        if serve.directory or serve.assignments:
+            raise UsageError(
+                f"--dir and --set are for a run file, and {run} is a run that is there "
+                "already. Leave them out; `atoll control` changes what can change."
+            )
+        found = RunAt(str(place_of(run)))
+        _require_going(found.url)
+        return found
+    words, directory = serve_words(Path(run), n, serve)
+    last = served(directory)
+    if last is not None and last.is_open and try_look(last.url) is not None:
+        typer.echo(f"atoll: {directory} is served already, at {last.url}.", err=True)
+        _require_going(last.url)
+        return RunAt(last.url)
+    return _served(words, directory)
+
+
+def serve_words(run_file: Path, n: int, serve: Serve) -> tuple[list[str], Path]:
+    """Return the words of `atoll serve` for a run file, and the run's directory.
+
+    Raises:
+        SettingsError: the file is wrong, or is for a store.
+    """
+    settings = settings_of(run_file, serve.assignments)
+    if settings.store.decider is not None:
+        raise SettingsError(
+            f"store.decider={settings.store.decider!r} is for a run in a store. Make "
+            "it there, and launch for it: `atoll init URL RUN.toml`."
+        )
+    directory = (serve.directory or Path(f"{settings.run.name}.atoll")).absolute()
+    words = ["serve", "--dir", str(directory), "--listen", serve.host]
+    words += ["--until-end", "--linger", str(LINGER_S), "--json"]
+    if (directory / "journal").exists():
+        return words, directory  # the run that it holds has its settings
+    words.insert(1, str(run_file.absolute()))
+    if not _says_start(run_file, serve.assignments):
+        words += ["--set", f"run.start_islands={n}"]
+    for each in serve.assignments:
+        words += ["--set", each]
+    return words, directory
+
+
+def _says_start(run_file: Path, assignments: Sequence[str]) -> bool:
+    said = read_toml(run_file).get("run", {})
+    is_set = any(each.startswith("run.start_islands=") for each in assignments)
+    return is_set or "start_islands" in said
+
+
+def _served(words: Sequence[str], directory: Path) -> RunAt:
+    spec = IslandSpec(
+        command=("-m", "atoll.cli", *words), run=str(directory), name=COORDINATOR
+    )
+    book = Book()
+    launched = launch_spec("local", 1, spec, book=book)
+    try:
+        url = _url(launched)
+        handle = replace(launched.handle, run=url)
+        book.keep(Record(handle, spec))
+        found = RunAt(url, Launched(handle, launched.launcher))
+        _require_going(url)
+        return found
+    except BaseException:
+        launched.cancel()
+        raise
+
+
+def _url(launched: Launched) -> str:
+    """Return where the coordinator listens, once it says so."""
+    until_s = time.monotonic() + STARTS_S
+    while time.monotonic() < until_s:
+        (report,) = launched.poll()
+        said = launched.logs()[report.name]
+        for line in said:
+            if (facts := _facts(line)) is not None:
+                _tell_notes(said)
+                return str(facts["url"])
+        if report.restarts or report.state.is_over:
+            break
+        time.sleep(LOOK_S)
+    tail = " ".join(line for line in said[-5:] if not line.startswith("atoll: coord"))
+    raise RemoteError(f"The coordinator did not start: {tail or 'it said nothing'}")
+
+
+def _facts(line: str) -> dict[str, Any] | None:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) and "url" in said else None
+
+
+def _tell_notes(said: Sequence[str]) -> None:
+    for line in said:
+        if line.startswith("atoll: "):
+            typer.echo(line, err=True)
+
+
+def _require_going(url: str) -> None:
+    look = look_at(url)
+    if look.has_ended:
+        raise UsageError(
+            f"The run {look.run} has ended with round {look.round}. Begin another with "
+            f"--dir, or let it go on: atoll control {look.run} set run.end_rounds=N"
+        )

@@ -1,0 +1,102 @@
+"""What this user has launched: one private file per launch, found by any process.
+
+Rule 1: a launch is in the book before anything is submitted, and leaves it when it is
+known that nothing of it runs, or when its islands were launched anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError, CorruptError, NoSuchFile
+from atoll.island.environment import surroundings_from_environment
+from atoll.launch.handle import MAX_HANDLE_BYTES, Handle, check_id
+from atoll.launch.spec import IslandSpec
+from atoll.launch.spec_form import spec_from_form, spec_to_form
+from atoll.security.private import (
+    private_directory,
+    read_private,
+    remove_private,
+    replace_private,
+)
+
+MAX_RECORD_BYTES = 2 * MAX_HANDLE_BYTES
+MAX_RECORDS = 200
+"""The oldest ones are forgotten beyond this."""
+
+COORDINATOR = "coordinator"
+"""The name of a launch that is no island, and serves the run."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A launch, and what its islands are."""
+
+    handle: Handle
+    spec: IslandSpec
+
+    @property
+    def is_coordinator(self) -> bool:
+        return self.handle.name == COORDINATOR
+
+
+class Book:
+    """The launches of one user."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        usual = surroundings_from_environment().credentials.parent / "launches"
+        self._directory = directory or usual
+
+    def keep(self, record: Record) -> None:
+        """Write a launch down, in place of what was known of it. Durable."""
+        form = {
+            "handle": json.loads(record.handle.to_json()),
+            "spec": spec_to_form(record.spec),
+        }
+        private_directory(self._directory)
+        replace_private(self._path(record.handle.id), json.dumps(form).encode())
+
+    def forget(self, launch: str) -> None:
+        """Let go of a launch. Safe to repeat."""
+        remove_private(self._path(launch))
+
+    def records(self) -> list[Record]:
+        """Return every launch that is known, the oldest first."""
+        found = sorted(self._read(), key=lambda each: each.handle.begun_at_s)
+        for old in found[:-MAX_RECORDS]:
+            self.forget(old.handle.id)
+        return found[-MAX_RECORDS:]
+
+    def of_run(self, run: str) -> list[Record]:
+        """Return the launches of one run, the oldest first."""
+        return [each for each in self.records() if each.handle.run == run]
+
+    def _path(self, launch: str) -> Path:
+        return self._directory / f"{check_id(launch)}.json"
+
+    def _read(self) -> Iterator[Record]:
+        for path in self._directory.glob("*.json"):
+            try:
+                yield _record(
+                    read_private(path, what="launch", max_bytes=MAX_RECORD_BYTES)
+                )
+            except NoSuchFile:
+                continue  # forgotten by another process since
+            except AtollError as exc:
+                raise CorruptError(
+                    f"{path} says nothing of a launch: {exc} Remove it; what it "
+                    "launched has to be ended by the engine's own tools."
+                ) from exc
+
+
+def _record(data: bytes) -> Record:
+    try:
+        form: Any = json.loads(data)
+        handle, spec = json.dumps(form["handle"]), form["spec"]
+    except (ValueError, LookupError, TypeError, RecursionError) as exc:
+        raise CorruptError(f"It is no record: {exc}.") from exc
+    return Record(Handle.from_json(handle), spec_from_form(spec))

@@ -1,0 +1,137 @@
+"""What an engine starts at an island's place: it makes a process an island.
+
+    python -m atoll.launch.bootstrap --run URL --name slurm \
+        --index-from SLURM_ARRAY_TASK_ID -- train.py --lr 3e-4
+
+It names the island by the engine's stable index, keeps what its pass gives, fetches the
+code if that is to be fetched, and then the command takes its place, so that signals and
+exit codes are the command's own. ATOLL_RUN, ATOLL_ISLAND and ATOLL_ISLAND_INDEX are set
+then, and the pass is not in the environment any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from atoll.errors import AtollError, UsageError
+from atoll.launch.command import spelt_out
+from atoll.launch.passes import PASS, PASS_FILE, Pass
+from atoll.launch.spec import IslandSpec
+
+MODULE = "atoll.launch.bootstrap"
+
+
+def bootstrap_words(
+    spec: IslandSpec,
+    *,
+    index: int | None = None,
+    index_from: str | None = None,
+    first: int = 0,
+    python: str = "python",
+) -> list[str]:
+    """Return the words by which an engine starts an island.
+
+    The index is given, or is `first` plus what the variable `index_from` says there.
+    """
+    assert (index is None) != (index_from is None), "an island has one index"
+    words = [python, "-m", MODULE, "--run", spec.run, "--name", spec.name]
+    words += ["--index", str(index)] if index_from is None else []
+    words += ["--index-from", index_from] if index_from is not None else []
+    words += ["--first", str(first)] if first else []
+    words += ["--code", spec.code] if spec.code else []
+    words += ["--directory", spec.directory] if spec.directory else []
+    words += ["--processes", str(spec.processes)] if spec.processes > 1 else []
+    return [*words, "--", *spec.command]
+
+
+def told_to(run: str, island: str, index: int) -> dict[str, str]:
+    """Return what every island finds in its environment, whatever started it."""
+    return {
+        "ATOLL_RUN": run,
+        "ATOLL_ISLAND": island,
+        "ATOLL_ISLAND_INDEX": str(index),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Become an island's command."""
+    given = _parser().parse_args(arguments)
+    try:
+        environment = dict(os.environ)
+        index = _index(given, environment)
+        island = f"{given.name}-{index}"
+        if (kept := _pass(environment)) is not None:
+            kept.adopt(island)
+        if given.code:
+            from atoll.launch.code import fetch_code
+
+            os.chdir(fetch_code(given.run, given.code, island=island))
+        if given.directory:
+            os.chdir(given.directory)
+        environment |= told_to(given.run, island, index)
+        words = spelt_out(
+            given.command, processes=given.processes, python=sys.executable
+        )
+        become(words, environment)
+    except (AtollError, OSError) as exc:
+        sys.exit(f"atoll: {exc}")
+
+
+def become(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Let a command take the place of this process.
+
+    Raises:
+        UsageError: it cannot be run.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvpe(words[0], list(words), dict(environment))
+    except OSError as exc:
+        raise UsageError(
+            f"{words[0]!r} cannot be run: {exc.strerror}. Write the command after --, "
+            "for example: -- python train.py"
+        ) from exc
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}")
+    parser.add_argument("--run", required=True)
+    parser.add_argument("--name", required=True)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--index", type=int)
+    which.add_argument("--index-from", metavar="VARIABLE")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--code", metavar="DIGEST")
+    parser.add_argument("--directory")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("command", nargs="+")
+    return parser
+
+
+def _index(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    if given.index is not None:
+        return int(given.index)
+    said = environment.get(given.index_from, "")
+    if not said.isdecimal():
+        raise UsageError(
+            f"{given.index_from}={said[:80]!r} is no index of an island. Was this "
+            "started by the engine that sets it?"
+        )
+    return int(said) + int(given.first)
+
+
+def _pass(environment: dict[str, str]) -> Pass | None:
+    """Take the pass out of the environment, which the command inherits."""
+    text, file = environment.pop(PASS, None), environment.pop(PASS_FILE, None)
+    if text is not None:
+        return Pass.from_json(text)
+    return None if file is None else Pass.from_file(Path(file))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,260 @@
+"""Launches islands, and gives what follows them: the Python face of `atoll launch`."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from atoll.errors import AtollError, RemoteError, UsageError
+from atoll.island.environment import surroundings_from_environment
+from atoll.island.reach import is_coordinator
+from atoll.launch.base import GRACE_S, Launcher, Order, Plan
+from atoll.launch.book import Book, Record
+from atoll.launch.code import pack_code, ship_code
+from atoll.launch.handle import Handle
+from atoll.launch.looking import Looks, look_at
+from atoll.launch.passes import PASS, SEED_BYTES, Pass
+from atoll.launch.references import resolve
+from atoll.launch.registry import open_launcher
+from atoll.launch.spec import IslandSpec
+from atoll.launch.states import Report
+from atoll.launch.summary import LAST_LINES
+from atoll.security import Credentials, Role, Secret, read_token
+
+LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one island."""
+
+    report: Report
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """The last that it told its run: loss, round, tokens and bytes."""
+
+    last_lines: Sequence[str] = ()
+
+
+class Launched:
+    """Islands that were launched, here or elsewhere, now or before."""
+
+    def __init__(self, handle: Handle, launcher: Launcher | None = None) -> None:
+        self.handle = handle
+        self._launcher = launcher or open_launcher(handle.engine, handle.options)
+
+    @property
+    def launcher(self) -> Launcher:
+        return self._launcher
+
+    def poll(self) -> tuple[Report, ...]:
+        """Return what the engine says of every island now."""
+        return self._launcher.poll(self.handle)
+
+    def wait(self, timeout_s: float | None = None) -> tuple[Result, ...]:
+        """Return what became of the islands, once all of them are over.
+
+        Raises:
+            TimeoutError: some are not, after so long. They go on.
+        """
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        looks = Looks(self.handle.run)
+        while True:
+            # Metrics are asked for while islands run: a coordinator ends with them.
+            looks.look()
+            reports = self.poll()
+            if all(each.state.is_over for each in reports):
+                look = looks.look(at_once=True)
+                return self.results(reports, look.islands if look else {})
+            if until_s is not None and time.monotonic() > until_s:
+                left = [each.name for each in reports if not each.state.is_over]
+                raise TimeoutError(
+                    f"{', '.join(left[:8])} run on after {timeout_s:g} s. Wait longer, "
+                    "or cancel."
+                )
+            time.sleep(LOOK_S)
+
+    def results(
+        self, reports: Sequence[Report], metrics: Mapping[str, Any]
+    ) -> tuple[Result, ...]:
+        """Return what is known of islands, with the last lines of their logs."""
+        return tuple(
+            Result(
+                each,
+                metrics.get(each.name, {}),
+                self._launcher.logs(self.handle, each.index)[-LAST_LINES:],
+            )
+            for each in reports
+        )
+
+    def logs(self) -> dict[str, list[str]]:
+        """Return what each island has said, by its name."""
+        return {
+            self.handle.island(index): self._launcher.logs(self.handle, index)
+            for index in self.handle.indexes
+        }
+
+    def cancel(
+        self, indexes: Collection[int] | None = None, *, grace_s: float = GRACE_S
+    ) -> None:
+        """Tell islands to leave and end. Safe to repeat."""
+        self._launcher.cancel(self.handle, indexes=indexes, grace_s=grace_s)
+
+
+def launch(
+    engine: str,
+    n: int,
+    run: str,
+    command: Sequence[str],
+    *,
+    name: str | None = None,
+    options: Mapping[str, str] | None = None,
+) -> Launched:
+    """Start `n` islands of a run on an engine, and return what follows them.
+
+    They run on when this process ends; `atoll ps`, `logs` and `cancel` find them.
+
+    Args:
+        engine: `local`, `slurm`, `ray`, ...
+        n: How many islands.
+        run: The URL of a coordinator or of a store.
+        command: A script, `-m` and a module, `module:function` or a program; and its
+            arguments.
+        name: Island 3 is `name-3`; the engine's name without.
+        options: The engine's own words.
+
+    Raises:
+        UsageError: the engine, an option or the command is wrong, or islands of that
+            name are launched already.
+        Refused, Unreachable: the engine or the run does not let this user.
+    """
+    if isinstance(command, str):
+        raise UsageError(
+            f"command={command[:80]!r} is one text. Give its words: command.split()."
+        )
+    usual = engine.replace("_", "-")
+    spec = IslandSpec(command=tuple(command), run=run, name=name or usual)
+    return launch_spec(engine, n, spec, options=options)
+
+
+def launch_spec(
+    engine: str,
+    n: int,
+    spec: IslandSpec,
+    *,
+    first: int = 0,
+    options: Mapping[str, str] | None = None,
+    ship: Path | None = None,
+    book: Book | None = None,
+) -> Launched:
+    """Start islands of a spec that says more than a command.
+
+    `ship` is a directory whose code is kept with the run, and fetched by the islands.
+    An error, and an interruption, leave nothing running; or if that cannot be had, a
+    launch in the book, which is named then.
+    """
+    launcher, book = open_launcher(engine, options), book or Book()
+    _require_free(spec, first, n, book)
+    if ship is not None:
+        code = pack_code(ship)
+        ship_code(spec.run, code)
+        spec = replace(spec, code=code.digest)
+    order = make_order(launcher, n, spec, first=first)
+    kept: list[Handle] = []
+
+    def keep(handle: Handle) -> None:
+        book.keep(Record(handle, spec))
+        kept.append(handle)
+
+    try:
+        return Launched(launcher.launch(order, keep=keep), launcher)
+    except BaseException as exc:
+        if kept:
+            _undo(launcher, kept[-1], book, exc)
+        raise
+
+
+def plan_spec(
+    engine: str,
+    n: int,
+    spec: IslandSpec,
+    *,
+    options: Mapping[str, str] | None = None,
+    ship: Path | None = None,
+) -> Plan:
+    """Return what `launch_spec` would submit; neither run nor engine is asked."""
+    launcher = open_launcher(engine, options)
+    if ship is not None:
+        spec = replace(spec, code=pack_code(ship).digest)
+    order = Order(id=_new_id(spec, is_plan=True), spec=spec, num_islands=n)
+    return launcher.plan(order)
+
+
+def make_order(
+    launcher: Launcher, n: int, spec: IslandSpec, *, first: int = 0
+) -> Order:
+    """Return an order, with the secrets that its islands need.
+
+    Raises:
+        UsageError: a secret is not where it is said to be.
+        Unreachable, Refused: the run was asked for its id, for a pass.
+    """
+    values = resolve(spec.secrets, environment=os.environ)
+    if launcher.traits.is_elsewhere:
+        values[PASS] = make_pass(spec.run).to_secret()
+    return Order(id=_new_id(spec), spec=spec, num_islands=n, first=first, values=values)
+
+
+def make_pass(run: str) -> Pass:
+    """Return what lets islands in from where nothing is known of this user."""
+    look = look_at(run)
+    seed = Secret(secrets.token_hex(SEED_BYTES))
+    if not is_coordinator(run):
+        return Pass(run=look.run, seed=seed)
+    around = surroundings_from_environment()
+    known = Credentials(around.credentials).find(run)
+    token = known.token(Role.ISLAND) if known else None
+    if token is None and around.token_file is not None:
+        token = read_token(around.token_file)
+    pin = known.pin if known else None
+    return Pass(run=look.run, seed=seed, url=run, pin=pin, token=token)
+
+
+def _new_id(spec: IslandSpec, *, is_plan: bool = False) -> str:
+    """Return an id that engines take for a name; that of a plan is always the same."""
+    stem = re.sub("[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:36]
+    return f"atoll-{stem}-{'0' * 8 if is_plan else secrets.token_hex(4)}"
+
+
+def _require_free(spec: IslandSpec, first: int, n: int, book: Book) -> None:
+    """Return if no island of these names is launched; forget those that are over."""
+    wanted = set(range(first, first + n))
+    for each in book.of_run(spec.run):
+        if each.handle.name != spec.name or not wanted & set(each.handle.indexes):
+            continue
+        live = [it for it in Launched(each.handle).poll() if not it.state.is_over]
+        taken = [it.name for it in live if it.index in wanted]
+        if taken:
+            raise UsageError(
+                f"{', '.join(taken[:8])} of {spec.run} are launched already. Give "
+                f"another --name, or end them: atoll cancel {spec.run}"
+            )
+        if not live:
+            book.forget(each.handle.id)
+
+
+def _undo(launcher: Launcher, handle: Handle, book: Book, error: BaseException) -> None:
+    """End what a launch that failed may have started."""
+    try:
+        launcher.cancel(handle)
+        book.forget(handle.id)
+    except AtollError as exc:
+        raise RemoteError(
+            f"The launch {handle.id} failed ({error}), and what it has started could "
+            f"not be ended ({exc}). End it: atoll cancel {handle.id}"
+        ) from error

@@ -1,0 +1,322 @@
+"""Islands launched by one command, and found, read, scaled and ended by others."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from atoll.cli import app
+from atoll.cli.launch_options import size_bytes
+from atoll.errors import UsageError
+from atoll.launch.book import Book
+from atoll.launch.launching import Launched
+from atoll.settings import RunSettings
+from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
+
+WAIT_S = 100.0
+PAGE = Path(__file__).parents[2] / "docs" / "launching.md"
+COMMANDS = re.findall(r"^    atoll (.*)$", PAGE.read_text(), flags=re.MULTILINE)
+
+TELLING = """
+import pathlib
+for name in ("cmdline", "environ"):
+    said = pathlib.Path(f"/proc/self/{name}").read_bytes()
+    pathlib.Path(f"{os.environ['ATOLL_ISLAND']}.{name}").write_bytes(said)
+"""
+
+
+Say = Callable[..., tuple[int, str, str]]
+"""Says a command here, as this user."""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a run file and a script, where this user is."""
+    head, rest = ISLAND.split("\n", 2)[1:]
+    (tmp_path / "train.py").write_text(f"{head}\n{TELLING}\n{rest}")
+    (tmp_path / "run.toml").write_text(RUN_FILE)
+    as_user(monkeypatch, tmp_path / "home", OMP_NUM_THREADS="1")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def say(place: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Say]:
+    """The command line, after which nothing is left running."""
+    yield partial(run, capsys)
+    for record in Book().records():
+        Launched(record.handle).cancel(grace_s=0.0)
+
+
+def states(say: Say, *words: str) -> dict[str, str]:
+    """Return what `atoll ps` knows of islands."""
+    code, out, err = say("ps", "--json", *words)
+    assert code == 0, err
+    return {
+        island["name"]: island["state"]
+        for each in json.loads(out)
+        for island in each["islands"]
+    }
+
+
+def test_a_run_file_is_trained_to_its_end(place: Path, say: Say) -> None:
+    """A coordinator and islands come and go; what is left is a table, and no settings.
+
+    Neither the words nor the environment of an island has a setting of the run, a
+    token, or a key; and start_islands is that of the file.
+    """
+    words = ("-n", "2", "run.toml", "--", "python", "train.py", "--mine", "7")
+    code, out, err = say("launch", *words)
+
+    assert code == 0, err
+    assert "local-0 | local-0 " in out
+    assert "ended, round 4 of 4" in out
+    rows = [line.split() for line in out.splitlines() if line.startswith("local-")]
+    assert [row[:2] for row in rows[-2:]] == [
+        ["local-0", "finished"],
+        ["local-1", "finished"],
+    ]
+    assert states(say) == {}
+    assert set(states(say, "--all").values()) <= {"finished", "cancelled"}
+    _require_nothing_told(place)
+
+
+def _require_nothing_told(place: Path) -> None:
+    settings = RunSettings.from_toml(place / "run.toml").to_dict()
+    keys = {key for table in settings.values() for key in table if "_" in key}
+    secrets = [path.read_text().strip() for path in (place).rglob("*.token")]
+    secrets += [path.read_bytes().hex() for path in (place / "home").rglob("*.key")]
+    assert len(secrets) == 4
+    for index in (0, 1):
+        words = (place / f"local-{index}.cmdline").read_text().split("\0")
+        said = (place / f"local-{index}.environ").read_text()
+        ours = {
+            each.partition("=")[0]
+            for each in said.split("\0")
+            if each.startswith("ATOLL_")
+        }
+        assert words[1:] == ["train.py", "--mine", "7", ""]
+        assert ours == {"ATOLL_RUN", "ATOLL_ISLAND", "ATOLL_ISLAND_INDEX"}
+        assert [key for key in keys if key in said.lower()] == []
+        assert [each for each in secrets if each in said] == []
+
+
+def test_a_launch_is_found_from_another_terminal(place: Path, say: Say) -> None:
+    """Left, listed, read, made larger and smaller, and ended, coordinator last."""
+    forever = ("--set", "run.end_rounds=1000000", "--set", "run.start_islands=1")
+    words = ("--detach", "-n", "2", "run.toml", *forever, "--", "train.py")
+    code, out, err = say("launch", *words)
+    assert code == 0, err
+    url = out.split()[3]
+    assert states(say, url) == {
+        "coordinator-0": "running",
+        "local-0": "running",
+        "local-1": "running",
+    }
+
+    code, out, err = say("scale", url, "3")
+    assert (code, out) == (0, "launched: local-2\n"), err
+    assert states(say, "lagoon.atoll")["local-2"] == "running"
+    code, out, err = say("scale", "lagoon", "1")
+    assert code == 0, err
+    assert "told to leave: local-2" in out
+    _until(say, url, {"local-0": "running", "local-1": "cancelled"})
+
+    code, out, err = say("logs", url, "coordinator-0")
+    assert (code, json.loads(out)["url"]) == (0, url), err
+    code, _, err = say("logs", url, "lokal-0")
+    assert code == 2
+    assert "Did you mean 'local-0'?" in err
+
+    code, out, err = say("launch", "-n", "1", url, "--", "train.py")
+    assert code == 2
+    assert f"local-0 of {url} are launched already" in err
+
+    code, out, err = say("cancel", url)
+    assert code == 0, err
+    assert set(states(say, url).values()) == {"cancelled"}
+
+
+def _until(say: Say, run: str, wanted: dict[str, str]) -> None:
+    until_s = time.monotonic() + WAIT_S
+    while not wanted.items() <= (found := states(say, run)).items():
+        assert time.monotonic() < until_s, found
+        time.sleep(0.1)
+
+
+def test_islands_of_a_bucket_need_no_coordinator(place: Path, say: Say) -> None:
+    """A run in a store is trained as it is, and nothing else is started."""
+    store = place / "store"
+    code, _, err = say("init", store, place / "run.toml")
+    assert code == 0, err
+    words = ("-n", "2", str(store), "--", "train.py")
+    code, out, err = say("launch", *words)
+
+    assert code == 0, err
+    assert "ended, round 4" in out
+    assert set(states(say, "--all")) == {"local-0", "local-1"}
+
+
+def test_code_is_shipped_by_the_run(
+    place: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Islands run what was there when they were launched, fetched by its digest."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    (place / "lib").mkdir()
+    (place / "lib" / "said.py").write_text("WORD = 'shipped'\n")
+    (place / "main.py").write_text(
+        "from lib.said import WORD\nimport os\nprint(WORD, os.getcwd())\n"
+        "exec(open('train.py').read())\n"
+    )
+    words = ("--ship", "-n", "2", "run.toml", "--", "main.py")
+    code, out, err = say("launch", *words)
+
+    assert code == 0, err
+    (digest,) = (path.name for path in (place / "lagoon.atoll" / "code").iterdir())
+    assert f"local-0 | shipped {place}/cache/atoll/code/{digest}/local-0" in out
+    assert not (place / "local-0.cmdline").exists()
+
+
+def test_failures_are_told_by_cause(place: Path, say: Say) -> None:
+    """Exit code 1, what was the matter, and the last words: once for equal ones."""
+    (place / "broken.py").write_text("print('so far')\nraise RuntimeError('oh dear')\n")
+    words = ("-n", "2", "run.toml", "--restarts", "0", "--", "broken.py")
+    code, _, err = say("launch", *words)
+
+    assert code == 1
+    assert "local-0, local-1 failed: exit code 1" in err
+    assert err.count("RuntimeError: oh dear") == 1
+    assert "local-1: as local-0" in err
+    assert states(say) == {}
+
+
+def test_an_interruption_lets_islands_leave(place: Path, say: Say) -> None:
+    """Ctrl-C: they leave the run, the coordinator closes, and nothing is left."""
+    forever = ("--set", "run.end_rounds=1000000")
+    words = ("-n", "2", "run.toml", *forever, "--", "train.py")
+    process = started("launch", *words, home=place / "home", cwd=place)
+    assert process.stdout is not None
+    said = ""
+    while "local-1 is running" not in said:
+        line = process.stdout.readline()
+        assert line, process.communicate()
+        said += line
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=WAIT_S)
+    code = process.returncode
+
+    assert code == 130, err
+    assert "islands are told to leave" in out
+    assert states(say) == {}
+    found = states(say, "--all")
+    assert {found["local-0"], found["local-1"]} == {"cancelled"}
+
+
+def test_a_dry_run_starts_nothing(place: Path, say: Say) -> None:
+    """What would be done is printed as data, and no run is begun."""
+    words = ("--dry-run", "-n", "2", "--env", "A=b", "run.toml", "--", "train.py")
+    code, out, err = say("launch", *words)
+
+    assert code == 0, err
+    first, second = json.loads(out)
+    assert first["words"][1:] == second["words"][1:] == ["train.py"]
+    assert first["environment"]["A"] == "b"
+    assert second["island"] == "local-1"
+    assert not (place / "lagoon.atoll").exists()
+    assert states(say, "--all") == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--on", "locl", "run.toml", "--", "train.py"), "Did you mean 'local'?"),
+        (("run.toml", "--", "no.py"), "no script 'no.py'"),
+        (("run.toml", "--", "no-such-program"), "'no-such-program' cannot be run"),
+        (("no.toml", "--", "train.py"), "'no.toml' cannot be read"),
+        (("nowhere", "--", "train.py"), "'nowhere' is no URL of a run"),
+        (("run.toml", "--env", "A", "--", "train.py"), "--env takes KEY=VALUE"),
+        (
+            ("run.toml", "--env", "MY_TOKEN=hush", "--", "train.py"),
+            "--secret MY_TOKEN=env:MY_TOKEN",
+        ),
+        (("run.toml", "--secret", "A=hush", "--", "train.py"), "no reference"),
+        (("run.toml", "--cpus", "4096", "--", "train.py"), "cpus=4096 is more"),
+        (("run.toml", "--memory", "much", "--", "train.py"), "'much' is no size"),
+        (("run.toml", "--option", "a=b", "--", "train.py"), "local has no option 'a'"),
+        (
+            ("run.toml", "--on", "ray", "--coordinator", "island0", "--", "train.py"),
+            "--coordinator island0 needs an address",
+        ),
+        (
+            ("./no-such-store", "--dir", "a", "--", "train.py"),
+            "--dir and --set are for a run file",
+        ),
+        (
+            ("./no-such-store", "--", "train.py"),
+            "There is no run at",
+        ),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(
+    words: tuple[str, ...], message: str, place: Path, say: Say
+) -> None:
+    """With 2, one sentence, and nothing started."""
+    code, _, err = say("launch", *words)
+
+    assert code == 2
+    assert message in err
+    assert "hush" not in err
+    assert {path.name for path in place.iterdir()} == {"train.py", "run.toml"}
+
+
+def test_nothing_that_was_launched_is_told(say: Say) -> None:
+    """Who asks for launches that are not there learns what there is."""
+    for words in (("ps",), ("logs",), ("cancel",), ("scale",)):
+        more = ("2",) if words == ("scale",) else ()
+        code, _, err = say(*words, "https://127.0.0.1:9", *more)
+        assert code == 2
+        assert "Nothing was launched by this user for https://127.0.0.1:9" in err
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_of_the_page_is_one(line: str) -> None:
+    """Verb, options and arguments are those of the command line."""
+    verb, *words = shlex.split(line)
+    command = typer.main.get_command(app)
+    sub = command.commands[verb]  # type: ignore[attr-defined] # a group has commands
+
+    sub.make_context(verb, words)
+
+
+def test_every_option_of_launch_is_on_the_page() -> None:
+    """The table of options is the list of options."""
+    command = typer.main.get_command(app)
+    launch = command.commands["launch"]  # type: ignore[attr-defined]
+    known = {
+        each.opts[0] for each in launch.params if each.param_type_name == "option"
+    } - {"--help", "-h"}
+    rows = re.findall(r"^\| (`-.*?) \| ", PAGE.read_text(), flags=re.MULTILINE)
+    listed = {option for row in rows for option in re.findall(r"`(--?[a-z-]+)", row)}
+
+    assert listed - {"--no-ship", "-m"} == known
+
+
+def test_sizes_are_read() -> None:
+    """As people write them."""
+    assert [size_bytes(each) for each in ("1000", "2kB", "1.5 GiB", "1T")] == [
+        1000,
+        2000,
+        1610612736,
+        10**12,
+    ]
+    with pytest.raises(UsageError, match="'-1' is no size"):
+        size_bytes("-1")

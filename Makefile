@@ -56,6 +56,8 @@ bench: setup
 	  echo "== $$file"; $(PY) $$file; \
 	done
 
+SLURM := munge slurm-client slurm-wlm-basic-plugins slurmctld slurmd
+SLURM_IS_HERE := $(and $(shell command -v munged),$(shell command -v slurmctld),$(shell command -v slurmd),$(shell command -v sbatch))
 AZURITE := .engines/node_modules/.bin/azurite-blob
 
 engines: setup
@@ -63,3 +65,7 @@ engines: setup
 	@command -v node >/dev/null && command -v npm >/dev/null || \
 	  { echo "Azurite needs node and npm, which are not here. Try: apt-get install npm" >&2; exit 2; }
 	test -x $(AZURITE) || npm install --prefix .engines --silent --no-fund --no-audit azurite@3.35.0
+	@test -n "$(SLURM_IS_HERE)" || { command -v apt-get >/dev/null && test "$$(id -u)" = 0 || \
+	  { echo "Slurm comes by apt-get, as root. Try: sudo apt-get install $(SLURM)" >&2; exit 2; }; \
+	  apt-get update --quiet=2 && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends $(SLURM) >/dev/null; }

@@ -1,0 +1,129 @@
+"""The process that leads one island within its task, and writes down what became of it.
+
+    python -m atoll.launch.engines.slurm.leader --place DIR --name N --restarts JSON \
+        -- python -m atoll.launch.bootstrap ...
+
+Rule 1: SIGTERM comes from Slurm, to every process of the task at once: the island has
+heard it, and a second one would end it before it has left its run.
+Rule 2: SIGUSR1 comes to the leader alone, before the time limit; so does a request of
+whoever cancels. Then it is the leader who tells the island.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from atoll.errors import AtollError
+from atoll.launch.base import GRACE_S
+from atoll.launch.engines.local.life import Life, Words
+from atoll.launch.engines.local.supervisor import Group, Task
+from atoll.launch.engines.slurm.files import TaskFiles
+from atoll.launch.engines.slurm.script import INDEX
+from atoll.launch.spec import Restarts
+from atoll.launch.states import State
+from atoll.security.private import read_private
+
+LOOK_S = 0.25
+ASK_EVERY_S = 1.0
+"""How often the shared directory is asked whether the island is to go."""
+
+MAX_SECRETS_BYTES = 2**22
+
+
+def lead(files: TaskFiles, task: Task, restarts: Restarts, *, life: int) -> State:
+    """Lead an island until it is over, and return how it ended."""
+    heard = _signals()
+    led = _life(files, task, restarts, heard)
+    written, asked_at_s = None, -ASK_EVERY_S
+    while True:
+        now_s = time.monotonic()
+        if now_s - asked_at_s >= ASK_EVERY_S:
+            asked_at_s = now_s
+            if (grace_s := files.grace_s()) is not None:
+                led.cancel(now_s, grace_s=grace_s)
+        if heard:
+            led.cancel(now_s, grace_s=GRACE_S)
+        led.look(now_s)
+        if led.report != written:
+            written = led.report
+            files.write_state(replace(written, place=os.uname().nodename), life=life)
+        if led.is_over:
+            return written.state
+        time.sleep(LOOK_S)
+
+
+class _Told:
+    """A process that has had SIGTERM from Slurm, if Slurm has told the leader so."""
+
+    def __init__(self, group: Group, heard: list[int]) -> None:
+        self._group, self._heard = group, heard
+
+    @property
+    def pid(self) -> int:
+        return self._group.pid
+
+    def poll(self) -> int | None:
+        return self._group.poll()
+
+    def send(self, number: int) -> None:
+        if number == signal.SIGTERM and signal.SIGTERM in self._heard:
+            return
+        self._group.send(number)
+
+
+def _life(files: TaskFiles, task: Task, restarts: Restarts, heard: list[int]) -> Life:
+    def say(text: str) -> None:
+        with files.log.open("a") as file:
+            file.write(f"atoll: {text}\n")
+
+    words = Words(say=say, start=lambda: _Told(Group(task, files.log), heard))
+    return Life(task.index, task.name, restarts, words)
+
+
+def _signals() -> list[int]:
+    heard: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda number, frame: heard.append(number))
+    return heard
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Lead the island whose number Slurm has given to this task."""
+    parser = argparse.ArgumentParser(prog="python -m atoll.launch.engines.slurm.leader")
+    parser.add_argument("--place", type=Path, required=True)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--restarts", type=json.loads, required=True)
+    parser.add_argument("command", nargs="+")
+    given = parser.parse_args(arguments)
+    index = given.first + int(os.environ[INDEX])
+    try:
+        secrets = json.loads(
+            read_private(
+                given.place / "secrets.json",
+                what="secrets",
+                max_bytes=MAX_SECRETS_BYTES,
+            )
+        )
+        task = Task(index, f"{given.name}-{index}", given.command, secrets, None)
+        ended = lead(
+            TaskFiles(given.place, index),
+            task,
+            Restarts(**given.restarts),
+            life=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
+        )
+    except (AtollError, OSError, ValueError) as exc:
+        sys.exit(f"atoll: {exc}")
+    sys.exit(0 if ended in (State.FINISHED, State.CANCELLED) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Islands of a real Slurm: the contract of launchers, and what is this engine's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.errors import UsageError
+from atoll.launch.engines.slurm.accounts import numbers
+from atoll.launch.handle import Handle
+from atoll.launch.registry import open_launcher
+from atoll.launch.spec import Resources, Restarts
+from atoll.launch.states import State
+from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
+from atoll.testing.launcher_contract import STAY, are
+from tests.launch.slurm_cluster import Cluster, slurm_cluster
+
+NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
+LEAVE = (
+    "import signal, sys, time\n"
+    "def leave(number, frame):\n"
+    "    print('left cleanly', flush=True)\n"
+    "    sys.exit(0)\n"
+    "signal.signal(signal.SIGTERM, leave)\n"
+    "print('here', flush=True)\n"
+    "time.sleep(600)\n"
+)
+AGAIN = (
+    "import os, pathlib, sys, time\n"
+    "mark = pathlib.Path(sys.argv[1], os.environ['ATOLL_ISLAND'])\n"
+    "was_here = mark.exists()\n"
+    "mark.touch()\n"
+    "print('again' if was_here else 'here', flush=True)\n"
+    "time.sleep(0 if was_here else 600)\n"
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with slurm_cluster(tmp_path_factory.mktemp("slurm") / "home") as made:
+        yield made
+
+
+@pytest.fixture
+def stage(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> LaunchStage:
+    monkeypatch.setenv("SLURM_CONF", str(cluster.conf))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    options = {"directory": str(tmp_path / "slurm")}
+
+    def forgotten(handle: Handle) -> Handle:
+        reference = {"directory": str(tmp_path / "slurm" / "nowhere"), "job": None}
+        return replace(handle, id="claim-unknown", reference=reference)
+
+    return LaunchStage(
+        open_launcher=lambda: open_launcher("slurm", options),
+        scratch=scratch,
+        forgotten=forgotten,
+    )
+
+
+@pytest.mark.parametrize("claim", LAUNCHER_CLAIMS, ids=lambda claim: claim.__name__)
+def test_it_is_a_launcher(
+    claim: Callable[[LaunchStage], None], stage: LaunchStage
+) -> None:
+    """Slurm keeps the contract."""
+    claim(stage)
+
+
+def test_a_job_that_slurm_requeues_goes_on(
+    cluster: Cluster, stage: LaunchStage
+) -> None:
+    """A preempted island comes back under its name, and is not over in between."""
+    order = stage.order(AGAIN, str(stage.scratch), num_islands=1, restarts=Restarts())
+    launcher = stage.open_launcher()
+    handle = launcher.launch(order, keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    task = f"{handle.reference['job']}_0"
+    cluster.tell("scontrol", "requeue", task)
+    (waiting,) = stage.until(handle, lambda all_: all_[0].restarts == 1)
+    assert not waiting.state.is_over
+    _begin_now(cluster, stage, handle, task)
+    (report,) = stage.until(handle, are(State.FINISHED))
+
+    assert report.restarts == 1
+    assert "again" in launcher.logs(handle, 0)
+
+
+def test_an_island_outlives_its_node(cluster: Cluster, stage: LaunchStage) -> None:
+    """A node that dies gives its island to another one."""
+    order = stage.order(AGAIN, str(stage.scratch), num_islands=1, restarts=Restarts())
+    launcher = stage.open_launcher()
+    handle = launcher.launch(order, keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    (running,) = launcher.poll(handle)
+    try:
+        cluster.kill_node(running.place)
+        stage.until(handle, lambda all_: all_[0].restarts == 1)
+        _begin_now(cluster, stage, handle, f"{handle.reference['job']}_0")
+        (report,) = stage.until(handle, are(State.FINISHED))
+    finally:
+        cluster.start_node(running.place)
+
+    assert report.place != running.place
+    assert "again" in launcher.logs(handle, 0)
+
+
+def test_whom_slurm_cancels_is_told_once(cluster: Cluster, stage: LaunchStage) -> None:
+    """An operator's `scancel` is a clean leave, and the island is cancelled."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(LEAVE, num_islands=1), keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    cluster.tell("scancel", str(handle.reference["job"]))
+    (report,) = stage.until(handle, are(State.CANCELLED))
+
+    assert report.exit_code == 0
+    assert launcher.logs(handle, 0).count("left cleanly") == 1
+
+
+def test_the_signal_before_the_time_limit_is_a_clean_leave(
+    cluster: Cluster, stage: LaunchStage
+) -> None:
+    """What Slurm sends to the leader alone reaches the island as SIGTERM."""
+    limit = Resources(time_limit_s=600.0)
+    order = stage.order(LEAVE, num_islands=1, resources=limit)
+    launcher = stage.open_launcher()
+    assert "#SBATCH --signal=B:USR1@60\n" in launcher.plan(order).text
+    handle = launcher.launch(order, keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    job = str(handle.reference["job"])
+    cluster.tell("scancel", "--batch", "--signal=USR1", f"{job}_0")
+    (report,) = stage.until(handle, are(State.CANCELLED))
+
+    assert report.exit_code == 0
+    assert launcher.logs(handle, 0).count("left cleanly") == 1
+
+
+def test_who_waits_for_a_place_is_cancelled(stage: LaunchStage) -> None:
+    """An island that Slurm has not started never starts."""
+    launcher = stage.open_launcher()
+    order = stage.order(STAY, num_islands=5, resources=Resources(cpus=3.0))
+    handle = launcher.launch(order, keep=NOTHING)
+    reports = stage.until(
+        handle, lambda all_: sum(each.state is State.RUNNING for each in all_) == 3
+    )
+    assert [each.state for each in reports].count(State.PENDING) == 2
+    launcher.cancel(handle, grace_s=5.0)
+    stage.until(handle, are(State.CANCELLED))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"image": "reef:1"}, "image='reef:1' is nothing that Slurm brings"),
+        ({"requirements": ("torch",)}, "requirements="),
+        ({"secrets": {"A": "engine:a"}}, "The secret A is to come from the engine"),
+        ({"resources": Resources(time_limit_s=60.0)}, "leaves no time to train"),
+        ({"directory": "/with a space"}, "cannot be written into a batch script"),
+    ],
+)
+def test_what_slurm_cannot_do_is_refused(
+    stage: LaunchStage, more: dict[str, Any], said: str
+) -> None:
+    """Nothing is submitted that could not run, and the reason is told by name."""
+    with pytest.raises(UsageError, match=said):
+        stage.open_launcher().plan(stage.order(STAY, **more))
+
+
+def test_impossible_resources_are_slurms_own_words(stage: LaunchStage) -> None:
+    """What no node of the cluster has is refused when it is submitted."""
+    order = stage.order(STAY, resources=Resources(memory_bytes=2**60))
+    with pytest.raises(UsageError, match=r"sbatch says: .*not available"):
+        stage.open_launcher().launch(order, keep=NOTHING)
+
+
+def test_a_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no sbatch, nothing can be launched."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError, match="sbatch is not on this machine"):
+        open_launcher("slurm")
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [("3", [3]), ("0-2,5", [0, 1, 2, 5]), ("1-2%4", [1, 2]), ("N/A", []), ("", [])],
+)
+def test_the_numbers_of_tasks_are_read(said: str, found: list[int]) -> None:
+    """A record of tasks that wait is about several, one of a task about itself."""
+    assert list(numbers(said)) == found
+
+
+def _begin_now(cluster: Cluster, stage: LaunchStage, handle: Handle, task: str) -> None:
+    """Spare the two minutes that Slurm waits before it starts a job again."""
+    until_s = time.monotonic() + stage.wait_s
+    while "JobState=PENDING" not in cluster.tell("scontrol", "show", "job", task):
+        assert time.monotonic() < until_s
+        time.sleep(0.2)
+    cluster.tell("scontrol", "update", f"JobId={task}", "StartTime=now")

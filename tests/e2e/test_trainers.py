@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_trainers_are_killed_and_end_with_the_run(
     killed = ("north", "south")
     for name in killed:
         folder = stage.folder / name
-        until(f"{name} saves", lambda f=folder: has_checkpoint(f), within_s=PATIENT_S)
+        until(f"{name} saves", partial(has_checkpoint, folder), within_s=PATIENT_S)
         islands[name].kill()
     before = stage.committed()
     for name in killed:

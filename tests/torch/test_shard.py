@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
-import datasets  # type: ignore[import-untyped]  # it has no types
+import datasets
 import pytest
 import torch
 from torch.utils.data import (

@@ -24,7 +24,7 @@ from atoll.exchange.forms.frames import buffers_of
 from atoll.exchange.forms.heads import whole_text
 from atoll.exchange.forms.routes import Takes
 from atoll.exchange.forms.text import MAX_LARGE_BYTES, SEE, dump, load
-from atoll.http import Later, Request, Response, as_json, ranged
+from atoll.http import FilePart, Later, Request, Response, as_json, ranged
 from atoll.protocol.events import (
     Event,
     Leave,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -20,7 +21,7 @@ from atoll.exchange import MemoryRun
 from atoll.exchange.collective import CollectiveRun
 from atoll.island import Host, join_run
 from atoll.island.environment import island_from_environment
-from atoll.island.keeping import IslandPart, Kept
+from atoll.island.keeping import IslandPart
 from atoll.island.keys import island_key
 from atoll.island.marks import Mark
 from atoll.island.resumed import tell_fresh, tell_resumed
@@ -50,6 +51,17 @@ class Past:
 
     def key(self) -> bytes:
         return island_key(self.directory, run="", island="")
+
+
+class Kept(Protocol):
+    """What a trainer's checkpoints hold of an island: a host's, or a rank's counts."""
+
+    @property
+    def progress(self) -> tuple[int, int]: ...
+
+    def saving(
+        self, *, is_exact: bool
+    ) -> AbstractContextManager[SavedIsland | None]: ...
 
 
 class Seat:
@@ -159,6 +171,42 @@ def take_seat(
     return seat
 
 
+class _RankCounts:
+    """What a trainer's checkpoint holds of an island of several ranks: its counts.
+
+    A trainer may save on one rank alone, and what the others hold is not asked of them.
+    """
+
+    def __init__(self, life: Life, *, is_leader: bool) -> None:
+        self._life, self._is_leader = life, is_leader
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        if self._is_leader:
+            return self._life.host.progress
+        return self._life.tally.inner_steps, self._life.tally.tokens
+
+    @contextmanager
+    def saving(self, *, is_exact: bool) -> Iterator[SavedIsland | None]:
+        if not self._is_leader:
+            yield None
+            return
+        host, joined = self._life.host, self._life.host.joined
+        yield SavedIsland(
+            run=joined.run,
+            island=joined.island,
+            incarnation=joined.incarnation,
+            origin=joined.incarnation,
+            step=host.run_steps,
+            inner_steps=host.tally.inner_steps,
+            tokens=host.tally.tokens,
+            before_steps=joined.inner_steps,
+            before_tokens=joined.tokens,
+            is_exact=False,
+            fragments=[],
+        )
+
+
 _Joined = tuple[Life, Sequence[torch.nn.Module], Kept, Host | None]
 
 
@@ -188,7 +236,6 @@ def _join_ranks(
     if not is_perhaps_spread(model):
         return None
     from atoll.torch.ranks import join_ranks
-    from atoll.torch.resuming_ranks import RankKept
 
     joined = join_ranks(
         model,
@@ -205,7 +252,7 @@ def _join_ranks(
     is_leader = torch.distributed.get_rank() == 0
     if not is_leader:
         life.tally.inner_steps = int(life.metrics()["atoll/inner_steps"])
-    kept = RankKept(life, is_leader=is_leader)
+    kept = _RankCounts(life, is_leader=is_leader)
     return life, modules, kept, life.host if is_leader else None
 
 

@@ -50,9 +50,7 @@ class Follower:
         self.asks: Callable[[], bool] = lambda: False
         self.place = place_of(orders.rank, data_ranks)
         self.tally = Tally()
-        self._obedience = Obedience(
-            orders, works, view, parts_of, give_constant, saved
-        )
+        self._obedience = Obedience(orders, works, view, parts_of, give_constant, saved)
         self._halt = Halt(timeout_s)
         self._told: Message = {}
         self._wakes_in = 0

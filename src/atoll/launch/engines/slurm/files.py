@@ -40,7 +40,7 @@ class TaskFiles:
 
     def lines(self, after: int) -> list[str]:
         """Return what the island has said, without the first lines."""
-        return self._files.lines(self.index, after)
+        return self._files.lines(self.index, after, 0)[0]
 
     def write_state(self, report: Report, *, life: int) -> None:
         """Keep what the leader knows, in the life of the task that is told."""

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.launch.base import GRACE_S
+from atoll.launch.command import is_python
 from atoll.launch.engines.local.life import Life, Words
 from atoll.launch.engines.local.supervisor import Group, Task
 from atoll.launch.engines.slurm.files import TaskFiles
@@ -113,7 +114,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 max_bytes=MAX_SECRETS_BYTES,
             )
         )
-        task = Task(index, f"{given.name}-{index}", given.command, secrets, None)
+        name = f"{given.name}-{index}"
+        # What the bootstrap becomes is what is told to go.
+        own = given.command[given.command.index("--") + 1 :]
+        task = Task(index, name, given.command, secrets, None, is_python(own))
         ended = lead(
             TaskFiles(given.place, index),
             task,

@@ -40,6 +40,7 @@ class Loop:
     def __init__(self, rank: int, kind: str, name: str = "a") -> None:
         self.rank, self.kind, self.name = rank, kind, name
         self.trained: list[int] = []
+        self.by = signal.SIGKILL
         self.part = stage(rank, 0) if kind == "pipeline" else None
         self.module = self.part.module if self.part else wrapped(kind, net(0), 2)
         self.optimizer = torch.optim.AdamW(self.module.parameters(), lr=0.01)
@@ -72,7 +73,7 @@ class Loop:
                     if island.inner_steps == dies_at:
                         island._keeping.wait()  # type: ignore[union-attr]
                         if dies in (None, self.rank):
-                            os.kill(os.getpid(), signal.SIGKILL)
+                            os.kill(os.getpid(), self.by)
                     self.optimizer.step()
                     self.optimizer.zero_grad()
         except (RemoteError, RuntimeError) as exc:
@@ -112,6 +113,15 @@ def live(
 ) -> dict[str, Any]:
     """Be one rank of an island, from the start of its program on."""
     return Loop(rank, kind, name).live(run, directory, dies_at, dies, exact)
+
+
+def live_until_asked(
+    rank: int, kind: str, run: str, directory: str, asked_at: int
+) -> dict[str, Any]:
+    """Be one rank of an island that is asked to end at its second rank."""
+    loop = Loop(rank, kind)
+    loop.by = signal.SIGTERM
+    return loop.live(run, directory, asked_at, 1, True)
 
 
 def live_whole(rank: int, run: str, directory: str, *how: Any) -> dict[str, Any]:

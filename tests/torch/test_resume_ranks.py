@@ -10,7 +10,7 @@ import pytest
 import atoll
 from tests.torch.processes import Group, run_groups
 from tests.torch.rank_loops import settings
-from tests.torch.rank_resuming import live, live_whole
+from tests.torch.rank_resuming import live, live_until_asked, live_whole
 
 # The first of them loads torch for all.
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -72,6 +72,21 @@ def test_ranks_that_are_killed_go_on_exactly(
         assert each["told"] == []
         assert each["digest"] == expected["digest"]
         assert each["inner_steps"] == expected["inner_steps"]
+
+
+def test_ranks_that_are_asked_to_end_go_on_exactly(tmp_path: Path) -> None:
+    """SIGTERM at one rank saves all of them, and gives none of their work away."""
+    whole, cut = (place(tmp_path / each, STREAMED) for each in ("whole", "cut"))
+    asked, (expected,) = run_groups(
+        Group(live_until_asked, ("fsdp", *cut, 7), ranks=2),
+        group("alone", whole, -1, None, True),
+    )
+    assert asked[0]["inner_steps"] == asked[1]["inner_steps"] < expected["inner_steps"]
+    (again,) = run_groups(group("fsdp", cut, -1, None, True))
+    for first, second in zip(asked, again, strict=True):
+        assert second["told"] == []
+        assert second["digest"] == expected["digest"]
+        assert first["rows"] + second["rows"] == expected["rows"]
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp", "pipeline"])

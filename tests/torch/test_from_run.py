@@ -20,6 +20,8 @@ from atoll.island.definitions import Definition, definition_of
 from atoll.island.environment import definitions_from_environment
 from tests.bundle.samples import PLAIN, WITH_CODE, a_bundle, tiny_config
 from tests.cli.runs import as_user
+from tests.torch.processes import Group, run_groups
+from tests.torch.rank_decisions import decide
 
 pytestmark = pytest.mark.torch
 
@@ -283,3 +285,13 @@ def test_an_edited_stage_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> Non
     assert atoll.torch.from_run(run) is not None
     assert run.bundle is not None
     assert Bundle.of_directory(directory).digest == run.bundle.digest
+
+
+def test_the_first_rank_decides_for_all() -> None:
+    """It alone is asked, and what it says is said on every rank."""
+    allowed, refused = run_groups(
+        Group(decide, (False,), ranks=2), Group(decide, (True,), ranks=2)
+    )
+
+    assert allowed == [([0], ""), ([], "")]
+    assert refused == [([0], "Nobody consents."), ([], "Nobody consents.")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,8 @@ def test_trainers_are_killed_and_end_with_the_run(
     until("a round", lambda: stage.committed() >= 1, within_s=PATIENT_S)
     killed = ("north", "south")
     for name in killed:
-        folder = stage.folder / name
-        until(f"{name} saves", lambda f=folder: has_checkpoint(f), within_s=PATIENT_S)
+        has_saved = partial(has_checkpoint, stage.folder / name)
+        until(f"{name} saves", has_saved, within_s=PATIENT_S)
         islands[name].kill()
     before = stage.committed()
     for name in killed:

@@ -47,7 +47,7 @@ def last_words(island: Island) -> tuple[str, str]:
 
 def has_checkpoint(folder: Path) -> bool:
     """Return whether a trainer has saved since a round was committed."""
-    parts = folder.glob("checkpoint-*/island/checkpoint-*/manifest.json")
+    parts = folder.glob("checkpoint-*/island/checkpoint-*[0-9]/manifest.json")
     return any(parts) or any(folder.glob("*.ckpt"))
 
 
@@ -77,8 +77,8 @@ def test_trainers_are_killed_and_end_with_the_run(
     until("a round", lambda: stage.committed() >= 1, within_s=PATIENT_S)
     killed = ("north", "south")
     for name in killed:
-        folder = stage.folder / name
-        until(f"{name} saves", partial(has_checkpoint, folder), within_s=PATIENT_S)
+        has_saved = partial(has_checkpoint, stage.folder / name)
+        until(f"{name} saves", has_saved, within_s=PATIENT_S)
         islands[name].kill()
     before = stage.committed()
     for name in killed:
@@ -91,6 +91,7 @@ def test_trainers_are_killed_and_end_with_the_run(
     assert float(words["north"][0]) < 2.5
     assert stage.committed() == ROUNDS
     for name in killed:
+        assert "fresh optimizer" not in islands[name].log.read_text()
         lives = {
             each["incarnation"] for each in stage.events("island_joined", island=name)
         }

@@ -7,7 +7,6 @@ Prints how many programs there are, of how many parameters, and on what. With th
 from __future__ import annotations
 
 import json
-import re
 import sys
 from typing import Any
 
@@ -95,22 +94,6 @@ def lowered(mesh: Mesh) -> dict[str, Any]:
     return step.lower(init.abstract(one), batch)
 
 
-def overlapped(text: str) -> list[int]:
-    """Return, for each started exchange, how many computations lie before its end."""
-    lines = text.splitlines()
-    between = []
-    for i, line in enumerate(lines):
-        if found := re.search(r"(%[\w.\-]*all-gather-start[\w.\-]*) = ", line):
-            done = next(
-                j
-                for j in range(i + 1, len(lines))
-                if "all-gather-done" in lines[j] and f"{found[1]})" in lines[j]
-            )
-            inside = lines[i + 1 : done]
-            between.append(sum(" fusion(" in x or " while(" in x for x in inside))
-    return between
-
-
 def main() -> None:
     """Print what was lowered, and what was compiled of it."""
     if "tpu" in sys.argv:
@@ -127,7 +110,6 @@ def main() -> None:
         text = programs["inner 0 1"].compile().as_text()
         island_of = [i // 4 for i in range(8)]
         claims["bytes"] = collective_bytes(text, island_of=island_of)
-        claims["between start and done"] = overlapped(text)
     json.dump(claims, sys.stdout)
 
 

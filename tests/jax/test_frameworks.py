@@ -63,7 +63,7 @@ def with_nnx() -> Made:
 
     def train(state: Any, batch: Any, rng: Any) -> tuple[Any, Any]:
         def loss(params: Any) -> tuple[jax.Array, Any]:
-            net = flax.nnx.merge(shape, params, state["rest"])
+            net = flax.nnx.merge(shape, params, state["rest"], copy=True)
             value = squared(net(batch[0]), batch[1])
             return value, flax.nnx.state(net, flax.nnx.Not(flax.nnx.Param))
 

@@ -123,7 +123,10 @@ def test_every_flight_is_reduced_whole_and_lands_once(
 
 @pytest.mark.parametrize("num_fragments", [2, 3, 4, 8, 16])
 def test_programs_do_not_grow_with_fragments(num_fragments: int) -> None:
-    """Seven programs at most for two to sixteen fragments of a stack of sixteen."""
+    """Two to sixteen fragments of a stack of sixteen need the same seven programs.
+
+    Three do not divide it, and make one kind more: ten.
+    """
     sync = SyncSection(
         sync_every=48, num_fragments=num_fragments + 1, overlap_steps=3, rest="own"
     )
@@ -132,4 +135,5 @@ def test_programs_do_not_grow_with_fragments(num_fragments: int) -> None:
     times = Timetable(48, num_fragments + 1, 3, of_shape)
 
     # A seal and a landing for each kind, and the inner steps beside them.
-    assert len(times.airs) + 2 * len(of_shape) <= 7 + 2 * (16 % num_fragments > 0)
+    programs = len(times.airs) + 2 * len(of_shape)
+    assert programs == (10 if 16 % num_fragments else 7)

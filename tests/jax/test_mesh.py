@@ -34,7 +34,7 @@ def test_neither_the_inner_step_nor_the_exchange_waits_for_the_other(
     """In the compiled program no inner output is behind an exchange, nor vice versa.
 
     Host devices run a program's operations without starting and ending a collective
-    apart, so that this shows what may overlap; `test_tpu` shows that it does.
+    apart, so that this shows what may overlap and not that it does: see `test_ahead`.
     """
     found = claims["independence"]
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from atoll.jax import lens as lenses
 from atoll.jax import pieces
@@ -221,6 +220,6 @@ class Plan:
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    if not hasattr(leaf, "shape"):
-        leaf = np.asarray(leaf)
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        leaf = jax.typeof(leaf)  # a number of Python's, too, has the dtype JAX gives it
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)

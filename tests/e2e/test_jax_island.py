@@ -17,9 +17,9 @@ SETTINGS: Settings = {
     "wire": {"up": "int8", "down": "bf16"},
     "outer": {"momentum": 0.5},
     # A round waits for an island as long as its restart may take on a busy machine.
-    "limits": {"deadline_min_s": 200.0, "deadline_max_s": 250.0},
+    "limits": {"deadline_min_s": 500.0, "deadline_max_s": 600.0},
 }
-PATIENT_S = 110.0
+PATIENT_S = 240.0
 """Two frameworks are loaded at the same time, on a machine that may be busy."""
 
 
@@ -32,7 +32,7 @@ def start(stage: Stage, framework: str, *, dies_at: int = -1) -> Island:
     return stage._island(framework, command, None)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_torch_and_jax_agree_though_the_jax_island_is_killed(
     stage: Stage, tmp_path: Path
 ) -> None:

@@ -21,6 +21,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 # Forbidden for a concept of ours, and right for something that is not one.
 RIGHT_ELSEWHERE = {
     "args",  # the arguments of a function
+    "bootstrap",  # what runs before the command of a launched island
     "bucket",  # of an object store
     "gradient",  # as in pseudo-gradient
     "manager",  # a context manager

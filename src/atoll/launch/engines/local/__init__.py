@@ -23,7 +23,7 @@ from atoll.launch.bootstrap import bootstrap_words, told_to
 from atoll.launch.command import is_python, python_words, spelt_out
 from atoll.launch.engines.local import places
 from atoll.launch.engines.local.files import Known, LaunchFiles, send, started
-from atoll.launch.engines.local.supervisor import MODULE, Task, job_of
+from atoll.launch.engines.local.supervisor import MODULE, Start, written
 from atoll.launch.handle import Handle
 from atoll.launch.options import read_options
 from atoll.launch.references import in_engine
@@ -65,11 +65,11 @@ class LocalLauncher:
         return Traits(is_elsewhere=False)
 
     def plan(self, order: Order) -> Plan:
-        data = [_shown(task, order) for task in _tasks(order, has_secrets=False)]
+        data = [_shown(start, order) for start in _starts(order, has_secrets=False)]
         return as_json(data)
 
     def launch(self, order: Order, *, keep: Keep) -> Handle:
-        tasks = _tasks(order, has_secrets=True)
+        starts = _starts(order, has_secrets=True)
         files = self._files(order.id)
         files.make()
         handle = order.handle(
@@ -79,7 +79,7 @@ class LocalLauncher:
             begun_at_s=time.time(),
         )
         keep(handle)
-        _begin(files, job_of(tasks, order.spec.restarts))
+        _begin(files, written(starts, order.spec.restarts))
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
@@ -130,7 +130,7 @@ class LocalLauncher:
         return known if is_led else [_unled(each) for each in known]
 
 
-def _tasks(order: Order, *, has_secrets: bool) -> list[Task]:
+def _starts(order: Order, *, has_secrets: bool) -> list[Start]:
     """Return what is executed for each island.
 
     Raises:
@@ -144,7 +144,7 @@ def _tasks(order: Order, *, has_secrets: bool) -> list[Task]:
     if has_secrets:
         told |= {name: value.reveal() for name, value in order.values.items()}
     return [
-        Task(
+        Start(
             index,
             spec.island(index),
             _words(order, index),
@@ -204,22 +204,22 @@ def _require_command(command: tuple[str, ...], directory: Path) -> None:
         )
 
 
-def _shown(task: Task, order: Order) -> dict[str, Any]:
+def _shown(start: Start, order: Order) -> dict[str, Any]:
     return {
-        "island": task.name,
-        "words": list(task.words),
-        "directory": task.directory,
-        "environment": dict(task.environment),
+        "island": start.name,
+        "words": list(start.words),
+        "directory": start.directory,
+        "environment": dict(start.environment),
         "secrets": dict(order.spec.secrets),
     }
 
 
-def _begin(files: LaunchFiles, job: bytes) -> None:
+def _begin(files: LaunchFiles, starts: bytes) -> None:
     """Start the supervisor, and return when it leads."""
     with files.supervisor_log.open("wb") as said:
         done = subprocess.run(
             [sys.executable, "-m", MODULE, str(files.directory)],
-            input=job,
+            input=starts,
             stdout=said,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -27,14 +27,14 @@ KINDS = {
     "ddp": "alone",
     "fsdp": "alone",
     "hsdp": "alone",
-    "tp": "whole",
     "pipeline": "whole",
     "alone": "alone",
 }
 """Of islands, whose names they are, and as what one process does the same.
 
-Ranks of tensor parallel and of a pipeline train on the same rows; the others each have
-their own, which one process takes in the order of ranks.
+Stages of a pipeline train on the same rows; ranks of the others each have their own,
+which one process takes in the order of ranks. Tensor parallel is not among them: it
+multiplies narrower matrices, for which a processor may have another order.
 """
 
 

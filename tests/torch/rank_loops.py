@@ -145,9 +145,10 @@ def train(
                 (loss / len(mine)).backward()
             see(model, part)
             island.report(tokens=ROWS * len(mine), loss=loss)
+            last = float(loss.detach())
             optimizer.step()
             optimizer.zero_grad()
-    return told(island)
+    return told(island) | {"loss": last}
 
 
 def train_by_tokens(rank: int, run: RunSettings, name: str) -> list[float]:

@@ -79,14 +79,17 @@ def test_a_pipeline_comes_to_the_bits_of_one_process() -> None:
     assert piped["tokens"] == alone["tokens"]
 
 
-def test_tensor_parallel_comes_to_the_bits_of_one_process() -> None:
-    """Two tensor-parallel ranks train on the same rows, which count once."""
-    run = settings(3, **STREAMED)
+def test_tensor_parallel_comes_to_the_values_of_one_process() -> None:
+    """Two tensor-parallel ranks train on the same rows, which count once.
+
+    They multiply narrower matrices, for which a processor may have another order.
+    """
+    run = settings(3, sync=STREAMED["sync"], wire={"up": "fp32", "down": "fp32"})
     spread, alone = same(
         Group(train, ("tp", 2, 0, run, "a", 8), ranks=2),
         Group(train, ("alone", 1, 0, run, "a", 8)),
     )
-    assert spread["digest"] == alone["digest"]
+    assert spread["loss"] == pytest.approx(alone["loss"], rel=1e-4)
     assert spread["tokens"] == alone["tokens"]
 
 

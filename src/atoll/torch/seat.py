@@ -19,7 +19,7 @@ import torch
 from atoll.errors import AtollWarning
 from atoll.exchange import MemoryRun
 from atoll.exchange.collective import CollectiveRun
-from atoll.island import Host, join_run
+from atoll.island import Host
 from atoll.island.environment import island_from_environment
 from atoll.island.keeping import IslandPart
 from atoll.island.keys import island_key
@@ -28,9 +28,8 @@ from atoll.island.resumed import tell_fresh, tell_resumed
 from atoll.island.saved import SavedIsland, to_tree
 from atoll.torch.build_checks import require_trained, require_values
 from atoll.torch.island import Island
-from atoll.torch.join import is_perhaps_spread
+from atoll.torch.join import enter_alone, is_perhaps_spread
 from atoll.torch.life import Alone, Life
-from atoll.torch.model import TorchModel, TorchView
 
 Run = MemoryRun | CollectiveRun | str | None
 Optimizers = Sequence[torch.optim.Optimizer]
@@ -218,9 +217,7 @@ def _join_alone(
     check: Callable[[], None],
 ) -> _Joined:
     check()
-    torch_model = TorchModel.of(model)
-    view = TorchView(torch_model)
-    host = join_run(run, view, torch_model.spec, island=island, keeping=past)
+    host, view = enter_alone(model, run, island=island, keeping=past)
     return Alone(host, view), [model], host, host
 
 

@@ -20,7 +20,7 @@ from atoll.launch.states import Report
 
 
 @dataclass(frozen=True)
-class TaskFiles:
+class IslandFiles:
     """The files of one island."""
 
     place: Path

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import atoll.torch
 
-CONTEXT, BATCH, WIDTH = 32, 32, 96
+CONTEXT, BATCH, WIDTH = 32, 16, 64
 SOURCES = [tarfile, subprocess, textwrap, json.decoder]
 
 

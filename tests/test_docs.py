@@ -21,6 +21,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 # Forbidden for a concept of ours, and right for something that is not one.
 RIGHT_ELSEWHERE = {
     "args",  # the arguments of a function
+    "bootstrap",  # what runs before the command of a launched island
     "bucket",  # of an object store
     "gradient",  # as in pseudo-gradient
     "manager",  # a context manager
@@ -150,8 +151,8 @@ def test_every_setting_is_in_the_concepts() -> None:
     for key in set_by_default - listed_keys:
         assert f"`{key}" in concepts, key  # named as not available yet
     unset = {
-        *("run.max_islands", "run.end_rounds", "run.end_tokens"),
-        "store.decider",
+        *("run.max_islands", "run.end_rounds", "run.end_tokens", "run.bundle"),
+        *("run.decay_round", "store.decider"),
     }
     assert listed_keys - set_by_default == unset
 
@@ -231,5 +232,7 @@ def test_every_dependency_has_its_reason() -> None:
     installed = {re.split(r"[><=\[]", each)[0] for each in wanted} - {"atoll"}
 
     page = (ROOT / "docs" / "dependencies.md").read_text()
-    told = re.findall(r"^\| (?:`[a-z, `]+` \| )?`(\w+)` \|", page, flags=re.MULTILINE)
+    told = re.findall(
+        r"^\| (?:`[a-z, `-]+` \| )?`([\w-]+)` \|", page, flags=re.MULTILINE
+    )
     assert set(told) == installed

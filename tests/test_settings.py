@@ -376,7 +376,6 @@ def test_an_unknown_choice_names_the_nearest_one(
         ("async.buffer", 2),
         ("async.grace_s", 1.0),
         ("async.staleness", "sqrt"),
-        ("run.decay_round", 10),
         ("wire.down", "gather"),
     ],
 )

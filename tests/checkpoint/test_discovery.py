@@ -284,3 +284,26 @@ def test_a_copied_checkpoint_is_as_good(tmp_path: Path) -> None:
     shutil.copytree(path, tmp_path / "there" / path.name)
 
     assert newest_value(tmp_path / "there") == 5.0
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_was_replaced(
+    tmp_path: Path,
+) -> None:
+    """Who restores beside a training that keeps one checkpoint ends with the newer."""
+    objects = {"model": Weights(1.0), "trainer": Weights(1.0)}
+    atoll.checkpoint.save(tmp_path, objects)
+
+    class Slow(Weights):
+        """Takes so long to restore that the next one is saved meanwhile."""
+
+        def load_state_dict(self, state: object, /) -> None:
+            super().load_state_dict(state)
+            if self.value == 1.0:
+                newer = {"model": Weights(2.0), "trainer": Weights(2.0)}
+                atoll.checkpoint.save(tmp_path, newer, keep=1)
+
+    model, trainer = Slow(0.0), Weights(0.0)
+    loaded = atoll.checkpoint.load(tmp_path, {"model": model, "trainer": trainer})
+
+    assert loaded is not None
+    assert (model.value, trainer.value) == (2.0, 2.0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +12,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import typer.main
 
+from atoll.cli import app
 from atoll.cli.launch_options import size_bytes
 from atoll.errors import UsageError
 from atoll.launch.book import Book
@@ -18,7 +22,9 @@ from atoll.launch.launching import Launched
 from atoll.settings import RunSettings
 from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
 
-WAIT_S = 100.0
+WAIT_S = 250.0
+PAGE = Path(__file__).parents[2] / "docs" / "launching.md"
+COMMANDS = re.findall(r"^    atoll (.*)$", PAGE.read_text(), flags=re.MULTILINE)
 
 TELLING = """
 import pathlib
@@ -62,6 +68,7 @@ def states(say: Say, *words: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.timeout(300)
 def test_a_run_file_is_trained_to_its_end(place: Path, say: Say) -> None:
     """A coordinator and islands come and go; what is left is a table, and no settings.
 
@@ -104,6 +111,7 @@ def _require_nothing_told(place: Path) -> None:
         assert [each for each in secrets if each in said] == []
 
 
+@pytest.mark.timeout(300)
 def test_a_launch_is_found_from_another_terminal(place: Path, say: Say) -> None:
     """Left, listed, read, made larger and smaller, and ended, coordinator last."""
     forever = ("--set", "run.end_rounds=1000000", "--set", "run.start_islands=1")
@@ -147,6 +155,7 @@ def _until(say: Say, run: str, wanted: dict[str, str]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.timeout(300)
 def test_islands_of_a_bucket_need_no_coordinator(place: Path, say: Say) -> None:
     """A run in a store is trained as it is, and nothing else is started."""
     store = place / "store"
@@ -160,6 +169,28 @@ def test_islands_of_a_bucket_need_no_coordinator(place: Path, say: Say) -> None:
     assert set(states(say, "--all")) == {"local-0", "local-1"}
 
 
+@pytest.mark.timeout(300)
+def test_code_is_shipped_by_the_run(
+    place: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Islands run what was there when they were launched, fetched by its digest."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    (place / "lib").mkdir()
+    (place / "lib" / "said.py").write_text("WORD = 'shipped'\n")
+    (place / "main.py").write_text(
+        "from lib.said import WORD\nimport os\nprint(WORD, os.getcwd())\n"
+        "exec(open('train.py').read())\n"
+    )
+    words = ("--ship", "-n", "2", "run.toml", "--", "main.py")
+    code, out, err = say("launch", *words)
+
+    assert code == 0, err
+    (digest,) = (path.name for path in (place / "lagoon.atoll" / "code").iterdir())
+    assert f"local-0 | shipped {place}/cache/atoll/code/{digest}/local-0" in out
+    assert not (place / "local-0.cmdline").exists()
+
+
+@pytest.mark.timeout(300)
 def test_failures_are_told_by_cause(place: Path, say: Say) -> None:
     """Exit code 1, what was the matter, and the last words: once for equal ones."""
     (place / "broken.py").write_text("print('so far')\nraise RuntimeError('oh dear')\n")
@@ -173,6 +204,7 @@ def test_failures_are_told_by_cause(place: Path, say: Say) -> None:
     assert states(say) == {}
 
 
+@pytest.mark.timeout(300)
 def test_an_interruption_lets_islands_leave(place: Path, say: Say) -> None:
     """Ctrl-C: they leave the run, the coordinator closes, and nothing is left."""
     forever = ("--set", "run.end_rounds=1000000")
@@ -259,6 +291,29 @@ def test_nothing_that_was_launched_is_told(say: Say) -> None:
         code, _, err = say(*words, "https://127.0.0.1:9", *more)
         assert code == 2
         assert "Nothing was launched by this user for https://127.0.0.1:9" in err
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_of_the_page_is_one(line: str) -> None:
+    """Verb, options and arguments are those of the command line."""
+    verb, *words = shlex.split(line)
+    command = typer.main.get_command(app)
+    sub = command.commands[verb]  # type: ignore[attr-defined] # a group has commands
+
+    sub.make_context(verb, words)
+
+
+def test_every_option_of_launch_is_on_the_page() -> None:
+    """The table of options is the list of options."""
+    command = typer.main.get_command(app)
+    launch = command.commands["launch"]  # type: ignore[attr-defined]
+    known = {
+        each.opts[0] for each in launch.params if each.param_type_name == "option"
+    } - {"--help", "-h"}
+    rows = re.findall(r"^\| (`-.*?) \| ", PAGE.read_text(), flags=re.MULTILINE)
+    listed = {option for row in rows for option in re.findall(r"`(--?[a-z-]+)", row)}
+
+    assert listed - {"--no-ship", "-m"} == known
 
 
 def test_sizes_are_read() -> None:

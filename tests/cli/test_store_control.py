@@ -13,6 +13,7 @@ import pytest
 from atoll.cli.bucket.control import say
 from atoll.cli.bucket.observing import Observing
 from atoll.cli.bucket.status import StatusView
+from atoll.errors import UsageError
 from atoll.exchange import Frame
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import ControlDocument, MemberDocument, packed
@@ -43,6 +44,13 @@ class HandClock:
         return self.at_s
 
 
+def beat_of(name: str, **changes: str) -> Beat:
+    """Return what an island says of itself."""
+    stats = Stats(version="0.1.0", seconds=10.0, inner_steps=40, loss=2.5)
+    told = replace(stats, **changes)  # type: ignore[arg-type]  # by name
+    return Beat(island=name, incarnation=1, step=7, stats=told)
+
+
 def member(url: str, name: str, beats: int, **changes: object) -> MemberDocument:
     """Put the document of an island, as its heartbeats do."""
     with Observing(url) as observing:
@@ -55,12 +63,7 @@ def member(url: str, name: str, beats: int, **changes: object) -> MemberDocument
             stands=(),
             beats=beats,
             has_left=False,
-            beat=Beat(
-                island=name,
-                incarnation=1,
-                step=7,
-                stats=Stats(version="0.1.0", seconds=10.0, inner_steps=40, loss=2.5),
-            ),
+            beat=beat_of(name),
         )
     document = replace(document, **changes)  # type: ignore[arg-type]  # by name
     data = packed(documents.MEMBER, document)
@@ -125,6 +128,17 @@ def test_who_is_live_is_found_out_by_watching(tmp_path: Path) -> None:
         said = view.document()
         assert said["state"] == "waiting"
         assert said["why"] == "Waits for 1 more of quorum=1. Silent: a, b, d."
+
+
+def test_islands_of_a_store_with_the_same_data_are_shown(
+    tmp_path: Path, capsys: Said
+) -> None:
+    """`atoll status` names them, and what to do about it."""
+    url = founded(tmp_path / "store")
+    for name in "ab":
+        member(url, name, 1, beat=beat_of(name, first_batch="batch-1"))
+
+    assert "a, b have begun with the same batch" in run(capsys, "status", url)[1]
 
 
 def test_an_islands_row_is_what_it_says_of_itself(tmp_path: Path) -> None:
@@ -234,6 +248,19 @@ def until(observing: Observing, has_come: Callable[[], bool]) -> None:
             return
         observing.pause(0.1)
     raise AssertionError("nothing has come")
+
+
+def test_everybody_reads_with_which_round_a_decay_begins(tmp_path: Path) -> None:
+    """It is an operator's word like others, and is judged like theirs."""
+    url = founded(tmp_path / "store")
+    with Observing(url) as observing, Observing(url) as other:
+        say(observing, "set", {"values": {"run.decay_round": 4}})
+        other.look()
+        assert other.lookout.sight.position(0.0).decay_round == 4
+        with pytest.raises(
+            UsageError, match=r"decay_round=1 is not ahead .* Give [23] or"
+        ):
+            say(other, "set", {"values": {"run.decay_round": 1}})
 
 
 def test_islands_end_with_the_round_that_a_stop_names(

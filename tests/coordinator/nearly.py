@@ -22,6 +22,7 @@ PARTS = (
 QUERIES = (
     *("", "wait_s=0", "wait_s=-1", "wait_s=nan", "wait_s=99", "wait_s=0&wait_s=0"),
     *("island=a", "incarnation=1", "island=a&incarnation=1", "incarnation=x"),
+    *("first=0", "first=-1", "island=a&incarnation=1&first=0"),
     *("after=0", "after=x", "after=-1", "x=1", "=", "&", "%zz=1", "a=%ff", "?"),
     "&".join(f"k{number}=1" for number in range(40)),
 )

@@ -23,6 +23,7 @@ from atoll.exchange import (
     Frame,
     HeartbeatCall,
     JoinCall,
+    KeepCall,
     LeaveCall,
     OfferCall,
     OutcomeCall,
@@ -49,9 +50,6 @@ from tests.http.loopback import Dialogue
 
 UNAVAILABLE = {503, 507}
 """All that a coordinator may answer of 500 and above."""
-
-NOT_THERE = {"/code/{digest}"}
-"""Listed for later."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +97,15 @@ def _islands(coordinator: Coordinator, state: Frame, update: Frame) -> list[Aski
         StateCall(0),
         FoundCall("a", 1, (state,)),
         RecoverCall("a", 1, state, ()),
+        KeepCall("a", 1, "0" * 64, 0, b"part"),
     )
     token = bearer(coordinator.directory)
     info = of_operator("GET", "/info", token)
-    return [info, *(of_call(call, token) for call in calls)]
+    kept = [
+        of_operator("GET", path, token).saying("atoll-protocol", "1")
+        for path in ("/constants", f"/constants/{'0' * 64}")
+    ]
+    return [info, *kept, *(of_call(call, token) for call in calls)]
 
 
 def _operators(coordinator: Coordinator) -> list[Asking]:
@@ -112,6 +115,8 @@ def _operators(coordinator: Coordinator) -> list[Asking]:
         *(of_operator("GET", f"/{each}", token) for each in ("health", "status")),
         *(of_operator("GET", f"/{each}", token) for each in ("metrics", "anchor")),
         of_operator("GET", "/bundle", token),
+        of_operator("GET", f"/code/{'0' * 64}", token),
+        of_operator("PUT", f"/code/{'0' * 64}", token, {}),
         of_operator("GET", "/events", token, query="after=0"),
         of_operator("POST", "/control/set", token, sets),
         of_operator("POST", "/control/evict", token, {"island": "a"}),
@@ -130,7 +135,7 @@ def test_the_samples_are_all_that_can_be_asked(surface: Surface) -> None:
     rows = {route_of(each.method, each.path) for each in surface.samples}
 
     assert {each.route for each in known if each} == set(ROUTES)
-    assert {row for row in ALL_ROUTES if row.path not in NOT_THERE} <= rows
+    assert set(ALL_ROUTES) <= rows
     assert all(row.need in Need for row in rows)
 
 

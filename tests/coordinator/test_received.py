@@ -267,7 +267,7 @@ class Wrong:
 
     def __init__(self, out: MovingOut, **changes: Any) -> None:
         self._out, self._changes = out, changes
-        self.agreed, self.update = out.agreed, out.update
+        self.agreed, self.update, self.parts = out.agreed, out.update, out.parts
 
     def belongings(self) -> Belongings:
         return replace(self._out.belongings(), **self._changes)

@@ -137,3 +137,12 @@ def test_a_committed_round_tells_the_stall() -> None:
     (told,) = [each for each in it.events.after(0) if each.name == "round_committed"]
 
     assert told.fields["stall_share"] == 0.25
+
+
+def test_islands_that_began_with_the_same_batch_are_listed() -> None:
+    """Who has said nothing of it is like nobody."""
+    it, _ = watched("a", "b", "c", "d")
+    for name, seen in (("a", "batch-1"), ("b", "batch-2"), ("c", "batch-1")):
+        it.watcher.stats[name] = Stats(first_batch=seen)
+
+    assert it.status(1.0)["same_data"] == [["a", "c"]]

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import atoll
 from atoll import RunSettings
 from tests.e2e.stage import Island, Settings, Stage
@@ -36,11 +38,23 @@ def start(
     return stage._island(name, command, None)
 
 
-def whole(stage: Stage, names: str) -> list[dict[str, Any]]:
+def opened(stage: Stage, place: str) -> str:
+    """Return the run's name, once islands can join it."""
+    if place == "coordinator":
+        stage.serve()
+        return stage.url
+    url = str(stage.folder / "bucket")
+    atoll.init(url, RunSettings.from_dict(stage.settings))
+    return url
+
+
+def whole(stage: Stage, names: str, place: str = "coordinator") -> list[dict[str, Any]]:
     """Return what a run leads to in which nobody dies."""
     stage.settings = settings_for(len(names))
-    stage.serve()
-    islands = [start(stage, name, seed=seed) for seed, name in enumerate(names)]
+    url = opened(stage, place)
+    islands = [
+        start(stage, name, seed=seed, url=url) for seed, name in enumerate(names)
+    ]
     led_to = [island.wait() for island in islands]
     stage.close()
     return led_to
@@ -71,18 +85,19 @@ def test_an_island_that_dies_twice_ends_where_it_would_have_ended(
         assert found[what] == expected[what], what
 
 
+@pytest.mark.parametrize("place", ["coordinator", "store"])
 def test_others_wait_for_an_island_that_comes_back_in_time(
-    stage: Stage, tmp_path: Path
+    stage: Stage, tmp_path: Path, place: str
 ) -> None:
     """Both islands of a run end in the same bits as if nobody had died."""
-    expected = whole(stage, "ab")
+    expected = whole(stage, "ab", place)
     cut = another(stage, tmp_path / "cut")
     try:
-        cut.serve()
-        b = start(cut, "b", seed=1)
-        a = start(cut, "a", seed=0, dies_at=20)
+        url = opened(cut, place)
+        b = start(cut, "b", seed=1, url=url)
+        a = start(cut, "a", seed=0, dies_at=20, url=url)
         assert a.process.wait(60) == -9, a.log.read_text()[-3000:]
-        found = [start(cut, "a", seed=0).wait(), b.wait()]
+        found = [start(cut, "a", seed=0, url=url).wait(), b.wait()]
     finally:
         cut.close()
 

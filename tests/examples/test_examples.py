@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+import atoll
+from atoll import RunSettings
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
@@ -18,8 +21,15 @@ MOST_LINES = {
     "three_lines.py": 40,
     "minimal.py": 120,
     "island.py": 40,
+    "jax_island.py": 60,
+    "jax_minimal.py": 80,
     "store_all_reduce.py": 40,
     "torchft_diloco.py": 60,
+    "transformers_trainer.py": 40,
+    "lightning_trainer.py": 40,
+    "accelerate_loop.py": 40,
+    "fsdp2_plain.py": 40,
+    "train.py": 80,
 }
 """Without blank lines."""
 
@@ -67,13 +77,13 @@ def test_two_islands_join_a_coordinator_with_the_commands_of_the_readme(
     tmp_path: Path,
 ) -> None:
     """Served, joined twice, and over: all three end by themselves with status 0."""
-    atoll = [str(Path(sys.executable).with_name("atoll"))]
+    command = [str(Path(sys.executable).with_name("atoll"))]
     environment = {**os.environ, "XDG_CONFIG_HOME": str(tmp_path / "config")}
     environment["OMP_NUM_THREADS"] = "1"
 
     def start(*words: str | Path) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*atoll, *map(str, words)],
+            [*command, *map(str, words)],
             env=environment,
             stdout=subprocess.PIPE,
             text=True,
@@ -91,6 +101,38 @@ def test_two_islands_join_a_coordinator_with_the_commands_of_the_readme(
     coordinator.communicate()
 
     assert [each.returncode for each in (*islands, coordinator)] == [0, 0, 0]
+    assert len({line.rpartition(" ")[2] for line in said}) == 1
+
+
+@pytest.mark.jax
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_a_torch_island_and_a_jax_island_share_a_bucket(tmp_path: Path) -> None:
+    """Both examples end by themselves, in the same run and on one digest."""
+    settings = {
+        "run": {"start_islands": 2, "end_rounds": 3},
+        "sync": {"sync_every": 20},
+    }
+    atoll.init(str(tmp_path / "bucket"), RunSettings.from_dict(settings))
+    environment = {
+        **os.environ,
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "ATOLL_RUN": str(tmp_path / "bucket"),
+        "OMP_NUM_THREADS": "1",
+    }
+    islands = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", EXAMPLES / name],
+            env={**environment, "ATOLL_ISLAND": name},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("island.py", "jax_island.py")
+    ]
+    said = [island.communicate()[0] for island in islands]
+
+    assert [island.returncode for island in islands] == [0, 0]
+    assert said[0].startswith("island.py: round 3, digest ")
     assert len({line.rpartition(" ")[2] for line in said}) == 1
 
 
@@ -137,3 +179,34 @@ def test_torchft_trains_two_islands_to_one_model() -> None:
 
     assert first == second
     assert float(first.removeprefix("loss ")) < 0.1
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(600)
+def test_two_ranks_of_fsdp2_are_one_island(tmp_path: Path) -> None:
+    """Started as torchrun starts it, it ends with a run that lives in a directory."""
+    settings = {
+        "run": {"end_rounds": 3, "max_islands": 1},
+        "sync": {"sync_every": 10},
+        "outer": {"momentum": 0.5},
+    }
+    atoll.init(str(tmp_path / "run"), RunSettings.from_dict(settings))
+    torchrun = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", *torchrun, EXAMPLES / "fsdp2_plain.py"],
+        env={
+            **os.environ,
+            "ATOLL_RUN": str(tmp_path / "run"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.search(r"^loss ([\d.]+), digest [0-9a-f]{32}$", done.stdout, re.M)
+    assert found is not None, done.stdout
+    # Guessing evenly among 32 words costs log(32) = 3.47 nats.
+    assert float(found[1]) < 2.5

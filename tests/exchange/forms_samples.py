@@ -16,6 +16,8 @@ from atoll.exchange import (
     Frame,
     HeartbeatCall,
     JoinCall,
+    KeepCall,
+    Kept,
     LeaveCall,
     OfferCall,
     Outcome,
@@ -48,6 +50,7 @@ from atoll.protocol import (
     Reception,
     TensorSpec,
 )
+from atoll.protocol.constants import Catalogue
 from atoll.protocol.counted import Counted
 from atoll.settings import RunSettings
 from atoll.wire import Header, pack
@@ -77,6 +80,21 @@ MODEL = ModelSpec(
             name="mask", shape=(8,), dtype="int64", role="constant", digest="00ff"
         ),
     )
+)
+CATALOGUE = Catalogue.of(
+    ModelSpec(
+        (
+            TensorSpec(
+                name="base",
+                shape=(2, 2),
+                dtype="bfloat16",
+                role="constant",
+                digest="0123456789abcdef" * 4,
+            ),
+            *MODEL.with_role("constant"),
+        )
+    ),
+    kept=["0123456789abcdef" * 4],
 )
 BEAT = Beat(
     island="tokyo-1",
@@ -157,7 +175,7 @@ def plain(value: object) -> object:
     """Return a value that can be compared: arrays as bytes, headers as they travel."""
     if isinstance(value, Header):
         return pack(value)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | memoryview):
         return value.tobytes()
     if is_dataclass(value):
         inside = {each.name: plain(getattr(value, each.name)) for each in fields(value)}
@@ -263,6 +281,14 @@ CALLS: st.SearchStrategy[Call] = st.one_of(
     st.builds(StateCall, FRAGMENTS),
     st.builds(FoundCall, NAMES, NUMBERS, several(STATES), st.just(True)),
     st.builds(
+        KeepCall,
+        NAMES,
+        NUMBERS,
+        st.binary(min_size=32, max_size=32).map(bytes.hex),
+        NUMBERS,
+        st.binary(max_size=64).map(memoryview),
+    ),
+    st.builds(
         RecoverCall,
         NAMES,
         NUMBERS,
@@ -319,5 +345,6 @@ REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
         ),
     ),
     st.tuples(st.just(StateCall(2)), STATES),
+    st.tuples(st.just(KeepCall("a", 1, "0" * 64, 0)), st.builds(Kept, NUMBERS)),
     st.tuples(st.sampled_from([LeaveCall("a", 1), QUESTION]), st.none()),
 )

@@ -96,7 +96,9 @@ class Journey:
     def bring(self) -> Arriving:
         arriving = Arriving(self.store, self.time, self.belongings())
         arriving.bring(
-            self.service.state_frame, lambda left: update_of(self.service, left)
+            self.service.state_frame,
+            lambda left: update_of(self.service, left),
+            self.service.journal.constants,
         )
         return arriving
 

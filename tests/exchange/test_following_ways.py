@@ -8,12 +8,13 @@ from typing import NoReturn
 import pytest
 
 from atoll.errors import RunMoved, Unreachable
-from atoll.exchange import CoordinatorExchange, Frame, Outcome
+from atoll.exchange import Constants, CoordinatorExchange, Frame, Outcome
 from atoll.exchange.following import Following, Place
 from atoll.protocol import (
     Beat,
     JoinReply,
     JoinRequest,
+    ModelSpec,
     Position,
     Reception,
     Stats,
@@ -42,6 +43,9 @@ class Closable:
 
     def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
         return self._open().heartbeat(beat, at_once=at_once)
+
+    def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
+        self._open().keep(joined, model, constants)
 
     def publish(self, frame: Frame) -> Reception:
         return self._open().publish(frame)

@@ -45,6 +45,7 @@ from atoll.exchange.forms import (
     apart,
     asked,
     error_parts,
+    messages,
     methods_of,
     nowhere_parts,
     parse_upload,
@@ -52,6 +53,7 @@ from atoll.exchange.forms import (
     require_run,
     to_request,
 )
+from atoll.exchange.forms.fields import require_table
 from atoll.protocol import Holding, Position
 from tests.exchange.forms_samples import (
     AGREED,
@@ -236,6 +238,16 @@ def test_a_large_position_follows_its_frame() -> None:
 
     assert "Atoll-Position" not in answer.headers
     assert plain(answered(QUESTION, answer)) == plain(outcome)
+
+
+@pytest.mark.parametrize("said", [{}, {"decay_round": 9, "end_tokens": 10**12}])
+def test_what_is_not_set_is_not_said(said: dict[str, int]) -> None:
+    """A position without a decay is the one that older islands read."""
+    position = replace(POSITION, **said)  # type: ignore[arg-type]  # by name
+    form = require_table(messages.POSITION.write(position), "position")
+
+    assert {"decay_round", "end_tokens"} & form.keys() == said.keys()
+    assert messages.POSITION.read(form, "position") == position
 
 
 def test_an_outcome_that_is_kept_no_more_is_its_header() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import NameKnown, SettingsError, UsageError
-from atoll.exchange import HeartbeatCall
+from atoll.exchange import HeartbeatCall, Kept
 from atoll.exchange.forms import (
     FAILURES,
     ROUTES,
@@ -23,10 +23,12 @@ from atoll.exchange.forms import (
     reply_parts,
     to_request,
 )
+from atoll.exchange.forms.constants import catalogue_parts
 from atoll.exchange.forms.tables import KNOWN
 from atoll.protocol import ModelSpec, Reception
 from tests.exchange.forms_samples import (
     BEAT,
+    CATALOGUE,
     JOIN,
     MODEL,
     POSITION,
@@ -50,6 +52,8 @@ WRITTEN: dict[str, Any] = {
     "beat": json.loads(body_bytes(to_request(HeartbeatCall(BEAT)))),
     "position": json.loads(body_bytes(reply_parts(POSITION))),
     "reception": json.loads(body_bytes(reply_parts(Reception.STAGED))),
+    "kept": json.loads(body_bytes(reply_parts(Kept(2**24)))),
+    "constants": json.loads(body_bytes(catalogue_parts(CATALOGUE))),
     "info": INFO,
     "error": json.loads(body_bytes(error_parts(KNOWN_NAME))),
 }

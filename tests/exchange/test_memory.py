@@ -439,3 +439,38 @@ def test_who_left_its_work_has_taken_part() -> None:
     run.publish(update(run, b, 3.0))
 
     assert anchor(run) == -2.0
+
+
+def test_nothing_is_wanted_of_islands_that_wait_for_the_start() -> None:
+    """Who waits for start_islands keeps its schedule, however late the others are."""
+    settings = {
+        "run": {"start_islands": 2},
+        "sync": {"num_fragments": 2, "fragment_order": "by_size"},
+        "wire": {"up": "fp32", "down": "fp32"},
+        "outer": {"optimizer": "sgd", "lr": 1.0},
+    }
+    run = MemoryRun(RunSettings.from_dict(settings))
+    model = vector_model({"v": (3,), "w": (3,)})
+    a = run.join(JoinRequest(model=model, island="a"))
+    for fragment in range(2):
+        state = FragmentState.found(np.zeros(3, np.float32), "sgd")
+        header, body = state.to_frame(
+            run=a.run, fragment=fragment, outer=OUTER, island="a", incarnation=1
+        )
+        run.publish(Frame(header, body))
+    run.publish(update(run, a, 1.0))
+    waits_a = Beat(island="a", incarnation=1, step=1, waits_for=(0, 1))
+
+    assert run.heartbeat(waits_a).wanted == ()
+
+    # Once both are there, and wait for each other's fragments, each is asked for them.
+    b = run.join(JoinRequest(model=model, island="b"))
+    run.publish(replace_fragment(update(run, b, 3.0), 1, base=run.state(1)))
+    run.heartbeat(Beat(island="b", incarnation=1, step=1, waits_for=(1, 1)))
+    assert run.heartbeat(waits_a).wanted == (1,)
+
+
+def replace_fragment(frame: Frame, fragment: int, *, base: Frame) -> Frame:
+    """Return an update of one fragment as one of another that is as large."""
+    header = replace(frame.header, fragment=fragment, base=base.header.base)
+    return Frame(header, frame.body)

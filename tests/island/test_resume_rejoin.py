@@ -237,3 +237,28 @@ def test_two_deaths_while_an_update_stands_lose_nothing() -> None:
     assert close(work_of(third), since + trained)
     third.die()
     b.die()
+
+
+def test_what_an_outcome_has_taken_along_is_not_saved_again() -> None:
+    """A checkpoint between an outcome and its taking holds no work that counted."""
+    run, a, b = two_islands()
+    a.train(2)
+    first = a.save(is_exact=False)
+    a.train(EVERY - 2)
+    a.die()
+    second = rejoined(run, first)
+    second.train(1)
+    trained = work_of(second)
+    b.train(EVERY)
+    slot = second.host.slots[0]
+    while slot.sealed is None:
+        second.idle(1)
+    slot.sealed.arrival.result()
+    assert slot.held_back is not None  # not taken yet
+    checkpoint = second.save(is_exact=False)
+    second.die()
+    third = rejoined(run, checkpoint)
+
+    assert close(work_of(third), trained)
+    third.die()
+    b.die()

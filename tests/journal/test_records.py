@@ -14,6 +14,7 @@ from atoll.errors import CorruptError, UsageError
 from atoll.journal import (
     Arrived,
     Committed,
+    ConstantKept,
     CountedSet,
     Created,
     Ended,
@@ -49,6 +50,7 @@ RECORDS: list[Record] = [
     Joined(island="tokyo-1", incarnation=3, slot=7, key_digest=b"k" * 32, nonce=b"n"),
     Left(island="an island with a name", incarnation=2**64 - 1, reason="lease"),
     EpochSet(number=1, values={"outer.lr": 0.1, "run.end_rounds": None}),
+    ConstantKept(digest=bytes(range(32)), size=2**64 - 1),
     PauseSet(is_paused=True),
     MoveSet(target="s3://lagoon/run", nonce="ab", is_over=True),
     Staged(fragment=2**32 - 1, round=9, island="é", digest=bytes(32)),

@@ -17,6 +17,7 @@ from atoll.exchange import (
     Frame,
     HeartbeatCall,
     JoinCall,
+    KeepCall,
     LeaveCall,
     OfferCall,
     Outcome,
@@ -27,13 +28,20 @@ from atoll.exchange import (
     StateCall,
 )
 from atoll.journal import Journal, Recorded
-from atoll.protocol import Beat, Holding, JoinRequest, Reception
+from atoll.protocol import (
+    Beat,
+    Holding,
+    JoinRequest,
+    ModelSpec,
+    Reception,
+    TensorSpec,
+)
 from atoll.protocol.tables import Row, Table
 from atoll.simulate import SimDisk
 from atoll.weights import FragmentState
 from atoll.wire import Header, Kind, OuterValues, blake3_digest, with_body
 from atoll.wire.voucher import voucher
-from tests.protocol.drivers import MODEL
+from tests.protocol.drivers import MODEL as TRAINED
 
 SETTINGS = RunSettings.from_dict(
     {
@@ -42,6 +50,15 @@ SETTINGS = RunSettings.from_dict(
         "outer": {"optimizer": "sgd", "lr": 1.0},
     }
 )
+VALUES = bytes(range(16))
+CONSTANT = TensorSpec(
+    name="mask",
+    shape=(2,),
+    dtype="int64",
+    role="constant",
+    digest=blake3_digest(VALUES).hex(),
+)
+MODEL = ModelSpec((*TRAINED.tensors, CONSTANT))
 OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
 
 _ANY_UPDATE = Header(kind=Kind.UPDATE, run="run", fragment=0, round=3, island="a")
@@ -53,6 +70,9 @@ CALLS = Table(
             "JoinCall",
             "JoinCall, again",
             "JoinCall, an earlier life has published",
+            "KeepCall, a part",
+            "KeepCall, the last part",
+            "KeepCall, again",
             "FoundCall",
             "FoundCall, again",
             "RecoverCall",
@@ -89,6 +109,21 @@ CALLS = Table(
             ("JoinCall, an earlier life has published",),
             "JoinReply; the membership, the update",
             "Its update stands, and nobody is left to send it again.",
+        ),
+        Row(
+            ("KeepCall, a part",),
+            "Kept; nothing new",
+            "It is on the disk, and a crash forgets it: the founder brings it again.",
+        ),
+        Row(
+            ("KeepCall, the last part",),
+            "Kept; the constant",
+            "All of it has the digest that names it.",
+        ),
+        Row(
+            ("KeepCall, again",),
+            "Kept; nothing new",
+            "What is there is not taken twice.",
         ),
         Row(
             ("FoundCall",),
@@ -194,6 +229,9 @@ def _story() -> list[tuple[str, Making]]:
     return [
         ("JoinCall", _join("a")),
         ("JoinCall, again", _join("a")),
+        ("KeepCall, a part", _keep(0, 8)),
+        ("KeepCall, the last part", _keep(8, 16)),
+        ("KeepCall, again", _keep(0, 8)),
         ("FoundCall", _found),
         ("FoundCall, again", _found),
         ("", _join("b")),
@@ -223,6 +261,12 @@ def _story() -> list[tuple[str, Making]]:
 def _join(name: str, nonce: bytes = b"1", after: int = 0) -> Making:
     request = JoinRequest(model=MODEL, island=name, after=after)
     return lambda service: JoinCall(request, name.encode(), nonce)
+
+
+def _keep(first: int, last: int) -> Making:
+    """Let island a bring a part of the constant."""
+    call = KeepCall("a", 1, CONSTANT.digest, first, VALUES[first:last])
+    return lambda service: call
 
 
 def _beat(incarnation: int, *holds: Holding) -> HeartbeatCall:
@@ -317,6 +361,7 @@ def _facts(recorded: Recorded) -> set[tuple[object, ...]]:
             for at in each.digests
             if at
         ),
+        *(("the constant", each) for each in recorded.constants),
         *(("the update", *key) for key in recorded.staged),
         *(("the outcome", *key) for key in recorded.rosters),
     }

@@ -67,6 +67,7 @@ TYPES = {
         calls,
         (
             "JoinCall",
+            "KeepCall",
             "FoundCall",
             "RecoverCall",
             "HeartbeatCall",

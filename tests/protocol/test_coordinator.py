@@ -574,6 +574,34 @@ def test_a_later_end_opens_what_had_ended() -> None:
         table.do(NewValues({"run.end_rounds": 1}))
 
 
+def test_a_decay_begins_where_nobody_has_been() -> None:
+    """It must be learnt with the outcome before it; where the run ends is too late."""
+    table = started("a")
+    table.do(NewValues({"run.decay_round": 2}))
+    table.commit(closings(table.publish("a"))[0])
+    assert table.state.position(table.now_s).decay_round == 2
+    with pytest.raises(UsageError, match=r"decay_round=2 is not ahead of .* Give 3 or"):
+        table.do(NewValues({"run.decay_round": 2}))
+    with pytest.raises(
+        UsageError, match=r"=8 is beyond the run's last round, 5\. Give 5"
+    ):
+        table.do(NewValues({"run.decay_round": 8, "run.end_rounds": 5}))
+    table.do(NewValues({"run.decay_round": 8}))
+    table.do(Stopping())
+
+    assert table.state.position(table.now_s).decay_round == 8
+
+
+def test_with_overlap_a_decay_begins_a_round_later() -> None:
+    """Steps of the next round are made before the outcome of this one is taken."""
+    table = started("a")
+    overlapped = table.state.settings.with_values({"sync.overlap_steps": 2})
+    table.state = replace(table.state, settings=overlapped)
+    with pytest.raises(UsageError, match=r"=2 is not ahead of every .* Give 3 or more"):
+        table.do(NewValues({"run.decay_round": 2}))
+    table.do(NewValues({"run.decay_round": 3}))
+
+
 def test_a_founder_that_lives_keeps_its_founding() -> None:
     """Its heartbeats renew it, as they do its lease."""
     table = desk()

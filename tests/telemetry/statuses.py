@@ -69,6 +69,7 @@ def status(*islands: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "start_islands": 4,
         "stall_share": 0.12,
         "cure": None,
+        "same_data": [],
         "islands": list(islands),
         "recent": [committed(number) for number in (4, 5, 6)],
         "damage": [],

@@ -64,6 +64,15 @@ def test_a_refused_island_is_told_with_its_reason() -> None:
     assert "tokyo-1 was refused: norm: 812.1 is 40.6 times the median" in text
 
 
+def test_islands_with_the_same_data_are_named() -> None:
+    """With what to do about it, and not more names than fit."""
+    names = [f"i{number}" for number in range(10)]
+    told = " ".join(page(status(same_data=[["a", "b"], names])).split())
+
+    assert "a, b have begun with the same batch: give each its own rows" in told
+    assert "i7 and 2 more have begun" in told
+
+
 def test_damage_is_told() -> None:
     """What the journal could do without is said in words."""
     assert "Damage: snapshot 3 is torn." in page(status(damage=["snapshot 3 is torn."]))

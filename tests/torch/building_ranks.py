@@ -17,18 +17,21 @@ from atoll.island import anchors
 
 
 class Net(torch.nn.Module):
-    """Two layers, and a cache that is not saved."""
+    """Two layers on a frozen base, a table, and a cache that is not saved."""
 
     cos: torch.Tensor
+    table: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
+        self.base = torch.nn.Linear(4, 4).requires_grad_(False)
         self.first = torch.nn.Linear(4, 6)
         self.second = torch.nn.Linear(6, 3)
+        self.register_buffer("table", torch.empty(3, dtype=torch.int64))
         self.register_buffer("cos", torch.arange(4).float().cos(), persistent=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.second(self.first(rows * self.cos))
+        found: torch.Tensor = self.second(self.first(self.base(rows * self.cos)))
         return found
 
 
@@ -49,6 +52,7 @@ def live(rank: int, run: str, folder: str) -> None:
 
     def make() -> Net:
         net = Net()
+        fully_shard(net.base, mesh=mesh)
         fully_shard(net.first, mesh=mesh)
         fully_shard(net, mesh=mesh)
         return net
@@ -58,7 +62,12 @@ def live(rank: int, run: str, folder: str) -> None:
         name: p.full_tensor()  # type: ignore[attr-defined]
         for name, p in built.named_parameters()
     }
-    told = {**state, "cos": built.cos, "read": torch.tensor(sum(read))}
+    told = {
+        **state,
+        "table": built.table,
+        "cos": built.cos,
+        "read": torch.tensor(sum(read)),
+    }
     save_file(told, Path(folder) / f"{rank}.safetensors")
     dist.destroy_process_group()
 

@@ -9,11 +9,15 @@ import time
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 import atoll.torch
 from atoll import RunSettings
+from atoll.checkpoint import Policy
+from atoll.errors import UsageError
 from atoll.torch import Stage
 from tests.torch.rank_loops import (
     Last,
@@ -106,6 +110,75 @@ def no_such_name(rank: int) -> list[str]:
     return said_by(
         rank, Stage(module=Last(net(0)), index=1, of=2, names=names), settings(1)
     )
+
+
+def other_numbers_of_stages(rank: int) -> list[str]:
+    """The ranks do not agree on how long their pipeline is."""
+    part = stage(rank, 0)
+    longer = Stage(module=part.module, index=rank, of=2 + rank, names=part.names)
+    return said_by(rank, longer, settings(1))
+
+
+def dtensors_in_ddp(rank: int) -> list[str]:
+    """DDP, which takes no DTensors itself, around a model that has got some since."""
+    model = DistributedDataParallel(net(0))
+    mesh = init_device_mesh("cpu", (2,))
+    first = model.module.layers[0]
+    whole = DTensor.from_local(first.weight.detach(), mesh, [Replicate()])
+    first.weight = torch.nn.Parameter(whole)
+    return said_by(rank, model, settings(1))
+
+
+def laid_out(rank: int, placement: Placement) -> list[str]:
+    """A sharded model has one weight that lies otherwise."""
+    model = net(0)
+    mesh = init_device_mesh("cpu", (2,))
+    fully_shard(model, mesh=mesh)
+    weight = torch.zeros(7, 6)
+    whole = DTensor.from_local(weight, mesh, [placement], run_check=False)
+    model.layers[0].weight = torch.nn.Parameter(whole)
+    return said_by(rank, model, settings(1))
+
+
+def unshared(rank: int) -> list[str]:
+    return laid_out(rank, Partial())
+
+
+def replicated(rank: int) -> list[str]:
+    return laid_out(rank, Replicate())
+
+
+def checkpoint_of_one_rank(rank: int, directory: str) -> list[str]:
+    """Only the first rank is given a checkpoint."""
+    model = wrapped("ddp", net(0), 2)
+    how = {"checkpoint": directory} if rank == 0 else {}
+    return said_by(rank, model, settings(1), **how)
+
+
+def misspelt(rank: int, directory: str) -> list[str]:
+    """A component that nobody knows, which only the second rank asks for."""
+    components = ["modle"] if rank else ["model"]
+    model = wrapped("ddp", net(0), 2)
+    try:
+        policy: object = Policy(directory, components=components)
+    except UsageError as exc:
+        policy = exc
+    return said_by(rank, model, settings(1), checkpoint=policy)
+
+
+def restored(rank: int, kind: str, run: str, directory: str) -> list[str]:
+    """A checkpoint that this island cannot go on from."""
+    how = {"island": "a", "checkpoint": directory}
+    return said_by(rank, wrapped(kind, net(0), 2), run, **how)
+
+
+def saved(rank: int, kind: str, run: str, directory: str) -> list[str]:
+    """Join, save a first checkpoint, and leave."""
+    model = wrapped(kind, net(0), 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    policy = Policy(directory, components=["island"])
+    atoll.torch.join(model, optimizer, run, island="a", checkpoint=policy).leave()
+    return []
 
 
 def trained_until(rank: int, run: str | RunSettings, fault: Any) -> dict[str, Any]:

@@ -130,9 +130,11 @@ def train(
     run: str | RunSettings,
     name: str,
     hidden: int = 7,
+    seed: int | None = None,
 ) -> dict[str, Any]:
     """Train until the run ends. One process alone takes all ranks' micro-batches."""
-    model = wrapped(kind, net(number, hidden), ranks)
+    whole = net(number if seed is None else seed, hidden)
+    model = wrapped(kind, whole, ranks)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     with atoll.torch.join(model, optimizer, place_of(run), island=name) as island:
         part, parts = island.place if kind != "alone" else (0, ranks)
@@ -143,9 +145,27 @@ def train(
                 (loss / len(mine)).backward()
             see(model, part)
             island.report(tokens=ROWS * len(mine), loss=loss)
+            last = float(loss.detach())
             optimizer.step()
             optimizer.zero_grad()
-    return told(island)
+    return told(island) | {"loss": last}
+
+
+def train_by_tokens(rank: int, run: RunSettings, name: str) -> list[float]:
+    """Train two ranks on batches of different sizes; return the rate of each step."""
+    model = wrapped("ddp", net(), 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    rates = []
+    with atoll.torch.join(model, optimizer, place_of(run), island=name) as island:
+        scheduler = atoll.torch.WSD(optimizer, island, unit="tokens", warmup=100)
+        for step in steps():
+            rates.append(float(scheduler.get_last_lr()[0]))
+            model(rows_of(0, step, rank)).square().mean().backward()
+            island.report(tokens=ROWS + 2 * rank)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return rates
 
 
 def see(model: torch.nn.Module, part: int) -> None:
@@ -185,23 +205,29 @@ class Last(torch.nn.Module):
         return out
 
 
-def stage(rank: int, number: int) -> Stage:
+def stage(rank: int, seed: int, hidden: int = 7) -> Stage:
     """Return the stage of a rank: one has names of its own, the other the model's."""
+    whole = net(seed, hidden)
     if rank == 0:
         names = {"layer.": "layers.0."}
-        return Stage(module=First(net(number)), index=0, of=2, names=names)
-    return Stage(module=Last(net(number)), index=1, of=2)
+        return Stage(module=First(whole), index=0, of=2, names=names)
+    return Stage(module=Last(whole), index=1, of=2)
 
 
 def train_pipeline(
-    rank: int, number: int, run: str | RunSettings, name: str
+    rank: int,
+    number: int,
+    run: str | RunSettings,
+    name: str,
+    hidden: int = 7,
+    seed: int | None = None,
 ) -> dict[str, Any]:
     """Train a pipeline of two stages until the run ends, a micro-batch at a time."""
-    part = stage(rank, number)
+    part = stage(rank, number if seed is None else seed, hidden)
     optimizer = torch.optim.AdamW(part.module.parameters(), lr=0.01)
     with atoll.torch.join(part, optimizer, place_of(run), island=name) as island:
         for step in steps():
-            _pass(rank, part.module, rows_of(number, step, 0))
+            send_through(rank, part.module, rows_of(number, step, 0), hidden)
             see(part.module, 0)
             island.report(tokens=ROWS)
             optimizer.step()
@@ -209,7 +235,9 @@ def train_pipeline(
     return told(island)
 
 
-def _pass(rank: int, module: torch.nn.Module, rows: torch.Tensor) -> None:
+def send_through(
+    rank: int, module: torch.nn.Module, rows: torch.Tensor, width: int
+) -> None:
     """Go forward and back through both stages."""
     if rank == 0:
         hidden = module(rows)
@@ -218,7 +246,7 @@ def _pass(rank: int, module: torch.nn.Module, rows: torch.Tensor) -> None:
         dist.recv(gradient, 1)
         hidden.backward(gradient)
     else:
-        hidden = torch.empty(ROWS, 7)
+        hidden = torch.empty(ROWS, width)
         dist.recv(hidden, 0)
         hidden.requires_grad_()
         module(hidden).square().mean().backward()

@@ -20,6 +20,7 @@ from atoll.protocol import Beat, JoinRequest, ModelSpec, Position
 from atoll.torch import Island
 from atoll.torch.life import Alone, Life
 from atoll.torch.model import TorchModel, TorchView
+from atoll.torch.ranks.constants import RankConstants
 from atoll.torch.ranks.forming import form
 from atoll.torch.ranks.kinds import team_of
 from atoll.torch.ranks.spread import Spread
@@ -41,7 +42,9 @@ def island_at(
         life = Alone(Host(exchange, view, request, clock=SystemClock()), view)
     else:
 
-        def enter(view: RankView, spec: ModelSpec, memory: Spread) -> Host:
+        def enter(
+            view: RankView, spec: ModelSpec, memory: Spread, constants: RankConstants
+        ) -> Host:
             request = JoinRequest(model=spec, island="a")
             clock = SystemClock()
             return Host(exchange, view, request, clock=clock, memory=memory)

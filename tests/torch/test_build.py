@@ -88,7 +88,7 @@ def test_what_is_not_saved_is_what_the_constructor_makes() -> None:
 
 
 def test_a_tensor_that_nobody_has_is_named() -> None:
-    """A frozen table is not in the run: who builds the model gives it."""
+    """A frozen table is not in the run: its founder had none."""
     run, _ = a_run()
 
     def with_table() -> Net:
@@ -195,3 +195,29 @@ def test_an_optimizer_of_replaced_parameters_is_refused_by_name() -> None:
         UsageError, match=r"trains 2 tensors .* does not train 'weight', 'bias'"
     ):
         atoll.torch.join(model, optimizer, run_of())
+
+
+def frozen() -> Net:
+    """Return the model with a table that nobody trains."""
+    net = Net()
+    net.table = torch.nn.Parameter(torch.arange(3.0), requires_grad=False)
+    return net
+
+
+@pytest.mark.parametrize("most", [2**20, 0])
+def test_constants_come_from_the_run_unless_it_declines_them(most: int) -> None:
+    """What the founder froze is the model's again; a run that keeps none is told."""
+    run = run_of(limits={"max_constants_bytes": most})
+    model = frozen()
+    with torch.no_grad():
+        model.table.copy_(torch.tensor([4.0, 5.0, 6.0]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    island = atoll.torch.join(model, optimizer, run, island="founder")
+    model.table.data.zero_()  # the run has a copy
+
+    if most:
+        assert atoll.torch.build(frozen, run).table.tolist() == [4.0, 5.0, 6.0]
+    else:
+        with pytest.raises(UsageError, match=r"'table' \(frozen\).* has brought"):
+            atoll.torch.build(frozen, run)
+    island.leave()

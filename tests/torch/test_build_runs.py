@@ -41,30 +41,49 @@ def run(
     processes.close()
 
 
-def found(run: str) -> dict[str, torch.Tensor]:
-    """Found a run, and return its weights."""
+Tensors = dict[str, torch.Tensor]
+
+
+def found(run: str) -> tuple[Tensors, Tensors]:
+    """Found a run, and return its weights and its constants."""
     torch.manual_seed(3)
     model = Net()
+    model.table.copy_(torch.tensor([2, 3, 5]))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     island = atoll.torch.join(model, optimizer, run, island="founder")
     weights = island.anchor()
     island.leave()
-    return weights
+    return weights, {
+        "base.weight": model.base.weight.detach(),
+        "base.bias": model.base.bias.detach(),
+        "table": model.table,
+    }
 
 
 def test_a_run_elsewhere_fills_a_model_and_its_stages(run: str) -> None:
-    """A stage has other names for its tensors, and takes its own only."""
-    weights = found(run)
+    """A stage has other names for its tensors, and takes its own only.
+
+    Constants come from the run as well; a source= that has them wins.
+    """
+    weights, constants = found(run)
     whole = atoll.torch.build(Net, run)
 
     def last() -> Stage:
-        module = torch.nn.Sequential(torch.nn.Linear(6, 3))
-        return Stage(module=module, index=1, of=2, names={"0.": "second."})
+        module = torch.nn.Sequential(torch.nn.Linear(6, 3), torch.nn.Linear(4, 4))
+        module[1].requires_grad_(False)
+        names = {"0.": "second.", "1.": "base."}
+        return Stage(module=module, index=1, of=2, names=names)
 
     stage = atoll.torch.build(last, run)
+    given = torch.tensor([7, 7, 7])
+    other = atoll.torch.build(Net, run, source={"table": given}.get)
 
-    for name, values in weights.items():
-        assert bits(whole.get_parameter(name)) == bits(values), name
+    for name, values in {**weights, **constants}.items():
+        assert bits(whole.state_dict()[name]) == bits(values), name
+    assert other.table.tolist() == given.tolist()
+    assert bits(stage.module.get_parameter("1.weight")) == bits(
+        constants["base.weight"]
+    )
     assert bits(stage.module.get_parameter("0.weight")) == bits(
         weights["second.weight"]
     )
@@ -72,7 +91,7 @@ def test_a_run_elsewhere_fills_a_model_and_its_stages(run: str) -> None:
 
 def test_ranks_take_their_own_rows(run: str, tmp_path: Path) -> None:
     """Under FSDP2 no rank reads or holds what belongs to the other."""
-    weights = found(run)
+    weights, constants = found(run)
     (tmp_path / "ranks").mkdir()
     command = [sys.executable, "-m", "tests.torch.building_ranks", run]
     subprocess.run(
@@ -81,7 +100,7 @@ def test_ranks_take_their_own_rows(run: str, tmp_path: Path) -> None:
     told = [load_file(tmp_path / "ranks" / f"{rank}.safetensors") for rank in range(2)]
 
     for each in told:
-        for name, values in weights.items():
+        for name, values in {**weights, **constants}.items():
             assert bits(each[name]) == bits(values), name
         assert bits(each["cos"]) == bits(torch.arange(4).float().cos())
     if run.startswith("http"):

@@ -7,7 +7,7 @@ import inspect
 import pytest
 
 import atoll.torch
-from atoll.torch import Island, build, join, shard
+from atoll.torch import Island, build, from_run, join, shard
 
 pytestmark = pytest.mark.torch
 
@@ -15,11 +15,13 @@ pytestmark = pytest.mark.torch
 def test_the_package_lists_its_names() -> None:
     """What a user can import is exactly what `__all__` says."""
     assert atoll.torch.__all__ == [
+        "WSD",
         "Evaluation",
         "Island",
         "Stage",
         "StoreAllReduce",
         "build",
+        "from_run",
         "join",
         "shard",
     ]
@@ -64,9 +66,33 @@ def test_build_takes_what_was_promised() -> None:
     ]
 
 
+def test_from_run_takes_what_was_promised() -> None:
+    """A run, and what `build` takes besides what makes the model."""
+    assert parameters(from_run) == [
+        "run=None",
+        "*, device='cpu'",
+        "*, prepare=None",
+        "*, source=None",
+        "*, checkpoint=None",
+        "*, initialise=None",
+    ]
+
+
 def test_shard_takes_data_and_an_island() -> None:
     """Nothing else must match between islands."""
     assert parameters(shard) == ["data", "island"]
+
+
+def test_wsd_takes_what_was_promised() -> None:
+    """An optimizer and an island; how long each phase is by name."""
+    assert parameters(atoll.torch.WSD) == [
+        "optimizer",
+        "island",
+        "*, warmup",
+        "*, decay=0",
+        "*, unit='inner_steps'",
+        "*, rewarm_steps=20",
+    ]
 
 
 def test_an_island_offers_what_was_promised() -> None:
@@ -131,4 +157,4 @@ def test_an_islands_methods_take_what_was_promised(
 
 def test_what_comes_later_is_absent_rather_than_empty() -> None:
     """A name that is there works; these come with their capabilities."""
-    assert not hasattr(atoll.torch, "WSD")
+    assert not hasattr(atoll.torch, "diloco")

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from atoll import RunSettings
-from atoll.errors import UsageError
+import atoll
 from atoll.security import Role, token_file
-from atoll.torch.ranks.spread import require_lockstep
 from tests.coordinator.serving import serving
 from tests.torch import rank_faults
 from tests.torch.processes import Group, run_groups
@@ -50,6 +48,14 @@ def said_alike(group: Group) -> list[str]:
         (rank_faults.a_stage_missing, "ModelError", r"No rank holds stage 1 of 2"),
         (rank_faults.a_tie_to_nothing, "ModelError", r"another one owns 'nowhere'"),
         (rank_faults.no_such_name, "UsageError", r"Stage 1 declares 'layer.weight'"),
+        (
+            rank_faults.other_numbers_of_stages,
+            "UsageError",
+            r"pipelines of \[2, 3\] stages",
+        ),
+        (rank_faults.dtensors_in_ddp, "UsageError", r"DistributedData.*DTensors.*HSDP"),
+        (rank_faults.unshared, "ModelError", r"'layers.0.weight'.*P\(sum\).*Known are"),
+        (rank_faults.replicated, "ModelError", r"'layers.0.weight'.*no dimension sha"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -113,12 +119,62 @@ def test_ranks_that_call_different_things_are_told_so() -> None:
     assert "to anchor() after 0" in words
 
 
-def test_a_setting_that_breaks_lockstep_is_refused_by_name() -> None:
-    """Ranks that choose their own inner steps could not meet: the setting is named."""
-    run = RunSettings()
-    object.__setattr__(run.sync, "dynamic_local_updates", True)
-    with pytest.raises(UsageError, match="dynamic_local_updates"):
-        require_lockstep(run)
+@pytest.mark.parametrize(
+    ("key", "value"), [("dynamic_local_updates", True), ("mode", "async")]
+)
+def test_a_setting_that_breaks_lockstep_is_refused_by_name(
+    key: str, value: object
+) -> None:
+    """Ranks that choose their own inner steps could not meet: the setting is named.
+
+    No run has such a setting yet, so that it is put there by force.
+    """
+    run = settings(1)
+    object.__setattr__(run.sync, key, value)
+    group = Group(rank_faults.refused_by_the_run, ("fsdp", run), ranks=2)
+    error, words = said_alike(group)
+    assert error == "UsageError"
+    assert f"sync.{key}=" in words
+
+
+def test_a_checkpoint_that_one_rank_lacks_is_refused_on_all(tmp_path: Path) -> None:
+    """Who saves with others would wait for who does not."""
+    group = Group(rank_faults.checkpoint_of_one_rank, (str(tmp_path),), ranks=2)
+    error, words = said_alike(group)
+    assert error == "UsageError"
+    assert "Ranks [1] of this island are given no checkpoint=" in words
+
+
+def test_a_policy_that_one_rank_cannot_make_is_refused_on_all(tmp_path: Path) -> None:
+    """Its own error is the one that is told."""
+    (said,) = run_groups(Group(rank_faults.misspelt, (str(tmp_path),), ranks=2))
+    for error, words, _ in said:
+        assert error == "UsageError"
+        assert "modle" in words
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_same_run", "match"),
+    [("fsdp", False, "The checkpoint is of run"), ("ddp", True, "spread otherwise")],
+)
+def test_a_checkpoint_of_another_is_refused_on_all_ranks(
+    kind: str, is_same_run: bool, match: str, tmp_path: Path
+) -> None:
+    """One of another run, and one of a model that lay otherwise on its ranks."""
+    runs = [str(tmp_path / name) for name in ("one", "other")]
+    for run in runs:
+        atoll.init(run, settings(1))
+    saved = str(tmp_path / "saved")
+    run_groups(
+        Group(rank_faults.saved, ("fsdp", runs[0], saved), ranks=2),
+        Group(train, ("alone", 1, 0, runs[1], "b")),
+    )
+    where = runs[0] if is_same_run else runs[1]
+    error, words = said_alike(
+        Group(rank_faults.restored, (kind, where, saved), ranks=2)
+    )
+    assert error == "UsageError"
+    assert match in words
 
 
 def test_sigterm_at_one_rank_ends_all_of_them_at_one_step() -> None:

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import atoll.torch
 from atoll.security import Role, token_file
 from tests.coordinator.serving import serving
 from tests.torch import rank_rounds
 from tests.torch.processes import Group, run_groups
-from tests.torch.rank_loops import settings
+from tests.torch.rank_loops import net, settings
 
 # The first of them loads torch for all.
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
@@ -72,6 +74,28 @@ def test_a_frozen_layer_that_is_sharded_is_the_same_constant(tmp_path: Path) -> 
             ),
         )
     assert {*spread, *alone} == {alone[0]}
+
+
+def test_a_frozen_layer_that_is_sharded_is_brought_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader gathers the constants of a run that its ranks found."""
+    with serving(tmp_path / "run", settings(1)) as coordinator:
+        token = str(token_file(tmp_path / "run", Role.ISLAND))
+        monkeypatch.setenv("ATOLL_TOKEN_FILE", token)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "user"))
+        run_groups(
+            Group(
+                rank_rounds.train_frozen,
+                ("fsdp", coordinator.url, "a"),
+                ranks=2,
+                environment={"ATOLL_TOKEN_FILE": token},
+            )
+        )
+        built = atoll.torch.build(lambda: rank_rounds.frozen(net(1)), coordinator.url)
+    founded = net(0).layers[0].state_dict()
+    for name, values in built.layers[0].state_dict().items():
+        assert torch.equal(values, founded[name]), name
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

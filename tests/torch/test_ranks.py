@@ -16,6 +16,7 @@ from tests.torch.rank_loops import (
     look,
     settings,
     train,
+    train_by_tokens,
     train_pipeline,
     train_tied,
     train_tied_whole,
@@ -59,6 +60,14 @@ def test_two_ranks_come_to_the_bits_of_one_process(
     assert spread["tokens"] == alone["tokens"]
 
 
+def test_ranks_have_one_learning_rate() -> None:
+    """They know the tokens of all of them from the first step on: 4 and 6 make 10."""
+    (rates,) = run_groups(Group(train_by_tokens, (settings(3), "a"), ranks=2))
+
+    assert rates[0] == rates[1]
+    assert rates[0] == pytest.approx([step / 10 for step in range(9)])
+
+
 def test_a_pipeline_comes_to_the_bits_of_one_process() -> None:
     """Two stages, and the model that is not cut, end alike on the same rows."""
     run = settings(3, **STREAMED)
@@ -70,14 +79,17 @@ def test_a_pipeline_comes_to_the_bits_of_one_process() -> None:
     assert piped["tokens"] == alone["tokens"]
 
 
-def test_tensor_parallel_comes_to_the_bits_of_one_process() -> None:
-    """Two tensor-parallel ranks train on the same rows, which count once."""
-    run = settings(3, **STREAMED)
+def test_tensor_parallel_comes_to_the_values_of_one_process() -> None:
+    """Two tensor-parallel ranks train on the same rows, which count once.
+
+    They multiply narrower matrices, for which a processor may have another order.
+    """
+    run = settings(3, sync=STREAMED["sync"], wire={"up": "fp32", "down": "fp32"})
     spread, alone = same(
         Group(train, ("tp", 2, 0, run, "a", 8), ranks=2),
         Group(train, ("alone", 1, 0, run, "a", 8)),
     )
-    assert spread["digest"] == alone["digest"]
+    assert spread["loss"] == pytest.approx(alone["loss"], rel=1e-4)
     assert spread["tokens"] == alone["tokens"]
 
 

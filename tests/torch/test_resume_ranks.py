@@ -1,83 +1,113 @@
-"""An island of several ranks that is killed goes on with its optimizer's moments."""
+"""An island of several ranks that is killed goes on as one of one process does."""
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 import atoll
-import atoll.torch
-from atoll import RunSettings
-from atoll.checkpoint import Policy
 from tests.torch.processes import Group, run_groups
+from tests.torch.rank_loops import settings
+from tests.torch.rank_resuming import live, live_until_asked, live_whole
 
-pytestmark = pytest.mark.torch
+# The first of them loads torch for all.
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
-EVERY, ROUNDS = 4, 5
+STREAMED: dict[str, dict[str, Any]] = {
+    "wire": {"up": "int8", "down": "int8"},
+    "sync": {"sync_every": 4, "num_fragments": 2, "overlap_steps": 2},
+    "limits": {"deadline_min_s": 120.0, "deadline_max_s": 240.0},
+}
+"""Updates in flight, and a codec that leaves something over."""
 
-
-def model_of(kind: str) -> torch.nn.Module:
-    torch.manual_seed(0)
-    module = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
-    if kind == "ddp":
-        return DistributedDataParallel(module)
-    fully_shard(module, mesh=init_device_mesh("cpu", (2,)))
-    return module
-
-
-def live(rank: int, kind: str, run: str, directory: str, dies_at: int) -> Any:
-    """Train until the run ends, or this rank kills itself."""
-    model = model_of(kind)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-    policy = Policy(directory, every_rounds=1, also={"scheduler": scheduler})
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        island = atoll.torch.join(model, optimizer, run, island="a", checkpoint=policy)
-    begun = island.inner_steps
-    steps = [int(each["step"]) for each in optimizer.state.values()]
-    with island:
-        while True:
-            model(torch.ones(2, 3)).square().mean().backward()
-            island.report(tokens=1)
-            if island.inner_steps == dies_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-            time.sleep(0.2)  # what computing takes
-    said = [str(each.message) for each in told if "lost" in str(each.message)]
-    return begun, steps, scheduler.last_epoch, island.inner_steps, island.round, said
+AT_ONCE = {**STREAMED, "sync": {"sync_every": 4, "num_fragments": 2}}
+"""Nothing is in flight between two inner steps; a fragment is half a window behind."""
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_ranks_that_were_killed_go_on(kind: str, tmp_path: Path) -> None:
-    """Moments, learning rate and counts are those of the checkpoint."""
-    run, directory = str(tmp_path / "bucket"), str(tmp_path / "saved")
-    sync = {"sync_every": EVERY, "fragment_order": "by_size"}
-    settings = {"run": {"end_rounds": ROUNDS}, "sync": sync}
-    atoll.init(run, RunSettings.from_dict(settings))
-    killed = run_groups(Group(live, (kind, run, directory, 10), ranks=2))
-    assert all(isinstance(each, RuntimeError) for each in killed[0])
-    ((first, second),) = run_groups(Group(live, (kind, run, directory, -1), ranks=2))
+def place(folder: Path, tables: dict[str, Any]) -> tuple[str, str]:
+    """Return a new run, and where its island saves."""
+    folder.mkdir()
+    run = str(folder / "bucket")
+    atoll.init(run, settings(5, **tables))
+    return run, str(folder / "saved")
 
-    begun, steps, epoch, made, round, lost = first
-    assert begun == 2 * EVERY  # as far as the run has counted
-    (saved,) = set(steps)
-    assert saved in (EVERY, 2 * EVERY)  # the writing of the last may have died
-    assert epoch - saved == made - begun - 1  # the last step ended the loop
-    assert (made, round) == (ROUNDS * EVERY, ROUNDS)
-    assert second[:5] == first[:5]
-    assert len(lost) == 1
-    assert "had made 10 inner steps. The run has counted 8" in lost[0]
-    assert "2 inner steps with" in lost[0]
+
+def group(kind: str, where: tuple[str, str], *how: Any) -> Group:
+    """Return an island: its ranks, or one process with the same micro-batches."""
+    if kind == "whole":
+        return Group(live_whole, (*where, *how))
+    ranks = 1 if kind == "alone" else 2
+    return Group(live, (kind, *where, *how), ranks=ranks)
+
+
+ALONE = {"ddp": "alone", "fsdp": "alone", "hsdp": "alone", "pipeline": "whole"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "dies_at", "dies"),
+    [
+        ("ddp", 10, None),
+        ("fsdp", 10, 1),
+        ("fsdp", 11, 0),
+        ("hsdp", 9, None),
+        ("pipeline", 12, None),
+    ],
+)
+def test_ranks_that_are_killed_go_on_exactly(
+    kind: str, dies_at: int, dies: int | None, tmp_path: Path
+) -> None:
+    """With their weights they end on the bits of one process that nobody killed."""
+    whole, cut = (place(tmp_path / each, STREAMED) for each in ("whole", "cut"))
+    killed, _ = run_groups(
+        group(kind, cut, dies_at, dies, True),
+        group(ALONE[kind], whole, -1, None, True),
+    )
+    assert isinstance(killed[dies or 0], RuntimeError)
+    again, (expected,) = run_groups(
+        group(kind, cut, -1, None, True), group(ALONE[kind], whole, -1, None, True)
+    )
+    for each in again:
+        assert each["told"] == []
+        assert each["digest"] == expected["digest"]
+        assert each["inner_steps"] == expected["inner_steps"]
+
+
+def test_ranks_that_are_asked_to_end_go_on_exactly(tmp_path: Path) -> None:
+    """SIGTERM at one rank saves all of them, and gives none of their work away."""
+    whole, cut = (place(tmp_path / each, STREAMED) for each in ("whole", "cut"))
+    asked, (expected,) = run_groups(
+        Group(live_until_asked, ("fsdp", *cut, 7), ranks=2),
+        group("alone", whole, -1, None, True),
+    )
+    assert asked[0]["inner_steps"] == asked[1]["inner_steps"] < expected["inner_steps"]
+    (again,) = run_groups(group("fsdp", cut, -1, None, True))
+    for first, second in zip(asked, again, strict=True):
+        assert second["told"] == []
+        assert second["digest"] == expected["digest"]
+        assert first["rows"] + second["rows"] == expected["rows"]
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "pipeline"])
+def test_ranks_rejoin_with_the_work_that_no_round_has(
+    kind: str, tmp_path: Path
+) -> None:
+    """They end on the bits of one process that was killed at the same step.
+
+    One fragment has two inner steps that are in no update, and goes on with them; the
+    rows that have counted are not trained again, and what was lost is told.
+    """
+    spread, alone = (place(tmp_path / each, AT_ONCE) for each in ("spread", "alone"))
+    dead = run_groups(
+        group(kind, spread, 9, None, False), group(ALONE[kind], alone, 9, None, False)
+    )
+    assert all(isinstance(each, RuntimeError) for ranks in dead for each in ranks)
+    again, (expected,) = run_groups(group(kind, spread), group(ALONE[kind], alone))
+
+    assert again[0]["told"] == expected["told"]
+    assert "1 inner steps with" in expected["told"][0]
+    for each in again:
+        assert each["digest"] == expected["digest"]
+        assert each["rows"] == expected["rows"]
+        assert each["inner_steps"] == expected["inner_steps"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from atoll.algorithm.arithmetic import A, divide, flush, fp32, power
 from atoll.errors import UsageError
@@ -59,12 +59,16 @@ def nesterov(mean: A, velocity: A, *, lr: float, momentum: float) -> tuple[A, A]
 
 
 class AdamScalars(NamedTuple):
-    """What an Adam step needs beside the settings, each exact in fp32."""
+    """What an Adam step needs beside the settings, each exact in fp32.
+
+    The corrections may be arrays of one element, where a program is compiled once for
+    all outer steps.
+    """
 
     beta2: float
     eps: float
-    correction1: float
-    correction2: float
+    correction1: Any
+    correction2: Any
 
 
 def adam_corrections(*, momentum: float, count: int) -> AdamScalars:
@@ -102,9 +106,23 @@ def adam(
     `jax.numpy.sqrt` are; `torch.sqrt` on a CPU is not, and has to be taken in fp64:
     `lambda x: x.double().sqrt().float()`. A test proves it for every mantissa.
     """
-    beta2, eps, correction1, correction2 = adam_corrections(
-        momentum=momentum, count=count
+    scalars = adam_corrections(momentum=momentum, count=count)
+    return adam_step(
+        mean, moments, lr=lr, momentum=momentum, scalars=scalars, sqrt=sqrt
     )
+
+
+def adam_step(
+    mean: A,
+    moments: tuple[A, A],
+    *,
+    lr: float,
+    momentum: float,
+    scalars: AdamScalars,
+    sqrt: Callable[[A], A],
+) -> tuple[A, tuple[A, A]]:
+    """Return change and moments of the Adam step that has these scalars."""
+    beta2, eps, correction1, correction2 = scalars
     first, second = moments
     mean = flush(mean)
     fresh = flush(mean * fp32(1.0 - momentum))

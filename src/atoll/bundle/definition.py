@@ -184,7 +184,7 @@ def _runs(name: str, content: bytes) -> bool:
     is_inert = name.lower().endswith(INERT) or (not dot and stem in PLAIN_NAMES)
     if not is_inert:
         return True
-    said = _config_of(name, content)
+    said = _json_of(name, content)
     # An attention with a slash is a kernel of the hub: code that is fetched and loaded.
     return bool(_named(said, "auto_map")) or any(
         isinstance(each, str) and "/" in each
@@ -194,7 +194,7 @@ def _runs(name: str, content: bytes) -> bool:
 
 
 def _require_own_code(name: str, content: bytes) -> None:
-    for found in _named(_config_of(name, content), "auto_map"):
+    for found in _named(_json_of(name, content), "auto_map"):
         for each in _texts(found):
             if "--" in each:
                 raise UsageError(
@@ -203,7 +203,7 @@ def _require_own_code(name: str, content: bytes) -> None:
                 )
 
 
-def _config_of(name: str, content: bytes) -> Any:
+def _json_of(name: str, content: bytes) -> Any:
     if not name.endswith(".json"):
         return None
     try:

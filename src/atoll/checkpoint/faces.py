@@ -14,9 +14,12 @@ from typing import Protocol, runtime_checkable
 
 from atoll.checkpoint.arrays import Array, HostArray
 from atoll.checkpoint.ranks import Ranks
-from atoll.errors import CorruptError
+from atoll.errors import CorruptError, UsageError
 
-FACES = {"torch": "atoll.torch.checkpointing"}
+FACES = {
+    "torch": "atoll.torch.checkpointing",
+    "jax": "atoll.jax.checkpointing",
+}
 """By the top package of a value's type: the module whose `FACE` knows its values."""
 
 Keep = Callable[[Array], str]
@@ -90,8 +93,8 @@ class Face(Protocol):
         """
         ...
 
-    def random(self) -> Holder:
-        """Return the random states that belong to the process."""
+    def random(self) -> Holder | None:
+        """Return the random states that belong to the process; None: it has none."""
         ...
 
     def ranks(self) -> Ranks | None:
@@ -129,8 +132,18 @@ def face_of(value: object) -> Face | None:
 
 
 def face_named(name: str) -> Face:
-    """Return a face; its framework is loaded if it was not."""
-    face: Face = importlib.import_module(FACES[name]).FACE
+    """Return a face; its framework is loaded if it was not.
+
+    Raises:
+        UsageError: the framework is not installed.
+    """
+    try:
+        face: Face = importlib.import_module(FACES[name]).FACE
+    except ModuleNotFoundError as exc:
+        raise UsageError(
+            f"The checkpoint holds values of {name}, and {exc.name} is not installed. "
+            f"Run: pip install 'atoll[{name}]'"
+        ) from exc
     return face
 
 

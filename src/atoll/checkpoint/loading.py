@@ -13,7 +13,9 @@ from atoll.checkpoint.parts import Parts
 from atoll.checkpoint.random_states import ProcessRandom
 from atoll.checkpoint.ranks import Alone, Ranks, together
 from atoll.checkpoint.states import Objects, decoded, put_back
-from atoll.errors import UsageError
+from atoll.errors import AtollError, CorruptError, UsageError
+
+_LOOKS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +53,21 @@ def load(
     check_names(objects)
     chosen = chosen_components(components)
     ranks = present_ranks() or Alone()
-    found = find(Path(directory), ranks)
-    return None if found is None else restore(found, objects, chosen, ranks)
+    for _ in range(_LOOKS):
+        found = find(Path(directory), ranks)
+        if found is None:
+            return None
+        try:
+            return restore(found, objects, chosen, ranks)
+        except AtollError:
+            # Whoever saves there may have removed it meanwhile: there is a newer one.
+            is_here = found.path.is_dir()
+            if "gone" not in ranks.gather("" if is_here else "gone"):
+                raise
+    raise CorruptError(
+        f"The checkpoints of {directory} are removed faster than they can be read. "
+        "Have whoever saves there keep more of them."
+    )
 
 
 def restore(

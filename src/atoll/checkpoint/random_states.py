@@ -63,7 +63,7 @@ class ProcessRandom:
         return {
             "python": random.getstate(),
             "numpy": np.random.get_state(legacy=False),
-            **{name: holder.state() for name, holder in frameworks.items()},
+            **{name: each.state() for name, each in frameworks.items() if each},
         }
 
     def load_state_dict(self, state: object, /) -> None:
@@ -77,4 +77,7 @@ class ProcessRandom:
 
 
 def _random_of(name: str) -> Holder:
-    return face_named(name).random()
+    holder = face_named(name).random()
+    if holder is None:
+        raise UsageError(f"rng.process has a state of {name}, which has none.")
+    return holder

@@ -113,6 +113,19 @@ class Saver:
             self._background.abandon()
             self._give_up_lock()
 
+    def add(self, component: str, value: object) -> None:
+        """Save one more object from the next checkpoint on; every rank says so.
+
+        Raises:
+            UsageError: the component has an object already.
+        """
+        if component in self._given:
+            raise UsageError(f"{component} is saved already. Give it once.")
+        objects = {**self._given, component: value}
+        check_names(objects)
+        self._given, self._objects = objects, with_random(objects)
+        self._produced = _produced(self.components, self._objects)
+
     def find(self) -> Found | None:
         """Return the newest valid checkpoint, or None; nothing is restored."""
         self._found = find(self.directory, self._ranks)

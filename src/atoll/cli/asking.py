@@ -85,6 +85,7 @@ class Asking:
         target: str,
         *,
         body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
         fetching: Fetching | None = None,
         timeout_s: float | None = None,
     ) -> Reply:
@@ -98,7 +99,7 @@ class Asking:
             reply = self._caller.call(
                 method,
                 target,
-                headers={**self._headers, **kind},
+                headers={**self._headers, **kind, **(headers or {})},
                 body=body,
                 fetching=fetching,
                 timeout_s=timeout_s,

@@ -65,10 +65,10 @@ def export(
 ) -> None:
     """Write agreed weights into a safetensors file: the newest, or those of a round.
 
-    Every trained parameter and floating buffer is in it, in its own dtype. Constants
-    (frozen parameters, integer buffers) are not: the run knows their digests, and
-    never their values. A tied tensor is there once, by its first name. With --format hf
-    the configuration and the tokenizer of the run's bundle are written beside them.
+    Every trained parameter and floating buffer is in it, in its own dtype, and the
+    constants (frozen parameters, integer buffers) that the run keeps; what it does not
+    keep is named. A tied tensor is there once, by its first name. With --format hf the
+    configuration and the tokenizer of the run's bundle are written beside them.
     """
     place = place_of(run)
     if form is Form.HF:
@@ -203,7 +203,9 @@ def _facts(draft: Path, sent_bytes: int) -> dict[str, Any]:
             "rounds": json.loads(said["atoll.rounds"]),
             "tensors": len(head),
             "bytes": sent_bytes,
-            "constants": [row[0] for row in model if row[3] == "constant"],
+            "constants": [
+                row[0] for row in model if row[3] == "constant" and row[0] not in head
+            ],
         }
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
         raise CorruptError(_NOT_WHOLE) from exc
@@ -219,7 +221,7 @@ def _tell_constants(names: list[str]) -> None:
     if names:
         few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         typer.echo(
-            f"atoll: not in the file, because the run knows only their digests: "
-            f"{few}. Take them from the model.",
+            f"atoll: not in the file, because the run does not keep them: {few}. "
+            "Take them from the model.",
             err=True,
         )

@@ -112,11 +112,13 @@ def _make(
             "it: it founds the run with its weights."
         )
     file.states(model, settings, run="judged")  # before anything is made
+    constants = file.constants(model, settings)
     document = _unfounded(store, settings) or make_run(
         store, settings, url=url, bundle=bundle
     )
     states = file.states(model, settings, run=document.run)
-    found_run(store, document, model, [Frame(*each) for each in states])
+    frames = [Frame(*each) for each in states]
+    found_run(store, document, model, frames, constants)
     return document
 
 

@@ -67,9 +67,12 @@ def _found_or_wait(service: Service, root: Path, *, called: str) -> None:
             return
         state = service.state
         states = file.states(model, state.settings, run=state.run)
+        constants = file.constants(model, state.settings)
     except (UsageError, CorruptError):
         discard(root)  # it would be in the way of every start from now on
         raise
+    for constant, parts in constants.items():
+        service.journal.constants.store(constant, parts)
     service.journal.found(model, states)
     discard(root)
 

@@ -16,12 +16,13 @@ from atoll.cli.names import place_of
 from atoll.cli.run_file import Assignments
 from atoll.errors import UsageError
 from atoll.launch.launching import Launched, launch_spec, plan_spec
+from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
 
 INTERRUPTED, UNFINISHED = 130, 1
 
-SERVED_LATER = "https://127.0.0.1:1"
-"""Stands in a plan for the address of a coordinator that nobody has started."""
+NO_PORT_YET = 1
+"""Stands in a plan for the port of a coordinator that nobody has started."""
 
 
 def launch(
@@ -45,6 +46,7 @@ def launch(
     restarts: given.Most = None,
     image: given.Image = None,
     requirements: given.Requirements = None,
+    ship: given.Ship = None,
     options: given.Options = None,
     detach: given.Detach = False,
     dry_run: given.DryRun = False,
@@ -80,11 +82,13 @@ def launch(
     words = pairs("--option", options)
     _require_here(coordinator, engine)
     # What is wrong with islands is told before a coordinator is started for them.
-    plan = plan_spec(engine, n, spec_for(_planned(run, n, serve)), options=words)
+    spec = spec_for(_planned(run, n, serve))
+    code = _code(engine, spec, ship, words)
+    plan = plan_spec(engine, n, spec, options=words, ship=code)
     if dry_run:
         typer.echo(plan.text, nl=not plan.text.endswith("\n"))
         return
-    launched, served = _launched(run, n, serve, engine, spec_for, words)
+    launched, served = _launched(run, n, serve, engine, spec_for, words, code)
     if detach:
         _tell_where(launched.handle.run)
         return
@@ -100,12 +104,22 @@ def _require_here(coordinator: Coordinating, engine: str) -> None:
         )
 
 
+def _code(
+    engine: str, spec: IslandSpec, ship: bool | None, options: dict[str, str]
+) -> Path | None:
+    """Return the directory to be shipped: this one, where nothing else brings it."""
+    if ship is None:
+        is_elsewhere = open_launcher(engine, options).traits.is_elsewhere
+        ship = is_elsewhere and spec.image is None
+    return Path.cwd() if ship else None
+
+
 def _planned(run: str, n: int, serve: Serve) -> str:
     """Return the run's URL for a plan, for which nothing is started."""
     if not is_run_file(run):
         return str(place_of(run))
     serve_words(Path(run), n, serve)
-    return SERVED_LATER
+    return f"https://{serve.host}:{NO_PORT_YET}"
 
 
 def _launched(
@@ -115,11 +129,14 @@ def _launched(
     engine: str,
     spec_for: Callable[[str], IslandSpec],
     options: dict[str, str],
+    ship: Path | None,
 ) -> tuple[Launched, Launched | None]:
     """Launch a coordinator if one is needed, and islands; or leave nothing."""
     at = run_at(run, n, serve)
     try:
-        return launch_spec(engine, n, spec_for(at.url), options=options), at.coordinator
+        spec = spec_for(at.url)
+        launched = launch_spec(engine, n, spec, options=options, ship=ship)
+        return launched, at.coordinator
     except BaseException:
         if at.coordinator is not None:
             at.coordinator.cancel()

@@ -91,6 +91,14 @@ Requirements = Annotated[
     list[str] | None,
     typer.Option("--requirement", help="For pip, where there is no image."),
 ]
+Ship = Annotated[
+    bool | None,
+    typer.Option(
+        "--ship/--no-ship",
+        help="Send this directory's code; without, where islands lack it.",
+        show_default=False,
+    ),
+]
 Options = Annotated[
     list[str] | None,
     typer.Option("--option", metavar="KEY=VALUE", help="The engine's own words."),

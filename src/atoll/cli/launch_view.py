@@ -18,7 +18,7 @@ import typer
 from atoll.cli.launches import table_lines
 from atoll.cli.terminal import can_redraw
 from atoll.launch.launching import Launched
-from atoll.launch.looking import RunLook, try_look
+from atoll.launch.looking import Looks, RunLook
 from atoll.launch.states import Report, State
 from atoll.launch.summary import LAST_LINES, failures, rows
 
@@ -33,7 +33,7 @@ class Following:
 
     def __init__(self, launched: Launched, coordinator: Launched | None) -> None:
         self._launched, self._coordinator = launched, coordinator
-        self._look: RunLook | None = None
+        self._looks = Looks(launched.handle.run)
         self._reports: tuple[Report, ...] = ()
         self._read = dict.fromkeys(launched.handle.indexes, 0)
         self._can_redraw = can_redraw(sys.stdout)
@@ -66,8 +66,12 @@ class Following:
     def _is_over(self) -> bool:
         return bool(self._reports) and all(it.state.is_over for it in self._reports)
 
+    @property
+    def _look(self) -> RunLook | None:
+        return self._looks.newest
+
     def _see(self) -> None:
-        self._look = try_look(self._launched.handle.run) or self._look
+        self._looks.look(at_once=self._is_over())
         before = {each.index: each for each in self._reports}
         self._reports = self._launched.poll()
         lines = list(self._new_lines())
@@ -128,7 +132,7 @@ class Following:
             return
         until_s = time.monotonic() + SPOKE_S
         while time.monotonic() < until_s and not (self._look and self._look.has_ended):
-            self._look = try_look(self._launched.handle.run) or self._look
+            self._looks.look()
             time.sleep(0.1)
         self._coordinator.cancel()
         while not all(each.state.is_over for each in self._coordinator.poll()):

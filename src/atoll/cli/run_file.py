@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.errors import AtollWarning
+from atoll.errors import AtollWarning, SettingsError
 from atoll.settings import RunSettings, parse_assignment
 from atoll.settings.rules import shortest_fp32
 
@@ -54,6 +54,13 @@ def settings_of(run_file: Path, assignments: Sequence[str] | None) -> RunSetting
         settings = RunSettings.from_toml(run_file)
         settings = settings.with_values(values_of(assignments))
     rounds, momentum = settings.run.end_rounds, settings.outer.momentum
+    decay = settings.run.decay_round
+    # Not a rule of the settings: a run that is stopped early has such values.
+    if rounds is not None and decay is not None and decay > rounds:
+        raise SettingsError(
+            f"run.decay_round={decay} is beyond run.end_rounds={rounds}, so that no "
+            f"step would decay. Choose at most {rounds}."
+        )
     if rounds is not None and rounds < FEW_ROUNDS and momentum > SHORT_MOMENTUM:
         typer.echo(
             f"atoll: outer.momentum={shortest_fp32(momentum)} wants about {FEW_ROUNDS} "

@@ -28,6 +28,14 @@ if TYPE_CHECKING:  # loading certificates and numba takes its time
 LOOK_S = 0.5
 """How soon an end is noticed."""
 
+UntilEnd = Annotated[bool, typer.Option("--until-end", help="Exit when all is over.")]
+Linger = Annotated[
+    float,
+    typer.Option(
+        "--linger", metavar="SECONDS", min=0, help="Before it exits for that."
+    ),
+]
+
 
 def serve(
     run_file: Annotated[
@@ -72,15 +80,8 @@ def serve(
     has_tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write curves into DIR/tensorboard.")
     ] = False,
-    until_end: Annotated[
-        bool, typer.Option("--until-end", help="Exit when all is over.")
-    ] = False,
-    linger_s: Annotated[
-        float,
-        typer.Option(
-            "--linger", metavar="SECONDS", min=0, help="Before it exits for that."
-        ),
-    ] = 0.0,
+    until_end: UntilEnd = False,
+    linger_s: Linger = 0.0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, in one line.")
     ] = False,

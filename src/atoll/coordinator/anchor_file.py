@@ -1,8 +1,8 @@
 """The anchor as users take it away: one safetensors file, sent from the disk.
 
-The file has every tensor that the run carries, cast to the tensor's own dtype. What
-the run only compares, constants, is not in it: their values never came here. Its
-metadata say of which round each fragment is, and what the model is, in its own order.
+The file has every tensor that the run carries, cast to the tensor's own dtype, and the
+constants that it keeps, which are sent from where they lie. Its metadata say of which
+round each fragment is, and what the model is, in its own order.
 
 The present anchor is in memory. One of a round that is over comes from the journal, a
 piece at a time, while its states and means still lead there.
@@ -14,7 +14,7 @@ import json
 import os
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,17 +26,17 @@ from atoll.coordinator.office import Office
 from atoll.coordinator.spool import nameless, write_all
 from atoll.coordinator.states import StateFile, at_once
 from atoll.errors import CorruptError, Refused
+from atoll.http import FilePart, FileParts
 from atoll.journal import Past
+from atoll.journal.constants import name_of
 from atoll.protocol import ModelSpec, TensorSpec
+from atoll.protocol.constants import DTYPES, has
 from atoll.protocol.run_state import CoordinatorState
 from atoll.weights import FragmentLayout, lay_out
 from atoll.weights.layout import F32, blocks
 from atoll.wire import blake3_digest
 
 CONTENT_TYPE = "application/vnd.safetensors"
-
-DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
-"""What safetensors calls a dtype, and the bytes of an element."""
 
 ALIGNED_BYTES = 8
 LONGEST_ROUND = 2**64 - 1
@@ -52,16 +52,28 @@ Fill = Callable[[int, Put], Taken]
 """Puts the anchor of a fragment, in stretches."""
 
 
+@dataclass(frozen=True)
+class AnchorFile:
+    """An anchor in a file without a name, and all that is sent with it."""
+
+    file: StateFile
+    body: FileParts
+
+    @property
+    def digest(self) -> str:
+        return self.file.digest
+
+
 class AnchorFiles:
     """Has a file of the newest anchor that somebody asked for, and of an older one."""
 
-    def __init__(self, office: Office, directory: Path) -> None:
-        self._office, self._directory = office, directory
+    def __init__(self, office: Office, directory: Path, root: Path) -> None:
+        self._office, self._directory, self._root = office, directory, root
         self._lock = threading.Lock()
-        self._file: StateFile | None = None
-        self._past_file: StateFile | None = None
+        self._file: AnchorFile | None = None
+        self._past_file: AnchorFile | None = None
 
-    def newest(self) -> StateFile:
+    def newest(self) -> AnchorFile:
         """Return the present anchor, written if nobody has asked before.
 
         Raises:
@@ -71,7 +83,7 @@ class AnchorFiles:
         with at_once(self._lock, "The anchor"):
             return self._newest(self._state())
 
-    def at(self, round: int) -> StateFile:
+    def at(self, round: int) -> AnchorFile:
         """Return the anchor of a round: the present one, or one from the journal.
 
         Raises:
@@ -99,7 +111,7 @@ class AnchorFiles:
             )
         return state
 
-    def _newest(self, state: CoordinatorState) -> StateFile:
+    def _newest(self, state: CoordinatorState) -> AnchorFile:
         if self._file is None or self._file.digest != _digest(state):
             self._file = None  # its space on the disk is free before more is taken
             self._file = self._write(state, self._present)
@@ -107,7 +119,7 @@ class AnchorFiles:
 
     def _past(
         self, state: CoordinatorState, past: Past, round: int, digest: str
-    ) -> StateFile:
+    ) -> AnchorFile:
         def fill(index: int, put: Put) -> Taken:
             first = 0
             for piece in past.anchor(index, round):
@@ -129,10 +141,11 @@ class AnchorFiles:
             put(held.anchor, 0)
             return held.round, held.digest
 
-    def _write(self, state: CoordinatorState, fill: Fill) -> StateFile:
+    def _write(self, state: CoordinatorState, fill: Fill) -> AnchorFile:
         assert state.model is not None
         layout = lay_out(state.model, state.settings)
-        plan = FilePlan.of(state.run, state.model, fragments=len(layout))
+        kept = self._office.change_by(lambda service, _: service.catalogue.kept)
+        plan = FilePlan.of(state.run, state.model, fragments=len(layout), kept=kept)
         handle = nameless(self._directory)
         try:
             taken = [
@@ -145,12 +158,27 @@ class AnchorFiles:
         except BaseException:
             os.close(handle)
             raise
-        return StateFile(
+        file = StateFile(
             round=min(rounds),
             digest=_joined(taken),
             handle=handle,
             size_bytes=plan.size_bytes,
         )
+        return AnchorFile(file, self._parts(plan, handle))
+
+    def _parts(self, plan: FilePlan, handle: int) -> FileParts:
+        """Return what is sent: the file, with constants where it has holes."""
+        parts, at = [], 0
+        for constant in plan.constants:
+            first, last = (
+                plan.head_bytes + each for each in plan.places[constant.name]
+            )
+            parts.append(FilePart(file=handle, first=at, length=first - at))
+            file = self._root / name_of(constant.digest)
+            parts.append(FilePart(file=file, length=last - first))
+            at = last
+        parts.append(FilePart(file=handle, first=at, length=plan.size_bytes - at))
+        return FileParts(tuple(part for part in parts if part.length))
 
 
 @dataclass(frozen=True)
@@ -165,14 +193,23 @@ class FilePlan:
     head_bytes: int
 
     @classmethod
-    def of(cls, run: str, model: ModelSpec, *, fragments: int) -> FilePlan:
-        places = _places(model)
+    def of(
+        cls, run: str, model: ModelSpec, *, fragments: int, kept: Collection[str]
+    ) -> FilePlan:
+        places = _places(model, kept)
         draft = cls(run, model, places, 0).head([LONGEST_ROUND] * fragments)
         return cls(run, model, places, len(draft))
 
     @property
     def size_bytes(self) -> int:
         return self.head_bytes + max((last for _, last in self.places.values()))
+
+    @property
+    def constants(self) -> list[TensorSpec]:
+        """Those that are in the file, in its order."""
+        held = self.model.with_role("constant")
+        there = [each for each in held if each.name in self.places]
+        return sorted(there, key=lambda each: self.places[each.name])
 
     def head(self, rounds: Sequence[int]) -> bytes:
         """Return what stands before the data, filled up to `head_bytes`."""
@@ -185,7 +222,9 @@ class FilePlan:
                 "atoll.model": json.dumps([_row(each) for each in self.model.tensors]),
             }
         }
-        for tensor in _carried(self.model):
+        for tensor in self.model.tensors:
+            if tensor.name not in self.places:
+                continue
             table[tensor.name] = {
                 "dtype": DTYPES[tensor.dtype][0],
                 "shape": list(tensor.shape),
@@ -218,14 +257,11 @@ class FilePlan:
                 write_all(handle, part)
 
 
-def _carried(model: ModelSpec) -> tuple[TensorSpec, ...]:
-    return tuple(each for each in model.tensors if each.role != "constant")
-
-
-def _places(model: ModelSpec) -> dict[str, tuple[int, int]]:
+def _places(model: ModelSpec, kept: Collection[str]) -> dict[str, tuple[int, int]]:
     """Return where each tensor lies; wide elements first, so that all are aligned."""
+    held = [t for t in model.tensors if t.role != "constant" or has(kept, t)]
     places, at = {}, 0
-    for tensor in sorted(_carried(model), key=lambda each: -DTYPES[each.dtype][1]):
+    for tensor in sorted(held, key=lambda each: -DTYPES[each.dtype][1]):
         first, at = at, at + DTYPES[tensor.dtype][1] * int(np.prod(tensor.shape))
         places[tensor.name] = (first, at)
     return places

@@ -26,6 +26,7 @@ from atoll.coordinator.arrival import JOURNAL as JOURNAL
 from atoll.coordinator.arrival import require_arrived
 from atoll.coordinator.audits import Audits
 from atoll.coordinator.bundles import as_created, kept
+from atoll.coordinator.code_files import CodeFiles
 from atoll.coordinator.connections import Connections
 from atoll.coordinator.office import Office
 from atoll.coordinator.operators import Operators, answered
@@ -282,6 +283,8 @@ class Coordinator:
             self.status,
             codes,
             spool=directory / SPOOL,
+            root=self._disk.root,
+            code=CodeFiles(directory),
             bundle=self._bundle,
         )
 
@@ -337,7 +340,7 @@ class Coordinator:
         except (AtollError, RunEnded) as exc:
             self._audits.failed(request, role, exc)
             return answered(exc)  # type: ignore[arg-type]
-        if request.method == "POST" and own is not None:
+        if request.method in ("POST", "PUT") and own is not None:
             self._audits.allowed(request, role)
         return own if own is not None else self._routes.handle(request)
 

@@ -18,6 +18,7 @@ from atoll.exchange.bucket.documents import (
 )
 from atoll.exchange.bucket.progress import BASES, ROSTERS, counted_progress
 from atoll.protocol import Beat, Phase
+from atoll.protocol.constants import bytes_of
 from atoll.protocol.ending import END_ROUNDS, NO_ROUND, end_of
 from atoll.protocol.membership import Member
 from atoll.settings import RunSettings
@@ -50,6 +51,7 @@ def belongings_of(service: Service, now_s: float) -> Belongings:
             fingerprint=created.fingerprint,
             founding=state.move.nonce,
             model=state.model,
+            constants=_constants(service),
         ),
         controls=tuple(_controls(service, settings.settings)),
         members=tuple(_member(service, each) for each in state.members.known.values()),
@@ -57,6 +59,12 @@ def belongings_of(service: Service, now_s: float) -> Belongings:
         rosters=tuple(_rosters(service)),
         left=tuple(_left(service, now_s)),
     )
+
+
+def _constants(service: Service) -> tuple[str, ...]:
+    """Return the digests of what the coordinator has to send."""
+    there = {each.digest for each in service.catalogue.there if bytes_of(each)}
+    return tuple(sorted(there))
 
 
 def update_of(service: Service, left: Left) -> Frame:

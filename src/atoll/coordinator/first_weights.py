@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from atoll.coordinator.office import Office
@@ -23,7 +24,8 @@ from atoll.coordinator.weights_file import WeightsFile
 from atoll.disk import Disk
 from atoll.errors import Unreachable, UsageError
 from atoll.exchange import FoundCall, Frame, JoinCall, Reply
-from atoll.protocol import JoinReply, ModelSpec, Position
+from atoll.protocol import JoinReply, ModelSpec, Position, TensorSpec
+from atoll.wire.digests import Bytes
 
 INIT = "init/"
 CALLED = "the file that `atoll serve --init` was given"
@@ -99,6 +101,7 @@ class FirstWeights:
         file, model = WeightsFile(self._path, called=CALLED), call.request.model
         framed = file.states(model, state.settings, run=state.run)
         states = tuple(Frame(*each) for each in framed)
+        self._keep(file.constants(model, state.settings))
         reply = self._office.change_by(
             lambda service, now_s: _founded(service, call, states, now_s)
         )
@@ -106,6 +109,21 @@ class FirstWeights:
         discard(self._root)
         _tell_beyond(file, model)
         return reply
+
+    def _keep(self, constants: Mapping[TensorSpec, Iterable[Bytes]]) -> None:
+        """Keep what the file has of the model's constants, part by part."""
+        for constant, parts in constants.items():
+            there = 0
+            for part in parts:
+                there = self._office.change_by(
+                    partial(_take, constant=constant, first=there, part=part)
+                )
+
+
+def _take(
+    service: Service, now_s: float, *, constant: TensorSpec, first: int, part: Bytes
+) -> int:
+    return service.journal.constants.take(constant, first, part)
 
 
 def _founded(
@@ -126,7 +144,7 @@ def _tell_beyond(file: WeightsFile, model: ModelSpec) -> None:
     if names:
         few = ", ".join(names[:FEW]) + (", ..." if len(names) > FEW else "")
         log.warning(
-            "%d tensors of %s are not used, because the model does not carry them: %s",
+            "%d tensors of %s are not used, because the model does not have them: %s",
             len(names),
             CALLED,
             few,

@@ -12,6 +12,8 @@ from typing import Any
 from atoll.coordinator.anchor_file import CONTENT_TYPE as SAFETENSORS
 from atoll.coordinator.anchor_file import AnchorFiles
 from atoll.coordinator.belongings import belongings_of, update_of
+from atoll.coordinator.code_files import MAX_BYTES as MAX_CODE_BYTES
+from atoll.coordinator.code_files import CodeFiles
 from atoll.coordinator.office import Office
 from atoll.errors import AtollError, Refused, UsageError
 from atoll.exchange.bucket.arriving import BELONGINGS, Left
@@ -62,11 +64,13 @@ class Operators:
         codes: Codes,
         *,
         spool: Path,
+        root: Path,
+        code: CodeFiles,
         bundle: Path | None = None,
     ) -> None:
         self._office, self._events, self._status = office, events, status
-        self._codes, self._bundle = codes, bundle
-        self._anchors = AnchorFiles(office, spool)
+        self._codes, self._bundle, self._code = codes, bundle, code
+        self._anchors = AnchorFiles(office, spool, root)
         self._lock = threading.Lock()
         self._readers: list[tuple[int, Later]] = []
         events.subscribe(lambda event: self._wake(), name="readers")
@@ -89,6 +93,11 @@ class Operators:
                 return self._anchor(request)
             case "GET", "bundle":
                 return self._definition(request)
+            case "GET", "code", digest:
+                return _archive(request, self._code.find(digest))
+            case "PUT", "code", digest:
+                self._code.keep(digest, request.body.read(MAX_CODE_BYTES))
+                return as_json({"digest": digest})
             case "GET", "belongings":
                 return self._belongings()
             case "GET", "belongings", fragment, round, island:
@@ -147,9 +156,8 @@ class Operators:
             file = self._anchors.newest()
         else:
             file = self._anchors.at(whole_text(asked, "round"))
-        part = FilePart(file=file.handle, length=file.size_bytes)
         said = {"Content-Type": SAFETENSORS}
-        response = ranged(request, part, etag=file.digest, headers=said)
+        response = ranged(request, file.body, etag=file.digest, headers=said)
         return replace(response, done=partial(_keep, file))
 
     def _definition(self, request: Request) -> Response:
@@ -160,9 +168,7 @@ class Operators:
                 "The run has no bundle: every island brings its model's definition. "
                 "One is given when a run begins: `atoll serve RUN.toml --bundle DIR`."
             )
-        part = FilePart(file=path, length=path.stat().st_size)
-        said = {"Content-Type": ARCHIVE}
-        return ranged(request, part, etag=path.name, headers=said)
+        return _archive(request, path)
 
     def _wake(self) -> None:
         with self._lock:
@@ -171,6 +177,12 @@ class Operators:
             found = self._events.after(after)
             if not later.is_gone:
                 later.set(as_json([each.as_dict() for each in found]))
+
+
+def _archive(request: Request, path: Path) -> Response:
+    """Answer with a file that is called by its digest."""
+    part = FilePart(file=path, length=path.stat().st_size)
+    return ranged(request, part, etag=path.name, headers={"Content-Type": ARCHIVE})
 
 
 def _keep(file: object) -> None:

@@ -16,6 +16,7 @@ from atoll.disk import Disk
 from atoll.errors import CorruptError, OutcomeLost
 from atoll.exchange import Frame
 from atoll.exchange.bucket.arriving import Belongings, Left, Progress
+from atoll.exchange.bucket.constants import constants_of
 from atoll.exchange.bucket.documents import MemberDocument
 from atoll.journal import (
     CountedSet,
@@ -26,10 +27,12 @@ from atoll.journal import (
     PauseSet,
 )
 from atoll.journal import Left as HasLeft
+from atoll.protocol import TensorSpec
 from atoll.protocol.ending import END_ROUNDS, end_of
 from atoll.protocol.membership import EVICTED
 from atoll.weights import Layout, lay_out, require_state, terms_of
 from atoll.wire import verify_body
+from atoll.wire.digests import Bytes
 
 
 class Source(Protocol):
@@ -45,6 +48,10 @@ class Source(Protocol):
 
     def agreed(self, fragment: int, round: int) -> Frame:
         """Return the outcome of a round that belongings name; OutcomeLost if gone."""
+        ...
+
+    def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
+        """Yield a constant that belongings name, in parts."""
         ...
 
     def update(self, left: Left) -> Frame:
@@ -68,6 +75,8 @@ def receive(disk: Disk, source: Source) -> None:
         fingerprint=has.settings.fingerprint,
     )
     journal = Journal.create(disk, created)
+    for constant in constants_of(has.run):
+        journal.constants.store(constant, source.parts(constant))
     journal.arrive(
         has.run.model,
         ((frame.header, frame.body) for frame in _states(has, source)),

@@ -39,12 +39,15 @@ from atoll.exchange.forms import (
     reply_parts,
     require_run,
 )
+from atoll.exchange.forms.constants import catalogue_parts
 from atoll.exchange.forms.routes import Takes
 from atoll.http import Body, FilePart, Later, Request, Response, ranged
 from atoll.journal import Journal
 from atoll.journal.bodies import is_large
+from atoll.journal.constants import name_of
 from atoll.journal.stored import StoredBody
 from atoll.protocol import Beat, Reception
+from atoll.protocol.constants import bytes_of, has, keepable
 from atoll.protocol.moving import require_here
 from atoll.wire import MAX_HEADER_BYTES
 from atoll.wire.digests import view_of
@@ -96,6 +99,9 @@ class Routes:
             "agreed": self._agreed,
             "outcome": self._outcome,
             "state": self._state,
+            "constants": self._constants,
+            "constant": self._constant,
+            "keep": self._keep,
             "found": self._states,
             "recover": self._states,
         }
@@ -223,6 +229,36 @@ class Routes:
         said = {"Content-Type": Takes.FRAME.value}
         response = ranged(request, part, etag=file.digest, headers=said)
         return replace(response, done=partial(_keep, file))
+
+    def _constants(self, request: Request, known: Asked) -> Response:
+        require_here(self._desk.office.look()[0])
+        found = self._desk.office.change_by(lambda service, _: service.catalogue)
+        return as_response(catalogue_parts(found))
+
+    def _constant(self, request: Request, known: Asked) -> Response:
+        """Send a constant from its file, which never changes."""
+        state, _ = self._desk.office.look()
+        require_here(state)
+        constants = self._desk.journal.constants
+        found = keepable(state.model).get(known.digest) if state.model else None
+        if found is None or not has(constants.kept, found):
+            raise Refused(
+                f"The run keeps no constant with the digest {known.digest[:12]}. "
+                "GET /constants lists those that it keeps."
+            )
+        if not bytes_of(found):
+            return ranged(request, b"", etag=found.digest)
+        file = self._desk.root / name_of(found.digest)
+        part = FilePart(file=file, length=bytes_of(found))
+        return ranged(request, part, etag=found.digest)
+
+    def _keep(self, request: Request, known: Asked) -> Response:
+        """Judge who brings what, then read a part of it."""
+        who = known.island, known.incarnation, known.digest
+        self._desk.office.change_by(
+            lambda service, now_s: service.awaited_constant(*who)
+        )
+        return self._small(request, known)
 
     def _states(self, request: Request, known: Asked) -> Response:
         """Read states from who may bring them, and no more than the model has."""

@@ -32,6 +32,8 @@ from atoll.exchange import (
     Frame,
     HeartbeatCall,
     JoinCall,
+    KeepCall,
+    Kept,
     LeaveCall,
     OfferCall,
     Outcome,
@@ -42,7 +44,16 @@ from atoll.exchange import (
     StateCall,
 )
 from atoll.journal import Created, Journal
-from atoll.protocol import Beat, Holding, JoinReply, Phase, Position, Reception
+from atoll.protocol import (
+    Beat,
+    Holding,
+    JoinReply,
+    Phase,
+    Position,
+    Reception,
+    TensorSpec,
+)
+from atoll.protocol.constants import Catalogue, keepable, to_bring
 from atoll.protocol.coordinator import advance, wakes_at
 from atoll.protocol.events import (
     Action,
@@ -143,6 +154,8 @@ class Service:
                 return self._join(Joining(request, digest, nonce), now_s)
             case FoundCall():
                 return self._found(call, now_s)
+            case KeepCall():
+                return self._keep(call)
             case RecoverCall():
                 return self._recover(call, now_s)
             case HeartbeatCall(beat):
@@ -224,7 +237,40 @@ class Service:
         )
         self.state, self._layout = advanced, layout
         self.weights[:] = weights
+        self.journal.constants.keep_only(keepable(founding.model))
         return self._perform(actions, now_s)
+
+    def _keep(self, call: KeepCall) -> Kept:
+        """Take a part of a constant from who founds the run."""
+        constant = self.awaited_constant(call.island, call.incarnation, call.digest)
+        return Kept(self.journal.constants.take(constant, call.first, call.part))
+
+    def awaited_constant(
+        self, island: str, incarnation: int, digest: str
+    ) -> TensorSpec:
+        """Return a constant that a founder may bring.
+
+        What another founder has brought, and this one's model has not, goes.
+
+        Raises:
+            FoundingLost: this island does not found the run.
+            UsageError: its constants are more than the run keeps.
+            Refused: its model has no such constant, or the run keeps none.
+        """
+        model = self.state.founding_of(island, incarnation).model
+        awaited = {each.digest: each for each in to_bring(model, self.state.settings)}
+        if digest not in awaited:
+            raise Refused(
+                f"Nothing with the digest {digest[:12]} is to be brought: the model of "
+                f"{island!r} has {len(awaited)} constants for this run."
+            )
+        self.journal.constants.keep_only(awaited)
+        return awaited[digest]
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The constants of the run's model, and which of them are here."""
+        return Catalogue.of(self.state.model, self.journal.constants.kept)
 
     def states_bytes(self, island: str, incarnation: int) -> int:
         """Return what the states of all fragments take, for who may bring them.

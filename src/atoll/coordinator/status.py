@@ -63,6 +63,7 @@ def status_of(
         "start_islands": state.settings.run.start_islands,
         "stall_share": max(shares, default=0.0),
         "cure": cure(state, shares),
+        "same_data": same_data(stats),
         "islands": [
             island_of(member, now_s, stats.get(name), verdicts.get(name, {}))
             for name, member in sorted(state.members.known.items())
@@ -193,6 +194,15 @@ def island_of(
         "last_verdict": verdicts.get("last"),
         "refused_because": verdicts.get("because"),
     }
+
+
+def same_data(stats: Mapping[str, Stats]) -> list[list[str]]:
+    """Return the islands that have begun with the same batch, group by group."""
+    groups: dict[str, list[str]] = {}
+    for name, each in sorted(stats.items()):
+        if each.first_batch:
+            groups.setdefault(each.first_batch, []).append(name)
+    return [names for names in groups.values() if len(names) > 1]
 
 
 def cure(state: CoordinatorState, shares: Sequence[float]) -> str | None:

@@ -2,7 +2,8 @@
 
 Rule 1: bytes are judged like bytes from a stranger: every size is bounded by the file.
 Rule 2: a tensor is taken by its name, and must have the model's shape and dtype.
-Rule 3: fragments depend on the model's own order, which safetensors does not keep. A
+Rule 3: a constant is taken if the file has it, and must have the model's digest.
+Rule 4: fragments depend on the model's own order, which safetensors does not keep. A
         file that `atoll export` wrote says it in its metadata; any other needs an
         island that says it.
 """
@@ -11,18 +12,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from atoll.errors import CorruptError, ModelError, UsageError
+from atoll.exchange.constants import PART_BYTES
 from atoll.protocol import ModelSpec, TensorSpec
+from atoll.protocol.constants import DTYPES, to_bring
 from atoll.settings import RunSettings
 from atoll.weights import FragmentLayout, FragmentState, lay_out, terms_of
 from atoll.weights.layout import F32, blocks, first_non_finite
 from atoll.wire import MOMENTS, Header
-from atoll.wire.digests import view_of
+from atoll.wire.digests import Bytes, Digesting, view_of
 
 MAX_HEAD_BYTES = 100_000_000
 """As safetensors itself has it."""
@@ -30,9 +34,10 @@ MAX_HEAD_BYTES = 100_000_000
 MAX_DIMENSIONS = 64
 """As a joining has it."""
 
-KINDS = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+KINDS = {kind: dtype for dtype, (kind, _) in DTYPES.items()}
+WIDTHS = {kind: width for kind, width in DTYPES.values()}
 STORED = {"F32": np.float32, "BF16": np.uint16, "F16": np.float16}
-"""What a run can carry; a file may hold others, which no model of a run asks for."""
+"""What a run can carry; constants may be of others."""
 
 _MALFORMED = (
     ArithmeticError,
@@ -93,8 +98,8 @@ class WeightsFile:
         is_inside = self._first <= first <= last <= self._size_bytes
         if not is_shape or not is_inside or not isinstance(kind, str):
             raise ValueError(f"{name!r} has no place in it")
-        if kind in STORED:
-            size = np.dtype(STORED[kind]).itemsize * math.prod(shape)
+        if kind in WIDTHS:
+            size = WIDTHS[kind] * math.prod(shape)
             if last - first != size:
                 raise ValueError(f"{name!r} has no place in it")
         return first
@@ -117,9 +122,50 @@ class WeightsFile:
             ) from exc
 
     def beyond(self, model: ModelSpec) -> list[str]:
-        """Return the names of tensors that the model does not carry, in order."""
-        carried = {each.name for each in model.tensors if each.role != "constant"}
-        return sorted(self._table.keys() - carried)
+        """Return the names of tensors that the model does not have, in order."""
+        return sorted(self._table.keys() - {each.name for each in model.tensors})
+
+    def constants(
+        self, model: ModelSpec, settings: RunSettings
+    ) -> dict[TensorSpec, Iterable[Bytes]]:
+        """Return the constants that are in the file and that the run keeps, judged.
+
+        Raises:
+            ModelError: one is another in the model.
+            UsageError: they are more than the run keeps.
+        """
+        wanted = {each.digest for each in to_bring(model, settings)}
+        found: dict[TensorSpec, Iterable[Bytes]] = {}
+        for tensor in model.with_role("constant"):
+            if tensor.name not in self._table:
+                continue
+            self._require(tensor)
+            self._require_digest(tensor)
+            if tensor.digest in wanted:
+                wanted.discard(tensor.digest)
+                found[tensor] = self._parts(tensor)
+        return found
+
+    def _require_digest(self, tensor: TensorSpec) -> None:
+        digesting = Digesting()
+        for part in self._parts(tensor):
+            digesting.add(part)
+        if (found := digesting.digest.hex()) != tensor.digest:
+            raise ModelError(
+                f"{tensor.name!r} is a {tensor} in the model, and one with digest "
+                f"{found[:12]} in {self._called}. Give the weights of this model."
+            )
+
+    def _parts(self, tensor: TensorSpec) -> Iterator[Bytes]:
+        each = self._table[tensor.name]
+        left = WIDTHS[each["dtype"]] * math.prod(each["shape"])
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(self._place(tensor.name, each))
+            while left:
+                part = bytearray(min(left, PART_BYTES))
+                self._fill(file, memoryview(part))
+                left -= len(part)
+                yield part
 
     def states(
         self, model: ModelSpec, settings: RunSettings, *, run: str

@@ -11,6 +11,8 @@ from atoll.exchange.calls import (
     FoundCall,
     HeartbeatCall,
     JoinCall,
+    KeepCall,
+    Kept,
     LeaveCall,
     OfferCall,
     OutcomeCall,
@@ -20,6 +22,7 @@ from atoll.exchange.calls import (
     StateCall,
     size_of,
 )
+from atoll.exchange.constants import Constants, Keeper, KeepingExchange
 from atoll.exchange.coordinator import CoordinatorExchange, Line
 from atoll.exchange.memory import MemoryRun
 
@@ -27,12 +30,17 @@ __all__ = [
     "LONG_POLL_S",
     "AgreedCall",
     "Call",
+    "Constants",
     "CoordinatorExchange",
     "Exchange",
     "FoundCall",
     "Frame",
     "HeartbeatCall",
     "JoinCall",
+    "KeepCall",
+    "Keeper",
+    "KeepingExchange",
+    "Kept",
     "LeaveCall",
     "Line",
     "MemoryRun",

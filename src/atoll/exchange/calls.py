@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from atoll.exchange.base import Frame, Outcome
 from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
 from atoll.wire import Header, frame_bytes
+from atoll.wire.digests import Bytes, view_of
 
 SMALL_BYTES = 256
 """About what a call without a frame takes on the wire."""
@@ -34,6 +35,28 @@ class FoundCall:
     states: tuple[Frame, ...]
     is_given: bool = field(default=False, compare=False)
     """Nobody else has these bodies: whoever is called may keep them."""
+
+
+@dataclass(frozen=True)
+class KeepCall:
+    """Bring a part of a constant, before the first weights; an empty one only asks."""
+
+    island: str
+    incarnation: int
+    digest: str
+    """Of the whole constant, in hex: it names which one."""
+
+    first: int
+    """Where the part begins, in bytes."""
+
+    part: Bytes = b""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How much of a constant the run has, from its beginning on."""
+
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -127,6 +150,7 @@ class LeaveCall:
 Call = (
     JoinCall
     | FoundCall
+    | KeepCall
     | RecoverCall
     | HeartbeatCall
     | OfferCall
@@ -136,7 +160,7 @@ Call = (
     | StateCall
     | LeaveCall
 )
-Reply = JoinReply | Position | Reception | Outcome | Frame | None
+Reply = JoinReply | Position | Reception | Outcome | Frame | Kept | None
 
 
 def size_of(message: Call | Reply | Exception) -> int:
@@ -153,6 +177,8 @@ def size_of(message: Call | Reply | Exception) -> int:
             return SMALL_BYTES + frame_bytes(header)
         case FoundCall(_, _, states):
             return SMALL_BYTES + sum(frame_bytes(each.header) for each in states)
+        case KeepCall(part=part):
+            return SMALL_BYTES + len(view_of(part))
         case Outcome(agreed, _):
             return SMALL_BYTES + len(agreed.body)
         case _:

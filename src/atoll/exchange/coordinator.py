@@ -28,6 +28,8 @@ from atoll.exchange.calls import (
     FoundCall,
     HeartbeatCall,
     JoinCall,
+    KeepCall,
+    Kept,
     LeaveCall,
     OfferCall,
     OutcomeCall,
@@ -36,20 +38,29 @@ from atoll.exchange.calls import (
     Reply,
     StateCall,
 )
+from atoll.exchange.constants import Constants, another
 from atoll.protocol import (
     Beat,
     JoinReply,
     JoinRequest,
+    ModelSpec,
     Position,
     Reception,
     Stats,
+    TensorSpec,
 )
+from atoll.protocol.constants import bytes_of, to_bring
 from atoll.weights import lay_out
 from atoll.wire import Header, Kind, blake3_digest
+from atoll.wire.digests import Bytes, view_of
 from atoll.wire.voucher import voucher
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Between two attempts at a coordinator that does not answer; doubled each time."""
+
+KEEP_TRIES = 5
+"""So often a constant is brought from its beginning: a restarted coordinator has it no
+more, and one whose bytes are not its own never arrives."""
 
 HEARTBEAT_S = 3.0
 """A fifth of the lease, so that several may be lost."""
@@ -161,6 +172,34 @@ class CoordinatorExchange:
         if len(self._states) == self._fragments:
             states = tuple(self._states)
             self._ask(FoundCall(header.island, header.incarnation, states))
+
+    def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
+        """Have the run keep the founder's constants. Implements `Keeper`."""
+        for constant in to_bring(model, joined.settings):
+            for _ in range(KEEP_TRIES):
+                if self._keep(joined, constant, constants):
+                    break
+            else:
+                raise another(constant)
+
+    def _keep(
+        self, joined: JoinReply, constant: TensorSpec, constants: Constants
+    ) -> bool:
+        """Bring what the run has not; False: it has less than was brought."""
+        size, there = bytes_of(constant), self._bring(joined, constant, 0)
+        for part in constants.parts(constant, there) if there < size else ():
+            expected = there + len(view_of(part))
+            there = self._bring(joined, constant, there, part)
+            if there != expected:
+                break
+        return there == size
+
+    def _bring(
+        self, joined: JoinReply, constant: TensorSpec, first: int, part: Bytes = b""
+    ) -> int:
+        who = joined.island, joined.incarnation
+        call = KeepCall(*who, constant.digest, first, part)
+        return cast(Kept, self._ask(call)).bytes
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         wait_s = LONG_POLL_S if wait_s else 0.0

@@ -18,11 +18,13 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from atoll.errors import AtollError, LeaseLost, OutcomeLost, Refused, RunMoved
-from atoll.exchange.base import Exchange, Frame, Outcome
+from atoll.exchange.base import Frame, Outcome
+from atoll.exchange.constants import Constants, KeepingExchange
 from atoll.protocol import (
     Beat,
     JoinReply,
     JoinRequest,
+    ModelSpec,
     Position,
     Reception,
     Stats,
@@ -36,7 +38,7 @@ T = TypeVar("T")
 log = logging.getLogger("atoll")
 
 
-class Place(Exchange, Protocol):
+class Place(KeepingExchange, Protocol):
     """Where a run is, for one island: an exchange that can be left behind."""
 
     stats: Callable[[], Stats] | None
@@ -86,10 +88,14 @@ class Following:
         self._beat = beat
         return self._call(lambda place: place.heartbeat(beat, at_once=at_once))
 
+    def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
+        """Have the run keep the founder's constants. Implements `Keeper`."""
+        self._call(lambda place: place.keep(joined, model, constants))
+
     def publish(self, frame: Frame) -> Reception:
         header = frame.header
         if header.kind not in (Kind.STATE, Kind.AGREED):
-            self._keep(frame)
+            self._remember(frame)
         return self._call(lambda place: place.publish(frame))
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
@@ -110,7 +116,7 @@ class Following:
     def leave(self, island: str, incarnation: int) -> None:
         self._call(lambda place: place.leave(island, incarnation))
 
-    def _keep(self, frame: Frame) -> None:
+    def _remember(self, frame: Frame) -> None:
         """Keep an update that may have to be published again.
 
         Who publishes for a round knows how the one before the last went.

@@ -7,12 +7,14 @@ left, never by time: so the same islands give the same bits. Islands may be thre
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median_high
 
 from atoll.bundle import Bundle, defined_by
 from atoll.errors import Refused, RunEnded
 from atoll.exchange.base import Frame, Outcome
+from atoll.exchange.constants import Constants, verified
 from atoll.exchange.fragment import RunFragment
 from atoll.exchange.members import Members
 from atoll.protocol import (
@@ -23,6 +25,7 @@ from atoll.protocol import (
     Position,
     Reception,
 )
+from atoll.protocol.constants import to_bring
 from atoll.settings import RunSettings
 from atoll.weights import Layout, lay_out
 from atoll.wire import Kind, verify_body
@@ -44,8 +47,9 @@ class MemoryRun:
         self._model: ModelSpec | None = None
         self._layout: Layout = ()
         self._fragments: list[RunFragment] = []
+        self._constants: dict[str, bytes] = {}
         self._last_round = self.settings.run.end_rounds
-        self._position = Position(step=0, rounds=(), last_round=self._last_round)
+        self._position = self._where()
 
     @property
     def model(self) -> ModelSpec | None:
@@ -119,6 +123,21 @@ class MemoryRun:
             self._settle()
             return reception
 
+    def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
+        """Keep the founder's constants, as a copy. Implements `Keeper`."""
+        brought = {
+            each.digest: b"".join(verified(each, constants.parts(each)))
+            for each in to_bring(model, self.settings)
+        }
+        with self._changed:
+            self._members.require(joined.island, joined.incarnation)
+            self._constants = brought
+
+    @property
+    def constants(self) -> Mapping[str, bytes]:
+        """What the run keeps of its model's constants, by digest."""
+        return self._constants
+
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         with self._changed:
             rounds = self._fragment(self.id, fragment)
@@ -152,6 +171,8 @@ class MemoryRun:
     def _wanted(self, island: str) -> tuple[int, ...]:
         """Return what this island must publish, when every island waits for another."""
         live, quorum = self._members.live, self.settings.run.quorum
+        if not self._members.has_started:
+            return ()  # nobody waits for another: all wait for who has yet to join
         if len(live) < quorum or not all(map(self._is_blocked, live)):
             return ()
         return tuple(
@@ -180,6 +201,7 @@ class MemoryRun:
     def _forget_founding(self) -> None:
         """Let the next island found the run: this one left before it had."""
         self._model, self._layout, self._fragments = None, (), []
+        self._constants = {}
 
     def _settle(self) -> None:
         """Close every round that can close, and tell who waits."""
@@ -218,6 +240,8 @@ class MemoryRun:
             rounds=tuple(fragment.open_round for fragment in self._fragments),
             last_round=self._last_round,
             tokens=self._tokens() if self._fragments else 0,
+            decay_round=self.settings.run.decay_round,
+            end_tokens=self.settings.run.end_tokens,
         )
 
     def _never_opens(self, round: int) -> bool:

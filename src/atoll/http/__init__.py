@@ -14,7 +14,7 @@ from atoll.http.listener import Counts, Listener
 from atoll.http.problem import Problem
 from atoll.http.ranges import ranged
 from atoll.http.request import Request
-from atoll.http.response import FilePart, Response, as_json, as_problem
+from atoll.http.response import FilePart, FileParts, Response, as_json, as_problem
 from atoll.http.stream import Stream
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Counts",
     "Fetching",
     "FilePart",
+    "FileParts",
     "Later",
     "Limits",
     "Listener",

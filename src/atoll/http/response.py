@@ -30,7 +30,14 @@ class FilePart:
     length: int
 
 
-Body = bytes | Sequence[memoryview] | FilePart | Stream
+@dataclass(frozen=True)
+class FileParts:
+    """Ranges of files, one after the other; each is opened when its turn comes."""
+
+    parts: tuple[FilePart, ...]
+
+
+Body = bytes | Sequence[memoryview] | FilePart | FileParts | Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +101,8 @@ def length_of(body: Body) -> int:
     """Return how many bytes a body has; none for a stream."""
     if isinstance(body, FilePart):
         return body.length
+    if isinstance(body, FileParts):
+        return sum(part.length for part in body.parts)
     if isinstance(body, Stream):
         return 0
     return len(body) if isinstance(body, bytes) else sum(view.nbytes for view in body)
@@ -103,6 +112,8 @@ def cut(body: Body, first: int, size: int) -> Body:
     """Return a range of a body, without copying views or files."""
     if isinstance(body, FilePart):
         return replace(body, first=body.first + first, length=size)
+    if isinstance(body, FileParts):
+        return _cut_files(body, first, first + size)
     if isinstance(body, bytes):
         return body[first : first + size]
     if isinstance(body, Stream):
@@ -119,6 +130,16 @@ def _cut_views(views: Sequence[memoryview], first: int, last: int) -> list[memor
             kept.append(flat[low:high])
         start += len(flat)
     return kept
+
+
+def _cut_files(body: FileParts, first: int, last: int) -> FileParts:
+    kept, start = [], 0
+    for part in body.parts:
+        low, high = max(first - start, 0), min(last - start, part.length)
+        if low < high:
+            kept.append(replace(part, first=part.first + low, length=high - low))
+        start += part.length
+    return FileParts(tuple(kept))
 
 
 def head_of(response: Response, *, is_last: bool, is_chunked: bool) -> bytes:

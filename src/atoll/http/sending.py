@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from atoll.http.channel import Channel, Cut
 from atoll.http.request import Request
-from atoll.http.response import FilePart, Response, has_body, head_of
+from atoll.http.response import FilePart, FileParts, Response, has_body, head_of
 from atoll.http.stream import Stream
 
 
@@ -29,6 +30,8 @@ def send(request: Request, response: Response, *, is_last: bool) -> None:
         return
     if isinstance(response.body, FilePart):
         _send_file(channel, head, response.body)
+    elif isinstance(response.body, FileParts):
+        _send_files(channel, head, response.body)
     else:
         _send_views(channel, head, response.body)
     if response.trailer is not None:
@@ -55,14 +58,30 @@ def _send_views(
 
 
 def _send_file(channel: Channel, head: memoryview, part: FilePart) -> None:
-    if isinstance(part.file, int):
+    with _opened(part) as fd:
         channel.send([head])
-        channel.send_file(part.file, part.first, part.length)
+        channel.send_file(fd, part.first, part.length)
+
+
+def _send_files(channel: Channel, head: memoryview, body: FileParts) -> None:
+    channel.send([head])
+    for part in body.parts:
+        with ExitStack() as stack:
+            try:
+                fd = stack.enter_context(_opened(part))
+            except OSError as exc:  # too late to say so: what was announced is cut
+                raise Cut(f"a file that cannot be opened: {exc}") from exc
+            channel.send_file(fd, part.first, part.length)
+
+
+@contextmanager
+def _opened(part: FilePart) -> Iterator[int]:
+    if isinstance(part.file, int):
+        yield part.file
         return
     fd = os.open(part.file, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        channel.send([head])
-        channel.send_file(fd, part.first, part.length)
+        yield fd
     finally:
         os.close(fd)
 

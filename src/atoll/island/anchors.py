@@ -15,9 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from atoll.clock import SystemClock
-from atoll.errors import CorruptError, Refused, RunMoved, Unreachable, UsageError
+from atoll.errors import CorruptError, Refused, Unreachable, UsageError
 from atoll.exchange import MemoryRun
-from atoll.http import Caller
+from atoll.exchange.forms import Incoming
+from atoll.exchange.forms.failures import read_failure
+from atoll.http import Caller, Reply
 from atoll.island.environment import (
     run_from_environment,
     surroundings_from_environment,
@@ -87,31 +89,20 @@ class FragmentWeights:
         return "float32", anchor[offset + first : offset + last].view(np.uint8)
 
 
-class AnchorWeights:
-    """The anchor that a coordinator serves as a file. Implements `Weights`."""
+class RemoteFile:
+    """What a coordinator serves at a path, range by range."""
 
-    def __init__(self, caller: Caller, headers: Mapping[str, str]) -> None:
-        self._caller, self._headers, self._etag = caller, dict(headers), ""
-        size = int.from_bytes(self._bytes(0, 8).tobytes(), "little")
-        if not 0 < size <= MAX_HEAD_BYTES:
-            raise CorruptError(f"The head of the anchor says that it has {size} bytes.")
-        self._begin = 8 + size
-        head = json.loads(self._bytes(8, self._begin).tobytes())
-        self._entries: dict[str, Any] = {
-            name: entry for name, entry in head.items() if name != "__metadata__"
-        }
-        self.shapes = {
-            name: tuple(entry["shape"]) for name, entry in self._entries.items()
-        }
+    def __init__(self, caller: Caller, headers: Mapping[str, str], target: str) -> None:
+        self._caller, self._headers, self._target = caller, dict(headers), target
+        self._etag = ""
 
-    def read(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
-        entry = self._entries[name]
-        dtype = _DTYPES[entry["dtype"]]
-        begin = self._begin + entry["data_offsets"][0]
-        size = BYTES[dtype]
-        return dtype, self._bytes(begin + size * first, begin + size * last)
+    def bytes(self, begin: int, end: int) -> np.ndarray:
+        """Return a part of the file.
 
-    def _bytes(self, begin: int, end: int) -> np.ndarray:
+        Raises:
+            Changed: it is another file than before.
+            Unreachable: the coordinator is busy for long.
+        """
         if begin == end:
             return np.empty(0, np.uint8)
         for _ in range(TRIES):
@@ -120,14 +111,15 @@ class AnchorWeights:
                 return found
             threading.Event().wait(PAUSE_S)
         raise Unreachable(
-            "The coordinator is busy, and did not give its anchor. Ask again later."
+            f"The coordinator is busy, and did not give {self._target}. Ask again "
+            "later."
         )
 
     def _ask(self, begin: int, end: int) -> np.ndarray | None:
         """Return a part of the file; None: ask again."""
         reply = self._caller.call(
             "GET",
-            "/anchor",
+            self._target,
             headers={**self._headers, "Range": f"bytes={begin}-{end - 1}"},
             timeout_s=FILE_S,
             is_repeatable=True,
@@ -140,10 +132,43 @@ class AnchorWeights:
                 raise Changed
             self._etag = etag
             return np.frombuffer(reply.body, np.uint8)
-        said = reply.json() if reply.status >= 400 else {}
-        if said.get("error") == "RunMoved":
-            raise RunMoved(str(said.get("message")), target=str(said.get("target")))
-        raise Refused(str(said.get("message", f"It answers {reply.status}.")))
+        raise refusal(reply)
+
+
+def refusal(reply: Reply) -> Exception:
+    """Return what a coordinator means that does not give what was asked for."""
+    if reply.status < 400:
+        return Refused(f"It answers {reply.status}.")
+    kind = reply.headers.get("content-type", "")
+    return read_failure(reply.status, kind, Incoming.of(bytes(reply.body)))
+
+
+class AnchorWeights:
+    """The anchor that a coordinator serves as a file. Implements `Weights`."""
+
+    def __init__(self, caller: Caller, headers: Mapping[str, str]) -> None:
+        self._file = RemoteFile(caller, headers, "/anchor")
+        size = int.from_bytes(self._file.bytes(0, 8).tobytes(), "little")
+        if not 0 < size <= MAX_HEAD_BYTES:
+            raise CorruptError(f"The head of the anchor says that it has {size} bytes.")
+        self._begin = 8 + size
+        head = json.loads(self._file.bytes(8, self._begin).tobytes())
+        model = json.loads(head.pop("__metadata__")["atoll.model"])
+        # Constants have a way of their own, on which no round disturbs.
+        constants = {name for name, _, _, role, _ in model if role == "constant"}
+        self._entries: dict[str, Any] = {
+            name: entry for name, entry in head.items() if name not in constants
+        }
+        self.shapes = {
+            name: tuple(entry["shape"]) for name, entry in self._entries.items()
+        }
+
+    def read(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
+        entry = self._entries[name]
+        dtype = _DTYPES[entry["dtype"]]
+        begin = self._begin + entry["data_offsets"][0]
+        size = BYTES[dtype]
+        return dtype, self._file.bytes(begin + size * first, begin + size * last)
 
 
 @contextmanager

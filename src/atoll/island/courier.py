@@ -19,12 +19,13 @@ from atoll.errors import (
     OutcomeLost,
 )
 from atoll.exchange import Exchange, Frame, Outcome
+from atoll.island.arrivals import Arrival, Summons
 from atoll.island.background import Background
 from atoll.island.entry import fetch_state, state_frame
 from atoll.island.memory import Memory
 from atoll.island.rerunning import why_spent
 from atoll.island.seeds import update_seed
-from atoll.island.slot import Arrival, Sealed, Slot, Summons
+from atoll.island.slot import Sealed, Slot
 from atoll.island.tally import Tally
 from atoll.protocol import (
     Beat,
@@ -363,9 +364,8 @@ class Courier:
         if held is None or held.round != outcome.round:
             return
         assert outcome.roster is not None
-        residual = held.judge(outcome.roster, self._joined.island)
-        if residual is not None:
-            slot.residual = residual
+        held.judge(outcome.roster, self._joined.island)
+        self._memory.leave_over(slot, held.saved, held.remains)
 
     def _start_over(self, slot: Slot, sealed: Sealed, reason: str) -> None:
         """Take the run's state: nobody knows whether the update counted.

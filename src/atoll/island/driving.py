@@ -14,6 +14,7 @@ from dataclasses import replace
 from atoll.clock import Clock
 from atoll.errors import RunEnded, UsageError
 from atoll.exchange import Exchange
+from atoll.island.arrivals import Arrival, Summons
 from atoll.island.background import Background
 from atoll.island.beginning import begin, plan_of
 from atoll.island.courier import Courier
@@ -22,11 +23,11 @@ from atoll.island.ledger import Ledger
 from atoll.island.live import Live
 from atoll.island.memory import Memory
 from atoll.island.rerunning import seen_from
+from atoll.island.run_clock import RunClock
 from atoll.island.saved import SavedIsland
-from atoll.island.saving import save_island
-from atoll.island.slot import Arrival, Sealed, Slot, Summons
+from atoll.island.saving import is_standing, save_island
+from atoll.island.slot import Sealed, Slot
 from atoll.island.tally import Tally
-from atoll.island.view import ParameterView
 from atoll.protocol import (
     Action,
     Await,
@@ -56,7 +57,6 @@ class Driver:
         joined: JoinReply,
         slots: list[Slot],
         tally: Tally,
-        view: ParameterView,
         memory: Memory,
         *,
         clock: Clock,
@@ -75,10 +75,11 @@ class Driver:
             tally,
             background=background,
         )
-        self._view, self._memory = view, memory
+        self._memory = memory
         self._plan = plan_of(joined, slots)
         self._state = state or begin(joined, slots, self._plan)
         self.position, self.has_ended = joined.position, self._state.has_ended
+        self.clock = RunClock.of(joined.position, syncs=0)
         self.before_seal: Callable[[], None] = _nothing
         """Called before an update is sealed."""
 
@@ -93,12 +94,19 @@ class Driver:
 
     def save(self, *, is_exact: bool) -> SavedIsland:
         """Return this island for a checkpoint, while the slots stand still."""
+        is_exact = is_exact and is_standing(self._slots)
+        fragments = self._memory.saving(
+            self._slots,
+            self._joined.settings.sync,
+            made=(self._tally.inner_steps, self._tally.tokens),
+            is_exact=is_exact,
+        )
         return save_island(
             self._joined,
             replace(self._state, step=self.step),
-            self._slots,
+            fragments,
             self._tally,
-            self._view,
+            origin=self._slots[0].origin,
             is_exact=is_exact,
         )
 
@@ -202,6 +210,7 @@ class Driver:
         self._adopt(slot, sealed, arrival)
         position = self._exchange.heartbeat(self._beat())
         self.position = arrival.position or position
+        self.clock = RunClock.of(self.position, syncs=self.clock.syncs + 1)
         taken = Taken(
             fragment=slot.index,
             verdict=arrival.verdict,

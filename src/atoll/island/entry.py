@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
@@ -14,11 +15,13 @@ from atoll.island.resuming import Entry, Resumed, resume
 from atoll.island.saved import SavedIsland
 from atoll.island.slot import Slot
 from atoll.island.tally import Tally
-from atoll.island.view import ParameterView
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.weights import FragmentLayout, FragmentState, lay_out, terms_of
 from atoll.weights.layout import first_non_finite
 from atoll.wire import OuterValues
+
+Bring = Callable[[JoinReply], None]
+"""Brings a run what its founder has beside weights."""
 
 
 def enter(
@@ -28,16 +31,20 @@ def enter(
     *,
     leaving: AbstractContextManager[object],
     saved: Saved | None = None,
+    bring: Bring | None = None,
 ) -> Entry:
     """Join, and return the reply with one slot per fragment.
 
     Afterwards the live weights are the run's, or those of a checkpoint that goes on. On
     an error, or when SIGTERM ends it, the island is no member: it says so within
-    `leaving`, or its lease runs out.
+    `leaving`, or its lease runs out. `bring` is what a founder does before it gives the
+    run its first weights.
     """
     while True:
         joined = exchange.join(request)
         try:
+            if joined.is_founder and bring is not None:
+                bring(joined)
             return _enter(exchange, memory, request, joined, saved)
         except FoundingLost:
             continue  # still a member: another island has founded the run, or it will
@@ -49,10 +56,9 @@ def enter(
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint's island, and what it is put into."""
+    """A checkpoint's island, and what works behind it."""
 
     island: SavedIsland
-    view: ParameterView
     background: Background
 
 
@@ -66,8 +72,8 @@ def _enter(
     layout = lay_out(request.model, joined.settings)
     memory.lay_out(layout, joined)
     if saved is not None and not joined.is_founder:
-        island, view = saved.island, saved.view
-        return resume(exchange, memory, view, joined, layout, island, saved.background)
+        island = saved.island
+        return resume(exchange, memory, joined, layout, island, saved.background)
     tally, resumed = _founder(joined, saved.island) if saved else (Tally(), None)
     slots = [
         _slot(exchange, memory, joined, index, fragment)

@@ -21,8 +21,9 @@ from atoll.errors import AtollWarning, Unreachable
 from atoll.exchange import Exchange
 from atoll.island.background import Background, Threads
 from atoll.island.driving import Driver
-from atoll.island.entry import Saved, enter
+from atoll.island.entry import Bring, Saved, enter
 from atoll.island.memory import Memory, Whole
+from atoll.island.run_clock import RunClock
 from atoll.island.saved import SavedIsland
 from atoll.island.saving import still
 from atoll.island.view import ParameterView
@@ -48,6 +49,7 @@ class Host:
         leaving: AbstractContextManager[object] | None = None,
         memory: Memory | None = None,
         saved: SavedIsland | None = None,
+        bring: Bring | None = None,
     ) -> None:
         self._exchange, self._clock = exchange, clock
         self._leaving = leaving or nullcontext()
@@ -59,7 +61,8 @@ class Host:
             memory,
             request,
             leaving=self._leaving,
-            saved=Saved(saved, view, background) if saved else None,
+            saved=Saved(saved, background) if saved else None,
+            bring=bring,
         )
         self.joined, self.slots, self.tally = entry.joined, entry.slots, entry.tally
         self.resumed = entry.resumed
@@ -71,7 +74,6 @@ class Host:
             self.joined,
             self.slots,
             self.tally,
-            view,
             memory,
             clock=clock,
             background=background,
@@ -99,6 +101,11 @@ class Host:
     def run_steps(self) -> int:
         """The schedule step this island has reached, in phase with the others."""
         return self._driver.step
+
+    @property
+    def clock(self) -> RunClock:
+        """The run's clock, as the last synchronisation told it."""
+        return self._driver.clock
 
     @property
     def wakes_in(self) -> int:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from atoll.clock import Clock, SystemClock
 from atoll.errors import UsageError
-from atoll.exchange import Exchange, MemoryRun
+from atoll.exchange import Constants, Keeper, MemoryRun
+from atoll.exchange.constants import KeepingExchange
+from atoll.island.entry import Bring
 from atoll.island.environment import (
     island_from_environment,
     run_from_environment,
     surroundings_from_environment,
 )
 from atoll.island.host import Host
-from atoll.island.keeping import Keeping
 from atoll.island.memory import Memory
+from atoll.island.saved import SavedIsland
 from atoll.island.signals import Interrupted, Termination
 from atoll.island.trail import Trail
 from atoll.island.view import ParameterView
@@ -30,21 +32,41 @@ if TYPE_CHECKING:
 _NEVER = 2**31 - 1
 
 
+class Past(Protocol):
+    """What is known of an island's earlier life. Joining is the only caller."""
+
+    @property
+    def saved(self) -> SavedIsland | None:
+        """The island of the checkpoint that is gone on from, if there is one."""
+        ...
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether this life's next one will go on to the bit."""
+        ...
+
+    def key(self) -> bytes:
+        """Return the key of an island that is known by its checkpoints alone."""
+        ...
+
+
 def join_run(
     run: MemoryRun | CollectiveRun | str | None,
     view: ParameterView,
     model: ModelSpec,
     *,
     island: str | None,
-    keeping: Keeping | None = None,
+    keeping: Past | None = None,
     memory: Memory | None = None,
+    constants: Constants | None = None,
     bundle: str = "",
 ) -> Host:
     """Join a run, and return the host whose weights `view` has.
 
     With `keeping` it goes on as the checkpoint says that was restored. `memory` is
-    where the weights are, if not in this process alone. `bundle` is the digest of
-    what the model was built from, if it was built from a run's.
+    where the weights are, if not in this process alone. `constants` are the model's,
+    which a founder brings; without them the run is founded without. `bundle` is the
+    digest of what the model was built from, if it was built from a run's.
 
     SIGTERM meanwhile leaves the run and ends the process, with exit code 0.
 
@@ -59,7 +81,7 @@ def join_run(
         run = MemoryRun(_alone())
     if isinstance(run, MemoryRun):
         request = _request(model, island, keeping, bundle)
-        life = _Life(request, keeping, memory)
+        life = _Life(request, keeping, memory, constants)
         return life.host(run, view, SystemClock(), leaving=nullcontext())
     if not run:
         raise UsageError(
@@ -70,7 +92,7 @@ def join_run(
     # Who has no name of its own has its key where its checkpoints are.
     key = keeping.key() if keeping and island is None else None
     request = _request(model, island, keeping, bundle)
-    life = _Life(request, keeping, memory, key)
+    life = _Life(request, keeping, memory, constants, key)
     return _join_elsewhere(run, view, life)
 
 
@@ -79,13 +101,14 @@ class _Life:
     """The life of an island that is about to join, or to go on."""
 
     request: JoinRequest
-    keeping: Keeping | None
+    keeping: Past | None
     memory: Memory | None
+    constants: Constants | None
     key: bytes | None = None
 
     def host(
         self,
-        exchange: Exchange,
+        exchange: KeepingExchange,
         view: ParameterView,
         clock: Clock,
         *,
@@ -99,7 +122,15 @@ class _Life:
             leaving=leaving,
             saved=self.keeping.saved if self.keeping else None,
             memory=self.memory,
+            bring=self._bring_to(exchange),
         )
+
+    def _bring_to(self, keeper: Keeper) -> Bring | None:
+        """Return how a founder brings its constants, if it has any."""
+        constants, model = self.constants, self.request.model
+        if constants is None:
+            return None
+        return lambda joined: keeper.keep(joined, model, constants)
 
 
 def is_alone(run: object) -> bool:
@@ -108,7 +139,7 @@ def is_alone(run: object) -> bool:
 
 
 def _request(
-    model: ModelSpec, island: str | None, keeping: Keeping | None, bundle: str
+    model: ModelSpec, island: str | None, keeping: Past | None, bundle: str
 ) -> JoinRequest:
     """Return what is asked for: the name of the life that goes on, if there is one."""
     saved = keeping.saved if keeping else None
@@ -155,4 +186,6 @@ def _way_to(run: CollectiveRun | str, life: _Life, clock: Clock) -> Trail | Toge
 
 def _alone() -> RunSettings:
     """Return the settings of a run that never synchronises."""
-    return RunSettings.from_dict({"sync": {"sync_every": _NEVER}})
+    return RunSettings.from_dict(
+        {"sync": {"sync_every": _NEVER}, "limits": {"max_constants_bytes": 0}}
+    )

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from atoll.checkpoint import COMPONENTS, Loaded, Policy, Ranks
+from atoll.checkpoint.loading import read, restore
 from atoll.checkpoint.ranks import Alone
 from atoll.errors import AtollWarning, UsageError
 from atoll.island.cursors import Cursors
@@ -22,6 +23,9 @@ from atoll.island.keys import island_key
 from atoll.island.marks import Mark
 from atoll.island.resumed import tell_fresh, tell_resumed
 from atoll.island.saved import SavedIsland, Tree, from_tree, to_tree
+
+BeforeSeals = Callable[[Callable[[int, int], None]], None]
+"""Has a function called before every seal, with the inner steps made and settled."""
 
 LATE = ("scheduler", "trainer")
 """What a loop changes between an inner step and the next; a scheduler changes the
@@ -54,9 +58,7 @@ class Kept(Protocol):
     @property
     def settled_steps(self) -> int: ...
 
-    def saving(
-        self, *, is_exact: bool
-    ) -> AbstractContextManager[SavedIsland | None]: ...
+    def saving(self, *, is_exact: bool) -> AbstractContextManager[SavedIsland]: ...
 
 
 class Keeping:
@@ -76,10 +78,16 @@ class Keeping:
         self._part, self._is_alone = IslandPart(), is_alone
         objects = {**objects, "island": self._part}
         self._saver = policy.saver(objects, default=default, ranks=self._ranks)
-        is_whole = self._ranks.size == 1
-        self.is_exact = is_whole and "model" in self._saver.components
-        late = [each for each in LATE if each in self.policy.also]
+        self.is_exact = "model" in self._saver.components
+        late = self._late_names()
         self._late = ("optimizer", *late) if late else ()
+        self._has_data = False
+        self._whole: Host | None = None
+        """The host of an island that keeps cursors."""
+
+        self._schedulers: list[object] = []
+        """Those that came after joining."""
+
         self._waits = False
         self._loaded = self._restore()
         self._host: Kept | None = None
@@ -92,26 +100,98 @@ class Keeping:
         """The island of the checkpoint that was restored, if there was one."""
         return self._part.saved
 
+    def take_in(self, value: object) -> object:
+        """Save one more scheduler with the others; return its saved state, or None.
+
+        For what can only be made once the island has joined. Nothing, if the program
+        has given its own `scheduler`, or does not want it saved.
+        """
+        if "scheduler" in self.policy.also or (
+            "scheduler" not in self._saver.components
+        ):
+            return None
+        if not self._schedulers:
+            self._saver.add("scheduler", self._schedulers)
+            self._late = ("optimizer", *self._late_names("scheduler"))
+        self._schedulers.append(value)
+        if self._loaded is None:
+            return None
+        saved = read(self._loaded, "scheduler", self._ranks)
+        at = len(self._schedulers) - 1
+        return saved[at] if isinstance(saved, list) and at < len(saved) else None
+
+    def take_in_data(self, value: object) -> None:
+        """Save where the data stands from now on, and put it where it stood.
+
+        The first that comes, if the program has not given its own `data`.
+        """
+        if "data" in self.policy.also or "data" not in self._saver.components:
+            return
+        if self._has_data:
+            return
+        self._has_data = True
+        self._saver.add("data", value)
+        if self._loaded is not None:
+            restore(self._loaded, {"data": value}, ("data",), self._ranks)
+        if self._whole is not None:
+            self._keep_cursors(value, _before_seals_of(self._whole))
+            if (counted := self.counted_at(self._whole)) is not None:
+                self.put_cursor(counted)
+
+    def _late_names(self, *also: str) -> list[str]:
+        return [each for each in LATE if each in self.policy.also or each in also]
+
     def key(self) -> bytes:
         """Return the key of an island that is known by its checkpoints alone."""
         return island_key(Path(self.policy.dir), run="", island="")
 
     def begin(self, host: Host) -> None:
         """Go on with a host that has joined; tell what became of the checkpoint."""
-        data = self.policy.also.get("data")
-        if data is not None and "data" in self._saver.components:
-            self._cursors = Cursors(Path(self.policy.dir) / "cursors", data)
-            host.before_seal(self._keep_cursor)
-        self.tell(host)
+        has_cursors = self.keep_cursors(_before_seals_of(host))
+        counted = self.counted_at(host)
+        moves = has_cursors and counted is not None
+        cursor = self.put_cursor(counted) if moves and counted is not None else None
+        self.tell(host, cursor=cursor)
         self.go_on(host, is_leader=True)
+        self._whole = host
 
-    def tell(self, host: Host) -> None:
-        """Say what became of the checkpoint, or that there was none."""
+    def keep_cursors(self, before_seals: BeforeSeals) -> bool:
+        """Have the data's cursor kept before every seal; False: there is no data."""
+        data = self.policy.also.get("data")
+        if data is None or "data" not in self._saver.components:
+            return False
+        self._keep_cursors(data, before_seals)
+        return True
+
+    def _keep_cursors(self, data: object, before_seals: BeforeSeals) -> None:
+        folder = Path(self.policy.dir) / "cursors"
+        if self._ranks.size > 1:
+            folder /= f"rank-{self._ranks.rank}"
+        self._cursors = cursors = Cursors(folder, data)
+        before_seals(lambda steps, settled: cursors.keep(steps, least=settled))
+
+    def counted_at(self, host: Host) -> int | None:
+        """Return the seal that the data belongs to; None: where it is restored."""
+        resumed = host.resumed
+        if resumed is None or resumed.is_exact:
+            return None
+        steps = resumed.counted[0]
+        return steps if steps > resumed.saved[0] else None
+
+    def put_cursor(self, inner_steps: int) -> bool:
+        """Put the data where it stood at a seal; False: nobody knows where that is."""
+        return self._cursors is not None and self._cursors.put_back(inner_steps)
+
+    def tell(self, host: Host, *, cursor: bool | None) -> None:
+        """Say what became of the checkpoint, or that there was none.
+
+        `cursor` is whether the data stands where the run has counted it.
+        """
         directory = Path(self.policy.dir)
         if host.resumed is None:
             tell_fresh(host.joined, self._fresh(), directory=directory)
             return
-        made, cursor = Mark.made_before(directory), self._put_cursor(host)
+        made = Mark.made_before(directory)
         if not self._is_alone:
             tell_resumed(host.joined, host.resumed, made=made, cursor=cursor)
 
@@ -150,7 +230,7 @@ class Keeping:
         at = {"round": host.round, "inner_steps": steps, "tokens": tokens}
         late = () if is_first else self._late
         with host.saving(is_exact=self.is_exact) as island:
-            self._part.tree = to_tree(island) if island else {}
+            self._part.tree = to_tree(island)
             is_begun = self._saver.save(at, late=late)
             self._part.tree = {}
         if is_begun:
@@ -171,8 +251,9 @@ class Keeping:
     def leave(self) -> None:
         """Take note of where the island is when it gives away the rest of its work."""
         self.finish()
-        if self._cursors is not None and self._host is not None:
-            self._keep_cursor()
+        host = self._host
+        if self._cursors is not None and host is not None:
+            self._cursors.keep(host.progress[0], least=host.settled_steps)
 
     def finish(self) -> None:
         """Let the writing begin of what was saved after the last inner step."""
@@ -191,12 +272,6 @@ class Keeping:
             self._mark.close()
         self._saver.close()
 
-    def _keep_cursor(self) -> None:
-        host = self._host
-        assert host is not None
-        assert self._cursors is not None
-        self._cursors.keep(host.progress[0], least=host.settled_steps)
-
     def _restore(self) -> Loaded | None:
         """Restore what is chosen, and weights that an exact resume needs."""
         found = self._saver.find()
@@ -213,14 +288,11 @@ class Keeping:
         """Return whether the optimizer begins anew."""
         return self._loaded is None or "optimizer" not in self._loaded.restored
 
-    def _put_cursor(self, host: Host) -> bool | None:
-        """Take the data to where the run has counted it; None: there is nothing to."""
-        resumed = host.resumed
-        assert resumed is not None
-        steps = resumed.counted[0]
-        if resumed.is_exact or steps <= resumed.saved[0] or self._cursors is None:
-            return None
-        return self._cursors.put_back(steps)
+
+def _before_seals_of(host: Host) -> BeforeSeals:
+    return lambda act: host.before_seal(
+        lambda: act(host.progress[0], host.settled_steps)
+    )
 
 
 def as_policy(checkpoint: object) -> Policy:

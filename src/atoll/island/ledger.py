@@ -9,7 +9,8 @@ from __future__ import annotations
 import warnings
 
 from atoll.errors import AtollWarning, UsageError
-from atoll.island.slot import Arrival, Sealed, Slot
+from atoll.island.arrivals import Arrival
+from atoll.island.slot import Sealed, Slot
 from atoll.island.tally import Tally
 from atoll.protocol import How, JoinReply
 from atoll.wire import Verdict

@@ -12,6 +12,7 @@ from atoll.island.ledger import Ledger
 from atoll.island.memory import Memory
 from atoll.island.slot import Sealed, Slot
 from atoll.island.tally import Tally
+from atoll.island.ways import way_of
 from atoll.protocol import How
 from atoll.settings import SyncSection
 
@@ -62,24 +63,12 @@ class Live:
         held = slot.held_back
         if held is None:
             return
-        if held.left is None and held.residual is not None:
-            slot.residual = held.residual
-        slot.settle(*held.give())
+        if held.left is None:
+            self._memory.leave_over(slot, held.saved, held.remains)
+        self._memory.give(slot, held.saved, held.remains)
+        slot.settle(*held.settled)
         slot.held_back = None
 
     def forget(self, sealed: Sealed) -> None:
         """Let an update's memory serve others."""
         self._memory.forget(sealed)
-
-
-def way_of(how: How, sync: SyncSection) -> str:
-    """Return which text of `weights.adopt` an outcome asks for."""
-    match how:
-        case How.ADOPT:
-            return sync.adopt
-        case How.REBASE:
-            return "rebase"
-        case How.CARRY:
-            return "carry"
-        case How.DROP | How.REFUSE:
-            return "replace"

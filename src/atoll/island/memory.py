@@ -6,15 +6,23 @@ its leader then has a memory that lets every rank do with its part what `Whole` 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
 from atoll.exchange import Frame
 from atoll.island.buffers import Buffers
+from atoll.island.leftover import difference_left, residual_left
+from atoll.island.resumed_updates import remaking, require_sizes, resumed_update
+from atoll.island.saved import SavedFragment, SavedIsland
+from atoll.island.saving import as_work, fragments_of
 from atoll.island.slot import Sealed, Slot
 from atoll.island.view import ParameterView
 from atoll.protocol import JoinReply
+from atoll.protocol.island_rejoin import Left
+from atoll.settings import SyncSection
 from atoll.weights import FragmentLayout, FragmentState, Layout, Terms, adopt, seal
 from atoll.weights.layout import F32
 from atoll.wire import Verdict, state_digest
@@ -110,15 +118,70 @@ class Memory(Protocol):
         """Return the state of the whole fragment, to be sent or looked at."""
         ...
 
+    def saving(
+        self,
+        slots: Sequence[Slot],
+        sync: SyncSection,
+        *,
+        made: tuple[int, int],
+        is_exact: bool,
+    ) -> list[SavedFragment]:
+        """Return what a checkpoint holds of the fragments here: see `fragments_of`.
+
+        Called by the thread that trains, while the slots stand still.
+        """
+        ...
+
+    def as_work(self, saved: SavedIsland, sync: SyncSection) -> SavedIsland:
+        """Return the work of an island that stood; the live weights are its own."""
+        ...
+
+    def require_fitting(self, layout: Layout, saved: Sequence[SavedFragment]) -> None:
+        """Return when what is saved are vectors of this layout.
+
+        Raises:
+            UsageError: they are of another one.
+        """
+        ...
+
+    def resume(
+        self, index: int, layout: FragmentLayout, terms: Terms, saved: SavedFragment
+    ) -> Slot:
+        """Return a fragment as it stood, with its update in flight.
+
+        The live weights are those of the checkpoint already.
+        """
+        ...
+
+    def remake(
+        self, slot: Slot, saved: SavedFragment, *, seed: int, decay: float
+    ) -> tuple[np.ndarray, float]:
+        """Return body and norm of a saved update, and keep what its codec leaves over.
+
+        Raises:
+            NonFinite: naming the parameter.
+        """
+        ...
+
+    def give(self, slot: Slot, saved: SavedFragment, left: Left) -> None:
+        """Add what is left of saved work to the live weights."""
+        ...
+
+    def leave_over(self, slot: Slot, saved: SavedFragment, left: Left) -> None:
+        """Let the residual be that of what is left, if anything is."""
+        ...
+
 
 class Whole:
     """All of the weights in this process. Implements `Memory`."""
 
     def __init__(self, view: ParameterView) -> None:
         self._view, self.buffers = view, Buffers()
+        self._layout: Layout = ()
 
     def lay_out(self, layout: Layout, joined: JoinReply) -> None:
         self._view.lay_out(layout)
+        self._layout = layout
 
     def begin(
         self,
@@ -223,6 +286,58 @@ class Whole:
 
     def whole(self, slot: Slot) -> FragmentState:
         return slot.state
+
+    def saving(
+        self,
+        slots: Sequence[Slot],
+        sync: SyncSection,
+        *,
+        made: tuple[int, int],
+        is_exact: bool,
+    ) -> list[SavedFragment]:
+        return fragments_of(slots, self._view, sync, made=made, is_exact=is_exact)
+
+    def as_work(self, saved: SavedIsland, sync: SyncSection) -> SavedIsland:
+        made = saved.inner_steps, saved.tokens
+        work = as_work(saved.fragments, self._layout, self._view, sync, made=made)
+        return replace(saved, is_exact=False, fragments=work)
+
+    def require_fitting(self, layout: Layout, saved: Sequence[SavedFragment]) -> None:
+        require_sizes([each.elements for each in layout], saved)
+
+    def resume(
+        self, index: int, layout: FragmentLayout, terms: Terms, saved: SavedFragment
+    ) -> Slot:
+        anchor, *moments = saved.vectors
+        state = FragmentState(anchor, moments, round=saved.round, count=saved.count)
+        return Slot(
+            index=index,
+            layout=layout,
+            state=state,
+            up=terms.up,
+            residual=saved.residual,
+            sealed=resumed_update(index, saved),
+        )
+
+    def remake(
+        self, slot: Slot, saved: SavedFragment, *, seed: int, decay: float
+    ) -> tuple[np.ndarray, float]:
+        with remaking(slot, saved) as sealed:
+            return self.seal(slot, sealed, seed=seed, decay=decay, is_difference=True)
+
+    def give(self, slot: Slot, saved: SavedFragment, left: Left) -> None:
+        difference = difference_left(saved, left)
+        if difference is None:
+            return
+        local = np.empty(slot.layout.elements, np.float32)
+        self._view.read(slot.index, local)
+        local += difference
+        self._view.write(slot.index, local)
+
+    def leave_over(self, slot: Slot, saved: SavedFragment, left: Left) -> None:
+        residual = residual_left(saved, left)
+        if slot.residual is not None and residual is not None:
+            slot.residual = residual.copy()
 
     def settle_residual(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
         """Keep the new residual if the update counted, else the one from before it.

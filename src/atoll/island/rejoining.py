@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from atoll.errors import OutcomeLost
 from atoll.exchange import Exchange
 from atoll.island.held_back import HeldBack
+from atoll.island.leftover import REMAINS, settled_left
+from atoll.island.memory import Memory
 from atoll.island.remaking import remade
 from atoll.island.saved import SavedFragment, SavedUpdate
 from atoll.island.slot import Slot
-from atoll.island.view import ParameterView
 from atoll.protocol import JoinReply
 from atoll.protocol.island_rejoin import Left, Since, counted_in, what_is_left
 from atoll.weights import FragmentState
-from atoll.weights.layout import F32
 from atoll.wire import Header, Roster, update_digest
 
 
@@ -36,37 +34,32 @@ class Kept:
 
 def rejoin(
     exchange: Exchange,
-    view: ParameterView,
+    memory: Memory,
     joined: JoinReply,
     slot: Slot,
     saved: SavedFragment,
     *,
     progress: tuple[int, int],
 ) -> Kept:
-    """Put what is left of a fragment's work on the slot's anchor, and into the view.
+    """Put what is left of a fragment's work on the anchor that the slot has begun with.
 
     `progress` counts the inner steps and tokens of all lives, as the slot does from
     here on.
     """
-    saved = remade(joined, slot, saved)
+    saved = remade(joined, memory, slot, saved)
     past = _Past(exchange, slot.index, joined.island, slot.state)
     left = _left(past, joined, slot, saved)
-    difference, residual = _work(saved, left)
-    settled = _settled(saved, left, progress)
+    settled = settled_left(saved, left, progress)
     opened = joined.position.rounds[slot.index]
-    loaded = np.empty(slot.layout.elements, np.float32)
-    slot.layout.load(slot.state.anchor, loaded)
     is_spoken_for = slot.index in joined.spoken_for and slot.state.round + 1 == opened
-    if is_spoken_for and difference is not None:
-        slot.held_back = _held_back(slot, view, saved, left, progress)
-        view.write(slot.index, slot.state.anchor)
+    if is_spoken_for and left in REMAINS:
+        slot.held_back = HeldBack(
+            round=opened, saved=saved, most=left, progress=progress
+        )
         slot.settle(*progress)
         return Kept(left, *settled)
-    if difference is not None:
-        loaded += difference
-    if slot.residual is not None and residual is not None:
-        slot.residual[:] = residual
-    view.write(slot.index, loaded)
+    memory.leave_over(slot, saved, left)
+    memory.give(slot, saved, left)
     slot.settle(*settled)
     return Kept(left, *settled)
 
@@ -123,71 +116,6 @@ def _left(past: _Past, joined: JoinReply, slot: Slot, saved: SavedFragment) -> L
 
 
 _COUNTED = (Since.SAVED, Since.ANOTHER)
-
-
-def _work(saved: SavedFragment, left: Left) -> tuple[F32 | None, F32 | None]:
-    """Return the difference and the residual that are left."""
-    match left:
-        case Left.ALL:
-            return saved.difference, saved.residual
-        case Left.SINCE:
-            assert saved.update is not None
-            return _since(saved), saved.update.residual_after
-        case Left.NONE | Left.LOST:
-            return None, None
-
-
-def _since(saved: SavedFragment) -> F32:
-    assert saved.update is not None
-    assert saved.difference is not None
-    return saved.difference - saved.update.base
-
-
-def _settled(
-    saved: SavedFragment, left: Left, progress: tuple[int, int]
-) -> tuple[int, int]:
-    if left is Left.ALL:
-        return saved.settled_steps, saved.settled_tokens
-    if left is Left.SINCE:
-        assert saved.update is not None
-        return saved.update.inner_steps, saved.update.tokens
-    return progress
-
-
-def _held_back(
-    slot: Slot,
-    view: ParameterView,
-    saved: SavedFragment,
-    left: Left,
-    progress: tuple[int, int],
-) -> HeldBack:
-    """Return what is put back when the update that stands does not count.
-
-    If it is the saved update itself, what came since its seal is put back.
-    """
-    difference, residual = _work(saved, left)
-    assert difference is not None
-    held = HeldBack(
-        round=slot.state.round + 1,
-        difference=difference,
-        residual=residual,
-        settled=_settled(saved, left, progress),
-        progress=progress,
-        put=lambda values: _put(view, slot.index, values),
-    )
-    update = saved.update
-    if left is Left.ALL and update is not None and update.round == held.round:
-        held.frame, held.at_seal = update.frame, update.base
-        held.residual_after = update.residual_after
-        held.at_seal_settled = (update.inner_steps, update.tokens)
-    return held
-
-
-def _put(view: ParameterView, fragment: int, difference: F32) -> None:
-    local = np.empty_like(difference)
-    view.read(fragment, local)
-    local += difference
-    view.write(fragment, local)
 
 
 def _digest(update: SavedUpdate | None) -> bytes:

@@ -4,49 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
 from atoll.errors import NonFinite
 from atoll.exchange import Frame
+from atoll.island.memory import Memory
 from atoll.island.saved import SavedFragment, SavedUpdate
 from atoll.island.seeds import update_seed
 from atoll.island.slot import Slot
 from atoll.protocol import JoinReply
-from atoll.weights import seal
 from atoll.wire import Header, Kind, Progress, with_body
 
 
-def remade(joined: JoinReply, slot: Slot, saved: SavedFragment) -> SavedFragment:
-    """Return a fragment whose saved update has its bytes.
-
-    What was loaded minus what was there is the saved difference with the other sign,
-    exactly: so these are the bytes that the dead life sent, if it did.
-    """
+def remade(
+    joined: JoinReply, memory: Memory, slot: Slot, saved: SavedFragment
+) -> SavedFragment:
+    """Return a fragment whose saved update has its bytes."""
     update = saved.update
     if update is None or update.frame is not None:
         return saved
     seed = update_seed(joined.run, slot.index, update.round, joined.island)
-    elements, after = slot.layout.elements, None
-    body = np.empty(slot.up.body_bytes(elements), np.uint8)
-    if saved.residual is not None:
-        after = np.empty(elements, np.float32)
+    decay = joined.settings.wire.error_feedback_decay
     try:
-        norm = seal(
-            slot.layout,
-            None,
-            -update.base,
-            body,
-            up=slot.up,
-            seed=seed,
-            residual=saved.residual,
-            residual_after=after,
-            decay=joined.settings.wire.error_feedback_decay,
-        )
+        body, norm = memory.remake(slot, saved, seed=seed, decay=decay)
     except NonFinite:
         return replace(saved, update=None)  # it was refused where it was made
     header = _header(joined, slot, saved, update, seed=seed, norm=norm)
     frame = Frame(with_body(header, body), body)
-    return replace(saved, update=replace(update, frame=frame, residual_after=after))
+    return replace(saved, update=replace(update, frame=frame))
 
 
 def _header(

@@ -16,13 +16,11 @@ from atoll.island.fetching import fetch_state
 from atoll.island.memory import Memory
 from atoll.island.rejoining import Kept, rejoin
 from atoll.island.saved import COUNTERS, SavedFragment, SavedIsland, SavedUpdate
-from atoll.island.saving import as_work
 from atoll.island.slot import Sealed, Slot
 from atoll.island.tally import Tally
-from atoll.island.view import ParameterView
 from atoll.protocol import IslandState, JoinReply
 from atoll.protocol.island_rejoin import Left
-from atoll.weights import FragmentLayout, FragmentState, Layout, terms_of
+from atoll.weights import FragmentLayout, Layout, terms_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,6 @@ class Entry:
 def resume(
     exchange: Exchange,
     memory: Memory,
-    view: ParameterView,
     joined: JoinReply,
     layout: Layout,
     saved: SavedIsland,
@@ -74,16 +71,14 @@ def resume(
         UsageError: the checkpoint belongs to another run, or another model.
     """
     _require_same_run(joined, saved)
-    if not saved.fragments:
-        return _counting_on(exchange, memory, joined, layout, saved)
-    _require_same_model(layout, saved)
+    memory.require_fitting(layout, saved.fragments)
     why = ""
     if saved.is_exact:
         why = _why_not_exact(exchange, joined, saved)
         if not why:
-            return _exact(joined, layout, saved, background)
-        saved = as_work(saved, layout, view, joined.settings.sync)
-    return _rejoined(exchange, memory, view, joined, layout, saved, why)
+            return _exact(memory, joined, layout, saved, background)
+        saved = memory.as_work(saved, joined.settings.sync)
+    return _rejoined(exchange, memory, joined, layout, saved, why)
 
 
 def _require_same_run(joined: JoinReply, saved: SavedIsland) -> None:
@@ -92,21 +87,6 @@ def _require_same_run(joined: JoinReply, saved: SavedIsland) -> None:
             f"The checkpoint is of run {saved.run!r}, and this is {joined.run!r}. "
             "Give this run another directory, or join the run of the checkpoint."
         )
-
-
-def _require_same_model(layout: Layout, saved: SavedIsland) -> None:
-    sizes = [_elements(each) for each in saved.fragments]
-    if sizes != [each.elements for each in layout]:
-        raise UsageError(
-            f"The checkpoint has fragments of {sizes} elements, and the run of "
-            f"{[each.elements for each in layout]}: it is of another model. "
-            "Give this island another directory."
-        )
-
-
-def _elements(saved: SavedFragment) -> int:
-    vector = saved.vectors[0] if saved.vectors else saved.difference
-    return 0 if vector is None else len(vector)
 
 
 def _why_not_exact(exchange: Exchange, joined: JoinReply, saved: SavedIsland) -> str:
@@ -144,12 +124,16 @@ def _base_of_kept(exchange: Exchange, fragment: int, round: int) -> bytes | None
 
 
 def _exact(
-    joined: JoinReply, layout: Layout, saved: SavedIsland, background: Background
+    memory: Memory,
+    joined: JoinReply,
+    layout: Layout,
+    saved: SavedIsland,
+    background: Background,
 ) -> Entry:
     # Progress is part of an update: made again, it must be the same.
     joined = replace(joined, inner_steps=saved.before_steps, tokens=saved.before_tokens)
     slots = [
-        _slot(joined, index, each, saved, background)
+        _slot(memory, joined, index, each, saved, background)
         for index, each in enumerate(layout)
     ]
     books = tuple(each.book for each in saved.fragments if each.book is not None)
@@ -172,6 +156,7 @@ def _tally(saved: SavedIsland) -> Tally:
 
 
 def _slot(
+    memory: Memory,
     joined: JoinReply,
     index: int,
     layout: FragmentLayout,
@@ -182,84 +167,33 @@ def _slot(
     fragment = saved.fragments[index]
     opened = joined.position.rounds[index]
     counted = joined.counted[index] if joined.counted else None
-    anchor, *moments = fragment.vectors
-    state = FragmentState(anchor, moments, round=fragment.round, count=fragment.count)
-    slot = Slot(
-        index=index,
-        layout=layout,
-        state=state,
-        up=terms_of(layout, joined.settings).up,
-        residual=fragment.residual,
-        over_through=opened - 1,
-        counted_through=counted.round if counted else 0,
-        origin=saved.origin,
-    )
+    terms = terms_of(layout, joined.settings)
+    slot = memory.resume(index, layout, terms, fragment)
+    slot.over_through = opened - 1
+    slot.counted_through = counted.round if counted else 0
+    slot.origin = saved.origin
     if index in joined.spoken_for:
         slot.counted_through = opened  # it stands, and nothing else can
     slot.settle(fragment.settled_steps, fragment.settled_tokens)
     if fragment.update is not None:
-        slot.sealed = _sealed(joined, fragment.update, background)
+        assert slot.sealed is not None
+        slot.sealed.arrival = background.promise()
+        _put_bytes(slot.sealed, joined, fragment.update)
     return slot
 
 
-def _sealed(joined: JoinReply, saved: SavedUpdate, background: Background) -> Sealed:
-    sealed = Sealed(
-        round=saved.round,
-        base=saved.base,
-        inner_steps=saved.inner_steps,
-        tokens=saved.tokens,
-        weight=saved.weight,
-        arrival=background.promise(),
-        is_awaited=saved.is_awaited,
-        residual_after=saved.residual_after,
-    )
+def _put_bytes(sealed: Sealed, joined: JoinReply, saved: SavedUpdate) -> None:
+    """Let an update in flight have what was known of it."""
     if saved.frame is not None:
         header = replace(saved.frame.header, incarnation=joined.incarnation)
         sealed.frame = Frame(header, saved.frame.body)
     if saved.arrival is not None:
         sealed.arrival.set_result(saved.arrival)
-    return sealed
-
-
-def _counting_on(
-    exchange: Exchange,
-    memory: Memory,
-    joined: JoinReply,
-    layout: Layout,
-    saved: SavedIsland,
-) -> Entry:
-    """Return an island that takes the anchor, and has saved no more than its counts.
-
-    Of an island of several ranks the work is not saved: it is told as lost.
-    """
-    counted = _counted(joined)
-    steps, tokens = saved.progress
-    progress = (max(steps, counted[0]), max(tokens, counted[1]))
-    slots = [
-        memory.begin(
-            index, each, terms_of(each, joined.settings), fetch_state(exchange, index)
-        )
-        for index, each in enumerate(layout)
-    ]
-    for slot in slots:
-        slot.settle(*progress)
-    return Entry(
-        joined=replace(joined, inner_steps=0, tokens=0),
-        slots=slots,
-        tally=Tally(inner_steps=progress[0], tokens=progress[1]),
-        resumed=Resumed(
-            is_exact=False,
-            saved=saved.progress,
-            counted=counted,
-            lost=(progress[0] - counted[0], progress[1] - counted[1]),
-        ),
-    )
 
 
 def _rejoined(
     exchange: Exchange,
     memory: Memory,
-    view: ParameterView,
     joined: JoinReply,
     layout: Layout,
     saved: SavedIsland,
@@ -275,7 +209,7 @@ def _rejoined(
     ):
         terms = terms_of(each, joined.settings)
         slot = memory.begin(index, each, terms, fetch_state(exchange, index))
-        kept.append(rejoin(exchange, view, joined, slot, fragment, progress=progress))
+        kept.append(rejoin(exchange, memory, joined, slot, fragment, progress=progress))
         slots.append(slot)
     lost = max(
         [

@@ -15,7 +15,7 @@ import numpy as np
 
 from atoll.errors import CorruptError
 from atoll.exchange import Frame
-from atoll.island.slot import Arrival
+from atoll.island.arrivals import Arrival
 from atoll.protocol import How, Position
 from atoll.protocol.island_state import Book, Flight
 from atoll.weights.layout import F32

@@ -13,13 +13,13 @@ from dataclasses import replace
 import numpy as np
 
 from atoll.island.held_back import HeldBack
-from atoll.island.live import way_of
+from atoll.island.leftover import difference_left, residual_left
 from atoll.island.saved import COUNTERS, SavedFragment, SavedIsland, SavedUpdate
 from atoll.island.slot import Sealed, Slot
 from atoll.island.tally import Tally
 from atoll.island.view import ParameterView
+from atoll.island.ways import way_of
 from atoll.protocol import How, IslandState, JoinReply
-from atoll.protocol.island_state import Book
 from atoll.settings import SyncSection
 from atoll.weights import FragmentLayout, adopt
 from atoll.weights.layout import F32
@@ -37,24 +37,21 @@ def still(slots: Sequence[Slot]) -> Iterator[None]:
 def save_island(
     joined: JoinReply,
     state: IslandState,
-    slots: Sequence[Slot],
+    fragments: list[SavedFragment],
     tally: Tally,
-    view: ParameterView,
     *,
+    origin: int,
     is_exact: bool,
 ) -> SavedIsland:
-    """Return the island: as it stands if `is_exact`, else its work.
-
-    One that waits for what an earlier life has left is saved as work.
-    """
-    is_exact = is_exact and all(slot.held_back is None for slot in slots)
-    pairs = zip(slots, state.books, strict=True)
-    fragments = [_standing(slot, book) for slot, book in pairs]
-    saved = SavedIsland(
+    """Return the island whose fragments stand still, or are its work."""
+    if is_exact:
+        for fragment, book in zip(fragments, state.books, strict=True):
+            fragment.book = book
+    return SavedIsland(
         run=joined.run,
         island=joined.island,
         incarnation=joined.incarnation,
-        origin=slots[0].origin or joined.incarnation,
+        origin=origin or joined.incarnation,
         step=state.step,
         inner_steps=tally.inner_steps,
         tokens=tally.tokens,
@@ -64,32 +61,58 @@ def save_island(
         fragments=fragments,
         counters={name: getattr(tally, name) for name in COUNTERS},
     )
+
+
+def is_standing(slots: Sequence[Slot]) -> bool:
+    """Return whether an island can be saved as it stands.
+
+    One that waits for what an earlier life has left is saved as work.
+    """
+    return all(slot.held_back is None for slot in slots)
+
+
+def fragments_of(
+    slots: Sequence[Slot],
+    view: ParameterView,
+    sync: SyncSection,
+    *,
+    made: tuple[int, int],
+    is_exact: bool,
+) -> list[SavedFragment]:
+    """Return fragments as they stand, or their work; what is in them is not copied.
+
+    `made` are the inner steps and tokens of this life.
+    """
+    standing = [standing_of(slot) for slot in slots]
     if is_exact:
-        return saved
+        return standing
     layouts = [slot.layout for slot in slots]
-    saved = as_work(saved, layouts, view, joined.settings.sync)
-    for slot, fragment in zip(slots, saved.fragments, strict=True):
+    work = as_work(standing, layouts, view, sync, made=made)
+    for slot, fragment in zip(slots, work, strict=True):
         if slot.held_back is not None:
-            _add_held_back(fragment, slot.held_back)
-    return saved
+            add_held_back(fragment, slot.held_back)
+    return work
 
 
 def as_work(
-    saved: SavedIsland,
+    fragments: Sequence[SavedFragment],
     layouts: Sequence[FragmentLayout],
     view: ParameterView,
     sync: SyncSection,
-) -> SavedIsland:
-    """Return an island's work, from how it stands and the live weights."""
+    *,
+    made: tuple[int, int],
+) -> list[SavedFragment]:
+    """Return the work of fragments, from how they stand and the live weights."""
     work: list[SavedFragment] = []
-    for index, (each, layout) in enumerate(zip(saved.fragments, layouts, strict=True)):
+    for index, (each, layout) in enumerate(zip(fragments, layouts, strict=True)):
         local = np.empty(layout.elements, np.float32)
         view.read(index, local)
-        work.append(_as_work(saved, each, layout, local, sync))
-    return replace(saved, is_exact=False, fragments=work)
+        work.append(_as_work(each, layout, local, sync, made))
+    return work
 
 
-def _standing(slot: Slot, book: Book) -> SavedFragment:
+def standing_of(slot: Slot) -> SavedFragment:
+    """Return a fragment as it stands."""
     state = slot.state
     return SavedFragment(
         round=state.round,
@@ -100,14 +123,13 @@ def _standing(slot: Slot, book: Book) -> SavedFragment:
         update=_update(slot.sealed) if slot.sealed else None,
         vectors=state.vectors,
         count=state.count,
-        book=book,
     )
 
 
 def _update(sealed: Sealed) -> SavedUpdate:
     """Return an update; one whose outcome is known has no bytes any more."""
     outcome = sealed.outcome
-    frame = sealed.frame if outcome is None else None
+    is_made = outcome is None and sealed.has_bytes
     return SavedUpdate(
         round=sealed.round,
         inner_steps=sealed.inner_steps,
@@ -115,25 +137,25 @@ def _update(sealed: Sealed) -> SavedUpdate:
         weight=sealed.weight,
         base=sealed.base,
         is_awaited=sealed.is_awaited,
-        frame=frame,
+        frame=sealed.frame if is_made else None,
         # What the codec leaves over is being made until the bytes are there.
-        residual_after=sealed.residual_after if frame else None,
+        residual_after=sealed.residual_after if is_made else None,
         arrival=outcome,
     )
 
 
 def _as_work(
-    saved: SavedIsland,
     fragment: SavedFragment,
     layout: FragmentLayout,
     local: F32,
     sync: SyncSection,
+    made: tuple[int, int],
 ) -> SavedFragment:
     loaded = np.empty(layout.elements, np.float32)
     layout.load(fragment.vectors[0], loaded)
     update, settled = fragment.update, (fragment.settled_steps, fragment.settled_tokens)
     if update is not None and update.arrival is not None:
-        settled = _settled(saved, fragment, update)
+        settled = _settled(fragment, update, made)
         _take(fragment, update, layout, local, sync)
         update = None
     elif update is not None:
@@ -166,26 +188,25 @@ def _take(
     layout.load(local.copy(), local)
 
 
-def _add_held_back(fragment: SavedFragment, held: HeldBack) -> None:
-    """Add the work that waits for an earlier life's update, and how to tell that."""
+def add_held_back(fragment: SavedFragment, held: HeldBack) -> None:
+    """Add the work that waits for an earlier life's update, and how to tell that.
+
+    Once the outcome is there, only what it leaves is added: the rest is in the anchor.
+    """
     assert fragment.difference is not None
-    fragment.difference += held.difference
-    fragment.residual = held.residual
+    left = difference_left(held.saved, held.remains)
+    if left is not None:
+        fragment.difference += left
     fragment.settled_steps, fragment.settled_tokens = held.settled
-    if held.frame is not None and held.at_seal is not None:
-        fragment.update = SavedUpdate(
-            round=held.round,
-            inner_steps=held.at_seal_settled[0],
-            tokens=held.at_seal_settled[1],
-            weight=held.frame.header.weight,
-            base=held.at_seal,
-            frame=held.frame,
-            residual_after=held.residual_after,
-        )
+    if held.left is not None:
+        return  # and the residual is what it leaves already
+    fragment.residual = residual_left(held.saved, held.remains)
+    if held.may_stand:
+        fragment.update = held.saved.update
 
 
 def _settled(
-    saved: SavedIsland, fragment: SavedFragment, update: SavedUpdate
+    fragment: SavedFragment, update: SavedUpdate, made: tuple[int, int]
 ) -> tuple[int, int]:
     """Return the inner steps and tokens that are settled once the outcome is taken."""
     assert update.arrival is not None
@@ -195,4 +216,4 @@ def _settled(
         case How.CARRY:
             return fragment.settled_steps, fragment.settled_tokens
         case How.DROP | How.REFUSE:
-            return saved.inner_steps, saved.tokens
+            return made

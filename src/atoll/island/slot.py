@@ -7,36 +7,16 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from atoll.exchange import Frame
+from atoll.island.arrivals import Arrival, Summons
 from atoll.island.background import Promise
 from atoll.island.held_back import HeldBack
-from atoll.protocol import Holding, How, Position
+from atoll.protocol import Holding
 from atoll.weights import FragmentLayout, FragmentState
 from atoll.weights.layout import F32
-from atoll.wire import Codec, Header, Verdict
+from atoll.wire import Codec, Header
 
 KEPT_OUTCOMES = 2
 """As many rounds as work is carried over."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Arrival:
-    """An outcome that is in the anchor, and waits to be taken into local weights."""
-
-    how: How
-    verdict: Verdict
-    reason: str
-    """Why the run refused the update, if it did."""
-
-    through: int
-    position: Position | None
-    """Where the run was then; None if the outcome is lost that would say so."""
-
-
-@dataclass(frozen=True)
-class Summons:
-    """No outcome yet: the run wants other fragments first, as its position says."""
-
-    position: Position
 
 
 @dataclass(kw_only=True)
@@ -67,7 +47,15 @@ class Sealed:
     frame: Frame | None = None
     """Set by the sender: these bytes are kept until an outcome lists them."""
 
+    is_part: bool = False
+    """The bytes are made of this and of what other processes hold: one has them."""
+
     residual_after: F32 | None = None
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether the update's bytes are made, here or elsewhere."""
+        return self.frame is not None or self.is_part
 
     @property
     def outcome(self) -> Arrival | None:

@@ -9,8 +9,12 @@ from typing import SupportsFloat
 
 from atoll import __version__
 from atoll.protocol import Stats
+from atoll.wire import blake3_digest
 
 Number = float | int
+
+FIRST_REPORTS = 3
+"""So many losses tell the rows that an island has begun with."""
 
 
 @dataclass
@@ -35,6 +39,12 @@ class Tally:
     reported: dict[str, SupportsFloat] = field(default_factory=dict)
     """What `report` was given last, untouched: reading it may cost a device sync."""
 
+    first_batch: str | None = None
+    """A digest of what the island began with, if somebody has seen it."""
+
+    first_losses: list[tuple[int, SupportsFloat | None]] = field(default_factory=list)
+    """Tokens and loss of the first reports, untouched."""
+
     costs: Callable[[], Mapping[str, Number]] = dict
     """What the way to the run has cost, if somebody counts it."""
 
@@ -49,7 +59,30 @@ class Tally:
             wait_s=self.wait_s,
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
+            first_batch=self.began_with(),
         )
+
+    def note_report(self, tokens: int, loss: SupportsFloat | None) -> None:
+        """Keep what the first inner steps were made on."""
+        if len(self.first_losses) < FIRST_REPORTS:
+            self.first_losses.append((tokens, loss))
+
+    def began_with(self) -> str | None:
+        """Return a digest of the first batch, or of the first losses on it.
+
+        Islands that begin together have the same weights: equal losses, to the bit and
+        several times, come of equal rows. One alone may be equal for any, as that of a
+        model whose last layer is zero.
+        """
+        if self.first_batch is not None or len(self.first_losses) < FIRST_REPORTS:
+            return self.first_batch
+        losses = [math.nan if x is None else float(x) for _, x in self.first_losses]
+        if not all(map(math.isfinite, losses)) or len(set(losses)) == 1:
+            return None
+        counts = [str(tokens) for tokens, _ in self.first_losses]
+        said = " ".join([*counts, *(loss.hex() for loss in losses)])
+        self.first_batch = "losses-" + blake3_digest(said.encode()).hex()[:16]
+        return self.first_batch
 
     def _loss(self) -> float | None:
         """Return the loss as last reported; this may wait for a device."""

@@ -10,6 +10,7 @@ from atoll.journal.recorded import Counted, JournalledMember, Recorded, Recorded
 from atoll.journal.records import (
     Arrived,
     Committed,
+    ConstantKept,
     CountedSet,
     Created,
     Ended,
@@ -27,6 +28,7 @@ from atoll.journal.records import (
 __all__ = [
     "Arrived",
     "Committed",
+    "ConstantKept",
     "Counted",
     "CountedSet",
     "Created",

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from atoll.errors import CorruptError, UsageError
 from atoll.journal.records import (
+    CONSTANT_DIGEST_BYTES,
     MAX_BASES,
     MAX_FRAGMENTS,
     STATE_DIGEST_BYTES,
@@ -21,6 +22,7 @@ from atoll.journal.records import (
     Agreed,
     Arrived,
     Committed,
+    ConstantKept,
     CountedSet,
     Created,
     Ended,
@@ -133,9 +135,10 @@ def _behind_its_length(kind: struct.Struct) -> Field:
 
 SHORT, LONG = _behind_its_length(_U16), _behind_its_length(_U32)
 U32, U64 = _number(_U32), _number(_U64)
-STATE_DIGEST, UPDATE_DIGEST = (
+STATE_DIGEST, UPDATE_DIGEST, CONSTANT_DIGEST = (
     _exactly(STATE_DIGEST_BYTES),
     _exactly(UPDATE_DIGEST_BYTES),
+    _exactly(CONSTANT_DIGEST_BYTES),
 )
 TEXT = Field(
     lambda text: SHORT.write(text.encode()),
@@ -311,5 +314,6 @@ LAYOUT: dict[int, tuple[type[Record], dict[str, Field]]] = {
             "tokens": U64,
         },
     ),
+    15: (ConstantKept, {"digest": CONSTANT_DIGEST, "size": U64}),
 }
 _NUMBER_OF = {kind: number for number, (kind, _) in LAYOUT.items()}

@@ -7,7 +7,7 @@ Rule 2: a method that raises has changed nothing that this journal will ever say
 Rule 3: bytes on the disk are judged like bytes from a stranger.
 
 On the disk: `log/<segment>`, `means/<fragment>/<round>` and `bodies/<number>` (the
-bodies of outcomes), `states/<fragment>/<round>`, and
+bodies of outcomes), `states/<fragment>/<round>`, `constants/<digest>`, and
 `departing/<fragment>/<round>-<digest of the island's name>`.
 
 One thread writes. Beside it `prepare`, `draft` and `compact` may run in others.
@@ -21,6 +21,7 @@ from dataclasses import replace
 from atoll.disk import Disk
 from atoll.errors import CorruptError, UsageError
 from atoll.journal.bodies import Bodies, is_large
+from atoll.journal.constants import ConstantFiles
 from atoll.journal.departing import Departing, departing_name, key_of
 from atoll.journal.encoding import decode, encode
 from atoll.journal.log import Log
@@ -30,6 +31,7 @@ from atoll.journal.records import (
     Agreed,
     Arrived,
     Committed,
+    ConstantKept,
     CountedSet,
     Created,
     Ended,
@@ -56,8 +58,8 @@ RECENT = 2
 """Outcomes of each fragment that are kept in memory, without their bodies: every
 island asks for them."""
 
-Note = Joined | Left | EpochSet | PauseSet | MoveSet | CountedSet | Ended
-"""A record that stands for itself: no file goes with it."""
+Note = Joined | Left | EpochSet | PauseSet | MoveSet | CountedSet | ConstantKept | Ended
+"""A record that stands for itself: no file of the journal's own goes with it."""
 
 
 class Journal:
@@ -74,6 +76,9 @@ class Journal:
         self._snapshots = Snapshots(disk, self.recorded, self._bodies, self._agreed)
         self.past = Past(disk, self.recorded, self._bodies, self._read_agreed)
         """Rounds that are over, while compaction has left them."""
+
+        self.constants = ConstantFiles(disk, self.recorded, self.note)
+        """What the run keeps of its model's constants."""
 
         self._read_back()
 
@@ -100,6 +105,7 @@ class Journal:
         journal = cls(disk, Log.open(disk))
         journal._snapshots.check(journal._bodies.open(journal.recorded.fragments))
         journal._sweep()
+        journal.constants.open()
         if journal.recorded.fragments:
             journal._bodies.prepare()
         return journal
@@ -107,7 +113,7 @@ class Journal:
     @property
     def damage(self) -> list[str]:
         """What did not verify and could be done without, in words."""
-        return self._snapshots.damage
+        return [*self._snapshots.damage, *self.constants.damage]
 
     @property
     def cut_bytes(self) -> int:

@@ -20,6 +20,7 @@ from atoll.journal.records import (
     Agreed,
     Arrived,
     Committed,
+    ConstantKept,
     CountedSet,
     Created,
     Ended,
@@ -108,6 +109,9 @@ class Recorded:
         self.members: dict[str, JournalledMember] = {}
         """Every island that ever joined, in its latest life."""
 
+        self.constants: dict[str, int] = {}
+        """The size of every constant that was ever here, by its digest in hex."""
+
         self.epochs: list[EpochSet] = []
         self.is_paused = False
         self.move: MoveSet | None = None
@@ -177,6 +181,8 @@ class Recorded:
             case Left(island=island, reason=reason):
                 left = replace(self.members[island], has_left=True, reason=reason)
                 self.members[island] = left
+            case ConstantKept(digest=digest, size=size):
+                self.constants[digest.hex()] = size
             case EpochSet():
                 self.epochs.append(record)
             case PauseSet(is_paused=is_paused):

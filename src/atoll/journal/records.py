@@ -22,6 +22,7 @@ from atoll.wire.text import name_fault, reason_fault
 U64_MAX = 2**64 - 1
 STATE_DIGEST_BYTES = 16
 UPDATE_DIGEST_BYTES = 32
+CONSTANT_DIGEST_BYTES = 32
 MAX_KEY_BYTES = 64
 MAX_FRAGMENTS = 65536
 MAX_BASES = 1024
@@ -134,6 +135,20 @@ class EpochSet:
 
     def __post_init__(self) -> None:
         _require(_number(self.number, "number"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantKept:
+    """A constant is here: `constants/<digest>` holds it, whole and verified."""
+
+    digest: bytes
+    size: int
+
+    def __post_init__(self) -> None:
+        _require(
+            _exactly(self.digest, CONSTANT_DIGEST_BYTES, "a constant's digest"),
+            _number(self.size, "size"),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,6 +364,7 @@ Record = (
     Created
     | Founded
     | Arrived
+    | ConstantKept
     | Joined
     | Left
     | EpochSet

@@ -74,6 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         island = f"{given.name}-{index}"
         if (kept := _pass(environment)) is not None:
             kept.adopt(island)
+        if given.code:
+            from atoll.launch.code import fetch_code
+
+            os.chdir(fetch_code(given.run, given.code, island=island))
         if given.directory:
             os.chdir(given.directory)
         environment |= told_to(given.run, island, index)
@@ -117,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--index-from", metavar="VARIABLE")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--with-parent", action="store_true")
+    parser.add_argument("--code", metavar="DIGEST")
     parser.add_argument("--directory")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("command", nargs="+")

@@ -63,14 +63,19 @@ def python_words(command: Sequence[str]) -> list[str] | None:
     return ["-m", CALLING, *words] if _FUNCTION.fullmatch(words[0]) else None
 
 
+def is_python(command: Sequence[str]) -> bool:
+    """Return whether the Python of the island's place runs a command."""
+    words = python_words(command)
+    return words is not None or _PYTHON.fullmatch(command[0]) is not None
+
+
 def spelt_out(
     command: Sequence[str], *, processes: int, python: str = "python"
 ) -> list[str]:
     """Return the words to execute, with the Python of the island's place."""
     words = python_words(command)
     if words is None:
-        is_python = _PYTHON.fullmatch(command[0])
-        return [python, *command[1:]] if is_python else list(command)
+        return [python, *command[1:]] if is_python(command) else list(command)
     if processes > 1:
         return [python, *TORCHRUN, f"--nproc-per-node={processes}", *words]
     return [python, *words]

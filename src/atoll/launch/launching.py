@@ -7,7 +7,8 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError, RemoteError, UsageError
@@ -15,8 +16,9 @@ from atoll.island.environment import surroundings_from_environment
 from atoll.island.reach import is_coordinator
 from atoll.launch.base import GRACE_S, Launcher, Order, Plan
 from atoll.launch.book import Book, Record
+from atoll.launch.code import pack_code, ship_code
 from atoll.launch.handle import Handle
-from atoll.launch.looking import look_at, try_look
+from atoll.launch.looking import Looks, look_at
 from atoll.launch.passes import PASS, SEED_BYTES, Pass
 from atoll.launch.references import resolve
 from atoll.launch.registry import open_launcher
@@ -61,14 +63,14 @@ class Launched:
             TimeoutError: some are not, after so long. They go on.
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        metrics: Mapping[str, Any] = {}
+        looks = Looks(self.handle.run)
         while True:
             # Metrics are asked for while islands run: a coordinator ends with them.
-            look = try_look(self.handle.run)
-            metrics = look.islands if look else metrics
+            looks.look()
             reports = self.poll()
             if all(each.state.is_over for each in reports):
-                return self.results(reports, metrics)
+                look = looks.look(at_once=True)
+                return self.results(reports, look.islands if look else {})
             if until_s is not None and time.monotonic() > until_s:
                 left = [each.name for each in reports if not each.state.is_over]
                 raise TimeoutError(
@@ -147,15 +149,21 @@ def launch_spec(
     *,
     first: int = 0,
     options: Mapping[str, str] | None = None,
+    ship: Path | None = None,
     book: Book | None = None,
 ) -> Launched:
     """Start islands of a spec that says more than a command.
 
+    `ship` is a directory whose code is kept with the run, and fetched by the islands.
     An error, and an interruption, leave nothing running; or if that cannot be had, a
     launch in the book, which is named then.
     """
     launcher, book = open_launcher(engine, options), book or Book()
     _require_free(spec, first, n, book)
+    if ship is not None:
+        code = pack_code(ship)
+        ship_code(spec.run, code)
+        spec = replace(spec, code=code.digest)
     order = make_order(launcher, n, spec, first=first)
     kept: list[Handle] = []
 
@@ -177,9 +185,12 @@ def plan_spec(
     spec: IslandSpec,
     *,
     options: Mapping[str, str] | None = None,
+    ship: Path | None = None,
 ) -> Plan:
     """Return what `launch_spec` would submit; neither run nor engine is asked."""
     launcher = open_launcher(engine, options)
+    if ship is not None:
+        spec = replace(spec, code=pack_code(ship).digest)
     order = Order(id=_new_id(spec, is_plan=True), spec=spec, num_islands=n)
     return launcher.plan(order)
 

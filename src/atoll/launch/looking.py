@@ -14,6 +14,9 @@ from atoll.island.reach import is_coordinator, reach_to_look
 METRICS = ("loss", "round", "tokens", "inner_steps", "bytes_up", "bytes_down", "state")
 
 
+STORE_EVERY_S = 6.0
+
+
 @dataclass(frozen=True)
 class RunLook:
     """One look at a run."""
@@ -49,6 +52,28 @@ def try_look(run: str) -> RunLook | None:
         return look_at(run)
     except AtollError:
         return None
+
+
+class Looks:
+    """Looks at one run again and again, no more often than that is worth.
+
+    A look at a store costs requests, and its islands beat no more often.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._every_s = 0.0 if is_coordinator(run) else STORE_EVERY_S
+        self._clock = SystemClock()
+        self._next_s = 0.0
+        self.newest: RunLook | None = None
+        """The last that could be had."""
+
+    def look(self, *, at_once: bool = False) -> RunLook | None:
+        """Return the newest look, after another one if it is time for that."""
+        if at_once or self._clock.now_s() >= self._next_s:
+            self.newest = try_look(self._run) or self.newest
+            self._next_s = self._clock.now_s() + self._every_s
+        return self.newest
 
 
 def _ask(run: str, wait_s: float) -> RunLook:

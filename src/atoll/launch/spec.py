@@ -28,9 +28,11 @@ MAY_BE_GIVEN = frozenset(
         "ATOLL_CERTIFICATE_KEY",
         "ATOLL_HEARTBEAT_S",
         "ATOLL_TOKEN_FILE",
+        "ATOLL_TRUST_CODE",
     }
 )
-"""Variables of ours that say where something is at the island's place."""
+"""Variables of ours that say where something is at the island's place, or whose code
+may run there."""
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

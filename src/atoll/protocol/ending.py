@@ -27,6 +27,7 @@ from atoll.protocol.values import changed
 from atoll.settings import EPOCH_KEYS, RunSettings
 
 END_ROUNDS = "run.end_rounds"
+DECAY_ROUND = "run.decay_round"
 
 NO_ROUND = 0
 """The last round of a run that was stopped before any update: no setting says that, and
@@ -63,6 +64,8 @@ def set_values(state: CoordinatorState, event: NewValues, now_s: float) -> Resul
     if END_ROUNDS in event.values:
         last = settings.run.end_rounds
         _require_not_passed(state, last)
+    if DECAY_ROUND in event.values:
+        _require_ahead(state, settings, last)
     state = changed(state, settings=settings, epoch=epoch.number, last_round=last)
     return bounded(state, now_s), [Remember(epoch)]
 
@@ -73,6 +76,31 @@ def _require_not_passed(state: CoordinatorState, last: int | None) -> None:
         raise UsageError(
             f"run.end_rounds={last} is over: round {furthest} has been published. "
             f"Give {furthest} or more."
+        )
+
+
+def _require_ahead(
+    state: CoordinatorState, settings: RunSettings, last: int | None
+) -> None:
+    """Return if every island learns of a decay before it comes to its first step.
+
+    It does with the outcome of the round before; with overlap it has made steps of the
+    next round by then.
+    """
+    first = 1
+    if state.rounds:
+        opened = min(round.number for round in state.rounds)
+        first = opened + 1 + (settings.sync.overlap_steps > 0)
+    decay = settings.run.decay_round
+    if decay is not None and decay < first:
+        raise UsageError(
+            f"run.decay_round={decay} is not ahead of every island. "
+            f"Give {first} or more."
+        )
+    if decay is not None and last is not None and decay > last:
+        raise UsageError(
+            f"run.decay_round={decay} is beyond the run's last round, {last}. "
+            f"Give {last} or less, or set run.end_rounds as well."
         )
 
 

@@ -110,6 +110,12 @@ class Position:
     saves: int = 0
     """How often an operator has asked every island to save itself."""
 
+    decay_round: int | None = None
+    """Learning rates fall from the first inner step of this round on."""
+
+    end_tokens: int | None = None
+    """The run ends when so many tokens have counted."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:
@@ -195,6 +201,8 @@ class Stats:
 
     bytes_up: int = 0
     bytes_down: int = 0
+    first_batch: str | None = None
+    """A digest of what it has begun with: two islands should not have the same."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,6 +83,8 @@ class CoordinatorState:
             wanted=self.wanted(island, now_s) if island else (),
             lost=self.asked_of(island, now_s) if island else (),
             saves=self.saves,
+            decay_round=self.settings.run.decay_round,
+            end_tokens=self.settings.run.end_tokens,
         )
 
     def lost_state(self, fragment: int, now_s: float) -> Holding | None:

@@ -62,6 +62,10 @@ ROUTES = (
     Route("POST", "/state/{fragment}", Need.ISLAND),
     Route("GET", "/anchor", Need.ISLAND),
     Route("POST", "/anchor", Need.ISLAND),
+    Route("GET", "/constants", Need.ISLAND),
+    Route("GET", "/constants/{digest}", Need.ISLAND),
+    # Only from who founds the run: the coordinator sees to that.
+    Route("PUT", "/constants/{digest}", Need.ISLAND),
     Route("GET", "/bundle", Need.ISLAND),
     Route("GET", "/code/{digest}", Need.ISLAND),
     # Every island runs that code: who puts it there commands them all.

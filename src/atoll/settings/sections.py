@@ -73,8 +73,8 @@ class RunSection:
     end_tokens: int | None = setting(None, Maybe(_COUNT))
     """The run ends when this many tokens have counted."""
 
-    decay_round: int | None = setting(None, Later())
-    """The round at which the inner learning rate starts to decay."""
+    decay_round: int | None = setting(None, Maybe(_COUNT))
+    """The round with whose first inner step `atoll.torch.WSD` begins to decay."""
 
     bundle: str | None = setting(None, Maybe(Digest()))
     """The digest of the bundle that defines the model, as --bundle sets it."""
@@ -294,6 +294,9 @@ class LimitsSection:
 
     max_body_bytes: int = setting(64 * 2**30, _COUNT)
     """The largest body of a frame that is read."""
+
+    max_constants_bytes: int = setting(256 * 2**30, Whole(0, _MAX_COUNT))
+    """What a founder's constants may take together; 0: the run keeps none of them."""
 
     deadline_min_s: float = setting(1.0, _POSITIVE)
     """The shortest learned deadline."""

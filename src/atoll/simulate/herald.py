@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from atoll.coordinator import Service
-from atoll.island.slot import Arrival
+from atoll.island.arrivals import Arrival
 from atoll.journal import Journal
 from atoll.protocol import How
 from atoll.protocol.rounds import Phase

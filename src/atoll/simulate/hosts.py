@@ -15,7 +15,7 @@ from typing import Any, cast
 from atoll.coordinator import Questions, Service
 from atoll.errors import DiskError, UsageError
 from atoll.exchange import Call, OutcomeCall, Reply, size_of
-from atoll.island.slot import Arrival
+from atoll.island.arrivals import Arrival
 from atoll.settings import RunSettings
 from atoll.simulate.herald import Herald, tell_arrival
 from atoll.simulate.network import Reply as Answer

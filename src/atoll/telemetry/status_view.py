@@ -13,6 +13,7 @@ MIN_WIDTH = 40
 MAX_ISLANDS = 100
 """So many islands are listed; those that need a look come first."""
 
+MAX_SAME = 8
 MAX_WAITS = 5
 MAX_ROUNDS = 8
 MAX_WORD = 12
@@ -110,6 +111,14 @@ class _Page:
             yield from self._table(ROUND_COLUMNS, rows, left=0)
 
     def notes(self) -> Iterator[str]:
+        for names in self.status["same_data"]:
+            few = ", ".join(cut(shown(name), MAX_NAME) for name in names[:MAX_SAME])
+            more = f" and {len(names) - MAX_SAME} more" if names[MAX_SAME:] else ""
+            yield from self._said(
+                f"{few}{more} have begun with the same batch: give each its own rows, "
+                "as atoll.torch.shard does.",
+                "red",
+            )
         for each in self.status["damage"]:
             yield from self._said(f"Damage: {shown(each)}", "red")
 

@@ -10,8 +10,10 @@ from atoll.torch.join import join
 from atoll.torch.shard import shard
 from atoll.torch.stage import Stage
 from atoll.torch.store_all_reduce import StoreAllReduce
+from atoll.torch.wsd import WSD
 
 __all__ = [
+    "WSD",
     "Evaluation",
     "Island",
     "Stage",

@@ -12,9 +12,11 @@ from atoll.checkpoint import load, newest
 from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
 from atoll.island.anchors import Changed, weights_of
+from atoll.island.constants import constants_of
+from atoll.torch.build_drawn import make_empty, put_attributes
 from atoll.torch.build_filling import Source, fill_by, fill_from, require_all
-from atoll.torch.build_places import Spot, modules_of, spots_of
-from atoll.torch.build_recording import has_no_value, record, unwritten
+from atoll.torch.build_places import Spot, modules_of
+from atoll.torch.build_recording import has_no_value, unwritten
 
 M = TypeVar("M")
 
@@ -34,17 +36,19 @@ def build(
     """Return a model whose every persistent tensor has been loaded, and none drawn.
 
     The model is constructed on the meta device, which takes no memory, then
-    materialised and filled: from `checkpoint`, if that has weights, else from the run.
+    materialised and filled: from `checkpoint`, if that has weights, else from the run,
+    with the constants that its founder brought.
     Buffers that are not persistent are computed as the constructor did. Make the
     optimizer afterwards: materialising replaces parameters.
 
     Args:
         make_model: constructs a module, or this rank's `Stage` or stages of a
-            pipeline; it may shard them by `fully_shard`.
+            pipeline; it may shard them by `fully_shard`. It is called twice where the
+            constructor's own values are used: what differs was drawn.
         run: as for `join`; None reads ATOLL_RUN, unless `source` or `checkpoint` has
             all of the weights.
-        source: from a tensor's name to its values, for what the run does not have, such
-            as frozen parameters; None for a name that it does not know.
+        source: from a tensor's name to its values, which win over the run's; None for
+            a name that it does not know.
         checkpoint: a directory of checkpoints whose newest may have the weights.
         initialise: called at last, for buffers that the constructor draws at random or
             does not make of operations.
@@ -54,10 +58,10 @@ def build(
             nothing gives them.
         ModelError: a tensor has another shape where it comes from.
     """
-    built, recording = record(make_model)
-    spots = spots_of(built)  # type: ignore[arg-type]
-    values = {id(s): recording.value_of(s.tensor) for s in spots if _is_rest(s)}
+    built, made = make_empty(make_model, _is_rest)
+    spots, values = made.spots, made.values
     _materialise(built, spots, torch.device(device))
+    put_attributes(made, torch.device(device))
     filled, where = _fill(built, spots, run, source, checkpoint)
     _fill_counters(spots, filled, values)
     require_all(spots, filled, where=where)
@@ -119,7 +123,12 @@ def _fill(
             "a run has them. Give that run, or a source= that has them."
         )
     left = [spot for spot in spots if spot.name not in filled]
-    return filled | _fill_from_run(left, run), " and ".join([*sources, "the run"])
+    filled |= _fill_from_run(left, run)
+    left = [s for s in left if s.is_persistent and s.name not in filled]
+    if not all(map(_is_rest, left)):
+        with constants_of(run) as constants:
+            filled |= fill_from(left, constants)
+    return filled, " and ".join([*sources, "the run"])
 
 
 def _fill_from_run(spots: list[Spot], run: MemoryRun | str | None) -> set[str]:
@@ -144,17 +153,17 @@ def _fill_from_checkpoint(built: object, checkpoint: str | Path) -> bool:
         return False
     modules = [module for module, _ in modules_of(built)]  # type: ignore[arg-type]
     model = modules[0] if len(modules) == 1 else modules
-    load(found.path, {"model": model}, components=["model"])
+    load(checkpoint, {"model": model}, components=["model"])
     return True
 
 
 @torch.no_grad()
 def _fill_counters(
-    spots: list[Spot], filled: set[str], values: dict[int, torch.Tensor | None]
+    spots: list[Spot], filled: set[str], values: dict[str, torch.Tensor | None]
 ) -> None:
     """Begin counts of an island's own, which no run has, as the constructor does."""
     for spot in spots:
-        value = values.get(id(spot))
+        value = values.get(spot.name)
         if spot.is_persistent and spot.name not in filled and value is not None:
             spot.tensor.copy_(value)
             filled.update(spot.names)
@@ -164,14 +173,15 @@ def _fill_counters(
 def _initialise_rest(
     built: M,
     spots: list[Spot],
-    values: dict[int, torch.Tensor | None],
+    values: dict[str, torch.Tensor | None],
     initialise: Callable[[M], object] | None,
 ) -> None:
     rest = [spot for spot in spots if not spot.is_persistent]
     unknown: list[Spot] = []
     for spot in rest:
-        value = values.get(id(spot))
+        value = values.get(spot.name)
         if value is None:
+            spot.put(unwritten(spot.tensor, spot.tensor.device))
             unknown.append(spot)
         else:
             spot.put(value.to(spot.tensor.device))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from atoll.errors import UsageError
 
@@ -13,15 +14,25 @@ def require_values(modules: Sequence[torch.nn.Module]) -> None:
     """Return when every tensor has memory.
 
     Raises:
-        UsageError: naming one that is on the meta device.
+        UsageError: naming one that is on the meta device, or has no shape yet.
     """
     for module in modules:
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            require_shape(name, tensor)
             if tensor.is_meta:
                 raise UsageError(
                     f"{name!r} is on the meta device and holds no values. "
                     "Build the model with atoll.torch.build, which fills it."
                 )
+
+
+def require_shape(name: str, tensor: torch.Tensor) -> None:
+    """Return unless a tensor waits for a first forward pass to get its shape."""
+    if is_lazy(tensor):
+        raise UsageError(
+            f"{name!r} is lazy: it has no shape before a first forward pass. "
+            "Give the constructor its size."
+        )
 
 
 def require_trained(

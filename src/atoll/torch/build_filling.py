@@ -18,7 +18,7 @@ Source = Callable[[str], torch.Tensor | np.ndarray | None]
 
 @torch.no_grad()
 def fill_from(spots: list[Spot], weights: Weights) -> set[str]:
-    """Fill what a run carries, and return the names that have their values now.
+    """Fill what a run carries or keeps, and return the names that have values now.
 
     A rank that holds rows of a tensor takes those rows, and no others.
 
@@ -67,8 +67,8 @@ def require_all(spots: list[Spot], filled: set[str], *, where: str) -> None:
     more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
     raise UsageError(
         f"{len(missing)} tensors of the model were not loaded from {where}: {named}"
-        f"{more}. A run has what is trained; give the rest with source=, a function "
-        "from a name to a tensor."
+        f"{more}. A run has what is trained, and the constants that its founder has "
+        "brought; give the rest with source=, a function from a name to a tensor."
     )
 
 

@@ -4,6 +4,8 @@ Rule 1: nothing is allocated for a tensor but on the meta device; what made it i
         recorded, one operation after the other.
 Rule 2: a value can be had by making its operations again, on the CPU. Those that draw
         random numbers are never made again, and memory that nothing wrote is no value.
+Rule 3: fresh memory elsewhere is marked as well, otherwise in a second making: what
+        nothing wrote is then not the same twice.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Recording:
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return on the CPU what a tensor would hold; None: nobody can say."""
         if not tensor.is_meta:
-            return tensor.detach().clone()
+            value = tensor.detach().clone()
+            return None if has_no_value(value) else value
         needed, chosen = {_memory(tensor)}, []
         for each in reversed(self.made):
             if each.written & needed:
@@ -71,10 +74,10 @@ class Recording:
         return None if has_no_value(value) else value
 
 
-def record(make: Callable[[], M]) -> tuple[M, Recording]:
+def record(make: Callable[[], M], *, second: bool = False) -> tuple[M, Recording]:
     """Return what `make` makes on the meta device, and how it came about."""
     recording = Recording()
-    with torch.device("meta"), _Data(), _Recorder(recording):
+    with torch.device("meta"), _Data(), _Recorder(recording, second=second):
         return make(), recording
 
 
@@ -95,15 +98,17 @@ class _Data(TorchFunctionMode):
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down every operation whose result is on the meta device."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, *, second: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._recording = recording
+        self._recording, self._second = recording, second
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if func.overloadpacket.__name__ in _NOT_WRITTEN and not result.is_meta:
+            _mark(result, second=self._second)
         results = [each for each in _tensors(result) if each.is_meta]
         given = [each for each in _tensors((args, kwargs)) if each.is_meta]
         changed = _changed(func, args, kwargs)
@@ -169,12 +174,14 @@ def _on(real: dict[int, torch.UntypedStorage], meta: torch.Tensor) -> torch.Tens
     return here.set_(storage, offset, size, stride)
 
 
-def _mark(tensor: torch.Tensor) -> None:
+def _mark(tensor: torch.Tensor, *, second: bool = False) -> None:
     """Fill fresh memory with what says that nothing has been written there."""
     if tensor.is_floating_point() or tensor.is_complex():
         tensor.fill_(float("nan"))
     elif tensor.dtype in _SIGNED:
         tensor.fill_(torch.iinfo(tensor.dtype).min)
+    else:  # no value of these says that: none is the same in a second making
+        tensor.fill_(second)
 
 
 def _can_mark(dtype: torch.dtype) -> bool:

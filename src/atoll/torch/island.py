@@ -16,6 +16,7 @@ from atoll.island.keeping import Keeping, OnSave
 from atoll.island.seeds import island_seed
 from atoll.island.signals import Interrupted, Termination
 from atoll.settings import RunSettings
+from atoll.torch.fixed_schedules import warn_of_fixed
 from atoll.torch.life import Life
 
 
@@ -47,6 +48,9 @@ class Island:
         life.asks = lambda: self._termination.is_asked
         self._is_evaluating = False
         self._is_asked_to_save = False
+        self._has_looked = False
+        """Whether the schedule of the learning rate has been looked at."""
+
         self._hook: RemovableHandle | None = None
         self._before: RemovableHandle | None = None
         if counted is not None:
@@ -138,6 +142,7 @@ class Island:
             )
         self._finish_saving()
         self._life.count_tokens(tokens)
+        self._life.tally.note_report(tokens, _detached(loss))
         reported = metrics if loss is None else {"loss": loss, **metrics}
         self._life.tally.reported = {
             name: _detached(value) for name, value in reported.items()
@@ -312,6 +317,9 @@ class Island:
     def _after_step(
         self, optimizer: torch.optim.Optimizer, args: object, kwargs: object
     ) -> None:
+        if not self._has_looked:
+            self._has_looked = True
+            warn_of_fixed(optimizer, self.settings)
         if not _was_skipped(optimizer):
             self._stepped()
 
@@ -325,6 +333,8 @@ class Island:
     def _stepped(self) -> None:
         self._require_local()
         self._life.stepped()
+        if self._life.is_asked:
+            self._termination.heed()  # saving may take its time from here on
         if self._keeping is not None and not self._life.has_ended:
             self._keeping.stepped()
         self._save_if_asked()
@@ -342,6 +352,23 @@ class Island:
         for hook in (self._hook, self._before):
             if hook is not None:
                 hook.remove()
+
+
+def life_of(island: Island) -> Life:
+    """Return the life that an island leads, for what this package builds on it."""
+    return island._life
+
+
+def taken_in(island: Island, scheduler: object) -> object:
+    """Have a scheduler saved with the island; return its saved state, or None."""
+    keeping = island._keeping
+    return None if keeping is None else keeping.take_in(scheduler)
+
+
+def take_in_data(island: Island, data: object) -> None:
+    """Have an island's data saved with it, and put where a checkpoint says."""
+    if island._keeping is not None:
+        island._keeping.take_in_data(data)
 
 
 def _detached(value: Any) -> Any:

@@ -11,14 +11,15 @@ import torch
 from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
 from atoll.exchange.collective import CollectiveRun
-from atoll.island import join_run
+from atoll.island import Host, join_run
+from atoll.island.joining import Past
 from atoll.island.resumed import tell_fresh
 from atoll.torch.build_checks import require_trained, require_values
 from atoll.torch.build_places import modules_of
 from atoll.torch.from_run import bundle_of
 from atoll.torch.island import Island
 from atoll.torch.life import Alone
-from atoll.torch.model import TorchModel, TorchView
+from atoll.torch.model import TorchConstants, TorchModel, TorchView
 from atoll.torch.resuming import keeping_of
 from atoll.torch.stage import Stage
 
@@ -91,6 +92,22 @@ def join(
     assert isinstance(model, torch.nn.Module)
     check()
     keeping = keeping_of(checkpoint, model, optimizer, run)
+    host, view = enter_alone(model, run, island=island, keeping=keeping)
+    if keeping is None:
+        tell_fresh(host.joined, is_fresh=True)
+    else:
+        keeping.begin(host)
+    return Island(Alone(host, view), [model], counted, on_end=on_end, keeping=keeping)
+
+
+def enter_alone(
+    model: torch.nn.Module,
+    run: MemoryRun | CollectiveRun | str | None,
+    *,
+    island: str | None,
+    keeping: Past | None,
+) -> tuple[Host, TorchView]:
+    """Join a run as an island of one process, and return what drives it."""
     torch_model = TorchModel.of(model)
     view = TorchView(torch_model)
     host = join_run(
@@ -99,13 +116,10 @@ def join(
         torch_model.spec,
         island=island,
         keeping=keeping,
-        bundle=bundle_of(modules),
+        constants=TorchConstants(torch_model.tensors),
+        bundle=bundle_of([model]),
     )
-    if keeping is None:
-        tell_fresh(host.joined, is_fresh=True)
-    else:
-        keeping.begin(host)
-    return Island(Alone(host, view), [model], counted, on_end=on_end, keeping=keeping)
+    return host, view
 
 
 def _last_of(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from atoll.island import Host, Tally
+from atoll.island.run_clock import RunClock
 from atoll.settings import RunSettings
 from atoll.torch.model import TorchView
 from atoll.weights import FragmentLayout
@@ -59,6 +60,16 @@ class Life(Protocol):
 
     @property
     def run_tokens(self) -> int: ...
+
+    @property
+    def clock(self) -> RunClock:
+        """The run's clock as the last synchronisation told it, alike on all ranks."""
+        ...
+
+    @property
+    def made(self) -> tuple[int, int]:
+        """Inner steps of the island, and their tokens: alike on all ranks."""
+        ...
 
     @property
     def saves(self) -> int:
@@ -143,6 +154,14 @@ class Alone:
     @property
     def run_tokens(self) -> int:
         return self._host.position.tokens
+
+    @property
+    def clock(self) -> RunClock:
+        return self._host.clock
+
+    @property
+    def made(self) -> tuple[int, int]:
+        return self.tally.inner_steps, self.tally.tokens
 
     @property
     def saves(self) -> int:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from atoll.errors import ModelError, UsageError
+from atoll.exchange.constants import PART_BYTES
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.protocol.messages import Role
 from atoll.weights import Layout
 from atoll.weights.layout import F32
 from atoll.wire import blake3_digest
+from atoll.wire.digests import Bytes
 
 Digest = Callable[[torch.Tensor], str]
 
@@ -150,6 +152,23 @@ class TorchView:
         return [
             part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)
         ]
+
+
+class TorchConstants:
+    """The constants of a module in this process. Implements `Constants`."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
+        # A part of a tensor on a device comes to the host alone.
+        flat = self._tensors[constant.name].detach().contiguous().reshape(-1)
+        width = flat.element_size()
+        begin, beyond = divmod(first, width)
+        step = PART_BYTES // width
+        for at in range(begin, flat.numel(), step):
+            yield raw_bytes(flat[at : at + step])[beyond:]
+            beyond = 0
 
 
 def _persistent_buffers(

@@ -1,31 +1,35 @@
 """Checkpoints of an island of several ranks: each rank saves what it holds.
 
-The work that no round has counted is not among it, nor are rounds made again: such an
-island rejoins, takes the anchor, and tells what it has lost.
+Of the island itself each has its own parts of every vector, and the leader all that
+they are known by.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch.distributed as dist
 
+from atoll.checkpoint import Policy
+from atoll.checkpoint.ranks import LEADER, together
 from atoll.errors import UsageError
 from atoll.island.joining import is_alone
 from atoll.island.keeping import Keeping, as_policy
 from atoll.island.saved import SavedIsland
 from atoll.torch.checkpointing_ranks import WorldRanks
-from atoll.torch.life import Life
+from atoll.torch.ranks.follower import Follower
 from atoll.torch.ranks.kinds import Team
+from atoll.torch.ranks.leader import Leader
 from atoll.torch.resuming import Optimizers
 
 
 class RankKept:
     """One rank's part of an island. Implements `Kept`."""
 
-    def __init__(self, life: Life, *, is_leader: bool) -> None:
-        self._life, self._is_leader = life, is_leader
+    def __init__(self, life: Leader | Follower) -> None:
+        self._life, self._before_steps = life, 0
 
     @property
     def round(self) -> int:
@@ -33,34 +37,27 @@ class RankKept:
 
     @property
     def progress(self) -> tuple[int, int]:
-        if self._is_leader:
-            return self._life.host.progress
-        return self._life.tally.inner_steps, self._life.tally.tokens
+        if isinstance(self._life, Leader):
+            return self._life.progress
+        tally = self._life.tally
+        return self._before_steps + tally.inner_steps, tally.tokens
 
     @property
     def settled_steps(self) -> int:
-        return 0
+        """The island's, at its leader: nobody else is asked."""
+        return self._life.host.settled_steps if isinstance(self._life, Leader) else 0
 
     @contextmanager
-    def saving(self, *, is_exact: bool) -> Iterator[SavedIsland | None]:
-        """Give the island's counts, at its leader."""
-        if not self._is_leader:
-            yield None
-            return
-        host, joined = self._life.host, self._life.host.joined
-        yield SavedIsland(
-            run=joined.run,
-            island=joined.island,
-            incarnation=joined.incarnation,
-            origin=joined.incarnation,
-            step=host.run_steps,
-            inner_steps=host.tally.inner_steps,
-            tokens=host.tally.tokens,
-            before_steps=joined.inner_steps,
-            before_tokens=joined.tokens,
-            is_exact=False,
-            fragments=[],
-        )
+    def saving(self, *, is_exact: bool) -> Iterator[SavedIsland]:
+        with self._life.saving(is_exact=is_exact) as saved:
+            yield saved
+
+    def count_from(self, progress: int) -> None:
+        """Count inner steps as the leader does, who has made so many in all lives."""
+        if isinstance(self._life, Follower):
+            made = int(self._life.metrics()["atoll/inner_steps"])
+            self._life.tally.inner_steps = made
+            self._before_steps = progress - made
 
 
 def keeping_of_ranks(
@@ -69,31 +66,65 @@ def keeping_of_ranks(
     """Restore what `checkpoint=` holds on every rank; None without one.
 
     Raises:
-        UsageError: the island is not the whole world of torch.distributed.
+        UsageError: the island is not the whole world of torch.distributed, or not all
+            of its ranks have a checkpoint.
     """
-    if checkpoint is None:
-        return None
-    if len(team.ranks) != dist.get_world_size():
+    world = dist.get_world_size()
+    if len(team.ranks) != world:
+        if checkpoint is None:
+            return None
         raise UsageError(
-            f"The island has {len(team.ranks)} ranks of {dist.get_world_size()}, and "
-            "checkpoint= is for islands that are a world of their own. Save with "
-            "atoll.checkpoint instead."
+            f"The island has {len(team.ranks)} ranks of {world}, and checkpoint= is "
+            "for islands that are a world of their own. Save with atoll.checkpoint "
+            "instead."
         )
+    ranks = WorldRanks()
+    policy = _agreed_policy(ranks, checkpoint)
+    if policy is None:
+        return None
     modules = [stage.module for stage in team.stages]
     several = list(optimizer) if isinstance(optimizer, Sequence) else optimizer
     objects = {
         "model": modules[0] if len(modules) == 1 else modules,
         "optimizer": several,
     }
-    policy, ranks = as_policy(checkpoint), WorldRanks()
     return Keeping(policy, objects, is_alone=is_alone(run), ranks=ranks)
 
 
-def go_on(keeping: Keeping, life: Life) -> None:
+def _agreed_policy(ranks: WorldRanks, checkpoint: object) -> Policy | None:
+    """Return this rank's policy, if all ranks have one; None: none of them has.
+
+    Who saves waits for the others, so that what is wrong is raised on all.
+    """
+    policies: list[Policy] = []
+
+    def act() -> str:
+        if checkpoint is not None:
+            policies.append(as_policy(checkpoint))
+        return "yes" if policies else ""
+
+    said = together(ranks, act)
+    without = [rank for rank, word in enumerate(said) if not word]
+    if without and len(without) < len(said):
+        raise UsageError(
+            f"Ranks {without} of this island are given no checkpoint=, and the others "
+            "are. Give it to all of them."
+        )
+    return policies[0] if policies else None
+
+
+def go_on(keeping: Keeping, life: Leader | Follower) -> None:
     """Begin to keep checkpoints, on every rank, once the island is a member."""
-    is_leader = dist.get_rank() == 0
-    if is_leader:
-        keeping.tell(life.host)
-    else:
-        life.tally.inner_steps = int(life.metrics()["atoll/inner_steps"])
-    keeping.go_on(RankKept(life, is_leader=is_leader), is_leader=is_leader)
+    kept, ranks = RankKept(life), WorldRanks()
+    host = life.host if isinstance(life, Leader) else None
+    word = json.dumps([host.progress[0], keeping.counted_at(host)]) if host else ""
+    progress, counted = json.loads(ranks.gather(word)[LEADER])
+    kept.count_from(progress)
+    has_cursors = keeping.keep_cursors(life.before_seal)
+    cursor = None
+    if counted is not None and has_cursors:
+        is_moved = keeping.put_cursor(counted)
+        cursor = all(ranks.gather("yes" if is_moved else ""))
+    if host is not None:
+        keeping.tell(host, cursor=cursor)
+    keeping.go_on(kept, is_leader=host is not None)

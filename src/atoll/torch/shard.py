@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import (
@@ -15,12 +16,13 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     Subset,
+    get_worker_info,
 )
 
 from atoll.errors import UsageError
-from atoll.torch.island import Island
-
-T = TypeVar("T")
+from atoll.torch.first_batch import see_first
+from atoll.torch.island import Island, take_in_data
+from atoll.torch.loader import IslandLoader, Seen
 
 
 def shard(data: Any, island: Island) -> Any:
@@ -31,25 +33,38 @@ def shard(data: Any, island: Island) -> Any:
     The ranks of an island that train on data of their own deal these rows out among
     them, the same number to each; ranks that train on the same data get the same.
 
+    Loaders and streams have `state_dict` and `load_state_dict`. The first of them is
+    saved with the island, unless `Policy(also={"data": ...})` is. Of what they give
+    first, status says if another island has it too.
+
     Args:
-        data: a tensor or list (its rows), a map-style dataset (its rows), a DataLoader
-            over one (its rows; shuffled by the island's own seed if it shuffled), or
-            any other iterable (its items, which must come in the same order on every
-            island).
+        data: a tensor or list (its rows), a map-style dataset or one of Hugging Face
+            (its rows), a DataLoader over one (its rows; shuffled by the island's own
+            seed if it shuffled), or any other iterable (its items, which must come in
+            the same order on every island).
 
     Raises:
-        UsageError: more islands have joined than the run was cut for, or a DataLoader
-            has a sampler of its own, which a part of its rows would contradict.
+        UsageError: more islands have joined than the run was cut for, or the data
+            cannot be cut as it is, and what to shard instead.
     """
     cut = _cut(island)
+    _require_ours(data)
     if isinstance(data, DataLoader):
-        return _shard_loader(data, cut, island.seed)
+        return _shard_loader(data, cut, island)
     if isinstance(data, torch.Tensor | list | tuple):
         rows = cut.rows(len(data))
         return data[rows.start : rows.stop : rows.step]
+    datasets = sys.modules.get("datasets")  # who has not loaded it has none of its own
+    if datasets is not None and isinstance(data, datasets.Dataset):
+        return data.select(cut.rows(len(data)))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return _rows(data, cut)
-    return Dealt(data, cut)
+    return _kept(Dealt(data, cut, see_first(island)), island)
+
+
+def _kept(data: Any, island: Island) -> Any:
+    take_in_data(island, data)
+    return data
 
 
 @dataclass(frozen=True)
@@ -69,18 +84,46 @@ class Cut:
         return range(first, first + each * step, step)
 
 
-class Dealt(Iterable[T]):
-    """A rank's items of an iterable, each time it is asked."""
+class Dealt(IterableDataset[Any]):
+    """A rank's items of an iterable, each time it is asked.
 
-    def __init__(self, items: Iterable[T], cut: Cut) -> None:
-        self._items, self._cut = items, cut
+    A loader takes it for a dataset: in its workers a stream that divides itself among
+    them is dealt as each worker has it, and any other iterable is divided here.
+    """
 
-    def __iter__(self) -> Iterator[T]:
+    def __init__(self, items: Iterable[Any], cut: Cut, seen: Seen) -> None:
+        self._items, self._cut, self._seen = items, cut, seen
+        self._given, self._is_resumed = 0, False
+
+    def __iter__(self) -> Iterator[Any]:
+        skipped = self._given if self._is_resumed else 0
+        self._given, self._is_resumed = skipped, False
+        for item in islice(self._dealt(), skipped, None):
+            self._given += 1
+            self._seen(item)
+            yield item
+
+    def state_dict(self) -> dict[str, int]:
+        """Return how many items of this pass were given."""
+        return {"items": self._given}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Let the next pass begin after those; they are read, and given to nobody."""
+        self._given, self._is_resumed = state["items"], True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_seen": _nobody}  # a worker has no island
+
+    def _dealt(self) -> Iterator[Any]:
         cut = self._cut
         mine = islice(self._items, cut.part, None, cut.parts)
         # An item counts only if there is one for every rank: none may have more steps.
-        while len(dealt := list(islice(mine, cut.ranks))) == cut.ranks:
-            yield dealt[cut.rank]
+        own = iter(lambda: list(islice(mine, cut.ranks)), [])
+        whole = (dealt[cut.rank] for dealt in own if len(dealt) == cut.ranks)
+        worker = get_worker_info()
+        if worker is None or isinstance(self._items, IterableDataset):
+            return whole
+        return islice(whole, worker.id, None, worker.num_workers)
 
 
 def _cut(island: Island) -> Cut:
@@ -99,31 +142,40 @@ def _rows(data: Dataset[Any], cut: Cut) -> Subset[Any]:
     return Subset(data, cut.rows(len(data)))  # type: ignore[arg-type]
 
 
-def _shard_loader(loader: DataLoader[Any], cut: Cut, seed: int) -> Iterable[Any]:
+def _shard_loader(loader: DataLoader[Any], cut: Cut, island: Island) -> Any:
     if isinstance(loader.dataset, IterableDataset):
-        return Dealt(loader, cut)
+        return _kept(Dealt(loader, cut, see_first(island)), island)
     if (sampler := _own_sampler(loader)) is not None:
         raise UsageError(
             f"The DataLoader has a sampler of its own ({type(sampler).__name__}), "
             "which a part of its rows would contradict. Shard the dataset instead: "
             "DataLoader(atoll.torch.shard(dataset, island), ...)."
         )
-    generator = torch.Generator().manual_seed(seed)
-    return DataLoader(
-        _rows(loader.dataset, cut),
-        batch_size=loader.batch_size,
-        shuffle=isinstance(loader.sampler, RandomSampler),
-        generator=generator,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        drop_last=loader.drop_last,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )
+    rows, seen = _rows(loader.dataset, cut), see_first(island)
+    return _kept(IslandLoader(rows, loader, seed=island.seed, seen=seen), island)
+
+
+def _require_ours(data: object) -> None:
+    """Raise UsageError for what has a better way of its own."""
+    if type(data).__module__.partition(".")[0] == "torchdata":
+        name = type(data).__name__
+        raise UsageError(
+            f"{name} keeps a state of its own, which a part of its rows would not fit. "
+            f"Shard the dataset instead: {name}(atoll.torch.shard(dataset, island), "
+            "...)."
+        )
+    datasets = sys.modules.get("datasets")
+    if datasets is not None and isinstance(
+        data, datasets.DatasetDict | datasets.IterableDatasetDict
+    ):
+        raise UsageError(
+            f"The data has the splits {', '.join(map(str, data))}. Shard one of them: "
+            "atoll.torch.shard(data['train'], island)."
+        )
+
+
+def _nobody(batch: object) -> None:
+    """Nobody looks."""
 
 
 def _own_sampler(loader: DataLoader[Any]) -> object:

@@ -37,6 +37,22 @@ def blake3_digest(data: Bytes) -> bytes:
     return blake3(data.data if isinstance(data, np.ndarray) else data).digest()
 
 
+class Digesting:
+    """BLAKE3 over bytes that come in parts."""
+
+    def __init__(self) -> None:
+        self._hasher = blake3()
+
+    def add(self, part: Bytes) -> None:
+        """Let the next bytes be these."""
+        self._hasher.update(view_of(part))
+
+    @property
+    def digest(self) -> bytes:
+        """The 32 bytes over all that was added."""
+        return self._hasher.digest()
+
+
 def piece_count(elements: int) -> int:
     """Return how many pieces a body of `elements` has."""
     return -(-elements // PIECE_ELEMENTS)

@@ -525,7 +525,7 @@ class Journey:
         out = way_out(self.beach)
         out.begin(TARGET, NONCE)
         here = Arriving(self.there, self.beach.time, travelled(out.belongings()))
-        here.bring(out.state, out.update)
+        here.bring(out.state, out.update, out)
         here.settle()
         assert out.settle()
 

@@ -139,6 +139,31 @@ def test_a_function_is_a_command(stage: LaunchStage, tmp_path: Path) -> None:
     assert (report.state, report.exit_code) == (State.FAILED, 4)
 
 
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_several_processes_are_one_island(stage: LaunchStage, tmp_path: Path) -> None:
+    """One torchrun starts the ranks, one name; SIGTERM reaches each once."""
+    (tmp_path / "rank.py").write_text(
+        "import os, signal, sys, time\n"
+        "heard = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: heard.append(1))\n"
+        "print('rank', os.environ['RANK'], os.environ['ATOLL_ISLAND'], flush=True)\n"
+        "while not heard: time.sleep(0.05)\n"
+        "time.sleep(0.5)\n"
+        "print('heard', len(heard), flush=True)\n"
+    )
+    order = _order(("rank.py",), directory=str(tmp_path), processes=2)
+    launcher = stage.open_launcher()
+    handle = launcher.launch(order, keep=NOTHING)
+    for rank in (0, 1):
+        stage.until_said(handle, 0, f"rank {rank} a-0")
+    launcher.cancel(handle, grace_s=60.0)
+    (report,) = stage.until(handle, are_over)
+
+    assert report.state is State.CANCELLED
+    assert launcher.logs(handle, 0).count("heard 1") == 2
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -9,7 +9,9 @@ from pathlib import Path
 from atoll.cli.bucket.observing import Observing
 from atoll.coordinator.anchor_file import FilePlan, listed_rounds
 from atoll.errors import Refused
+from atoll.exchange.bucket.constants import ConstantObjects
 from atoll.exchange.bucket.past import Past
+from atoll.exchange.constants import verified
 from atoll.weights import FragmentState
 
 Read = Callable[[int], FragmentState]
@@ -34,7 +36,9 @@ def write_anchor(
             "one has joined."
         )
     read = _reader(observing, round)
-    plan = FilePlan.of(founded.run, founded.model, fragments=len(layout))
+    kept = founded.constants
+    plan = FilePlan.of(founded.run, founded.model, fragments=len(layout), kept=kept)
+    objects = ConstantObjects(observing.lookout.store, founded)
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         rounds = []
@@ -44,6 +48,11 @@ def write_anchor(
             rounds.append(state.round)
             if progress is not None:
                 progress(index + 1, len(layout))
+        for constant in plan.constants:
+            place = plan.head_bytes + plan.places[constant.name][0]
+            for part in verified(constant, objects.parts(constant)):
+                place += os.pwrite(handle, part, place)
+        os.truncate(handle, plan.size_bytes)
         os.pwrite(handle, plan.head(rounds), 0)
     finally:
         os.close(handle)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -31,14 +32,18 @@ from atoll.exchange.bucket.arriving import (
     require_free,
 )
 from atoll.exchange.bucket.opening import reliable, require_no_coordinator
+from atoll.exchange.constants import PART_BYTES
 from atoll.exchange.forms import Incoming
 from atoll.exchange.forms.heads import PROTOCOL, PROTOCOL_HEADER
 from atoll.exchange.forms.routes import target_of
 from atoll.exchange.forms.text import MAX_LARGE_BYTES, load
 from atoll.http import Fetching
 from atoll.island.reach import call_to
+from atoll.protocol import TensorSpec
+from atoll.protocol.constants import bytes_of
 from atoll.security import Role, RunUrl
 from atoll.wire import verify_body
+from atoll.wire.digests import Bytes
 
 PATIENCE_S, PAUSE_S = 90.0, 0.5
 """How long a coordinator may be busy with a round, or wait for its islands to speak."""
@@ -92,7 +97,7 @@ class Departure:
         if not is_here(self._store, belongings.run):
             self._bring_bundle(belongings.settings.settings.run.bundle)
             arriving = Arriving(self._store, self._timing, belongings)
-            arriving.bring(self._state, self._update)
+            arriving.bring(self._state, self._update, self)
             arriving.settle()
         status = self._say("moved")
         self.is_under_way = False
@@ -150,6 +155,15 @@ class Departure:
 
     def _update(self, left: Left) -> Frame:
         return self._frame(update_target(left))
+
+    def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
+        """Yield a constant that the coordinator keeps. Implements `Constants`."""
+        target = target_of("constant", constant.digest)
+        for start in range(first, bytes_of(constant), PART_BYTES):
+            asked = {"Range": f"bytes={start}-{start + PART_BYTES - 1}"}
+            yield self._again(
+                partial(self._asking.call, "GET", target, headers=asked)
+            ).body
 
     def _frame(self, target: str) -> Frame:
         fetching = Fetching(lambda size: memoryview(np.empty(size, np.uint8).data))

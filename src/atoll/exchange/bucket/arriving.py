@@ -17,6 +17,7 @@ from functools import partial
 from atoll.errors import CorruptError, NoSuchObject, UsageError
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.constants import constants_of, put_constant
 from atoll.exchange.bucket.documents import (
     BASE,
     COUNTED,
@@ -32,6 +33,7 @@ from atoll.exchange.bucket.documents import (
 )
 from atoll.exchange.bucket.state_objects import anonymous, put_parts
 from atoll.exchange.bucket.timing import Timing
+from atoll.exchange.constants import Constants
 from atoll.exchange.forms.fields import NAME, Field, listed, row, table, whole
 from atoll.exchange.forms.messages import MAX_FRAGMENTS
 from atoll.store import Data, Store
@@ -104,10 +106,16 @@ class Arriving:
         self._store, self._timing, self._has = store, timing, belongings
 
     def bring(
-        self, state: Callable[[int], Frame], update: Callable[[Left], Frame]
+        self,
+        state: Callable[[int], Frame],
+        update: Callable[[Left], Frame],
+        constants: Constants,
     ) -> None:
         """Put all but the word that the run is here. Safe to repeat."""
         has = self._has
+        for constant in constants_of(has.run):
+            parts = constants.parts(constant)
+            put_constant(self._store.put, has.run.founding, constant, parts)
         for fragment, progress in enumerate(has.fragments):
             self._put_state(state(fragment), progress)
         for left in has.left:

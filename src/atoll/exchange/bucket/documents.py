@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from atoll.errors import CorruptError, UsageError
+from atoll.exchange.forms.constants import DIGESTS
 from atoll.exchange.forms.fields import (
     FLAG,
     NAME,
@@ -63,6 +64,8 @@ class RunDocument:
     fingerprint: str
     founding: str
     model: ModelSpec
+    constants: tuple[str, ...] = ()
+    """Digests of those that are there, whole, beside the first weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +199,13 @@ SETTINGS: Field[SettingsDocument] = table(
 )
 RUN: Field[RunDocument] = table(
     RunDocument,
-    {"run": NAME, "fingerprint": text(128), "founding": text(64), "model": MODEL},
+    {
+        "run": NAME,
+        "fingerprint": text(128),
+        "founding": text(64),
+        "model": MODEL,
+        "constants": DIGESTS,
+    },
 )
 MEMBER: Field[MemberDocument] = table(
     MemberDocument,

@@ -26,11 +26,13 @@ from atoll.exchange.bucket.pauses import Pauses
 from atoll.exchange.bucket.publishing import Publishing
 from atoll.exchange.bucket.sight import BEAT_S
 from atoll.exchange.bucket.states import STATE_ROUNDS, States
+from atoll.exchange.constants import Constants
 from atoll.protocol import (
     Beat,
     Holding,
     JoinReply,
     JoinRequest,
+    ModelSpec,
     Position,
     Reception,
     Stats,
@@ -149,6 +151,11 @@ class StoreExchange:
         if at_once:
             self._living.beat()
         return self._living.look() if beat.waits_for else self._living.position
+
+    def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
+        """Put the founder's constants. Implements `Keeper`."""
+        self._lookout.require_here()
+        self._founder.keep(model, constants)
 
     def publish(self, frame: Frame) -> Reception:
         self._lookout.require_here()

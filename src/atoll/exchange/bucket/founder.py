@@ -5,9 +5,12 @@ from __future__ import annotations
 from atoll.errors import FoundingLost
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.constants import put_constant
 from atoll.exchange.bucket.documents import RunDocument, packed
 from atoll.exchange.bucket.lookout import Lookout
-from atoll.protocol import JoinRequest
+from atoll.exchange.constants import Constants
+from atoll.protocol import JoinRequest, ModelSpec
+from atoll.protocol.constants import to_bring
 from atoll.weights import lay_out, require_state, terms_of
 from atoll.wire import pack
 
@@ -18,6 +21,20 @@ class Founder:
     def __init__(self, lookout: Lookout, nonce: str) -> None:
         self._lookout, self._store, self._nonce = lookout, lookout.store, nonce
         self._brought: set[int] = set()
+        self._kept: tuple[str, ...] = ()
+
+    def keep(self, model: ModelSpec, constants: Constants) -> None:
+        """Put the constants that the run keeps, if it does.
+
+        Raises:
+            UsageError: they are more than it keeps.
+            CorruptError: one does not have its digest.
+        """
+        self._kept = ()
+        wanted = to_bring(model, self._lookout.sight.settings)
+        for each in wanted:
+            put_constant(self._store.put, self._nonce, each, constants.parts(each))
+        self._kept = tuple(each.digest for each in wanted)
 
     def bring(self, frame: Frame, request: JoinRequest | None) -> None:
         """Put a first state; the last one makes this a run, if no other has.
@@ -43,6 +60,7 @@ class Founder:
             fingerprint=self._lookout.sight.settings.fingerprint,
             founding=self._nonce,
             model=request.model,
+            constants=self._kept,
         )
         is_first = self._store.put_new(keys.RUN, packed(documents.RUN, document))
         self._lookout.look_founding()

@@ -2,7 +2,9 @@
 
     settings/0                        what the run owns; a URL without it is no run
     founding/<nonce>/<fragment>       the first weights
+    founding/<nonce>/constants/<digest>/<part>            what is never trained
     bundle/<digest>                   the model's definition, which the settings name
+    code/<digest>                     what islands run that were launched elsewhere
     run.json                          names the founding; put last: then there is a run
     control/<number>                  what operators have said, in order
     slots/<number>                    which name has the slot
@@ -77,9 +79,19 @@ def bundle(digest: str) -> str:
     return f"bundle/{digest}"
 
 
+def code(digest: str) -> str:
+    """Return where code is that islands were launched with."""
+    return f"code/{digest}"
+
+
 def founding(nonce: str, fragment: int) -> str:
     """Return where the first state of a fragment is."""
     return f"founding/{nonce}/{fragment}"
+
+
+def constant_part(nonce: str, digest: str, part: int) -> str:
+    """Return where a part of a founder's constant is."""
+    return f"founding/{nonce}/constants/{digest}/{part}"
 
 
 def round_prefix(fragment: int, round: int) -> str:

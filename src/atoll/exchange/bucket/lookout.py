@@ -143,6 +143,8 @@ class Lookout:
                 found = self.roster(fragment, number)
             except NoSuchObject:
                 return
+            if found.epoch > self.sight.state.epoch:
+                self.heed_controls()  # what was in force there is in force here
             with self.lock:
                 names = {entry.island for entry in found.roster.entries}
                 are_strange = not names <= self.sight.documents.keys()

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from atoll.bundle import Bundle
 from atoll.errors import NoSuchObject, UsageError
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.constants import put_constant
 from atoll.exchange.bucket.documents import (
     RunDocument,
     SettingsDocument,
     fetch,
     packed,
 )
-from atoll.protocol import ModelSpec
+from atoll.protocol import ModelSpec, TensorSpec
 from atoll.settings import RunSettings
 from atoll.store import Store
 from atoll.weights import lay_out, require_state, terms_of
 from atoll.wire import pack
+from atoll.wire.digests import Bytes
+
+NONE: Mapping[TensorSpec, Iterable[Bytes]] = MappingProxyType({})
 
 
 def make_run(
@@ -70,9 +75,15 @@ def require_able(store: Store, settings: RunSettings, *, url: str) -> None:
 
 
 def found_run(
-    store: Store, document: SettingsDocument, model: ModelSpec, states: Sequence[Frame]
+    store: Store,
+    document: SettingsDocument,
+    model: ModelSpec,
+    states: Sequence[Frame],
+    constants: Mapping[TensorSpec, Iterable[Bytes]] = NONE,
 ) -> None:
     """Give a run its first weights, one state of round 0 for each fragment.
+
+    `constants` are those that it keeps, each with its bytes.
 
     Raises:
         UsageError: it has some.
@@ -84,11 +95,14 @@ def found_run(
         require_state(frame.header, layout[fragment], terms, round=0)
         key = keys.founding(nonce, fragment)
         store.put(key, [pack(frame.header), frame.body.data])
+    for constant, parts in constants.items():
+        put_constant(store.put, nonce, constant, parts)
     founded = RunDocument(
         run=document.run,
         fingerprint=document.fingerprint,
         founding=nonce,
         model=model,
+        constants=tuple(each.digest for each in constants),
     )
     if not store.put_new(keys.RUN, packed(documents.RUN, founded)):
         raise UsageError(

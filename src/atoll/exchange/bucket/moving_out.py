@@ -9,6 +9,7 @@ Rule 3: the first of `moved` and `stay` decides where the run is. All is safe to
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from atoll.bundle import Bundle
@@ -16,6 +17,7 @@ from atoll.errors import UsageError
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys, luggage
 from atoll.exchange.bucket.arriving import Belongings, Left
+from atoll.exchange.bucket.constants import ConstantObjects
 from atoll.exchange.bucket.definitions import bundle_in
 from atoll.exchange.bucket.documents import (
     ControlDocument,
@@ -29,10 +31,12 @@ from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.timing import Timing
+from atoll.protocol import TensorSpec
 from atoll.protocol.run_state import Move
 from atoll.settings import RunSettings
 from atoll.store import Store
 from atoll.wire import Header, Roster
+from atoll.wire.digests import Bytes
 
 
 class MovingOut:
@@ -214,6 +218,12 @@ class MovingOut:
         return Frame(
             *state.to_frame(run=self._lookout.run, fragment=fragment, outer=outer)
         )
+
+    def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
+        """Yield a constant that the run keeps, in parts."""
+        founded = self._lookout.founded
+        assert founded is not None
+        return ConstantObjects(self._store, founded).parts(constant, first)
 
     def agreed(self, fragment: int, round: int) -> Frame:
         """Return what a round came to.

@@ -28,8 +28,17 @@ from atoll.exchange.collective.flights import Flights, Key
 from atoll.exchange.collective.leading import Leading
 from atoll.exchange.collective.words import Says, Word
 from atoll.exchange.collective.world import Gone, World
+from atoll.exchange.constants import Constants
 from atoll.exchange.coordinator import CoordinatorExchange
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception, Stats
+from atoll.protocol import (
+    Beat,
+    JoinReply,
+    JoinRequest,
+    ModelSpec,
+    Position,
+    Reception,
+    Stats,
+)
 from atoll.settings import RunSettings
 from atoll.weights import FragmentLayout, Layout, Terms, lay_out, terms_of
 from atoll.wire import Header, Kind, pack
@@ -126,6 +135,10 @@ class CollectiveExchange:
             parts = (b"still",) if waits_for else ()
             self._tell(Word(Says.WAITS, *(waits_for or (0, 0)), parts))
         return waits_for is not None
+
+    def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
+        """Have the coordinator keep the founder's constants. Implements `Keeper`."""
+        self._inner.keep(joined, model, constants)
 
     def publish(self, frame: Frame) -> Reception:
         header = frame.header

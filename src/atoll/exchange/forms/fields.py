@@ -175,28 +175,41 @@ def row(kind: Callable[..., T], fields: Mapping[str, Field[Any]]) -> Field[T]:
     )
 
 
-def table(kind: Callable[..., T], fields: Mapping[str, Field[Any]]) -> Field[T]:
-    """Return the rule for a value written as a table: every field, and no other."""
+def table(
+    kind: Callable[..., T],
+    fields: Mapping[str, Field[Any]],
+    *,
+    optional: Mapping[str, Field[Any]] | None = None,
+) -> Field[T]:
+    """Return the rule for a value written as a table: every field, and no other.
+
+    An optional one is left out when it is None: so what is said without it can be
+    read by who does not know it.
+    """
+    known = {**fields, **(optional or {})}
 
     def read(value: object, where: str) -> T:
         found = require_table(value, where)
         for key in sorted(fields.keys() - found.keys()):
             raise UsageError(f"{where}.{key} is missing. {SEE}")
-        for key in sorted(found.keys() - fields.keys()):
+        for key in sorted(found.keys() - known.keys()):
             raise UsageError(f"{where}.{shown(key)} is unknown here. {SEE}")
         return kind(
             **{
                 key: rule.read(found[key], f"{where}.{key}")
-                for key, rule in fields.items()
+                for key, rule in known.items()
+                if key in found
             }
         )
 
-    return Field(
-        lambda value: {
-            key: rule.write(getattr(value, key)) for key, rule in fields.items()
-        },
-        read,
-    )
+    def write(value: object) -> dict[str, Any]:
+        said = {key: rule.write(getattr(value, key)) for key, rule in fields.items()}
+        for key, rule in (optional or {}).items():
+            if (part := getattr(value, key)) is not None:
+                said[key] = rule.write(part)
+        return said
+
+    return Field(write, read)
 
 
 def require_table(value: object, where: str) -> dict[str, Any]:

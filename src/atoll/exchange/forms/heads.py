@@ -13,6 +13,7 @@ from atoll.errors import Unreachable, UsageError
 from atoll.exchange.forms.fields import U64_MAX, require_name, wrong
 from atoll.exchange.forms.routes import ROUTES, Route, Takes, decoded, split_target
 from atoll.exchange.forms.text import SEE
+from atoll.protocol.constants import is_digest
 from atoll.settings.rules import shown
 from atoll.wire.header import MAX_FRAGMENT
 
@@ -52,6 +53,17 @@ class Asked:
     @property
     def round(self) -> int:
         return whole_text(self._said("round"), "round")
+
+    @property
+    def digest(self) -> str:
+        said = self._said("digest")
+        if not is_digest(said):
+            raise wrong("digest", said, "64 hex digits in lower case")
+        return said
+
+    @property
+    def first(self) -> int:
+        return whole_text(self._said("first"), "first")
 
     @property
     def wait_s(self) -> float:

@@ -67,6 +67,7 @@ STATS = table(
         "bytes_up": whole(),
         "bytes_down": whole(),
     },
+    optional={"first_batch": text(64)},
 )
 
 BEAT = table(
@@ -93,6 +94,7 @@ POSITION = table(
         "lost": _FRAGMENTS,
         "saves": whole(),
     },
+    optional={"decay_round": whole(1), "end_tokens": whole(1)},
 )
 
 _HEX = hexed(0, 64)

@@ -20,6 +20,8 @@ from atoll.exchange.calls import (
     FoundCall,
     HeartbeatCall,
     JoinCall,
+    KeepCall,
+    Kept,
     OfferCall,
     OutcomeCall,
     PublishCall,
@@ -28,7 +30,7 @@ from atoll.exchange.calls import (
     StateCall,
 )
 from atoll.exchange.forms.failures import failure_parts, read_failure
-from atoll.exchange.forms.fields import Field, choice, table
+from atoll.exchange.forms.fields import Field, choice, table, whole
 from atoll.exchange.forms.frames import Incoming, buffers_of
 from atoll.exchange.forms.heads import whole_text
 from atoll.exchange.forms.messages import POSITION, join_reply_form, read_join_reply
@@ -43,6 +45,7 @@ from atoll.wire.layout import DIGEST_BYTES
 POSITION_HEADER, POSITION_BYTES_HEADER = "Atoll-Position", "Atoll-Position-Bytes"
 MAX_POSITION_BYTES = 16 * 1024
 
+_KEPT: Field[Kept] = table(Kept, {"bytes": whole()})
 _RECEPTION: Field[dict[str, Reception]] = table(dict, {"reception": choice(Reception)})
 
 
@@ -71,6 +74,8 @@ def reply_parts(reply: Reply) -> Answer:
             return json_answer(POSITION.write(reply), what="position")
         case Reception():
             return json_answer({"reception": reply.value}, what="reception")
+        case Kept():
+            return json_answer(_KEPT.write(reply), what="answer")
         case Frame():
             return _frame_answer(reply)
         case Outcome(agreed, position):
@@ -153,6 +158,8 @@ def _read(call: Call, kind: str, headers: Mapping[str, str], body: Incoming) -> 
         case OfferCall() | PublishCall() | AgreedCall() if kind == Takes.JSON:
             said = _json(body, most=MAX_SMALL_BYTES)
             return _RECEPTION.read(said, "answer")["reception"]
+        case KeepCall() if kind == Takes.JSON:
+            return _KEPT.read(_json(body, most=MAX_SMALL_BYTES), "kept")
         case OutcomeCall() if kind == Takes.JSON:
             return POSITION.read(_json(body), "position")
         case OutcomeCall() | AgreedCall() if kind == Takes.FRAME:

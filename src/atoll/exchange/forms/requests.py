@@ -18,6 +18,7 @@ from atoll.exchange.calls import (
     FoundCall,
     HeartbeatCall,
     JoinCall,
+    KeepCall,
     LeaveCall,
     OfferCall,
     OutcomeCall,
@@ -25,6 +26,7 @@ from atoll.exchange.calls import (
     RecoverCall,
     StateCall,
 )
+from atoll.exchange.constants import PART_BYTES
 from atoll.exchange.forms.frames import Incoming, buffers_of
 from atoll.exchange.forms.gathered import gathered_parts, read_gathered
 from atoll.exchange.forms.heads import PROTOCOL, PROTOCOL_HEADER, RUN_HEADER, Asked
@@ -136,6 +138,11 @@ def _request(call: Call) -> Sent:
             target = target_of("found", island=island, incarnation=incarnation)
             body = tuple(part for each in states for part in buffers_of(each))
             return _sent("found", target, *body, takes=Takes.FRAMES)
+        case KeepCall(island, incarnation, digest, first, part):
+            target = target_of(
+                "keep", digest, island=island, incarnation=incarnation, first=first
+            )
+            return _sent("keep", target, part, takes=Takes.BYTES)
         case RecoverCall(island, incarnation, state, outcomes):
             number = state.header.fragment
             target = target_of(
@@ -198,6 +205,10 @@ def _call(asked: Asked, body: Incoming) -> Call:
         case "found":
             states = body.frames(most=MAX_FRAGMENTS)
             return FoundCall(asked.island, asked.incarnation, states, is_given=True)
+        case "keep":
+            who = asked.island, asked.incarnation
+            part = body.rest(what="part of a constant", most=PART_BYTES)
+            return KeepCall(*who, asked.digest, asked.first, part)
         case "recover":
             outcomes, state = body.recovery()
             _require_same("fragment", state.header.fragment, asked.fragment)

@@ -28,6 +28,7 @@ class Takes(StrEnum):
     HEADER = "application/vnd.atoll.header"
     FRAME = "application/vnd.atoll.frame"
     FRAMES = "application/vnd.atoll.frames"
+    BYTES = "application/octet-stream"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,17 @@ ROUTES = (
     _route("outcome", "GET", f"{_ROUND}/outcome", "wait_s"),
     _route("state", "GET", "/state/{fragment}"),
     _route("found", "POST", "/anchor", "island", "incarnation", takes=Takes.FRAMES),
+    _route("constants", "GET", "/constants"),
+    _route("constant", "GET", "/constants/{digest}"),
+    _route(
+        "keep",
+        "PUT",
+        "/constants/{digest}",
+        "island",
+        "incarnation",
+        "first",
+        takes=Takes.BYTES,
+    ),
     _route(
         "recover",
         "POST",

@@ -7,19 +7,22 @@ done behind the training.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from atoll.errors import AtollError, RemoteError, RunEnded, UsageError
 from atoll.island import Host, Tally
+from atoll.island.run_clock import RunClock
+from atoll.island.saved import SavedFragment, SavedIsland
 from atoll.settings import RunSettings
 from atoll.torch.ranks.faults import from_message, to_message
 from atoll.torch.ranks.halt import Halt
 from atoll.torch.ranks.leader import place_of
 from atoll.torch.ranks.line import LEADER, Line, Message
-from atoll.torch.ranks.obeying import Obedience
+from atoll.torch.ranks.obeying import GiveConstant, Obedience
 from atoll.torch.ranks.spread import MakeParts
 from atoll.torch.ranks.view import RankView
 from atoll.weights.layout import F32
@@ -37,15 +40,17 @@ class Follower:
         works: Line,
         view: RankView,
         parts_of: MakeParts,
+        give_constant: GiveConstant,
         *,
         timeout_s: float,
         data_ranks: list[bool],
+        saved: Sequence[SavedFragment] = (),
     ) -> None:
         self._orders, self._works, self._view = orders, works, view
         self.asks: Callable[[], bool] = lambda: False
         self.place = place_of(orders.rank, data_ranks)
         self.tally = Tally()
-        self._obedience = Obedience(orders, works, view, parts_of)
+        self._obedience = Obedience(orders, works, view, parts_of, give_constant, saved)
         self._halt = Halt(timeout_s)
         self._told: Message = {}
         self._wakes_in = 0
@@ -97,6 +102,15 @@ class Follower:
     @property
     def run_tokens(self) -> int:
         return int(self._told["run_tokens"])
+
+    @property
+    def clock(self) -> RunClock:
+        return RunClock.from_dict(self._told["clock"])
+
+    @property
+    def made(self) -> tuple[int, int]:
+        steps, tokens = self._told["made"]
+        return int(steps), int(tokens)
 
     @property
     def saves(self) -> int:
@@ -153,7 +167,20 @@ class Follower:
             self._thread.join(END_S)
 
     def pause(self) -> None:
-        raise UsageError("An island of several ranks cannot be paused.")
+        self.has_left = True
+        try:
+            self._attend("pause()")
+        finally:
+            self._thread.join(END_S)
+
+    @contextmanager
+    def saving(self, *, is_exact: bool) -> Iterator[SavedIsland]:
+        """Give this rank's part of the island; the leader keeps it still meanwhile."""
+        self._attend("saving()")
+        yield self._obedience.island()
+
+    def before_seal(self, act: Callable[[int, int], None]) -> None:
+        self._obedience.before_seal = act
 
     def anchor(self) -> dict[str, torch.Tensor]:
         self._attend("anchor()")

@@ -12,9 +12,10 @@ from typing import Any
 
 from atoll.errors import AtollError, UsageError
 from atoll.island import Host
+from atoll.island.saved import SavedFragment
 from atoll.protocol import ModelSpec
 from atoll.settings import RunSettings
-from atoll.torch.ranks.constants import with_digests
+from atoll.torch.ranks.constants import RankConstants, give, with_digests
 from atoll.torch.ranks.faults import from_message, to_message
 from atoll.torch.ranks.follower import Follower
 from atoll.torch.ranks.holdings import Holding, Shelves
@@ -27,16 +28,23 @@ from atoll.torch.ranks.spread import Spread
 from atoll.torch.ranks.view import RankView
 from atoll.weights import lay_out, terms_of
 
-Enter = Callable[[RankView, ModelSpec, Spread], Host]
+Enter = Callable[[RankView, ModelSpec, Spread, RankConstants], Host]
 """Joins the run, at the leader."""
 
 
 def form(
-    team: Team, enter: Enter, check: Callable[[], None] = lambda: None
+    team: Team,
+    enter: Enter,
+    check: Callable[[], None] = lambda: None,
+    *,
+    saved: Sequence[SavedFragment] = (),
+    returns: bool = False,
 ) -> Leader | Follower:
     """Return this rank's life in the island that the team's ranks make.
 
-    `check` is what each rank does first: whatever one of them raises, all do.
+    `check` is what each rank does first: whatever one of them raises, all do. `saved`
+    are this rank's parts of a checkpoint; `returns` is whether rounds wait for the
+    next life of an island that is broken off.
 
     Raises:
         AtollError: the same on every rank.
@@ -55,16 +63,24 @@ def form(
         terms = [terms_of(fragment, settings) for fragment in layout]
         return Parts(view, orders.rank, shares, terms)
 
+    specs = {each.name: each for each in spec.tensors}
+
+    def give_constant(name: str) -> None:
+        give(orders, table, shelves, specs[name])
+
     known: dict[str, Any] = {
         "timeout_s": team.timeout.total_seconds(),
         "data_ranks": data_ranks,
     }
     if not orders.is_leader:
-        follower = Follower(orders, works, view, parts_of, **known)
+        follower = Follower(
+            orders, works, view, parts_of, give_constant, saved=saved, **known
+        )
         follower.join()
         return follower
-    leader = Leader(orders, works, view, parts_of, **known)
-    leader.join(lambda: enter(view, spec, leader.memory))
+    leader = Leader(orders, works, view, parts_of, returns=returns, **known)
+    constants = RankConstants(orders, table, shelves, leader.order)
+    leader.join(lambda: enter(view, spec, leader.memory, constants))
     return leader
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 
-from atoll.errors import AtollError, RemoteError, UsageError
+from atoll.errors import AtollError, RemoteError
 from atoll.island import Host
+from atoll.island.run_clock import RunClock
+from atoll.island.saved import SavedIsland
 from atoll.torch.life import by_name
 from atoll.torch.ranks.command import Background, Gatherings
 from atoll.torch.ranks.faults import to_message
@@ -43,8 +45,9 @@ class Leader:
         *,
         timeout_s: float,
         data_ranks: list[bool],
+        returns: bool = False,
     ) -> None:
-        self._view, self._data_ranks = view, data_ranks
+        self._view, self._data_ranks, self._returns = view, data_ranks, returns
         self.asks: Callable[[], bool] = lambda: False
         self.place = place_of(LEADER, data_ranks)
         self._halt = Halt(timeout_s)
@@ -52,13 +55,17 @@ class Leader:
         self._background = Background(works, lambda: self._gatherings.given)
         self.memory = Spread(self._gatherings, self._background, parts_of)
         self._host_: Host | None = None
-        self._tokens = self._counted = 0
+        self._tokens = self._counted = self._noted = 0
         self._stops = False
         self.has_left = False
         self._later: BaseException | None = None
         """What this rank met between two gatherings: raised on all at the next."""
 
         self._saves, self.round_told = 0, 0
+        self.clock, self.made = RunClock(), (0, 0)
+        self._has_stepped = False
+        """Whether the ranks have met after an inner step, and know its tokens."""
+
         self._is_interrupted = False
         """Whether this rank was interrupted in a gathering: then all ranks leave."""
 
@@ -79,6 +86,10 @@ class Leader:
         except BaseException:
             self._end()
             raise
+
+    def order(self, order: Message) -> None:
+        """Let every other rank do something, while all are at a gathering."""
+        self._gatherings.order(order)
 
     def _join(self, enter: Callable[[], Host]) -> None:
         with self._gathering("join"):
@@ -124,6 +135,17 @@ class Leader:
     def host(self) -> Host:
         return self._host
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The inner steps and tokens of all lives of the island.
+
+        Of steps since the ranks last met, every rank with data is taken to have had as
+        many tokens as this one.
+        """
+        steps, tokens = self._host.progress
+        since = self._tokens - self._noted
+        return steps, tokens + since * sum(self._data_ranks)
+
     def count_tokens(self, tokens: int) -> None:
         self._tokens += tokens
 
@@ -133,14 +155,20 @@ class Leader:
     def stepped(self) -> None:
         stops_here = self._halt.passed()
         self._require_together()
-        if stops_here or (self._host.wakes_in <= 1 and not self._is_over()):
+        if stops_here or (self._wakes_in <= 1 and not self._is_over()):
             with self._gathering("a step"):
+                self._has_stepped = True
                 self._host.stepped()
             return
         try:
             self._host.stepped()
         except Exception as exc:  # the others train: they learn of it where all stop
             self._later = exc
+
+    @property
+    def _wakes_in(self) -> int:
+        """In how many steps all ranks meet: first of all after the first one."""
+        return self._host.wakes_in if self._has_stepped else 1
 
     def sync_now(self) -> None:
         with self._gathering("sync_now()"):
@@ -153,7 +181,8 @@ class Leader:
         try:
             is_alone = is_alone and not self._is_interrupted
             if is_alone or self._failure is not None:
-                self._host.leave(depart=False)
+                # Rounds wait for the next life of an island that goes on exactly.
+                self._host.pause() if self._returns else self._host.leave(depart=False)
                 why = "it has met an error of its own. Its log says which."
                 self._fail(RemoteError(f"Rank {LEADER} of this island has left: {why}"))
             else:
@@ -162,7 +191,31 @@ class Leader:
             self._end()
 
     def pause(self) -> None:
-        raise UsageError("An island of several ranks cannot be paused.")
+        self.has_left = True
+        try:
+            # Whoever is gone already keeps nobody from it.
+            with suppress(RemoteError), self._gathering("pause()", within_s=LEAVE_S):
+                pass
+            self._host.pause()
+        finally:
+            self._end()
+
+    @contextmanager
+    def saving(self, *, is_exact: bool) -> Iterator[SavedIsland]:
+        """Give this rank's part of the island; no part changes meanwhile."""
+        with ExitStack() as held:
+            with self._gathering("saving()"):
+                saved = held.enter_context(self._host.saving(is_exact=is_exact))
+            yield saved
+
+    def before_seal(self, act: Callable[[int, int], None]) -> None:
+        def seals() -> None:
+            steps, settled = self._host.progress[0], self._host.settled_steps
+            order = {"do": "seals", "steps": steps, "settled": settled}
+            self._gatherings.order(order)
+            act(steps, settled)
+
+        self._host.before_seal(seals)
 
     def anchor(self) -> dict[str, torch.Tensor]:
         weights: dict[str, torch.Tensor] = {}
@@ -228,19 +281,22 @@ class Leader:
         self._stops = self._stops or asked
         if self._host_ is not None:
             self._host_.tally.tokens += total - self._counted
-        self._counted = total
+        self._counted, self._noted = total, self._tokens
 
     def _conclusion(self) -> Message:
         host = self._host
         self._saves, self.round_told = host.position.saves, host.round
+        self.clock, self.made = host.clock, (self.tally.inner_steps, self.tally.tokens)
         return {
             "island": self.name,
             "slot": self.slot,
             "run": self.run,
-            "wakes_in": host.wakes_in,
+            "wakes_in": self._wakes_in,
             "round": host.round,
             "run_steps": host.run_steps,
             "run_tokens": self.run_tokens,
+            "clock": self.clock.to_dict(),
+            "made": list(self.made),
             "saves": self._saves,
             "digest": host.digest,
             "ended": host.has_ended,

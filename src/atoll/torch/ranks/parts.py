@@ -9,18 +9,20 @@ waiting for a vector.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from atoll.island.memory import Whole
+from atoll.island.resumed_updates import remaking
+from atoll.island.saved import SavedFragment
 from atoll.island.slot import Sealed, Slot
 from atoll.torch.ranks.faults import Failing
 from atoll.torch.ranks.line import LEADER, Line
 from atoll.torch.ranks.shares import Shares
 from atoll.torch.ranks.view import CHUNK, RankView
-from atoll.weights import FragmentState, Terms
+from atoll.weights import FragmentState, Layout, Terms
 from atoll.weights.layout import F32, blocks
 from atoll.weights.norm import Norm
 from atoll.weights.seal import encode, want
@@ -134,6 +136,41 @@ class Parts:
             self._leave_over(line, index, sealed.residual_after, body)
         failing.finish()
         return writer.norm.value()
+
+    def remake(
+        self,
+        line: Line,
+        index: int,
+        saved: SavedFragment,
+        *,
+        seed: int,
+        decay: float,
+        body: np.ndarray | None,
+    ) -> float:
+        """Seal a saved update again: see `Memory.remake`."""
+        with remaking(self.slots[index], saved) as sealed:
+            return self.seal(
+                line,
+                index,
+                sealed,
+                seed=seed,
+                decay=decay,
+                is_difference=True,
+                body=body,
+            )
+
+    def resume(self, index: int, saved: SavedFragment) -> Slot:
+        """Let a fragment's part be as it stood; return it with its update in flight."""
+        terms = self.terms[index]
+        slot = self.memory.resume(index, self.layout[index], terms, saved)
+        self.slots[index] = replace(slot, sealed=None)
+        return slot
+
+    @property
+    def layout(self) -> Layout:
+        """This rank's parts of all fragments."""
+        indices = range(len(self.shares.layout))
+        return tuple(self.shares.part(self.rank, index) for index in indices)
 
     def step(
         self,

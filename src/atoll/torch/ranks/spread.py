@@ -7,18 +7,23 @@ at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 
 import numpy as np
 
 from atoll.errors import CorruptError, UsageError
 from atoll.exchange import Frame
 from atoll.island.buffers import Buffers
+from atoll.island.resumed_updates import require_sizes
+from atoll.island.saved import SavedFragment, SavedIsland
+from atoll.island.saving import as_work
 from atoll.island.slot import Sealed, Slot
 from atoll.protocol import JoinReply
-from atoll.settings import RunSettings
+from atoll.protocol.island_rejoin import Left
+from atoll.settings import RunSettings, SyncSection
 from atoll.torch.ranks.command import Background, Gatherings
+from atoll.torch.ranks.outlines import outline
 from atoll.torch.ranks.parts import Parts
 from atoll.weights import FragmentLayout, FragmentState, Layout, Terms
 from atoll.weights.layout import F32
@@ -203,6 +208,67 @@ class Spread:
         return FragmentState(
             vectors[0], vectors[1:], round=state.round, count=state.count
         )
+
+    def saving(
+        self,
+        slots: Sequence[Slot],
+        sync: SyncSection,
+        *,
+        made: tuple[int, int],
+        is_exact: bool,
+    ) -> list[SavedFragment]:
+        order = {"do": "save", "made": made, "is_exact": is_exact}
+        self._gatherings.order({**order, "slots": [outline(each) for each in slots]})
+        own = [
+            replace(slot, layout=mine.layout, residual=mine.residual)
+            for slot, mine in ((each, self._own(each)) for each in slots)
+        ]
+        return self.parts.memory.saving(own, sync, made=made, is_exact=is_exact)
+
+    def as_work(self, saved: SavedIsland, sync: SyncSection) -> SavedIsland:
+        made = saved.inner_steps, saved.tokens
+        self._gatherings.order({"do": "as_work", "made": made})
+        parts = self.parts
+        work = as_work(saved.fragments, parts.layout, parts.view, sync, made=made)
+        return replace(saved, is_exact=False, fragments=work)
+
+    def require_fitting(self, layout: Layout, saved: Sequence[SavedFragment]) -> None:
+        require_sizes([each.elements for each in self.parts.layout], saved)
+        self._background.ask({"do": "fit"})
+
+    def resume(
+        self, index: int, layout: FragmentLayout, terms: Terms, saved: SavedFragment
+    ) -> Slot:
+        self._gatherings.order({"do": "stand", "index": index})
+        own = self.parts.resume(index, saved)
+        slot = replace(own, layout=layout, residual=None)
+        # Known by the digest of the whole, as in `begin`.
+        slot.state.digest = saved.digest
+        slot.note_held()
+        return slot
+
+    def remake(
+        self, slot: Slot, saved: SavedFragment, *, seed: int, decay: float
+    ) -> tuple[np.ndarray, float]:
+        index, line = slot.index, self._background.line
+        body = np.empty(slot.up.body_bytes(slot.layout.elements), np.uint8)
+        order = {"do": "remake", "index": index, "seed": seed, "decay": decay}
+        norm, _ = self._background.do(
+            order,
+            lambda: self.parts.remake(
+                line, index, saved, seed=seed, decay=decay, body=body
+            ),
+        )
+        return body, norm
+
+    def give(self, slot: Slot, saved: SavedFragment, left: Left) -> None:
+        self._gatherings.order({"do": "give", "index": slot.index, "left": left.value})
+        self.parts.memory.give(self._own(slot), saved, left)
+
+    def leave_over(self, slot: Slot, saved: SavedFragment, left: Left) -> None:
+        order = {"do": "leave_over", "index": slot.index, "left": left.value}
+        own, memory = self._own(slot), self.parts.memory
+        self._background.do(order, lambda: memory.leave_over(own, saved, left))
 
     def gathered(self, slot: Slot, count: int) -> list[F32]:
         """Return the first vectors of a fragment's state, whole."""

@@ -20,10 +20,10 @@ from atoll.errors import RemoteError, UsageError
 from atoll.island.environment import surroundings_from_environment
 from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Traits
 from atoll.launch.bootstrap import bootstrap_words, told_to
-from atoll.launch.command import python_words, spelt_out
+from atoll.launch.command import is_python, python_words, spelt_out
 from atoll.launch.engines.local import places
 from atoll.launch.engines.local.files import Known, LaunchFiles, send, started
-from atoll.launch.engines.local.supervisor import MODULE, Task, job_of
+from atoll.launch.engines.local.supervisor import MODULE, Start, written
 from atoll.launch.handle import Handle
 from atoll.launch.options import read_options
 from atoll.launch.references import in_engine
@@ -57,17 +57,19 @@ class LocalLauncher:
 
     def __init__(self, directory: Path, options: Mapping[str, str]) -> None:
         self._directory, self._options = directory, dict(options)
+        self._read: dict[tuple[str, int], tuple[int, int]] = {}
+        """How many lines of a log were told, and where they end: it may be long."""
 
     @property
     def traits(self) -> Traits:
         return Traits(is_elsewhere=False)
 
     def plan(self, order: Order) -> Plan:
-        data = [_shown(task, order) for task in _tasks(order, has_secrets=False)]
+        data = [_shown(start, order) for start in _starts(order, has_secrets=False)]
         return as_json(data)
 
     def launch(self, order: Order, *, keep: Keep) -> Handle:
-        tasks = _tasks(order, has_secrets=True)
+        starts = _starts(order, has_secrets=True)
         files = self._files(order.id)
         files.make()
         handle = order.handle(
@@ -77,7 +79,7 @@ class LocalLauncher:
             begun_at_s=time.time(),
         )
         keep(handle)
-        _begin(files, job_of(tasks, order.spec.restarts))
+        _begin(files, written(starts, order.spec.restarts))
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
@@ -88,7 +90,13 @@ class LocalLauncher:
         )
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
-        return self._files(handle.id).lines(index, after)
+        known, at = self._read.get((handle.id, index), (0, 0))
+        if known > after:
+            known, at = 0, 0
+        said, end = self._files(handle.id).lines(index, after - known, at)
+        if said:
+            self._read[handle.id, index] = after + len(said), end
+        return said
 
     def cancel(
         self,
@@ -122,7 +130,7 @@ class LocalLauncher:
         return known if is_led else [_unled(each) for each in known]
 
 
-def _tasks(order: Order, *, has_secrets: bool) -> list[Task]:
+def _starts(order: Order, *, has_secrets: bool) -> list[Start]:
     """Return what is executed for each island.
 
     Raises:
@@ -136,12 +144,13 @@ def _tasks(order: Order, *, has_secrets: bool) -> list[Task]:
     if has_secrets:
         told |= {name: value.reveal() for name, value in order.values.items()}
     return [
-        Task(
+        Start(
             index,
             spec.island(index),
             _words(order, index),
             {**told, **shares[index], **told_to(spec.run, spec.island(index), index)},
             None if spec.code else str(Path(spec.directory or ".").absolute()),
+            is_python(spec.command),
         )
         for index in order.indexes
     ]
@@ -195,22 +204,22 @@ def _require_command(command: tuple[str, ...], directory: Path) -> None:
         )
 
 
-def _shown(task: Task, order: Order) -> dict[str, Any]:
+def _shown(start: Start, order: Order) -> dict[str, Any]:
     return {
-        "island": task.name,
-        "words": list(task.words),
-        "directory": task.directory,
-        "environment": dict(task.environment),
+        "island": start.name,
+        "words": list(start.words),
+        "directory": start.directory,
+        "environment": dict(start.environment),
         "secrets": dict(order.spec.secrets),
     }
 
 
-def _begin(files: LaunchFiles, job: bytes) -> None:
+def _begin(files: LaunchFiles, starts: bytes) -> None:
     """Start the supervisor, and return when it leads."""
     with files.supervisor_log.open("wb") as said:
         done = subprocess.run(
             [sys.executable, "-m", MODULE, str(files.directory)],
-            input=job,
+            input=starts,
             stdout=said,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -248,7 +257,7 @@ def _end_unled(live: list[Known], going: set[int], grace_s: float) -> None:
     """End islands that nobody leads, in the time that they have."""
     left = [each for each in live if each.report.index in going and each.pid]
     for each in left:
-        send(each.pid or 0, signal.SIGTERM)
+        send(each.pid or 0, signal.SIGTERM, is_for_one=True)
     until_s = time.monotonic() + grace_s
     while any(_is_live(each) for each in left) and time.monotonic() < until_s:
         time.sleep(LOOK_S)

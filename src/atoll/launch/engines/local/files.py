@@ -75,20 +75,22 @@ class LaunchFiles:
     def request(self) -> Path:
         return self.directory / "cancel.json"
 
-    def lines(self, index: int, after: int) -> list[str]:
-        """Return what an island has said, without the first lines.
+    def lines(self, index: int, skip: int, at: int) -> tuple[list[str], int]:
+        """Return what an island has said from byte `at` on, and where that ends.
 
-        A line that is still being written is left for later.
+        The first `skip` lines are left out, and for later one that is being written.
         """
         is_led = self.has_supervisor()
         try:
-            with self.log(index).open(errors="replace", newline="\n") as file:
-                said = list(islice(file, after, None))
+            with self.log(index).open("rb") as file:
+                file.seek(at)
+                said = list(islice(file, skip, None))
+                end = file.tell()
         except FileNotFoundError:
-            return []
-        if is_led and said and not said[-1].endswith("\n"):
-            said.pop()
-        return [line.rstrip("\r\n") for line in said]
+            return [], at
+        if is_led and said and not said[-1].endswith(b"\n"):
+            end -= len(said.pop())
+        return [line.decode(errors="replace").rstrip("\r\n") for line in said], end
 
     def write_state(self, all_known: Sequence[Known]) -> None:
         said = [
@@ -168,10 +170,10 @@ def started(pid: int) -> str | None:
     return None if state == "Z" else f"{boot}:{others[18]}"
 
 
-def send(pid: int, number: int) -> None:
-    """Send a signal to a group of processes, if it is there."""
+def send(pid: int, number: int, *, is_for_one: bool = False) -> None:
+    """Send a signal to a group of processes, or its first, if that is there."""
     try:
-        os.killpg(pid, number)
+        (os.kill if is_for_one else os.killpg)(pid, number)
     except (ProcessLookupError, PermissionError):
         return
 

@@ -1,10 +1,11 @@
 """The process that leads the islands of one launch, and outlives the terminal.
 
-    python -m atoll.launch.engines.local.supervisor DIRECTORY < JOB
+    python -m atoll.launch.engines.local.supervisor DIRECTORY < STARTS
 
-The job is JSON on standard input: words, environments and the restart policy. It may
-hold secrets, so it is on no disk and no command line. The first process returns as soon
-as it has read the job; the second, in a session of its own, ends with its islands.
+What is to be started is JSON on standard input: words, environments and the restart
+policy. It may hold secrets, so it is on no disk and no command line. The first process
+returns as soon as it has read it; the second, in a session of its own, ends with its
+islands.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
-class Task:
+class Start:
     """One island: what is executed, and in which environment beside this one's."""
 
     index: int
@@ -38,17 +39,21 @@ class Task:
     words: Sequence[str]
     environment: Mapping[str, str]
     directory: str | None
+    is_python: bool
+    """Whether SIGTERM is for the first process alone, which tells its own: torchrun
+    its ranks, a loader its workers. A shell tells nobody, so all of it is told."""
 
 
 class Group:
     """A process that leads a session, with all that it starts."""
 
-    def __init__(self, task: Task, log: Path) -> None:
+    def __init__(self, start: Start, log: Path) -> None:
+        self._is_python = start.is_python
         with log.open("ab") as said:
             self._process = subprocess.Popen(
-                list(task.words),
-                env={**os.environ, **task.environment},
-                cwd=task.directory,
+                list(start.words),
+                env={**os.environ, **start.environment},
+                cwd=start.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
@@ -63,12 +68,13 @@ class Group:
         return self._process.poll()
 
     def send(self, number: int) -> None:
-        send(self._process.pid, number)
+        is_for_one = self._is_python and number == signal.SIGTERM
+        send(self._process.pid, number, is_for_one=is_for_one)
 
 
-def supervise(files: LaunchFiles, tasks: Sequence[Task], restarts: Restarts) -> None:
+def supervise(files: LaunchFiles, starts: Sequence[Start], restarts: Restarts) -> None:
     """Lead islands until all of them are over."""
-    lives = {each.index: _life(files, each, restarts) for each in tasks}
+    lives = {each.index: _life(files, each, restarts) for each in starts}
     is_ending = _on_sigterm()
     written: list[Known] | None = None
     while True:
@@ -99,15 +105,15 @@ def _heed(
                 lives[index].cancel(now_s, grace_s=grace_s)
 
 
-def _life(files: LaunchFiles, task: Task, restarts: Restarts) -> Life:
-    log = files.log(task.index)
+def _life(files: LaunchFiles, start: Start, restarts: Restarts) -> Life:
+    log = files.log(start.index)
 
     def say(text: str) -> None:
         with log.open("a") as file:
             file.write(f"atoll: {text}\n")
 
-    words = Words(say=say, start=lambda: Group(task, log))
-    return Life(task.index, task.name, restarts, words)
+    words = Words(say=say, start=lambda: Group(start, log))
+    return Life(start.index, start.name, restarts, words)
 
 
 def _known(life: Life) -> Known:
@@ -123,22 +129,22 @@ def _on_sigterm() -> list[int]:
 
 
 def main() -> None:
-    """Read the job, let go of whoever gave it, and lead the islands."""
+    """Read what is to be started, let go of whoever gave it, and lead the islands."""
     files = LaunchFiles(Path(sys.argv[1]))
-    job = json.load(sys.stdin)
-    tasks = [Task(**each) for each in job["islands"]]
-    restarts = Restarts(**job["restarts"])
+    said = json.load(sys.stdin)
+    starts = [Start(**each) for each in said["islands"]]
+    restarts = Restarts(**said["restarts"])
     sys.stdout.flush()
     if os.fork():
         os._exit(0)
     os.setsid()
     with files.held():
-        supervise(files, tasks, restarts)
+        supervise(files, starts, restarts)
 
 
-def job_of(tasks: Sequence[Task], restarts: Restarts) -> bytes:
+def written(starts: Sequence[Start], restarts: Restarts) -> bytes:
     """Return what the supervisor reads."""
-    islands: list[dict[str, Any]] = [vars(each) for each in tasks]
+    islands: list[dict[str, Any]] = [vars(each) for each in starts]
     return json.dumps({"islands": islands, "restarts": vars(restarts)}).encode()
 
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from atoll.errors import UsageError
 from atoll.island.environment import surroundings_from_environment
 from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Traits
-from atoll.launch.engines.slurm.accounts import Account, task_accounts
-from atoll.launch.engines.slurm.calls import PROGRAMS, cancel_tasks, submit
-from atoll.launch.engines.slurm.files import TaskFiles
+from atoll.launch.engines.slurm.accounts import Account, accounts_of
+from atoll.launch.engines.slurm.calls import PROGRAMS, scancel, submit
+from atoll.launch.engines.slurm.files import IslandFiles
 from atoll.launch.engines.slurm.script import ENGINE, SlurmOptions, batch_script
 from atoll.launch.handle import Handle
 from atoll.launch.options import read_options
@@ -73,7 +73,7 @@ class SlurmLauncher:
         )
         keep(handle)
         for index in order.indexes:
-            TaskFiles(place, index).make()
+            IslandFiles(place, index).make()
         secrets = {name: value.reveal() for name, value in order.values.items()}
         replace_private(place / "secrets.json", json.dumps(secrets).encode())
         (place / "job.sh").write_text(script)
@@ -83,14 +83,14 @@ class SlurmLauncher:
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
-        accounts = task_accounts(handle)
+        accounts = accounts_of(handle)
         return tuple(
             _report(handle, index, accounts.get(index - handle.first))
             for index in handle.indexes
         )
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
-        return _task(handle, index).lines(after)
+        return _files(handle, index).lines(after)
 
     def cancel(
         self,
@@ -99,22 +99,22 @@ class SlurmLauncher:
         indexes: Collection[int] | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
-        accounts = task_accounts(handle)
+        accounts = accounts_of(handle)
         going = sorted(handle.indexes if indexes is None else indexes)
         ending = []
         for index in going:
             account = accounts.get(index - handle.first)
-            was_asked = _task(handle, index).ask_to_go(grace_s)
+            was_asked = _files(handle, index).ask_to_go(grace_s)
             if account is not None and account.wants_slurm(was_asked=was_asked):
                 ending.append(account.named)
-        cancel_tasks(ending)
+        scancel(ending)
 
     def _place(self, launch: str) -> Path:
         return self._directory / launch
 
 
-def _task(handle: Handle, index: int) -> TaskFiles:
-    return TaskFiles(Path(str(handle.reference["directory"])), index)
+def _files(handle: Handle, index: int) -> IslandFiles:
+    return IslandFiles(Path(str(handle.reference["directory"])), index)
 
 
 def _make(place: Path) -> None:
@@ -133,7 +133,7 @@ def _report(handle: Handle, index: int, account: Account | None) -> Report:
 
     The leader knows how a life ended; Slurm knows whether there will be another task.
     """
-    task = _task(handle, index)
+    task = _files(handle, index)
     said = task.read_state(life=None if account is None else account.num_requeues)
     requeues = 0 if account is None else account.num_requeues
     if account is not None and account.state in (State.PENDING, State.RESTARTING):

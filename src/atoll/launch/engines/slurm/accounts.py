@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from atoll.launch.engines.slurm.calls import job_named, shown
+from atoll.launch.engines.slurm.calls import number_named, shown
 from atoll.launch.handle import Handle
 from atoll.launch.spec import MAX_ISLANDS
 from atoll.launch.states import Report, State
@@ -70,12 +70,12 @@ class Account:
         )
 
 
-def task_accounts(handle: Handle) -> dict[int, Account]:
+def accounts_of(handle: Handle) -> dict[int, Account]:
     """Return what Slurm knows of a launch, by the numbers of its tasks."""
     job = handle.reference.get("job")
     if not isinstance(job, int):
         # Whoever launched it has not lived to learn the number.
-        job = job_named(handle.id)
+        job = number_named(handle.id)
     if job is None:
         return {}
     found: dict[int, Account] = {}

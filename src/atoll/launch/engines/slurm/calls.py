@@ -42,14 +42,14 @@ def shown(job: int) -> list[dict[str, str]]:
     return [_fields(line) for line in said.splitlines() if "JobId=" in line]
 
 
-def job_named(name: str) -> int | None:
+def number_named(name: str) -> int | None:
     """Return the job of a name, if one is waiting or running."""
     said = ask(["squeue", "--noheader", "--format=%A", f"--name={name}"])
     numbers = [int(each) for each in said.split() if each.isdecimal()]
     return min(numbers) if numbers else None
 
 
-def cancel_tasks(named: Sequence[str]) -> None:
+def scancel(named: Sequence[str]) -> None:
     """Have Slurm end tasks; those that it does not know are over."""
     for first in range(0, len(named), AT_ONCE):
         ask(["scancel", *named[first : first + AT_ONCE]], absent="")

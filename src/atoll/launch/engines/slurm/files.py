@@ -20,7 +20,7 @@ from atoll.launch.states import Report
 
 
 @dataclass(frozen=True)
-class TaskFiles:
+class IslandFiles:
     """The files of one island."""
 
     place: Path
@@ -40,7 +40,7 @@ class TaskFiles:
 
     def lines(self, after: int) -> list[str]:
         """Return what the island has said, without the first lines."""
-        return self._files.lines(self.index, after)
+        return self._files.lines(self.index, after, 0)[0]
 
     def write_state(self, report: Report, *, life: int) -> None:
         """Keep what the leader knows, in the life of the task that is told."""

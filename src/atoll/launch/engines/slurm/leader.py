@@ -23,9 +23,10 @@ from pathlib import Path
 
 from atoll.errors import AtollError
 from atoll.launch.base import GRACE_S
+from atoll.launch.command import is_python
 from atoll.launch.engines.local.life import Life, Words
-from atoll.launch.engines.local.supervisor import Group, Task
-from atoll.launch.engines.slurm.files import TaskFiles
+from atoll.launch.engines.local.supervisor import Group, Start
+from atoll.launch.engines.slurm.files import IslandFiles
 from atoll.launch.engines.slurm.script import INDEX
 from atoll.launch.spec import Restarts
 from atoll.launch.states import State
@@ -38,7 +39,7 @@ ASK_EVERY_S = 1.0
 MAX_SECRETS_BYTES = 2**22
 
 
-def lead(files: TaskFiles, task: Task, restarts: Restarts, *, life: int) -> State:
+def lead(files: IslandFiles, task: Start, restarts: Restarts, *, life: int) -> State:
     """Lead an island until it is over, and return how it ended."""
     heard = _signals()
     led = _life(files, task, restarts, heard)
@@ -79,7 +80,9 @@ class _Told:
         self._group.send(number)
 
 
-def _life(files: TaskFiles, task: Task, restarts: Restarts, heard: list[int]) -> Life:
+def _life(
+    files: IslandFiles, task: Start, restarts: Restarts, heard: list[int]
+) -> Life:
     def say(text: str) -> None:
         with files.log.open("a") as file:
             file.write(f"atoll: {text}\n")
@@ -113,9 +116,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 max_bytes=MAX_SECRETS_BYTES,
             )
         )
-        task = Task(index, f"{given.name}-{index}", given.command, secrets, None)
+        name = f"{given.name}-{index}"
+        # What the bootstrap becomes is what is told to go.
+        own = given.command[given.command.index("--") + 1 :]
+        task = Start(index, name, given.command, secrets, None, is_python(own))
         ended = lead(
-            TaskFiles(given.place, index),
+            IslandFiles(given.place, index),
             task,
             Restarts(**given.restarts),
             life=int(os.environ.get("SLURM_RESTART_COUNT", "0")),

@@ -1,0 +1,87 @@
+"""Code that was launched, in a coordinator's directory: code/<digest>, never changed.
+
+Every island runs it, so only an operator puts it; and who fetches it compares digests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import threading
+from pathlib import Path
+
+from atoll.bundle.archive import unpack
+from atoll.disk import TEMPORARY, sync_directory
+from atoll.disk.whole import write_whole
+from atoll.errors import CorruptError, Refused, UsageError
+from atoll.security.private import private_directory, translated
+from atoll.wire import blake3_digest
+
+CODE = "code"
+MAX_BYTES = 64 * 2**20
+MAX_KEPT = 64
+"""A run is launched with a few kinds of code, and each may be large."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class CodeFiles:
+    """The code of one run. Any thread may call."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / CODE
+        self._lock = threading.Lock()
+
+    def keep(self, digest: str, data: bytes) -> None:
+        """Make code durable. Safe to repeat.
+
+        Raises:
+            UsageError: the digest is none.
+            CorruptError: the bytes have another digest, or are no archive of ours.
+            Refused: there is too much already.
+        """
+        path = self._path(digest)
+        if blake3_digest(data).hex() != digest:
+            raise CorruptError(
+                f"The code that came does not have the digest {digest[:12]}. Send it "
+                "again."
+            )
+        unpack(data)
+        with self._lock:
+            private_directory(self._directory)
+            if path.exists():
+                return
+            if len(list(self._directory.iterdir())) >= MAX_KEPT:
+                raise Refused(
+                    f"{self._directory} keeps {MAX_KEPT} kinds of code already. Remove "
+                    "those that no island runs any more."
+                )
+            self._write(path, data)
+
+    def find(self, digest: str) -> Path:
+        """Return where code is.
+
+        Raises:
+            UsageError: the digest is none.
+            Refused: nobody has put it here.
+        """
+        path = self._path(digest)
+        if not path.is_file():
+            raise Refused(f"The run has no code {digest[:12]}. Launch again.")
+        return path
+
+    def _path(self, digest: str) -> Path:
+        if not _DIGEST.fullmatch(digest):
+            raise UsageError(f"{digest[:80]!r} is no digest: 64 hexadecimal digits.")
+        return self._directory / digest
+
+    def _write(self, path: Path, data: bytes) -> None:
+        draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TEMPORARY}")
+        with translated(path):
+            try:
+                write_whole(draft, [data])
+                os.rename(draft, path)
+            finally:
+                draft.unlink(missing_ok=True)
+            sync_directory(path.parent)

@@ -1,0 +1,265 @@
+"""`lightning.Trainer` as an island: what each of its hooks means to a run.
+
+The trainer steps, logs, validates and saves as ever. The model holds the local weights
+while it is trained, and the anchor while it is validated; a checkpoint file holds the
+anchor as its weights, and the island as this callback's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+
+from atoll.errors import UsageError
+from atoll.exchange import MemoryRun
+from atoll.exchange.collective import CollectiveRun
+from atoll.integrations.lightning.parts import SAVED_ON_DEMAND, island_of, state_of
+from atoll.integrations.rows import (
+    can_be_dealt,
+    deal_rows,
+    innermost,
+    warn_of_same_rows,
+)
+from atoll.integrations.weighing import tokens_of
+from atoll.island.saved import SavedIsland
+from atoll.torch import Island
+from atoll.torch.seat import Past, Seat, take_seat
+
+_KNOWN = (RandomSampler, SequentialSampler, DistributedSampler)
+
+
+class IslandCallback(Callback):
+    """Makes a `lightning.Trainer` one island of a run.
+
+    It joins when the training begins, and leaves when it ends: at the run's end, at
+    `max_steps`, or by SIGTERM, for which it saves first. Afterwards the model holds the
+    anchor.
+
+    Args:
+        run: as `atoll.torch.join` takes it; None reads ATOLL_RUN.
+        island: this island's name; None reads ATOLL_ISLAND.
+        model: the attribute of the LightningModule that is the run's model; None: all
+            of it. Islands of one run have the same names of parameters.
+        shard: whether to read only this island's rows of a map-style dataset.
+        tokens: how many tokens a batch has; None counts those of its first tensor.
+    """
+
+    def __init__(
+        self,
+        run: MemoryRun | CollectiveRun | str | None = None,
+        *,
+        island: str | None = None,
+        model: str | None = None,
+        shard: bool = True,
+        tokens: Callable[[Any], int] | None = None,
+    ) -> None:
+        self._run, self._name, self._shard = run, island, shard
+        self._model = model
+        self._tokens_of = tokens or tokens_of
+        self._seat: Seat | None = None
+        self._saved: SavedIsland | None = None
+        self._is_resumed = self._wants_save = False
+        self._last_state: dict[str, Any] = {}
+        self._tokens, self._losses = 0, list[torch.Tensor]()
+
+    @property
+    def island(self) -> Island | None:
+        """The island, once the training has begun."""
+        return None if self._seat is None else self._seat.island
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the island of the checkpoint that the trainer goes on from."""
+        self._saved = island_of(state_dict)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the island as it is, or as it was when it left."""
+        seat = self._seat
+        if seat is None or seat.has_left:
+            return self._last_state
+        is_shown = seat.shows_anchor
+        seat.show_local()
+        state = state_of(seat)
+        if is_shown:
+            seat.show_anchor()
+        return state
+
+    def on_load_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Know that the optimizer is not a fresh one."""
+        self._is_resumed = True
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save the run's weights instead of one island's."""
+        seat = self._seat
+        if seat is None or seat.has_left or "state_dict" not in checkpoint:
+            return
+        is_shown = seat.shows_anchor
+        seat.show_anchor()
+        weights = trainer.strategy.lightning_module_state_dict()
+        checkpoint["state_dict"] = {
+            name: value.clone() if isinstance(value, torch.Tensor) else value
+            for name, value in weights.items()
+        }
+        if not is_shown:
+            seat.show_local()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Join, after the trainer has built and restored everything."""
+        model = _model(trainer, pl_module, self._model)
+        if self._seat is not None:
+            self._seat.leave()
+        past = Past(Path(_directory(trainer)), self._saved, is_resumed=self._is_resumed)
+        optimizers = list(trainer.optimizers)
+        seat = take_seat(model, optimizers, self._run, island=self._name, past=past)
+        self._seat, self._wants_save = seat, False
+        self._saved, self._is_resumed = None, False
+        # Lightning has SIGTERM, and tells who asks.
+        seat.ask_to_end_when(lambda: trainer.received_sigterm)
+        seat.island.on_save(self._want_save)
+        if seat.island.ended:
+            _stop(trainer)
+        elif self._shard:
+            self._deal(trainer, seat.island)
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the tokens of a batch."""
+        self._tokens += self._tokens_of(batch)
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: torch.Tensor
+    ) -> None:
+        """Keep the loss, which is a batch's share of the mean over the inner step."""
+        self._losses.append(loss.detach().float())
+
+    def on_before_optimizer_step(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        """Report what the coming inner step trains on."""
+        island = self.island
+        if island is None:
+            return
+        loss = torch.stack(self._losses).sum() if self._losses else None
+        island.report(tokens=self._tokens, loss=loss)
+        self._tokens, self._losses = 0, []
+
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """Log, stop and save as the run says."""
+        seat = self._seat
+        assert seat is not None
+        seat.note_step()
+        if trainer.global_step % trainer.log_every_n_steps == 0:
+            for logger in trainer.loggers:
+                logger.log_metrics(seat.island.metrics(), step=trainer.global_step)
+        # Of several ranks only some may have been told: all of them save together.
+        is_told = trainer.received_sigterm and trainer.world_size == 1
+        if seat.island.should_stop:
+            _stop(trainer)
+        is_last = seat.island.ended and trainer.checkpoint_callback is not None
+        if self._wants_save or is_told or is_last:
+            self._wants_save = False
+            trainer.save_checkpoint(Path(_directory(trainer)) / SAVED_ON_DEMAND)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validate the run's weights."""
+        if self._seat is not None:
+            self._seat.show_anchor()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Train on."""
+        if self._seat is not None:
+            self._seat.show_local()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave; who saves after that saves the island as it was."""
+        self._leave()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Leave, and give away no work that an error may have spoilt."""
+        self._leave(exception)
+
+    def _leave(self, error: BaseException | None = None) -> None:
+        seat = self._seat
+        if seat is None or seat.has_left:
+            return
+        try:
+            self._last_state = self.state_dict()
+        finally:
+            seat.leave(error)
+
+    def _deal(self, trainer: Trainer, island: Island) -> None:
+        """Let the trainer's loaders read the rows of this rank only."""
+        loop = trainer.fit_loop
+        loaders = loop._combined_loader.flattened if loop._combined_loader else []
+        for loader in loaders:
+            if not can_be_dealt(loader, _KNOWN):
+                warn_of_same_rows(loader, island)
+                continue
+            sampler = innermost(loader.batch_sampler).sampler
+            shuffles = not isinstance(sampler, SequentialSampler)
+            if isinstance(sampler, DistributedSampler):
+                shuffles = sampler.shuffle
+            rows = deal_rows(loader, island, shuffles=shuffles)
+            rows.set_epoch(trainer.current_epoch)
+            # Lightning counts on within an epoch, and begins its loader anew.
+            rows.skip_once(loop.epoch_loop.batch_progress.current.ready * _size(loader))
+            if loader.num_workers and loop._data_fetcher is not None:
+                iter(loop._data_fetcher)  # its workers have begun with other rows
+
+    def _want_save(self) -> None:
+        self._wants_save = True
+
+
+def _model(trainer: Trainer, module: LightningModule, part: str | None) -> Any:
+    """Return what joins: as the strategy has wrapped it, or a part of the module."""
+    if part is None:
+        return trainer.strategy.model
+    found = module.get_submodule(part)
+    if trainer.world_size > 1:
+        raise UsageError(
+            f"model={part!r} is a part of what {trainer.world_size} ranks train "
+            "together. Join with the whole LightningModule on every island."
+        )
+    return found
+
+
+def _directory(trainer: Trainer) -> str:
+    """Return where the trainer keeps its checkpoints."""
+    callback = trainer.checkpoint_callback
+    given = None if callback is None else vars(callback).get("dirpath")
+    return str(given or trainer.default_root_dir)
+
+
+def _stop(trainer: Trainer) -> None:
+    """End the training, though more of it was asked for: there is no run any more."""
+    trainer.should_stop = True
+    trainer.fit_loop.min_epochs = None
+    trainer.fit_loop.epoch_loop.min_steps = None
+
+
+def _size(loader: Any) -> int:
+    size = innermost(loader.batch_sampler).batch_size
+    if not isinstance(size, int):
+        raise UsageError(f"A loader with batch_size={size!r} cannot be gone on with.")
+    return size

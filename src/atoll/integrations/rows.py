@@ -1,0 +1,116 @@
+"""Which rows a trainer's loader reads: those of its island, and no others.
+
+A trainer makes its loader before its island has joined, and counts its epochs by it. So
+the loader stays, with as many batches as before, and reads other rows: an epoch goes
+over the island's own rows as often as that takes, each time in another order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+)
+
+from atoll.errors import AtollWarning, UsageError
+from atoll.torch import Island, shard
+
+
+class IslandRows:
+    """A sampler of a rank's own rows, the same in every life of its island."""
+
+    def __init__(
+        self, rows: torch.Tensor, *, length: int, seed: int, shuffles: bool
+    ) -> None:
+        self._rows, self._length = rows, length
+        self._seed, self._shuffles = seed, shuffles
+        self._epoch = self._skip = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def skip_once(self, rows: int) -> None:
+        """Leave out the first rows of the coming epoch: they were trained before."""
+        self._skip = rows
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        # One number of 64 bits: epochs of one island never meet those of another.
+        seed = (self._seed + 0x9E3779B97F4A7C15 * self._epoch) % 2**63
+        generator = torch.Generator().manual_seed(seed)
+        skip, self._skip = self._skip, 0
+        for first in range(0, self._length, len(self._rows)):
+            rows = self._rows
+            if self._shuffles:
+                rows = rows[torch.randperm(len(rows), generator=generator)]
+            last = min(self._length - first, len(rows))
+            yield from rows[max(0, skip - first) : last].tolist()
+
+
+def deal_rows(
+    loader: Any, island: Island, *, shuffles: bool, ranks: int = 1
+) -> IslandRows:
+    """Let a DataLoader read this rank's own rows from now on, and return the sampler.
+
+    Args:
+        loader: over a map-style dataset; it keeps its number of batches.
+        island: whose rows they are.
+        shuffles: whether its own sampler does.
+        ranks: among how many its own sampler's rows were to be dealt out.
+
+    Raises:
+        UsageError: more islands have joined than the run was cut for, or there are
+            fewer rows than ranks.
+    """
+    batches = innermost(loader.batch_sampler)
+    count = len(loader.dataset)
+    rows = shard(torch.arange(count), island)
+    if not len(rows):
+        raise UsageError(
+            f"The dataset has {count} rows, too few for a share of island "
+            f"{island.name!r}. Give it more rows, or lower run.max_islands."
+        )
+    sampler = IslandRows(
+        rows,
+        length=len(batches.sampler) // ranks,
+        seed=island.seed,
+        shuffles=shuffles,
+    )
+    batches.sampler = sampler
+    return sampler
+
+
+def innermost(batch_sampler: Any) -> Any:
+    """Return the sampler that batches rows, inside those that deal out batches."""
+    while isinstance(inner := vars(batch_sampler).get("batch_sampler"), BatchSampler):
+        batch_sampler = inner
+    return batch_sampler
+
+
+def can_be_dealt(loader: Any, known: tuple[type, ...]) -> bool:
+    """Return whether a loader's order is that of a sampler which means nothing more."""
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        return False
+    batches = innermost(loader.batch_sampler)
+    return type(batches) is BatchSampler and type(batches.sampler) in known
+
+
+def warn_of_same_rows(loader: Any, island: Island) -> None:
+    """Say that nobody has dealt out the rows, if there may be others to read them."""
+    run = island.settings.run
+    if 1 in (run.max_islands, run.start_islands if run.max_islands is None else 0):
+        return
+    warnings.warn(
+        f"The rows of {type(loader.dataset).__name__} are not dealt out among the "
+        f"islands, because its loader has an order of its own. Give island "
+        f"{island.name!r} rows that no other island has, and shard=False.",
+        AtollWarning,
+        stacklevel=2,
+    )

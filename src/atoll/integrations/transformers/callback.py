@@ -1,0 +1,365 @@
+"""`transformers.Trainer` as an island: what each of its events means to a run.
+
+The trainer steps, logs, evaluates and saves as ever. The model holds the local weights
+from the beginning of a step to its end, and the anchor while the trainer evaluates or
+saves in between; so its checkpoints hold the run's weights, never one island's own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
+from accelerate.optimizer import AcceleratedOptimizer
+from torch.utils.data import RandomSampler, SequentialSampler
+from transformers import (
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+from transformers.trainer_utils import SaveStrategy
+
+from atoll.errors import AtollWarning, UsageError
+from atoll.exchange import MemoryRun
+from atoll.exchange.collective import CollectiveRun
+from atoll.integrations.rows import (
+    can_be_dealt,
+    deal_rows,
+    innermost,
+    warn_of_same_rows,
+)
+from atoll.integrations.transformers.parts import (
+    find_part,
+    forget_part,
+    last_number,
+    save_part,
+)
+from atoll.integrations.transformers.watching import Batches, trainer_above
+from atoll.island.signals import Interrupted
+from atoll.torch import Island
+from atoll.torch.join import is_perhaps_spread
+from atoll.torch.seat import Past, Seat, take_seat
+
+_SHUFFLES = {SeedableRandomSampler: True, RandomSampler: True, SequentialSampler: False}
+
+
+class IslandCallback(TrainerCallback):
+    """Makes a `transformers.Trainer` one island of a run.
+
+    It joins when the training begins, and leaves when it ends: at the run's end, at
+    `max_steps`, or by SIGTERM, for which the trainer saves first. Afterwards the model
+    holds the anchor.
+
+    Args:
+        run: as `atoll.torch.join` takes it; None reads ATOLL_RUN.
+        island: this island's name; None reads ATOLL_ISLAND.
+        shard: whether to read only this island's rows of a map-style dataset.
+    """
+
+    def __init__(
+        self,
+        run: MemoryRun | CollectiveRun | str | None = None,
+        *,
+        island: str | None = None,
+        shard: bool = True,
+    ) -> None:
+        self._run, self._name, self._shard = run, island, shard
+        self._first = _First(self)
+        self._seat: Seat | None = None
+        self._batches: Batches | None = None
+        self._wants_save = self._is_over = False
+        self._number = 0
+
+    @property
+    def island(self) -> Island | None:
+        """The island, once the training has begun."""
+        return None if self._seat is None else self._seat.island
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Leave the run after a training that was broken off. Safe to repeat.
+
+        A trainer tells its callbacks nothing of errors. Whoever catches one and goes on
+        calls this; a process that ends does it by itself. Work since the last seal is
+        not given away: an error may have spoilt it.
+        """
+        seat = self._seat
+        if seat is not None and not seat.has_left:
+            kind = Interrupted if self._is_asked_to_end() else UsageError
+            seat.leave(error or kind("The training was broken off."))
+        self._stop_watching()
+
+    def train_on(self) -> None:
+        """Have the local weights in the model again, if it was evaluated or saved."""
+        if self._seat is not None:
+            self._seat.show_local()
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **given: Any,
+    ) -> None:
+        """Join, after the trainer has built and restored everything."""
+        if state.is_hyper_param_search:
+            raise UsageError(
+                "A search for hyperparameters trains many models, and a run trains "
+                "one. Leave IslandCallback out of it."
+            )
+        trainer, directory = trainer_above(), Path(args.output_dir)
+        _require_together(trainer, self._run)
+        self.leave()
+        past = Past(
+            directory, find_part(state, directory), is_resumed=state.global_step > 0
+        )
+        self._number = last_number(directory)
+        seat = take_seat(
+            trainer.model_wrapped,
+            [_unwrapped(trainer.optimizer)],
+            self._run,
+            island=self._name,
+            past=past,
+        )
+        self._seat = seat
+        atexit.register(self._leave_at_exit)
+        try:
+            self._begin(trainer, seat)
+        except BaseException as exc:
+            self.leave(exc)
+            raise
+        if args.eval_on_start:
+            seat.show_anchor()
+
+    def on_pre_optimizer_step(
+        self, *given: Any, optimizer: torch.optim.Optimizer, **named: Any
+    ) -> None:
+        """Report what the coming inner step trains on."""
+        assert self._seat is not None
+        assert self._batches is not None
+        tokens, loss = self._batches.taken()
+        if not self._is_over:
+            self._seat.island.report(tokens=tokens, loss=loss)
+            return
+        # The trainer makes a step before it looks whether it is to stop. An optimizer
+        # does nothing to a parameter without a gradient.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **given: Any,
+    ) -> TrainerControl:
+        """Stop, save and evaluate as the run says, and as the trainer would."""
+        assert self._seat is not None
+        if self._is_over:
+            state.global_step -= 1
+            _ask_nothing(control)
+            control.should_training_stop = True
+            return control
+        self._seat.note_step()
+        island = self._seat.island
+        control.should_save |= self._wants_save
+        if island.should_stop:
+            control.should_training_stop = True
+            control.should_save |= args.save_strategy != SaveStrategy.NO
+            # Who was asked to end has no time; save_strategy="best" would forget to
+            # save for what it evaluates.
+            control.should_evaluate &= island.ended
+        self._before_others_look(args, state, control)
+        return control
+
+    def on_epoch_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **given: Any,
+    ) -> TrainerControl:
+        """Do as after a step."""
+        if self._is_over or self._is_asked_to_end():
+            _ask_nothing(control)
+        self._before_others_look(args, state, control)
+        return control
+
+    def on_evaluate(self, *given: Any, **named: Any) -> None:
+        """Say if it was not the anchor that was evaluated."""
+        seat = self._seat
+        if seat is not None and not seat.has_left and not seat.shows_anchor:
+            warnings.warn(
+                "The local weights of one island were evaluated, not the anchor. "
+                "Evaluate by eval_strategy, or by a callback's should_evaluate.",
+                AtollWarning,
+                stacklevel=2,
+            )
+
+    def on_save(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **given: Any,
+    ) -> None:
+        """Finish the trainer's checkpoint with what it lacks: the island."""
+        if self._seat is None or self._seat.has_left:
+            return
+        self.train_on()
+        self._number += 1
+        save_part(
+            self._seat,
+            _path(args, state),
+            state,
+            number=self._number,
+            is_leader=args.process_index == 0,
+        )
+        self._wants_save = False
+
+    def on_log(self, *given: Any, logs: dict[str, float], **named: Any) -> None:
+        """Leave at the training's last word: then the best model may be loaded."""
+        if "train_runtime" in logs:
+            self._finish()
+
+    def on_train_end(self, *given: Any, **named: Any) -> None:
+        """Leave, if that has not happened yet."""
+        self._finish()
+
+    def _begin(self, trainer: Trainer, seat: Seat) -> None:
+        model, args = trainer.model, trainer.args
+        assert isinstance(model, torch.nn.Module)
+        scale = args.world_size if args.average_tokens_across_devices else 1
+        self._wants_save, self._is_over = False, seat.island.ended
+        self._batches = Batches(model, scale=scale, is_over=self._is_over)
+        seat.island.on_save(self._want_save)
+        _arrange(trainer, self._first, self)
+        if self._shard and not self._is_over:
+            _deal(trainer.callback_handler.train_dataloader, seat.island)
+
+    def _before_others_look(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl
+    ) -> None:
+        """Have the anchor in the model if the trainer is to evaluate or to save."""
+        seat = self._seat
+        if seat is None or not (control.should_evaluate or control.should_save):
+            return
+        if args.process_index == 0:
+            forget_part(_path(args, state))
+        seat.show_anchor()
+
+    def _want_save(self) -> None:
+        self._wants_save = True
+
+    def _is_asked_to_end(self) -> bool:
+        island = self.island
+        return island is not None and island.should_stop and not island.ended
+
+    def _finish(self) -> None:
+        if self._seat is not None:
+            self._seat.leave()
+        self._stop_watching()
+
+    def _leave_at_exit(self) -> None:
+        # The pool of a store may be shut down by now: then the lease runs out instead.
+        with suppress(RuntimeError):
+            self.leave()
+
+    def _stop_watching(self) -> None:
+        atexit.unregister(self._leave_at_exit)
+        if self._batches is not None:
+            self._batches.close()
+            self._batches = None
+
+
+class _First(TrainerCallback):
+    """What must be true before any other callback looks."""
+
+    def __init__(self, callback: IslandCallback) -> None:
+        self._callback = callback
+
+    def on_epoch_begin(self, *given: Any, **named: Any) -> None:
+        self._callback.train_on()
+
+    def on_step_begin(self, *given: Any, **named: Any) -> None:
+        self._callback.train_on()
+
+    def on_epoch_end(self, *given: Any, **named: Any) -> None:
+        self._callback.train_on()
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float],
+        **given: Any,
+    ) -> None:
+        """Add what the island counts to what is logged."""
+        island = self._callback.island
+        if island is not None:
+            metrics = island.metrics()
+            logs.update(metrics)
+            state.log_history[-1].update(metrics)
+
+
+def _require_together(trainer: Trainer, run: object) -> None:
+    """Refuse processes that a launcher has started together and that train alone.
+
+    Each of them would join under the same name.
+    """
+    is_world = torch.distributed.is_available() and torch.distributed.is_initialized()
+    count = torch.distributed.get_world_size() if is_world else 1
+    if count == 1 or isinstance(run, CollectiveRun):
+        return
+    if not is_perhaps_spread(trainer.model_wrapped):
+        raise UsageError(
+            f"{count} processes were started together, and the trainer of each trains "
+            "alone. On processors it needs use_cpu=True to train with the others."
+        )
+
+
+def _arrange(trainer: Trainer, first: TrainerCallback, last: TrainerCallback) -> None:
+    """Put callbacks where they see what others ask for, and others what they add.
+
+    A new list: the trainer is going through the old one.
+    """
+    handler = trainer.callback_handler
+    others = [each for each in handler.callbacks if each not in (first, last)]
+    handler.callbacks = [first, *others, last]
+
+
+def _deal(loader: Any, island: Island) -> None:
+    """Let the trainer's loader read the rows of this rank only."""
+    if not can_be_dealt(loader, tuple(_SHUFFLES)):
+        warn_of_same_rows(loader, island)
+        return
+    shuffles = _SHUFFLES[type(innermost(loader.batch_sampler).sampler)]
+    ranks = 1
+    if isinstance(dealt := loader.batch_sampler, BatchSamplerShard):
+        # Every rank has rows of its own then, and all of its batches are its own.
+        ranks, dealt.num_processes, dealt.process_index = dealt.num_processes, 1, 0
+    deal_rows(loader, island, shuffles=shuffles, ranks=ranks)
+
+
+def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+    """Return the optimizer whose steps are real, inside Accelerate's."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    return optimizer
+
+
+def _ask_nothing(control: TrainerControl) -> None:
+    control.should_log = control.should_evaluate = control.should_save = False
+
+
+def _path(args: TrainingArguments, state: TrainerState) -> Path:
+    return Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"

@@ -1,0 +1,167 @@
+"""Constants on a disk: `constants/<digest>`, one file each.
+
+Rule 1: such a file is a constant once a record says so. Before that it is a draft,
+        which a crash leaves for `open` to remove.
+Rule 2: every part is durable before it is answered, so that no flush takes long; one
+        draft at a time goes on, and its digest is judged before it is recorded.
+Rule 3: what is damaged or gone is not there: nobody is told that it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from atoll.disk import Disk
+from atoll.errors import CorruptError, DiskError, NoSuchFile, UsageError
+from atoll.journal.recorded import Recorded
+from atoll.journal.records import ConstantKept
+from atoll.protocol import TensorSpec
+from atoll.protocol.constants import bytes_of, keepable
+from atoll.wire.digests import Bytes, Digesting, view_of
+
+FOLDER = "constants/"
+READ_BYTES = 2**24
+
+
+@dataclass
+class Draft:
+    """A constant of which some parts have come."""
+
+    digest: str
+    size: int = 0
+    digesting: Digesting = field(default_factory=Digesting)
+
+
+class ConstantFiles:
+    """Keeps a run's constants. One thread writes."""
+
+    def __init__(
+        self, disk: Disk, recorded: Recorded, note: Callable[[ConstantKept], None]
+    ) -> None:
+        self._disk, self._recorded, self._note = disk, recorded, note
+        self._draft: Draft | None = None
+        self.kept: set[str] = set()
+        """Digests of what is here."""
+
+        self.damage: list[str] = []
+
+    def open(self) -> None:
+        """Find what is here, and remove what no record names."""
+        sizes = self._recorded.constants
+        for name in self._disk.names(FOLDER):
+            digest = name.removeprefix(FOLDER)
+            if digest in sizes and self._has(digest, sizes[digest]):
+                self.kept.add(digest)
+            else:
+                self._disk.remove(name)
+        model = self._recorded.model
+        for digest, constant in keepable(model).items() if model else ():
+            if digest in sizes and digest not in self.kept:
+                self.damage.append(
+                    f"The constant {constant.name!r} is not in {name_of(digest)} any "
+                    "more: who builds an empty model has to bring it."
+                )
+
+    def _has(self, digest: str, size: int) -> bool:
+        """Return whether a file has its size, by its last byte alone."""
+        try:
+            return len(self._disk.read(name_of(digest), size - 1, 2)) == 1
+        except NoSuchFile:
+            return False
+
+    def take(self, constant: TensorSpec, first: int, part: Bytes) -> int:
+        """Return how many bytes of a constant are here, after those that come now.
+
+        A part that does not begin where the others end changes nothing.
+
+        Raises:
+            UsageError: the constant would have more bytes than it has.
+            CorruptError: it is whole, and does not have its digest: nothing is kept.
+            DiskError: nothing of it is kept; bring it again.
+        """
+        size, view = bytes_of(constant), view_of(part)
+        if constant.digest in self.kept:
+            return size
+        draft = self._draft_of(constant.digest)
+        if first != draft.size or not view:
+            return draft.size
+        if first + len(view) > size:
+            self._drop()
+            raise UsageError(
+                f"{constant.name!r} has {size} bytes, and {len(view)} more come after "
+                f"{first}. Bring what it has."
+            )
+        try:
+            self._add(draft, view)
+            if draft.size == size:
+                self._complete(draft, constant)
+        except BaseException:
+            self._drop()
+            raise
+        return draft.size
+
+    def store(self, constant: TensorSpec, parts: Iterable[Bytes]) -> None:
+        """Keep a whole constant.
+
+        Raises:
+            UsageError, CorruptError: the parts are not it.
+            DiskError: nothing of it is kept.
+        """
+        there = 0
+        for part in parts:
+            there = self.take(constant, there, part)
+        if constant.digest not in self.kept and bytes_of(constant):
+            self._drop()
+            raise CorruptError(
+                f"{there} bytes came of {constant.name!r}, which has "
+                f"{bytes_of(constant)}. Bring all of them."
+            )
+
+    def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[bytes]:
+        """Yield a constant that is here, from byte `first` on, in bounded parts."""
+        for at in range(first, bytes_of(constant), READ_BYTES):
+            yield self._disk.read(name_of(constant.digest), at, READ_BYTES)
+
+    def keep_only(self, digests: Collection[str]) -> None:
+        """Forget what is not among these: another founder's model has brought it."""
+        for digest in self.kept - set(digests):
+            self.kept.discard(digest)
+            with suppress(DiskError):  # a file that stays is in nobody's way
+                self._disk.remove(name_of(digest))
+
+    def _draft_of(self, digest: str) -> Draft:
+        if self._draft is None or self._draft.digest != digest:
+            self._drop()
+            self._disk.remove(name_of(digest))
+            self._draft = Draft(digest)
+        return self._draft
+
+    def _add(self, draft: Draft, view: memoryview) -> None:
+        name = name_of(draft.digest)
+        self._disk.append(name, view)
+        self._disk.sync(name)
+        draft.digesting.add(view)
+        draft.size += len(view)
+
+    def _complete(self, draft: Draft, constant: TensorSpec) -> None:
+        digest = draft.digesting.digest
+        if digest.hex() != constant.digest:
+            raise CorruptError(
+                f"What came as {constant.name!r} does not have the digest "
+                f"{constant.digest[:12]} of that constant. Bring it again."
+            )
+        self._note(ConstantKept(digest=digest, size=draft.size))
+        self.kept.add(constant.digest)
+        self._draft = None
+
+    def _drop(self) -> None:
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            self._disk.remove(name_of(draft.digest))
+
+
+def name_of(digest: str) -> str:
+    """Return the file of a constant."""
+    return f"{FOLDER}{digest}"

@@ -1,0 +1,203 @@
+"""The code of islands: packed here, kept with the run as code/<digest>, fetched there.
+
+Rule 1: equal files are equal bytes, and so the same digest and the same object.
+Rule 2: what comes is taken by its digest, which the launch has told, and by nothing
+else; its archive is judged before a file is written.
+Rule 3: each island has a directory of its own, the same in all of its lives, so that
+what it has written there is there again.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.bundle.archive import pack, unpack
+from atoll.clock import SystemClock
+from atoll.errors import CorruptError, DiskError, NoSuchObject, Refused, UsageError
+from atoll.island.environment import (
+    definitions_from_environment,
+    surroundings_from_environment,
+)
+from atoll.island.reach import call_to, is_coordinator, reach_to_look
+from atoll.launch.ignoring import code_files
+from atoll.security import Role, parse_run_url
+from atoll.wire import blake3_digest
+
+MAX_CODE_BYTES = 32 * 2**20
+"""Code is text: what is larger is data, and has a better way to islands."""
+
+SEND_S = 600.0
+
+
+@dataclass(frozen=True)
+class Code:
+    """A directory's code as one archive."""
+
+    data: bytes
+    digest: str
+    num_files: int
+
+
+def pack_code(directory: Path) -> Code:
+    """Return the code of a directory.
+
+    Raises:
+        UsageError: something in it cannot be packed, or it is too large.
+    """
+    files: dict[str, bytes] = {}
+    size = 0
+    for path in code_files(directory):
+        name = path.relative_to(directory).as_posix()
+        if path.is_symlink() or not path.is_file():
+            raise UsageError(f"{path} is no plain file. {_LEAVE_OUT}")
+        size += path.stat().st_size
+        if size > MAX_CODE_BYTES:
+            raise UsageError(
+                f"The code in {directory} has more than {MAX_CODE_BYTES} bytes, with "
+                f"{name!r}. {_LEAVE_OUT}"
+            )
+        files[name] = path.read_bytes()
+    try:
+        data = pack(files)
+    except UsageError as exc:
+        raise UsageError(f"The code in {directory}: {exc} {_LEAVE_OUT}") from exc
+    return Code(data, blake3_digest(data).hex(), len(files))
+
+
+_LEAVE_OUT = "Name it in .gitignore to leave it out, or use an image with --no-ship."
+
+
+def ship_code(run: str, code: Code) -> None:
+    """Keep code with a run. Safe to repeat.
+
+    Raises:
+        Refused: this user is no operator of the run.
+        Unreachable: nobody answers there.
+    """
+    if is_coordinator(run):
+        _put(run, code)
+    else:
+        _put_in_store(run, code)
+
+
+def fetch_code(run: str, digest: str, *, island: str) -> Path:
+    """Return the directory where an island finds its code.
+
+    Raises:
+        CorruptError: what came has another digest, or is no archive of ours.
+        Refused: the run has none of that digest.
+        DiskError: it cannot be written here.
+    """
+    data = _get(run, digest) if is_coordinator(run) else _get_from_store(run, digest)
+    if len(data) > MAX_CODE_BYTES * 2 or blake3_digest(data).hex() != digest:
+        raise CorruptError(
+            f"The code that came from {run} is not what was launched: its digest is "
+            f"not {digest[:12]}. Launch again."
+        )
+    root = definitions_from_environment().staged.parent / "code"
+    directory = root / digest / island
+    extract(data, directory)
+    return directory
+
+
+def extract(data: bytes, directory: Path) -> None:
+    """Write the files of an archive into a directory, in place of those of its names.
+
+    Raises:
+        CorruptError: it is no archive of ours, or a link leads out of the directory.
+    """
+    files = unpack(data)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home = directory.resolve()
+        for name, content in files.items():
+            path = directory / name
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not path.parent.resolve().is_relative_to(home):
+                raise CorruptError(
+                    f"{path} would be written outside of {directory}: there is a link. "
+                    "Remove the directory."
+                )
+            draft = path.with_name(f".{secrets.token_hex(8)}")
+            draft.write_bytes(content)
+            os.replace(draft, path)
+    except OSError as exc:
+        raise DiskError(f"{directory} cannot be written: {exc.strerror}.") from exc
+
+
+def _put(run: str, code: Code) -> None:
+    url = parse_run_url(run)
+    around = surroundings_from_environment()
+    caller, headers = call_to(url, around, role=Role.OPERATOR)
+    try:
+        reply = caller.call(
+            "PUT",
+            f"/code/{code.digest}",
+            headers={**headers, "Content-Type": "application/x-tar"},
+            body=code.data,
+            timeout_s=SEND_S,
+            is_repeatable=True,
+        )
+    finally:
+        caller.close()
+    if reply.status != 200:
+        raise Refused(f"{run} does not keep the code: {_message(reply)}")
+
+
+def _get(run: str, digest: str) -> bytes:
+    from atoll.http import Fetching
+
+    caller, headers, _ = reach_to_look(
+        run, surroundings=surroundings_from_environment(), clock=SystemClock()
+    )
+    try:
+        reply = caller.call(
+            "GET",
+            f"/code/{digest}",
+            headers=headers,
+            fetching=Fetching(_bounded),
+            timeout_s=SEND_S,
+            is_repeatable=True,
+        )
+    finally:
+        caller.close()
+    if reply.status != 200:
+        raise Refused(f"{run} does not have code {digest[:12]}: {_message(reply)}")
+    return bytes(reply.body)
+
+
+def _message(reply: Any) -> str:
+    return str(reply.json().get("message", f"it answers {reply.status}."))
+
+
+def _bounded(size: int) -> memoryview:
+    if size > 2 * MAX_CODE_BYTES:
+        raise CorruptError(
+            f"The run would send code of {size} bytes, and at most {MAX_CODE_BYTES} "
+            "are taken."
+        )
+    return memoryview(bytearray(size))
+
+
+def _put_in_store(run: str, code: Code) -> None:
+    from atoll.exchange.bucket import keys
+    from atoll.island.meeting import looking
+
+    with looking(run, clock=SystemClock()) as (lookout, _):
+        lookout.store.put_new(keys.code(code.digest), [code.data])
+
+
+def _get_from_store(run: str, digest: str) -> bytes:
+    from atoll.exchange.bucket import keys
+    from atoll.island.meeting import looking
+
+    with looking(run, clock=SystemClock()) as (lookout, _):
+        try:
+            found = lookout.store.get(keys.code(digest), 0, 2 * MAX_CODE_BYTES + 1)
+        except NoSuchObject as exc:
+            raise Refused(f"{run} does not have code {digest[:12]}.") from exc
+        return bytes(found)

@@ -1,0 +1,138 @@
+"""The code of islands: what of a directory is packed, and what is let out of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import atoll
+from atoll import RunSettings
+from atoll.bundle.archive import pack
+from atoll.errors import CorruptError, Refused, UsageError
+from atoll.launch import code as shipping
+from atoll.launch.code import extract, fetch_code, pack_code, ship_code
+from atoll.launch.ignoring import code_files
+
+
+def write(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"# {name}\n")
+
+
+def names(root: Path) -> list[str]:
+    return [path.relative_to(root).as_posix() for path in code_files(root)]
+
+
+def test_gitignore_is_heeded(tmp_path: Path) -> None:
+    """Patterns of any depth, of one place, of directories, and what is taken back."""
+    write(
+        tmp_path,
+        "train.py",
+        "data/rows.txt",
+        "deep/data/rows.txt",
+        "deep/keep.log",
+        "deep/drop.log",
+        "deep/only.txt",
+        "out/a/b.txt",
+        "only.txt",
+        "x1.tmp",
+        "xy.tmp",
+    )
+    (tmp_path / ".gitignore").write_text(
+        "# a comment\n\n/data/\n*.log\n!keep.log\n/only.txt\nout/**\nx[0-9].tmp\n"
+    )
+    (tmp_path / "deep" / ".gitignore").write_text("only.txt\n")
+
+    assert names(tmp_path) == [
+        "deep/data/rows.txt",
+        "deep/keep.log",
+        "train.py",
+        "xy.tmp",
+    ]
+
+
+def test_what_is_private_is_never_packed(tmp_path: Path) -> None:
+    """Runs, keys, tokens, environments and hidden files stay where they are."""
+    write(
+        tmp_path,
+        "train.py",
+        ".env",
+        ".git/config",
+        "first.atoll/operator.token",
+        "island.token",
+        "tokyo-1.pem",
+        "env/pyvenv.cfg",
+        "env/lib/x.py",
+        "__pycache__/train.pyc",
+    )
+
+    assert names(tmp_path) == ["train.py"]
+
+
+def test_equal_directories_are_equal_bytes(tmp_path: Path) -> None:
+    """Neither times nor the order on the disk change the digest."""
+    for name in ("one", "two"):
+        order = ("b.py", "a/c.py") if name == "one" else ("a/c.py", "b.py")
+        write(tmp_path / name, *order)
+        os.utime(tmp_path / name / "b.py", (1, len(name)))
+    (tmp_path / "two" / "b.py").chmod(0o755)
+    one, two = pack_code(tmp_path / "one"), pack_code(tmp_path / "two")
+
+    assert one == two
+    assert one.num_files == 2
+
+
+def test_what_cannot_be_packed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its name, and the way to leave it out."""
+    write(tmp_path, "train.py")
+    (tmp_path / "link.py").symlink_to("/etc/hostname")
+    with pytest.raises(UsageError, match=r"link.py is no plain file.*\.gitignore"):
+        pack_code(tmp_path)
+    (tmp_path / "link.py").unlink()
+    write(tmp_path, "a b.py")
+    with pytest.raises(UsageError, match=r"'a b.py' cannot be.*\.gitignore"):
+        pack_code(tmp_path)
+    monkeypatch.setattr(shipping, "MAX_CODE_BYTES", 8)
+    with pytest.raises(UsageError, match="more than 8 bytes"):
+        pack_code(tmp_path)
+
+
+def test_an_archive_stays_in_its_directory(tmp_path: Path) -> None:
+    """A link that an earlier life left does not lead files elsewhere."""
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    inside.mkdir()
+    outside.mkdir()
+    (inside / "sub").symlink_to(outside)
+    (inside / "train.py").symlink_to(outside / "victim")
+    with pytest.raises(CorruptError, match="outside of"):
+        extract(pack({"sub/a.py": b"x"}), inside)
+    extract(pack({"train.py": b"new"}), inside)
+
+    assert list(outside.iterdir()) == []
+    assert (inside / "train.py").read_bytes() == b"new"
+    with pytest.raises(CorruptError, match="no archive"):
+        extract(b"x" * 1024, inside)
+
+
+def test_a_store_keeps_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is put under the run is fetched by its digest, and altered it is refused."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = str(tmp_path / "run")
+    atoll.init(run, RunSettings.from_dict({}))
+    write(tmp_path / "mine", "train.py", "lib/a.py")
+    code = pack_code(tmp_path / "mine")
+    ship_code(run, code)
+    ship_code(run, code)
+    fetched = fetch_code(run, code.digest, island="a-0")
+
+    assert (fetched / "lib" / "a.py").read_text() == "# lib/a.py\n"
+    with pytest.raises(Refused, match="does not have code 000000000000"):
+        fetch_code(run, "0" * 64, island="a-0")
+    (tmp_path / "run" / "code" / code.digest).write_bytes(code.data + b"x")
+    with pytest.raises(CorruptError, match="not what was launched"):
+        fetch_code(run, code.digest, island="a-0")

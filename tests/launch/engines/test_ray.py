@@ -60,7 +60,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         yield made
     finally:
         ray.shutdown()
-        cluster.shutdown()
+        made.cluster.shutdown()
         signal.signal(signal.SIGTERM, before)
 
 

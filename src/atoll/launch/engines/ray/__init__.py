@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import sys
 import threading
 import time
@@ -24,8 +25,9 @@ from ray.exceptions import RayError
 from atoll.errors import Unreachable, UsageError
 from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Traits
 from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.command import is_python
 from atoll.launch.engines.ray.actors import actor_name, leader_class, ledger_class
-from atoll.launch.engines.ray.leading import Job
+from atoll.launch.engines.ray.leading import Lead
 from atoll.launch.engines.ray.ledger import SILENT_S
 from atoll.launch.handle import Handle
 from atoll.launch.options import read_options
@@ -71,7 +73,7 @@ class RayLauncher:
             [
                 {
                     "actor": actor_name(order.id, index),
-                    "words": list(self._job(order, index).words),
+                    "words": list(self._lead(order, index).words),
                     "environment": dict(order.spec.environment),
                     "secrets": dict(order.spec.secrets),
                     **resources,
@@ -94,9 +96,9 @@ class RayLauncher:
             names = {index: order.spec.island(index) for index in order.indexes}
             ledger = ledger_class(order.id).remote(names)
             for index in order.indexes:
-                job = self._job(order, index, has_secrets=True)
+                lead = self._lead(order, index, has_secrets=True)
                 made = leader_class(order.id, index, **_resources(order))
-                made.remote(job, ledger, actor_name(order.id, index))
+                made.remote(lead, ledger, actor_name(order.id, index))
             ray.get(ledger.is_over.remote(), timeout=ANSWERS_S)
         return handle
 
@@ -138,14 +140,16 @@ class RayLauncher:
                     ray.kill(leader)
                 _answer(ledger.ended.remote(index))
 
-    def _job(self, order: Order, index: int, *, has_secrets: bool = False) -> Job:
+    def _lead(self, order: Order, index: int, *, has_secrets: bool = False) -> Lead:
         spec = order.spec
         told = dict(spec.environment)
         if has_secrets:
             told |= {name: value.reveal() for name, value in order.values.items()}
         python = self._read.python or sys.executable
         words = bootstrap_words(spec, index=index, python=python, with_parent=True)
-        return Job(index, spec.island(index), words, told, asdict(spec.restarts), None)
+        restarts = asdict(spec.restarts)
+        is_py = is_python(spec.command)
+        return Lead(index, spec.island(index), words, told, restarts, is_py)
 
     @contextmanager
     def _cluster(self) -> Iterator[None]:
@@ -153,7 +157,7 @@ class RayLauncher:
         try:
             _connect(self._read.address)
             yield
-        except (RayError, ConnectionError, TimeoutError) as exc:
+        except (RayError, OSError) as exc:
             told = str(exc).strip().partition("\n")[0][:300]
             raise Unreachable(
                 f"The Ray cluster at {self._read.address} does not answer: {told}. "
@@ -165,6 +169,7 @@ def _connect(address: str) -> None:
     """Connect once per process; Ray's handler of SIGTERM is not the caller's."""
     if ray.is_initialized():
         return
+    _require_listener(address)
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if is_main else None
     try:
@@ -178,6 +183,13 @@ def _connect(address: str) -> None:
     finally:
         if is_main:
             signal.signal(signal.SIGTERM, before)
+
+
+def _require_listener(address: str) -> None:
+    """Raise at once where nobody listens: Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=ANSWERS_S).close()
 
 
 def _actor(name: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from atoll.launch.engines.ray.leading import Job, Leader
+from atoll.launch.engines.ray.leading import Lead, Leader
 from atoll.launch.engines.ray.ledger import Ledger
 
 KEPT_S = 86_400.0
@@ -76,8 +76,8 @@ class _LedgerActor(Ledger):
 class _LeaderActor:
     """An island's leader, from its first breath: a new life is not told to begin."""
 
-    def __init__(self, job: Job, ledger: Any, name: str) -> None:
-        self._leader, self._name = Leader(job, ledger), name
+    def __init__(self, lead: Lead, ledger: Any, name: str) -> None:
+        self._leader, self._name = Leader(lead, ledger), name
         threading.Thread(target=self._lead, daemon=True).start()
 
     def _lead(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.launch.engines.local.life import Life, Words
-from atoll.launch.engines.local.supervisor import Group, Task
+from atoll.launch.engines.local.supervisor import Group, Start
 from atoll.launch.spec import Restarts
 
 LOOK_S = 0.2
@@ -24,7 +24,7 @@ TELL_S = 5.0
 
 
 @dataclass(frozen=True)
-class Job:
+class Lead:
     """What an actor is to do: plain values, which Ray carries."""
 
     index: int
@@ -34,14 +34,14 @@ class Job:
     """Secrets too: Ray has no way of its own for them."""
 
     restarts: Mapping[str, Any]
-    directory: str | None
+    is_python: bool
 
 
 class Leader:
     """Leads an island; `lead` returns when it is over."""
 
-    def __init__(self, job: Job, ledger: Any) -> None:
-        self._job, self._ledger = job, ledger
+    def __init__(self, lead: Lead, ledger: Any) -> None:
+        self._lead, self._ledger = lead, ledger
         self._grace_s: float | None = None
 
     def go(self, grace_s: float) -> None:
@@ -50,13 +50,13 @@ class Leader:
 
     def lead(self, ask: Any) -> None:
         """Lead the island; `ask` waits for an answer of the ledger's."""
-        job = self._job
-        life_number, is_to_go = ask(self._ledger.begun.remote(job.index))
+        lead = self._lead
+        life_number, is_to_go = ask(self._ledger.begun.remote(lead.index))
         if is_to_go:
-            ask(self._ledger.ended.remote(job.index))
+            ask(self._ledger.ended.remote(lead.index))
             return
         log = Path(tempfile.mkdtemp(prefix="atoll-island-")) / "log"
-        led = _life(job, log)
+        led = _life(lead, log)
         telling = _Telling(log)
         while True:
             now_s = time.monotonic()
@@ -66,7 +66,7 @@ class Leader:
             said = {**vars(led.report), "state": led.report.state.value}
             said["place"] = os.uname().nodename
             if (new := telling.new(said, now_s, is_last=led.is_over)) is not None:
-                told = self._ledger.hear.remote(job.index, life_number, said, new)
+                told = self._ledger.hear.remote(lead.index, life_number, said, new)
                 if ask(told) and self._grace_s is None and not led.is_over:
                     # Asked before this actor could be: the ledger remembers.
                     self._grace_s = 0.0
@@ -105,11 +105,13 @@ class _Telling:
         return data[:end].decode(errors="replace").splitlines()
 
 
-def _life(job: Job, log: Path) -> Life:
+def _life(lead: Lead, log: Path) -> Life:
     def say(text: str) -> None:
         with log.open("a") as file:
             file.write(f"atoll: {text}\n")
 
-    task = Task(job.index, job.name, job.words, job.environment, job.directory)
-    words = Words(say=say, start=lambda: Group(task, log))
-    return Life(job.index, job.name, Restarts(**job.restarts), words)
+    start = Start(
+        lead.index, lead.name, lead.words, lead.environment, None, lead.is_python
+    )
+    words = Words(say=say, start=lambda: Group(start, log))
+    return Life(lead.index, lead.name, Restarts(**lead.restarts), words)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
-from ray.cluster_utils import Cluster
 
 from atoll.errors import Unreachable, UsageError
 from atoll.launch.engines.ray.ledger import MAX_LINES, Ledger
@@ -20,6 +18,7 @@ from atoll.launch.spec import Resources, Restarts
 from atoll.launch.states import State
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import STAY, are
+from tests.launch.ray_cluster import Nodes, ray_cluster
 
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
 AGAIN = (
@@ -39,29 +38,10 @@ pytestmark = [
 ]
 
 
-@dataclass
-class Nodes:
-    """A cluster whose nodes are processes of this machine."""
-
-    cluster: Any
-
-    def add(self) -> Any:
-        return self.cluster.add_node(num_cpus=2, object_store_memory=80_000_000)
-
-
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    before = signal.getsignal(signal.SIGTERM)
-    cluster = Cluster()
-    made = Nodes(cluster)
-    for _ in range(3):
-        made.add()
-    try:
+def nodes() -> Iterator[Nodes]:
+    with ray_cluster() as made:
         yield made
-    finally:
-        ray.shutdown()
-        made.cluster.shutdown()
-        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture
@@ -82,9 +62,7 @@ def test_it_is_a_launcher(
 
 def test_an_island_outlives_its_node(nodes: Nodes, stage: LaunchStage) -> None:
     """A node that is lost gives its island to another one, in its next life."""
-    lost = nodes.cluster.add_node(
-        num_cpus=2, object_store_memory=80_000_000, resources={"reef": 1}
-    )
+    lost = nodes.add()
     launcher = stage.open_launcher()
     order = stage.order(AGAIN, str(stage.scratch), num_islands=6, restarts=Restarts())
     handle = launcher.launch(order, keep=NOTHING)

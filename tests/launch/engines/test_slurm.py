@@ -155,6 +155,17 @@ def test_who_waits_for_a_place_is_cancelled(stage: LaunchStage) -> None:
     stage.until(handle, are(State.CANCELLED))
 
 
+def test_a_plan_is_what_sbatch_takes(
+    cluster: Cluster, stage: LaunchStage, tmp_path: Path
+) -> None:
+    """What `--dry-run` prints is submitted as it stands."""
+    more = Resources(cpus=2.0, memory_bytes=2**20, time_limit_s=600.0)
+    plan = stage.open_launcher().plan(stage.order(STAY, resources=more))
+    (tmp_path / "plan.sh").write_text(plan.text)
+
+    cluster.tell("sbatch", "--test-only", str(tmp_path / "plan.sh"))
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -1,0 +1,40 @@
+"""A Ray cluster whose nodes are processes of this machine."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+STORE_BYTES = 80_000_000
+"""The least that Ray takes for objects, of which islands have none."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The cluster, and one more node for it."""
+
+    cluster: Any
+
+    def add(self) -> Any:
+        return self.cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+
+
+@contextmanager
+def ray_cluster() -> Iterator[Nodes]:
+    """Run three nodes while the block lasts; this process keeps its signals."""
+    before = signal.getsignal(signal.SIGTERM)
+    made = Nodes(Cluster())
+    try:
+        for _ in range(3):
+            made.add()
+        yield made
+    finally:
+        ray.shutdown()
+        made.cluster.shutdown()
+        signal.signal(signal.SIGTERM, before)

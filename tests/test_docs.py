@@ -23,6 +23,7 @@ RIGHT_ELSEWHERE = {
     "args",  # the arguments of a function
     "bootstrap",  # what runs before the command of a launched island
     "bucket",  # of an object store
+    "job",  # of an engine that starts islands
     "gradient",  # as in pseudo-gradient
     "manager",  # a context manager
     "package",  # of Python
@@ -232,5 +233,7 @@ def test_every_dependency_has_its_reason() -> None:
     installed = {re.split(r"[><=\[]", each)[0] for each in wanted} - {"atoll"}
 
     page = (ROOT / "docs" / "dependencies.md").read_text()
-    told = re.findall(r"^\| (?:`[a-z, `]+` \| )?`(\w+)` \|", page, flags=re.MULTILINE)
+    told = re.findall(
+        r"^\| (?:`[a-z, `-]+` \| )?`([\w-]+)` \|", page, flags=re.MULTILINE
+    )
     assert set(told) == installed

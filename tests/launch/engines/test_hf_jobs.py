@@ -199,6 +199,21 @@ def test_a_job_that_the_hub_lost_is_lost_alone(stage: LaunchStage, hub: Hub) -> 
     assert states == [State.FINISHED, State.LOST]
 
 
+def test_a_copy_of_a_job_is_no_island(stage: LaunchStage, hub: Hub) -> None:
+    """Whoever duplicates a job on the Hub duplicates its labels."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(TELL, num_islands=1), keep=NOTHING)
+    stage.until(handle, are_over)
+    (job,) = hub.jobs
+    hub.jobs["copy"] = {**hub.jobs[job], "id": "copy"}
+    hub.containers["copy"] = hub.containers[job]
+    hub.jobs["other"] = {**hub.jobs["copy"], "labels": {"atoll-launch": handle.id}}
+    hub.containers["other"] = hub.containers[job]
+    (report,) = launcher.poll(handle)
+
+    assert report.place == f"job {job}"
+
+
 def test_an_island_leaves_before_its_time_is_over(stage: LaunchStage) -> None:
     """It is told to go, and that is no failure."""
     order = stage.order(STAY, num_islands=1, resources=Resources(time_limit_s=2.0))

@@ -146,13 +146,24 @@ class HfJobsLauncher:
             listed = self._hub.list_jobs(
                 labels={LAUNCH: handle.id}, namespace=namespace
             )
-            found = {int((each.labels or {})[INDEX]): each for each in listed}
+            found = {_index(each): each for each in listed if _is_of(handle, each)}
         for index, known in handle.reference["jobs"].items():
             if int(index) not in found:  # a list need not go back to all that was
                 with _told("ask for a job", absent_is_fine=True):
                     job = self._hub.inspect_job(job_id=known, namespace=namespace)
                     found[int(index)] = job
         return found
+
+
+def _index(job: JobInfo) -> int:
+    said = (job.labels or {}).get(INDEX, "")
+    return int(said) if said.isdecimal() else -1
+
+
+def _is_of(handle: Handle, job: JobInfo) -> bool:
+    """Return whether a job is an island, and no copy of one: copies have its labels."""
+    known = handle.reference["jobs"].get(str(_index(job)))
+    return _index(job) in handle.indexes and known in (None, job.id)
 
 
 def _report(handle: Handle, index: int, job: JobInfo | None) -> Report:

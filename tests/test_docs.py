@@ -23,6 +23,7 @@ RIGHT_ELSEWHERE = {
     "args",  # the arguments of a function
     "bootstrap",  # what runs before the command of a launched island
     "bucket",  # of an object store
+    "job",  # of an engine that starts islands
     "gradient",  # as in pseudo-gradient
     "manager",  # a context manager
     "package",  # of Python

@@ -1,0 +1,120 @@
+"""Sandboxes of Modal: every call of its SDK is here, and its errors become ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import modal
+from modal import exception as faults
+from modal.config import config
+
+from atoll.errors import Refused, Unreachable, UsageError
+from atoll.security import Secret
+
+_LOGINS = ("token_id", "oauth_refresh_token")
+_MAY_NOT = (faults.AuthError, faults.PermissionDeniedError)
+_WRONG = (
+    faults.AlreadyExistsError,
+    faults.InvalidError,
+    faults.NotFoundError,
+    faults.ResourceExhaustedError,
+)
+
+
+def require_login() -> None:
+    """Return if somebody is logged in.
+
+    Raises:
+        UsageError: nobody is.
+    """
+    if not any(config.get(each) for each in _LOGINS):
+        raise UsageError(
+            "Nobody is logged in at Modal. Run `modal setup`, or set MODAL_TOKEN_ID "
+            "and MODAL_TOKEN_SECRET."
+        )
+
+
+def create(call: Mapping[str, Any], values: Mapping[str, Secret]) -> str:
+    """Start a sandbox, and return its id."""
+    with told(f"start {call['name']}"):
+        given = {key: each for key, each in call.items() if key != "args"}
+        given["app"] = modal.App.lookup(call["app"], create_if_missing=True)
+        given["image"] = image(call["image"])
+        given["secrets"] = secrets(call["secrets"], values)
+        return str(modal.Sandbox.create(*call["args"], **given).object_id)
+
+
+def image(said: Mapping[str, Any]) -> modal.Image:
+    """Return the image that a call says."""
+    if "registry" in said:
+        return modal.Image.from_registry(said["registry"])
+    slim = modal.Image.debian_slim(python_version=said["python"])
+    return slim.pip_install(*said["pip"])
+
+
+def secrets(
+    said: Mapping[str, Any], values: Mapping[str, Secret]
+) -> list[modal.Secret]:
+    """Return Modal's secrets: one of what is given, and those that it keeps."""
+    given: dict[str, str | None] = {
+        name: each.reveal() for name, each in values.items()
+    }
+    kept = [
+        modal.Secret.from_name(named, required_keys=list(variables))
+        for named, variables in said["kept"].items()
+    ]
+    return [modal.Secret.from_dict(given), *kept] if given else kept
+
+
+def find(known: str | None, *, app: str, name: str) -> Any:
+    """Return a sandbox by its id, or else by its name; None if there is none."""
+    with told(f"find {name}", absent_is_fine=True):
+        if known is not None:
+            return modal.Sandbox.from_id(known)
+        return modal.Sandbox.from_name(app, name, include_terminated=True)
+    return None
+
+
+def exit_code(sandbox: Any) -> int | None:
+    """Return how a sandbox ended; None while it has not."""
+    with told("ask for a sandbox"):
+        code = sandbox.poll()
+        return None if code is None else int(code)
+    return None
+
+
+def lines(sandbox: Any, *, since_s: float) -> list[str]:
+    """Return what a sandbox has said."""
+    with told("read a log", absent_is_fine=True):
+        since = datetime.fromtimestamp(since_s, UTC)
+        said = [each.message for each in sandbox.logs.fetch(since=since)]
+        return "".join(said).splitlines()
+    return []
+
+
+def end(sandbox: Any) -> None:
+    """End a sandbox; one that is over stays so."""
+    with told("end a sandbox", absent_is_fine=True):
+        sandbox.terminate()
+
+
+@contextmanager
+def told(what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
+    """Let errors of the SDK become ours."""
+    try:
+        yield
+    except faults.NotFoundError as exc:
+        if not absent_is_fine:
+            raise UsageError(f"Modal cannot {what}: {exc}.") from exc
+    except _MAY_NOT as exc:
+        raise Refused(
+            f"Modal does not let you {what}: {exc}. Run `modal setup`, or ask for that "
+            "right in its workspace."
+        ) from exc
+    except _WRONG as exc:
+        raise UsageError(f"Modal cannot {what}: {exc}.") from exc
+    except faults.Error as exc:
+        raise Unreachable(f"Modal did not answer to {what}: {exc}.") from exc

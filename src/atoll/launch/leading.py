@@ -1,0 +1,139 @@
+"""The process that leads one island where an engine starts it once and no more.
+
+    python -m atoll.launch.leading --name reef-3 --restarts JSON --leave-after-s 3540 \
+        -- python -m atoll.launch.bootstrap ...
+
+It starts the command, and starts it again by the restart policy; says so in the
+island's own log; and passes on what the engine says.
+
+Rule 1: SIGTERM, and a time limit that comes near, tell the island to leave its run. It
+has `base.GRACE_S` for that, and the leader ends with `TOLD_TO_GO`.
+Rule 2: else the leader ends as the island's last life did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from atoll.launch.base import GRACE_S
+from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.engines.local.life import Life, Words
+from atoll.launch.spec import IslandSpec, Restarts
+from atoll.launch.states import Report, State
+
+MODULE = "atoll.launch.leading"
+LOOK_S = 0.1
+TOLD_TO_GO = 128 + signal.SIGTERM
+"""The leader's exit code: its island did not fail, and has not finished."""
+
+LEAVE_BEFORE_S = 60.0
+"""How long before the end of its time an island is told to go."""
+
+
+def leader_words(
+    spec: IslandSpec, index: int, *, limit_s: float, python: str = "python"
+) -> list[str]:
+    """Return the words by which an engine starts an island that is led.
+
+    It is told to go before `limit_s` are over, in which the engine ends it.
+    """
+    leave_s = max(limit_s - LEAVE_BEFORE_S, limit_s / 2.0)
+    restarts = json.dumps(asdict(spec.restarts))
+    words = [python, "-m", MODULE, "--name", spec.island(index)]
+    words += ["--restarts", restarts, "--leave-after-s", f"{leave_s:g}", "--"]
+    return [*words, *bootstrap_words(spec, index=index, python=python)]
+
+
+def with_requirements(words: Sequence[str], requirements: Sequence[str]) -> list[str]:
+    """Return the words that have pip install something first, in a container."""
+    if not requirements:
+        return list(words)
+    wanted = " ".join(shlex.quote(each) for each in requirements)
+    script = f'python -m pip install --quiet {wanted} && exec "$@"'
+    return ["sh", "-c", script, "sh", *words]
+
+
+def lead(
+    name: str, words: Sequence[str], restarts: Restarts, *, leave_after_s: float
+) -> Report:
+    """Lead an island until it is over, and return how it ended."""
+    heard: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    led = Life(0, name, restarts, Words(say=_say, start=lambda: _Led(words)))
+    leave_at_s = time.monotonic() + leave_after_s
+    while not led.is_over:
+        now_s = time.monotonic()
+        if heard or now_s >= leave_at_s:
+            led.cancel(now_s, grace_s=GRACE_S)
+        led.look(now_s)
+        time.sleep(LOOK_S)
+    return led.report
+
+
+class _Led:
+    """A life: a process that leads a session, with all that it starts."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            list(words), stdin=subprocess.DEVNULL, start_new_session=True
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.poll()
+
+    def send(self, number: int) -> None:
+        # The first process tells its own, torchrun its ranks: a second SIGTERM would
+        # end those before they have left.
+        tell = os.kill if number == signal.SIGTERM else os.killpg
+        try:
+            tell(self._process.pid, number)
+        except ProcessLookupError:
+            return
+
+
+def _say(text: str) -> None:
+    os.write(sys.stdout.fileno(), f"atoll: {text}\n".encode())
+
+
+def exit_code(report: Report) -> int:
+    """Return what the leader of an island ends with."""
+    if report.state is State.FINISHED:
+        return 0
+    if report.state is State.CANCELLED:
+        return TOLD_TO_GO
+    code = report.exit_code
+    return 1 if code is None else code if code > 0 else 128 - code
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Lead the island that an engine has started."""
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--restarts", type=json.loads, required=True)
+    parser.add_argument("--leave-after-s", type=float, required=True)
+    parser.add_argument("command", nargs="+")
+    given = parser.parse_args(arguments)
+    report = lead(
+        given.name,
+        given.command,
+        Restarts(**given.restarts),
+        leave_after_s=given.leave_after_s,
+    )
+    sys.exit(exit_code(report))
+
+
+if __name__ == "__main__":
+    main()

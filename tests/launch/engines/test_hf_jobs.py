@@ -1,0 +1,234 @@
+"""Islands as jobs of Hugging Face: the real SDK, against a Hub on loopback."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi, constants
+
+from atoll.errors import Refused, Unreachable, UsageError
+from atoll.launch.base import Order
+from atoll.launch.handle import Handle
+from atoll.launch.registry import open_launcher
+from atoll.launch.spec import IslandSpec, Resources
+from atoll.launch.states import State
+from atoll.security import Secret
+from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
+from atoll.testing.launcher_contract import HIDDEN, STAY, TELL, are_over
+from tests.launch.hf_hub import TOKEN, USER, Hub, served
+
+NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with served(tmp_path / "hub") as hub:
+        yield hub
+
+
+@pytest.fixture
+def stage(hub: Hub, tmp_path: Path) -> LaunchStage:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return LaunchStage(
+        open_launcher=lambda: open_launcher("hf-jobs", {"endpoint": hub.url}),
+        scratch=scratch,
+        spec={"image": "reef/atoll:1"},
+        forgotten=lambda handle: replace(
+            handle,
+            id="claim-unknown",
+            reference={"namespace": USER, "jobs": {"0": "f" * 24}},
+        ),
+        counts_lives=False,
+    )
+
+
+@pytest.mark.parametrize("claim", LAUNCHER_CLAIMS, ids=lambda claim: claim.__name__)
+def test_it_is_a_launcher(
+    claim: Callable[[LaunchStage], None], stage: LaunchStage
+) -> None:
+    """Jobs keep the contract."""
+    claim(stage)
+
+
+def test_a_plan_is_what_the_sdk_takes(stage: LaunchStage) -> None:
+    """Every argument has a name that `run_job` knows."""
+    plan = stage.open_launcher().plan(stage.order(TELL))
+    for each in plan.data:
+        inspect.signature(HfApi.run_job).bind(None, **each["run_job"])
+
+
+def test_the_hub_is_told_what_was_asked_for(stage: LaunchStage, hub: Hub) -> None:
+    """Hardware, time, labels and network; and the secret in its own field alone."""
+    launcher = open_launcher(
+        "hf_jobs", {"endpoint": hub.url, "network_group": "reef", "attempts": "3"}
+    )
+    order = stage.order(
+        TELL,
+        num_islands=1,
+        environment={"A": "b"},
+        resources=Resources(accelerators=4, accelerator="a100", time_limit_s=7200.0),
+        secrets={"HIDDEN": "env:HIDDEN"},
+        values={"HIDDEN": Secret(HIDDEN)},
+    )
+    launcher.launch(order, keep=NOTHING)
+    (job,) = hub.jobs.values()
+
+    assert (job["flavor"], job["timeoutSeconds"], job["attempts"]) == (
+        "a100x4",
+        7200,
+        3,
+    )
+    assert job["labels"]["atoll-launch"] == order.id
+    assert job["network"] == {"group": "reef", "aliases": ["claim-0"]}
+    assert (job["environment"], job["secrets"]) == ({"A": "b"}, {"HIDDEN": "***"})
+    assert HIDDEN not in json.dumps(job)
+
+
+def test_a_job_has_days_unless_it_is_told_otherwise(stage: LaunchStage) -> None:
+    """The Hub's half an hour would end a training early."""
+    (call,) = stage.open_launcher().plan(stage.order(TELL, num_islands=1)).data
+
+    assert call["run_job"]["timeout"] == 7 * 24 * 3600
+
+
+def test_requirements_are_installed_first() -> None:
+    """Where there is no image, pip brings Atoll, and nothing is read by a shell."""
+    call = _plan(requirements=("atoll", "torch>=2; x"))[0]["run_job"]
+
+    assert call["image"] == "python:3.12"
+    assert call["command"][:2] == ["sh", "-c"]
+    assert call["command"][2].startswith("python -m pip install --quiet atoll 'torch>=")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"image": None}, "nothing to run an island in. Give --image"),
+        ({"resources": Resources(cpus=4.0)}, "cpus=4 cannot be asked of hf_jobs"),
+        ({"resources": Resources(memory_bytes=2**30)}, "memory_bytes="),
+        (
+            {"resources": Resources(accelerators=3, accelerator="a100")},
+            "no flavor with accelerator='a100', accelerators=3. There are .*a100x4",
+        ),
+        ({"resources": Resources(accelerators=1)}, "no flavor with accelerator=None"),
+        ({"secrets": {"A": "engine:a"}}, "hf_jobs keeps none"),
+    ],
+)
+def test_what_jobs_cannot_is_refused(given: dict[str, Any], message: str) -> None:
+    """By name, and before the Hub is asked."""
+    with pytest.raises(UsageError, match=message):
+        _plan(**given)
+
+
+def test_an_unknown_flavor_is_told_by_the_hub(stage: LaunchStage, hub: Hub) -> None:
+    """New hardware needs no new Atoll, and a misspelt one starts nothing."""
+    launcher = open_launcher("hf_jobs", {"endpoint": hub.url, "flavor": "l40"})
+    with pytest.raises(UsageError, match=r"cannot start claim-0 \(400\).*flavor 'l40'"):
+        launcher.launch(stage.order(TELL), keep=NOTHING)
+
+    assert hub.jobs == {}
+
+
+def test_nobody_logged_in_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before anything is launched, and with what to do."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    with pytest.raises(UsageError, match=r"Nobody is logged in .*`hf auth login`"):
+        open_launcher("hf_jobs")
+
+
+def test_who_may_not_is_refused(
+    stage: LaunchStage, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another's token, and one that may not pay, are no errors of the network."""
+    hub.answer = (402, "Payment required")
+    with pytest.raises(Refused, match=r"\(402\): .*Payment required"):
+        stage.open_launcher().launch(stage.order(TELL), keep=NOTHING)
+    monkeypatch.setenv("HF_TOKEN", "hf_another")
+    with pytest.raises(Refused, match=r"does not let you .* \(401\)"):
+        stage.open_launcher().launch(stage.order(TELL), keep=NOTHING)
+
+
+def test_who_does_not_answer_is_unreachable(stage: LaunchStage, hub: Hub) -> None:
+    """Asking again may help: for a Hub that is overloaded as for one that is gone."""
+    handle = Handle(
+        id="claim-1",
+        engine="hf_jobs",
+        run="/a",
+        name="claim",
+        num_islands=1,
+        reference={"namespace": USER, "jobs": {}},
+    )
+    hub.answer = (500, "overloaded")
+    with pytest.raises(Unreachable, match="500"):
+        stage.open_launcher().poll(handle)
+    with pytest.raises(Unreachable, match="did not answer to list jobs"):
+        open_launcher("hf_jobs", {"endpoint": "http://127.0.0.1:1"}).poll(handle)
+
+
+def test_an_unknown_stage_is_no_end(stage: LaunchStage, hub: Hub) -> None:
+    """What the Hub has invented since is shown as it is, and waited for."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(TELL, num_islands=1), keep=NOTHING)
+    hub.stages[handle.reference["jobs"]["0"]] = "UPDATING"
+    (report,) = launcher.poll(handle)
+
+    assert report.state is State.PENDING
+    assert report.why == "its stage is 'UPDATING', which is not known here"
+
+
+def test_a_job_that_the_hub_lost_is_lost_alone(stage: LaunchStage, hub: Hub) -> None:
+    """The other islands of its launch are still known."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(TELL), keep=NOTHING)
+    stage.until(handle, are_over)
+    del hub.jobs[handle.reference["jobs"]["1"]]
+
+    states = [each.state for each in launcher.poll(handle)]
+    assert states == [State.FINISHED, State.LOST]
+
+
+def test_a_copy_of_a_job_is_no_island(stage: LaunchStage, hub: Hub) -> None:
+    """Whoever duplicates a job on the Hub duplicates its labels."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(TELL, num_islands=1), keep=NOTHING)
+    stage.until(handle, are_over)
+    (job,) = hub.jobs
+    hub.jobs["copy"] = {**hub.jobs[job], "id": "copy"}
+    hub.containers["copy"] = hub.containers[job]
+    hub.jobs["other"] = {**hub.jobs["copy"], "labels": {"atoll-launch": handle.id}}
+    hub.containers["other"] = hub.containers[job]
+    (report,) = launcher.poll(handle)
+
+    assert report.place == f"job {job}"
+
+
+def test_an_island_leaves_before_its_time_is_over(stage: LaunchStage) -> None:
+    """It is told to go, and that is no failure."""
+    order = stage.order(STAY, num_islands=1, resources=Resources(time_limit_s=2.0))
+    handle = stage.open_launcher().launch(order, keep=NOTHING)
+    (report,) = stage.until(handle, are_over)
+
+    assert (report.state, report.exit_code) == (State.CANCELLED, 143)
+
+
+def _plan(**given: Any) -> Any:
+    fields: dict[str, Any] = {"image": "reef/atoll:1"} | given
+    if "requirements" in given:
+        fields["image"] = None
+    spec = IslandSpec(command=("train.py",), run="s3://reef/a", name="a", **fields)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", TOKEN)
+        launcher = open_launcher("hf_jobs")
+    return launcher.plan(Order(id="a-1", spec=spec, num_islands=1)).data

@@ -1,0 +1,179 @@
+"""Islands as sandboxes of Modal: every call bound to the signature of the real SDK."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from modal import exception as faults
+
+from atoll.errors import Refused, Unreachable, UsageError
+from atoll.launch.base import Order
+from atoll.launch.engines.modal.sandboxes import image
+from atoll.launch.handle import Handle
+from atoll.launch.registry import open_launcher
+from atoll.launch.spec import IslandSpec, Resources
+from atoll.launch.states import State
+from atoll.security import Secret
+from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
+from atoll.testing.launcher_contract import HEAR, HIDDEN, TELL, are_over
+from tests.launch.modal_cloud import Cloud
+
+NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
+    cloud = Cloud(tmp_path / "cloud")
+    cloud.stand_in(monkeypatch)
+    yield cloud
+    for each in cloud.sandboxes.values():
+        each.container.kill()
+
+
+@pytest.fixture
+def stage(cloud: Cloud, tmp_path: Path) -> LaunchStage:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    return LaunchStage(
+        open_launcher=lambda: open_launcher("modal"),
+        scratch=scratch,
+        spec={"image": "reef/atoll:1"},
+        forgotten=lambda handle: replace(
+            handle,
+            id="claim-unknown",
+            reference={"app": "atoll", "sandboxes": {"0": "sb-unknown"}},
+        ),
+        counts_lives=False,
+    )
+
+
+@pytest.mark.parametrize("claim", LAUNCHER_CLAIMS, ids=lambda claim: claim.__name__)
+def test_it_is_a_launcher(
+    claim: Callable[[LaunchStage], None], stage: LaunchStage
+) -> None:
+    """Sandboxes keep the contract."""
+    claim(stage)
+
+
+def test_modal_is_told_what_was_asked_for(stage: LaunchStage, cloud: Cloud) -> None:
+    """Hardware in its own words, a name, tags, and a secret that it keeps."""
+    cloud.kept["reef"] = {"HIDDEN": HIDDEN}
+    order = stage.order(
+        HEAR,
+        num_islands=1,
+        environment={"A": "b"},
+        secrets={"HIDDEN": "engine:reef", "OTHER": "env:OTHER"},
+        values={"OTHER": Secret("hush-other")},
+        resources=Resources(
+            cpus=4.0,
+            memory_bytes=2**30 + 1,
+            accelerators=2,
+            accelerator="a100",
+            time_limit_s=7200.0,
+        ),
+    )
+    launcher = open_launcher("modal", {"app": "reef", "region": "eu"})
+    plan = launcher.plan(order)
+    handle = launcher.launch(order, keep=NOTHING)
+    stage.until(handle, are_over)
+    (sandbox,) = cloud.sandboxes.values()
+    said = sandbox.said
+
+    assert (said["gpu"], said["cpu"], said["memory"]) == ("a100:2", 4.0, 1025)
+    assert (said["timeout"], said["app"], said["region"]) == (7200, "reef", "eu")
+    assert said["tags"] == {"atoll-launch": order.id, "atoll-index": "0"}
+    assert said["secrets"] == [{"OTHER": "hush-other"}, {"HIDDEN": HIDDEN}]
+    assert plan.data[0]["secrets"] == {"given": ["OTHER"], "kept": {"reef": ["HIDDEN"]}}
+    assert f"heard {len(HIDDEN)} {HIDDEN[::-1]}" in launcher.logs(handle, 0)
+    assert "hush" not in json.dumps([said["args"], said["env"], said["tags"]])
+
+
+def test_a_sandbox_has_a_day_unless_it_is_told_otherwise() -> None:
+    """Modal's 300 s would end a training early."""
+    assert _plan()[0]["timeout"] == 24 * 3600
+
+
+def test_requirements_become_an_image() -> None:
+    """Modal builds it, by its own methods."""
+    said = _plan(image=None, requirements=("atoll", "torch>=2"))[0]["image"]
+
+    assert said == {"python": "3.12", "pip": ["atoll", "torch>=2"]}
+    assert "Image" in type(image(said)).__name__
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"image": None}, "nothing to run an island in. Give --image"),
+        ({"resources": Resources(time_limit_s=90000.0)}, "time_limit_s=90000 is more"),
+        ({"resources": Resources(accelerators=1)}, "accelerators=1 of which kind"),
+        ({"secrets": {"A": "engine:reef/B"}}, "Give B=engine:reef"),
+    ],
+)
+def test_what_a_sandbox_cannot_is_refused(given: dict[str, Any], message: str) -> None:
+    """By name, and before Modal is asked."""
+    with pytest.raises(UsageError, match=message):
+        _plan(**given)
+
+
+def test_nobody_logged_in_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is launched, and with what to do."""
+    for name in ("MODAL_TOKEN_ID", "MODAL_OAUTH_REFRESH_TOKEN"):
+        monkeypatch.setenv(name, "")  # it is heard before a file of the user's
+    with pytest.raises(UsageError, match=r"Nobody is logged in at Modal. Run `modal"):
+        open_launcher("modal")
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        (faults.AuthError("who are you"), Refused),
+        (faults.InvalidError("no GPU of that kind"), UsageError),
+        (faults.ResourceExhaustedError("too many"), UsageError),
+        (faults.ConnectionError("nobody is there"), Unreachable),
+    ],
+)
+def test_faults_of_modal_are_ours(
+    fault: Exception, kind: type[Exception], cloud: Cloud, stage: LaunchStage
+) -> None:
+    """Who may not, what is not to be had, and when asking again may help."""
+    cloud.fault = fault
+    with pytest.raises(kind, match=f"start claim-.*-0: .*{fault}"):
+        stage.open_launcher().launch(stage.order(TELL), keep=NOTHING)
+
+
+def test_a_missing_secret_is_told(stage: LaunchStage, cloud: Cloud) -> None:
+    """What Modal does not keep starts nothing."""
+    order = stage.order(TELL, secrets={"A": "engine:none"})
+    with pytest.raises(UsageError, match="Secret none has no"):
+        stage.open_launcher().launch(order, keep=NOTHING)
+
+    assert cloud.sandboxes == {}
+
+
+def test_a_sandbox_that_modal_lost_is_lost_alone(
+    stage: LaunchStage, cloud: Cloud
+) -> None:
+    """The other islands of its launch are still known."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(TELL), keep=NOTHING)
+    stage.until(handle, are_over)
+    del cloud.sandboxes[handle.reference["sandboxes"]["1"]]
+
+    states = [each.state for each in launcher.poll(handle)]
+    assert states == [State.FINISHED, State.LOST]
+
+
+def _plan(**given: Any) -> Any:
+    fields: dict[str, Any] = {"image": "reef/atoll:1"} | given
+    spec = IslandSpec(command=("train.py",), run="s3://reef/a", name="a", **fields)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MODAL_TOKEN_ID", "ak-reef")
+        patch.setenv("MODAL_TOKEN_SECRET", "as-reef")
+        launcher = open_launcher("modal")
+    return launcher.plan(Order(id="a-1", spec=spec, num_islands=1)).data

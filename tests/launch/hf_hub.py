@@ -1,0 +1,181 @@
+"""A Hub on loopback that runs jobs as local processes, by the documented HTTP calls."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from tests.launch.containers import Container
+
+FLAVORS = {"cpu-basic", "l40sx1", "a100x4"}
+USER, TOKEN = "reef", "hf_loopback"
+KILL_AFTER_S = 5.0
+JOB = re.compile(r"/api/jobs/(?P<owner>[^/]+)(/(?P<job>[^/]+))?(/(?P<what>\w+))?")
+
+
+@dataclass
+class Hub:
+    """What the Hub knows. A test may read it, forget a job, or name a stage."""
+
+    place: Path
+    url: str = ""
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    containers: dict[str, Container] = field(default_factory=dict)
+    stages: dict[str, str] = field(default_factory=dict)
+    answer: tuple[int, str] | None = None
+    """What every request is answered with, if it is to be refused."""
+
+    def __post_init__(self) -> None:
+        self._ids = itertools.count(1)
+
+    def start(self, owner: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """Run a job; the secrets' values are in its environment and in no answer."""
+        job = f"{next(self._ids):024x}"
+        secrets = asked.pop("secrets", {})
+        words = [*asked["command"], *asked["arguments"]]
+        around = {**asked["environment"], **secrets}
+        self.containers[job] = Container(words, around, self.place / job)
+        self.jobs[job] = {
+            **asked,
+            "id": job,
+            "createdAt": time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime()),
+            "secrets": dict.fromkeys(secrets, "***"),
+            "owner": {"id": "1", "name": owner, "type": "user"},
+        }
+        return self.told(job)
+
+    def told(self, job: str) -> dict[str, Any]:
+        """Return a job as the Hub tells it."""
+        container = self.containers[job]
+        code, message = container.exit_code(), None
+        if code is None:
+            stage = "RUNNING"
+        elif container.was_stopped:
+            stage = "CANCELED"
+        elif code == 0:
+            stage = "COMPLETED"
+        else:
+            stage, message = (
+                "ERROR",
+                f"Job failed with exit code: {code}. Reason: Error",
+            )
+        stage = self.stages.get(job, stage)
+        return {**self.jobs[job], "status": {"stage": stage, "message": message}}
+
+    def with_labels(self, labels: list[str]) -> list[dict[str, Any]]:
+        """Return the jobs that have all the labels, each `key=value`."""
+        pairs = [each.split("=", 1) for each in labels]
+        return [
+            self.told(job)
+            for job, asked in self.jobs.items()
+            if all(asked.get("labels", {}).get(key) == value for key, value in pairs)
+        ]
+
+
+@contextmanager
+def served(place: Path) -> Iterator[Hub]:
+    """Serve a Hub until the end, and leave no process."""
+    hub = Hub(place)
+
+    class Answers(_Answers):
+        known = hub
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}
+    )
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+        for container in hub.containers.values():
+            container.kill()
+
+
+class _Answers(BaseHTTPRequestHandler):
+    known: Hub
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if self._is_refused():
+            return
+        address = urlsplit(self.path)
+        if address.path == "/api/whoami-v2":
+            self._send(200, {"type": "user", "name": USER})
+            return
+        found = JOB.fullmatch(address.path)
+        if found is None:
+            self._send(404, {"error": "no such page"})
+        elif found["job"] is None:
+            labels = parse_qs(address.query).get("label", [])
+            self._send(200, self.known.with_labels(labels))
+        elif found["job"] not in self.known.jobs:
+            self._send(404, {"error": "Job not found"})
+        elif found["what"] == "logs":
+            self._send_log(self.known.containers[found["job"]])
+        else:
+            self._send(200, self.known.told(found["job"]))
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self._is_refused():
+            return
+        found = JOB.fullmatch(self.path)
+        assert found is not None, self.path
+        if found["what"] == "cancel":
+            if found["job"] not in self.known.jobs:
+                self._send(404, {"error": "Job not found"})
+                return
+            self.known.containers[found["job"]].stop(kill_after_s=KILL_AFTER_S)
+            self._send(200, self.known.told(found["job"]))
+            return
+        asked = json.loads(body)
+        if asked["flavor"] not in FLAVORS:
+            self._send(400, {"error": f"Invalid flavor {asked['flavor']!r}"})
+            return
+        self._send(200, self.known.start(found["owner"], asked))
+
+    def _is_refused(self) -> bool:
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            self._send(401, {"error": "Invalid user token."})
+            return True
+        if self.known.answer is not None:
+            status, said = self.known.answer
+            self._send(status, {"error": said})
+            return True
+        return False
+
+    def _send(self, status: int, form: Any) -> None:
+        data = json.dumps(form).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _send_log(self, container: Container) -> None:
+        """Send what is there. The Hub would stay until the SDK is tired of it."""
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        now = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+        for line in ["===== Job started at now =====", *container.lines()]:
+            event = json.dumps({"data": line, "timestamp": now})
+            self.wfile.write(f"data: {event}\n\n".encode())

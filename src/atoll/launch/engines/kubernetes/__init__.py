@@ -24,7 +24,7 @@ from atoll.launch.engines.kubernetes.manifest import (
     NOT_STARTED,
     SPARE_S,
     KubernetesOptions,
-    job,
+    manifest,
     secret,
 )
 from atoll.launch.engines.kubernetes.pods import (
@@ -61,7 +61,7 @@ class KubernetesLauncher:
         return Traits()
 
     def plan(self, order: Order) -> Plan:
-        data = job(order, self._read)
+        data = manifest(order, self._read)
         data["metadata"]["namespace"] = self._cluster.namespace
         return Plan(data, yaml.safe_dump(data, sort_keys=False))
 
@@ -73,14 +73,14 @@ class KubernetesLauncher:
             options={**self._options, **self._cluster.named},
             begun_at_s=time.time(),
         )
-        if self._cluster.read_job(order.id) is not None:
+        if self._cluster.read(order.id) is not None:
             # Before anything is kept: whoever is refused would cancel by it.
             raise UsageError(
                 f"{order.id!r} is launched in {self._cluster.namespace} already. "
                 "Launch under another name."
             )
         keep(handle)
-        uid = self._cluster.create_job(form)["metadata"]["uid"]
+        uid = self._cluster.create(form)["metadata"]["uid"]
         handle = replace(handle, reference={**handle.reference, "uid": uid})
         keep(handle)
         # Its pods wait for it, and it has an owner from its first moment.
@@ -88,7 +88,7 @@ class KubernetesLauncher:
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
-        found = self._cluster.read_job(handle.id)
+        found = self._cluster.read(handle.id)
         pods = self._cluster.pods(handle.id) if found is not None else []
         return tuple(report(handle, index, found, pods) for index in handle.indexes)
 
@@ -108,7 +108,7 @@ class KubernetesLauncher:
         indexes: Collection[int] | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
-        found = self._cluster.read_job(handle.id)
+        found = self._cluster.read(handle.id)
         if found is None or is_over(found):
             return
         pods = self._cluster.pods(handle.id)
@@ -139,7 +139,7 @@ class KubernetesLauncher:
         else:
             # Who has no place yet is started all the same, and ends at once.
             self._cluster.patch_secret(handle.id, {NOT_STARTED: known})
-        self._cluster.patch_job(handle.id, change)
+        self._cluster.patch(handle.id, change)
 
     def _lives(self, handle: Handle, index: int, pods: Sequence[Form]) -> list[Form]:
         return of_index(pods, index - handle.first)

@@ -42,14 +42,14 @@ class Cluster:
         named = {"namespace": self.namespace, "context": self._context}
         return {key: value for key, value in named.items() if value is not None}
 
-    def create_job(self, form: Mapping[str, Any]) -> dict[str, Any]:
+    def create(self, form: Mapping[str, Any]) -> dict[str, Any]:
         with _answers(self.namespace, f"the Job {form['metadata']['name']}"):
             made: dict[str, Any] = self._custom.create_namespaced_custom_object(
                 "batch", "v1", self.namespace, "jobs", form, _request_timeout=ANSWER_S
             )
             return made
 
-    def read_job(self, name: str) -> dict[str, Any] | None:
+    def read(self, name: str) -> dict[str, Any] | None:
         try:
             with _answers(self.namespace, f"the Job {name}"):
                 found: dict[str, Any] = self._custom.get_namespaced_custom_object(
@@ -64,7 +64,7 @@ class Cluster:
         except Missing:
             return None
 
-    def patch_job(self, name: str, change: Mapping[str, Any]) -> None:
+    def patch(self, name: str, change: Mapping[str, Any]) -> None:
         with _answers(self.namespace, f"the Job {name}"):
             self._custom.patch_namespaced_custom_object(
                 "batch",

@@ -74,7 +74,7 @@ class KubernetesOptions:
     """How long what became of a launch is kept in the cluster after its end."""
 
 
-def job(order: Order, options: KubernetesOptions) -> dict[str, Any]:
+def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
     """Return the Job of a launch.
 
     Raises:

@@ -61,13 +61,22 @@ class Job:
             self._done.add(index)
         elif (action := self._action(pod)) == "FailIndex":
             self._failed.add(index)
+        elif action == "FailJob":
+            self._conclude("Failed", "PodFailurePolicy")
         elif action != "Ignore":
             self._failures[index] = self._failures.get(index, 0) + 1
-            if self._failures[index] > self.form["spec"]["backoffLimitPerIndex"]:
-                self._failed.add(index)
+            self._limit(index)
         status = self.form["status"]
         status["completedIndexes"] = _listed(sorted(self._done))
         status["failedIndexes"] = _listed(sorted(self._failed))
+
+    def _limit(self, index: int) -> None:
+        spec = self.form["spec"]
+        if "backoffLimitPerIndex" not in spec:
+            if sum(self._failures.values()) > spec["backoffLimit"]:
+                self._conclude("Failed", "BackoffLimitExceeded")
+        elif self._failures[index] > spec["backoffLimitPerIndex"]:
+            self._failed.add(index)
 
     def _action(self, pod: Pod) -> str:
         """Return what the first rule that fits says; rules do not see what is gone."""
@@ -94,6 +103,8 @@ class Job:
             self._conclude("Failed", "DeadlineExceeded")
 
     def _conclude(self, kind: str, reason: str) -> None:
+        if self.is_over:
+            return
         ended: Form = {"type": kind, "status": "True", "lastTransitionTime": now()}
         if kind == "Failed":
             ended |= {"reason": reason, "message": f"Job has failed: {reason}"}
@@ -134,6 +145,58 @@ class Job:
                 "spec": spec,
             }
         )
+
+
+class JobSet:
+    """A JobSet of one Job: if that fails, all of it begins anew."""
+
+    def __init__(self, form: Form, make_pod: Callable[[Form], Pod]) -> None:
+        self.form, self._make_pod = form, make_pod
+        form["status"] = {"restarts": 0}
+        self._job = self._new_job()
+
+    @property
+    def pods(self) -> list[Pod]:
+        return self._job.pods
+
+    def look(self) -> None:
+        """Do what is due."""
+        self._job.look()
+        if not self._job.is_over or "conditions" in self.form["status"]:
+            return
+        (ended,) = self._job.form["status"]["conditions"]
+        if ended["type"] == "Complete":
+            self._conclude("Completed")
+        elif self._is_for_good(ended["reason"]):
+            self._conclude("Failed")
+        elif not self._end_pods():
+            self.form["status"]["restarts"] += 1
+            self._job = self._new_job()
+
+    def _is_for_good(self, reason: str) -> bool:
+        policy = self.form["spec"]["failurePolicy"]
+        told = [each["onJobFailureReasons"] for each in policy["rules"]]
+        has_rule = any(reason in each for each in told)
+        return has_rule or self.form["status"]["restarts"] >= policy["maxRestarts"]
+
+    def _end_pods(self) -> bool:
+        """Return whether there are pods still."""
+        for pod in self.pods:
+            pod.delete(pod.form["spec"]["terminationGracePeriodSeconds"])
+        return bool(self.pods)
+
+    def _conclude(self, kind: str) -> None:
+        for pod in self.pods:
+            if not pod.is_terminal:
+                pod.delete(pod.form["spec"]["terminationGracePeriodSeconds"])
+        self.form["status"]["conditions"] = [{"type": kind, "status": "True"}]
+
+    def _new_job(self) -> Job:
+        (part,) = self.form["spec"]["replicatedJobs"]
+        again = self.form["status"]["restarts"]
+        name = f"{self.form['metadata']['name']}-{part['name']}-{again}"
+        form = {"metadata": {"name": name}, "spec": part["template"]["spec"]}
+        return Job(form, self._make_pod)
 
 
 def _listed(indexes: Sequence[int]) -> str:

@@ -22,12 +22,13 @@ from urllib.parse import parse_qs, urlsplit
 import kubernetes_validate
 import yaml
 
-from tests.launch.kubernetes_jobs import Job
+from tests.launch.kubernetes_jobs import Job, JobSet
 from tests.launch.kubernetes_pods import Form, Pod, now
 
 LOOK_S = 0.05
 TOKEN = "a-token-of-a-cluster"
 JOBS, CORE = "/apis/batch/v1/namespaces/", "/api/v1/namespaces/"
+SETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/"
 
 
 class Denied(Exception):
@@ -44,6 +45,8 @@ class KubernetesServer:
     def __init__(self, directory: Path, *, namespace: str = "reef") -> None:
         self.directory, self.namespace = directory, namespace
         self.jobs: dict[str, Job] = {}
+        self.jobsets: dict[str, JobSet] = {}
+        self.has_jobsets = True
         self.secrets: dict[str, Form] = {}
         self.requests: list[tuple[str, str]] = []
         self.failing: int | None = None
@@ -98,7 +101,10 @@ class KubernetesServer:
                 pod.kill()
 
     def pods(self) -> list[Pod]:
-        return [pod for job in self.jobs.values() for pod in job.pods]
+        return [pod for each in self._led() for pod in each.pods]
+
+    def _led(self) -> list[Job | JobSet]:
+        return [*self.jobs.values(), *self.jobsets.values()]
 
     def evict(self, name: str) -> None:
         """Drain a pod from its node, as whoever maintains a cluster does."""
@@ -119,15 +125,17 @@ class KubernetesServer:
         self.requests.append((method, path))
         if self.failing is not None:
             raise Denied(self.failing, "it was told to")
-        group = JOBS if path.startswith(JOBS) else CORE
+        group = next(each for each in (JOBS, SETS, CORE) if path.startswith(each))
         namespace, kind, *rest = path.removeprefix(group).split("/")
         if namespace != self.namespace:
             raise Denied(403, f'{kind} is forbidden in the namespace "{namespace}"')
         name = rest[0] if rest else None
         if body is not None and method == "POST":
-            kubernetes_validate.validate(body, "1.37", strict=True)
+            validate(body)
         if (group, kind) == (JOBS, "jobs"):
             return self._job(method, name, body)
+        if group == SETS:
+            return self._jobset(method, name, body)
         if kind == "secrets":
             return self._secret(method, name, body)
         return self._pod(method, rest, query)
@@ -150,6 +158,25 @@ class KubernetesServer:
                 raise Denied(422, "field is immutable")
             _merge(form, body)
         return form
+
+    def _jobset(self, method: str, name: str | None, body: Form | None) -> Form:
+        if not self.has_jobsets:
+            raise Denied(404, "the server could not find the requested resource")
+        if method == "POST":
+            assert body is not None
+            body["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
+            self.jobsets[body["metadata"]["name"]] = JobSet(body, self._new_pod)
+            return body
+        if name is None or name not in self.jobsets:
+            raise Denied(404, f'jobsets "{name}" not found')
+        found = self.jobsets[name]
+        if method == "PATCH":
+            assert body is not None
+            _merge(found.form, body)
+        elif method == "DELETE":
+            for pod in self.jobsets.pop(name).pods:
+                pod.kill()
+        return found.form
 
     def _secret(self, method: str, name: str | None, body: Form | None) -> Form:
         assert body is not None
@@ -191,10 +218,25 @@ class KubernetesServer:
                 secrets = {
                     name: each["stringData"] for name, each in self.secrets.items()
                 }
-                for job in self.jobs.values():
-                    job.look()
-                    for pod in job.pods:
+                for each in self._led():
+                    each.look()
+                    for pod in each.pods:
                         pod.look(secrets)
+
+
+def validate(form: Form) -> None:
+    """Raise if an official schema does not take a form, strictly.
+
+    There is none for a JobSet, which is an extension; but for the Job within it.
+    """
+    if form["kind"] != "JobSet":
+        kubernetes_validate.validate(form, "1.37", strict=True)
+        return
+    for part in form["spec"]["replicatedJobs"]:
+        meta = {"name": form["metadata"]["name"]}
+        within = {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta}
+        whole = {**within, **part["template"]}
+        kubernetes_validate.validate(whole, "1.37", strict=True)
 
 
 def _merge(form: Form, change: Form) -> None:
@@ -226,11 +268,13 @@ def _handler(server: KubernetesServer) -> type[BaseHTTPRequestHandler]:
                     )
                 self._send(201 if self.command == "POST" else 200, data)
             except Denied as exc:
-                told = {"kind": "Status", "message": str(exc), "code": exc.status}
-                self._send(exc.status, json.dumps(told).encode())
+                self._deny(exc.status, str(exc))
             except kubernetes_validate.ValidationError as exc:
-                told = {"kind": "Status", "message": str(exc), "code": 422}
-                self._send(422, json.dumps(told).encode())
+                self._deny(422, str(exc))
+
+        def _deny(self, status: int, message: str) -> None:
+            told = {"kind": "Status", "message": message, "code": status}
+            self._send(status, json.dumps(told).encode())
 
         def _send(self, status: int, data: bytes) -> None:
             self.send_response(status)

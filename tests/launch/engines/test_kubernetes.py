@@ -273,6 +273,13 @@ def test_missing_credentials_are_told(
         open_launcher("kubernetes", {"kubeconfig": str(tmp_path / "none")})
 
 
+def test_a_damaged_kubeconfig_is_told(tmp_path: Path) -> None:
+    """It is a file of people's, and may hold anything."""
+    (tmp_path / "config").write_text("a: [")
+    with pytest.raises(UsageError, match="does not lead to a cluster"):
+        open_launcher("kubernetes", {"kubeconfig": str(tmp_path / "config")})
+
+
 def test_an_unknown_context_is_told(server: KubernetesServer) -> None:
     """Its kubeconfig has others."""
     options = {"kubeconfig": str(server.kubeconfig()), "context": "nowhere"}

@@ -1,6 +1,6 @@
-"""Islands as the pods of an Indexed Job.
+"""Islands as the pods of an Indexed Job, or each as a JobSet.
 
-Start reading at `KubernetesLauncher`, then `manifest`, `pods` and `cluster`.
+Start reading at `KubernetesLauncher`, then `manifest`, `pods`, `cluster` and `jobsets`.
 
 Kubernetes keeps what became of a launch: in the Job, its pods and an annotation of it.
 So any terminal with the same permission finds it, and nothing is kept here.
@@ -19,6 +19,7 @@ import yaml
 from atoll.errors import UsageError
 from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Traits
 from atoll.launch.engines.kubernetes.cluster import Cluster, Missing, open_cluster
+from atoll.launch.engines.kubernetes.jobsets import SliceLauncher
 from atoll.launch.engines.kubernetes.manifest import (
     ENGINE,
     NOT_STARTED,
@@ -45,7 +46,14 @@ from atoll.launch.states import Report
 def open_launcher(options: Mapping[str, str]) -> Launcher:
     """Return the launcher of a cluster that this user has credentials for."""
     read = read_options(KubernetesOptions, options, engine=ENGINE)
-    return KubernetesLauncher(read, options, open_cluster(read))
+    cluster = open_cluster(read)
+    if read.jobset:
+        return SliceLauncher(read, options, cluster)
+    if read.hosts != 1:
+        raise UsageError(
+            f"hosts={read.hosts} is for islands of several pods. Add jobset=true."
+        )
+    return KubernetesLauncher(read, options, cluster)
 
 
 class KubernetesLauncher:
@@ -80,11 +88,11 @@ class KubernetesLauncher:
                 "Launch under another name."
             )
         keep(handle)
-        uid = self._cluster.create(form)["metadata"]["uid"]
-        handle = replace(handle, reference={**handle.reference, "uid": uid})
+        owner = self._cluster.create(form)
+        handle = replace(handle, reference={"uid": owner["metadata"]["uid"]})
         keep(handle)
         # Its pods wait for it, and it has an owner from its first moment.
-        self._cluster.create_secret(secret(order, uid))
+        self._cluster.create_secret(secret(order, owner))
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
@@ -95,10 +103,7 @@ class KubernetesLauncher:
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
         lines: list[str] = []
         for pod in self._lives(handle, index, self._cluster.pods(handle.id)):
-            said = self._cluster.log(pod["metadata"]["name"]).splitlines(keepends=True)
-            if said and is_live(pod) and not said[-1].endswith("\n"):
-                del said[-1]  # it is still being said
-            lines += [each.rstrip("\r\n") for each in said]
+            lines += self._cluster.lines(pod)
         return lines[after:]
 
     def cancel(

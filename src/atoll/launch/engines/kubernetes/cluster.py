@@ -9,13 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
+import yaml
 from kubernetes import client, config
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch.engines.kubernetes.manifest import LAUNCH, KubernetesOptions
+from atoll.launch.engines.kubernetes.pods import is_live
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 ANSWER_S = 60.0
+KINDS = {
+    "Job": ("batch", "v1", "jobs"),
+    "JobSet": ("jobset.x-k8s.io", "v1alpha2", "jobsets"),
+}
+"""Group, version and path of what is submitted."""
+
 _loading: Any = config  # its functions are not annotated
 MAX_TOLD = 300
 """Characters of a cluster's answer that are shown."""
@@ -43,20 +51,35 @@ class Cluster:
         return {key: value for key, value in named.items() if value is not None}
 
     def create(self, form: Mapping[str, Any]) -> dict[str, Any]:
-        with _answers(self.namespace, f"the Job {form['metadata']['name']}"):
+        """Submit, and return what the cluster has made of it."""
+        try:
+            return self._create(form)
+        except Missing as exc:
+            raise UsageError(
+                f"The cluster knows no {form['kind']} in {self.namespace}. Install "
+                "what brings it, or launch without."
+            ) from exc
+
+    def _create(self, form: Mapping[str, Any]) -> dict[str, Any]:
+        with _answers(self.namespace, f"{form['kind']} {form['metadata']['name']}"):
+            group, version, plural = KINDS[form["kind"]]
             made: dict[str, Any] = self._custom.create_namespaced_custom_object(
-                "batch", "v1", self.namespace, "jobs", form, _request_timeout=ANSWER_S
+                group,
+                version,
+                self.namespace,
+                plural,
+                form,
+                _request_timeout=ANSWER_S,
             )
             return made
 
-    def read(self, name: str) -> dict[str, Any] | None:
+    def read(self, name: str, *, kind: str = "Job") -> dict[str, Any] | None:
         try:
-            with _answers(self.namespace, f"the Job {name}"):
+            with _answers(self.namespace, f"{kind} {name}"):
                 found: dict[str, Any] = self._custom.get_namespaced_custom_object(
-                    "batch",
-                    "v1",
+                    *KINDS[kind][:2],
                     self.namespace,
-                    "jobs",
+                    KINDS[kind][2],
                     name,
                     _request_timeout=ANSWER_S,
                 )
@@ -64,17 +87,34 @@ class Cluster:
         except Missing:
             return None
 
-    def patch(self, name: str, change: Mapping[str, Any]) -> None:
-        with _answers(self.namespace, f"the Job {name}"):
+    def patch(self, name: str, change: Mapping[str, Any], *, kind: str = "Job") -> None:
+        group, version, plural = KINDS[kind]
+        with _answers(self.namespace, f"{kind} {name}"):
             self._custom.patch_namespaced_custom_object(
-                "batch",
-                "v1",
+                group,
+                version,
                 self.namespace,
-                "jobs",
+                plural,
                 name,
                 change,
                 _request_timeout=ANSWER_S,
             )
+
+    def delete(self, name: str, *, kind: str) -> None:
+        group, version, plural = KINDS[kind]
+        try:
+            with _answers(self.namespace, f"{kind} {name}"):
+                self._custom.delete_namespaced_custom_object(
+                    group,
+                    version,
+                    self.namespace,
+                    plural,
+                    name,
+                    propagation_policy="Background",
+                    _request_timeout=ANSWER_S,
+                )
+        except Missing:
+            return
 
     def create_secret(self, form: Mapping[str, Any]) -> None:
         with _answers(self.namespace, f"the Secret {form['metadata']['name']}"):
@@ -116,7 +156,14 @@ class Cluster:
         except Missing:
             return
 
-    def log(self, pod: str) -> str:
+    def lines(self, pod: Mapping[str, Any]) -> list[str]:
+        """Return the lines that a pod has said, without one that is still being."""
+        said = self._log(pod["metadata"]["name"]).splitlines(keepends=True)
+        if said and is_live(pod) and not said[-1].endswith("\n"):
+            del said[-1]
+        return [each.rstrip("\r\n") for each in said]
+
+    def _log(self, pod: str) -> str:
         """Return what a pod has said, which is nothing before it runs."""
         try:
             with _answers(self.namespace, f"the log of {pod}"):
@@ -141,7 +188,7 @@ def open_cluster(options: KubernetesOptions) -> Cluster:
     try:
         api = _loading.new_client_from_config(config_file=file, context=context)
         context, namespace = _chosen(file, context)
-    except (config.ConfigException, OSError) as exc:
+    except (config.ConfigException, OSError, yaml.YAMLError) as exc:
         if file is not None or context is not None:
             raise UsageError(
                 f"The kubeconfig does not lead to a cluster: {exc}. Give another "

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from atoll.launch.spec import IslandSpec, Resources
 ENGINE = "kubernetes"
 INDEX = "JOB_COMPLETION_INDEX"
 LAUNCH = "app.kubernetes.io/instance"
+QUEUE = "kueue.x-k8s.io/queue-name"
 MESSAGE = "/dev/termination-log"
 NOT_STARTED = "atoll-cancelled"
 """The key of the Secret that says which islands are not to be started any more."""
@@ -70,6 +71,18 @@ class KubernetesOptions:
     accelerator_label: str = "nvidia.com/gpu.product"
     """The label of nodes that says which accelerator they have."""
 
+    jobset: bool = False
+    """Whether every island is a JobSet of several pods, as on a slice of TPUs."""
+
+    hosts: int = 1
+    """Pods of one island, if it is a JobSet."""
+
+    exclusive_topology: str | None = None
+    """The label of machines that a JobSet shares with no other, as of a slice."""
+
+    queue: str | None = None
+    """The queue of Kueue that admits it."""
+
     keep_s: int = 24 * 3600
     """How long what became of a launch is kept in the cluster after its end."""
 
@@ -80,12 +93,11 @@ def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
     Raises:
         UsageError: a cluster cannot do what the spec asks for, by name.
     """
-    labels = {LAUNCH: order.id, "app.kubernetes.io/managed-by": "atoll"}
     gone_on_purpose = [leader.GIVEN_UP, leader.TOLD_TO_GO]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": order.id, "labels": labels},
+        "metadata": {"name": order.id, "labels": labels_of(order, options)},
         "spec": {
             "completionMode": "Indexed",
             "completions": order.num_islands,
@@ -110,27 +122,36 @@ def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
             },
             "ttlSecondsAfterFinished": options.keep_s,
             "template": {
-                "metadata": {"labels": labels},
-                "spec": pod(order, options),
+                "metadata": {"labels": labels_of(order)},
+                "spec": pod(order, options, words=_words(order, options)),
             },
         },
     }
 
 
-def secret(order: Order, job_uid: str) -> dict[str, Any]:
-    """Return the Secret of a launch. It holds values: never shown."""
+def labels_of(order: Order, options: KubernetesOptions | None = None) -> dict[str, str]:
+    """Return by which labels a launch is found; with options, admitted as well."""
+    labels = {LAUNCH: order.id, "app.kubernetes.io/managed-by": "atoll"}
+    if options is not None and options.queue is not None:
+        labels[QUEUE] = options.queue
+    return labels
+
+
+def secret(order: Order, owner: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Secret that goes with its owner. It holds values: never shown."""
+    known = owner["metadata"]
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": order.id,
+            "name": known["name"],
             "labels": {LAUNCH: order.id},
             "ownerReferences": [
                 {
-                    "apiVersion": "batch/v1",
-                    "kind": "Job",
-                    "name": order.id,
-                    "uid": job_uid,
+                    "apiVersion": owner["apiVersion"],
+                    "kind": owner["kind"],
+                    "name": known["name"],
+                    "uid": known["uid"],
                 }
             ],
         },
@@ -142,8 +163,14 @@ def secret(order: Order, job_uid: str) -> dict[str, Any]:
     }
 
 
-def pod(order: Order, options: KubernetesOptions) -> dict[str, Any]:
-    """Return what one island runs in."""
+def pod(
+    order: Order,
+    options: KubernetesOptions,
+    *,
+    words: Sequence[str],
+    holder: str | None = None,
+) -> dict[str, Any]:
+    """Return what an island runs in; `holder` is the Secret of its values."""
     spec = order.spec
     claims = _pairs(options.volumes, ":", what="volumes=CLAIM:/PATH")
     form: dict[str, Any] = {
@@ -152,7 +179,14 @@ def pod(order: Order, options: KubernetesOptions) -> dict[str, Any]:
         # An island asks nothing of the cluster.
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "containers": [_container(order, options, claims)],
+        "containers": [
+            {
+                **_container(spec, options, claims),
+                # $(NAME) would be replaced by the cluster; $$ is a dollar.
+                "command": [each.replace("$(", "$$(") for each in words],
+                "env": _environment(order, holder or order.id),
+            }
+        ],
         "volumes": [
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
             *(
@@ -178,14 +212,12 @@ def pod(order: Order, options: KubernetesOptions) -> dict[str, Any]:
 
 
 def _container(
-    order: Order, options: KubernetesOptions, claims: Mapping[str, str]
+    spec: IslandSpec, options: KubernetesOptions, claims: Mapping[str, str]
 ) -> dict[str, Any]:
     return {
         "name": "island",
-        "image": _image(order.spec),
-        "command": _words(order, options),
-        "env": _environment(order),
-        "resources": _resources(order.spec.resources, options),
+        "image": _image(spec),
+        "resources": _resources(spec.resources, options),
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", DRAIN]}}},
         "terminationMessagePath": MESSAGE,
         "volumeMounts": [
@@ -219,25 +251,24 @@ def _words(order: Order, options: KubernetesOptions) -> list[str]:
     words += ["--first", str(order.first)] if order.first else []
     words += ["--restarts", json.dumps(asdict(spec.restarts)), "--message", MESSAGE]
     boot = bootstrap_words(spec, index_from=INDEX, first=order.first, python=python)
-    # $(NAME) would be replaced by the cluster; $$ is a dollar.
-    return [each.replace("$(", "$$(") for each in [*words, "--", *boot]]
+    return [*words, "--", *boot]
 
 
-def _environment(order: Order) -> list[dict[str, Any]]:
+def _environment(order: Order, holder: str) -> list[dict[str, Any]]:
     spec = order.spec
     plain = [
         {"name": name, "value": value.replace("$(", "$$(")}
         for name, value in spec.environment.items()
     ]
-    places = {name: (order.id, name) for name in order.values}
+    places = {name: (holder, name) for name in order.values}
     for name, named in in_engine(spec.secrets).items():
-        holder, _, key = named.partition("/")
-        places[name] = (holder, key or name)
+        theirs, _, key = named.partition("/")
+        places[name] = (theirs, key or name)
     told = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": holder, "key": key}}}
-        for name, (holder, key) in places.items()
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": place, "key": key}}}
+        for name, (place, key) in places.items()
     ]
-    ended = {"name": order.id, "key": NOT_STARTED}
+    ended = {"name": holder, "key": NOT_STARTED}
     return [
         *plain,
         *told,

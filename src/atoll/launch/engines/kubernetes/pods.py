@@ -167,3 +167,39 @@ def unfinished(
     """Return which of these islands are not over."""
     reports = (report(handle, index, job, pods) for index in wanted)
     return {each.index for each in reports if not each.state.is_over}
+
+
+def set_report(
+    handle: Handle, index: int, jobset: Form | None, pods: Sequence[Form]
+) -> Report:
+    """Return what is true of an island that is a JobSet, oldest pod first."""
+    name = handle.island(index)
+    if jobset is None:
+        why = "the cluster has no such JobSet any more"
+        return Report(index=index, name=name, state=State.LOST, why=why)
+    restarts = int(jobset.get("status", {}).get("restarts") or 0)
+    state = _state_of_set(jobset, pods, restarts)
+    # A pod that failed says more than those that went because of it.
+    told = next((each for each in pods if _code(each)), pods[-1] if pods else {})
+    nodes = {str(each["spec"].get("nodeName", "")) for each in pods} - {""}
+    return Report(
+        index=index,
+        name=name,
+        state=state,
+        restarts=restarts,
+        exit_code=_exit_code(told),
+        why="" if state is State.FINISHED else _why(jobset, told)[:MAX_WHY],
+        place=" ".join(sorted(nodes)),
+    )
+
+
+def _state_of_set(jobset: Form, pods: Sequence[Form], restarts: int) -> State:
+    if any(each["status"].get("phase") == "Running" for each in pods):
+        return State.RUNNING
+    if cancelled(jobset):
+        return State.CANCELLED
+    if _condition(jobset, "Completed") is not None:
+        return State.FINISHED
+    if _condition(jobset, "Failed") is not None:
+        return State.FAILED
+    return State.RESTARTING if restarts or any(map(_code, pods)) else State.PENDING

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import kubernetes_validate
+
 from tests.launch.kubernetes_pods import Form, Pod, now
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -197,6 +199,21 @@ class JobSet:
         name = f"{self.form['metadata']['name']}-{part['name']}-{again}"
         form = {"metadata": {"name": name}, "spec": part["template"]["spec"]}
         return Job(form, self._make_pod)
+
+
+def validate(form: Form) -> None:
+    """Raise if an official schema does not take a form, strictly.
+
+    There is none for a JobSet, which is an extension; but for the Job within it.
+    """
+    if form["kind"] != "JobSet":
+        kubernetes_validate.validate(form, "1.37", strict=True)
+        return
+    for part in form["spec"]["replicatedJobs"]:
+        meta = {"name": form["metadata"]["name"]}
+        within = {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta}
+        whole = {**within, **part["template"]}
+        kubernetes_validate.validate(whole, "1.37", strict=True)
 
 
 def _listed(indexes: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 import kubernetes_validate
 import yaml
 
-from tests.launch.kubernetes_jobs import Job, JobSet
+from tests.launch.kubernetes_jobs import Job, JobSet, validate
 from tests.launch.kubernetes_pods import Form, Pod, now
 
 LOOK_S = 0.05
@@ -222,21 +222,6 @@ class KubernetesServer:
                     each.look()
                     for pod in each.pods:
                         pod.look(secrets)
-
-
-def validate(form: Form) -> None:
-    """Raise if an official schema does not take a form, strictly.
-
-    There is none for a JobSet, which is an extension; but for the Job within it.
-    """
-    if form["kind"] != "JobSet":
-        kubernetes_validate.validate(form, "1.37", strict=True)
-        return
-    for part in form["spec"]["replicatedJobs"]:
-        meta = {"name": form["metadata"]["name"]}
-        within = {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta}
-        whole = {**within, **part["template"]}
-        kubernetes_validate.validate(whole, "1.37", strict=True)
 
 
 def _merge(form: Form, change: Form) -> None:

@@ -18,7 +18,8 @@ from atoll.launch.spec import IslandSpec, Resources, Restarts
 from atoll.launch.states import State
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import STAY, are, are_over
-from tests.launch.kubernetes_server import KubernetesServer, until, validate
+from tests.launch.kubernetes_jobs import validate
+from tests.launch.kubernetes_server import KubernetesServer, until
 
 PAGE = Path(__file__).parents[3] / "docs" / "launching-kubernetes.md"
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731

@@ -22,7 +22,7 @@ from atoll.launch.launching import Launched
 from atoll.settings import RunSettings
 from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
 
-WAIT_S = 100.0
+WAIT_S = 250.0
 PAGE = Path(__file__).parents[2] / "docs" / "launching.md"
 COMMANDS = re.findall(r"^    atoll (.*)$", PAGE.read_text(), flags=re.MULTILINE)
 
@@ -68,6 +68,7 @@ def states(say: Say, *words: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.timeout(300)
 def test_a_run_file_is_trained_to_its_end(place: Path, say: Say) -> None:
     """A coordinator and islands come and go; what is left is a table, and no settings.
 
@@ -110,6 +111,7 @@ def _require_nothing_told(place: Path) -> None:
         assert [each for each in secrets if each in said] == []
 
 
+@pytest.mark.timeout(300)
 def test_a_launch_is_found_from_another_terminal(place: Path, say: Say) -> None:
     """Left, listed, read, made larger and smaller, and ended, coordinator last."""
     forever = ("--set", "run.end_rounds=1000000", "--set", "run.start_islands=1")
@@ -153,6 +155,7 @@ def _until(say: Say, run: str, wanted: dict[str, str]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.timeout(300)
 def test_islands_of_a_bucket_need_no_coordinator(place: Path, say: Say) -> None:
     """A run in a store is trained as it is, and nothing else is started."""
     store = place / "store"
@@ -166,6 +169,7 @@ def test_islands_of_a_bucket_need_no_coordinator(place: Path, say: Say) -> None:
     assert set(states(say, "--all")) == {"local-0", "local-1"}
 
 
+@pytest.mark.timeout(300)
 def test_code_is_shipped_by_the_run(
     place: Path, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +190,7 @@ def test_code_is_shipped_by_the_run(
     assert not (place / "local-0.cmdline").exists()
 
 
+@pytest.mark.timeout(300)
 def test_failures_are_told_by_cause(place: Path, say: Say) -> None:
     """Exit code 1, what was the matter, and the last words: once for equal ones."""
     (place / "broken.py").write_text("print('so far')\nraise RuntimeError('oh dear')\n")
@@ -199,6 +204,7 @@ def test_failures_are_told_by_cause(place: Path, say: Say) -> None:
     assert states(say) == {}
 
 
+@pytest.mark.timeout(300)
 def test_an_interruption_lets_islands_leave(place: Path, say: Say) -> None:
     """Ctrl-C: they leave the run, the coordinator closes, and nothing is left."""
     forever = ("--set", "run.end_rounds=1000000")

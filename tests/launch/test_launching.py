@@ -58,6 +58,7 @@ def test_the_face_is_what_was_promised() -> None:
     assert all(hasattr(atoll.launch, name) for name in atoll.launch.__all__)
 
 
+@pytest.mark.timeout(300)
 def test_islands_are_waited_for_with_their_metrics(tmp_path: Path) -> None:
     """Exit states, last metrics and last lines come together at the end."""
     run = str(tmp_path / "run")
@@ -65,7 +66,7 @@ def test_islands_are_waited_for_with_their_metrics(tmp_path: Path) -> None:
     atoll.init(run, RunSettings.from_dict(settings))
     (tmp_path / "train.py").write_text(ISLAND)
     launched = launch("local", 2, run, ["train.py"], name="far")
-    results = launched.wait(100.0)
+    results = launched.wait(250.0)
 
     assert [each.report.state for each in results] == [State.FINISHED] * 2
     assert [each.metrics["round"] for each in results] == [3, 3]

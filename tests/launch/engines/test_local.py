@@ -140,6 +140,7 @@ def test_a_function_is_a_command(stage: LaunchStage, tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(300)
 def test_several_processes_are_one_island(stage: LaunchStage, tmp_path: Path) -> None:
     """One torchrun starts the ranks, one name; SIGTERM reaches each once."""
     (tmp_path / "rank.py").write_text(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import signal
@@ -63,7 +64,12 @@ def with_requirements(words: Sequence[str], requirements: Sequence[str]) -> list
 
 
 def lead(
-    name: str, words: Sequence[str], restarts: Restarts, *, leave_after_s: float
+    name: str,
+    words: Sequence[str],
+    restarts: Restarts,
+    *,
+    leave_after_s: float = math.inf,
+    grace_s: float = GRACE_S,
 ) -> Report:
     """Lead an island until it is over, and return how it ended."""
     heard: list[int] = []
@@ -73,7 +79,7 @@ def lead(
     while not led.is_over:
         now_s = time.monotonic()
         if heard or now_s >= leave_at_s:
-            led.cancel(now_s, grace_s=GRACE_S)
+            led.cancel(now_s, grace_s=grace_s)
         led.look(now_s)
         time.sleep(LOOK_S)
     return led.report

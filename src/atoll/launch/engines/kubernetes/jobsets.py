@@ -1,0 +1,216 @@
+"""Islands that are several pods each: a JobSet per island, as on slices of TPUs.
+
+Rule 1: the pods of an island live and die together: if one fails, JobSet starts all of
+them again. So their leaders start nothing again.
+Rule 2: one pod that was told to go ends the whole island, and it is not started again;
+who was evicted is.
+Rule 3: every island has its own JobSet and Secret, `ID-INDEX`, so one can go alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import yaml
+
+from atoll.errors import UsageError
+from atoll.launch import leader
+from atoll.launch.base import GRACE_S, Keep, Order, Plan, Traits
+from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.engines.kubernetes.cluster import Cluster, Missing
+from atoll.launch.engines.kubernetes.manifest import (
+    ENGINE,
+    MESSAGE,
+    SPARE_S,
+    KubernetesOptions,
+    labels_of,
+    pod,
+    secret,
+)
+from atoll.launch.engines.kubernetes.pods import CANCELLED, Form, set_report
+from atoll.launch.handle import Handle
+from atoll.launch.states import Report, State
+
+KIND = "JobSet"
+ISLAND = "atoll/index"
+EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+MAX_POD = 63
+"""Characters of a pod's name, which is the JobSet's and this behind it."""
+
+BEHIND = "-slice-0-000-xxxxx"
+
+
+class SliceLauncher:
+    """Submits a JobSet per island."""
+
+    def __init__(
+        self, read: KubernetesOptions, options: Mapping[str, str], cluster: Cluster
+    ) -> None:
+        if read.hosts < 1:
+            raise UsageError(f"hosts={read.hosts}: an island has 1 pod or more.")
+        self._read, self._options, self._cluster = read, dict(options), cluster
+
+    @property
+    def traits(self) -> Traits:
+        return Traits()
+
+    def plan(self, order: Order) -> Plan:
+        forms = [slice_manifest(order, index, self._read) for index in order.indexes]
+        for form in forms:
+            form["metadata"]["namespace"] = self._cluster.namespace
+        return Plan(forms, yaml.safe_dump_all(forms, sort_keys=False))
+
+    def launch(self, order: Order, *, keep: Keep) -> Handle:
+        forms = self.plan(order).data
+        for form in forms:
+            name = form["metadata"]["name"]
+            if self._cluster.read(name, kind=KIND) is not None:
+                raise UsageError(
+                    f"{name!r} is launched in {self._cluster.namespace} already. "
+                    "Launch under another name."
+                )
+        handle = order.handle(
+            ENGINE,
+            {},
+            options={**self._options, **self._cluster.named},
+            begun_at_s=time.time(),
+        )
+        keep(handle)
+        for form in forms:
+            self._cluster.create_secret(secret(order, self._cluster.create(form)))
+        return handle
+
+    def poll(self, handle: Handle) -> tuple[Report, ...]:
+        pods = self._cluster.pods(handle.id)
+        return tuple(
+            set_report(handle, index, self._found(handle, index), _own(pods, index))
+            for index in handle.indexes
+        )
+
+    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+        lines: list[str] = []
+        for each in _own(self._cluster.pods(handle.id), index):
+            lines += self._cluster.lines(each)
+        return lines[after:]
+
+    def cancel(
+        self,
+        handle: Handle,
+        *,
+        indexes: Collection[int] | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        pods = self._cluster.pods(handle.id)
+        wanted = handle.indexes if indexes is None else indexes
+        for report in self.poll(handle):
+            if report.index in wanted and not report.state.is_over:
+                self._end(handle, report, _own(pods, report.index), grace_s)
+
+    def _end(
+        self, handle: Handle, report: Report, pods: Sequence[Form], grace_s: float
+    ) -> None:
+        name = f"{handle.id}-{report.index}"
+        if report.state is not State.RUNNING:
+            # It has nothing to leave, and no leader that could end it on purpose.
+            self._cluster.delete(name, kind=KIND)
+            return
+        change = {"metadata": {"annotations": {CANCELLED: str(report.index)}}}
+        try:
+            self._cluster.patch(name, change, kind=KIND)
+        except Missing:
+            return
+        # Who is killed by the cluster would be started again.
+        grace_s = max(grace_s, GRACE_S + SPARE_S)
+        for each in pods:
+            named = each["metadata"]["name"]
+            self._cluster.delete_pod(named, grace_s=math.ceil(grace_s))
+
+    def _found(self, handle: Handle, index: int) -> dict[str, Any] | None:
+        return self._cluster.read(f"{handle.id}-{index}", kind=KIND)
+
+
+def slice_manifest(
+    order: Order, index: int, options: KubernetesOptions
+) -> dict[str, Any]:
+    """Return the JobSet of one island."""
+    name = f"{order.id}-{index}"
+    if len(name + BEHIND) > MAX_POD:
+        raise UsageError(
+            f"{name!r} is too long for the names of a JobSet's pods. Give a --name "
+            f"that is {len(name + BEHIND) - MAX_POD} characters shorter."
+        )
+    labels, topology = labels_of(order, options), options.exclusive_topology
+    annotations = {} if topology is None else {EXCLUSIVE: topology}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": KIND,
+        "metadata": {"name": name, "labels": labels, "annotations": annotations},
+        "spec": {
+            "ttlSecondsAfterFinished": options.keep_s,
+            "failurePolicy": {
+                "maxRestarts": order.spec.restarts.most,
+                "rules": [
+                    {
+                        "action": "FailJobSet",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                    }
+                ],
+            },
+            "replicatedJobs": [
+                {
+                    "name": "slice",
+                    "replicas": 1,
+                    "template": _slice(order, index, options),
+                }
+            ],
+        },
+    }
+
+
+def _slice(order: Order, index: int, options: KubernetesOptions) -> dict[str, Any]:
+    """Return the template of the Job that has an island's pods."""
+    evicted = {"type": "DisruptionTarget", "status": "True"}
+    told = {"operator": "In", "values": [leader.TOLD_TO_GO]}
+    return {
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": options.hosts,
+            "parallelism": options.hosts,
+            "backoffLimit": 0,
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "Count", "onPodConditions": [evicted]},
+                    {"action": "FailJob", "onExitCodes": told},
+                ]
+            },
+            "template": {
+                "metadata": {"labels": {**labels_of(order), ISLAND: str(index)}},
+                "spec": pod(
+                    order,
+                    options,
+                    words=_words(order, index, options),
+                    holder=f"{order.id}-{index}",
+                ),
+            },
+        }
+    }
+
+
+def _words(order: Order, index: int, options: KubernetesOptions) -> list[str]:
+    spec, python = order.spec, options.python
+    once = json.dumps(asdict(replace(spec.restarts, most=0)))
+    words = [python, "-m", leader.MODULE, "--name", spec.name, "--index", str(index)]
+    words += ["--restarts", once, "--message", MESSAGE]
+    return [*words, "--", *bootstrap_words(spec, index=index, python=python)]
+
+
+def _own(pods: Sequence[Form], index: int) -> list[Form]:
+    """Return the pods of one island, oldest first."""
+    return [
+        each for each in pods if each["metadata"]["labels"].get(ISLAND) == str(index)
+    ]

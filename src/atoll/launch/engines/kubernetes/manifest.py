@@ -1,0 +1,299 @@
+"""What is submitted to a cluster: an Indexed Job, and the Secret that goes with it.
+
+Rule 1: the Job replaces a pod that was lost. A command that failed is started again by
+the leader in its pod, which knows the restart policy and keeps one log.
+Rule 2: a pod that was evicted or preempted costs no restart; one that its leader ended
+on purpose is not replaced.
+Rule 3: the Secret belongs to the Job, and goes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from atoll.errors import UsageError
+from atoll.launch import leader
+from atoll.launch.base import GRACE_S, Order
+from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.references import in_engine
+from atoll.launch.spec import IslandSpec, Resources
+
+ENGINE = "kubernetes"
+INDEX = "JOB_COMPLETION_INDEX"
+LAUNCH = "app.kubernetes.io/instance"
+QUEUE = "kueue.x-k8s.io/queue-name"
+MESSAGE = "/dev/termination-log"
+NOT_STARTED = "atoll-cancelled"
+"""The key of the Secret that says which islands are not to be started any more."""
+
+SPARE_S = 5
+"""Between the end of an island's grace and the cluster's own."""
+
+# SIGTERM, whatever signal an image's STOPSIGNAL names, and only one of them: the
+# cluster's own comes after the hook, when the first process is gone.
+DRAIN = "kill -TERM 1; while kill -0 1 2>/dev/null; do sleep 0.2; done"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubernetesOptions:
+    """What `--option` takes."""
+
+    kubeconfig: str | None = None
+    """A file; the usual places without, and within a cluster its own account."""
+
+    context: str | None = None
+    """Of the kubeconfig; the current one without."""
+
+    namespace: str | None = None
+    """Where islands run; the context's without."""
+
+    python: str = "python"
+    """In the image."""
+
+    service_account: str | None = None
+    pull_secret: str | None = None
+    """The Secret that fetches the image."""
+
+    priority_class: str | None = None
+    volumes: str = ""
+    """Claims of persistent volumes and where they are: `data:/data,cache:/cache`."""
+
+    node_selector: str = ""
+    """Labels of nodes: `pool=spot,zone=a`."""
+
+    accelerator_resource: str = "nvidia.com/gpu"
+    """What counts accelerators."""
+
+    accelerator_label: str = "nvidia.com/gpu.product"
+    """The label of nodes that says which accelerator they have."""
+
+    jobset: bool = False
+    """Whether every island is a JobSet of several pods, as on a slice of TPUs."""
+
+    hosts: int = 1
+    """Pods of one island, if it is a JobSet."""
+
+    exclusive_topology: str | None = None
+    """The label of machines that a JobSet shares with no other, as of a slice."""
+
+    queue: str | None = None
+    """The queue of Kueue that admits it."""
+
+    keep_s: int = 24 * 3600
+    """How long what became of a launch is kept in the cluster after its end."""
+
+
+def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
+    """Return the Job of a launch.
+
+    Raises:
+        UsageError: a cluster cannot do what the spec asks for, by name.
+    """
+    gone_on_purpose = [leader.GIVEN_UP, leader.TOLD_TO_GO]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": order.id, "labels": labels_of(order, options)},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": order.num_islands,
+            "parallelism": order.num_islands,
+            "backoffLimitPerIndex": order.spec.restarts.most,
+            "maxFailedIndexes": order.num_islands,
+            # Not before the life before it has left: two of one name would quarrel.
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "Ignore",
+                        "onPodConditions": [
+                            {"type": "DisruptionTarget", "status": "True"}
+                        ],
+                    },
+                    {
+                        "action": "FailIndex",
+                        "onExitCodes": {"operator": "In", "values": gone_on_purpose},
+                    },
+                ]
+            },
+            "ttlSecondsAfterFinished": options.keep_s,
+            "template": {
+                "metadata": {"labels": labels_of(order)},
+                "spec": pod(order, options, words=_words(order, options)),
+            },
+        },
+    }
+
+
+def labels_of(order: Order, options: KubernetesOptions | None = None) -> dict[str, str]:
+    """Return by which labels a launch is found; with options, admitted as well."""
+    labels = {LAUNCH: order.id, "app.kubernetes.io/managed-by": "atoll"}
+    if options is not None and options.queue is not None:
+        labels[QUEUE] = options.queue
+    return labels
+
+
+def secret(order: Order, owner: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Secret that goes with its owner. It holds values: never shown."""
+    known = owner["metadata"]
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {
+            "name": known["name"],
+            "labels": {LAUNCH: order.id},
+            "ownerReferences": [
+                {
+                    "apiVersion": owner["apiVersion"],
+                    "kind": owner["kind"],
+                    "name": known["name"],
+                    "uid": known["uid"],
+                }
+            ],
+        },
+        "type": "Opaque",
+        "stringData": {
+            NOT_STARTED: "",
+            **{name: value.reveal() for name, value in order.values.items()},
+        },
+    }
+
+
+def pod(
+    order: Order,
+    options: KubernetesOptions,
+    *,
+    words: Sequence[str],
+    holder: str | None = None,
+) -> dict[str, Any]:
+    """Return what an island runs in; `holder` is the Secret of its values."""
+    spec = order.spec
+    claims = _pairs(options.volumes, ":", what="volumes=CLAIM:/PATH")
+    form: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": math.ceil(GRACE_S) + SPARE_S,
+        # An island asks nothing of the cluster.
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [
+            {
+                **_container(spec, options, claims),
+                # $(NAME) would be replaced by the cluster; $$ is a dollar.
+                "command": [each.replace("$(", "$$(") for each in words],
+                "env": _environment(order, holder or order.id),
+            }
+        ],
+        "volumes": [
+            {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            *(
+                {"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim}}
+                for i, claim in enumerate(claims)
+            ),
+        ],
+    }
+    if (limit_s := spec.resources.time_limit_s) is not None:
+        form["activeDeadlineSeconds"] = math.ceil(limit_s)
+    selector = _pairs(options.node_selector, "=", what="node_selector=LABEL=VALUE")
+    if spec.resources.accelerator is not None:
+        selector[options.accelerator_label] = spec.resources.accelerator
+    if selector:
+        form["nodeSelector"] = selector
+    if options.service_account is not None:
+        form["serviceAccountName"] = options.service_account
+    if options.pull_secret is not None:
+        form["imagePullSecrets"] = [{"name": options.pull_secret}]
+    if options.priority_class is not None:
+        form["priorityClassName"] = options.priority_class
+    return form
+
+
+def _container(
+    spec: IslandSpec, options: KubernetesOptions, claims: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "name": "island",
+        "image": _image(spec),
+        "resources": _resources(spec.resources, options),
+        "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", DRAIN]}}},
+        "terminationMessagePath": MESSAGE,
+        "volumeMounts": [
+            # torch's loaders share batches there, and a container has 64 MiB.
+            {"name": "shm", "mountPath": "/dev/shm"},
+            *(
+                {"name": f"claim-{i}", "mountPath": path}
+                for i, path in enumerate(claims.values())
+            ),
+        ],
+    }
+
+
+def _image(spec: IslandSpec) -> str:
+    if spec.requirements:
+        raise UsageError(
+            f"requirements={spec.requirements} are not installed in a cluster's pods. "
+            "Give --image, with Python, Atoll and what the command needs in it."
+        )
+    if spec.image is None:
+        raise UsageError(
+            "Kubernetes runs islands in an image, and none is given. Give --image, "
+            "with Python, Atoll and what the command needs in it."
+        )
+    return spec.image
+
+
+def _words(order: Order, options: KubernetesOptions) -> list[str]:
+    spec, python = order.spec, options.python
+    words = [python, "-m", leader.MODULE, "--name", spec.name, "--index-from", INDEX]
+    words += ["--first", str(order.first)] if order.first else []
+    words += ["--restarts", json.dumps(asdict(spec.restarts)), "--message", MESSAGE]
+    boot = bootstrap_words(spec, index_from=INDEX, first=order.first, python=python)
+    return [*words, "--", *boot]
+
+
+def _environment(order: Order, holder: str) -> list[dict[str, Any]]:
+    spec = order.spec
+    plain = [
+        {"name": name, "value": value.replace("$(", "$$(")}
+        for name, value in spec.environment.items()
+    ]
+    places = {name: (holder, name) for name in order.values}
+    for name, named in in_engine(spec.secrets).items():
+        theirs, _, key = named.partition("/")
+        places[name] = (theirs, key or name)
+    told = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": place, "key": key}}}
+        for name, (place, key) in places.items()
+    ]
+    ended = {"name": holder, "key": NOT_STARTED}
+    return [
+        *plain,
+        *told,
+        {"name": leader.CANCELLED, "valueFrom": {"secretKeyRef": ended}},
+    ]
+
+
+def _resources(asked: Resources, options: KubernetesOptions) -> dict[str, Any]:
+    requests: dict[str, str] = {}
+    limits: dict[str, str] = {}
+    if asked.cpus is not None:
+        requests["cpu"] = f"{math.ceil(asked.cpus * 1000)}m"
+    if asked.memory_bytes is not None:
+        requests["memory"] = limits["memory"] = str(asked.memory_bytes)
+    if asked.accelerators:
+        limits[options.accelerator_resource] = str(asked.accelerators)
+    return {"requests": requests, "limits": limits}
+
+
+def _pairs(text: str, sign: str, *, what: str) -> dict[str, str]:
+    """Return pairs that an option lists."""
+    found = {}
+    for each in filter(None, text.split(",")):
+        key, _, value = each.partition(sign)
+        if not key or not value:
+            raise UsageError(f"{each!r} is not how {ENGINE} is given {what}.")
+        found[key] = value
+    return found

@@ -1,0 +1,136 @@
+"""Islands as JobSets: several pods each, which live and die together."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from atoll.errors import UsageError
+from atoll.launch.base import Order
+from atoll.launch.handle import Handle
+from atoll.launch.registry import open_launcher
+from atoll.launch.spec import IslandSpec, Resources, Restarts
+from atoll.launch.states import State
+from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
+from atoll.testing.launcher_contract import STAY, are, are_over
+from tests.launch.kubernetes_jobs import validate
+from tests.launch.kubernetes_server import KubernetesServer, until
+
+PAGE = Path(__file__).parents[3] / "docs" / "launching-kubernetes.md"
+NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[KubernetesServer]:
+    place = tmp_path / "cluster"
+    place.mkdir()
+    with KubernetesServer(place).serving() as server:
+        yield server
+
+
+def _stage(server: KubernetesServer, scratch: Path, **more: str) -> LaunchStage:
+    given = {"kubeconfig": str(server.kubeconfig()), "python": sys.executable}
+    options = {**given, "jobset": "true", **more}
+    return LaunchStage(
+        open_launcher=lambda: open_launcher("kubernetes", options),
+        scratch=scratch,
+        spec={"image": "reef/atoll:1"},
+    )
+
+
+@pytest.mark.parametrize("claim", LAUNCHER_CLAIMS, ids=lambda claim: claim.__name__)
+def test_it_is_a_launcher(
+    claim: Callable[[LaunchStage], None], server: KubernetesServer, tmp_path: Path
+) -> None:
+    """A cluster with JobSet keeps the contract."""
+    claim(_stage(server, tmp_path))
+
+
+def test_pods_of_an_island_begin_anew_together(
+    server: KubernetesServer, tmp_path: Path
+) -> None:
+    """If the machine of one dies, all of them are others, and one restart is told."""
+    stage = _stage(server, tmp_path, hosts="2")
+    launcher = stage.open_launcher()
+    order = stage.order(STAY, num_islands=1, restarts=Restarts(most=1))
+    handle = launcher.launch(order, keep=NOTHING)
+    try:
+        stage.until_said(handle, 0, "here\nhere")
+        before = server.pods()
+        before[0].kill()
+        (report,) = stage.until(
+            handle, lambda all_: all_[0].restarts == 1 and are(State.RUNNING)(all_)
+        )
+        until(server, lambda: len(server.pods()) == 2)
+
+        assert report.name == "claim-0"
+        assert not set(before) & set(server.pods())
+    finally:
+        launcher.cancel(handle)
+        stage.until(handle, are_over)
+
+
+def test_the_example_of_a_slice_is_what_is_submitted(server: KubernetesServer) -> None:
+    """The page shows the JobSet of a TPU slice as `--dry-run` prints it."""
+    options = {
+        "kubeconfig": str(server.kubeconfig()),
+        "jobset": "true",
+        "hosts": "4",
+        "queue": "multislice-queue",
+        "exclusive_topology": "cloud.google.com/gke-nodepool",
+        "accelerator_resource": "google.com/tpu",
+        "accelerator_label": "cloud.google.com/gke-tpu-accelerator",
+        "node_selector": "cloud.google.com/gke-tpu-topology=4x4",
+    }
+    spec = IslandSpec(
+        command=("train.py",),
+        run="gs://reef/lagoon",
+        name="tpu",
+        image="reef/atoll:1",
+        resources=Resources(accelerators=4, accelerator="tpu-v5-lite-podslice"),
+    )
+    order = Order(id="atoll-tpu-00000000", spec=spec, num_islands=1)
+    plan = open_launcher("kubernetes", options).plan(order)
+    (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+
+    assert yaml.safe_load(shown) == plan.data[0]
+    validate(plan.data[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"jobset": "true", "hosts": "0"}, "hosts=0: an island has 1 pod or more"),
+        ({"hosts": "2"}, "hosts=2 is for islands of several pods. Add jobset=true"),
+    ],
+)
+def test_impossible_hosts_are_refused(
+    options: dict[str, str], message: str, server: KubernetesServer
+) -> None:
+    """When the launcher is made."""
+    with pytest.raises(UsageError, match=message):
+        open_launcher("kubernetes", {"kubeconfig": str(server.kubeconfig()), **options})
+
+
+def test_a_cluster_without_jobsets_is_told(server: KubernetesServer) -> None:
+    """They are an extension, which somebody has to install."""
+    server.has_jobsets = False
+    options = {"kubeconfig": str(server.kubeconfig()), "jobset": "true"}
+    spec = IslandSpec(command=("a",), run="gs://reef/a", name="a", image="i")
+    order = Order(id="a-1", spec=spec, num_islands=1)
+    with pytest.raises(UsageError, match=r"knows no JobSet in reef\. Install"):
+        open_launcher("kubernetes", options).launch(order, keep=NOTHING)
+
+
+def test_a_name_too_long_for_pods_is_refused(server: KubernetesServer) -> None:
+    """JobSet would refuse it later, and say less."""
+    options = {"kubeconfig": str(server.kubeconfig()), "jobset": "true"}
+    spec = IslandSpec(command=("a",), run="gs://reef/a", name="a", image="i")
+    order = Order(id="a" * 50, spec=spec, num_islands=1)
+    with pytest.raises(UsageError, match=r"too long .* characters shorter"):
+        open_launcher("kubernetes", options).plan(order)

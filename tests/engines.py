@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -33,7 +34,21 @@ def engine(name: str, *, needs: Sequence[str] = ()) -> Path:
     if found is not None and not absent:
         return Path(found)
     first = f"install {' and '.join(absent)}, then: " if absent else ""
-    said = f"{name} is not installed. Try: {first}make engines"
+    _absent(f"{name} is not installed. Try: {first}make engines")
+
+
+def interpreter_with(program: str) -> Path:
+    """Return a Python that has what ours cannot have, or skip the test.
+
+    It has a virtual environment of the program's name, and the program is in it.
+    """
+    programs = ROOT / ".engines" / program / "bin"
+    if (programs / program).exists() and (programs / "pytest").exists():
+        return programs / "python"
+    _absent(f"{program} is not installed. Try: make engines")
+
+
+def _absent(said: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(said)
     pytest.skip(said)

@@ -225,7 +225,5 @@ def _parsed(written: Any, **given: Any) -> Any:
 def _plan(options: dict[str, str] | None = None, **given: Any) -> Any:
     fields: dict[str, Any] = {"image": "reef/atoll:1"} | given
     spec = IslandSpec(command=("train.py",), run="s3://reef/a", name="a", **fields)
-    secrets = {name: Secret("hush") for name in fields.get("secrets", {})}
-    values = {name: each for name, each in secrets.items() if name == "HIDDEN"}
-    order = Order(id="a-1", spec=spec, num_islands=1, values=values)
+    order = Order(id="a-1", spec=spec, num_islands=1)
     return open_launcher("skypilot", options).plan(order)

@@ -121,12 +121,14 @@ def _accelerators(asked: Resources) -> dict[str, int] | None:
 
 def _secrets(order: Order) -> dict[str, None]:
     """Return the secrets by name: those given at launch, and those SkyPilot keeps."""
-    kept = []
-    for variable, named in in_engine(order.spec.secrets).items():
+    of_engine, kept = in_engine(order.spec.secrets), []
+    for variable, named in of_engine.items():
         if named.rpartition(".")[2] != variable:
             raise UsageError(
                 f"The secret {variable} is to be SkyPilot's {named!r}, which sets its "
                 f"variables under their own names. Give {variable}=engine:{variable}."
             )
         kept.append(f"{KEPT}{named}")
-    return dict.fromkeys([*sorted(order.values), *kept])
+    # A plan that is only looked at has no values yet, and names them all the same.
+    given = (order.spec.secrets.keys() - of_engine.keys()) | order.values.keys()
+    return dict.fromkeys([*sorted(given), *kept])

@@ -259,9 +259,12 @@ def test_an_error_in_a_validation_waits_for_no_rank(
     """The anchor is shown once, for the validation: to show it all ranks must meet."""
     shown: list[Island] = []
     evaluating = Island.evaluating
-    monkeypatch.setattr(
-        Island, "evaluating", lambda each: (shown.append(each), evaluating(each))[1]
-    )
+
+    def counted(island: Island) -> Any:
+        shown.append(island)
+        return evaluating(island)
+
+    monkeypatch.setattr(Island, "evaluating", counted)
 
     class Breaks(Callback):  # type: ignore[misc] # lightning is not typed
         def on_validation_batch_start(self, *given: Any) -> None:

@@ -136,8 +136,13 @@ class Keeping:
         if self._later is not None:
             before_seals, counted = self._later
             self._keep_cursors(value, before_seals)
-            if counted is not None:
-                self.put_cursor(counted)
+            if counted is not None and not self.put_cursor(counted):
+                warnings.warn(
+                    "The island trains rows again that the run has counted: nobody "
+                    f"knows where its data stood when {counted} inner steps counted.",
+                    AtollWarning,
+                    stacklevel=4,
+                )
 
     def _late_names(self, *also: str) -> list[str]:
         return [each for each in LATE if each in self.policy.also or each in also]

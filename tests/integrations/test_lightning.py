@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from atoll import kernels
 from atoll.exchange import MemoryRun
 from atoll.integrations.lightning import IslandCallback, newest
+from atoll.torch import Island
 from tests.torch.runs import bits, run_of
 
 kernels.use("numpy")  # starts at once
@@ -250,6 +251,29 @@ def test_an_error_saves_the_island_that_it_ended(tmp_path: Path) -> None:
 
     assert callback.island is not None
     assert trainer.global_step == callback.island.inner_steps == 14
+
+
+def test_an_error_in_a_validation_waits_for_no_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The anchor is shown once, for the validation: to show it all ranks must meet."""
+    shown: list[Island] = []
+    evaluating = Island.evaluating
+
+    def counted(island: Island) -> Any:
+        shown.append(island)
+        return evaluating(island)
+
+    monkeypatch.setattr(Island, "evaluating", counted)
+
+    class Breaks(Callback):  # type: ignore[misc] # lightning is not typed
+        def on_validation_batch_start(self, *given: Any) -> None:
+            raise Broken
+
+    with pytest.raises(Broken):
+        fit(tmp_path, run_to(3), Breaks(), val_check_interval=3)
+
+    assert len(shown) == 1
 
 
 def test_sigterm_saves_and_ends_the_process(tmp_path: Path) -> None:

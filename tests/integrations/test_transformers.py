@@ -238,6 +238,20 @@ def test_a_checkpoint_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
     assert newest(tmp_path) == str(tmp_path / "checkpoint-8")
 
 
+def test_an_evaluation_leaves_the_checkpoint_of_its_step_whole(tmp_path: Path) -> None:
+    """What was saved after a step is still an island's when its epoch is evaluated."""
+    train(
+        tmp_path,
+        run_to(5),
+        per_device_train_batch_size=8,  # 64 rows: an epoch of 8 steps
+        max_steps=8,
+        save_strategy="steps",
+        save_steps=8,
+        eval_strategy="epoch",
+    )
+    assert newest(tmp_path) == str(tmp_path / "checkpoint-8")
+
+
 def test_the_part_of_another_save_is_not_taken(tmp_path: Path) -> None:
     """An island that was put into another checkpoint's directory is not of it."""
     run = run_to(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
+from atoll.island.saved import to_tree
 from atoll.weights.layout import F32
 from tests.island.lives import Checkpoint, Life, run_of, saved_in
 
@@ -179,6 +181,25 @@ def test_a_checkpoint_of_another_run_is_refused() -> None:
     with pytest.raises(UsageError, match=r"of run 'elsewhere', and this is 'run-"):
         Life(run, island="a", checkpoint=checkpoint)
     Life(run, island="a").die()
+    b.die()
+
+
+def test_an_island_that_saved_its_counts_alone_takes_the_anchor_and_counts_on() -> None:
+    """A trainer of several ranks saves no work: what no round has is told as lost."""
+    run, a, b = two_islands()
+    a.train(EVERY + OVERLAP - 1)
+    b.train(EVERY + OVERLAP)
+    a.train(2)
+    whole = a.save(is_exact=False)
+    counts = to_tree(replace(saved_in(whole), fragments=[]))
+    a.die()
+    again = rejoined(run, replace(whole, island=counts))
+
+    assert not work_of(again).any()
+    assert again.steps == EVERY + OVERLAP + 1
+    assert again.host.resumed
+    assert again.host.resumed.lost[0] == OVERLAP + 1
+    again.die()
     b.die()
 
 

@@ -229,6 +229,16 @@ def test_frozen_leaves_are_compared_and_not_sent() -> None:
             join({**base, "base": jnp.zeros(3)}, run, frozen=["base"])
 
 
+def test_a_founder_brings_its_constants() -> None:
+    """What is never trained is kept by the run, for whoever builds the model."""
+    run = run_of()
+    base = np.array([1.0, 2.0, 3.0], np.float32)
+    with join({"base": jnp.asarray(base), "w": jnp.zeros(1)}, run, frozen=["base"]):
+        (kept,) = run.constants.values()
+
+    assert bytes(kept) == base.tobytes()
+
+
 def test_integers_are_constants_and_counters_are_each_ones_own() -> None:
     """A table must be the same everywhere; a counter and a random key need not."""
     run = run_of()

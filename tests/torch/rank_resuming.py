@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import warnings
@@ -38,6 +39,10 @@ class Loop:
     """One start of a training script, as one rank has it."""
 
     def __init__(self, rank: int, kind: str, name: str = "a") -> None:
+        self.is_dealt = kind == "dealt"
+        """Whether the data is sharded once the island has joined, and rarely saved."""
+
+        kind = "ddp" if self.is_dealt else kind
         self.rank, self.kind, self.name = rank, kind, name
         self.trained: list[int] = []
         self.by = signal.SIGKILL
@@ -52,9 +57,9 @@ class Loop:
         """Train until the run ends or `dies_at`, when one rank dies, or all."""
         policy = Policy(
             directory,
-            every_rounds=1,
+            every_rounds=9 if self.is_dealt else 1,
             components=COMPONENTS if exact else None,
-            also={"data": self.data},
+            also={} if self.is_dealt else {"data": self.data},
         )
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -67,7 +72,7 @@ class Loop:
             )
         try:
             with island:
-                for row in self.data:
+                for row in self._rows(island):
                     self.trained.append(row)
                     island.report(tokens=ROWS * self._backward(row))
                     if island.inner_steps == dies_at:
@@ -86,6 +91,12 @@ class Loop:
             "rows": self.trained,
             "told": [each for each in said if each.startswith("Island")],
         }
+
+    def _rows(self, island: atoll.torch.Island) -> Iterator[int]:
+        if not self.is_dealt:
+            return iter(self.data)
+        dealt = atoll.torch.shard(itertools.count(), island)
+        return (row // island.place[1] for row in dealt)
 
     def _backward(self, row: int) -> int:
         """Return how many micro-batches were taken."""

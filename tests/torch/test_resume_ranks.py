@@ -111,3 +111,14 @@ def test_ranks_rejoin_with_the_work_that_no_round_has(
         assert each["digest"] == expected["digest"]
         assert each["rows"] == expected["rows"]
         assert each["inner_steps"] == expected["inner_steps"]
+
+
+def test_sharded_rows_that_have_counted_are_not_trained_again(tmp_path: Path) -> None:
+    """Data that comes after joining stands where the run has counted, on all ranks."""
+    where = place(tmp_path / "run", AT_ONCE)
+    (dead,) = run_groups(Group(live, ("dealt", *where, 9), ranks=2))
+    assert all(isinstance(each, RuntimeError) for each in dead)
+    (again,) = run_groups(Group(live, ("dealt", *where), ranks=2))
+
+    # Nothing was saved after joining, and two rounds of 4 inner steps have counted.
+    assert [each["rows"][0] for each in again] == [8, 8]

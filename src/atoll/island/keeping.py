@@ -82,8 +82,8 @@ class Keeping:
         late = self._late_names()
         self._late = ("optimizer", *late) if late else ()
         self._has_data = False
-        self._whole: Host | None = None
-        """The host of an island that keeps cursors."""
+        self._later: tuple[BeforeSeals, int | None] | None = None
+        """For data that comes after joining: who seals, and what has counted."""
 
         self._schedulers: list[object] = []
         """Those that came after joining."""
@@ -133,10 +133,16 @@ class Keeping:
         self._saver.add("data", value)
         if self._loaded is not None:
             restore(self._loaded, {"data": value}, ("data",), self._ranks)
-        if self._whole is not None:
-            self._keep_cursors(value, _before_seals_of(self._whole))
-            if (counted := self.counted_at(self._whole)) is not None:
-                self.put_cursor(counted)
+        if self._later is not None:
+            before_seals, counted = self._later
+            self._keep_cursors(value, before_seals)
+            if counted is not None and not self.put_cursor(counted):
+                warnings.warn(
+                    "The island trains rows again that the run has counted: nobody "
+                    f"knows where its data stood when {counted} inner steps counted.",
+                    AtollWarning,
+                    stacklevel=4,
+                )
 
     def _late_names(self, *also: str) -> list[str]:
         return [each for each in LATE if each in self.policy.also or each in also]
@@ -147,16 +153,19 @@ class Keeping:
 
     def begin(self, host: Host) -> None:
         """Go on with a host that has joined; tell what became of the checkpoint."""
-        has_cursors = self.keep_cursors(_before_seals_of(host))
         counted = self.counted_at(host)
+        has_cursors = self.keep_cursors(_before_seals_of(host), counted=counted)
         moves = has_cursors and counted is not None
         cursor = self.put_cursor(counted) if moves and counted is not None else None
         self.tell(host, cursor=cursor)
         self.go_on(host, is_leader=True)
-        self._whole = host
 
-    def keep_cursors(self, before_seals: BeforeSeals) -> bool:
-        """Have the data's cursor kept before every seal; False: there is no data."""
+    def keep_cursors(self, before_seals: BeforeSeals, *, counted: int | None) -> bool:
+        """Have the data's cursor kept before every seal; False: there is no data yet.
+
+        Data that comes later stands at `counted` then, if that is said.
+        """
+        self._later = before_seals, counted
         data = self.policy.also.get("data")
         if data is None or "data" not in self._saver.components:
             return False

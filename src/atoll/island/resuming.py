@@ -71,6 +71,8 @@ def resume(
         UsageError: the checkpoint belongs to another run, or another model.
     """
     _require_same_run(joined, saved)
+    if not saved.fragments:
+        return _counting_on(exchange, memory, joined, layout, saved)
     memory.require_fitting(layout, saved.fragments)
     why = ""
     if saved.is_exact:
@@ -189,6 +191,41 @@ def _put_bytes(sealed: Sealed, joined: JoinReply, saved: SavedUpdate) -> None:
         sealed.frame = Frame(header, saved.frame.body)
     if saved.arrival is not None:
         sealed.arrival.set_result(saved.arrival)
+
+
+def _counting_on(
+    exchange: Exchange,
+    memory: Memory,
+    joined: JoinReply,
+    layout: Layout,
+    saved: SavedIsland,
+) -> Entry:
+    """Return an island that takes the anchor, and has saved no more than its counts.
+
+    Of an island of several ranks a trainer saves no work: it is told as lost.
+    """
+    counted = _counted(joined)
+    steps, tokens = saved.progress
+    progress = (max(steps, counted[0]), max(tokens, counted[1]))
+    slots = [
+        memory.begin(
+            index, each, terms_of(each, joined.settings), fetch_state(exchange, index)
+        )
+        for index, each in enumerate(layout)
+    ]
+    for slot in slots:
+        slot.settle(*progress)
+    return Entry(
+        joined=replace(joined, inner_steps=0, tokens=0),
+        slots=slots,
+        tally=Tally(inner_steps=progress[0], tokens=progress[1]),
+        resumed=Resumed(
+            is_exact=False,
+            saved=saved.progress,
+            counted=counted,
+            lost=(progress[0] - counted[0], progress[1] - counted[1]),
+        ),
+    )
 
 
 def _rejoined(

@@ -11,7 +11,7 @@ from atoll.island import join_run
 from atoll.island.resumed import tell_fresh
 from atoll.jax.island import Island
 from atoll.jax.leaves import Tree
-from atoll.jax.model import JaxModel
+from atoll.jax.model import JaxConstants, JaxModel
 from atoll.jax.resuming import OptimizerPart, keeping_of
 from atoll.jax.view import JaxView
 
@@ -67,7 +67,10 @@ def join(
     view = JaxView(model, params)
     kept = OptimizerPart(optimizer, is_kept=checkpoint is not None)
     keeping = keeping_of(checkpoint, view, kept, run)
-    host = join_run(run, view, model.spec, island=island, keeping=keeping)
+    constants = JaxConstants(model, params)
+    host = join_run(
+        run, view, model.spec, island=island, keeping=keeping, constants=constants
+    )
     if keeping is None:
         tell_fresh(host.joined, is_fresh=True)
     else:

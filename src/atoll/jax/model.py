@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from atoll.errors import ModelError, UsageError
+from atoll.exchange.constants import in_parts
 from atoll.jax.leaves import Tree, is_random_key, named_leaves, on_host, require_here
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.protocol.messages import Role
@@ -56,6 +57,9 @@ class JaxModel:
     carried: Mapping[str, Leaf]
     """By the run's names."""
 
+    constants: Mapping[str, Leaf]
+    """Likewise."""
+
     structure: Any
     """What JAX calls a treedef."""
 
@@ -87,6 +91,7 @@ class JaxModel:
                 place = Leaf(index, path, leaf.shape, np.dtype(leaf.dtype))
                 specs[name] = (place, spec)
         carried = {n: at for n, (at, spec) in specs.items() if spec.role != "constant"}
+        others = {n: at for n, (at, _) in specs.items() if n not in carried}
         listed = _parameters_first([spec for _, spec in specs.values()])
         if not any(spec.role == "parameter" for spec in listed):
             raise UsageError(
@@ -94,7 +99,7 @@ class JaxModel:
                 "train. Leave one of them out of frozen= and buffers=."
             )
         structure = jax.tree_util.tree_structure(params)
-        return cls(ModelSpec(tuple(listed)), carried, structure)
+        return cls(ModelSpec(tuple(listed)), carried, others, structure)
 
     def leaves_of(self, params: Tree) -> list[Any]:
         """Return the leaves of a tree that is the one of joining, trained.
@@ -113,6 +118,18 @@ class JaxModel:
         for leaf in self.carried.values():
             leaf.require_same(leaves[leaf.index])
         return leaves
+
+
+class JaxConstants:
+    """The constants of a tree in this process. Implements `Constants`."""
+
+    def __init__(self, model: JaxModel, params: Tree) -> None:
+        self._places = model.constants
+        self._leaves = jax.tree_util.tree_leaves(params)
+
+    def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[memoryview]:
+        leaf = self._leaves[self._places[constant.name].index]
+        return in_parts(_raw_bytes(leaf), first)
 
 
 def _in_order(paths: list[str], names: Names) -> list[tuple[int, str]]:
@@ -222,7 +239,12 @@ def _is_parameter(spec: TensorSpec) -> bool:
 
 
 def _digest(leaf: Any) -> str:
-    return blake3_digest(on_host(leaf).reshape(-1).view(np.uint8).data).hex()
+    return blake3_digest(_raw_bytes(leaf)).hex()
+
+
+def _raw_bytes(leaf: Any) -> memoryview:
+    """Return the values as they lie in memory, end to end."""
+    return on_host(leaf).reshape(-1).view(np.uint8).data
 
 
 def _short(structure: object) -> str:

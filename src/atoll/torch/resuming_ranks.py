@@ -120,11 +120,11 @@ def go_on(keeping: Keeping, life: Leader | Follower) -> None:
     word = json.dumps([host.progress[0], keeping.counted_at(host)]) if host else ""
     progress, counted = json.loads(ranks.gather(word)[LEADER])
     kept.count_from(progress)
-    has_cursors = keeping.keep_cursors(life.before_seal)
+    has_cursors = keeping.keep_cursors(life.before_seal, counted=counted)
     cursor = None
     if counted is not None and has_cursors:
-        is_moved = keeping.put_cursor(counted)
-        cursor = all(ranks.gather("yes" if is_moved else ""))
+        moved = together(ranks, lambda: "yes" if keeping.put_cursor(counted) else "")
+        cursor = all(moved)
     if host is not None:
         keeping.tell(host, cursor=cursor)
     keeping.go_on(kept, is_leader=host is not None)

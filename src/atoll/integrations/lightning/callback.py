@@ -204,7 +204,8 @@ class IslandCallback(Callback):
         if seat is None or seat.has_left:
             return
         try:
-            self._last_state = self.state_dict()
+            seat.show_local()  # for good: to show the anchor again all ranks must meet
+            self._last_state = state_of(seat)
         finally:
             seat.leave(error)
 

@@ -251,7 +251,7 @@ class IslandCallback(TrainerCallback):
         seat = self._seat
         if seat is None or not (control.should_evaluate or control.should_save):
             return
-        if args.process_index == 0:
+        if args.process_index == 0 and control.should_save:
             forget_part(_path(args, state))
         seat.show_anchor()
 

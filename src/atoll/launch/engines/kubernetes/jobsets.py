@@ -34,6 +34,7 @@ from atoll.launch.engines.kubernetes.manifest import (
 )
 from atoll.launch.engines.kubernetes.pods import CANCELLED, Form, set_report
 from atoll.launch.handle import Handle
+from atoll.launch.leading import TOLD_TO_GO
 from atoll.launch.states import Report, State
 
 KIND = "JobSet"
@@ -175,7 +176,7 @@ def slice_manifest(
 def _slice(order: Order, index: int, options: KubernetesOptions) -> dict[str, Any]:
     """Return the template of the Job that has an island's pods."""
     evicted = {"type": "DisruptionTarget", "status": "True"}
-    told = {"operator": "In", "values": [leader.TOLD_TO_GO]}
+    told = {"operator": "In", "values": [TOLD_TO_GO]}
     return {
         "spec": {
             "completionMode": "Indexed",

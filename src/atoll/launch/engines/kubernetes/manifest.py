@@ -19,6 +19,7 @@ from atoll.errors import UsageError
 from atoll.launch import leader
 from atoll.launch.base import GRACE_S, Order
 from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.leading import TOLD_TO_GO
 from atoll.launch.references import in_engine
 from atoll.launch.spec import IslandSpec, Resources
 
@@ -93,7 +94,7 @@ def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
     Raises:
         UsageError: a cluster cannot do what the spec asks for, by name.
     """
-    gone_on_purpose = [leader.GIVEN_UP, leader.TOLD_TO_GO]
+    gone_on_purpose = [leader.GIVEN_UP, TOLD_TO_GO]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

@@ -260,7 +260,7 @@ def test_a_dry_run_starts_nothing(place: Path, say: Say) -> None:
         (("run.toml", "--option", "a=b", "--", "train.py"), "local has no option 'a'"),
         (
             ("run.toml", "--on", "ray", "--coordinator", "island0", "--", "train.py"),
-            "--coordinator island0 needs an address",
+            "--coordinator island0 keeps the run where islands are",
         ),
         (
             ("./no-such-store", "--dir", "a", "--", "train.py"),

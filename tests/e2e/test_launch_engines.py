@@ -47,7 +47,7 @@ print(f"{island.name}: round {island.round}, digest {island.digest}")
 """
 
 
-@pytest.fixture(scope="module", params=["slurm", "ray"])
+@pytest.fixture(scope="module")
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, list[str], dict[str, str]]]:
@@ -60,14 +60,27 @@ def engine(
             yield "ray", ["--option", f"address={nodes.cluster.address}"], {}
 
 
-@pytest.mark.parametrize("place", ["coordinator", "bucket"])
+@pytest.mark.parametrize(
+    ("engine", "place"),
+    [
+        ("slurm", "coordinator"),
+        ("slurm", "inside"),
+        ("slurm", "bucket"),
+        ("ray", "coordinator"),
+        ("ray", "bucket"),
+    ],
+    indirect=["engine"],
+)
 def test_islands_of_an_engine_train_one_model(
     engine: tuple[str, list[str], dict[str, str]],
     place: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The run finishes, the command says so, and both islands hold one model."""
+    """The run finishes, the command says so, and both islands hold one model.
+
+    Served inside, the coordinator is one more thing that the engine runs.
+    """
     name, options, around = engine
     as_user(monkeypatch, tmp_path / "home")
     (tmp_path / "run.toml").write_text(RUN)
@@ -78,7 +91,8 @@ def test_islands_of_an_engine_train_one_model(
         run = str(tmp_path / "bucket")
         _atoll(["init", run, str(tmp_path / "run.toml")], tmp_path, around)
     words = ["launch", "--on", name, "-n", "2", run, *options]
-    words += ["--dir", str(tmp_path / "reef.atoll")] if place == "coordinator" else []
+    words += ["--dir", str(tmp_path / "reef.atoll")] if place != "bucket" else []
+    words += ["--coordinator", "island0"] if place == "inside" else []
     done = _atoll([*words, "--", "python", "train.py"], tmp_path / "code", around)
 
     assert "ended, round 3 of 3" in done.stdout

@@ -78,9 +78,14 @@ def launch(
             restarts=Restarts() if restarts is None else Restarts(most=restarts),
         )
 
-    serve = Serve(directory=directory, host=host, assignments=assignments or ())
     words = pairs("--option", options)
-    _require_here(coordinator, engine)
+    serve = Serve(
+        directory=directory,
+        host=host,
+        assignments=assignments or (),
+        engine=_serving_engine(coordinator, engine, words),
+        options=words if coordinator is Coordinating.ISLAND0 else {},
+    )
     # What is wrong with islands is told before a coordinator is started for them.
     spec = spec_for(_planned(run, n, serve))
     code = _code(engine, spec, ship, words)
@@ -95,13 +100,24 @@ def launch(
     _follow(launched, served)
 
 
-def _require_here(coordinator: Coordinating, engine: str) -> None:
-    if coordinator is Coordinating.ISLAND0 and engine != "local":
+def _serving_engine(
+    coordinator: Coordinating, engine: str, options: dict[str, str]
+) -> str:
+    """Return the engine that a run file is served by.
+
+    Raises:
+        UsageError: it is to be this one, whose places have no file of this user's.
+    """
+    if coordinator is Coordinating.HERE:
+        return "local"
+    if open_launcher(engine, options).traits.is_elsewhere:
         raise UsageError(
-            f"--coordinator island0 needs an address of island 0 that is known before "
-            f"it runs, and {engine} gives none. Serve it here, at an address that the "
-            "islands reach: --listen; or use a run in a store."
+            f"--coordinator island0 keeps the run where islands are, and those of "
+            f"{engine} see no file of yours, so that nobody here would find it. Serve "
+            "it here, at an address that the islands reach: --listen; or use a run in "
+            "a store."
         )
+    return engine
 
 
 def _code(

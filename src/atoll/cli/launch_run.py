@@ -1,15 +1,16 @@
 """The run that islands are launched for: there already, or served from now on.
 
-A coordinator that `atoll launch` starts is a launch of its own on this machine: it is
-started again if it dies, which loses nothing, and `atoll ps` and `cancel` find it.
+A coordinator that `atoll launch` starts is a launch of its own, on this machine or by
+the engine of the islands: it is started again if it dies, which loses nothing, and
+`atoll ps` and `cancel` find it.
 """
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from atoll.launch.book import COORDINATOR, Book, Record
 from atoll.launch.launching import Launched, launch_spec
 from atoll.launch.looking import look_at, try_look
 from atoll.launch.spec import IslandSpec
+from atoll.launch.states import State
 from atoll.settings.parsing import read_toml
 
 STARTS_S = 90.0
@@ -45,6 +47,9 @@ class Serve:
     directory: Path | None
     host: str
     assignments: Sequence[str]
+    engine: str = "local"
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Of that engine."""
 
 
 def is_run_file(run: str) -> bool:
@@ -75,7 +80,7 @@ def run_at(run: str, n: int, serve: Serve) -> RunAt:
         typer.echo(f"atoll: {directory} is served already, at {last.url}.", err=True)
         _require_going(last.url)
         return RunAt(last.url)
-    return _served(words, directory)
+    return _served(words, directory, serve)
 
 
 def serve_words(run_file: Path, n: int, serve: Serve) -> tuple[list[str], Path]:
@@ -109,12 +114,12 @@ def _says_start(run_file: Path, assignments: Sequence[str]) -> bool:
     return is_set or "start_islands" in said
 
 
-def _served(words: Sequence[str], directory: Path) -> RunAt:
+def _served(words: Sequence[str], directory: Path, serve: Serve) -> RunAt:
     spec = IslandSpec(
         command=("-m", "atoll.cli", *words), run=str(directory), name=COORDINATOR
     )
     book = Book()
-    launched = launch_spec("local", 1, spec, book=book)
+    launched = launch_spec(serve.engine, 1, spec, options=serve.options, book=book)
     try:
         url = _url(launched)
         handle = replace(launched.handle, run=url)
@@ -132,6 +137,8 @@ def _url(launched: Launched) -> str:
     until_s = time.monotonic() + STARTS_S
     while time.monotonic() < until_s:
         (report,) = launched.poll()
+        if report.state is State.PENDING:  # an engine may be full for as long as it is
+            until_s = time.monotonic() + STARTS_S
         said = launched.logs()[report.name]
         for line in said:
             if (facts := _facts(line)) is not None:

@@ -17,8 +17,9 @@ import typer.main
 from atoll.cli import app
 from atoll.cli.launch_options import size_bytes
 from atoll.errors import UsageError
+from atoll.launch import IslandSpec
 from atoll.launch.book import Book
-from atoll.launch.launching import Launched
+from atoll.launch.launching import Launched, launch_spec
 from atoll.settings import RunSettings
 from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
 
@@ -282,6 +283,18 @@ def test_what_cannot_be_launched_is_refused(
     assert message in err
     assert "hush" not in err
     assert {path.name for path in place.iterdir()} == {"train.py", "run.toml"}
+
+
+def test_more_lines_than_were_said_are_all_of_them(tmp_path: Path, say: Say) -> None:
+    """`--last` takes as many as there are, and none of 0."""
+    run = str(tmp_path / "none")
+    words = ("sh", "-c", "echo one; echo two; echo three")
+    spec = IslandSpec(command=words, run=run, name="a")
+    launched = launch_spec("local", 1, spec)
+    launched.wait(60.0)
+    for last, told in (("5", "one\ntwo\nthree\n"), ("2", "two\nthree\n"), ("0", "")):
+        code, out, err = say("logs", launched.handle.id, "--last", last)
+        assert (code, out) == (0, told), err
 
 
 def test_nothing_that_was_launched_is_told(say: Say) -> None:

@@ -15,7 +15,9 @@ import pytest
 import typer.main
 
 from atoll.cli import app
+from atoll.cli.launch import _follow
 from atoll.cli.launch_options import size_bytes
+from atoll.cli.launch_view import Following
 from atoll.errors import UsageError
 from atoll.launch import IslandSpec
 from atoll.launch.book import Book
@@ -226,6 +228,23 @@ def test_an_interruption_lets_islands_leave(place: Path, say: Say) -> None:
     assert states(say) == {}
     found = states(say, "--all")
     assert {found["local-0"], found["local-1"]} == {"cancelled"}
+
+
+def test_who_goes_without_the_islands_is_told_what_ends_all(
+    say: Say, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the name of the run, so that its coordinator does not stay behind."""
+    spec = IslandSpec(command=("sleep", "600"), run="/no/a run", name="a")
+    launched = launch_spec("local", 1, spec)
+
+    def interrupted(following: Following) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Following, "follow", interrupted)
+    with pytest.raises(typer.Exit):
+        _follow(launched, None)
+
+    assert "atoll cancel '/no/a run'\n" in capsys.readouterr().err
 
 
 def test_a_dry_run_starts_nothing(place: Path, say: Say) -> None:

@@ -108,6 +108,23 @@ def test_secrets_are_in_secrets_manager_alone(stage: LaunchStage, cloud: Cloud) 
     assert list(cloud.secrets) == ["reef/token"]
 
 
+def test_a_look_before_the_first_job_leaves_the_secrets(
+    stage: LaunchStage, cloud: Cloud
+) -> None:
+    """Another terminal may look at a launch that is being submitted."""
+    launcher = stage.open_launcher()
+    order = stage.order(TELL, num_islands=1, values={"OTHER": Secret("hush-other")})
+    handle = launcher.launch(order, keep=NOTHING)
+    stage.until(handle, are_over)
+    cloud.secrets[f"atoll/{order.id}"], job = "{}", cloud.jobs.popitem()
+    launcher.poll(handle)
+    assert list(cloud.secrets) == [f"atoll/{order.id}"]
+    cloud.jobs.update([job])
+    launcher.poll(handle)
+
+    assert list(cloud.secrets) == []
+
+
 def test_a_secret_that_is_not_there_is_told(stage: LaunchStage) -> None:
     """The island does not start without it, and its log says why."""
     order = stage.order(TELL, num_islands=1, secrets={"A": "engine:none"})

@@ -36,6 +36,12 @@ class JaxView:
             self._is_changed = False
         return self._tree
 
+    @property
+    def was_donated(self) -> bool:
+        """Whether an array that was given is there no more, so it cannot be read."""
+        leaves = jax.tree_util.tree_leaves(self.tree)
+        return any(isinstance(it, jax.Array) and it.is_deleted() for it in leaves)
+
     def give(self, params: Tree) -> None:
         """Let these be the live weights."""
         self._tree, self._leaves, self._is_changed = params, None, False

@@ -111,6 +111,16 @@ def test_donated_parameters_are_named() -> None:
             island.stepped(params)
 
 
+def test_parameters_that_are_donated_before_leaving_are_named() -> None:
+    """A loop that ends between a train step and `stepped` is told which array it is."""
+    donating = jax.jit(lambda p: moved(p, 1.0), donate_argnums=0)
+    with (
+        pytest.raises(UsageError, match=r"'w' was deleted: it was donated"),
+        join(weights(4.0), run_of(every=100)) as island,
+    ):
+        donating(train(island, steps=1))
+
+
 def test_a_loop_that_donates_is_not_disturbed() -> None:
     """What a sync has read can be donated: nothing keeps a hold on it."""
     donating = jax.jit(lambda p: moved(p, 1.0), donate_argnums=0)

@@ -14,6 +14,7 @@ from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch.base import Launcher, Order
 from atoll.launch.engines.sagemaker.inside import folded, unfolded
 from atoll.launch.handle import Handle
+from atoll.launch.launching import plan_spec
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources
 from atoll.launch.states import State
@@ -76,6 +77,22 @@ def test_a_plan_is_what_aws_takes() -> None:
     assert requests[0]["StoppingCondition"]["MaxRuntimeInSeconds"] == 5 * 24 * 3600
     for each in requests:
         assert faults(each, MODEL.operation_model("CreateTrainingJob")) == []
+
+
+def test_a_plan_names_the_secrets_that_will_be_given() -> None:
+    """What is printed fetches the launch's secrets, as what is submitted does."""
+    spec = IslandSpec(
+        command=("train.py",),
+        run="s3://reef/a",
+        name="a",
+        image=IMAGE,
+        secrets={"HF_TOKEN": "env:NOT_SET_HERE"},
+    )
+    plan = plan_spec("sagemaker", 1, spec, options=USUAL)
+    words = plan.data[0]["AlgorithmSpecification"]["ContainerArguments"]
+
+    assert words[words.index("--secrets") + 1] == "atoll/atoll-a-00000000"
+    assert "to be read" not in plan.text
 
 
 def test_words_of_any_kind_arrive() -> None:

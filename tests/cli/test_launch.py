@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -18,10 +19,13 @@ from atoll.cli import app
 from atoll.cli.launch import _follow
 from atoll.cli.launch_options import size_bytes
 from atoll.cli.launch_view import Following
-from atoll.errors import UsageError
+from atoll.errors import Unreachable, UsageError
 from atoll.launch import IslandSpec
+from atoll.launch.base import Launcher
 from atoll.launch.book import Book
+from atoll.launch.handle import Handle
 from atoll.launch.launching import Launched, launch_spec
+from atoll.launch.states import Report
 from atoll.settings import RunSettings
 from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
 
@@ -245,6 +249,37 @@ def test_who_goes_without_the_islands_is_told_what_ends_all(
         _follow(launched, None)
 
     assert "atoll cancel '/no/a run'\n" in capsys.readouterr().err
+
+
+def test_an_engine_that_falters_is_asked_again(
+    say: Say, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Islands of a day's training are not left by one answer that did not come."""
+    words = ("sh", "-c", "echo here; sleep 2")
+    spec = IslandSpec(command=words, run="/no/run", name="a")
+    launched = launch_spec("local", 1, spec)
+    Following(Launched(launched.handle, Faltering(launched.launcher)), None).follow()
+    out = capsys.readouterr().out
+
+    assert "atoll: It is away. It is asked again." in out
+    assert out.count("a-0 | here") == 1
+    assert "a-0 is finished" in out
+
+
+class Faltering:
+    """A launcher that does not answer every second time it is asked."""
+
+    def __init__(self, inner: Launcher) -> None:
+        self._inner, self._asked = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def poll(self, handle: Handle) -> tuple[Report, ...]:
+        self._asked += 1
+        if self._asked % 2 == 0:
+            raise Unreachable("It is away.")
+        return self._inner.poll(handle)
 
 
 def test_a_dry_run_starts_nothing(place: Path, say: Say) -> None:

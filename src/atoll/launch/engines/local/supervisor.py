@@ -89,7 +89,7 @@ def supervise(files: LaunchFiles, starts: Sequence[Start], restarts: Restarts) -
             with suppress(DiskError):  # islands are led on, and it is tried again
                 files.write_state(known)
                 written = known
-        if all(life.is_over for life in lives.values()):
+        if written == known and all(life.is_over for life in lives.values()):
             return
         time.sleep(LOOK_S)
 

@@ -10,15 +10,22 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
 
 from atoll.cli import app
+from atoll.cli.launch import _follow
 from atoll.cli.launch_options import size_bytes
-from atoll.errors import UsageError
+from atoll.cli.launch_view import Following
+from atoll.errors import Unreachable, UsageError
+from atoll.launch import IslandSpec
+from atoll.launch.base import Launcher
 from atoll.launch.book import Book
-from atoll.launch.launching import Launched
+from atoll.launch.handle import Handle
+from atoll.launch.launching import Launched, launch_spec
+from atoll.launch.states import Report
 from atoll.settings import RunSettings
 from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
 
@@ -227,6 +234,54 @@ def test_an_interruption_lets_islands_leave(place: Path, say: Say) -> None:
     assert {found["local-0"], found["local-1"]} == {"cancelled"}
 
 
+def test_who_goes_without_the_islands_is_told_what_ends_all(
+    say: Say, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the name of the run, so that its coordinator does not stay behind."""
+    spec = IslandSpec(command=("sleep", "600"), run="/no/a run", name="a")
+    launched = launch_spec("local", 1, spec)
+
+    def interrupted(following: Following) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Following, "follow", interrupted)
+    with pytest.raises(typer.Exit):
+        _follow(launched, None)
+
+    assert "atoll cancel '/no/a run'\n" in capsys.readouterr().err
+
+
+def test_an_engine_that_falters_is_asked_again(
+    say: Say, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Islands of a day's training are not left by one answer that did not come."""
+    words = ("sh", "-c", "echo here; sleep 2")
+    spec = IslandSpec(command=words, run="/no/run", name="a")
+    launched = launch_spec("local", 1, spec)
+    Following(Launched(launched.handle, Faltering(launched.launcher)), None).follow()
+    out = capsys.readouterr().out
+
+    assert "atoll: It is away. It is asked again." in out
+    assert out.count("a-0 | here") == 1
+    assert "a-0 is finished" in out
+
+
+class Faltering:
+    """A launcher that does not answer every second time it is asked."""
+
+    def __init__(self, inner: Launcher) -> None:
+        self._inner, self._asked = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def poll(self, handle: Handle) -> tuple[Report, ...]:
+        self._asked += 1
+        if self._asked % 2 == 0:
+            raise Unreachable("It is away.")
+        return self._inner.poll(handle)
+
+
 def test_a_dry_run_starts_nothing(place: Path, say: Say) -> None:
     """What would be done is printed as data, and no run is begun."""
     words = ("--dry-run", "-n", "2", "--env", "A=b", "run.toml", "--", "train.py")
@@ -282,6 +337,18 @@ def test_what_cannot_be_launched_is_refused(
     assert message in err
     assert "hush" not in err
     assert {path.name for path in place.iterdir()} == {"train.py", "run.toml"}
+
+
+def test_more_lines_than_were_said_are_all_of_them(tmp_path: Path, say: Say) -> None:
+    """`--last` takes as many as there are, and none of 0."""
+    run = str(tmp_path / "none")
+    words = ("sh", "-c", "echo one; echo two; echo three")
+    spec = IslandSpec(command=words, run=run, name="a")
+    launched = launch_spec("local", 1, spec)
+    launched.wait(60.0)
+    for last, told in (("5", "one\ntwo\nthree\n"), ("2", "two\nthree\n"), ("0", "")):
+        code, out, err = say("logs", launched.handle.id, "--last", last)
+        assert (code, out) == (0, told), err
 
 
 def test_nothing_that_was_launched_is_told(say: Say) -> None:

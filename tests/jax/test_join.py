@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import atoll
 from atoll import RunSettings
 from atoll.errors import ModelError, UsageError
 from atoll.exchange import MemoryRun
+from atoll.island.signals import Interrupted
 from atoll.jax import Island, join
 from tests.jax.islands import (
     Params,
@@ -107,6 +109,16 @@ def test_donated_parameters_are_named() -> None:
         donating(params)
         with pytest.raises(UsageError, match=r"'w' was deleted: it was donated"):
             island.stepped(params)
+
+
+def test_parameters_that_are_donated_before_leaving_are_named() -> None:
+    """A loop that ends between a train step and `stepped` is told which array it is."""
+    donating = jax.jit(lambda p: moved(p, 1.0), donate_argnums=0)
+    with (
+        pytest.raises(UsageError, match=r"'w' was deleted: it was donated"),
+        join(weights(4.0), run_of(every=100)) as island,
+    ):
+        donating(train(island, steps=1))
 
 
 def test_a_loop_that_donates_is_not_disturbed() -> None:
@@ -352,6 +364,29 @@ def test_an_error_loses_only_what_was_not_sealed() -> None:
         join(weights(8.0), run, island="north") as island,
     ):
         fail(island)
+
+    with join(weights(0.0), run, island="south") as later:
+        assert values(later.params) == [6.0]
+
+
+@pytest.mark.parametrize("error", [Interrupted, KeyboardInterrupt])
+def test_an_interrupted_step_may_have_taken_its_arrays(
+    error: type[BaseException],
+) -> None:
+    """Then the island leaves without the work that nobody can read any more."""
+    run = run_of(every=2)
+    donating = jax.jit(lambda p: moved(p, 1.0), donate_argnums=0)
+
+    def interrupted(island: Island[Params]) -> None:
+        donating(train(island, steps=3))
+        raise error
+
+    is_ours = error is Interrupted
+    with (
+        nullcontext() if is_ours else pytest.raises(error),
+        join(weights(8.0), run, island="north") as island,
+    ):
+        interrupted(island)
 
     with join(weights(0.0), run, island="south") as later:
         assert values(later.params) == [6.0]

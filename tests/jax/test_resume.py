@@ -160,6 +160,17 @@ def test_every_kind_of_number_comes_back(tmp_path: Path) -> None:
     }
 
 
+def test_numbers_that_would_be_narrowed_are_refused(tmp_path: Path) -> None:
+    """Without x64 JAX makes fp64 fp32 and says nothing: going on would not be exact."""
+    with jax.enable_x64(True):
+        state = {"v": jnp.full(2, 1.0 + 2.0**-40, "float64")}
+        join(weights(1.0), "none", optimizer=state, checkpoint=tmp_path).leave()
+
+    blank = {"v": jnp.zeros(2)}
+    with pytest.raises(UsageError, match=r"float64, which JAX makes float32"):
+        join(weights(1.0), "none", optimizer=blank, checkpoint=tmp_path)
+
+
 def test_sharded_parameters_keep_their_shardings() -> None:
     """On four devices all is as on one, and every array is where it was."""
     done = subprocess.run(

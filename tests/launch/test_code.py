@@ -54,6 +54,14 @@ def test_gitignore_is_heeded(tmp_path: Path) -> None:
     ]
 
 
+def test_a_line_that_is_no_pattern_fits_nothing(tmp_path: Path) -> None:
+    """As for git; the other lines are heeded."""
+    write(tmp_path, "train.py", "b.log")
+    (tmp_path / ".gitignore").write_text("[z-a]\nx[\\]y\n*.log\n")
+
+    assert names(tmp_path) == ["train.py"]
+
+
 def test_what_is_private_is_never_packed(tmp_path: Path) -> None:
     """Runs, keys, tokens, environments and hidden files stay where they are."""
     write(

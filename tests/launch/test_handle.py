@@ -46,6 +46,9 @@ def test_a_handle_is_what_was_written() -> None:
         ({"name": "a b"}, "cannot begin the names"),
         ({"engine": None}, "no text"),
         ({"reference": []}, "tables"),
+        ({"begun_at_s": "1"}, "no number"),
+        ({"begun_at_s": float("nan")}, "no instant"),
+        ({"begun_at_s": 10**400}, "no instant"),
         ({"options": {"a": 1}}, "no text"),
     ],
 )

@@ -120,6 +120,16 @@ def test_a_damaged_book_is_told(tmp_path: Path) -> None:
         book.records()
 
 
+def test_a_launch_that_could_not_be_read_again_is_refused(tmp_path: Path) -> None:
+    """One that is too large would hide every other one; nothing of it is started."""
+    much = {"MUCH": "\N{SNOWMAN}" * 100_000}
+    spec = IslandSpec(command=("true",), run="/no/run", name="a", environment=much)
+    with pytest.raises(UsageError, match=r"takes \d+ bytes to write down"):
+        launch_spec("local", 1, spec)
+
+    assert Book().records() == []
+
+
 def test_a_command_is_words() -> None:
     """A text is not split by guessing."""
     with pytest.raises(UsageError, match="is one text"):

@@ -68,6 +68,8 @@ def test_an_island_leaves_before_its_time_is_over() -> None:
         (State.FINISHED, 0, 0),
         (State.FAILED, 3, 3),
         (State.FAILED, -9, 137),
+        (State.FAILED, -15, 1),
+        (State.FAILED, 143, 1),
         (State.FAILED, None, 1),
         (State.CANCELLED, 0, 143),
     ],

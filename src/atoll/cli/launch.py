@@ -165,7 +165,9 @@ def _follow(launched: Launched, served: Launched | None) -> None:
         has_finished = following.follow()
     except KeyboardInterrupt:
         typer.echo("", err=True)
-        typer.echo(f"atoll: end them: atoll cancel {launched.handle.id}", err=True)
+        # By the run: the coordinator that was launched with them goes too.
+        run = shlex.quote(launched.handle.run)
+        typer.echo(f"atoll: end them: atoll cancel {run}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if not has_finished:
         raise typer.Exit(INTERRUPTED if following.was_told else UNFINISHED)

@@ -17,6 +17,7 @@ import typer
 
 from atoll.cli.launches import table_lines
 from atoll.cli.terminal import can_redraw
+from atoll.errors import Unreachable
 from atoll.launch.launching import Launched
 from atoll.launch.looking import Looks, RunLook
 from atoll.launch.states import Report, State
@@ -26,6 +27,8 @@ NEAR_S, FAR_S = 0.5, 5.0
 """Between two looks: at this machine's islands, and at those of engines elsewhere."""
 
 SPOKE_S = 1.0
+SILENT_S = 600.0
+"""How long an engine may not answer before it is given up to follow its islands."""
 
 
 class Following:
@@ -39,6 +42,7 @@ class Following:
         self._can_redraw = can_redraw(sys.stdout)
         self._drawn = 0
         self._is_told = False
+        self._silent_since_s: float | None = None
 
     def follow(self) -> bool:
         """Return whether the run has finished, once no island is left.
@@ -73,12 +77,34 @@ class Following:
     def _see(self) -> None:
         self._looks.look(at_once=self._is_over())
         before = {each.index: each for each in self._reports}
-        self._reports = self._launched.poll()
-        lines = list(self._new_lines())
+        lines: list[str] = []
+        try:
+            self._reports = self._launched.poll()
+            for line in self._new_lines():
+                lines.append(line)  # one by one: what was read is told in any case
+            self._silent_since_s = None
+        except Unreachable as exc:
+            lines += self._silence(exc)
         if not self._can_redraw:
             for each in self._reports:
                 lines += _change(before.get(each.index), each)
         self._draw(lines)
+
+    def _silence(self, error: Unreachable) -> list[str]:
+        """Return what is said of an engine that does not answer, once.
+
+        Raises:
+            Unreachable: it never has, or not for so long that nobody can tell.
+        """
+        now_s = time.monotonic()
+        if not self._reports:
+            raise error
+        if self._silent_since_s is None:
+            self._silent_since_s = now_s
+            return [f"atoll: {error} It is asked again."]
+        if now_s - self._silent_since_s > SILENT_S:
+            raise error
+        return []
 
     def _new_lines(self) -> Iterator[str]:
         handle, launcher = self._launched.handle, self._launched.launcher

@@ -55,7 +55,8 @@ def logs(
     has_names = len(tails) > 1
     for tail in tails:
         said = tail.new_lines()
-        _tell(tail, said if last is None else said[len(said) - last :], has_names)
+        first = 0 if last is None else max(0, len(said) - last)
+        _tell(tail, said[first:], has_names)
     while follow:
         is_over = all(_is_over(tail) for tail in tails)
         for tail in tails:

@@ -109,6 +109,11 @@ def _array(saved: HostArray, like: Any) -> jax.Array:
     if is_alike and like.dtype == values.dtype:
         return put_like(values, like)
     put: jax.Array = jax.device_put(values)
+    if put.dtype != values.dtype:  # which JAX does without a word
+        raise UsageError(
+            f"The checkpoint has an array of {values.dtype}, which JAX makes "
+            f"{put.dtype} here. Enable x64, as where it was saved: jax_enable_x64."
+        )
     return put
 
 

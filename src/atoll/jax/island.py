@@ -258,13 +258,16 @@ class Island(Generic[P]):
         self._termination.heed()
         # Work before an error may be what caused it: then only what was sealed counts.
         is_error = isinstance(error, Exception) and not isinstance(error, RunEnded)
+        # An inner step that was interrupted may have taken the arrays with it.
+        is_torn = error is not None and self._view.was_donated
+        departs = not is_error and not is_torn
         try:
-            if self._keeping is not None and not is_error and not self._host.has_left:
+            if self._keeping is not None and departs and not self._host.has_left:
                 self._keeping.leave()
             if self._returns:
                 self._host.pause()
             else:
-                self._host.leave(depart=not is_error)
+                self._host.leave(depart=departs)
             self._close_keeping(is_broken=is_error)
         finally:  # a SIGTERM during the farewell does not end it
             self._termination.__exit__(kind, error, trace)

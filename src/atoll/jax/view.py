@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from atoll.jax.leaves import Host, Tree, copy_out, put_like
+from atoll.jax.leaves import Host, Tree, copy_out, put_like, require_here
 from atoll.jax.model import JaxModel, Leaf
 from atoll.weights import FragmentLayout, Layout
 from atoll.weights.layout import F32
@@ -36,6 +36,12 @@ class JaxView:
             self._is_changed = False
         return self._tree
 
+    @property
+    def was_donated(self) -> bool:
+        """Whether an array that was given is there no more, so it cannot be read."""
+        leaves = jax.tree_util.tree_leaves(self.tree)
+        return any(isinstance(it, jax.Array) and it.is_deleted() for it in leaves)
+
     def give(self, params: Tree) -> None:
         """Let these be the live weights."""
         self._tree, self._leaves, self._is_changed = params, None, False
@@ -50,7 +56,10 @@ class JaxView:
     def read(self, fragment: int, out: F32) -> None:
         leaves, layout = self._live(), self._layout[fragment]
         parts = by_name(layout, out)
-        copy_out([(leaves[self._at(name).index], part) for name, part in parts.items()])
+        pairs = [(leaves[self._at(name).index], part) for name, part in parts.items()]
+        for name, (leaf, _) in zip(parts, pairs, strict=True):
+            require_here(name, leaf)  # it may have been donated since it was looked at
+        copy_out(pairs)
 
     def write(self, fragment: int, values: F32) -> None:
         leaves = self._live()

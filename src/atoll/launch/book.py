@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError, CorruptError, NoSuchFile
+from atoll.errors import AtollError, CorruptError, NoSuchFile, UsageError
 from atoll.island.environment import surroundings_from_environment
 from atoll.launch.handle import MAX_HANDLE_BYTES, Handle, check_id
 from atoll.launch.spec import IslandSpec
@@ -52,13 +52,24 @@ class Book:
         self._directory = directory or usual
 
     def keep(self, record: Record) -> None:
-        """Write a launch down, in place of what was known of it. Durable."""
+        """Write a launch down, in place of what was known of it. Durable.
+
+        Raises:
+            UsageError: it is too large to be read again.
+        """
         form = {
             "handle": json.loads(record.handle.to_json()),
             "spec": spec_to_form(record.spec),
         }
+        said = json.dumps(form).encode()
+        if len(said) > MAX_RECORD_BYTES:
+            raise UsageError(
+                f"The launch {record.handle.id} takes {len(said)} bytes to write down, "
+                f"and at most {MAX_RECORD_BYTES} are read again. Put what its command "
+                "and its environment say into a file."
+            )
         private_directory(self._directory)
-        replace_private(self._path(record.handle.id), json.dumps(form).encode())
+        replace_private(self._path(record.handle.id), said)
 
     def forget(self, launch: str) -> None:
         """Let go of a launch. Safe to repeat."""

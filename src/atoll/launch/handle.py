@@ -21,6 +21,9 @@ MAX_HANDLE_BYTES = 2**18
 MAX_ID = 56
 """Characters: a label of DNS has 63, and an engine may add an index."""
 
+MAX_INSTANT_S = 2.0**37
+"""Beyond the year 6000: a clock says no such thing, and others cannot show it."""
+
 _ID = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
 
@@ -116,7 +119,7 @@ def _checked(form: Any) -> Handle:
         name=check_name(_text(form["name"])),
         num_islands=_whole(form["num_islands"]),
         first=_whole(form["first"]),
-        begun_at_s=float(form["begun_at_s"]),
+        begun_at_s=_finite(form["begun_at_s"]),
         options={_text(key): _text(value) for key, value in options.items()},
         reference=reference,
     )
@@ -128,6 +131,14 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.80} is no text")
     return value
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r:.80} is no number")
+    if not abs(value) < MAX_INSTANT_S:
+        raise ValueError(f"{value!r:.80} is no instant")
+    return float(value)
 
 
 def _whole(value: Any) -> int:

@@ -74,7 +74,7 @@ def _rules_in(directory: Path, root: Path) -> list[Rule]:
 
 
 def rule_of(line: str, base: str) -> Rule | None:
-    """Return the rule of a line, or None of an empty one or a comment."""
+    """Return the rule of a line, or None of one that is empty, a comment or none."""
     text = re.sub(r"(?<!\\)\s+$", "", line)
     if not text or text.startswith("#"):
         return None
@@ -84,7 +84,10 @@ def rule_of(line: str, base: str) -> Rule | None:
     text = text.rstrip("/")
     # With a slash in it a pattern is for that place, without for any depth.
     where = "" if "/" in text else "(?:.*/)?"
-    pattern = re.compile(re.escape(base) + where + _translated(text.lstrip("/")))
+    try:
+        pattern = re.compile(re.escape(base) + where + _translated(text.lstrip("/")))
+    except re.error:
+        return None  # as in [z-a], which fits nothing for git either
     return Rule(pattern, is_taken_back, is_of_directories)
 
 

@@ -20,7 +20,7 @@ from atoll.launch.code import pack_code, ship_code
 from atoll.launch.handle import Handle
 from atoll.launch.looking import Looks, look_at
 from atoll.launch.passes import PASS, SEED_BYTES, Pass
-from atoll.launch.references import resolve
+from atoll.launch.references import in_engine, resolve
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec
 from atoll.launch.states import Report
@@ -191,7 +191,14 @@ def plan_spec(
     launcher = open_launcher(engine, options)
     if ship is not None:
         spec = replace(spec, code=pack_code(ship).digest)
-    order = Order(id=_new_id(spec, is_plan=True), spec=spec, num_islands=n)
+    # A plan names what will be given by value, and a value is in none.
+    given = spec.secrets.keys() - in_engine(spec.secrets).keys()
+    order = Order(
+        id=_new_id(spec, is_plan=True),
+        spec=spec,
+        num_islands=n,
+        values=dict.fromkeys(sorted(given), Secret("to be read at the launch")),
+    )
     return launcher.plan(order)
 
 

@@ -8,7 +8,8 @@ island's own log; and passes on what the engine says.
 
 Rule 1: SIGTERM, and a time limit that comes near, tell the island to leave its run. It
 has `base.GRACE_S` for that, and the leader ends with `TOLD_TO_GO`.
-Rule 2: else the leader ends as the island's last life did.
+Rule 2: else the leader ends as the island's last life did; but never with
+`TOLD_TO_GO`, for which it is 1.
 """
 
 from __future__ import annotations
@@ -121,7 +122,10 @@ def exit_code(report: Report) -> int:
     if report.state is State.CANCELLED:
         return TOLD_TO_GO
     code = report.exit_code
-    return 1 if code is None else code if code > 0 else 128 - code
+    said = 1 if code is None else code if code > 0 else 128 - code
+    # Who failed was not told to go: an engine would start it again and again, or take
+    # it for cancelled.
+    return 1 if said == TOLD_TO_GO else said
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

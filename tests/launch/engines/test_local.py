@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -96,6 +97,31 @@ def test_islands_of_a_dead_supervisor_are_found_and_ended(stage: LaunchStage) ->
 
     assert orphan.state is State.RUNNING
     assert gone.state is State.LOST
+
+
+def test_a_full_disk_ends_no_supervisor(stage: LaunchStage) -> None:
+    """It leads on, and says what it knows when there is room again."""
+    restarts = Restarts(first_pause_s=600.0, longest_pause_s=600.0)
+    launcher = stage.open_launcher()
+    order = stage.order(STAY, num_islands=1, restarts=restarts)
+    handle = launcher.launch(order, keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    island = int(launcher.poll(handle)[0].place.split()[1])
+    supervisor = _parent(island)
+    before = resource.prlimit(supervisor, resource.RLIMIT_FSIZE)
+    resource.prlimit(supervisor, resource.RLIMIT_FSIZE, (0, before[1]))
+    os.kill(island, signal.SIGKILL)
+    until_s = time.monotonic() + 1.0  # in which it has tried, and would be gone
+    while time.monotonic() < until_s and _is_alive(supervisor):
+        time.sleep(0.05)
+    assert _is_alive(supervisor)
+    resource.prlimit(supervisor, resource.RLIMIT_FSIZE, before)
+    (led,) = stage.until(handle, lambda all_: all_[0].state is not State.RUNNING)
+    launcher.cancel(handle)
+    (gone,) = stage.until(handle, are_over)
+
+    assert (led.state, led.exit_code) == (State.RESTARTING, -9)
+    assert gone.state is State.CANCELLED
 
 
 def test_an_island_that_does_not_go_is_ended(stage: LaunchStage) -> None:

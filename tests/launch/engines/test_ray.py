@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 
 from atoll.errors import Unreachable, UsageError
+from atoll.launch.engines.ray.leading import Lead, Leader
 from atoll.launch.engines.ray.ledger import MAX_LINES, Ledger
 from atoll.launch.handle import Handle
 from atoll.launch.registry import open_launcher
@@ -144,6 +149,49 @@ def test_a_ledger_keeps_the_last_lines() -> None:
 
     assert ledger.lines(0, 0)[0] == "2"
     assert ledger.lines(0, MAX_LINES + 1) == [str(MAX_LINES + 1)]
+
+
+def test_who_hears_it_from_the_ledger_has_time_to_leave() -> None:
+    """The ledger may know of a cancel before the actor: that is no reason to kill."""
+    ledger = Ledger({0: "reef-0"})
+    lead = Lead(0, "reef-0", ["sh", "-c", LEAVES], {}, asdict(Restarts()), False)
+    thread = threading.Thread(target=Leader(lead, _Called(ledger)).lead, args=[_same])
+    thread.start()
+    _until(lambda: "up" in ledger.lines(0, 0))
+    ledger.ask_to_go([0])
+    thread.join(100.0)
+
+    assert not thread.is_alive()
+    assert ledger.lines(0, 0)[-1] == "left"
+    assert ledger.reports()[0]["state"] == "cancelled"
+
+
+LEAVES = """
+trap 'sleep 1; echo left; exit 0' TERM
+echo up
+while true; do sleep 0.1; echo more; done
+"""
+
+
+class _Called:
+    """Calls as Ray has them, without Ray."""
+
+    def __init__(self, called: object) -> None:
+        self._called = called
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=getattr(self._called, name))
+
+
+def _same(answer: Any) -> Any:
+    return answer
+
+
+def _until(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 100.0
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
 
 
 def _handle(stage: LaunchStage) -> Handle:

@@ -14,6 +14,7 @@ from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch.base import Launcher, Order
 from atoll.launch.engines.sagemaker.inside import folded, unfolded
 from atoll.launch.handle import Handle
+from atoll.launch.launching import plan_spec
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources
 from atoll.launch.states import State
@@ -78,6 +79,22 @@ def test_a_plan_is_what_aws_takes() -> None:
         assert faults(each, MODEL.operation_model("CreateTrainingJob")) == []
 
 
+def test_a_plan_names_the_secrets_that_will_be_given() -> None:
+    """What is printed fetches the launch's secrets, as what is submitted does."""
+    spec = IslandSpec(
+        command=("train.py",),
+        run="s3://reef/a",
+        name="a",
+        image=IMAGE,
+        secrets={"HF_TOKEN": "env:NOT_SET_HERE"},
+    )
+    plan = plan_spec("sagemaker", 1, spec, options=USUAL)
+    words = plan.data[0]["AlgorithmSpecification"]["ContainerArguments"]
+
+    assert words[words.index("--secrets") + 1] == "atoll/atoll-a-00000000"
+    assert "to be read" not in plan.text
+
+
 def test_words_of_any_kind_arrive() -> None:
     """Long ones are cut, and lines and letters of elsewhere are escaped."""
     words = ["python", "", "a\nb\t\"'", "é" * 300, "=", "+x", "x" * 255, "x" * 256]
@@ -106,6 +123,23 @@ def test_secrets_are_in_secrets_manager_alone(stage: LaunchStage, cloud: Cloud) 
     assert HIDDEN not in json.dumps(cloud.jobs)
     assert "hush-other" not in json.dumps(cloud.jobs)
     assert list(cloud.secrets) == ["reef/token"]
+
+
+def test_a_look_before_the_first_job_leaves_the_secrets(
+    stage: LaunchStage, cloud: Cloud
+) -> None:
+    """Another terminal may look at a launch that is being submitted."""
+    launcher = stage.open_launcher()
+    order = stage.order(TELL, num_islands=1, values={"OTHER": Secret("hush-other")})
+    handle = launcher.launch(order, keep=NOTHING)
+    stage.until(handle, are_over)
+    cloud.secrets[f"atoll/{order.id}"], job = "{}", cloud.jobs.popitem()
+    launcher.poll(handle)
+    assert list(cloud.secrets) == [f"atoll/{order.id}"]
+    cloud.jobs.update([job])
+    launcher.poll(handle)
+
+    assert list(cloud.secrets) == []
 
 
 def test_a_secret_that_is_not_there_is_told(stage: LaunchStage) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,11 +15,15 @@ from typing import Any
 import pytest
 
 from atoll.errors import UsageError
+from atoll.launch.bootstrap import bootstrap_words
 from atoll.launch.engines.slurm.accounts import numbers
+from atoll.launch.engines.slurm.files import IslandFiles
+from atoll.launch.engines.slurm.script import INDEX, LEADER
 from atoll.launch.handle import Handle
 from atoll.launch.registry import open_launcher
-from atoll.launch.spec import Resources, Restarts
+from atoll.launch.spec import IslandSpec, Resources, Restarts
 from atoll.launch.states import State
+from atoll.security.private import replace_private
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import STAY, are
 from tests.launch.slurm_cluster import Cluster, slurm_cluster
@@ -205,6 +213,34 @@ def test_a_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_numbers_of_tasks_are_read(said: str, found: list[int]) -> None:
     """A record of tasks that wait is about several, one of a task about itself."""
     assert list(numbers(said)) == found
+
+
+def test_a_full_disk_ends_no_leader(tmp_path: Path) -> None:
+    """It leads on, and writes down how its island ended when there is room again."""
+    files = IslandFiles(tmp_path, 0)
+    files.make()
+    replace_private(tmp_path / "secrets.json", b"{}")
+    waits = f"echo here; while [ ! -e {tmp_path}/go ]; do sleep 0.1; done"
+    spec = IslandSpec(command=("sh", "-c", waits), run="/no/run", name="a")
+    words = [sys.executable, "-m", LEADER, "--place", str(tmp_path), "--name", "a"]
+    words += ["--restarts", "{}", "--"]
+    words += bootstrap_words(spec, index=0, python=sys.executable)
+    with subprocess.Popen(words, env={**os.environ, INDEX: "0"}) as leader:
+        until_s = time.monotonic() + 100.0
+        while "here" not in files.lines(0):
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        before = resource.prlimit(leader.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(leader.pid, resource.RLIMIT_FSIZE, (0, before[1]))
+        (tmp_path / "go").touch()
+        with pytest.raises(subprocess.TimeoutExpired):
+            leader.wait(3.0)  # in which it has tried, and would be gone
+        resource.prlimit(leader.pid, resource.RLIMIT_FSIZE, before)
+        assert leader.wait(100.0) == 0
+    report = files.read_state(life=0)
+
+    assert report is not None
+    assert report.state is State.FINISHED
 
 
 def _begin_now(cluster: Cluster, stage: LaunchStage, handle: Handle, task: str) -> None:

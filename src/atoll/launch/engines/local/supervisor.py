@@ -17,10 +17,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.errors import DiskError
 from atoll.launch.base import GRACE_S
 from atoll.launch.engines.local.files import Known, LaunchFiles, send, started
 from atoll.launch.engines.local.life import Life, Words
@@ -84,9 +86,10 @@ def supervise(files: LaunchFiles, starts: Sequence[Start], restarts: Restarts) -
             life.look(now_s)
         known = [_known(life) for life in lives.values()]
         if known != written:
-            files.write_state(known)
-            written = known
-        if all(life.is_over for life in lives.values()):
+            with suppress(DiskError):  # islands are led on, and it is tried again
+                files.write_state(known)
+                written = known
+        if written == known and all(life.is_over for life in lives.values()):
             return
         time.sleep(LOOK_S)
 
@@ -98,7 +101,10 @@ def _heed(
     if is_ending:
         for life in lives.values():
             life.cancel(now_s, grace_s=GRACE_S)
-    if (asked := files.read_request()) is not None:
+    asked = None
+    with suppress(DiskError):
+        asked = files.read_request()
+    if asked is not None:
         indexes, grace_s = asked
         for index in indexes:
             if index in lives:
@@ -109,7 +115,7 @@ def _life(files: LaunchFiles, start: Start, restarts: Restarts) -> Life:
     log = files.log(start.index)
 
     def say(text: str) -> None:
-        with log.open("a") as file:
+        with suppress(OSError), log.open("a") as file:
             file.write(f"atoll: {text}\n")
 
     words = Words(say=say, start=lambda: Group(start, log))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.launch.base import GRACE_S
 from atoll.launch.engines.local.life import Life, Words
 from atoll.launch.engines.local.supervisor import Group, Start
 from atoll.launch.spec import Restarts
@@ -68,8 +69,9 @@ class Leader:
             if (new := telling.new(said, now_s, is_last=led.is_over)) is not None:
                 told = self._ledger.hear.remote(lead.index, life_number, said, new)
                 if ask(told) and self._grace_s is None and not led.is_over:
-                    # Asked before this actor could be: the ledger remembers.
-                    self._grace_s = 0.0
+                    # The ledger may be asked a moment before this actor is, or while
+                    # it was elsewhere: the island leaves cleanly all the same.
+                    self._grace_s = GRACE_S
             if led.is_over:
                 return
             time.sleep(LOOK_S)

@@ -95,7 +95,8 @@ class SageMakerLauncher:
             self._report(handle, index, jobs.get(job_name(handle.id, index)))
             for index in handle.indexes
         )
-        if all(each.state.is_over for each in reports):
+        # Where no job is known, one may be about to be created, and needs them.
+        if jobs and all(each.state.is_over for each in reports):
             self._forget_secrets(handle)
         return reports
 

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, DiskError
 from atoll.launch.base import GRACE_S
 from atoll.launch.command import is_python
 from atoll.launch.engines.local.life import Life, Words
@@ -36,6 +38,9 @@ LOOK_S = 0.25
 ASK_EVERY_S = 1.0
 """How often the shared directory is asked whether the island is to go."""
 
+LAST_WORD_S = 60.0
+"""How long a leader tries to write down how its island ended, and keeps its place."""
+
 MAX_SECRETS_BYTES = 2**22
 
 
@@ -43,21 +48,26 @@ def lead(files: IslandFiles, task: Start, restarts: Restarts, *, life: int) -> S
     """Lead an island until it is over, and return how it ended."""
     heard = _signals()
     led = _life(files, task, restarts, heard)
-    written, asked_at_s = None, -ASK_EVERY_S
+    written, asked_at_s, over_at_s = None, -ASK_EVERY_S, math.inf
     while True:
         now_s = time.monotonic()
         if now_s - asked_at_s >= ASK_EVERY_S:
             asked_at_s = now_s
-            if (grace_s := files.grace_s()) is not None:
-                led.cancel(now_s, grace_s=grace_s)
+            # A shared directory fails for moments, and is asked and told again.
+            with suppress(DiskError):
+                if (grace_s := files.grace_s()) is not None:
+                    led.cancel(now_s, grace_s=grace_s)
         if heard:
             led.cancel(now_s, grace_s=GRACE_S)
         led.look(now_s)
-        if led.report != written:
-            written = led.report
-            files.write_state(replace(written, place=os.uname().nodename), life=life)
-        if led.is_over:
-            return written.state
+        if (report := led.report) != written:
+            with suppress(DiskError):
+                here = replace(report, place=os.uname().nodename)
+                files.write_state(here, life=life)
+                written = report
+        over_at_s = min(over_at_s, now_s) if led.is_over else math.inf
+        if led.is_over and (report == written or now_s >= over_at_s + LAST_WORD_S):
+            return report.state
         time.sleep(LOOK_S)
 
 
@@ -84,7 +94,7 @@ def _life(
     files: IslandFiles, task: Start, restarts: Restarts, heard: list[int]
 ) -> Life:
     def say(text: str) -> None:
-        with files.log.open("a") as file:
+        with suppress(OSError), files.log.open("a") as file:
             file.write(f"atoll: {text}\n")
 
     words = Words(say=say, start=lambda: _Told(Group(task, files.log), heard))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,45 @@ class Breaking:
 
 def open_launcher(options): return Breaking()
 """
+
+
+MEETING = """
+import threading
+from atoll.launch.registry import open_launcher as open_other
+
+BOTH = threading.Barrier(2)
+
+class Meeting:
+    def __init__(self): self.inner = open_other("local")
+    def __getattr__(self, name): return getattr(self.inner, name)
+    def launch(self, order, *, keep):
+        try:
+            BOTH.wait(timeout=2.0)  # for another that wants the same, if it gets here
+        except threading.BrokenBarrierError:
+            pass
+        return self.inner.launch(order, keep=keep)
+
+def open_launcher(options): return Meeting()
+"""
+
+
+@pytest.fixture
+def engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str, str], str]]:
+    """Makes an engine out of a text, and returns its name."""
+    made: list[str] = []
+
+    def make(name: str, text: str) -> str:
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
+        importlib.invalidate_caches()
+        made.append(f"{engines.__name__}.{name}")
+        return name
+
+    yield make
+    for module in made:
+        sys.modules.pop(module, None)
 
 
 @pytest.fixture(autouse=True)
@@ -89,19 +129,30 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
     assert launched.wait(60.0)[0].report.state is State.CANCELLED
 
 
+def test_of_two_launches_of_one_name_one_is_refused(
+    engine: Callable[[str, str], str],
+) -> None:
+    """However close to each other they come: who is second finds what is first."""
+    name = engine("meeting", MEETING)
+    spec = IslandSpec(command=("sleep", "600"), run="/no/run", name="a")
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(launch_spec, name, 1, spec) for _ in range(2)]
+    errors = [each.exception() for each in both if each.exception() is not None]
+
+    assert [type(each) for each in errors] == [UsageError]
+    assert "a-0 of /no/run are launched already" in str(errors[0])
+    assert len(Book().records()) == 1
+
+
 @pytest.mark.parametrize("cannot", [False, True])
 def test_a_launch_that_breaks_leaves_nothing_or_a_handle(
-    cannot: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cannot: bool, engine: Callable[[str, str], str]
 ) -> None:
     """What was started before the failure is ended; or the book still has it."""
-    name = f"breaking_{cannot}".lower()
-    (tmp_path / f"{name}.py").write_text(f"CANNOT = {cannot}\n{BREAKING}")
-    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(tmp_path)])
-    importlib.invalidate_caches()
+    name = engine(f"breaking_{cannot}".lower(), f"CANNOT = {cannot}\n{BREAKING}")
     spec = IslandSpec(command=("sleep", "600"), run="/no/run", name="a")
     with pytest.raises(RemoteError, match="the line") as caught:
         launch_spec(name, 1, spec)
-    del sys.modules[f"atoll.launch.engines.{name}"]
 
     records = Book().records()
     assert len(records) == cannot

@@ -2,12 +2,18 @@
 
 Rule 1: a launch is in the book before anything is submitted, and leaves it when it is
 known that nothing of it runs, or when its islands were launched anew.
+Rule 2: who launches holds the names of its islands until the engine has answered: of
+two that want the same, one finds what the other has launched.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +28,7 @@ from atoll.security.private import (
     read_private,
     remove_private,
     replace_private,
+    translated,
 )
 
 MAX_RECORD_BYTES = 2 * MAX_HANDLE_BYTES
@@ -74,6 +81,26 @@ class Book:
     def forget(self, launch: str) -> None:
         """Let go of a launch. Safe to repeat."""
         remove_private(self._path(launch))
+
+    @contextmanager
+    def holding(self, run: str, name: str) -> Iterator[None]:
+        """Be alone to launch islands of a name for a run, while the block lasts.
+
+        Others wait, in whatever process; one that dies lets go.
+        """
+        # There is a file for some names each, so that there are few, for ever.
+        slot = hashlib.blake2b(f"{run}\0{name}".encode(), digest_size=1).hexdigest()
+        path = private_directory(self._directory) / f"names-{slot}.lock"
+        with translated(path):
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            with translated(path):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            # Closing is not enough: a fork may have the file open, too.
+            fcntl.flock(handle, fcntl.LOCK_UN)
+            os.close(handle)
 
     def records(self) -> list[Record]:
         """Return every launch that is known, the oldest first."""

@@ -159,20 +159,26 @@ def launch_spec(
     launch in the book, which is named then.
     """
     launcher, book = open_launcher(engine, options), book or Book()
-    _require_free(spec, first, n, book)
-    if ship is not None:
-        code = pack_code(ship)
-        ship_code(spec.run, code)
-        spec = replace(spec, code=code.digest)
-    order = make_order(launcher, n, spec, first=first)
+    with book.holding(spec.run, spec.name):
+        _require_free(spec, first, n, book)
+        if ship is not None:
+            code = pack_code(ship)
+            ship_code(spec.run, code)
+            spec = replace(spec, code=code.digest)
+        order = make_order(launcher, n, spec, first=first)
+        return Launched(_submitted(launcher, order, book), launcher)
+
+
+def _submitted(launcher: Launcher, order: Order, book: Book) -> Handle:
+    """Submit an order that the book has from before its first island on."""
     kept: list[Handle] = []
 
     def keep(handle: Handle) -> None:
-        book.keep(Record(handle, spec))
+        book.keep(Record(handle, order.spec))
         kept.append(handle)
 
     try:
-        return Launched(launcher.launch(order, keep=keep), launcher)
+        return launcher.launch(order, keep=keep)
     except BaseException as exc:
         if kept:
             _undo(launcher, kept[-1], book, exc)

@@ -8,6 +8,7 @@ import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from atoll.cli.launch_view import Following
 from atoll.errors import Unreachable, UsageError
 from atoll.launch import IslandSpec
 from atoll.launch.base import Launcher
-from atoll.launch.book import Book
+from atoll.launch.book import Book, Record
 from atoll.launch.handle import Handle
 from atoll.launch.launching import Launched, launch_spec
 from atoll.launch.states import Report
@@ -249,6 +250,24 @@ def test_who_goes_without_the_islands_is_told_what_ends_all(
         _follow(launched, None)
 
     assert "atoll cancel '/no/a run'\n" in capsys.readouterr().err
+
+
+def test_what_can_be_ended_is_ended(place: Path, say: Say) -> None:
+    """An engine that fails is told with its launch; the other launches are gone."""
+    run = str(place / "none")
+    spec = IslandSpec(command=("sleep", "600"), run=run, name="a")
+    launch_spec("local", 1, spec)
+    near = launch_spec("local", 1, replace(spec, name="b"))
+    away = replace(near.handle, id="atoll-c-0", name="c", engine="slrm")
+    Book().keep(Record(replace(away, begun_at_s=1.0), replace(spec, name="c")))
+    code, _, err = say("cancel", run, "--grace-s", "5")
+    Book().forget(away.id)
+
+    assert code == 3
+    assert "atoll-c-0 on slrm: There is no engine 'slrm'" in err
+    assert "1 of 3 launches could not be ended" in err
+    assert f"atoll cancel {run}" in err
+    assert set(states(say, run).values()) == {"cancelled"}
 
 
 def test_an_engine_that_falters_is_asked_again(

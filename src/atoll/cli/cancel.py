@@ -11,7 +11,7 @@ import typer
 
 from atoll.cli.launches import launches_of, tell_table, with_island
 from atoll.cli.names import RUN
-from atoll.errors import Unreachable
+from atoll.errors import AtollError, RemoteError, Unreachable
 from atoll.launch.base import GRACE_S
 from atoll.launch.book import Record
 from atoll.launch.launching import Launched
@@ -39,29 +39,49 @@ def cancel(
     RUN may be the id of a launch, as `atoll ps` shows it.
     """
     records = launches_of(run)
-    if islands:
-        _cancel_some(records, islands, grace_s)
-        return
-    # While there is a coordinator to leave.
-    for record in sorted(records, key=lambda each: each.is_coordinator):
-        launched = Launched(record.handle)
-        launched.cancel(grace_s=grace_s)
-        reports = _until_over(launched, record.handle.indexes, grace_s)
-        tell_table(rows(reports, {}), left=2)
+    going = _named(records, islands) if islands else _all(records)
+    trouble: list[str] = []
+    for record, indexes in going:
+        try:
+            _end(record, indexes, grace_s)
+        except AtollError as exc:
+            # The others are no less to go, and on other engines perhaps.
+            handle = record.handle
+            trouble.append(f"{handle.id} on {handle.engine}: {exc}")
+    for line in trouble:
+        typer.echo(f"atoll: {line}", err=True)
+    if trouble:
+        raise RemoteError(
+            f"{len(trouble)} of {len(going)} launches could not be ended, for what is "
+            f"said above. When that is mended say it again: atoll cancel {run}"
+        )
 
 
-def _cancel_some(
-    records: Sequence[Record], islands: Sequence[str], grace_s: float
-) -> None:
+Going = tuple[Record, Sequence[int] | None]
+"""A launch, and which of its islands are to go: None is all."""
+
+
+def _all(records: Sequence[Record]) -> list[Going]:
+    # Coordinators last: islands leave while there is one to leave.
+    ordered = sorted(records, key=lambda each: each.is_coordinator)
+    return [(record, None) for record in ordered]
+
+
+def _named(records: Sequence[Record], islands: Sequence[str]) -> list[Going]:
     wanted: dict[str, list[int]] = defaultdict(list)
     by_id = {each.handle.id: each for each in records}
     for island in islands:
         record, index = with_island(records, island)
         wanted[record.handle.id].append(index)
-    for launch, indexes in wanted.items():
-        launched = Launched(by_id[launch].handle)
-        launched.cancel(indexes, grace_s=grace_s)
-        tell_table(rows(_until_over(launched, indexes, grace_s), {}), left=2)
+    return [(by_id[launch], indexes) for launch, indexes in wanted.items()]
+
+
+def _end(record: Record, indexes: Sequence[int] | None, grace_s: float) -> None:
+    """Tell islands of a launch to go, and show them when they are gone."""
+    launched = Launched(record.handle)
+    launched.cancel(indexes, grace_s=grace_s)
+    those = record.handle.indexes if indexes is None else indexes
+    tell_table(rows(_until_over(launched, those, grace_s), {}), left=2)
 
 
 def _until_over(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer.main
@@ -20,15 +21,13 @@ from atoll.cli import app
 from atoll.cli.launch import _follow
 from atoll.cli.launch_options import size_bytes
 from atoll.cli.launch_view import Following
-from atoll.errors import Unreachable, UsageError
-from atoll.launch import IslandSpec
-from atoll.launch.base import Launcher
+from atoll.errors import UsageError
+from atoll.launch import IslandSpec, engines
 from atoll.launch.book import Book, Record
-from atoll.launch.handle import Handle
 from atoll.launch.launching import Launched, launch_spec
-from atoll.launch.states import Report
 from atoll.settings import RunSettings
 from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
+from tests.launch.faltering import Faltering
 
 WAIT_S = 250.0
 PAGE = Path(__file__).parents[2] / "docs" / "launching.md"
@@ -285,20 +284,25 @@ def test_an_engine_that_falters_is_asked_again(
     assert "a-0 is finished" in out
 
 
-class Faltering:
-    """A launcher that does not answer every second time it is asked."""
+def test_a_log_is_followed_past_a_silence(
+    place: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What an engine does not tell now it tells later; a silence is told once."""
+    (place / "faltering.py").write_text(
+        "from tests.launch.faltering import open_launcher as open_launcher\n"
+    )
+    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(place)])
+    importlib.invalidate_caches()
+    words = ("sh", "-c", "echo one; sleep 2; echo two; sleep 2")
+    spec = IslandSpec(command=words, run="/no/run", name="a")
+    handle = launch_spec("local", 1, spec).handle
+    Book().keep(Record(replace(handle, engine="faltering"), spec))
+    code, out, err = say("logs", handle.id, "--follow")
+    Book().keep(Record(handle, spec))
+    del sys.modules["atoll.launch.engines.faltering"]
 
-    def __init__(self, inner: Launcher) -> None:
-        self._inner, self._asked = inner, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def poll(self, handle: Handle) -> tuple[Report, ...]:
-        self._asked += 1
-        if self._asked % 2 == 0:
-            raise Unreachable("It is away.")
-        return self._inner.poll(handle)
+    assert (code, out) == (0, "one\ntwo\n"), err
+    assert set(err.splitlines()) == {"atoll: It is away. It is asked again."}
 
 
 def test_a_dry_run_starts_nothing(place: Path, say: Say) -> None:

@@ -8,22 +8,33 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import atoll.launch
 from atoll import RunSettings
-from atoll.errors import CorruptError, RemoteError, UsageError
+from atoll.errors import (
+    AtollError,
+    CorruptError,
+    Refused,
+    RemoteError,
+    Unreachable,
+    UsageError,
+)
 from atoll.launch import IslandSpec, Launched, Restarts, State, engines, launch
 from atoll.launch.book import Book
 from atoll.launch.bootstrap import bootstrap_words
 from atoll.launch.bootstrap import main as bootstrap
 from atoll.launch.launching import launch_spec
 from atoll.launch.passes import Pass
+from atoll.launch.patience import SILENT_S, Patience
 from atoll.launch.references import resolve
 from atoll.launch.summary import failures
 from atoll.security import Secret
 from tests.cli.runs import ISLAND, as_user
+from tests.launch.faltering import Faltering
 
 BREAKING = """
 import time
@@ -127,6 +138,49 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
     launched.cancel(grace_s=5.0)
 
     assert launched.wait(60.0)[0].report.state is State.CANCELLED
+
+
+def test_who_waits_bears_a_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One answer that does not come is no end, and takes no time that was not given."""
+    spec = IslandSpec(command=("sleep", "2"), run=str(tmp_path / "no"), name="a")
+    launched = launch_spec("local", 1, spec)
+    faltering = Launched(launched.handle, Faltering(launched.launcher))
+    (result,) = faltering.wait(60.0)
+
+    assert result.report.state is State.FINISHED
+    assert "It is away. It is asked again." in caplog.text
+    away = Launched(launched.handle, Failing(Unreachable("It is away.")))
+    with pytest.raises(TimeoutError, match=r"a-0 run on after 0\.1 s"):
+        away.wait(0.1)
+    for error in (Refused("You may not."), UsageError("It cannot be.")):
+        with pytest.raises(type(error)):
+            Launched(launched.handle, Failing(error)).wait(60.0)
+
+
+class Failing:
+    """A launcher that always fails in the same way."""
+
+    def __init__(self, error: AtollError) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error
+
+
+def test_a_silence_has_an_end() -> None:
+    """It is told once, is over with an answer, and too long a one is an error."""
+    instants = iter([0.0, SILENT_S, SILENT_S + 1.0, 2 * SILENT_S + 2.0])
+    patience = Patience(SimpleNamespace(now_s=lambda: next(instants)))
+    error = Unreachable("It is away.")
+    told = [len(patience.bear(error)) for _ in range(2)]
+    patience.answered()
+    told += [len(patience.bear(error))]
+
+    assert told == [1, 0, 1]
+    with pytest.raises(Unreachable, match="It is away"):
+        patience.bear(error)
 
 
 def test_of_two_launches_of_one_name_one_is_refused(

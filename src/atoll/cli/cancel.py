@@ -88,12 +88,17 @@ def _until_over(
     launched: Launched, indexes: Sequence[int], grace_s: float
 ) -> list[Report]:
     until_s = time.monotonic() + grace_s + MORE_S
+    left = [launched.handle.island(index) for index in indexes]
     while True:
-        reports = [each for each in launched.poll() if each.index in indexes]
-        if all(each.state.is_over for each in reports):
-            return reports
-        if time.monotonic() > until_s:
+        try:
+            reports = [each for each in launched.poll() if each.index in indexes]
             left = [each.name for each in reports if not each.state.is_over]
+            if not left:
+                return reports
+        except Unreachable:
+            if time.monotonic() > until_s:
+                raise
+        if time.monotonic() > until_s:
             raise Unreachable(
                 f"{launched.handle.engine} was told, and {', '.join(left[:8])} run "
                 "still. Look again: atoll ps."

@@ -20,6 +20,7 @@ from atoll.cli.terminal import can_redraw
 from atoll.errors import Unreachable
 from atoll.launch.launching import Launched
 from atoll.launch.looking import Looks, RunLook
+from atoll.launch.patience import Patience
 from atoll.launch.states import Report, State
 from atoll.launch.summary import LAST_LINES, failures, rows
 
@@ -27,8 +28,6 @@ NEAR_S, FAR_S = 0.5, 5.0
 """Between two looks: at this machine's islands, and at those of engines elsewhere."""
 
 SPOKE_S = 1.0
-SILENT_S = 600.0
-"""How long an engine may not answer before it is given up to follow its islands."""
 
 
 class Following:
@@ -41,8 +40,8 @@ class Following:
         self._read = dict.fromkeys(launched.handle.indexes, 0)
         self._can_redraw = can_redraw(sys.stdout)
         self._drawn = 0
-        self._is_told = False
-        self._silent_since_s: float | None = None
+        self._is_told = self._is_going = False
+        self._asking, self._ending = Patience(), Patience()
 
     def follow(self) -> bool:
         """Return whether the run has finished, once no island is left.
@@ -53,9 +52,7 @@ class Following:
         with _interruptions() as heard:
             while not self._is_over():
                 self._see()
-                if heard and not self._is_told:
-                    self._tell_to_go()
-                self._end_what_waits()
+                self._end(is_told=bool(heard))
                 time.sleep(0.0 if self._is_over() else every_s)
             self._see()
             self._settle()
@@ -82,29 +79,13 @@ class Following:
             self._reports = self._launched.poll()
             for line in self._new_lines():
                 lines.append(line)  # one by one: what was read is told in any case
-            self._silent_since_s = None
+            self._asking.answered()
         except Unreachable as exc:
-            lines += self._silence(exc)
+            lines += self._asking.bear(exc)
         if not self._can_redraw:
             for each in self._reports:
                 lines += _change(before.get(each.index), each)
         self._draw(lines)
-
-    def _silence(self, error: Unreachable) -> list[str]:
-        """Return what is said of an engine that does not answer, once.
-
-        Raises:
-            Unreachable: it never has, or not for so long that nobody can tell.
-        """
-        now_s = time.monotonic()
-        if not self._reports:
-            raise error
-        if self._silent_since_s is None:
-            self._silent_since_s = now_s
-            return [f"atoll: {error} It is asked again."]
-        if now_s - self._silent_since_s > SILENT_S:
-            raise error
-        return []
 
     def _new_lines(self) -> Iterator[str]:
         handle, launcher = self._launched.handle, self._launched.launcher
@@ -137,10 +118,23 @@ class Following:
             ]
         return page
 
+    def _end(self, *, is_told: bool) -> None:
+        """End what is not to run on; what could not be told is told again."""
+        try:
+            if is_told and not self._is_going:
+                self._tell_to_go()
+            self._end_what_waits()
+            self._ending.answered()
+        except Unreachable as exc:
+            self._draw(self._ending.bear(exc))
+
     def _tell_to_go(self) -> None:
+        if not self._is_told:
+            leaving = "atoll: islands are told to leave; once more to go without them."
+            self._draw([leaving])
         self._is_told = True
-        self._draw(["atoll: islands are told to leave; once more to go without them."])
         self._launched.cancel()
+        self._is_going = True
 
     def _end_what_waits(self) -> None:
         """Start no island again for a run that has ended."""
@@ -160,18 +154,32 @@ class Following:
         while time.monotonic() < until_s and not (self._look and self._look.has_ended):
             self._looks.look()
             time.sleep(0.1)
-        self._coordinator.cancel()
-        while not all(each.state.is_over for each in self._coordinator.poll()):
-            time.sleep(0.1)
+        self._let_go(self._coordinator)
+
+    def _let_go(self, coordinator: Launched) -> None:
+        is_told = is_over = False
+        while not is_over:
+            try:
+                if not is_told:  # once: said again, it is an order to an engine
+                    coordinator.cancel()
+                    is_told = True
+                is_over = all(each.state.is_over for each in coordinator.poll())
+                self._ending.answered()
+            except Unreachable as exc:
+                self._draw(self._ending.bear(exc))
+            time.sleep(0.0 if is_over else 0.1)
 
     def _show_end(self) -> None:
         self._draw(self._page(), is_last=True)
-        launcher, handle = self._launched.launcher, self._launched.handle
-        for line in failures(
-            self._reports,
-            lambda each: launcher.logs(handle, each.index)[-LAST_LINES:],
-        ):
+        for line in failures(self._reports, self._last_lines):
             typer.echo(line, err=True)
+
+    def _last_lines(self, report: Report) -> list[str]:
+        launcher, handle = self._launched.launcher, self._launched.handle
+        try:
+            return launcher.logs(handle, report.index)[-LAST_LINES:]
+        except Unreachable as exc:
+            return [f"(its log cannot be read: {exc})"]
 
 
 def _change(before: Report | None, now: Report) -> list[str]:

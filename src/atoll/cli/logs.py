@@ -3,35 +3,52 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import typer
 
 from atoll.cli.launches import launches_of, with_island
 from atoll.cli.names import RUN
+from atoll.errors import Unreachable
 from atoll.launch.launching import Launched
+from atoll.launch.patience import Patience
 
 EVERY_S = 1.0
 
 
 @dataclass
-class Tail:
-    """One island's log, and how much of it was told."""
+class Reading:
+    """Logs of one launch, and how much of each was told."""
 
     launched: Launched
-    index: int
-    told: int = 0
+    told: dict[int, int]
+    """Lines, by the index of an island."""
 
-    @property
-    def island(self) -> str:
-        return self.launched.handle.island(self.index)
+    has_names: bool = False
+    patience: Patience = field(default_factory=Patience)
 
-    def new_lines(self) -> list[str]:
+    def tell(self, last: int | None = None) -> None:
+        """Print what is new, or the last lines of it."""
         handle, launcher = self.launched.handle, self.launched.launcher
-        said = launcher.logs(handle, self.index, after=self.told)
-        self.told += len(said)
-        return said
+        for index, told in self.told.items():
+            said = launcher.logs(handle, index, after=told)
+            self.told[index] += len(said)
+            name = f"{handle.island(index)} | " if self.has_names else ""
+            for line in said[0 if last is None else max(0, len(said) - last) :]:
+                typer.echo(f"{name}{line}")
+
+    def goes_on(self) -> bool:
+        """Print what is new, and return whether there may be more."""
+        try:
+            reports = self.launched.poll()
+            self.tell()
+            self.patience.answered()
+            return not all(it.state.is_over for it in reports if it.index in self.told)
+        except Unreachable as exc:
+            for line in self.patience.bear(exc):
+                typer.echo(line, err=True)
+            return True
 
 
 def logs(
@@ -51,38 +68,21 @@ def logs(
 
     Lines of several islands begin with the island's name.
     """
-    tails = _tails(run, island)
-    has_names = len(tails) > 1
-    for tail in tails:
-        said = tail.new_lines()
-        first = 0 if last is None else max(0, len(said) - last)
-        _tell(tail, said[first:], has_names)
-    while follow:
-        is_over = all(_is_over(tail) for tail in tails)
-        for tail in tails:
-            _tell(tail, tail.new_lines(), has_names)
-        if is_over:
-            return
-        time.sleep(EVERY_S)
+    readings = _readings(run, island)
+    for reading in readings:
+        reading.tell(last)
+    while follow and readings:
+        readings = [each for each in readings if each.goes_on()]
+        time.sleep(EVERY_S if readings else 0.0)
 
 
-def _tails(run: str, island: str | None) -> list[Tail]:
+def _readings(run: str, island: str | None) -> list[Reading]:
     records = launches_of(run)
     if island is not None:
         record, index = with_island(records, island)
-        return [Tail(Launched(record.handle), index)]
+        return [Reading(Launched(record.handle), {index: 0})]
+    has_names = sum(each.handle.num_islands for each in records) > 1
     return [
-        Tail(launched, index)
-        for launched in (Launched(each.handle) for each in records)
-        for index in launched.handle.indexes
+        Reading(Launched(each.handle), dict.fromkeys(each.handle.indexes, 0), has_names)
+        for each in records
     ]
-
-
-def _tell(tail: Tail, said: list[str], has_names: bool) -> None:
-    for line in said:
-        typer.echo(f"{tail.island} | {line}" if has_names else line)
-
-
-def _is_over(tail: Tail) -> bool:
-    reports = tail.launched.poll()
-    return all(each.state.is_over for each in reports if each.index == tail.index)

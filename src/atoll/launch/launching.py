@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import AtollError, RemoteError, UsageError
+from atoll.errors import AtollError, RemoteError, Unreachable, UsageError
 from atoll.island.environment import surroundings_from_environment
 from atoll.island.reach import is_coordinator
 from atoll.launch.base import GRACE_S, Launcher, Order, Plan
@@ -20,6 +21,7 @@ from atoll.launch.code import pack_code, ship_code
 from atoll.launch.handle import Handle
 from atoll.launch.looking import Looks, look_at
 from atoll.launch.passes import PASS, SEED_BYTES, Pass
+from atoll.launch.patience import Patience
 from atoll.launch.references import in_engine, resolve
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec
@@ -28,6 +30,8 @@ from atoll.launch.summary import LAST_LINES
 from atoll.security import Credentials, Role, Secret, read_token
 
 LOOK_S = 0.5
+
+log = logging.getLogger("atoll")
 
 
 @dataclass(frozen=True)
@@ -59,20 +63,29 @@ class Launched:
     def wait(self, timeout_s: float | None = None) -> tuple[Result, ...]:
         """Return what became of the islands, once all of them are over.
 
+        An engine that does not answer is asked again for some minutes.
+
         Raises:
             TimeoutError: some are not, after so long. They go on.
+            Unreachable: the engine has not answered for too long.
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        looks = Looks(self.handle.run)
+        looks, patience = Looks(self.handle.run), Patience()
+        left = [self.handle.island(index) for index in self.handle.indexes]
         while True:
             # Metrics are asked for while islands run: a coordinator ends with them.
             looks.look()
-            reports = self.poll()
-            if all(each.state.is_over for each in reports):
-                look = looks.look(at_once=True)
-                return self.results(reports, look.islands if look else {})
-            if until_s is not None and time.monotonic() > until_s:
+            try:
+                reports = self.poll()
                 left = [each.name for each in reports if not each.state.is_over]
+                if not left:
+                    look = looks.look(at_once=True)
+                    return self.results(reports, look.islands if look else {})
+                patience.answered()
+            except Unreachable as exc:
+                for line in patience.bear(exc):
+                    log.warning("%s", line)
+            if until_s is not None and time.monotonic() > until_s:
                 raise TimeoutError(
                     f"{', '.join(left[:8])} run on after {timeout_s:g} s. Wait longer, "
                     "or cancel."

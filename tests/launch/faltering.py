@@ -1,0 +1,36 @@
+"""An engine that does not answer every second time it is asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from atoll.errors import Unreachable
+from atoll.launch.base import Launcher
+from atoll.launch.registry import open_launcher as open_other
+
+FALTERS = ("poll", "logs", "cancel")
+
+
+class Faltering:
+    """A launcher that has one: each of its methods answers, and then does not."""
+
+    def __init__(self, inner: Launcher) -> None:
+        self._inner = inner
+        self._asked: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._inner, name)
+        return partial(self._ask, name, found) if name in FALTERS else found
+
+    def _ask(self, name: str, ask: Callable[..., Any], *given: Any, **more: Any) -> Any:
+        self._asked[name] += 1
+        if self._asked[name] % 2 == 0:
+            raise Unreachable("It is away.")
+        return ask(*given, **more)
+
+
+def open_launcher(options: Mapping[str, str]) -> Faltering:
+    return Faltering(open_other("local", options))

@@ -9,11 +9,13 @@ import pytest
 
 import atoll
 from atoll import RunSettings
-from atoll.bundle.archive import pack
+from atoll.bundle.archive import MAX_CODE_FILES, pack
+from atoll.coordinator.code_files import MAX_BYTES, CodeFiles
 from atoll.errors import CorruptError, Refused, UsageError
 from atoll.launch import code as shipping
 from atoll.launch.code import extract, fetch_code, pack_code, ship_code
 from atoll.launch.ignoring import code_files
+from atoll.wire import blake3_digest
 
 
 def write(root: Path, *names: str) -> None:
@@ -108,6 +110,27 @@ def test_what_cannot_be_packed_is_told(
     monkeypatch.setattr(shipping, "MAX_CODE_BYTES", 8)
     with pytest.raises(UsageError, match="more than 8 bytes"):
         pack_code(tmp_path)
+
+
+def test_a_repository_of_many_files_is_shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as are packed are kept by a coordinator and let out, and no more."""
+    files = {f"d{n // 100}/f{n}.py": b"" for n in range(MAX_CODE_FILES)}
+    data = pack(files, most_files=MAX_CODE_FILES)
+    CodeFiles(tmp_path).keep(blake3_digest(data).hex(), data)
+
+    assert len(data) < MAX_BYTES - shipping.MAX_CODE_BYTES
+    more = pack({**files, "more.py": b""}, most_files=MAX_CODE_FILES + 1)
+    with pytest.raises(CorruptError, match="16385 files are too many"):
+        extract(more, tmp_path / "out")
+    write(tmp_path / "mine", *(f"f{n}.py" for n in range(1100)))
+    code = pack_code(tmp_path / "mine")
+    extract(code.data, tmp_path / "out")
+    assert len(list((tmp_path / "out").iterdir())) == code.num_files == 1100
+    monkeypatch.setattr(shipping, "MAX_CODE_FILES", 1099)
+    with pytest.raises(UsageError, match=r"or 1099 files, with .*\.gitignore"):
+        pack_code(tmp_path / "mine")
 
 
 def test_an_archive_stays_in_its_directory(tmp_path: Path) -> None:

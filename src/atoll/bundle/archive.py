@@ -24,6 +24,8 @@ MAX_BYTES = 128 * 2**20
 """Of an archive. Tokenizers take up to forty megabytes, and definitions almost none."""
 
 MAX_FILES = 1024
+MAX_CODE_FILES = 2**14
+"""Of the code that islands are launched with, which may be a whole repository."""
 
 _BLOCK = 512
 _END = bytes(2 * _BLOCK)
@@ -43,13 +45,13 @@ _KINDS = {
 }
 
 
-def pack(files: Mapping[str, bytes]) -> bytes:
+def pack(files: Mapping[str, bytes], *, most_files: int = MAX_FILES) -> bytes:
     """Return the archive of files by name.
 
     Raises:
         UsageError: a name cannot be in a bundle, or they are too many or too large.
     """
-    if fault := _amount_fault(len(files), _archive_bytes(files)):
+    if fault := _amount_fault(len(files), _archive_bytes(files), most_files):
         raise UsageError(fault)
     taken = Taken()
     parts: list[bytes] = []
@@ -60,14 +62,14 @@ def pack(files: Mapping[str, bytes]) -> bytes:
     return b"".join([*parts, _END])
 
 
-def unpack(data: bytes) -> dict[str, bytes]:
+def unpack(data: bytes, *, most_files: int = MAX_FILES) -> dict[str, bytes]:
     """Return the files of an archive by name.
 
     Raises:
         CorruptError: it is none that `pack` writes, and why.
     """
     if len(data) > MAX_BYTES:
-        raise CorruptError(_amount_fault(1, len(data)))
+        raise CorruptError(_amount_fault(1, len(data), most_files))
     files: dict[str, bytes] = {}
     taken = Taken()
     for name, content in _members(data):
@@ -76,8 +78,8 @@ def unpack(data: bytes) -> dict[str, bytes]:
         if files and name < next(reversed(files)):
             raise CorruptError(f"{name!r} is not in its order. {_MADE_ELSEWHERE}")
         files[name] = content
-        if len(files) > MAX_FILES:
-            raise CorruptError(_amount_fault(len(files), len(data)))
+        if len(files) > most_files:
+            raise CorruptError(_amount_fault(len(files), len(data), most_files))
     if not files:
         raise CorruptError(f"The archive holds nothing. {_MADE_ELSEWHERE}")
     return files
@@ -162,13 +164,13 @@ def _archive_bytes(files: Mapping[str, bytes]) -> int:
     return whole + len(_END)
 
 
-def _amount_fault(count: int, size_bytes: int) -> str:
+def _amount_fault(count: int, size_bytes: int, most_files: int) -> str:
     """Return why so much cannot be a bundle; empty if it can."""
     if not count:
         return "There is nothing to put into a bundle. Give a directory with files."
-    if count > MAX_FILES:
+    if count > most_files:
         return (
-            f"{count} files are too many for a bundle, which has at most {MAX_FILES}. "
+            f"{count} files are too many for a bundle, which has at most {most_files}. "
             "Leave out what does not define the model."
         )
     if size_bytes > MAX_BYTES:

@@ -11,7 +11,7 @@ import secrets
 import threading
 from pathlib import Path
 
-from atoll.bundle.archive import unpack
+from atoll.bundle.archive import MAX_CODE_FILES, unpack
 from atoll.disk import TEMPORARY, sync_directory
 from atoll.disk.whole import write_whole
 from atoll.errors import CorruptError, Refused, UsageError
@@ -47,7 +47,7 @@ class CodeFiles:
                 f"The code that came does not have the digest {digest[:12]}. Send it "
                 "again."
             )
-        unpack(data)
+        unpack(data, most_files=MAX_CODE_FILES)
         with self._lock:
             private_directory(self._directory)
             if path.exists():

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.bundle.archive import pack, unpack
+from atoll.bundle.archive import MAX_CODE_FILES, pack, unpack
 from atoll.clock import SystemClock
 from atoll.errors import CorruptError, DiskError, NoSuchObject, Refused, UsageError
 from atoll.island.environment import (
@@ -55,14 +55,15 @@ def pack_code(directory: Path) -> Code:
         if path.is_symlink() or not path.is_file():
             raise UsageError(f"{path} is no plain file. {_LEAVE_OUT}")
         size += path.stat().st_size
-        if size > MAX_CODE_BYTES:
+        # Told by the first one that is too much: a directory of data has no end.
+        if size > MAX_CODE_BYTES or len(files) == MAX_CODE_FILES:
             raise UsageError(
-                f"The code in {directory} has more than {MAX_CODE_BYTES} bytes, with "
-                f"{name!r}. {_LEAVE_OUT}"
+                f"The code in {directory} has more than {MAX_CODE_BYTES} bytes or "
+                f"{MAX_CODE_FILES} files, with {name!r}. {_LEAVE_OUT}"
             )
         files[name] = path.read_bytes()
     try:
-        data = pack(files)
+        data = pack(files, most_files=MAX_CODE_FILES)
     except UsageError as exc:
         raise UsageError(f"The code in {directory}: {exc} {_LEAVE_OUT}") from exc
     return Code(data, blake3_digest(data).hex(), len(files))
@@ -110,7 +111,7 @@ def extract(data: bytes, directory: Path) -> None:
     Raises:
         CorruptError: it is no archive of ours, or a link leads out of the directory.
     """
-    files = unpack(data)
+    files = unpack(data, most_files=MAX_CODE_FILES)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         home = directory.resolve()

@@ -56,6 +56,40 @@ def test_gitignore_is_heeded(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("is_worktree", [False, True])
+def test_what_a_repository_leaves_out_is_left_out_below(
+    is_worktree: bool, tmp_path: Path
+) -> None:
+    """Patterns of every directory up to its root are heeded, and its own excludes.
+
+    A nearer one decides; one above the root says nothing; and what was chosen is
+    shipped although it is left out by its name.
+    """
+    top = tmp_path / "repository"
+    git = tmp_path / "main" / ".git" if is_worktree else top / ".git"
+    write(top, "a/b/train.py", "a/b/x.log", "a/b/keep.log", "a/b/notes.txt")
+    write(top, "a/b/data/rows.txt", "a/b/c/data/rows.txt", "a/b/c/out.tmp")
+    write(tmp_path, f"{git.relative_to(tmp_path)}/info/exclude")
+    (git / "info" / "exclude").write_text("notes.txt\n*.tmp\n")
+    if is_worktree:
+        (git / "worktrees" / "mine").mkdir(parents=True)
+        (git / "worktrees" / "mine" / "commondir").write_text("../..\n")
+        (top / ".git").write_text("gitdir: ../main/.git/worktrees/mine\n")
+    (tmp_path / ".gitignore").write_text("*.py\n")
+    (top / ".gitignore").write_text("*.log\n/a/b/data/\nb/\n")
+    (top / "a" / ".gitignore").write_text("!keep.log\n!out.tmp\n/b/c/data\n")
+
+    assert names(top / "a" / "b") == ["c/out.tmp", "keep.log", "train.py"]
+
+
+def test_a_directory_of_which_nothing_is_left_is_told(tmp_path: Path) -> None:
+    """As that of a user whose whole home is a repository that ignores all else."""
+    write(tmp_path, ".git/HEAD", "mine/train.py")
+    (tmp_path / ".gitignore").write_text("*\n")
+    with pytest.raises(UsageError, match=r"Nothing in .*mine is code.* above\."):
+        pack_code(tmp_path / "mine")
+
+
 def test_a_line_that_is_no_pattern_fits_nothing(tmp_path: Path) -> None:
     """As for git; the other lines are heeded."""
     write(tmp_path, "train.py", "b.log")

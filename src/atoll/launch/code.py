@@ -62,6 +62,11 @@ def pack_code(directory: Path) -> Code:
                 f"{MAX_CODE_FILES} files, with {name!r}. {_LEAVE_OUT}"
             )
         files[name] = path.read_bytes()
+    if not files:
+        raise UsageError(
+            f"Nothing in {directory} is code to be shipped: it is empty, or .gitignore "
+            "leaves out all of it, perhaps that of a directory above."
+        )
     try:
         data = pack(files, most_files=MAX_CODE_FILES)
     except UsageError as exc:

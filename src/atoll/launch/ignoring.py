@@ -2,16 +2,22 @@
 
 Rule 1: the last pattern that fits decides; one with `!` takes a file back in. Under a
 directory that is left out nothing is taken back, as git has it.
-Rule 2: hidden files, caches, virtual environments, runs' directories and what looks
+Rule 2: a .gitignore counts for what is below it, up to the root of the repository that
+the directory is in, with .git/info/exclude before them all. The directory itself was
+chosen, and is shipped even if they leave it out by its name.
+Rule 3: hidden files, caches, virtual environments, runs' directories and what looks
 like a key or a token are left out, whatever a .gitignore says.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from atoll.errors import UsageError
 
 NEVER = ("__pycache__", "node_modules", "*.atoll", "*.egg-info", "*.pyc")
 PRIVATE = ("*.token", "*.pem", "*.key")
@@ -32,19 +38,39 @@ class Rule:
         return self.pattern.fullmatch(path) is not None
 
 
+@dataclass(frozen=True)
+class Tree:
+    """What is shipped, and how that is called from the top of its repository."""
+
+    root: Path
+    base: str
+    """Of the root: empty, or a path and a slash."""
+
+    def name(self, path: Path) -> str:
+        return f"{self.base}{path.relative_to(self.root).as_posix()}"
+
+    def base_of(self, directory: Path) -> str:
+        return self.base if directory == self.root else f"{self.name(directory)}/"
+
+
 def code_files(root: Path) -> Iterator[Path]:
-    """Yield the files to be shipped, in the order of their names."""
+    """Yield the files to be shipped, in the order of their names.
+
+    Raises:
+        UsageError: what says which these are cannot be read.
+    """
     always = [rule for text in (*NEVER, *PRIVATE) if (rule := rule_of(text, ""))]
-    yield from _under(root, root, always, [])
+    base, rules = _from_above(root.resolve())
+    yield from _under(root, Tree(root, base), always, rules)
 
 
 def _under(
-    directory: Path, root: Path, always: Sequence[Rule], rules: Sequence[Rule]
+    directory: Path, tree: Tree, always: Sequence[Rule], rules: Sequence[Rule]
 ) -> Iterator[Path]:
-    rules = [*rules, *_rules_in(directory, root)]
+    rules = [*rules, *_rules(directory / ".gitignore", tree.base_of(directory))]
     for path in sorted(directory.iterdir(), key=lambda each: each.name):
         is_directory = path.is_dir() and not path.is_symlink()
-        name = path.relative_to(root).as_posix()
+        name = tree.name(path)
         if path.name.startswith(".") or _is_out(name, always, is_directory):
             continue
         if _is_out(name, rules, is_directory):
@@ -52,7 +78,7 @@ def _under(
         if not is_directory:
             yield path
         elif not (path / "pyvenv.cfg").exists():
-            yield from _under(path, root, always, rules)
+            yield from _under(path, tree, always, rules)
 
 
 def _is_out(name: str, rules: Sequence[Rule], is_directory: bool) -> bool:
@@ -62,15 +88,44 @@ def _is_out(name: str, rules: Sequence[Rule], is_directory: bool) -> bool:
     return False
 
 
-def _rules_in(directory: Path, root: Path) -> list[Rule]:
-    file = directory / ".gitignore"
+def _from_above(directory: Path) -> tuple[str, list[Rule]]:
+    """Return how a directory is called in its repository, and the rules above it."""
+    upwards = (directory, *directory.parents)
+    # Not every directory above need be one that this user may look into.
+    top = next((each for each in upwards if os.path.exists(each / ".git")), None)
+    if top is None:
+        return "", []
+    rules, base, at = _rules(_exclude(top), ""), "", top
+    for part in directory.relative_to(top).parts:
+        rules += _rules(at / ".gitignore", base)
+        at, base = at / part, f"{base}{part}/"
+    return base, rules
+
+
+def _exclude(top: Path) -> Path:
+    """Return the patterns of a repository that are nobody else's."""
+    git = top / ".git"
+    if not git.is_dir():  # of a worktree, or of a submodule
+        git = top / _read(git).removeprefix("gitdir:").strip()
+    if (git / "commondir").is_file():
+        git = git / _read(git / "commondir").strip()
+    return git / "info" / "exclude"
+
+
+def _rules(file: Path, base: str) -> list[Rule]:
     if not file.is_file():
         return []
-    with file.open(errors="replace") as opened:
-        lines = opened.read(MAX_IGNORE_BYTES).splitlines()
-    base = directory.relative_to(root).as_posix()
-    start = "" if base == "." else f"{base}/"
-    return [rule for line in lines if (rule := rule_of(line, start))]
+    return [rule for line in _read(file).splitlines() if (rule := rule_of(line, base))]
+
+
+def _read(file: Path) -> str:
+    try:
+        with file.open(errors="replace") as opened:
+            return opened.read(MAX_IGNORE_BYTES)
+    except OSError as exc:
+        raise UsageError(
+            f"{file} cannot be read: {exc.strerror}. It says what is not shipped."
+        ) from exc
 
 
 def rule_of(line: str, base: str) -> Rule | None:

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +24,8 @@ from atoll.errors import (
     Unreachable,
     UsageError,
 )
-from atoll.launch import IslandSpec, Launched, Restarts, State, engines, launch
-from atoll.launch.book import Book
+from atoll.launch import IslandSpec, Launched, Restarts, State, book, engines, launch
+from atoll.launch.book import Book, Record
 from atoll.launch.bootstrap import bootstrap_words
 from atoll.launch.bootstrap import main as bootstrap
 from atoll.launch.launching import launch_spec
@@ -212,6 +213,26 @@ def test_a_launch_that_breaks_leaves_nothing_or_a_handle(
     assert len(records) == cannot
     if cannot:
         assert f"atoll cancel {records[0].handle.id}" in str(caught.value)
+
+
+def test_what_runs_is_never_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many were launched since: the oldest that are over go."""
+    monkeypatch.setattr(book, "MAX_RECORDS", 1)
+    spec = IslandSpec(command=("sleep", "600"), run=str(tmp_path / "no"), name="a")
+    oldest = launch_spec("local", 1, spec)
+    away = replace(oldest.handle, id="away", engine="no_such", begun_at_s=1.0)
+    Book().keep(Record(away, spec))
+    for name in ("b", "c", "d"):
+        over = replace(spec, command=("true",), name=name)
+        launch_spec("local", 1, over).wait(60.0)
+    known = {each.handle.id for each in Book().records()}
+    names = [each.handle.name for each in Book().records()]
+    Book().forget("away")
+
+    assert {"away", oldest.handle.id} <= known
+    assert names == ["a", "a", "c", "d"]
 
 
 def test_a_damaged_book_is_told(tmp_path: Path) -> None:

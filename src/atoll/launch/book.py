@@ -33,7 +33,7 @@ from atoll.security.private import (
 
 MAX_RECORD_BYTES = 2 * MAX_HANDLE_BYTES
 MAX_RECORDS = 200
-"""The oldest ones are forgotten beyond this."""
+"""Beyond this the oldest are forgotten, of those that are over."""
 
 COORDINATOR = "coordinator"
 """The name of a launch that is no island, and serves the run."""
@@ -104,10 +104,15 @@ class Book:
 
     def records(self) -> list[Record]:
         """Return every launch that is known, the oldest first."""
-        found = sorted(self._read(), key=lambda each: each.handle.begun_at_s)
-        for old in found[:-MAX_RECORDS]:
-            self.forget(old.handle.id)
-        return found[-MAX_RECORDS:]
+        return sorted(self._read(), key=lambda each: each.handle.begun_at_s)
+
+    def surplus(self) -> list[Record]:
+        """Return the oldest launches, which are more than are to be known.
+
+        The book does not know which of them run: who asks their engines forgets those
+        that are over.
+        """
+        return self.records()[:-MAX_RECORDS]
 
     def of_run(self, run: str) -> list[Record]:
         """Return the launches of one run, the oldest first."""

@@ -172,6 +172,7 @@ def launch_spec(
     launch in the book, which is named then.
     """
     launcher, book = open_launcher(engine, options), book or Book()
+    _forget_old(book)
     with book.holding(spec.run, spec.name):
         _require_free(spec, first, n, book)
         if ship is not None:
@@ -271,6 +272,21 @@ def _require_free(spec: IslandSpec, first: int, n: int, book: Book) -> None:
                 f"another --name, or end them: atoll cancel {spec.run}"
             )
         if not live:
+            book.forget(each.handle.id)
+
+
+def _forget_old(book: Book) -> None:
+    """Forget the oldest launches if there are many; what runs, or may, stays."""
+    silent: set[str] = set()
+    for each in book.surplus():
+        if each.handle.engine in silent:
+            continue
+        try:
+            reports = Launched(each.handle).poll()
+        except AtollError:
+            silent.add(each.handle.engine)  # nobody can tell, and each costs its time
+            continue
+        if all(it.state.is_over for it in reports):
             book.forget(each.handle.id)
 
 

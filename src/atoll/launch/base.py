@@ -4,7 +4,8 @@ Rule 1: an engine starts, tells and ends; it decides nothing about the run.
 Rule 2: an order's `id` names what is submitted, so that it can be found by it even if
 whoever launched died before the engine's answer came.
 Rule 3: errors of an SDK do not cross. `UsageError` is for what cannot be had or done,
-`Refused` for who may not, `Unreachable` for when asking again may help.
+`Refused` for who may not, `Unreachable` for when asking again may help. An answer that
+makes no sense may be read as if it did: `understanding` makes it `Unreachable`.
 """
 
 from __future__ import annotations

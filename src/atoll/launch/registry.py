@@ -14,6 +14,7 @@ from typing import Protocol, cast
 from atoll.errors import UsageError
 from atoll.launch import engines
 from atoll.launch.base import Launcher
+from atoll.launch.understanding import Understanding
 from atoll.settings.rules import nearest
 
 
@@ -36,7 +37,7 @@ def engine_names() -> list[str]:
 
 
 def open_launcher(engine: str, options: Mapping[str, str] | None = None) -> Launcher:
-    """Return the launcher of an engine.
+    """Return the launcher of an engine; what that does not understand is told.
 
     Raises:
         UsageError: there is no such engine, its SDK is not installed, an option is
@@ -49,7 +50,7 @@ def open_launcher(engine: str, options: Mapping[str, str] | None = None) -> Laun
             f"There is no engine {engine[:80]!r}. Did you mean "
             f"{nearest(name, names)!r}? There are {', '.join(names)}."
         )
-    return _module(name).open_launcher(options or {})
+    return Understanding(name, _module(name).open_launcher(options or {}))
 
 
 def _module(name: str) -> Engine:

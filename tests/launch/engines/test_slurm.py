@@ -17,12 +17,14 @@ import pytest
 from atoll.errors import UsageError
 from atoll.launch.bootstrap import bootstrap_words
 from atoll.launch.engines.slurm.accounts import numbers
+from atoll.launch.engines.slurm.calls import PROGRAMS
 from atoll.launch.engines.slurm.files import IslandFiles
 from atoll.launch.engines.slurm.script import INDEX, LEADER
 from atoll.launch.handle import Handle
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
-from atoll.launch.states import State
+from atoll.launch.states import Report, State
+from atoll.security import Secret
 from atoll.security.private import replace_private
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import STAY, are
@@ -163,6 +165,90 @@ def test_who_waits_for_a_place_is_cancelled(stage: LaunchStage) -> None:
     stage.until(handle, are(State.CANCELLED))
 
 
+def test_secrets_are_there_as_long_as_a_task_may_start(
+    cluster: Cluster, stage: LaunchStage
+) -> None:
+    """A requeued island finds them; when all are over, or cancelled, they are gone.
+
+    They are for this user's eyes alone as long as they are there.
+    """
+    more = {"secrets": {"A": "env:A"}, "values": {"A": Secret("hush")}}
+    order = stage.order(
+        AGAIN, str(stage.scratch), num_islands=1, restarts=Restarts(), **more
+    )
+    launcher = stage.open_launcher()
+    handle = launcher.launch(order, keep=NOTHING)
+    kept = Path(handle.reference["directory"]) / "secrets.json"
+    stage.until_said(handle, 0, "here")
+    task = f"{handle.reference['job']}_0"
+    cluster.tell("scontrol", "requeue", task)
+    stage.until(handle, lambda all_: all_[0].restarts == 1)
+    assert kept.stat().st_mode & 0o777 == 0o600
+    _begin_now(cluster, stage, handle, task)
+    stage.until(handle, are(State.FINISHED))
+    _until(lambda: launcher.poll(handle) and not kept.exists())
+
+    other = launcher.launch(stage.order(STAY, num_islands=2, **more), keep=NOTHING)
+    kept = Path(other.reference["directory"]) / "secrets.json"
+    launcher.cancel(other, indexes=[0], grace_s=5.0)
+    assert "hush" in kept.read_text()
+    launcher.cancel(other, grace_s=5.0)
+    assert not kept.exists()
+    stage.until(other, are(State.CANCELLED))
+
+
+def test_a_task_that_starts_without_secrets_starts_nothing(tmp_path: Path) -> None:
+    """Cancelled it ends as such; and else it says what has become of them."""
+    files = IslandFiles(tmp_path, 0)
+    files.make()
+    words = [sys.executable, "-m", LEADER, "--place", str(tmp_path), "--name", "a"]
+    words += ["--restarts", "{}", "--", "bootstrap", "--", "echo", "here"]
+    around = {**os.environ, INDEX: "0"}
+    done = subprocess.run(words, env=around, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "was over, and its secrets are gone" in done.stderr
+    files.ask_to_go(5.0)
+    done = subprocess.run(words, env=around, capture_output=True, text=True)
+
+    assert (done.returncode, files.lines(0)) == (0, [])
+    report = files.read_state(life=0)
+    assert report is not None
+    assert report.state is State.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("word", "state"),
+    [
+        ("COMPLETING", State.RUNNING),
+        ("COMPLETED", State.CANCELLED),
+        ("PENDING", State.RESTARTING),
+    ],
+)
+def test_whom_slurm_told_to_go_is_over_by_its_word(
+    word: str, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preempted island whose leader has ended is not over: it may come back."""
+    place = tmp_path / "place"
+    place.mkdir()
+    files = IslandFiles(place, 0)
+    files.make()
+    left = Report(index=0, name="a-0", state=State.CANCELLED, exit_code=0)
+    files.write_state(left, life=0)
+    requeues = int(word == "PENDING")
+    said = f"JobId=7 ArrayTaskId=0 JobName=a JobState={word} Restarts={requeues}"
+    for program in PROGRAMS:
+        (tmp_path / program).write_text(f"#!/bin/sh\necho '{said}'\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    reference = {"job": 7, "directory": str(place)}
+    handle = Handle(
+        id="a", engine="slurm", run="/r", name="a", num_islands=1, reference=reference
+    )
+    (report,) = open_launcher("slurm").poll(handle)
+
+    assert report.state is state
+
+
 def test_a_plan_is_what_sbatch_takes(
     cluster: Cluster, stage: LaunchStage, tmp_path: Path
 ) -> None:
@@ -241,6 +327,13 @@ def test_a_full_disk_ends_no_leader(tmp_path: Path) -> None:
 
     assert report is not None
     assert report.state is State.FINISHED
+
+
+def _until(is_so: Callable[[], object]) -> None:
+    until_s = time.monotonic() + 100.0
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.2)
 
 
 def _begin_now(cluster: Cluster, stage: LaunchStage, handle: Handle, task: str) -> None:

@@ -11,7 +11,6 @@ and nothing depends on an accounting database.
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -23,12 +22,16 @@ from atoll.island.environment import surroundings_from_environment
 from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Traits
 from atoll.launch.engines.slurm.accounts import Account, accounts_of
 from atoll.launch.engines.slurm.calls import PROGRAMS, scancel, submit
-from atoll.launch.engines.slurm.files import IslandFiles
+from atoll.launch.engines.slurm.files import (
+    IslandFiles,
+    drop_secrets,
+    write_secrets,
+)
 from atoll.launch.engines.slurm.script import ENGINE, SlurmOptions, batch_script
 from atoll.launch.handle import Handle
 from atoll.launch.options import read_options
 from atoll.launch.states import Report, State
-from atoll.security.private import private_directory, replace_private
+from atoll.security.private import private_directory
 
 
 def open_launcher(options: Mapping[str, str]) -> Launcher:
@@ -74,8 +77,7 @@ class SlurmLauncher:
         keep(handle)
         for index in order.indexes:
             IslandFiles(place, index).make()
-        secrets = {name: value.reveal() for name, value in order.values.items()}
-        replace_private(place / "secrets.json", json.dumps(secrets).encode())
+        write_secrets(place, order.values)
         (place / "job.sh").write_text(script)
         job = submit(place / "job.sh")
         handle = replace(handle, reference={**handle.reference, "job": job})
@@ -84,10 +86,13 @@ class SlurmLauncher:
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
         accounts = accounts_of(handle)
-        return tuple(
+        reports = tuple(
             _report(handle, index, accounts.get(index - handle.first))
             for index in handle.indexes
         )
+        if _is_done(handle, reports, accounts.values()):
+            drop_secrets(_place(handle))
+        return reports
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
         return _files(handle, index).lines(after)
@@ -108,13 +113,32 @@ class SlurmLauncher:
             if account is not None and account.wants_slurm(was_asked=was_asked):
                 ending.append(account.named)
         scancel(ending)
+        if set(going) >= set(handle.indexes):
+            drop_secrets(_place(handle))  # who starts now finds that it is to go
 
     def _place(self, launch: str) -> Path:
         return self._directory / launch
 
 
+def _place(handle: Handle) -> Path:
+    return Path(str(handle.reference["directory"]))
+
+
 def _files(handle: Handle, index: int) -> IslandFiles:
-    return IslandFiles(Path(str(handle.reference["directory"])), index)
+    return IslandFiles(_place(handle), index)
+
+
+def _is_done(
+    handle: Handle, reports: Sequence[Report], accounts: Collection[Account]
+) -> bool:
+    """Return whether no task of a launch can start any more, nor again.
+
+    Who has no number yet may be about to be submitted; and a leader's last word is not
+    Slurm's, which may give its task to another node.
+    """
+    is_submitted = isinstance(handle.reference.get("job"), int)
+    is_over = all(each.state.is_over for each in reports)
+    return is_submitted and is_over and all(each.is_final for each in accounts)
 
 
 def _make(place: Path) -> None:
@@ -146,8 +170,16 @@ def _report(handle: Handle, index: int, account: Account | None) -> Report:
             said = replace(said, state=State.CANCELLED, why="")
     elif not said.state.is_over:
         said = _led(said, account, handle)
+    elif said.state is State.CANCELLED and _may_come_back(task, account):
+        said = replace(said, state=State.RUNNING)
     place = account.node if account is not None else said.place
     return replace(said, restarts=said.restarts + requeues, place=place)
+
+
+def _may_come_back(task: IslandFiles, account: Account | None) -> bool:
+    """Return whether Slurm told the island to go, and is not done with its task."""
+    is_ending = account is not None and not account.state.is_over
+    return is_ending and not task.was_asked_to_go()
 
 
 def _led(said: Report, account: Account | None, handle: Handle) -> Report:

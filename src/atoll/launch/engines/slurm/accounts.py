@@ -43,6 +43,8 @@ class Account:
     exit_code: int | None = None
     why: str = ""
     node: str = ""
+    is_final: bool = False
+    """Whether it is over, and Slurm does not say that it may come back."""
 
     @classmethod
     def unknown(cls) -> Account:
@@ -98,7 +100,7 @@ def numbers(said: str) -> Iterator[int]:
 
 
 def _account(fields: dict[str, str], job: int, number: int) -> Account:
-    word = fields.get("JobState", "").split(",")[0]
+    word, *flags = fields.get("JobState", "").split(",")
     state = STATES.get(word, State.FAILED)
     requeues = int(fields.get("Restarts", "0"))
     if state is State.PENDING and requeues:
@@ -112,6 +114,7 @@ def _account(fields: dict[str, str], job: int, number: int) -> Account:
         exit_code=_exit_code(fields.get("ExitCode", "")) if state.is_over else None,
         why=_why(state, word, reason, node),
         node="" if node in ("(null)", "None assigned") else node,
+        is_final=state.is_over and not flags,
     )
 
 

@@ -1,7 +1,8 @@
 """The directory of a launch on a cluster: how leaders of tasks and others meet.
 
     job.sh              what was submitted
-    secrets.json        values of variables, for this user's eyes alone
+    secrets.json        values of variables, for this user's eyes alone; gone when no
+                        task can start any more
     3/state.json        what became of island 3, by the word of its leader
     3/cancel.json       that it is to go, and within which time
     3/island-3.log      what island 3 says, all of its lives
@@ -12,11 +13,45 @@ to another node, the word of the leader before is history.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.errors import AtollError, CorruptError
 from atoll.launch.engines.local.files import Known, LaunchFiles
 from atoll.launch.states import Report
+from atoll.security import Secret
+from atoll.security.private import read_private, remove_private, replace_private
+
+MAX_SECRETS_BYTES = 2**22
+
+
+def write_secrets(place: Path, values: Mapping[str, Secret]) -> None:
+    """Keep what the leaders of a launch give to their islands."""
+    said = {name: value.reveal() for name, value in values.items()}
+    replace_private(place / "secrets.json", json.dumps(said).encode())
+
+
+def read_secrets(place: Path) -> dict[str, str]:
+    """Return the values of variables.
+
+    Raises:
+        NoSuchFile: the launch was over.
+    """
+    path = place / "secrets.json"
+    data = read_private(path, what="secrets", max_bytes=MAX_SECRETS_BYTES)
+    try:
+        return {str(name): str(value) for name, value in json.loads(data).items()}
+    except (ValueError, AttributeError) as exc:
+        raise CorruptError(f"{path} holds no secrets. Launch again.") from exc
+
+
+def drop_secrets(place: Path) -> None:
+    """Forget what no island is given any more. Safe to repeat."""
+    with suppress(AtollError):  # a disk that fails now is asked again by the next poll
+        remove_private(place / "secrets.json")
 
 
 @dataclass(frozen=True)

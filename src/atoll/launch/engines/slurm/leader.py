@@ -23,16 +23,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from atoll.errors import AtollError, DiskError
+from atoll.errors import AtollError, DiskError, NoSuchFile, UsageError
 from atoll.launch.base import GRACE_S
 from atoll.launch.command import is_python
 from atoll.launch.engines.local.life import Life, Words
 from atoll.launch.engines.local.supervisor import Group, Start
-from atoll.launch.engines.slurm.files import IslandFiles
+from atoll.launch.engines.slurm.files import IslandFiles, read_secrets
 from atoll.launch.engines.slurm.script import INDEX
 from atoll.launch.spec import Restarts
 from atoll.launch.states import State
-from atoll.security.private import read_private
 
 LOOK_S = 0.25
 ASK_EVERY_S = 1.0
@@ -40,8 +39,6 @@ ASK_EVERY_S = 1.0
 
 LAST_WORD_S = 60.0
 """How long a leader tries to write down how its island ended, and keeps its place."""
-
-MAX_SECRETS_BYTES = 2**22
 
 
 def lead(files: IslandFiles, task: Start, restarts: Restarts, *, life: int) -> State:
@@ -101,6 +98,19 @@ def _life(
     return Life(task.index, task.name, restarts, words)
 
 
+def _secrets(files: IslandFiles) -> dict[str, str]:
+    """Return what the island is given; nothing if it is not to start."""
+    try:
+        return read_secrets(files.place)
+    except NoSuchFile as exc:
+        if files.was_asked_to_go():
+            return {}
+        raise UsageError(
+            f"The launch {files.place.name} was over, and its secrets are gone. Launch "
+            "again."
+        ) from exc
+
+
 def _signals() -> list[int]:
     heard: list[int] = []
     for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -118,20 +128,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("command", nargs="+")
     given = parser.parse_args(arguments)
     index = given.first + int(os.environ[INDEX])
+    files = IslandFiles(given.place, index)
     try:
-        secrets = json.loads(
-            read_private(
-                given.place / "secrets.json",
-                what="secrets",
-                max_bytes=MAX_SECRETS_BYTES,
-            )
-        )
+        secrets = _secrets(files)
         name = f"{given.name}-{index}"
         # What the bootstrap becomes is what is told to go.
         own = given.command[given.command.index("--") + 1 :]
         task = Start(index, name, given.command, secrets, None, is_python(own))
         ended = lead(
-            IslandFiles(given.place, index),
+            files,
             task,
             Restarts(**given.restarts),
             life=int(os.environ.get("SLURM_RESTART_COUNT", "0")),

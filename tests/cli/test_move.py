@@ -11,13 +11,16 @@ import pytest
 
 from atoll.cli.names import StoreUrl, place_of
 from atoll.coordinator.app import Coordinator
+from atoll.errors import Refused
 from atoll.island.environment import surroundings_from_environment
+from atoll.launch.code import fetch_code, pack_code, ship_code
 from atoll.security import Credentials, Role, token_file
 from atoll.store import open_store
 from atoll.testing.one_fragment import enter, plain_settings
 from tests.cli.runs import as_user, run
 from tests.cli.stores import made
 from tests.coordinator.serving import Islands, asking, serving
+from tests.e2e.stage import free_port
 
 Said = pytest.CaptureFixture[str]
 
@@ -56,6 +59,44 @@ def test_a_moved_run_is_known_by_its_name(
     assert (code, "Control it there" in err) == (4, True)
     again = run(capsys, "move", served.url, target)
     assert (again[0], "It goes on at" in again[1]) == (0, True)
+
+
+def test_code_moves_with_the_run(
+    served: Coordinator,
+    tmp_path: Path,
+    capsys: Said,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Into a store, and out of it to another coordinator: it is where the run is.
+
+    An island that is started again with an old URL is sent on to it. What was altered
+    in the store stays there.
+    """
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.py").write_text("print('aboard')\n")
+    code, bucket = pack_code(tmp_path / "mine"), str(tmp_path / "bucket")
+    ship_code(served.url, code)
+    assert asking(served, "GET /code").status == 403
+    assert run(capsys, "move", served.url, bucket)[0] == 0
+    (served.directory / "code" / code.digest).unlink()
+    for run_url in (bucket, served.url):
+        fetched = fetch_code(run_url, code.digest, island="a-0")
+        assert (fetched / "train.py").read_text() == "print('aboard')\n"
+
+    open_store(bucket).put(f"code/{'0' * 64}", [b"altered"])
+    target = f"http://127.0.0.1:{free_port()}"
+    back = run(capsys, "move", bucket, target, "--dir", tmp_path / "back")
+    assert back[0] == 0, back[2]
+    assert [each.name for each in (tmp_path / "back" / "code").iterdir()] == [
+        code.digest
+    ]
+    open_store(bucket).remove([f"code/{code.digest}"])
+    port = int(target.rpartition(":")[2])
+    with serving(tmp_path / "back", None, port=port):
+        fetch_code(bucket, code.digest, island="b-0")
+        with pytest.raises(Refused, match="does not have code 111111111111"):
+            fetch_code(served.url, "1" * 64, island="b-0")
 
 
 def test_a_run_moves_to_one_place(

@@ -41,15 +41,16 @@ def serving(
     settings: RunSettings | None,
     *,
     has_tls: bool = False,
+    port: int = 0,
     clock: Clock | None = None,
     **limits: Any,
 ) -> Iterator[Coordinator]:
-    """Serve the run of a directory on a free port of loopback."""
+    """Serve the run of a directory on a port of loopback, a free one if it is 0."""
     directory.mkdir(mode=0o700, exist_ok=True)
     coordinator = Coordinator(
         directory,
         settings,
-        listening=Listening(has_tls=has_tls),
+        listening=Listening(has_tls=has_tls, port=port),
         clock=clock,
         limits=Limits(**limits) if limits else None,
     )

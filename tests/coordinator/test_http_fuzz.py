@@ -115,6 +115,7 @@ def _operators(coordinator: Coordinator) -> list[Asking]:
         *(of_operator("GET", f"/{each}", token) for each in ("health", "status")),
         *(of_operator("GET", f"/{each}", token) for each in ("metrics", "anchor")),
         of_operator("GET", "/bundle", token),
+        of_operator("GET", "/code", token),
         of_operator("GET", f"/code/{'0' * 64}", token),
         of_operator("PUT", f"/code/{'0' * 64}", token, {}),
         of_operator("GET", "/events", token, query="after=0"),

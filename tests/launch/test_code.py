@@ -9,8 +9,8 @@ import pytest
 
 import atoll
 from atoll import RunSettings
-from atoll.bundle.archive import MAX_CODE_FILES, pack
-from atoll.coordinator.code_files import MAX_BYTES, CodeFiles
+from atoll.bundle.archive import MAX_CODE_BYTES, MAX_CODE_FILES, pack
+from atoll.coordinator.code_files import CodeFiles
 from atoll.errors import CorruptError, Refused, UsageError
 from atoll.launch import code as shipping
 from atoll.launch.code import extract, fetch_code, pack_code, ship_code
@@ -154,7 +154,7 @@ def test_a_repository_of_many_files_is_shipped(
     data = pack(files, most_files=MAX_CODE_FILES)
     CodeFiles(tmp_path).keep(blake3_digest(data).hex(), data)
 
-    assert len(data) < MAX_BYTES - shipping.MAX_CODE_BYTES
+    assert len(data) < MAX_CODE_BYTES - shipping.MAX_CODE_BYTES
     more = pack({**files, "more.py": b""}, most_files=MAX_CODE_FILES + 1)
     with pytest.raises(CorruptError, match="16385 files are too many"):
         extract(more, tmp_path / "out")

@@ -27,6 +27,9 @@ MAX_FILES = 1024
 MAX_CODE_FILES = 2**14
 """Of the code that islands are launched with, which may be a whole repository."""
 
+MAX_CODE_BYTES = 64 * 2**20
+"""Of its archive."""
+
 _BLOCK = 512
 _END = bytes(2 * _BLOCK)
 _NAME_BYTES, _SIZE_AT, _KIND_AT = 100, 124, 156

@@ -19,7 +19,6 @@ from atoll.security.private import private_directory, translated
 from atoll.wire import blake3_digest
 
 CODE = "code"
-MAX_BYTES = 64 * 2**20
 MAX_KEPT = 64
 """A run is launched with a few kinds of code, and each may be large."""
 
@@ -33,8 +32,10 @@ class CodeFiles:
         self._directory = directory / CODE
         self._lock = threading.Lock()
 
-    def keep(self, digest: str, data: bytes) -> None:
+    def keep(self, digest: str, data: bytes, *, may_be_more: bool = False) -> None:
         """Make code durable. Safe to repeat.
+
+        There `may_be_more` than are taken from operators: all that a run brings along.
 
         Raises:
             UsageError: the digest is none.
@@ -49,15 +50,24 @@ class CodeFiles:
             )
         unpack(data, most_files=MAX_CODE_FILES)
         with self._lock:
-            private_directory(self._directory)
             if path.exists():
                 return
-            if len(list(self._directory.iterdir())) >= MAX_KEPT:
+            if not may_be_more and len(self.digests()) >= MAX_KEPT:
                 raise Refused(
                     f"{self._directory} keeps {MAX_KEPT} kinds of code already. Remove "
                     "those that no island runs any more."
                 )
+            private_directory(self._directory)
             self._write(path, data)
+
+    def digests(self) -> list[str]:
+        """Return which code is here."""
+        with translated(self._directory):
+            try:
+                names = os.listdir(self._directory)
+            except FileNotFoundError:
+                return []
+        return sorted(name for name in names if _DIGEST.fullmatch(name))
 
     def find(self, digest: str) -> Path:
         """Return where code is.

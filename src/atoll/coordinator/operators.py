@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from atoll.bundle.archive import MAX_CODE_BYTES
 from atoll.coordinator.anchor_file import CONTENT_TYPE as SAFETENSORS
 from atoll.coordinator.anchor_file import AnchorFiles
 from atoll.coordinator.belongings import belongings_of, update_of
-from atoll.coordinator.code_files import MAX_BYTES as MAX_CODE_BYTES
 from atoll.coordinator.code_files import CodeFiles
 from atoll.coordinator.office import Office
 from atoll.errors import AtollError, Refused, UsageError
@@ -93,6 +93,8 @@ class Operators:
                 return self._anchor(request)
             case "GET", "bundle":
                 return self._definition(request)
+            case "GET", "code":
+                return as_json({"digests": self._code.digests()})
             case "GET", "code", digest:
                 return _archive(request, self._code.find(digest))
             case "PUT", "code", digest:

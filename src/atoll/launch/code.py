@@ -17,7 +17,14 @@ from typing import Any
 
 from atoll.bundle.archive import MAX_CODE_FILES, pack, unpack
 from atoll.clock import SystemClock
-from atoll.errors import CorruptError, DiskError, NoSuchObject, Refused, UsageError
+from atoll.errors import (
+    CorruptError,
+    DiskError,
+    NoSuchObject,
+    Refused,
+    RunMoved,
+    UsageError,
+)
 from atoll.island.environment import (
     definitions_from_environment,
     surroundings_from_environment,
@@ -31,6 +38,8 @@ MAX_CODE_BYTES = 32 * 2**20
 """Code is text: what is larger is data, and has a better way to islands."""
 
 SEND_S = 600.0
+MAX_MOVES = 8
+"""Of a run, after which its code is looked for no more."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,7 @@ def fetch_code(run: str, digest: str, *, island: str) -> Path:
         Refused: the run has none of that digest.
         DiskError: it cannot be written here.
     """
-    data = _get(run, digest) if is_coordinator(run) else _get_from_store(run, digest)
+    data = _fetched(run, digest)
     if len(data) > MAX_CODE_BYTES * 2 or blake3_digest(data).hex() != digest:
         raise CorruptError(
             f"The code that came from {run} is not what was launched: its digest is "
@@ -108,6 +117,17 @@ def fetch_code(run: str, digest: str, *, island: str) -> Path:
     directory = root / digest / island
     extract(data, directory)
     return directory
+
+
+def _fetched(run: str, digest: str) -> bytes:
+    """Return what the run has, from where it is: it has taken its code along."""
+    for _ in range(MAX_MOVES):
+        get = _get if is_coordinator(run) else _get_from_store
+        try:
+            return get(run, digest)
+        except RunMoved as exc:
+            run = exc.target
+    raise Refused(f"The run has moved {MAX_MOVES} times, and lastly to {run}.")
 
 
 def extract(data: bytes, directory: Path) -> None:
@@ -169,11 +189,23 @@ def _get(run: str, digest: str) -> bytes:
             timeout_s=SEND_S,
             is_repeatable=True,
         )
+        if reply.status != 200:
+            status = caller.call("GET", "/status", headers=headers, is_repeatable=True)
+            _require_here(run, digest, status.json().get("move"))
+            raise Refused(f"{run} does not have code {digest[:12]}: {_message(reply)}")
+        return bytes(reply.body)
     finally:
         caller.close()
-    if reply.status != 200:
-        raise Refused(f"{run} does not have code {digest[:12]}: {_message(reply)}")
-    return bytes(reply.body)
+
+
+def _require_here(run: str, digest: str, move: Any) -> None:
+    if move is not None and move["is_over"]:
+        raise _moved(run, digest, str(move["target"]))
+
+
+def _moved(run: str, digest: str, target: str) -> RunMoved:
+    said = f"{run} does not have code {digest[:12]}, and the run has moved to {target}."
+    return RunMoved(said, target=target)
 
 
 def _message(reply: Any) -> str:
@@ -205,5 +237,7 @@ def _get_from_store(run: str, digest: str) -> bytes:
         try:
             found = lookout.store.get(keys.code(digest), 0, 2 * MAX_CODE_BYTES + 1)
         except NoSuchObject as exc:
+            if (target := lookout.sight.moved_to) is not None:
+                raise _moved(run, digest, target) from exc
             raise Refused(f"{run} does not have code {digest[:12]}.") from exc
         return bytes(found)

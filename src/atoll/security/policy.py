@@ -67,6 +67,7 @@ ROUTES = (
     # Only from who founds the run: the coordinator sees to that.
     Route("PUT", "/constants/{digest}", Need.ISLAND),
     Route("GET", "/bundle", Need.ISLAND),
+    Route("GET", "/code", Need.OPERATOR),
     Route("GET", "/code/{digest}", Need.ISLAND),
     # Every island runs that code: who puts it there commands them all.
     Route("PUT", "/code/{digest}", Need.OPERATOR),

@@ -17,9 +17,10 @@ from urllib.parse import quote
 
 import numpy as np
 
-from atoll.bundle import Bundle
+from atoll.bundle import MAX_BYTES, Bundle
+from atoll.bundle.archive import MAX_CODE_BYTES
 from atoll.cli.asking import Asking, surroundings_for
-from atoll.errors import Refused, Unreachable, UsageError
+from atoll.errors import CorruptError, Refused, Unreachable, UsageError
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import ThreadTiming, keys
 from atoll.exchange.bucket.arriving import (
@@ -42,7 +43,7 @@ from atoll.island.reach import call_to
 from atoll.protocol import TensorSpec
 from atoll.protocol.constants import bytes_of
 from atoll.security import Role, RunUrl
-from atoll.wire import verify_body
+from atoll.wire import blake3_digest, verify_body
 from atoll.wire.digests import Bytes
 
 PATIENCE_S, PAUSE_S = 90.0, 0.5
@@ -96,6 +97,7 @@ class Departure:
         belongings = self._belongings()
         if not is_here(self._store, belongings.run):
             self._bring_bundle(belongings.settings.settings.run.bundle)
+            self._bring_code()
             arriving = Arriving(self._store, self._timing, belongings)
             arriving.bring(self._state, self._update, self)
             arriving.settle()
@@ -144,11 +146,38 @@ class Departure:
         """Put what defines the model into the store, before anything speaks of it."""
         if digest is None:
             return
-        reply = self._again(
-            lambda: self._asking.call("GET", "/bundle", timeout_s=FRAME_S)
-        )
-        bundle = Bundle.of_archive(bytes(reply.body), digest=digest)
+        bundle = Bundle.of_archive(self._archive("/bundle", MAX_BYTES), digest=digest)
         self._store.put(keys.bundle(digest), [bundle.data])
+
+    def _bring_code(self) -> None:
+        """Put what islands were launched with where they will ask for it."""
+        for digest in self._again(lambda: self._asking.get("/code"))["digests"]:
+            data = self._archive(f"/code/{digest}", MAX_CODE_BYTES)
+            if blake3_digest(data).hex() != digest:
+                raise CorruptError(
+                    f"The code {digest[:12]} that came from the coordinator has "
+                    "another digest. Remove it from code/ in its directory."
+                )
+            self._store.put(keys.code(digest), [data])
+
+    def _archive(self, target: str, most_bytes: int) -> bytes:
+        """Return a file of the coordinator's."""
+
+        def into(size: int) -> memoryview:
+            if size > most_bytes:
+                raise CorruptError(
+                    f"The coordinator would send {size} bytes of {target}, and at most "
+                    f"{most_bytes} are taken."
+                )
+            return memoryview(bytearray(size))
+
+        fetching = Fetching(into)
+        reply = self._again(
+            lambda: self._asking.call(
+                "GET", target, fetching=fetching, timeout_s=FRAME_S
+            )
+        )
+        return bytes(reply.body)
 
     def _state(self, fragment: int) -> Frame:
         return self._frame(target_of("state", fragment))

@@ -19,6 +19,7 @@ from typing import Any, Self
 from atoll.cli.names import RUN_SUFFIX, Names, note_served
 from atoll.coordinator.arrival import Arrival
 from atoll.coordinator.bundles import keep
+from atoll.coordinator.code_files import CodeFiles
 from atoll.errors import Refused, UsageError
 from atoll.exchange.bucket import ThreadTiming
 from atoll.exchange.bucket.moving_out import MovingOut
@@ -171,6 +172,9 @@ class Removal:
         )
 
     def _bring(self) -> None:
+        code = CodeFiles(self._place.directory)
+        for digest, data in self._out.codes():
+            code.keep(digest, data, may_be_more=True)
         self._arrival.receive(self._out)
         if not self._out.settle():
             self._arrival.forget()

@@ -30,6 +30,7 @@ from atoll.wire import blake3_digest
 
 SETTINGS, RUN = "settings/0", "run.json"
 MEMBERS, CONTROL, SLOTS, STATES = "members/", "control/", "slots/", "states/"
+CODE = "code/"
 
 _SLUG_BYTES = 40
 _OTHERS = re.compile("[^a-z0-9-]+")
@@ -81,7 +82,7 @@ def bundle(digest: str) -> str:
 
 def code(digest: str) -> str:
     """Return where code is that islands were launched with."""
-    return f"code/{digest}"
+    return f"{CODE}{digest}"
 
 
 def founding(nonce: str, fragment: int) -> str:

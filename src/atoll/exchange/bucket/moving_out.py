@@ -18,7 +18,7 @@ from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys, luggage
 from atoll.exchange.bucket.arriving import Belongings, Left
 from atoll.exchange.bucket.constants import ConstantObjects
-from atoll.exchange.bucket.definitions import bundle_in
+from atoll.exchange.bucket.definitions import bundle_in, codes_in
 from atoll.exchange.bucket.documents import (
     ControlDocument,
     RosterDocument,
@@ -97,6 +97,10 @@ class MovingOut:
             CorruptError: it is not what the settings name, or is not there.
         """
         return bundle_in(self._store, self._settings.settings)
+
+    def codes(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the code that islands were launched with, by its digest."""
+        return codes_in(self._store)
 
     def look(self) -> Move | None:
         """Return the move that is under way or over; None: the run stays."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -31,6 +33,30 @@ def test_the_first_one_asks() -> None:
         assert termination.is_asked
 
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_the_same_request_told_by_two_asks_once() -> None:
+    """A rank hears of it from its machine, and at once again from torchrun."""
+    with Termination() as termination:
+        ask()
+        ask()
+        assert termination.is_asked
+
+
+def test_who_asks_again_ends_it_at_once() -> None:
+    """A loop that does not heed the first one is no match for the second."""
+    said = (
+        "import os, signal, time\n"
+        "from atoll.island import signals\n"
+        "signals.ALIKE_S = 0.0\n"
+        "with signals.Termination():\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(100)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", said], timeout=100)
+
+    assert done.returncode == -signal.SIGTERM
 
 
 def test_a_loop_that_stands_still_is_interrupted() -> None:

@@ -2,7 +2,8 @@
 
 Rule 1: the first SIGTERM asks. The loop has a while to come to its next inner step; one
         that stands still is interrupted where it is.
-Rule 2: the second is the machine's own again: it ends the process at once.
+Rule 2: the second is the machine's own again: it ends the process at once. One that
+        comes in the same moment is the first, told by two.
 Rule 3: a program that handles SIGTERM itself keeps doing so.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Self
@@ -18,6 +20,10 @@ from typing import Self
 HEED_S = 5.0
 """How long a loop may take to its next inner step: who sent SIGTERM often kills 30 s
 later, and the farewell needs most of that."""
+
+ALIKE_S = 2.0
+"""How soon after the first another one asks for the same: Slurm tells every process of
+a task, and torchrun tells its ranks once more."""
 
 
 class Interrupted(BaseException):
@@ -34,6 +40,7 @@ class Termination:
     def __init__(self, *, heed_s: float = HEED_S) -> None:
         self._heed_s = heed_s
         self._is_asked = False
+        self._asked_at_s = 0.0
         self._is_installed = False
         self._is_own = False
         """Whether the next SIGTERM is ours: it interrupts."""
@@ -73,11 +80,13 @@ class Termination:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._is_asked:
-            self._is_asked = True
+            self._is_asked, self._asked_at_s = True, time.monotonic()
             if not self._heed_s and not self._is_heeded.is_set():
                 raise Interrupted("SIGTERM came.")
             self._said.put(True)
         elif not self._is_own:
+            if time.monotonic() < self._asked_at_s + ALIKE_S:
+                return
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
         else:

@@ -40,6 +40,16 @@ LEAVE = (
     "print('here', flush=True)\n"
     "time.sleep(600)\n"
 )
+RANKS = (
+    "import time\n"
+    "from atoll.island.signals import Termination\n"
+    "with Termination() as termination:\n"
+    "    print('here', flush=True)\n"
+    "    while not termination.is_asked:\n"
+    "        time.sleep(0.1)\n"
+    "    time.sleep(3)\n"
+    "    print('left cleanly', flush=True)\n"
+)
 AGAIN = (
     "import os, pathlib, sys, time\n"
     "mark = pathlib.Path(sys.argv[1], os.environ['ATOLL_ISLAND'])\n"
@@ -132,6 +142,24 @@ def test_whom_slurm_cancels_is_told_once(cluster: Cluster, stage: LaunchStage) -
 
     assert report.exit_code == 0
     assert launcher.logs(handle, 0).count("left cleanly") == 1
+
+
+@pytest.mark.torch
+def test_ranks_that_are_told_twice_leave_cleanly(
+    cluster: Cluster, stage: LaunchStage
+) -> None:
+    """Slurm tells every process of the task, and torchrun tells its ranks again."""
+    launcher = stage.open_launcher()
+    (stage.scratch / "ranks.py").write_text(RANKS)
+    order = stage.order(RANKS, num_islands=1)
+    command = (str(stage.scratch / "ranks.py"),)
+    ranks = replace(order, spec=replace(order.spec, command=command, processes=2))
+    handle = launcher.launch(ranks, keep=NOTHING)
+    _until(lambda: launcher.logs(handle, 0).count("here") == 2)
+    cluster.tell("scancel", str(handle.reference["job"]))
+    stage.until(handle, are(State.CANCELLED))
+
+    assert launcher.logs(handle, 0).count("left cleanly") == 2
 
 
 def test_the_signal_before_the_time_limit_is_a_clean_leave(

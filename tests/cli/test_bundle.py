@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from atoll.bundle import Bundle, defined_by
+from atoll.cli.bucket import moving
 from atoll.cli.bucket.moving_out import run_file
 from atoll.coordinator.app import Coordinator
 from atoll.coordinator.bundles import keep
@@ -136,6 +137,19 @@ def test_a_move_takes_the_bundle_along(
     with serving(tmp_path / "back", None) as coordinator:
         assert coordinator.status()["bundle"] == bundle.digest
         assert asking(coordinator, "GET /bundle").body == bundle.data
+
+
+def test_a_move_takes_no_more_than_a_bundle_may_have(
+    served: Coordinator, tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a coordinator sends is judged before it is taken; said again, it goes on."""
+    bucket = str(tmp_path / "bucket")
+    with monkeypatch.context() as patch:
+        patch.setattr(moving, "MAX_BYTES", 8)
+        code, _, err = run(capsys, "move", served.url, bucket)
+
+    assert (code, "of /bundle, and at most 8 are taken" in err) == (5, True), err
+    assert run(capsys, "move", served.url, bucket)[0] == 0
 
 
 def test_a_run_without_a_bundle_says_so(tmp_path: Path) -> None:

@@ -58,6 +58,19 @@ def test_it_is_a_launcher(
     claim(stage)
 
 
+def test_an_answer_that_is_none_of_the_hubs_is_told(
+    stage: LaunchStage, hub: Hub
+) -> None:
+    """A proxy that says something else is no mistake of the user's: it may pass."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(STAY, num_islands=1), keep=NOTHING)
+    hub.answer = (200, "maintenance")
+    with pytest.raises(Unreachable, match="What hf_jobs answers to 'poll'"):
+        launcher.poll(handle)
+    hub.answer = None
+    launcher.cancel(handle, grace_s=0.0)
+
+
 def test_a_plan_is_what_the_sdk_takes(stage: LaunchStage) -> None:
     """Every argument has a name that `run_job` knows."""
     plan = stage.open_launcher().plan(stage.order(TELL))

@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from huggingface_hub import HfApi, JobInfo, get_token
 from huggingface_hub.errors import HfHubHTTPError
@@ -89,11 +90,8 @@ class HfJobsLauncher:
         secrets = {name: value.reveal() for name, value in order.values.items()}
         jobs = {}
         for index, call in zip(order.indexes, calls, strict=True):
-            with _told(f"start {order.spec.island(index)}"):
-                job = self._hub.run_job(
-                    **{**call, "namespace": namespace}, secrets=secrets or None
-                )
-            jobs[str(index)] = job.id
+            given = {**call, "namespace": namespace, "secrets": secrets or None}
+            jobs[str(index)] = self._start(order.spec.island(index), given)
         handle = replace(handle, reference={**reference, "jobs": jobs})
         keep(handle)
         return handle
@@ -132,6 +130,14 @@ class HfJobsLauncher:
                 self._hub.cancel_job(
                     job_id=job.id, namespace=handle.reference["namespace"]
                 )
+
+    def _start(self, island: str, given: Mapping[str, Any]) -> str:
+        """Start a job, and return its id."""
+        try:
+            with _told(f"start {island}"):
+                return str(self._hub.run_job(**given).id)
+        except ValueError as exc:  # what the SDK itself refuses to send
+            raise UsageError(f"Hugging Face cannot start {island}: {exc}.") from exc
 
     def _namespace(self) -> str:
         if self._read.namespace is not None:
@@ -211,8 +217,6 @@ def _told(what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
         if 400 <= status < 500 and status != 429:
             raise UsageError(f"Hugging Face cannot {what} ({status}): {said}.") from exc
         raise Unreachable(f"Hugging Face could not {what} ({status}): {said}.") from exc
-    except ValueError as exc:
-        raise UsageError(f"Hugging Face cannot {what}: {exc}.") from exc
     except Exception as exc:
         if not type(exc).__module__.startswith("httpx"):
             raise

@@ -20,7 +20,13 @@ from atoll.launch.spec import IslandSpec, Resources
 from atoll.launch.states import State
 from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
-from atoll.testing.launcher_contract import HEAR, HIDDEN, TELL, are_over
+from atoll.testing.launcher_contract import (
+    HEAR,
+    HIDDEN,
+    STAY,
+    TELL,
+    are_over,
+)
 from tests.launch.modal_cloud import Cloud
 
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
@@ -167,6 +173,59 @@ def test_a_sandbox_that_modal_lost_is_lost_alone(
 
     states = [each.state for each in launcher.poll(handle)]
     assert states == [State.FINISHED, State.LOST]
+
+
+def test_a_sandbox_that_was_killed_has_failed(stage: LaunchStage, cloud: Cloud) -> None:
+    """Its code is that of one that was cancelled, and it was not: 137 is SIGKILL."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(STAY), keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    killed, ended = cloud.sandboxes.values()
+    killed.container.kill()
+    ended.terminate()  # by somebody who is not Atoll
+    reports = stage.until(handle, are_over)
+
+    assert [each.state for each in reports] == [State.FAILED] * 2
+    assert [each.exit_code for each in reports] == [137, 137]
+    assert reports[0].why == "it was killed (exit code 137), as who lacks memory is"
+    assert reports[1].why == "Modal ended it, and no `atoll cancel` had asked for that"
+
+
+def test_a_cancel_is_written_on_its_sandbox(stage: LaunchStage, cloud: Cloud) -> None:
+    """So another terminal knows it too; what the sandbox is found by stays there."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(STAY), keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    launcher.cancel(handle, indexes=[0])
+    cancelled, other = cloud.sandboxes.values()
+
+    assert launcher.poll(handle)[0].state is State.CANCELLED
+    assert cancelled.tags == {**other.tags, "atoll-index": "0", "atoll-cancelled": "1"}
+
+
+def test_half_a_line_is_not_told_while_it_may_go_on(
+    stage: LaunchStage, cloud: Cloud
+) -> None:
+    """Whoever follows a log counts lines, and would never see the other half."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(STAY, num_islands=1), keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    (sandbox,) = cloud.sandboxes.values()
+    sandbox.has_half_a_line = True
+
+    assert launcher.logs(handle, 0) == []
+    launcher.cancel(handle)
+    assert launcher.logs(handle, 0) == ["he"]
+
+
+def test_a_log_is_read_long_after_its_launch(stage: LaunchStage, cloud: Cloud) -> None:
+    """Modal looks through 35 days at most, and a sandbox has lived in the first."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(TELL, num_islands=1), keep=NOTHING)
+    stage.until(handle, are_over)
+    before = replace(handle, begun_at_s=handle.begun_at_s - 40 * 24 * 3600.0)
+
+    assert "ISLAND claim-0" in launcher.logs(before, 0)
 
 
 def _plan(**given: Any) -> Any:

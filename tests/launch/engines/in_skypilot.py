@@ -199,6 +199,52 @@ def test_a_cancel_gives_its_grace(stage: LaunchStage, cloud: Cloud) -> None:
     assert (body.graceful, body.graceful_timeout) == (True, 8)
 
 
+@pytest.mark.parametrize("is_answered", [False, True], ids=["asked", "answered"])
+def test_a_launch_that_is_interrupted_leaves_nothing(
+    is_answered: bool, stage: LaunchStage, cloud: Cloud
+) -> None:
+    """A request goes on when nobody waits: what was kept withdraws it, or its job."""
+    launcher, order, kept = stage.open_launcher(), stage.order(STAY), list[Handle]()
+    cloud.interrupts = f"{order.id}-1"
+    with pytest.raises(KeyboardInterrupt):
+        launcher.launch(order, keep=kept.append)
+    if is_answered:
+        cloud.go_on()
+    cloud.interrupts = None
+    launcher.cancel(Handle.from_json(kept[-1].to_json()), grace_s=1.0)
+    cloud.go_on()
+    reports = stage.until(kept[-1], are_over)
+
+    last = State.CANCELLED if is_answered else State.LOST
+    assert [each.state for each in reports] == [State.CANCELLED, last]
+    assert len(cloud.jobs) == (2 if is_answered else 1)
+
+
+def test_half_a_line_is_not_told_while_it_may_go_on(
+    stage: LaunchStage, cloud: Cloud
+) -> None:
+    """Whoever follows a log counts lines, and would never see the other half."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(STAY, num_islands=1), keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    cloud.jobs[0].has_half_a_line = True
+
+    assert launcher.logs(handle, 0) == []
+    launcher.cancel(handle, grace_s=1.0)
+    stage.until(handle, are_over)
+    assert launcher.logs(handle, 0) == ["he"]
+
+
+def test_a_launch_that_was_answered_has_nothing_to_withdraw(
+    stage: LaunchStage, cloud: Cloud
+) -> None:
+    """Its handle names no request: SkyPilot forgets them, and the queue has it all."""
+    handle = stage.open_launcher().launch(stage.order(TELL), keep=NOTHING)
+    stage.until(handle, are_over)
+
+    assert handle.reference == {}
+
+
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import kubernetes_validate
 from tests.launch.kubernetes_pods import Form, Pod, now
 
 INDEX = "batch.kubernetes.io/job-completion-index"
+ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
 
 
@@ -197,7 +199,11 @@ class JobSet:
         (part,) = self.form["spec"]["replicatedJobs"]
         again = self.form["status"]["restarts"]
         name = f"{self.form['metadata']['name']}-{part['name']}-{again}"
-        form = {"metadata": {"name": name}, "spec": part["template"]["spec"]}
+        form = {
+            "metadata": {"name": name},
+            "spec": copy.deepcopy(part["template"]["spec"]),
+        }
+        form["spec"]["template"]["metadata"]["labels"][ATTEMPT] = str(again)
         return Job(form, self._make_pod)
 
 

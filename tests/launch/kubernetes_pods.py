@@ -22,6 +22,8 @@ class Pod:
         self._home = directory
         self._process: subprocess.Popen[bytes] | None = None
         self._killed_at_s: float | None = None
+        self._stamps: list[str] = []
+        self.has_rotated = False
         self.form["status"] = {"phase": "Pending"}
 
     @property
@@ -41,8 +43,20 @@ class Pod:
     def log(self) -> bytes | None:
         return self._said.read_bytes() if self._said.exists() else None
 
+    def stamped_log(self) -> bytes | None:
+        """Return its log as a kubelet does that is asked for times: its last file."""
+        said = self.log()
+        if said is None:
+            return None
+        lines = said.decode().splitlines(keepends=True)
+        new = [_stamp()] * (len(lines) - len(self._stamps))
+        self._stamps += new
+        told = [f"{at} {it}" for at, it in zip(self._stamps, lines, strict=True)]
+        return "".join(told[-1:] if self.has_rotated else told).encode()
+
     def look(self, secrets: Mapping[str, Mapping[str, str]]) -> None:
         """Do what a kubelet would by now."""
+        self.stamped_log()
         if self.is_terminal:
             return
         if self._process is None:
@@ -108,6 +122,12 @@ class Pod:
 
 def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _stamp() -> str:
+    at_ns = time.time_ns()
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_ns // 10**9))
+    return f"{whole}.{at_ns % 10**9:09}Z"
 
 
 def _value(variable: Form, secrets: Mapping[str, Mapping[str, str]]) -> str:

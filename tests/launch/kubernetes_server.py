@@ -203,7 +203,8 @@ class KubernetesServer:
         if method == "DELETE":
             pod.delete(float(query["gracePeriodSeconds"][0]))
             return pod.form
-        if (said := pod.log()) is None:
+        has_times = query.get("timestamps", [""])[0].lower() == "true"
+        if (said := pod.stamped_log() if has_times else pod.log()) is None:
             raise Denied(400, 'container "island" is waiting to start')
         return said
 

@@ -36,6 +36,14 @@ LEAVE = (
     "print('here', flush=True)\n"
     "time.sleep(600)\n"
 )
+SAY_MORE = (
+    "import pathlib, sys, time\n"
+    "print('one\\ntwo', flush=True)\n"
+    "while not pathlib.Path(sys.argv[1]).exists():\n"
+    "    time.sleep(0.02)\n"
+    "print('three', flush=True)\n"
+    "time.sleep(600)\n"
+)
 
 
 @pytest.fixture
@@ -104,6 +112,28 @@ def test_a_killed_pod_is_replaced(server: KubernetesServer, stage: LaunchStage) 
         stage.until_said(handle, 0, "here\nhere")
 
         assert report.place == "node-1"
+    finally:
+        launcher.cancel(handle, grace_s=1.0)
+        stage.until(handle, are_over)
+
+
+def test_a_log_that_its_node_rotates_is_followed(
+    server: KubernetesServer, stage: LaunchStage, tmp_path: Path
+) -> None:
+    """A cluster has the newest part of a long log, and lines are counted on."""
+    launcher = stage.open_launcher()
+    order = stage.order(SAY_MORE, str(tmp_path / "more"), num_islands=1)
+    handle = launcher.launch(order, keep=NOTHING)
+    try:
+        stage.until_said(handle, 0, "two")
+        told = launcher.logs(handle, 0)
+        (pod,) = server.pods()
+        pod.has_rotated = True
+        (tmp_path / "more").touch()
+        stage.until_said(handle, 0, "three")
+
+        assert told == ["one", "two"]
+        assert launcher.logs(handle, 0, after=len(told)) == ["three"]
     finally:
         launcher.cancel(handle, grace_s=1.0)
         stage.until(handle, are_over)

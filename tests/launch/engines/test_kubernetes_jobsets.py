@@ -22,6 +22,14 @@ from tests.launch.kubernetes_jobs import validate
 from tests.launch.kubernetes_server import KubernetesServer, until
 
 PAGE = Path(__file__).parents[3] / "docs" / "launching-kubernetes.md"
+COUNT = (
+    "import os, pathlib, sys, time\n"
+    "number = os.environ['JOB_COMPLETION_INDEX']\n"
+    "for turn in range(3):\n"
+    "    while not pathlib.Path(sys.argv[1], f'{number}{turn}').exists():\n"
+    "        time.sleep(0.02)\n"
+    "    print(turn, flush=True)\n"
+)
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
 
 
@@ -60,7 +68,8 @@ def test_pods_of_an_island_begin_anew_together(
     order = stage.order(STAY, num_islands=1, restarts=Restarts(most=1))
     handle = launcher.launch(order, keep=NOTHING)
     try:
-        stage.until_said(handle, 0, "here\nhere")
+        stage.until_said(handle, 0, "pod 0: here")
+        stage.until_said(handle, 0, "pod 1: here")
         before = server.pods()
         before[0].kill()
         (report,) = stage.until(
@@ -70,6 +79,51 @@ def test_pods_of_an_island_begin_anew_together(
 
         assert report.name == "claim-0"
         assert not set(before) & set(server.pods())
+    finally:
+        launcher.cancel(handle)
+        stage.until(handle, are_over)
+
+
+def test_lines_of_several_pods_are_in_one_order_that_stays(
+    server: KubernetesServer, tmp_path: Path
+) -> None:
+    """Whoever follows sees every line once, whichever pod speaks; and so later."""
+    stage = _stage(server, tmp_path, hosts="2")
+    launcher = stage.open_launcher()
+    order = stage.order(COUNT, str(tmp_path), num_islands=1)
+    handle = launcher.launch(order, keep=NOTHING)
+    told: list[str] = []
+    for turn in ("10", "00", "11"):
+        (tmp_path / turn).touch()
+        stage.until_said(handle, 0, f"pod {turn[0]}: {turn[1]}")
+        told += launcher.logs(handle, 0, after=len(told))
+    for turn in ("01", "02", "12"):
+        (tmp_path / turn).touch()
+    stage.until(handle, are_over)
+    told += launcher.logs(handle, 0, after=len(told))
+
+    assert told[:3] == ["pod 1: 0", "pod 0: 0", "pod 1: 1"]
+    assert sorted(told[3:]) == ["pod 0: 1", "pod 0: 2", "pod 1: 2"]
+    assert stage.open_launcher().logs(handle, 0)[:3] == told[:3]
+
+
+def test_a_log_is_followed_from_life_to_life(
+    server: KubernetesServer, tmp_path: Path
+) -> None:
+    """A cluster has the log of a life no more: the next one's lines are not skipped."""
+    stage = _stage(server, tmp_path)
+    launcher = stage.open_launcher()
+    order = stage.order(STAY, num_islands=1, restarts=Restarts(most=1))
+    handle = launcher.launch(order, keep=NOTHING)
+    try:
+        stage.until_said(handle, 0, "here")
+        told = launcher.logs(handle, 0)
+        (pod,) = server.pods()
+        pod.kill()
+        until(server, lambda: server.pods() and pod not in server.pods())
+        stage.until_said(handle, 0, "here")
+
+        assert launcher.logs(handle, 0, after=len(told)) == ["here"]
     finally:
         launcher.cancel(handle)
         stage.until(handle, are_over)

@@ -23,6 +23,7 @@ from atoll.launch import leader
 from atoll.launch.base import GRACE_S, Keep, Order, Plan, Traits
 from atoll.launch.bootstrap import bootstrap_words
 from atoll.launch.engines.kubernetes.cluster import Cluster, Missing
+from atoll.launch.engines.kubernetes.logs import Log
 from atoll.launch.engines.kubernetes.manifest import (
     ENGINE,
     MESSAGE,
@@ -32,13 +33,21 @@ from atoll.launch.engines.kubernetes.manifest import (
     pod,
     secret,
 )
-from atoll.launch.engines.kubernetes.pods import CANCELLED, Form, set_report
+from atoll.launch.engines.kubernetes.pods import (
+    CANCELLED,
+    Form,
+    number_of,
+    set_report,
+)
 from atoll.launch.handle import Handle
 from atoll.launch.leading import TOLD_TO_GO
 from atoll.launch.states import Report, State
 
 KIND = "JobSet"
 ISLAND = "atoll/index"
+ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
+"""The label of a pod that says which life of its JobSet it is of."""
+
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 MAX_POD = 63
 """Characters of a pod's name, which is the JobSet's and this behind it."""
@@ -55,6 +64,7 @@ class SliceLauncher:
         if read.hosts < 1:
             raise UsageError(f"hosts={read.hosts}: an island has 1 pod or more.")
         self._read, self._options, self._cluster = read, dict(options), cluster
+        self._logs: dict[tuple[str, int], Log] = {}
 
     @property
     def traits(self) -> Traits:
@@ -94,10 +104,10 @@ class SliceLauncher:
         )
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
-        lines: list[str] = []
-        for each in _own(self._cluster.pods(handle.id), index):
-            lines += self._cluster.lines(each)
-        return lines[after:]
+        lives = _lives(_own(self._cluster.pods(handle.id), index))
+        new = Log(has_names=self._read.hosts > 1)
+        log = self._logs.setdefault((handle.id, index), new)
+        return log.read(lives, self._cluster.lines)[after:]
 
     def cancel(
         self,
@@ -215,3 +225,17 @@ def _own(pods: Sequence[Form], index: int) -> list[Form]:
     return [
         each for each in pods if each["metadata"]["labels"].get(ISLAND) == str(index)
     ]
+
+
+def _lives(pods: Sequence[Form]) -> list[list[Form]]:
+    """Return an island's pods by its lives; those of a life are in order of index."""
+    attempts: dict[int, list[Form]] = {}
+    for each in pods:
+        said = str(each["metadata"]["labels"].get(ATTEMPT, ""))
+        attempts.setdefault(int(said) if said.isdecimal() else 0, []).append(each)
+    return [sorted(attempts[it], key=_number) for it in sorted(attempts)]
+
+
+def _number(pod: Form) -> int:
+    said = number_of(pod)
+    return int(said) if said.isdecimal() else 0

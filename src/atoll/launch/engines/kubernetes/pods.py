@@ -22,8 +22,13 @@ Form = Mapping[str, Any]
 
 
 def of_index(pods: Sequence[Form], number: int) -> list[Form]:
-    """Return the pods of one island, its lives, oldest first."""
-    return [each for each in pods if _annotations(each).get(INDEX) == str(number)]
+    """Return the pods of one index, its lives, oldest first."""
+    return [each for each in pods if number_of(each) == str(number)]
+
+
+def number_of(pod: Form) -> str:
+    """Return the index that its Job has given to a pod."""
+    return _annotations(pod).get(INDEX, "")
 
 
 def cancelled(job: Form) -> set[int]:

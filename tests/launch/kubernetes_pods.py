@@ -43,20 +43,20 @@ class Pod:
     def log(self) -> bytes | None:
         return self._said.read_bytes() if self._said.exists() else None
 
-    def stamped_log(self) -> bytes | None:
-        """Return its log as a kubelet does that is asked for times: its last file."""
+    def told_log(self, *, has_times: bool) -> bytes | None:
+        """Return its log as a kubelet does: only the last part of one that rotates."""
         said = self.log()
         if said is None:
             return None
         lines = said.decode().splitlines(keepends=True)
-        new = [_stamp()] * (len(lines) - len(self._stamps))
-        self._stamps += new
-        told = [f"{at} {it}" for at, it in zip(self._stamps, lines, strict=True)]
-        return "".join(told[-1:] if self.has_rotated else told).encode()
+        self._stamps += [_stamp()] * (len(lines) - len(self._stamps))
+        if has_times:
+            lines = [f"{at} {it}" for at, it in zip(self._stamps, lines, strict=True)]
+        return "".join(lines[-1:] if self.has_rotated else lines).encode()
 
     def look(self, secrets: Mapping[str, Mapping[str, str]]) -> None:
         """Do what a kubelet would by now."""
-        self.stamped_log()
+        self.told_log(has_times=True)  # lines have the time when they were seen
         if self.is_terminal:
             return
         if self._process is None:

@@ -204,7 +204,7 @@ class KubernetesServer:
             pod.delete(float(query["gracePeriodSeconds"][0]))
             return pod.form
         has_times = query.get("timestamps", [""])[0].lower() == "true"
-        if (said := pod.stamped_log() if has_times else pod.log()) is None:
+        if (said := pod.told_log(has_times=has_times)) is None:
             raise Denied(400, 'container "island" is waiting to start')
         return said
 

@@ -8,6 +8,7 @@ server that sends SIGTERM.
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 import time
@@ -49,6 +50,7 @@ class KubernetesServer:
         self.has_jobsets = True
         self.secrets: dict[str, Form] = {}
         self.requests: list[tuple[str, str]] = []
+        self.submitted: list[Form] = []
         self.failing: int | None = None
         """The status of every answer, if set."""
 
@@ -132,6 +134,7 @@ class KubernetesServer:
         name = rest[0] if rest else None
         if body is not None and method == "POST":
             validate(body)
+            self.submitted.append(copy.deepcopy(body))
         if (group, kind) == (JOBS, "jobs"):
             return self._job(method, name, body)
         if group == SETS:

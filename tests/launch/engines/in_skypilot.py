@@ -25,6 +25,7 @@ from atoll.launch.states import State
 from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import STAY, TELL, are_over
+from tests.launch.planned import SECRETS, both
 from tests.launch.skypilot_cloud import Cloud
 
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
@@ -84,6 +85,23 @@ def test_skypilot_parses_a_plan_as_it_was_meant() -> None:
     assert resources.job_recovery["recover_on_exit_codes"] == [143]
     assert task.secrets["HIDDEN"].get_secret_value() == "hush"
     assert [each.name for each in task.managed_secret_refs] == ["TOKEN"]
+
+
+def test_a_plan_is_what_is_submitted(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SkyPilot hears the tasks that were printed, with a value where null was."""
+    each = both("skypilot", tmp_path, monkeypatch, image="reef/atoll:1")
+    bodies = [list(yaml.safe_load_all(body.task))[-1] for body in cloud.bodies]
+    for written, heard in zip(each.plan.data, each.as_planned(bodies), strict=True):
+        given, asked = written.pop("secrets"), written.pop("resources")
+        took = heard["resources"]
+
+        assert given == dict.fromkeys(sorted(SECRETS))
+        assert sorted(heard["secrets"]) == sorted(SECRETS)
+        assert written == {key: heard[key] for key in written}
+        assert list(took["image_id"].values()) == [asked["image_id"]]
+        assert asked["job_recovery"].items() <= took["job_recovery"].items()
 
 
 def test_requirements_are_installed_first() -> None:

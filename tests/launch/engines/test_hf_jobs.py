@@ -22,6 +22,7 @@ from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import HIDDEN, STAY, TELL, are_over
 from tests.launch.hf_hub import TOKEN, USER, Hub, served
+from tests.launch.planned import SECRETS, both
 
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
 
@@ -90,6 +91,28 @@ def test_the_hub_is_told_what_was_asked_for(stage: LaunchStage, hub: Hub) -> Non
     assert job["network"] == {"group": "reef", "aliases": ["claim-0"]}
     assert (job["environment"], job["secrets"]) == ({"A": "b"}, {"HIDDEN": "***"})
     assert HIDDEN not in json.dumps(job)
+
+
+def test_a_plan_is_what_is_submitted(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Hub hears what was printed, and no more than the names of secrets differ."""
+    each = both(
+        "hf_jobs",
+        tmp_path,
+        monkeypatch,
+        options={"endpoint": hub.url},
+        image="reef/atoll:1",
+    )
+    calls = [it["run_job"] for it in each.plan.data]
+    heard = each.as_planned(list(hub.jobs.values()))
+
+    for call, job in zip(calls, heard, strict=True):
+        assert sorted(job["secrets"]) == call["secrets"] == sorted(SECRETS)
+        assert (job["command"], job["environment"]) == (call["command"], call["env"])
+        assert (job["dockerImage"], job["flavor"]) == (call["image"], call["flavor"])
+        assert call["labels"].items() <= job["labels"].items()
+        assert job["timeoutSeconds"] == call["timeout"]
 
 
 def test_a_job_has_days_unless_it_is_told_otherwise(stage: LaunchStage) -> None:

@@ -25,6 +25,7 @@ from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import FAIL, HIDDEN, STAY, are, are_over
 from tests.launch.kubernetes_server import KubernetesServer, until
+from tests.launch.planned import SECRETS, both
 
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
 LEAVE = (
@@ -213,6 +214,22 @@ def test_secrets_are_in_a_secret_alone(
     assert owner["uid"] == server.jobs[order.id].form["metadata"]["uid"]
     assert HIDDEN not in repr(server.jobs[order.id].form)
     assert HIDDEN not in repr([each.form for each in server.pods()])
+
+
+def test_a_plan_is_what_is_submitted(
+    server: KubernetesServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference of every secret is in it, and so is that of the pass."""
+    options = {"kubeconfig": str(server.kubeconfig()), "python": sys.executable}
+    each = both(
+        "kubernetes", tmp_path, monkeypatch, options=options, image="reef/atoll:1"
+    )
+    form = each.as_planned(server.submitted[0])
+    env = form["spec"]["template"]["spec"]["containers"][0]["env"]
+    named = [it["name"] for it in env if "secretKeyRef" in it.get("valueFrom", {})]
+
+    assert form == each.plan.data
+    assert named == [*SECRETS, "ATOLL_CANCELLED"]
 
 
 def test_a_spec_becomes_a_manifest(server: KubernetesServer) -> None:

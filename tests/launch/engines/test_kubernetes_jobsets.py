@@ -13,6 +13,7 @@ import yaml
 from atoll.errors import UsageError
 from atoll.launch.base import Order
 from atoll.launch.handle import Handle
+from atoll.launch.launching import plan_spec
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
 from atoll.launch.states import State
@@ -20,6 +21,7 @@ from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import STAY, are, are_over
 from tests.launch.kubernetes_jobs import validate
 from tests.launch.kubernetes_server import KubernetesServer, until
+from tests.launch.planned import SECRETS, both
 
 PAGE = Path(__file__).parents[3] / "docs" / "launching-kubernetes.md"
 COUNT = (
@@ -129,6 +131,21 @@ def test_a_log_is_followed_from_life_to_life(
         stage.until(handle, are_over)
 
 
+def test_a_plan_is_what_is_submitted(
+    server: KubernetesServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One JobSet after the other, with the references of all secrets."""
+    options = {"kubeconfig": str(server.kubeconfig()), "python": sys.executable}
+    options |= {"jobset": "true", "hosts": "2"}
+    each = both(
+        "kubernetes", tmp_path, monkeypatch, options=options, image="reef/atoll:1"
+    )
+    sets = [it for it in server.submitted if it["kind"] == "JobSet"]
+
+    assert each.as_planned(sets) == each.plan.data
+    assert all(f"name: {name}\n" in each.plan.text for name in SECRETS)
+
+
 def test_the_example_of_a_slice_is_what_is_submitted(server: KubernetesServer) -> None:
     """The page shows the JobSet of a TPU slice as `--dry-run` prints it."""
     options = {
@@ -148,8 +165,7 @@ def test_the_example_of_a_slice_is_what_is_submitted(server: KubernetesServer) -
         image="reef/atoll:1",
         resources=Resources(accelerators=4, accelerator="tpu-v5-lite-podslice"),
     )
-    order = Order(id="atoll-tpu-00000000", spec=spec, num_islands=1)
-    plan = open_launcher("kubernetes", options).plan(order)
+    plan = plan_spec("kubernetes", 1, spec, options=options)
     (shown,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
 
     assert yaml.safe_load(shown) == plan.data[0]

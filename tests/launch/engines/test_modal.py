@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from modal import Image
 from modal import exception as faults
 
 from atoll.errors import Refused, Unreachable, UsageError
@@ -28,6 +29,7 @@ from atoll.testing.launcher_contract import (
     are_over,
 )
 from tests.launch.modal_cloud import Cloud
+from tests.launch.planned import SECRETS, both
 
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
 
@@ -97,6 +99,23 @@ def test_modal_is_told_what_was_asked_for(stage: LaunchStage, cloud: Cloud) -> N
     assert plan.data[0]["secrets"] == {"given": ["OTHER"], "kept": {"reef": ["HIDDEN"]}}
     assert f"heard {len(HIDDEN)} {HIDDEN[::-1]}" in launcher.logs(handle, 0)
     assert "hush" not in json.dumps([said["args"], said["env"], said["tags"]])
+
+
+def test_a_plan_is_what_is_submitted(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modal hears what was printed, with objects where the plan has names."""
+    each = both("modal", tmp_path, monkeypatch, image="reef/atoll:1")
+    heard = [dict(it.said) for it in cloud.sandboxes.values()]
+    for said in heard:
+        assert isinstance(said.pop("image"), Image)
+        (given,) = said.pop("secrets")
+        assert sorted(given) == sorted(SECRETS)
+
+    for call in each.plan.data:
+        assert call.pop("image") == {"registry": "reef/atoll:1"}
+        assert call.pop("secrets") == {"given": sorted(SECRETS), "kept": {}}
+    assert each.as_planned(heard) == each.plan.data
 
 
 def test_a_sandbox_has_a_day_unless_it_is_told_otherwise() -> None:

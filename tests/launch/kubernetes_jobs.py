@@ -34,10 +34,14 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        return "conditions" in self.form["status"]
+        kinds = {each["type"] for each in self.form["status"].get("conditions", ())}
+        return bool(kinds & {"Complete", "Failed"})
 
     def look(self) -> None:
         """Do what is due."""
+        if self.form["spec"].get("suspend") and not self.is_over:
+            self._suspend()
+            return
         for pod in self.pods:
             if pod.is_terminal and pod.name not in self._counted:
                 self._counted.add(pod.name)
@@ -58,6 +62,17 @@ class Job:
             self.pods.append(self._new_pod(index))
         if self._indexes() <= self._done | self._failed:
             self._conclude("Failed" if self._failed else "Complete", "FailedIndexes")
+
+    def _suspend(self) -> None:
+        """Have no pods, and no clock; who goes because of it is not counted."""
+        for pod in self.pods:
+            self._counted.add(pod.name)
+            pod.delete(pod.form["spec"]["terminationGracePeriodSeconds"])
+        self.pods = [each for each in self.pods if not each.is_terminal]
+        self._begun_at_s = time.monotonic()
+        told = {"type": "Suspended", "status": "True", "reason": "JobSuspended"}
+        told["message"] = "Job suspended"
+        self.form["status"]["conditions"] = [told]
 
     def _count(self, pod: Pod) -> None:
         index = int(pod.form["metadata"]["annotations"][INDEX])
@@ -165,6 +180,11 @@ class JobSet:
 
     def look(self) -> None:
         """Do what is due."""
+        if self.form["spec"].get("suspend"):
+            told = {"type": "Suspended", "status": "True", "reason": "SuspendedJobs"}
+            told["message"] = "jobset is suspended"
+            self.form["status"]["conditions"] = [told]
+            self._job.form["spec"]["suspend"] = True
         self._job.look()
         if not self._job.is_over or "conditions" in self.form["status"]:
             return

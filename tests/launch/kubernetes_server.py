@@ -29,6 +29,7 @@ from tests.launch.kubernetes_pods import Form, Pod, now
 LOOK_S = 0.05
 TOKEN = "a-token-of-a-cluster"
 JOBS, CORE = "/apis/batch/v1/namespaces/", "/api/v1/namespaces/"
+QUEUE = "kueue.x-k8s.io/queue-name"
 SETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/"
 
 
@@ -135,6 +136,8 @@ class KubernetesServer:
         if body is not None and method == "POST":
             validate(body)
             self.submitted.append(copy.deepcopy(body))
+            if QUEUE in body["metadata"]["labels"]:
+                body["spec"]["suspend"] = True  # as Kueue does, until it admits it
         if (group, kind) == (JOBS, "jobs"):
             return self._job(method, name, body)
         if group == SETS:
@@ -160,6 +163,9 @@ class KubernetesServer:
             if body.get("spec", {}).keys() - {"activeDeadlineSeconds", "suspend"}:
                 raise Denied(422, "field is immutable")
             _merge(form, body)
+        elif method == "DELETE":
+            for pod in self.jobs.pop(name).pods:
+                pod.kill()
         return form
 
     def _jobset(self, method: str, name: str | None, body: Form | None) -> Form:

@@ -17,6 +17,7 @@ import yaml
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch.base import Launcher, Order
+from atoll.launch.engines.kubernetes import pods
 from atoll.launch.handle import Handle
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
@@ -196,6 +197,52 @@ def test_an_island_that_waits_is_cancelled_and_never_starts(
     assert report.state is State.PENDING
     assert [each.state for each in launcher.poll(handle)] == [State.CANCELLED]
     assert "here" not in launcher.logs(handle, 0)
+
+
+def test_an_island_that_is_not_admitted_waits_and_is_cancelled(
+    server: KubernetesServer, stage: LaunchStage
+) -> None:
+    """A suspended Job has no clock, so that no deadline would end it."""
+    options = {"kubeconfig": str(server.kubeconfig()), "queue": "reef-queue"}
+    launcher = open_launcher("kubernetes", options)
+    handle = launcher.launch(stage.order(STAY), keep=NOTHING)
+    until(server, lambda: "conditions" in server.jobs[handle.id].form["status"])
+    waiting = launcher.poll(handle)
+    launcher.cancel(handle, indexes=[0])
+    one_left = launcher.poll(handle)
+    launcher.cancel(handle)
+    launcher.cancel(handle)
+
+    assert [each.state for each in waiting] == [State.PENDING] * 2
+    assert waiting[0].why == "JobSuspended: Job suspended"
+    assert [each.state for each in one_left] == [State.CANCELLED, State.PENDING]
+    assert server.jobs == {}
+    assert [each.state for each in launcher.poll(handle)] == [State.LOST] * 2
+
+
+def test_a_job_that_is_suspended_later_comes_back(
+    server: KubernetesServer, stage: LaunchStage
+) -> None:
+    """Kueue takes the place of a running one: its islands leave and have not failed."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(LEAVE, num_islands=1), keep=NOTHING)
+    try:
+        stage.until_said(handle, 0, "here")
+        (pod,) = server.pods()
+        with server.lock:
+            server.jobs[handle.id].form["spec"]["suspend"] = True
+        # As it is before the cluster has taken the pod away.
+        until(server, lambda: pod.is_terminal)
+        job, gone = server.jobs[handle.id].form, pod.form
+        assert pods.report(handle, 0, job, [gone]).state is State.RESTARTING
+        stage.until(handle, are(State.PENDING))
+        with server.lock:
+            job["spec"]["suspend"] = False
+            job["status"]["conditions"] = []
+        stage.until(handle, are(State.RUNNING))
+    finally:
+        launcher.cancel(handle, grace_s=1.0)
+        stage.until(handle, are_over)
 
 
 def test_secrets_are_in_a_secret_alone(

@@ -131,6 +131,23 @@ def test_a_log_is_followed_from_life_to_life(
         stage.until(handle, are_over)
 
 
+def test_an_island_that_is_not_admitted_waits_and_is_cancelled(
+    server: KubernetesServer, tmp_path: Path
+) -> None:
+    """It says that it is suspended, and goes without ever having had a pod."""
+    stage = _stage(server, tmp_path, queue="reef-queue")
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(STAY, num_islands=1), keep=NOTHING)
+    (suspended,) = server.jobsets.values()
+    until(server, lambda: "conditions" in suspended.form["status"])
+    (waiting,) = launcher.poll(handle)
+    launcher.cancel(handle)
+
+    assert waiting.state is State.PENDING
+    assert waiting.why == "SuspendedJobs: jobset is suspended"
+    assert server.jobsets == {}
+
+
 def test_a_plan_is_what_is_submitted(
     server: KubernetesServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

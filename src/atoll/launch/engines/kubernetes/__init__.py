@@ -37,6 +37,7 @@ from atoll.launch.engines.kubernetes.pods import (
     cancelled,
     is_live,
     is_over,
+    is_suspended,
     of_index,
     report,
     unfinished,
@@ -118,6 +119,10 @@ class KubernetesLauncher:
     ) -> None:
         found = self._cluster.read(handle.id)
         if found is None or is_over(found):
+            return
+        if indexes is None and is_suspended(found):
+            # A deadline begins with its admission, which may come or not.
+            self._cluster.delete(handle.id, kind="Job")
             return
         pods = self._cluster.pods(handle.id)
         wanted = handle.indexes if indexes is None else indexes

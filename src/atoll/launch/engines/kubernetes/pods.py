@@ -80,6 +80,11 @@ def is_over(job: Form) -> bool:
     return any(_condition(job, kind) is not None for kind in ("Complete", "Failed"))
 
 
+def is_suspended(job: Form) -> bool:
+    """Return whether a Job waits to be admitted, as by Kueue."""
+    return bool(job.get("spec", {}).get("suspend"))
+
+
 def _state(job: Form, lives: Sequence[Form], number: int, *, is_ended: bool) -> State:
     status = job.get("status", {})
     phase = lives[-1]["status"].get("phase") if lives else None
@@ -93,7 +98,8 @@ def _state(job: Form, lives: Sequence[Form], number: int, *, is_ended: bool) -> 
     has_failed = _condition(job, "Failed") is not None
     if has_failed or number in indexes(status.get("failedIndexes")):
         return State.FAILED
-    if is_given_up and not _is_disrupted(lives[-1]):
+    # Who leaves because its Job is suspended comes back with it.
+    if is_given_up and not (_is_disrupted(lives[-1]) or is_suspended(job)):
         return State.FAILED
     return State.RESTARTING if len(lives) > 1 or phase == "Failed" else State.PENDING
 
@@ -159,8 +165,12 @@ def _why(job: Form, pod: Form) -> str:
     for each in pod.get("status", {}).get("conditions") or ():
         if each["type"] == "PodScheduled" and each["status"] == "False":
             return f"{each.get('reason', '')}: {each.get('message', '')}".strip(": ")
+    if pod:
+        return ""
+    if (told := _condition(job, "Suspended")) is not None:
+        return f"{told.get('reason', '')}: {told.get('message', '')}".strip(": ")
     failed = _condition(job, "Failed")
-    return str(failed.get("message", "")) if failed and not pod else ""
+    return str(failed.get("message", "")) if failed else ""
 
 
 def _annotations(form: Form) -> dict[str, str]:

@@ -86,7 +86,7 @@ class Pod:
     def _start(self, secrets: Mapping[str, Mapping[str, str]]) -> None:
         container = self.form["spec"]["containers"][0]
         try:
-            told = {each["name"]: _value(each, secrets) for each in container["env"]}
+            told = {it["name"]: self._value(it, secrets) for it in container["env"]}
         except LookupError as exc:
             reason = {"reason": "CreateContainerConfigError", "message": str(exc)}
             self._set_state({"waiting": reason})
@@ -108,6 +108,18 @@ class Pod:
         self.form["status"]["phase"] = "Running"
         self._set_state({"running": {"startedAt": now()}})
 
+    def _value(self, variable: Form, secrets: Mapping[str, Mapping[str, str]]) -> str:
+        if "value" in variable:
+            return str(variable["value"].replace("$$(", "$("))
+        if "fieldRef" in variable["valueFrom"]:
+            path = variable["valueFrom"]["fieldRef"]["fieldPath"]
+            key = path.removeprefix("metadata.labels['").removesuffix("']")
+            return str(self.form["metadata"]["labels"].get(key, ""))
+        place = variable["valueFrom"]["secretKeyRef"]
+        if place["name"] not in secrets:
+            raise LookupError(f'secret "{place["name"]}" not found')
+        return secrets[place["name"]][place["key"]]
+
     def _ended(self, code: int) -> None:
         ended: Form = {"exitCode": code if code >= 0 else 128 - code}
         ended["reason"] = "Completed" if code == 0 else "Error"
@@ -128,12 +140,3 @@ def _stamp() -> str:
     at_ns = time.time_ns()
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_ns // 10**9))
     return f"{whole}.{at_ns % 10**9:09}Z"
-
-
-def _value(variable: Form, secrets: Mapping[str, Mapping[str, str]]) -> str:
-    if "value" in variable:
-        return str(variable["value"].replace("$$(", "$("))
-    place = variable["valueFrom"]["secretKeyRef"]
-    if place["name"] not in secrets:
-        raise LookupError(f'secret "{place["name"]}" not found')
-    return secrets[place["name"]][place["key"]]

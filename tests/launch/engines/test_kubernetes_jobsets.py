@@ -18,7 +18,7 @@ from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
 from atoll.launch.states import State
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
-from atoll.testing.launcher_contract import STAY, are, are_over
+from atoll.testing.launcher_contract import FAIL, STAY, are, are_over
 from tests.launch.kubernetes_jobs import validate
 from tests.launch.kubernetes_server import KubernetesServer, until
 from tests.launch.planned import SECRETS, both
@@ -84,6 +84,37 @@ def test_pods_of_an_island_begin_anew_together(
     finally:
         launcher.cancel(handle)
         stage.until(handle, are_over)
+
+
+def test_an_island_of_one_pod_that_dies_at_once_is_left_dead(
+    server: KubernetesServer, tmp_path: Path
+) -> None:
+    """Its leader has tried three times, with pauses, and JobSet does not try on."""
+    stage = _stage(server, tmp_path)
+    restarts = Restarts(first_pause_s=0.1, most_at_once=3)
+    order = stage.order(FAIL, num_islands=1, restarts=restarts)
+    handle = stage.open_launcher().launch(order, keep=NOTHING)
+    (report,) = stage.until(handle, are_over)
+
+    assert (report.state, report.restarts, report.exit_code) == (State.FAILED, 2, 3)
+    assert report.why == "died at once 3 times: exit code 3"
+    assert stage.open_launcher().logs(handle, 0).count("before the end") == 3
+
+
+def test_pods_that_die_at_once_go_after_a_pause_that_grows(
+    server: KubernetesServer, tmp_path: Path
+) -> None:
+    """JobSet knows no pause between two lives of an island, and its leaders do."""
+    stage = _stage(server, tmp_path, hosts="2")
+    restarts = Restarts(most=2, first_pause_s=0.5)
+    order = stage.order(FAIL, num_islands=1, restarts=restarts)
+    handle = stage.open_launcher().launch(order, keep=NOTHING)
+    (report,) = stage.until(handle, are_over)
+    said = [each.read_text() for each in server.directory.glob("*/log")]
+    paused = set(re.findall(r"exit code 3, and goes in (\S+) s", "".join(said)))
+
+    assert paused == {"0.5", "1"}
+    assert (report.state, report.restarts) == (State.FAILED, 2)
 
 
 def test_lines_of_several_pods_are_in_one_order_that_stays(

@@ -1,7 +1,8 @@
 """Islands that are several pods each: a JobSet per island, as on slices of TPUs.
 
 Rule 1: the pods of an island live and die together: if one fails, JobSet starts all of
-them again. So their leaders start nothing again.
+them again, and at once. So the leaders of several start nothing again, and each goes
+after the pause that is due. A leader that is alone does as that of an Indexed Job.
 Rule 2: one pod that was told to go ends the whole island, and it is not started again;
 who was evicted is.
 Rule 3: every island has its own JobSet and Secret, `ID-INDEX`, so one can go alone.
@@ -13,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import yaml
@@ -40,6 +41,7 @@ from atoll.launch.engines.kubernetes.pods import (
     set_report,
 )
 from atoll.launch.handle import Handle
+from atoll.launch.leader import GIVEN_UP
 from atoll.launch.leading import TOLD_TO_GO
 from atoll.launch.states import Report, State
 
@@ -186,7 +188,8 @@ def slice_manifest(
 def _slice(order: Order, index: int, options: KubernetesOptions) -> dict[str, Any]:
     """Return the template of the Job that has an island's pods."""
     evicted = {"type": "DisruptionTarget", "status": "True"}
-    told = {"operator": "In", "values": [TOLD_TO_GO]}
+    gone_on_purpose = [TOLD_TO_GO] if options.hosts > 1 else [GIVEN_UP, TOLD_TO_GO]
+    told = {"operator": "In", "values": gone_on_purpose}
     return {
         "spec": {
             "completionMode": "Indexed",
@@ -201,22 +204,27 @@ def _slice(order: Order, index: int, options: KubernetesOptions) -> dict[str, An
             },
             "template": {
                 "metadata": {"labels": {**labels_of(order), ISLAND: str(index)}},
-                "spec": pod(
-                    order,
-                    options,
-                    words=_words(order, index, options),
-                    holder=f"{order.id}-{index}",
-                ),
+                "spec": _pod(order, index, options),
             },
         }
     }
 
 
+def _pod(order: Order, index: int, options: KubernetesOptions) -> dict[str, Any]:
+    words, holder = _words(order, index, options), f"{order.id}-{index}"
+    form = pod(order, options, words=words, holder=holder)
+    if options.hosts > 1:
+        lives = {"fieldPath": f"metadata.labels['{ATTEMPT}']"}
+        told = {"name": leader.NUM_BEFORE, "valueFrom": {"fieldRef": lives}}
+        form["containers"][0]["env"].append(told)
+    return form
+
+
 def _words(order: Order, index: int, options: KubernetesOptions) -> list[str]:
     spec, python = order.spec, options.python
-    once = json.dumps(asdict(replace(spec.restarts, most=0)))
     words = [python, "-m", leader.MODULE, "--name", spec.name, "--index", str(index)]
-    words += ["--restarts", once, "--message", MESSAGE]
+    words += ["--restarts", json.dumps(asdict(spec.restarts)), "--message", MESSAGE]
+    words += ["--once"] if options.hosts > 1 else []
     return [*words, "--", *bootstrap_words(spec, index=index, python=python)]
 
 

@@ -194,6 +194,7 @@ def set_report(
         why = "the cluster has no such JobSet any more"
         return Report(index=index, name=name, state=State.LOST, why=why)
     restarts = int(jobset.get("status", {}).get("restarts") or 0)
+    led = max((_message(each).get("restarts") or 0 for each in pods), default=0)
     state = _state_of_set(jobset, pods, restarts)
     # A pod that failed says more than those that went because of it.
     told = next((each for each in pods if _code(each)), pods[-1] if pods else {})
@@ -202,7 +203,7 @@ def set_report(
         index=index,
         name=name,
         state=state,
-        restarts=restarts,
+        restarts=restarts + led,
         exit_code=_exit_code(told),
         why="" if state is State.FINISHED else _why(jobset, told)[:MAX_WHY],
         place=" ".join(sorted(nodes)),

@@ -160,6 +160,34 @@ def test_an_unknown_flavor_is_told_by_the_hub(stage: LaunchStage, hub: Hub) -> N
     assert hub.jobs == {}
 
 
+def test_a_job_that_is_in_no_list_yet_is_cancelled(
+    stage: LaunchStage, hub: Hub
+) -> None:
+    """Whoever is interrupted after the first of two jobs has kept the id of that."""
+    launcher, kept = stage.open_launcher(), list[Handle]()
+
+    def keep(handle: Handle) -> None:
+        kept.append(handle)
+        if hub.jobs:
+            raise KeyboardInterrupt
+
+    hub.is_slow = True
+    with pytest.raises(KeyboardInterrupt):
+        launcher.launch(stage.order(STAY), keep=keep)
+    launcher.cancel(kept[-1])
+
+    assert [each.was_stopped for each in hub.containers.values()] == [True]
+
+
+def test_a_page_that_is_no_answer_of_the_hub_is_told(
+    stage: LaunchStage, hub: Hub
+) -> None:
+    """A portal says 200 to everything, and asking again later may help."""
+    hub.answer = (200, "")
+    with pytest.raises(Unreachable, match="did not answer to ask who you are"):
+        stage.open_launcher().launch(stage.order(TELL), keep=NOTHING)
+
+
 def test_nobody_logged_in_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpclib.exceptions import StreamTerminatedError
 from modal import Image
 from modal import exception as faults
 
@@ -160,7 +161,11 @@ def test_nobody_logged_in_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (faults.AuthError("who are you"), Refused),
         (faults.InvalidError("no GPU of that kind"), UsageError),
         (faults.ResourceExhaustedError("too many"), UsageError),
+        (faults.ImageBuildError("no such package", "im-1"), UsageError),
+        (faults.VersionError("a newer client is wanted"), UsageError),
         (faults.ConnectionError("nobody is there"), Unreachable),
+        (StreamTerminatedError("the line broke"), Unreachable),
+        (OSError("no such host"), Unreachable),
     ],
 )
 def test_faults_of_modal_are_ours(

@@ -213,12 +213,25 @@ def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         open_launcher("sagemaker", {"region": "eu-reef-1"})
 
 
+def test_credentials_that_cannot_be_fetched_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A login that is over is no line that is down: asking again does not help."""
+    (tmp_path / "config").write_text("[profile reef]\ncredential_process = false\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(Refused, match=r"AWS does not know you.*aws sso login"):
+        open_launcher("sagemaker", {"profile": "reef"})
+
+
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
         (Fault("AccessDeniedException", "not you"), Refused),
         (Fault("ResourceLimitExceeded", "0 instances of that type"), UsageError),
         (Fault("InternalFailure", "again", 500), Unreachable),
+        (Fault("TooManyRequestsException", "slowly"), Unreachable),
     ],
 )
 def test_faults_of_aws_are_ours(

@@ -87,15 +87,16 @@ class HfJobsLauncher:
             )
         keep(handle)
         secrets = {name: value.reveal() for name, value in order.values.items()}
-        jobs = {}
+        jobs: dict[str, str] = {}
         for index, call in zip(order.indexes, calls, strict=True):
             with _told(f"start {order.spec.island(index)}"):
                 job = self._hub.run_job(
                     **{**call, "namespace": namespace}, secrets=secrets or None
                 )
             jobs[str(index)] = job.id
-        handle = replace(handle, reference={**reference, "jobs": jobs})
-        keep(handle)
+            # Each by itself: what has just begun need not be in a list yet.
+            handle = replace(handle, reference={**reference, "jobs": dict(jobs)})
+            keep(handle)
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
@@ -211,6 +212,10 @@ def _told(what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
         if 400 <= status < 500 and status != 429:
             raise UsageError(f"Hugging Face cannot {what} ({status}): {said}.") from exc
         raise Unreachable(f"Hugging Face could not {what} ({status}): {said}.") from exc
+    except (
+        json.JSONDecodeError
+    ) as exc:  # something else has answered: a proxy, a portal
+        raise Unreachable(f"Hugging Face did not answer to {what}: {exc}.") from exc
     except ValueError as exc:
         raise UsageError(f"Hugging Face cannot {what}: {exc}.") from exc
     except Exception as exc:

@@ -70,12 +70,11 @@ class ModalLauncher:
                 "another name."
             )
         keep(handle)
-        ids = {
-            str(index): sandboxes.create(call, order.values)
-            for index, call in zip(order.indexes, calls, strict=True)
-        }
-        handle = replace(handle, reference={**reference, "sandboxes": ids})
-        keep(handle)
+        ids: dict[str, str] = {}
+        for index, call in zip(order.indexes, calls, strict=True):
+            ids[str(index)] = sandboxes.create(call, order.values)
+            handle = replace(handle, reference={**reference, "sandboxes": dict(ids)})
+            keep(handle)
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:

@@ -26,7 +26,10 @@ _WRONG = (
     faults.AlreadyExistsError,
     faults.InvalidError,
     faults.NotFoundError,
+    faults.RemoteError,
+    faults.RequestSizeError,
     faults.ResourceExhaustedError,
+    faults.VersionError,
 )
 
 
@@ -148,5 +151,12 @@ def told(what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
         ) from exc
     except _WRONG as exc:
         raise UsageError(f"Modal cannot {what}: {exc}.") from exc
-    except faults.Error as exc:
+    except Exception as exc:
+        if not (isinstance(exc, faults.Error | OSError) or _is_of_grpc(exc)):
+            raise
         raise Unreachable(f"Modal did not answer to {what}: {exc}.") from exc
+
+
+def _is_of_grpc(exc: Exception) -> bool:
+    """Return whether the SDK lets an error of a library of its own through."""
+    return type(exc).__module__.startswith("grpclib")

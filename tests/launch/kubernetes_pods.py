@@ -23,7 +23,7 @@ class Pod:
         self._process: subprocess.Popen[bytes] | None = None
         self._killed_at_s: float | None = None
         self._stamps: list[str] = []
-        self.has_rotated = False
+        self.has_rotated = self.has_proxy = False
         self.form["status"] = {"phase": "Pending"}
 
     @property
@@ -36,7 +36,7 @@ class Pod:
 
     @property
     def exit_code(self) -> int | None:
-        said = self.form["status"].get("containerStatuses", [{}])[0].get("state", {})
+        said = self.form["status"].get("containerStatuses", [{}])[-1].get("state", {})
         code: int | None = said.get("terminated", {}).get("exitCode")
         return code
 
@@ -129,7 +129,12 @@ class Pod:
         self.form["status"]["phase"] = "Succeeded" if code == 0 else "Failed"
 
     def _set_state(self, state: Form) -> None:
-        self.form["status"]["containerStatuses"] = [{"name": "island", "state": state}]
+        beside = {"name": "a-proxy", "state": {"running": {"startedAt": now()}}}
+        statuses = [{"name": "island", "state": state}]
+        self.form["status"]["containerStatuses"] = [
+            *([beside] if self.has_proxy else []),
+            *statuses,
+        ]
 
 
 def now() -> str:

@@ -52,6 +52,9 @@ class KubernetesServer:
         self.secrets: dict[str, Form] = {}
         self.requests: list[tuple[str, str]] = []
         self.submitted: list[Form] = []
+        self.adds_proxies = False
+        """Whether another container is put beside that of every pod, and before it."""
+
         self.failing: int | None = None
         """The status of every answer, if set."""
 
@@ -212,6 +215,8 @@ class KubernetesServer:
         if method == "DELETE":
             pod.delete(float(query["gracePeriodSeconds"][0]))
             return pod.form
+        if pod.has_proxy and "container" not in query:
+            raise Denied(400, "a container name must be specified: a-proxy, island")
         has_times = query.get("timestamps", [""])[0].lower() == "true"
         if (said := pod.told_log(has_times=has_times)) is None:
             raise Denied(400, 'container "island" is waiting to start')
@@ -220,7 +225,9 @@ class KubernetesServer:
     def _new_pod(self, form: Form) -> Pod:
         directory = self.directory / form["metadata"]["name"]
         directory.mkdir()
-        return Pod(form, directory)
+        pod = Pod(form, directory)
+        pod.has_proxy = self.adds_proxies
+        return pod
 
     def _control(self) -> None:
         while not self._end.wait(LOOK_S):

@@ -113,7 +113,7 @@ def test_a_killed_pod_is_replaced(server: KubernetesServer, stage: LaunchStage) 
         )
         stage.until_said(handle, 0, "here\nhere")
 
-        assert report.place == "node-1"
+        assert (report.place, report.exit_code) == ("node-1", 137)
     finally:
         launcher.cancel(handle, grace_s=1.0)
         stage.until(handle, are_over)
@@ -139,6 +139,19 @@ def test_a_log_that_its_node_rotates_is_followed(
     finally:
         launcher.cancel(handle, grace_s=1.0)
         stage.until(handle, are_over)
+
+
+def test_a_container_beside_an_island_does_not_speak_for_it(
+    server: KubernetesServer, stage: LaunchStage
+) -> None:
+    """Clusters put proxies into pods, whose names may come first."""
+    server.adds_proxies = True
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(FAIL, num_islands=1), keep=NOTHING)
+    (report,) = stage.until(handle, are_over)
+
+    assert (report.state, report.exit_code) == (State.FAILED, 3)
+    assert launcher.logs(handle, 0) == ["before the end"]
 
 
 def test_an_island_that_dies_at_once_is_left_dead(

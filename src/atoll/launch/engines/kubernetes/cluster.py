@@ -14,7 +14,7 @@ from kubernetes import client, config
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch.engines.kubernetes.manifest import LAUNCH, KubernetesOptions
-from atoll.launch.engines.kubernetes.pods import is_live
+from atoll.launch.engines.kubernetes.pods import CONTAINER, is_live
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 ANSWER_S = 60.0
@@ -171,6 +171,7 @@ class Cluster:
                 answer = self._core.read_namespaced_pod_log(
                     pod,
                     self.namespace,
+                    container=CONTAINER,
                     timestamps=True,
                     _preload_content=False,
                     _request_timeout=ANSWER_S,

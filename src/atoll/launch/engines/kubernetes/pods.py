@@ -14,6 +14,9 @@ from atoll.launch.states import Report, State
 CANCELLED = "atoll/cancelled"
 """The Job's annotation of the islands that were ended: their indexes."""
 
+CONTAINER = "island"
+"""The name of a pod's container; a cluster may add others beside it."""
+
 INDEX = "batch.kubernetes.io/job-completion-index"
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
 MAX_WHY = 200
@@ -64,7 +67,7 @@ def report(
         name=name,
         state=state,
         restarts=_failures(lives) + sum(each.get("restarts") or 0 for each in ended),
-        exit_code=_exit_code(last),
+        exit_code=_last_exit_code(lives),
         why="" if state is State.FINISHED else _why(job, last)[:MAX_WHY],
         place=str(last.get("spec", {}).get("nodeName", "")),
     )
@@ -121,6 +124,11 @@ def _failures(lives: Sequence[Form]) -> int:
     return max(len(lives) - 1, int(counted) if counted.isdecimal() else 0, 0)
 
 
+def _last_exit_code(lives: Sequence[Form]) -> int | None:
+    codes = (_exit_code(each) for each in reversed(lives))
+    return next((each for each in codes if each is not None), None)
+
+
 def _exit_code(pod: Form) -> int | None:
     code: int | None = _message(pod).get("exit_code", _code(pod))
     return code
@@ -132,9 +140,11 @@ def _code(pod: Form) -> int | None:
 
 
 def _container(pod: Form) -> Form:
-    """Return the state of a pod's only container."""
-    said = pod.get("status", {}).get("containerStatuses") or [{}]
-    return dict(said[0].get("state") or {})
+    """Return the state of the container that an island is in."""
+    for each in pod.get("status", {}).get("containerStatuses") or ():
+        if each.get("name") == CONTAINER:
+            return dict(each.get("state") or {})
+    return {}
 
 
 def _message(pod: Form) -> dict[str, Any]:

@@ -32,6 +32,9 @@ class Hub:
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     containers: dict[str, Container] = field(default_factory=dict)
     stages: dict[str, str] = field(default_factory=dict)
+    is_slow: bool = False
+    """Whether no job is in a list yet."""
+
     answer: tuple[int, str] | None = None
     """What every request is answered with, if it is to be refused."""
 
@@ -74,6 +77,8 @@ class Hub:
 
     def with_labels(self, labels: list[str]) -> list[dict[str, Any]]:
         """Return the jobs that have all the labels, each `key=value`."""
+        if self.is_slow:
+            return []
         pairs = [each.split("=", 1) for each in labels]
         return [
             self.told(job)
@@ -158,12 +163,12 @@ class _Answers(BaseHTTPRequestHandler):
             return True
         if self.known.answer is not None:
             status, said = self.known.answer
-            self._send(status, {"error": said})
+            self._send(status, {"error": said} if said else None)
             return True
         return False
 
     def _send(self, status: int, form: Any) -> None:
-        data = json.dumps(form).encode()
+        data = b"<html>Log in</html>" if form is None else json.dumps(form).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))

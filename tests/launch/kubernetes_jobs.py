@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import kubernetes_validate
 from tests.launch.kubernetes_pods import Form, Pod, now
 
 INDEX = "batch.kubernetes.io/job-completion-index"
+ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
 
 
@@ -32,10 +34,14 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        return "conditions" in self.form["status"]
+        kinds = {each["type"] for each in self.form["status"].get("conditions", ())}
+        return bool(kinds & {"Complete", "Failed"})
 
     def look(self) -> None:
         """Do what is due."""
+        if self.form["spec"].get("suspend") and not self.is_over:
+            self._suspend()
+            return
         for pod in self.pods:
             if pod.is_terminal and pod.name not in self._counted:
                 self._counted.add(pod.name)
@@ -56,6 +62,17 @@ class Job:
             self.pods.append(self._new_pod(index))
         if self._indexes() <= self._done | self._failed:
             self._conclude("Failed" if self._failed else "Complete", "FailedIndexes")
+
+    def _suspend(self) -> None:
+        """Have no pods, and no clock; who goes because of it is not counted."""
+        for pod in self.pods:
+            self._counted.add(pod.name)
+            pod.delete(pod.form["spec"]["terminationGracePeriodSeconds"])
+        self.pods = [each for each in self.pods if not each.is_terminal]
+        self._begun_at_s = time.monotonic()
+        told = {"type": "Suspended", "status": "True", "reason": "JobSuspended"}
+        told["message"] = "Job suspended"
+        self.form["status"]["conditions"] = [told]
 
     def _count(self, pod: Pod) -> None:
         index = int(pod.form["metadata"]["annotations"][INDEX])
@@ -163,6 +180,11 @@ class JobSet:
 
     def look(self) -> None:
         """Do what is due."""
+        if self.form["spec"].get("suspend"):
+            told = {"type": "Suspended", "status": "True", "reason": "SuspendedJobs"}
+            told["message"] = "jobset is suspended"
+            self.form["status"]["conditions"] = [told]
+            self._job.form["spec"]["suspend"] = True
         self._job.look()
         if not self._job.is_over or "conditions" in self.form["status"]:
             return
@@ -197,7 +219,11 @@ class JobSet:
         (part,) = self.form["spec"]["replicatedJobs"]
         again = self.form["status"]["restarts"]
         name = f"{self.form['metadata']['name']}-{part['name']}-{again}"
-        form = {"metadata": {"name": name}, "spec": part["template"]["spec"]}
+        form = {
+            "metadata": {"name": name},
+            "spec": copy.deepcopy(part["template"]["spec"]),
+        }
+        form["spec"]["template"]["metadata"]["labels"][ATTEMPT] = str(again)
         return Job(form, self._make_pod)
 
 

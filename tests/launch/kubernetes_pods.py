@@ -22,6 +22,8 @@ class Pod:
         self._home = directory
         self._process: subprocess.Popen[bytes] | None = None
         self._killed_at_s: float | None = None
+        self._stamps: list[str] = []
+        self.has_rotated = self.has_proxy = False
         self.form["status"] = {"phase": "Pending"}
 
     @property
@@ -34,15 +36,27 @@ class Pod:
 
     @property
     def exit_code(self) -> int | None:
-        said = self.form["status"].get("containerStatuses", [{}])[0].get("state", {})
+        said = self.form["status"].get("containerStatuses", [{}])[-1].get("state", {})
         code: int | None = said.get("terminated", {}).get("exitCode")
         return code
 
     def log(self) -> bytes | None:
         return self._said.read_bytes() if self._said.exists() else None
 
+    def told_log(self, *, has_times: bool) -> bytes | None:
+        """Return its log as a kubelet does: only the last part of one that rotates."""
+        said = self.log()
+        if said is None:
+            return None
+        lines = said.decode().splitlines(keepends=True)
+        self._stamps += [_stamp()] * (len(lines) - len(self._stamps))
+        if has_times:
+            lines = [f"{at} {it}" for at, it in zip(self._stamps, lines, strict=True)]
+        return "".join(lines[-1:] if self.has_rotated else lines).encode()
+
     def look(self, secrets: Mapping[str, Mapping[str, str]]) -> None:
         """Do what a kubelet would by now."""
+        self.told_log(has_times=True)  # lines have the time when they were seen
         if self.is_terminal:
             return
         if self._process is None:
@@ -72,7 +86,7 @@ class Pod:
     def _start(self, secrets: Mapping[str, Mapping[str, str]]) -> None:
         container = self.form["spec"]["containers"][0]
         try:
-            told = {each["name"]: _value(each, secrets) for each in container["env"]}
+            told = {it["name"]: self._value(it, secrets) for it in container["env"]}
         except LookupError as exc:
             reason = {"reason": "CreateContainerConfigError", "message": str(exc)}
             self._set_state({"waiting": reason})
@@ -94,6 +108,18 @@ class Pod:
         self.form["status"]["phase"] = "Running"
         self._set_state({"running": {"startedAt": now()}})
 
+    def _value(self, variable: Form, secrets: Mapping[str, Mapping[str, str]]) -> str:
+        if "value" in variable:
+            return str(variable["value"].replace("$$(", "$("))
+        if "fieldRef" in variable["valueFrom"]:
+            path = variable["valueFrom"]["fieldRef"]["fieldPath"]
+            key = path.removeprefix("metadata.labels['").removesuffix("']")
+            return str(self.form["metadata"]["labels"].get(key, ""))
+        place = variable["valueFrom"]["secretKeyRef"]
+        if place["name"] not in secrets:
+            raise LookupError(f'secret "{place["name"]}" not found')
+        return secrets[place["name"]][place["key"]]
+
     def _ended(self, code: int) -> None:
         ended: Form = {"exitCode": code if code >= 0 else 128 - code}
         ended["reason"] = "Completed" if code == 0 else "Error"
@@ -103,17 +129,19 @@ class Pod:
         self.form["status"]["phase"] = "Succeeded" if code == 0 else "Failed"
 
     def _set_state(self, state: Form) -> None:
-        self.form["status"]["containerStatuses"] = [{"name": "island", "state": state}]
+        beside = {"name": "a-proxy", "state": {"running": {"startedAt": now()}}}
+        statuses = [{"name": "island", "state": state}]
+        self.form["status"]["containerStatuses"] = [
+            *([beside] if self.has_proxy else []),
+            *statuses,
+        ]
 
 
 def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def _value(variable: Form, secrets: Mapping[str, Mapping[str, str]]) -> str:
-    if "value" in variable:
-        return str(variable["value"].replace("$$(", "$("))
-    place = variable["valueFrom"]["secretKeyRef"]
-    if place["name"] not in secrets:
-        raise LookupError(f'secret "{place["name"]}" not found')
-    return secrets[place["name"]][place["key"]]
+def _stamp() -> str:
+    at_ns = time.time_ns()
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_ns // 10**9))
+    return f"{whole}.{at_ns % 10**9:09}Z"

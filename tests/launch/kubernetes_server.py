@@ -8,6 +8,7 @@ server that sends SIGTERM.
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 import time
@@ -28,6 +29,7 @@ from tests.launch.kubernetes_pods import Form, Pod, now
 LOOK_S = 0.05
 TOKEN = "a-token-of-a-cluster"
 JOBS, CORE = "/apis/batch/v1/namespaces/", "/api/v1/namespaces/"
+QUEUE = "kueue.x-k8s.io/queue-name"
 SETS = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/"
 
 
@@ -49,6 +51,10 @@ class KubernetesServer:
         self.has_jobsets = True
         self.secrets: dict[str, Form] = {}
         self.requests: list[tuple[str, str]] = []
+        self.submitted: list[Form] = []
+        self.adds_proxies = False
+        """Whether another container is put beside that of every pod, and before it."""
+
         self.failing: int | None = None
         """The status of every answer, if set."""
 
@@ -132,6 +138,9 @@ class KubernetesServer:
         name = rest[0] if rest else None
         if body is not None and method == "POST":
             validate(body)
+            self.submitted.append(copy.deepcopy(body))
+            if QUEUE in body["metadata"]["labels"]:
+                body["spec"]["suspend"] = True  # as Kueue does, until it admits it
         if (group, kind) == (JOBS, "jobs"):
             return self._job(method, name, body)
         if group == SETS:
@@ -157,6 +166,9 @@ class KubernetesServer:
             if body.get("spec", {}).keys() - {"activeDeadlineSeconds", "suspend"}:
                 raise Denied(422, "field is immutable")
             _merge(form, body)
+        elif method == "DELETE":
+            for pod in self.jobs.pop(name).pods:
+                pod.kill()
         return form
 
     def _jobset(self, method: str, name: str | None, body: Form | None) -> Form:
@@ -203,14 +215,19 @@ class KubernetesServer:
         if method == "DELETE":
             pod.delete(float(query["gracePeriodSeconds"][0]))
             return pod.form
-        if (said := pod.log()) is None:
+        if pod.has_proxy and "container" not in query:
+            raise Denied(400, "a container name must be specified: a-proxy, island")
+        has_times = query.get("timestamps", [""])[0].lower() == "true"
+        if (said := pod.told_log(has_times=has_times)) is None:
             raise Denied(400, 'container "island" is waiting to start')
         return said
 
     def _new_pod(self, form: Form) -> Pod:
         directory = self.directory / form["metadata"]["name"]
         directory.mkdir()
-        return Pod(form, directory)
+        pod = Pod(form, directory)
+        pod.has_proxy = self.adds_proxies
+        return pod
 
     def _control(self) -> None:
         while not self._end.wait(LOOK_S):

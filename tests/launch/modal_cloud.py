@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,6 +120,7 @@ class Sandbox:
 
     def __init__(self, object_id: str, said: Mapping[str, Any], place: Path) -> None:
         self.object_id, self.said, self.name = object_id, said, str(said["name"])
+        self.tags, self.has_half_a_line = dict(said["tags"]), False
         environment = dict(said["env"])
         for secret in said["secrets"]:
             environment |= secret
@@ -128,6 +130,21 @@ class Sandbox:
         bound(REAL.Sandbox.poll, self, *args, **given)
         code = self.container.exit_code()
         return 137 if code is not None and self.container.was_stopped else code
+
+    def wait(self, *args: Any, **given: Any) -> None:
+        """Raise what the SDK does of a sandbox that Modal has ended, not a signal."""
+        bound(REAL.Sandbox.wait, self, *args, **given)
+        assert self.poll() is not None, "it would wait"
+        if self.container.was_stopped:
+            raise faults.SandboxTerminatedError
+
+    def get_tags(self, *args: Any, **given: Any) -> dict[str, str]:
+        bound(REAL.Sandbox.get_tags, self, *args, **given)
+        return dict(self.tags)
+
+    def set_tags(self, *args: Any, **given: Any) -> None:
+        """Replace all of them, as Modal does."""
+        self.tags = dict(bound(REAL.Sandbox.set_tags, self, *args, **given)["tags"])
 
     def terminate(self, *args: Any, **given: Any) -> None:
         bound(REAL.Sandbox.terminate, self, *args, **given)
@@ -143,4 +160,10 @@ class Sandbox:
     def _fetch(self, *args: Any, **given: Any) -> list[Any]:
         said = bound(SandboxLogsManager.fetch, self, *args, **given)
         assert said["since"].utcoffset() is not None
-        return [SimpleNamespace(message=f"{x}\n") for x in self.container.lines()]
+        until = said.get("until") or datetime.now(UTC)
+        if until - said["since"] > timedelta(days=35):
+            raise faults.LogsFetchError("Time range cannot exceed 35 days.")
+        lines = [f"{line}\n" for line in self.container.lines()]
+        if self.has_half_a_line:
+            lines[-1] = lines[-1][:2]
+        return [SimpleNamespace(message=line) for line in lines]

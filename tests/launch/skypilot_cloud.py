@@ -30,6 +30,7 @@ REAL = SimpleNamespace(
     queue_v2=sky.jobs.queue_v2,
     cancel=sky.jobs.cancel,
     tail_logs=sky.jobs.tail_logs,
+    api_cancel=sky.api_cancel,
 )
 
 
@@ -44,6 +45,7 @@ class Job:
     def __init__(self, job_id: int, task: Any, place: Path) -> None:
         self.job_id, self.task, self.name = job_id, task, str(task.name)
         self.says: dict[str, Any] = {}
+        self.has_half_a_line = False
         secrets = {key: each.get_secret_value() for key, each in task.secrets.items()}
         around = {"PYTHONPATH": os.environ["PYTHONPATH"]}  # Atoll is in the image
         self.container = Container(
@@ -85,20 +87,40 @@ class Cloud:
     bodies: list[Any] = field(default_factory=list)
     answers: dict[str, Callable[[], Any]] = field(default_factory=dict)
     fault: Exception | None = None
+    interrupts: str | None = None
+    """The managed job during whose request whoever waits for it is interrupted."""
 
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the place of what the SDK would ask its server for."""
         monkeypatch.setattr(sky, "get", self._get)
+        monkeypatch.setattr(sky, "api_cancel", self._api_cancel)
         monkeypatch.setattr(sky.jobs, "launch", self._launch)
         monkeypatch.setattr(sky.jobs, "queue_v2", self._queue)
         monkeypatch.setattr(sky.jobs, "cancel", self._cancel)
         monkeypatch.setattr(sky.jobs, "tail_logs", self._tail_logs)
 
     def _get(self, *args: Any, **given: Any) -> Any:
-        return self.answers.pop(bound(REAL.get, *args, **given)["request_id"])()
+        name = bound(REAL.get, *args, **given)["request_id"]
+        if self.interrupts is not None and name.endswith(self.interrupts):
+            raise KeyboardInterrupt
+        return self.answers.pop(name)()
 
-    def _request(self, answer: Callable[[], Any]) -> str:
-        name = f"request-{len(self.bodies)}-{len(self.answers)}"
+    def go_on(self) -> None:
+        """Let the server do all that it was asked for and not told to leave."""
+        for name in list(self.answers):
+            self.answers.pop(name)()
+
+    def _api_cancel(self, *args: Any, **given: Any) -> str:
+        body = payloads.RequestCancelBody(
+            request_ids=bound(REAL.api_cancel, *args, **given)["request_ids"]
+        )
+        return self._request(lambda: self._withdraw(body))
+
+    def _withdraw(self, body: Any) -> list[str]:
+        return [each for each in body.request_ids if self.answers.pop(each, None)]
+
+    def _request(self, answer: Callable[[], Any], name: str = "") -> str:
+        name = f"request-{len(self.bodies)}-{len(self.answers)}-{name}"
         self.answers[name] = answer
         return name
 
@@ -110,7 +132,7 @@ class Cloud:
         text = dag_utils.dump_dag_to_yaml_str(dag)
         body = payloads.JobsLaunchBody(task=text, name=said["name"])
         self.bodies.append(body)
-        return self._request(lambda: self._start(body))
+        return self._request(lambda: self._start(body), said["name"])
 
     def _start(self, body: Any) -> tuple[list[int], None]:
         if self.fault is not None:
@@ -150,6 +172,13 @@ class Cloud:
         payloads.JobsLogsBody(**said)
         (job,) = [each for each in self.jobs if each.job_id == said["job_id"]]
         stream.write("├── Waiting for task resources on 1 node.\n")
-        for line in job.container.lines():
-            stream.write(f"\x1b[36m({job.name}, pid=7)\x1b[0m {line}\n")
-        stream.write("✓ Job finished (status: SUCCEEDED).\n")
+        lines = [
+            f"\x1b[36m({job.name}, pid=7)\x1b[0m {line}\n"
+            for line in job.container.lines()
+        ]
+        if job.has_half_a_line:
+            lines[-1] = lines[-1][:-3]
+        stream.write("".join(lines))
+        if job.container.exit_code() is not None:
+            stream.write("\n" if job.has_half_a_line else "")
+            stream.write("✓ Job finished (status: SUCCEEDED).\n")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from atoll.launch.leader import CANCELLED, GIVEN_UP, MODULE
+from atoll.launch.leader import CANCELLED, GIVEN_UP, MODULE, NUM_BEFORE
 from atoll.launch.leading import TOLD_TO_GO
 
 DEAF = (
@@ -60,6 +60,20 @@ def test_an_island_that_was_ended_before_does_not_start(tmp_path: Path) -> None:
     done = subprocess.run(words, env=around, capture_output=True, check=False)
 
     assert (done.returncode, done.stdout) == (TOLD_TO_GO, b"")
+
+
+def test_who_is_told_to_go_in_the_pause_after_a_death_goes(tmp_path: Path) -> None:
+    """Else an engine that starts islands again would take it for a failure."""
+    words = _words(tmp_path / "said", "raise SystemExit(5)", "--index", "3", "--once")
+    words[words.index("--restarts") + 1] = json.dumps({"first_pause_s": 30.0})
+    around = {**os.environ, NUM_BEFORE: "9"}
+    with subprocess.Popen(words, env=around, stdout=subprocess.PIPE, text=True) as led:
+        assert led.stdout is not None
+        said = led.stdout.readline()
+        led.send_signal(signal.SIGTERM)
+
+        assert led.wait(100.0) == TOLD_TO_GO
+    assert said == "atoll: a-3 ended with exit code 5, and goes in 60 s.\n"
 
 
 def test_an_index_that_is_none_is_told(tmp_path: Path) -> None:

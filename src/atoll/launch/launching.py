@@ -211,13 +211,14 @@ def plan_spec(
     launcher = open_launcher(engine, options)
     if ship is not None:
         spec = replace(spec, code=pack_code(ship).digest)
-    # A plan names what will be given by value, and a value is in none.
-    given = spec.secrets.keys() - in_engine(spec.secrets).keys()
+    # A plan names what will be given by value, as `make_order` does, and has no value.
+    given = [each for each in spec.secrets if each not in in_engine(spec.secrets)]
+    given += [PASS] if launcher.traits.is_elsewhere else []
     order = Order(
         id=_new_id(spec, is_plan=True),
         spec=spec,
         num_islands=n,
-        values=dict.fromkeys(sorted(given), Secret("to be read at the launch")),
+        values=dict.fromkeys(given, Secret("to be read at the launch")),
     )
     return launcher.plan(order)
 

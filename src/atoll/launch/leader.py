@@ -32,6 +32,10 @@ CANCELLED = "ATOLL_CANCELLED"
 """Indexes of islands that were ended, in a variable that the engine fills when it
 starts a container: one of them that is started all the same ends at once."""
 
+NUM_BEFORE = "ATOLL_NUM_BEFORE"
+"""How many lives of it were before, in a variable that an engine fills which starts all
+of an island's containers again when one has ended; with `--once`."""
+
 
 def exit_code(report: Report) -> int:
     """Return what the first process ends with, for an engine that goes by that."""
@@ -62,10 +66,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(TOLD_TO_GO)
     name = f"{given.name}-{index}"
     restarts = Restarts(**given.restarts)
-    report = lead(name, given.command, restarts, grace_s=given.grace_s)
+    report = lead(
+        name,
+        given.command,
+        restarts,
+        grace_s=given.grace_s,
+        num_before=_num_before() if given.once else None,
+    )
     if given.message is not None:
         given.message.write_text(message(report))
     sys.exit(exit_code(report))
+
+
+def _num_before() -> int:
+    said = os.environ.pop(NUM_BEFORE, "")
+    return int(said) if said.isdecimal() else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--index-from", metavar="VARIABLE")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--restarts", type=json.loads, required=True)
+    parser.add_argument("--once", action="store_true", help="the engine does the rest")
     parser.add_argument("--grace-s", type=float, default=GRACE_S)
     parser.add_argument("--message", type=Path)
     parser.add_argument("command", nargs="+")

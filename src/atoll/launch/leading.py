@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from atoll.launch.base import GRACE_S
 from atoll.launch.bootstrap import bootstrap_words
@@ -71,11 +71,18 @@ def lead(
     *,
     leave_after_s: float = math.inf,
     grace_s: float = GRACE_S,
+    num_before: int | None = None,
 ) -> Report:
-    """Lead an island until it is over, and return how it ended."""
+    """Lead an island until it is over, and return how it ended.
+
+    An engine that starts it again itself, and at once, gives the number of its lives
+    before: then this one is all, and a death is told after the pause that is due.
+    """
+    once = restarts if num_before is None else replace(restarts, most=0)
+    begun_at_s = time.monotonic()
     heard: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    led = Life(0, name, restarts, Words(say=_say, start=lambda: _Led(words)))
+    led = Life(0, name, once, Words(say=_say, start=lambda: _Led(words)))
     leave_at_s = time.monotonic() + leave_after_s
     while not led.is_over:
         now_s = time.monotonic()
@@ -83,7 +90,22 @@ def lead(
             led.cancel(now_s, grace_s=grace_s)
         led.look(now_s)
         time.sleep(LOOK_S)
-    return led.report
+    if led.report.state is not State.FAILED or num_before is None:
+        return led.report
+    has_lasted = time.monotonic() - begun_at_s >= restarts.at_once_s
+    num_at_once = 0 if has_lasted else num_before + 1
+    is_last = num_before >= restarts.most
+    return _paused(led.report, 0.0 if is_last else restarts.pause_s(num_at_once), heard)
+
+
+def _paused(report: Report, pause_s: float, heard: Sequence[int]) -> Report:
+    """Return what is to be told of a death after a pause: who is told to go, goes."""
+    if pause_s:
+        _say(f"{report.name} ended with {report.why}, and goes in {pause_s:g} s.")
+    until_s = time.monotonic() + pause_s
+    while not heard and time.monotonic() < until_s:
+        time.sleep(LOOK_S)
+    return replace(report, state=State.CANCELLED) if heard else report
 
 
 class _Led:

@@ -69,6 +69,10 @@ class Resources:
             )
 
 
+MAX_DOUBLED = 100
+"""How often a pause is doubled at most: any is longer than the longest then."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Restarts:
     """When an island whose command failed is started again, and when no more.
@@ -98,6 +102,11 @@ class Restarts:
                 f"first_pause_s={self.first_pause_s} must be within 0 and "
                 f"longest_pause_s={self.longest_pause_s}."
             )
+
+    def pause_s(self, num_at_once: int) -> float:
+        """Return how long to wait after so many deaths at once, one after another."""
+        doubled = min(max(0, num_at_once - 1), MAX_DOUBLED)
+        return float(min(self.first_pause_s * 2.0**doubled, self.longest_pause_s))
 
 
 @dataclass(frozen=True, kw_only=True)

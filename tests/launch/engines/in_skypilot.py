@@ -25,6 +25,7 @@ from atoll.launch.states import State
 from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import STAY, TELL, are_over
+from tests.launch.planned import SECRETS, both
 from tests.launch.skypilot_cloud import Cloud
 
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
@@ -84,6 +85,23 @@ def test_skypilot_parses_a_plan_as_it_was_meant() -> None:
     assert resources.job_recovery["recover_on_exit_codes"] == [143]
     assert task.secrets["HIDDEN"].get_secret_value() == "hush"
     assert [each.name for each in task.managed_secret_refs] == ["TOKEN"]
+
+
+def test_a_plan_is_what_is_submitted(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SkyPilot hears the tasks that were printed, with a value where null was."""
+    each = both("skypilot", tmp_path, monkeypatch, image="reef/atoll:1")
+    bodies = [list(yaml.safe_load_all(body.task))[-1] for body in cloud.bodies]
+    for written, heard in zip(each.plan.data, each.as_planned(bodies), strict=True):
+        given, asked = written.pop("secrets"), written.pop("resources")
+        took = heard["resources"]
+
+        assert given == dict.fromkeys(sorted(SECRETS))
+        assert sorted(heard["secrets"]) == sorted(SECRETS)
+        assert written == {key: heard[key] for key in written}
+        assert list(took["image_id"].values()) == [asked["image_id"]]
+        assert asked["job_recovery"].items() <= took["job_recovery"].items()
 
 
 def test_requirements_are_installed_first() -> None:
@@ -197,6 +215,52 @@ def test_a_cancel_gives_its_grace(stage: LaunchStage, cloud: Cloud) -> None:
 
     (body,) = cloud.bodies[1:]
     assert (body.graceful, body.graceful_timeout) == (True, 8)
+
+
+@pytest.mark.parametrize("is_answered", [False, True], ids=["asked", "answered"])
+def test_a_launch_that_is_interrupted_leaves_nothing(
+    is_answered: bool, stage: LaunchStage, cloud: Cloud
+) -> None:
+    """A request goes on when nobody waits: what was kept withdraws it, or its job."""
+    launcher, order, kept = stage.open_launcher(), stage.order(STAY), list[Handle]()
+    cloud.interrupts = f"{order.id}-1"
+    with pytest.raises(KeyboardInterrupt):
+        launcher.launch(order, keep=kept.append)
+    if is_answered:
+        cloud.go_on()
+    cloud.interrupts = None
+    launcher.cancel(Handle.from_json(kept[-1].to_json()), grace_s=1.0)
+    cloud.go_on()
+    reports = stage.until(kept[-1], are_over)
+
+    last = State.CANCELLED if is_answered else State.LOST
+    assert [each.state for each in reports] == [State.CANCELLED, last]
+    assert len(cloud.jobs) == (2 if is_answered else 1)
+
+
+def test_half_a_line_is_not_told_while_it_may_go_on(
+    stage: LaunchStage, cloud: Cloud
+) -> None:
+    """Whoever follows a log counts lines, and would never see the other half."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(STAY, num_islands=1), keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    cloud.jobs[0].has_half_a_line = True
+
+    assert launcher.logs(handle, 0) == []
+    launcher.cancel(handle, grace_s=1.0)
+    stage.until(handle, are_over)
+    assert launcher.logs(handle, 0) == ["he"]
+
+
+def test_a_launch_that_was_answered_has_nothing_to_withdraw(
+    stage: LaunchStage, cloud: Cloud
+) -> None:
+    """Its handle names no request: SkyPilot forgets them, and the queue has it all."""
+    handle = stage.open_launcher().launch(stage.order(TELL), keep=NOTHING)
+    stage.until(handle, are_over)
+
+    assert handle.reference == {}
 
 
 @pytest.mark.parametrize(

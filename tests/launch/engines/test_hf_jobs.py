@@ -22,6 +22,7 @@ from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import HIDDEN, STAY, TELL, are_over
 from tests.launch.hf_hub import TOKEN, USER, Hub, served
+from tests.launch.planned import SECRETS, both
 
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
 
@@ -105,6 +106,28 @@ def test_the_hub_is_told_what_was_asked_for(stage: LaunchStage, hub: Hub) -> Non
     assert HIDDEN not in json.dumps(job)
 
 
+def test_a_plan_is_what_is_submitted(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Hub hears what was printed, and no more than the names of secrets differ."""
+    each = both(
+        "hf_jobs",
+        tmp_path,
+        monkeypatch,
+        options={"endpoint": hub.url},
+        image="reef/atoll:1",
+    )
+    calls = [it["run_job"] for it in each.plan.data]
+    heard = each.as_planned(list(hub.jobs.values()))
+
+    for call, job in zip(calls, heard, strict=True):
+        assert sorted(job["secrets"]) == call["secrets"] == sorted(SECRETS)
+        assert (job["command"], job["environment"]) == (call["command"], call["env"])
+        assert (job["dockerImage"], job["flavor"]) == (call["image"], call["flavor"])
+        assert call["labels"].items() <= job["labels"].items()
+        assert job["timeoutSeconds"] == call["timeout"]
+
+
 def test_a_job_has_days_unless_it_is_told_otherwise(stage: LaunchStage) -> None:
     """The Hub's half an hour would end a training early."""
     (call,) = stage.open_launcher().plan(stage.order(TELL, num_islands=1)).data
@@ -148,6 +171,34 @@ def test_an_unknown_flavor_is_told_by_the_hub(stage: LaunchStage, hub: Hub) -> N
         launcher.launch(stage.order(TELL), keep=NOTHING)
 
     assert hub.jobs == {}
+
+
+def test_a_job_that_is_in_no_list_yet_is_cancelled(
+    stage: LaunchStage, hub: Hub
+) -> None:
+    """Whoever is interrupted after the first of two jobs has kept the id of that."""
+    launcher, kept = stage.open_launcher(), list[Handle]()
+
+    def keep(handle: Handle) -> None:
+        kept.append(handle)
+        if hub.jobs:
+            raise KeyboardInterrupt
+
+    hub.is_slow = True
+    with pytest.raises(KeyboardInterrupt):
+        launcher.launch(stage.order(STAY), keep=keep)
+    launcher.cancel(kept[-1])
+
+    assert [each.was_stopped for each in hub.containers.values()] == [True]
+
+
+def test_a_page_that_is_no_answer_of_the_hub_is_told(
+    stage: LaunchStage, hub: Hub
+) -> None:
+    """A portal says 200 to everything, and asking again later may help."""
+    hub.answer = (200, "")
+    with pytest.raises(Unreachable, match="did not answer to ask who you are"):
+        stage.open_launcher().launch(stage.order(TELL), keep=NOTHING)
 
 
 def test_nobody_logged_in_is_told(

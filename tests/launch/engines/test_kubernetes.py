@@ -17,6 +17,7 @@ import yaml
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch.base import Launcher, Order
+from atoll.launch.engines.kubernetes import pods
 from atoll.launch.handle import Handle
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
@@ -25,6 +26,7 @@ from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import FAIL, HIDDEN, STAY, are, are_over
 from tests.launch.kubernetes_server import KubernetesServer, until
+from tests.launch.planned import SECRETS, both
 
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
 LEAVE = (
@@ -34,6 +36,14 @@ LEAVE = (
     "    sys.exit(0)\n"
     "signal.signal(signal.SIGTERM, leave)\n"
     "print('here', flush=True)\n"
+    "time.sleep(600)\n"
+)
+SAY_MORE = (
+    "import pathlib, sys, time\n"
+    "print('one\\ntwo', flush=True)\n"
+    "while not pathlib.Path(sys.argv[1]).exists():\n"
+    "    time.sleep(0.02)\n"
+    "print('three', flush=True)\n"
     "time.sleep(600)\n"
 )
 
@@ -103,10 +113,45 @@ def test_a_killed_pod_is_replaced(server: KubernetesServer, stage: LaunchStage) 
         )
         stage.until_said(handle, 0, "here\nhere")
 
-        assert report.place == "node-1"
+        assert (report.place, report.exit_code) == ("node-1", 137)
     finally:
         launcher.cancel(handle, grace_s=1.0)
         stage.until(handle, are_over)
+
+
+def test_a_log_that_its_node_rotates_is_followed(
+    server: KubernetesServer, stage: LaunchStage, tmp_path: Path
+) -> None:
+    """A cluster has the newest part of a long log, and lines are counted on."""
+    launcher = stage.open_launcher()
+    order = stage.order(SAY_MORE, str(tmp_path / "more"), num_islands=1)
+    handle = launcher.launch(order, keep=NOTHING)
+    try:
+        stage.until_said(handle, 0, "two")
+        told = launcher.logs(handle, 0)
+        (pod,) = server.pods()
+        pod.has_rotated = True
+        (tmp_path / "more").touch()
+        stage.until_said(handle, 0, "three")
+
+        assert told == ["one", "two"]
+        assert launcher.logs(handle, 0, after=len(told)) == ["three"]
+    finally:
+        launcher.cancel(handle, grace_s=1.0)
+        stage.until(handle, are_over)
+
+
+def test_a_container_beside_an_island_does_not_speak_for_it(
+    server: KubernetesServer, stage: LaunchStage
+) -> None:
+    """Clusters put proxies into pods, whose names may come first."""
+    server.adds_proxies = True
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(FAIL, num_islands=1), keep=NOTHING)
+    (report,) = stage.until(handle, are_over)
+
+    assert (report.state, report.exit_code) == (State.FAILED, 3)
+    assert launcher.logs(handle, 0) == ["before the end"]
 
 
 def test_an_island_that_dies_at_once_is_left_dead(
@@ -167,6 +212,52 @@ def test_an_island_that_waits_is_cancelled_and_never_starts(
     assert "here" not in launcher.logs(handle, 0)
 
 
+def test_an_island_that_is_not_admitted_waits_and_is_cancelled(
+    server: KubernetesServer, stage: LaunchStage
+) -> None:
+    """A suspended Job has no clock, so that no deadline would end it."""
+    options = {"kubeconfig": str(server.kubeconfig()), "queue": "reef-queue"}
+    launcher = open_launcher("kubernetes", options)
+    handle = launcher.launch(stage.order(STAY), keep=NOTHING)
+    until(server, lambda: "conditions" in server.jobs[handle.id].form["status"])
+    waiting = launcher.poll(handle)
+    launcher.cancel(handle, indexes=[0])
+    one_left = launcher.poll(handle)
+    launcher.cancel(handle)
+    launcher.cancel(handle)
+
+    assert [each.state for each in waiting] == [State.PENDING] * 2
+    assert waiting[0].why == "JobSuspended: Job suspended"
+    assert [each.state for each in one_left] == [State.CANCELLED, State.PENDING]
+    assert server.jobs == {}
+    assert [each.state for each in launcher.poll(handle)] == [State.LOST] * 2
+
+
+def test_a_job_that_is_suspended_later_comes_back(
+    server: KubernetesServer, stage: LaunchStage
+) -> None:
+    """Kueue takes the place of a running one: its islands leave and have not failed."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(LEAVE, num_islands=1), keep=NOTHING)
+    try:
+        stage.until_said(handle, 0, "here")
+        (pod,) = server.pods()
+        with server.lock:
+            server.jobs[handle.id].form["spec"]["suspend"] = True
+        # As it is before the cluster has taken the pod away.
+        until(server, lambda: pod.is_terminal)
+        job, gone = server.jobs[handle.id].form, pod.form
+        assert pods.report(handle, 0, job, [gone]).state is State.RESTARTING
+        stage.until(handle, are(State.PENDING))
+        with server.lock:
+            job["spec"]["suspend"] = False
+            job["status"]["conditions"] = []
+        stage.until(handle, are(State.RUNNING))
+    finally:
+        launcher.cancel(handle, grace_s=1.0)
+        stage.until(handle, are_over)
+
+
 def test_secrets_are_in_a_secret_alone(
     server: KubernetesServer, stage: LaunchStage
 ) -> None:
@@ -183,6 +274,22 @@ def test_secrets_are_in_a_secret_alone(
     assert owner["uid"] == server.jobs[order.id].form["metadata"]["uid"]
     assert HIDDEN not in repr(server.jobs[order.id].form)
     assert HIDDEN not in repr([each.form for each in server.pods()])
+
+
+def test_a_plan_is_what_is_submitted(
+    server: KubernetesServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reference of every secret is in it, and so is that of the pass."""
+    options = {"kubeconfig": str(server.kubeconfig()), "python": sys.executable}
+    each = both(
+        "kubernetes", tmp_path, monkeypatch, options=options, image="reef/atoll:1"
+    )
+    form = each.as_planned(server.submitted[0])
+    env = form["spec"]["template"]["spec"]["containers"][0]["env"]
+    named = [it["name"] for it in env if "secretKeyRef" in it.get("valueFrom", {})]
+
+    assert form == each.plan.data
+    assert named == [*SECRETS, "ATOLL_CANCELLED"]
 
 
 def test_a_spec_becomes_a_manifest(server: KubernetesServer) -> None:

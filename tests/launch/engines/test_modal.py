@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpclib.exceptions import StreamTerminatedError
+from modal import Image
 from modal import exception as faults
 
 from atoll.errors import Refused, Unreachable, UsageError
@@ -20,8 +22,15 @@ from atoll.launch.spec import IslandSpec, Resources
 from atoll.launch.states import State
 from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
-from atoll.testing.launcher_contract import HEAR, HIDDEN, TELL, are_over
+from atoll.testing.launcher_contract import (
+    HEAR,
+    HIDDEN,
+    STAY,
+    TELL,
+    are_over,
+)
 from tests.launch.modal_cloud import Cloud
+from tests.launch.planned import SECRETS, both
 
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
 
@@ -93,6 +102,23 @@ def test_modal_is_told_what_was_asked_for(stage: LaunchStage, cloud: Cloud) -> N
     assert "hush" not in json.dumps([said["args"], said["env"], said["tags"]])
 
 
+def test_a_plan_is_what_is_submitted(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modal hears what was printed, with objects where the plan has names."""
+    each = both("modal", tmp_path, monkeypatch, image="reef/atoll:1")
+    heard = [dict(it.said) for it in cloud.sandboxes.values()]
+    for said in heard:
+        assert isinstance(said.pop("image"), Image)
+        (given,) = said.pop("secrets")
+        assert sorted(given) == sorted(SECRETS)
+
+    for call in each.plan.data:
+        assert call.pop("image") == {"registry": "reef/atoll:1"}
+        assert call.pop("secrets") == {"given": sorted(SECRETS), "kept": {}}
+    assert each.as_planned(heard) == each.plan.data
+
+
 def test_a_sandbox_has_a_day_unless_it_is_told_otherwise() -> None:
     """Modal's 300 s would end a training early."""
     assert _plan()[0]["timeout"] == 24 * 3600
@@ -135,7 +161,11 @@ def test_nobody_logged_in_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         (faults.AuthError("who are you"), Refused),
         (faults.InvalidError("no GPU of that kind"), UsageError),
         (faults.ResourceExhaustedError("too many"), UsageError),
+        (faults.ImageBuildError("no such package", "im-1"), UsageError),
+        (faults.VersionError("a newer client is wanted"), UsageError),
         (faults.ConnectionError("nobody is there"), Unreachable),
+        (StreamTerminatedError("the line broke"), Unreachable),
+        (OSError("no such host"), Unreachable),
     ],
 )
 def test_faults_of_modal_are_ours(
@@ -167,6 +197,59 @@ def test_a_sandbox_that_modal_lost_is_lost_alone(
 
     states = [each.state for each in launcher.poll(handle)]
     assert states == [State.FINISHED, State.LOST]
+
+
+def test_a_sandbox_that_was_killed_has_failed(stage: LaunchStage, cloud: Cloud) -> None:
+    """Its code is that of one that was cancelled, and it was not: 137 is SIGKILL."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(STAY), keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    killed, ended = cloud.sandboxes.values()
+    killed.container.kill()
+    ended.terminate()  # by somebody who is not Atoll
+    reports = stage.until(handle, are_over)
+
+    assert [each.state for each in reports] == [State.FAILED] * 2
+    assert [each.exit_code for each in reports] == [137, 137]
+    assert reports[0].why == "it was killed (exit code 137), as who lacks memory is"
+    assert reports[1].why == "Modal ended it, and no `atoll cancel` had asked for that"
+
+
+def test_a_cancel_is_written_on_its_sandbox(stage: LaunchStage, cloud: Cloud) -> None:
+    """So another terminal knows it too; what the sandbox is found by stays there."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(STAY), keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    launcher.cancel(handle, indexes=[0])
+    cancelled, other = cloud.sandboxes.values()
+
+    assert launcher.poll(handle)[0].state is State.CANCELLED
+    assert cancelled.tags == {**other.tags, "atoll-index": "0", "atoll-cancelled": "1"}
+
+
+def test_half_a_line_is_not_told_while_it_may_go_on(
+    stage: LaunchStage, cloud: Cloud
+) -> None:
+    """Whoever follows a log counts lines, and would never see the other half."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(STAY, num_islands=1), keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    (sandbox,) = cloud.sandboxes.values()
+    sandbox.has_half_a_line = True
+
+    assert launcher.logs(handle, 0) == []
+    launcher.cancel(handle)
+    assert launcher.logs(handle, 0) == ["he"]
+
+
+def test_a_log_is_read_long_after_its_launch(stage: LaunchStage, cloud: Cloud) -> None:
+    """Modal looks through 35 days at most, and a sandbox has lived in the first."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(TELL, num_islands=1), keep=NOTHING)
+    stage.until(handle, are_over)
+    before = replace(handle, begun_at_s=handle.begun_at_s - 40 * 24 * 3600.0)
+
+    assert "ISLAND claim-0" in launcher.logs(before, 0)
 
 
 def _plan(**given: Any) -> Any:

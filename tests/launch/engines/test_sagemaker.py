@@ -22,6 +22,7 @@ from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import HEAR, HIDDEN, TELL, are_over
 from tests.launch.aws_cloud import CREDENTIALS, MODEL, Cloud, Fault, faults, served
+from tests.launch.planned import SECRETS, both
 
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
 USUAL = {
@@ -80,19 +81,33 @@ def test_a_plan_is_what_aws_takes() -> None:
 
 
 def test_a_plan_names_the_secrets_that_will_be_given() -> None:
-    """What is printed fetches the launch's secrets, as what is submitted does."""
+    """What is printed fetches the launch's own, of which the pass is always one."""
     spec = IslandSpec(
         command=("train.py",),
         run="s3://reef/a",
         name="a",
         image=IMAGE,
-        secrets={"HF_TOKEN": "env:NOT_SET_HERE"},
     )
     plan = plan_spec("sagemaker", 1, spec, options=USUAL)
     words = plan.data[0]["AlgorithmSpecification"]["ContainerArguments"]
 
     assert words[words.index("--secrets") + 1] == "atoll/atoll-a-00000000"
     assert "to be read" not in plan.text
+
+
+def test_a_plan_is_what_is_submitted(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS hears what was printed; every island fetches its pass, if nothing else."""
+    options = {**USUAL, "endpoint_url": cloud.url}
+    each = both("sagemaker", tmp_path, monkeypatch, options=options, image=IMAGE)
+    heard = each.as_planned(list(cloud.jobs.values()))
+    for job in heard:
+        del job["CreationTime"]
+
+    assert heard == each.plan.data
+    (kept,) = cloud.secrets.values()
+    assert list(json.loads(kept)) == list(SECRETS)
 
 
 def test_words_of_any_kind_arrive() -> None:
@@ -198,12 +213,25 @@ def test_missing_credentials_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
         open_launcher("sagemaker", {"region": "eu-reef-1"})
 
 
+def test_credentials_that_cannot_be_fetched_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A login that is over is no line that is down: asking again does not help."""
+    (tmp_path / "config").write_text("[profile reef]\ncredential_process = false\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(Refused, match=r"AWS does not know you.*aws sso login"):
+        open_launcher("sagemaker", {"profile": "reef"})
+
+
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
         (Fault("AccessDeniedException", "not you"), Refused),
         (Fault("ResourceLimitExceeded", "0 instances of that type"), UsageError),
         (Fault("InternalFailure", "again", 500), Unreachable),
+        (Fault("TooManyRequestsException", "slowly"), Unreachable),
     ],
 )
 def test_faults_of_aws_are_ours(

@@ -88,12 +88,13 @@ class HfJobsLauncher:
             )
         keep(handle)
         secrets = {name: value.reveal() for name, value in order.values.items()}
-        jobs = {}
+        jobs: dict[str, str] = {}
         for index, call in zip(order.indexes, calls, strict=True):
             given = {**call, "namespace": namespace, "secrets": secrets or None}
             jobs[str(index)] = self._start(order.spec.island(index), given)
-        handle = replace(handle, reference={**reference, "jobs": jobs})
-        keep(handle)
+            # Each by itself: what has just begun need not be in a list yet.
+            handle = replace(handle, reference={**reference, "jobs": dict(jobs)})
+            keep(handle)
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:

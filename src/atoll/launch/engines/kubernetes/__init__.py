@@ -1,9 +1,11 @@
 """Islands as the pods of an Indexed Job, or each as a JobSet.
 
-Start reading at `KubernetesLauncher`, then `manifest`, `pods`, `cluster` and `jobsets`.
+Start reading at `KubernetesLauncher`, then `manifest`, `pods`, `cluster`, `logs` and
+`jobsets`.
 
 Kubernetes keeps what became of a launch: in the Job, its pods and an annotation of it.
-So any terminal with the same permission finds it, and nothing is kept here.
+So any terminal with the same permission finds it, and nothing but lines of logs is kept
+here.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from atoll.errors import UsageError
 from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Traits
 from atoll.launch.engines.kubernetes.cluster import Cluster, Missing, open_cluster
 from atoll.launch.engines.kubernetes.jobsets import SliceLauncher
+from atoll.launch.engines.kubernetes.logs import Log
 from atoll.launch.engines.kubernetes.manifest import (
     ENGINE,
     NOT_STARTED,
@@ -34,6 +37,7 @@ from atoll.launch.engines.kubernetes.pods import (
     cancelled,
     is_live,
     is_over,
+    is_suspended,
     of_index,
     report,
     unfinished,
@@ -63,6 +67,7 @@ class KubernetesLauncher:
         self, read: KubernetesOptions, options: Mapping[str, str], cluster: Cluster
     ) -> None:
         self._read, self._options, self._cluster = read, dict(options), cluster
+        self._logs: dict[tuple[str, int], Log] = {}
 
     @property
     def traits(self) -> Traits:
@@ -101,10 +106,9 @@ class KubernetesLauncher:
         return tuple(report(handle, index, found, pods) for index in handle.indexes)
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
-        lines: list[str] = []
-        for pod in self._lives(handle, index, self._cluster.pods(handle.id)):
-            lines += self._cluster.lines(pod)
-        return lines[after:]
+        lives = self._lives(handle, index, self._cluster.pods(handle.id))
+        log = self._logs.setdefault((handle.id, index), Log())
+        return log.read([[each] for each in lives], self._cluster.lines)[after:]
 
     def cancel(
         self,
@@ -115,6 +119,10 @@ class KubernetesLauncher:
     ) -> None:
         found = self._cluster.read(handle.id)
         if found is None or is_over(found):
+            return
+        if indexes is None and is_suspended(found):
+            # A deadline begins with its admission, which may come or not.
+            self._cluster.delete(handle.id, kind="Job")
             return
         pods = self._cluster.pods(handle.id)
         wanted = handle.indexes if indexes is None else indexes

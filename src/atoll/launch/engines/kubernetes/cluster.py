@@ -14,7 +14,7 @@ from kubernetes import client, config
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch.engines.kubernetes.manifest import LAUNCH, KubernetesOptions
-from atoll.launch.engines.kubernetes.pods import is_live
+from atoll.launch.engines.kubernetes.pods import CONTAINER, is_live
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 ANSWER_S = 60.0
@@ -157,11 +157,12 @@ class Cluster:
             return
 
     def lines(self, pod: Mapping[str, Any]) -> list[str]:
-        """Return the lines that a pod has said, without one that is still being."""
-        said = self._log(pod["metadata"]["name"]).splitlines(keepends=True)
-        if said and is_live(pod) and not said[-1].endswith("\n"):
-            del said[-1]
-        return [each.rstrip("\r\n") for each in said]
+        """Return the lines that a pod has said, without one that is still being.
+
+        Each begins with the cluster's time of it.
+        """
+        *whole, rest = self._log(pod["metadata"]["name"]).split("\n")
+        return whole if is_live(pod) or not rest else [*whole, rest]
 
     def _log(self, pod: str) -> str:
         """Return what a pod has said, which is nothing before it runs."""
@@ -170,6 +171,8 @@ class Cluster:
                 answer = self._core.read_namespaced_pod_log(
                     pod,
                     self.namespace,
+                    container=CONTAINER,
+                    timestamps=True,
                     _preload_content=False,
                     _request_timeout=ANSWER_S,
                 )

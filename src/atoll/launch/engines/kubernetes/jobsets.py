@@ -1,7 +1,8 @@
 """Islands that are several pods each: a JobSet per island, as on slices of TPUs.
 
 Rule 1: the pods of an island live and die together: if one fails, JobSet starts all of
-them again. So their leaders start nothing again.
+them again, and at once. So the leaders of several start nothing again, and each goes
+after the pause that is due. A leader that is alone does as that of an Indexed Job.
 Rule 2: one pod that was told to go ends the whole island, and it is not started again;
 who was evicted is.
 Rule 3: every island has its own JobSet and Secret, `ID-INDEX`, so one can go alone.
@@ -13,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import yaml
@@ -23,6 +24,7 @@ from atoll.launch import leader
 from atoll.launch.base import GRACE_S, Keep, Order, Plan, Traits
 from atoll.launch.bootstrap import bootstrap_words
 from atoll.launch.engines.kubernetes.cluster import Cluster, Missing
+from atoll.launch.engines.kubernetes.logs import Log
 from atoll.launch.engines.kubernetes.manifest import (
     ENGINE,
     MESSAGE,
@@ -32,13 +34,22 @@ from atoll.launch.engines.kubernetes.manifest import (
     pod,
     secret,
 )
-from atoll.launch.engines.kubernetes.pods import CANCELLED, Form, set_report
+from atoll.launch.engines.kubernetes.pods import (
+    CANCELLED,
+    Form,
+    number_of,
+    set_report,
+)
 from atoll.launch.handle import Handle
+from atoll.launch.leader import GIVEN_UP
 from atoll.launch.leading import TOLD_TO_GO
 from atoll.launch.states import Report, State
 
 KIND = "JobSet"
 ISLAND = "atoll/index"
+ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
+"""The label of a pod that says which life of its JobSet it is of."""
+
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 MAX_POD = 63
 """Characters of a pod's name, which is the JobSet's and this behind it."""
@@ -55,6 +66,7 @@ class SliceLauncher:
         if read.hosts < 1:
             raise UsageError(f"hosts={read.hosts}: an island has 1 pod or more.")
         self._read, self._options, self._cluster = read, dict(options), cluster
+        self._logs: dict[tuple[str, int], Log] = {}
 
     @property
     def traits(self) -> Traits:
@@ -94,10 +106,10 @@ class SliceLauncher:
         )
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
-        lines: list[str] = []
-        for each in _own(self._cluster.pods(handle.id), index):
-            lines += self._cluster.lines(each)
-        return lines[after:]
+        lives = _lives(_own(self._cluster.pods(handle.id), index))
+        new = Log(has_names=self._read.hosts > 1)
+        log = self._logs.setdefault((handle.id, index), new)
+        return log.read(lives, self._cluster.lines)[after:]
 
     def cancel(
         self,
@@ -176,7 +188,8 @@ def slice_manifest(
 def _slice(order: Order, index: int, options: KubernetesOptions) -> dict[str, Any]:
     """Return the template of the Job that has an island's pods."""
     evicted = {"type": "DisruptionTarget", "status": "True"}
-    told = {"operator": "In", "values": [TOLD_TO_GO]}
+    gone_on_purpose = [TOLD_TO_GO] if options.hosts > 1 else [GIVEN_UP, TOLD_TO_GO]
+    told = {"operator": "In", "values": gone_on_purpose}
     return {
         "spec": {
             "completionMode": "Indexed",
@@ -191,22 +204,27 @@ def _slice(order: Order, index: int, options: KubernetesOptions) -> dict[str, An
             },
             "template": {
                 "metadata": {"labels": {**labels_of(order), ISLAND: str(index)}},
-                "spec": pod(
-                    order,
-                    options,
-                    words=_words(order, index, options),
-                    holder=f"{order.id}-{index}",
-                ),
+                "spec": _pod(order, index, options),
             },
         }
     }
 
 
+def _pod(order: Order, index: int, options: KubernetesOptions) -> dict[str, Any]:
+    words, holder = _words(order, index, options), f"{order.id}-{index}"
+    form = pod(order, options, words=words, holder=holder)
+    if options.hosts > 1:
+        lives = {"fieldPath": f"metadata.labels['{ATTEMPT}']"}
+        told = {"name": leader.NUM_BEFORE, "valueFrom": {"fieldRef": lives}}
+        form["containers"][0]["env"].append(told)
+    return form
+
+
 def _words(order: Order, index: int, options: KubernetesOptions) -> list[str]:
     spec, python = order.spec, options.python
-    once = json.dumps(asdict(replace(spec.restarts, most=0)))
     words = [python, "-m", leader.MODULE, "--name", spec.name, "--index", str(index)]
-    words += ["--restarts", once, "--message", MESSAGE]
+    words += ["--restarts", json.dumps(asdict(spec.restarts)), "--message", MESSAGE]
+    words += ["--once"] if options.hosts > 1 else []
     return [*words, "--", *bootstrap_words(spec, index=index, python=python)]
 
 
@@ -215,3 +233,17 @@ def _own(pods: Sequence[Form], index: int) -> list[Form]:
     return [
         each for each in pods if each["metadata"]["labels"].get(ISLAND) == str(index)
     ]
+
+
+def _lives(pods: Sequence[Form]) -> list[list[Form]]:
+    """Return an island's pods by its lives; those of a life are in order of index."""
+    attempts: dict[int, list[Form]] = {}
+    for each in pods:
+        said = str(each["metadata"]["labels"].get(ATTEMPT, ""))
+        attempts.setdefault(int(said) if said.isdecimal() else 0, []).append(each)
+    return [sorted(attempts[it], key=_number) for it in sorted(attempts)]
+
+
+def _number(pod: Form) -> int:
+    said = number_of(pod)
+    return int(said) if said.isdecimal() else 0

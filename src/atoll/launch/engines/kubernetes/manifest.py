@@ -19,6 +19,7 @@ from atoll.errors import UsageError
 from atoll.launch import leader
 from atoll.launch.base import GRACE_S, Order
 from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.engines.kubernetes.pods import CONTAINER
 from atoll.launch.leading import TOLD_TO_GO
 from atoll.launch.references import in_engine
 from atoll.launch.spec import IslandSpec, Resources
@@ -216,7 +217,7 @@ def _container(
     spec: IslandSpec, options: KubernetesOptions, claims: Mapping[str, str]
 ) -> dict[str, Any]:
     return {
-        "name": "island",
+        "name": CONTAINER,
         "image": _image(spec),
         "resources": _resources(spec.resources, options),
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", DRAIN]}}},

@@ -14,6 +14,9 @@ from atoll.launch.states import Report, State
 CANCELLED = "atoll/cancelled"
 """The Job's annotation of the islands that were ended: their indexes."""
 
+CONTAINER = "island"
+"""The name of a pod's container; a cluster may add others beside it."""
+
 INDEX = "batch.kubernetes.io/job-completion-index"
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
 MAX_WHY = 200
@@ -22,8 +25,13 @@ Form = Mapping[str, Any]
 
 
 def of_index(pods: Sequence[Form], number: int) -> list[Form]:
-    """Return the pods of one island, its lives, oldest first."""
-    return [each for each in pods if _annotations(each).get(INDEX) == str(number)]
+    """Return the pods of one index, its lives, oldest first."""
+    return [each for each in pods if number_of(each) == str(number)]
+
+
+def number_of(pod: Form) -> str:
+    """Return the index that its Job has given to a pod."""
+    return _annotations(pod).get(INDEX, "")
 
 
 def cancelled(job: Form) -> set[int]:
@@ -59,7 +67,7 @@ def report(
         name=name,
         state=state,
         restarts=_failures(lives) + sum(each.get("restarts") or 0 for each in ended),
-        exit_code=_exit_code(last),
+        exit_code=_last_exit_code(lives),
         why="" if state is State.FINISHED else _why(job, last)[:MAX_WHY],
         place=str(last.get("spec", {}).get("nodeName", "")),
     )
@@ -75,6 +83,11 @@ def is_over(job: Form) -> bool:
     return any(_condition(job, kind) is not None for kind in ("Complete", "Failed"))
 
 
+def is_suspended(job: Form) -> bool:
+    """Return whether a Job waits to be admitted, as by Kueue."""
+    return bool(job.get("spec", {}).get("suspend"))
+
+
 def _state(job: Form, lives: Sequence[Form], number: int, *, is_ended: bool) -> State:
     status = job.get("status", {})
     phase = lives[-1]["status"].get("phase") if lives else None
@@ -88,7 +101,8 @@ def _state(job: Form, lives: Sequence[Form], number: int, *, is_ended: bool) -> 
     has_failed = _condition(job, "Failed") is not None
     if has_failed or number in indexes(status.get("failedIndexes")):
         return State.FAILED
-    if is_given_up and not _is_disrupted(lives[-1]):
+    # Who leaves because its Job is suspended comes back with it.
+    if is_given_up and not (_is_disrupted(lives[-1]) or is_suspended(job)):
         return State.FAILED
     return State.RESTARTING if len(lives) > 1 or phase == "Failed" else State.PENDING
 
@@ -110,6 +124,11 @@ def _failures(lives: Sequence[Form]) -> int:
     return max(len(lives) - 1, int(counted) if counted.isdecimal() else 0, 0)
 
 
+def _last_exit_code(lives: Sequence[Form]) -> int | None:
+    codes = (_exit_code(each) for each in reversed(lives))
+    return next((each for each in codes if each is not None), None)
+
+
 def _exit_code(pod: Form) -> int | None:
     code: int | None = _message(pod).get("exit_code", _code(pod))
     return code
@@ -121,9 +140,11 @@ def _code(pod: Form) -> int | None:
 
 
 def _container(pod: Form) -> Form:
-    """Return the state of a pod's only container."""
-    said = pod.get("status", {}).get("containerStatuses") or [{}]
-    return dict(said[0].get("state") or {})
+    """Return the state of the container that an island is in."""
+    for each in pod.get("status", {}).get("containerStatuses") or ():
+        if each.get("name") == CONTAINER:
+            return dict(each.get("state") or {})
+    return {}
 
 
 def _message(pod: Form) -> dict[str, Any]:
@@ -154,8 +175,12 @@ def _why(job: Form, pod: Form) -> str:
     for each in pod.get("status", {}).get("conditions") or ():
         if each["type"] == "PodScheduled" and each["status"] == "False":
             return f"{each.get('reason', '')}: {each.get('message', '')}".strip(": ")
+    if pod:
+        return ""
+    if (told := _condition(job, "Suspended")) is not None:
+        return f"{told.get('reason', '')}: {told.get('message', '')}".strip(": ")
     failed = _condition(job, "Failed")
-    return str(failed.get("message", "")) if failed and not pod else ""
+    return str(failed.get("message", "")) if failed else ""
 
 
 def _annotations(form: Form) -> dict[str, str]:
@@ -179,6 +204,7 @@ def set_report(
         why = "the cluster has no such JobSet any more"
         return Report(index=index, name=name, state=State.LOST, why=why)
     restarts = int(jobset.get("status", {}).get("restarts") or 0)
+    led = max((_message(each).get("restarts") or 0 for each in pods), default=0)
     state = _state_of_set(jobset, pods, restarts)
     # A pod that failed says more than those that went because of it.
     told = next((each for each in pods if _code(each)), pods[-1] if pods else {})
@@ -187,7 +213,7 @@ def set_report(
         index=index,
         name=name,
         state=state,
-        restarts=restarts,
+        restarts=restarts + led,
         exit_code=_exit_code(told),
         why="" if state is State.FINISHED else _why(jobset, told)[:MAX_WHY],
         place=" ".join(sorted(nodes)),

@@ -136,8 +136,7 @@ class Life:
             self._end(State.FAILED, f"died at once {self._num_at_once} times: {how}")
             self._words.say(f"{self._name} ended with {how}, and is left dead.")
         else:
-            pause_s = policy.first_pause_s * 2.0 ** max(0, self._num_at_once - 1)
-            pause_s = min(pause_s, policy.longest_pause_s)
+            pause_s = policy.pause_s(self._num_at_once)
             self._until_s = now_s + pause_s
             self._state, self._why = State.RESTARTING, how
             self._words.say(

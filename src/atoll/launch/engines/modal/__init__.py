@@ -29,8 +29,9 @@ from atoll.launch.leading import TOLD_TO_GO
 from atoll.launch.options import read_options
 from atoll.launch.states import Report, State
 
-TERMINATED, TIMED_OUT = 137, 124
-"""What Modal's SDK says of a sandbox that was ended, and of one whose time was over."""
+KILLED, TIMED_OUT = 137, 124
+"""What Modal's SDK says of a sandbox that it ended or whose first process was killed,
+and of one whose time was over."""
 
 CLOCKS_DIFFER_S = 600.0
 """How long before a launch its log may begin, by another machine's clock."""
@@ -69,12 +70,11 @@ class ModalLauncher:
                 "another name."
             )
         keep(handle)
-        ids = {
-            str(index): sandboxes.create(call, order.values)
-            for index, call in zip(order.indexes, calls, strict=True)
-        }
-        handle = replace(handle, reference={**reference, "sandboxes": ids})
-        keep(handle)
+        ids: dict[str, str] = {}
+        for index, call in zip(order.indexes, calls, strict=True):
+            ids[str(index)] = sandboxes.create(call, order.values)
+            handle = replace(handle, reference={**reference, "sandboxes": dict(ids)})
+            keep(handle)
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
@@ -111,7 +111,7 @@ def _report(handle: Handle, index: int) -> Report:
     if sandbox is None:
         return Report(index=index, name=name, state=State.LOST)
     code = sandboxes.exit_code(sandbox)
-    state, why = _state(code)
+    state, why = _killed(sandbox) if code == KILLED else _state(code)
     return Report(
         index=index,
         name=name,
@@ -129,6 +129,15 @@ def _state(code: int | None) -> tuple[State, str]:
         return State.FINISHED, ""
     if code == TIMED_OUT:
         return State.FAILED, "its time limit was over"
-    if code in (TERMINATED, TOLD_TO_GO):
+    if code == TOLD_TO_GO:
         return State.CANCELLED, ""
     return State.FAILED, f"exit code {code}"
+
+
+def _killed(sandbox: Any) -> tuple[State, str]:
+    if sandboxes.was_cancelled(sandbox):
+        return State.CANCELLED, ""
+    if sandboxes.was_terminated(sandbox):
+        why = "Modal ended it, and no `atoll cancel` had asked for that"
+        return State.FAILED, why
+    return State.FAILED, f"it was killed (exit code {KILLED}), as who lacks memory is"

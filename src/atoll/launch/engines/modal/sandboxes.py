@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import modal
@@ -14,13 +14,22 @@ from modal.config import config
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.security import Secret
 
+CANCELLED = "atoll-cancelled"
+"""The tag of a sandbox that was to end."""
+
+LOOKED_THROUGH = timedelta(days=34)
+"""Modal's SDK looks for a log in 35 days at most; a sandbox lives in the first two."""
+
 _LOGINS = ("token_id", "oauth_refresh_token")
 _MAY_NOT = (faults.AuthError, faults.PermissionDeniedError)
 _WRONG = (
     faults.AlreadyExistsError,
     faults.InvalidError,
     faults.NotFoundError,
+    faults.RemoteError,
+    faults.RequestSizeError,
     faults.ResourceExhaustedError,
+    faults.VersionError,
 )
 
 
@@ -86,18 +95,44 @@ def exit_code(sandbox: Any) -> int | None:
     return None
 
 
+def was_cancelled(sandbox: Any) -> bool:
+    """Return whether `end` was called of it, here or elsewhere."""
+    with told("ask for a sandbox's tags", absent_is_fine=True):
+        return CANCELLED in sandbox.get_tags()
+    return False
+
+
+def was_terminated(sandbox: Any) -> bool:
+    """Return whether Modal ended one that is over, on whoever's word: 137 as well."""
+    with told("ask for a sandbox"):
+        try:
+            sandbox.wait()
+        except faults.SandboxTerminatedError:
+            return True
+        except faults.SandboxTimeoutError:
+            return False
+    return False
+
+
 def lines(sandbox: Any, *, since_s: float) -> list[str]:
-    """Return what a sandbox has said."""
+    """Return the lines a sandbox has said, without one that is still being."""
+    is_live = exit_code(sandbox) is None
     with told("read a log", absent_is_fine=True):
         since = datetime.fromtimestamp(since_s, UTC)
-        said = [each.message for each in sandbox.logs.fetch(since=since)]
-        return "".join(said).splitlines()
+        until = min(datetime.now(UTC), since + LOOKED_THROUGH)
+        found = sandbox.logs.fetch(since=since, until=until)
+        said = "".join(each.message for each in found).splitlines(keepends=True)
+        if said and is_live and not said[-1].endswith("\n"):
+            del said[-1]
+        return [each.rstrip("\r\n") for each in said]
     return []
 
 
 def end(sandbox: Any) -> None:
-    """End a sandbox; one that is over stays so."""
+    """End a sandbox, and leave word of it there; one that is over stays so."""
     with told("end a sandbox", absent_is_fine=True):
+        # Before it ends: whoever looks then must not take it for one that was killed.
+        sandbox.set_tags({**sandbox.get_tags(), CANCELLED: "1"})
         sandbox.terminate()
 
 
@@ -116,5 +151,12 @@ def told(what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
         ) from exc
     except _WRONG as exc:
         raise UsageError(f"Modal cannot {what}: {exc}.") from exc
-    except faults.Error as exc:
+    except Exception as exc:
+        if not (isinstance(exc, faults.Error | OSError) or _is_of_grpc(exc)):
+            raise
         raise Unreachable(f"Modal did not answer to {what}: {exc}.") from exc
+
+
+def _is_of_grpc(exc: Exception) -> bool:
+    """Return whether the SDK lets an error of a library of its own through."""
+    return type(exc).__module__.startswith("grpclib")

@@ -11,9 +11,12 @@ from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
     ClientError,
+    CredentialRetrievalError,
     NoCredentialsError,
     ParamValidationError,
     ProfileNotFound,
+    SSOError,
+    TokenRetrievalError,
 )
 
 from atoll.errors import Refused, Unreachable, UsageError
@@ -31,20 +34,34 @@ _MAY_NOT = (
     "MissingAuthenticationTokenException",
     "UnrecognizedClientException",
 )
-_AGAIN = ("ThrottlingException", "InternalFailure", "ServiceUnavailable")
+_AGAIN = (
+    "InternalFailure",
+    "RequestTimeout",
+    "ServiceUnavailable",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+)
+_NO_LOGIN = (
+    CredentialRetrievalError,
+    SSOError,
+    TokenRetrievalError,
+)
+"""The user's credentials are to be fetched first, and were not to be had."""
 
 
 class Aws:
     """The three services that a launch needs, for one user in one region."""
 
     def __init__(self, options: SageMakerOptions) -> None:
-        try:
-            session = boto3.Session(
-                profile_name=options.profile, region_name=options.region
-            )
-            credentials = session.get_credentials()
-        except ProfileNotFound as exc:
-            raise UsageError(f"{exc}. Run `aws configure`.") from exc
+        with told("read your credentials"):
+            try:
+                session = boto3.Session(
+                    profile_name=options.profile, region_name=options.region
+                )
+                credentials = session.get_credentials()
+            except ProfileNotFound as exc:
+                raise UsageError(f"{exc}. Run `aws configure`.") from exc
         if credentials is None:
             raise UsageError(
                 "There are no credentials for AWS here. Run `aws configure`, or set "
@@ -82,5 +99,10 @@ def told(what: str, *, is_fine: Collection[str] = ()) -> Iterator[None]:
         raise Unreachable(f"AWS could not {what} ({code}): {said}.") from exc
     except (ParamValidationError, NoCredentialsError) as exc:
         raise UsageError(f"AWS cannot be asked to {what}: {exc}.") from exc
+    except _NO_LOGIN as exc:
+        raise Refused(
+            f"AWS does not know you, to {what}: {exc} Log in again: `aws sso login`, "
+            "or `aws configure`."
+        ) from exc
     except BotoCoreError as exc:
         raise Unreachable(f"AWS did not answer to {what}: {exc}.") from exc

@@ -2,7 +2,8 @@
 
 Start reading at `SkyPilotLauncher`, then `tasks` and `jobs`.
 
-A managed job is named by its launch, and found again in SkyPilot's queue by that name.
+A managed job is named by its launch, and found again in SkyPilot's queue by that name;
+until it is there, a handle has the request for it.
 In each a leader starts the command again by the restart policy; a machine that is lost
 is SkyPilot's to replace.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -81,8 +83,12 @@ class SkyPilotLauncher:
                 "another name."
             )
         keep(handle)
-        for task in asked:
-            jobs.launch(task, order.values)
+        for index, task in zip(order.indexes, asked, strict=True):
+            request = jobs.ask(task, order.values)
+            # Whoever is interrupted while it waits withdraws it by what was kept.
+            keep(replace(handle, reference={"requests": {str(index): request}}))
+            jobs.await_start(task["name"], request)
+        keep(handle)
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
@@ -91,7 +97,10 @@ class SkyPilotLauncher:
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
         record = _records(handle).get(index)
-        return [] if record is None else jobs.lines(int(record.job_id))[after:]
+        if record is None:
+            return []
+        is_live = not STATES[_status(record)].is_over
+        return jobs.lines(int(record.job_id), is_live=is_live)[after:]
 
     def cancel(
         self,
@@ -101,6 +110,9 @@ class SkyPilotLauncher:
         grace_s: float = GRACE_S,
     ) -> None:
         wanted = handle.indexes if indexes is None else indexes
+        asked = handle.reference.get("requests", {})
+        if going := [each for index, each in asked.items() if int(index) in wanted]:
+            jobs.withdraw(going)  # first: what has come of them is in the queue then
         ids = [
             int(record.job_id)
             for index, record in _records(handle).items()

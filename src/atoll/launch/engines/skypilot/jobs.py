@@ -1,6 +1,7 @@
 """Managed jobs of SkyPilot: every call of its SDK is here, and its errors become ours.
 
-Most calls return the id of a request, whose answer `sky.get` waits for.
+Most calls return the id of a request, whose answer `sky.get` waits for. The server goes
+on with it though nobody waits any more.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _SAID = re.compile(r"\([^()]*\bpid=\d+[^()]*\) ?(.*)")
 """A line of the island; what is without such a beginning is SkyPilot's own."""
 
 
-def launch(task: Mapping[str, Any], values: Mapping[str, Secret]) -> int:
-    """Start a managed job, and return its id."""
+def ask(task: Mapping[str, Any], values: Mapping[str, Secret]) -> str:
+    """Ask for a managed job, and return the id of that request."""
     name = str(task["name"])
     with told(f"start {name}"):
         given = [(key, each.reveal()) for key, each in values.items()]
@@ -53,8 +54,19 @@ def launch(task: Mapping[str, Any], values: Mapping[str, Secret]) -> int:
         parsed = sky.Task.from_yaml_config(
             copy.deepcopy(dict(task)), secrets_overrides=given
         )
-        ids, _ = sky.get(sky.jobs.launch(parsed, name=name))
-        return int(ids[0])
+        return str(sky.jobs.launch(parsed, name=name))
+
+
+def await_start(name: str, request: str) -> None:
+    """Return when SkyPilot has a managed job that was asked for."""
+    with told(f"start {name}"):
+        sky.get(request)
+
+
+def withdraw(requests: Sequence[str]) -> None:
+    """Have requests left undone; nothing happens to those that were answered."""
+    with told("withdraw what was asked for"):
+        sky.get(sky.api_cancel(list(requests), silent=True))
 
 
 def find(launch: str, names: Iterable[str]) -> dict[str, Any]:
@@ -76,12 +88,18 @@ def _queue(name: str) -> list[Any]:
     return list(records)
 
 
-def lines(job_id: int) -> list[str]:
-    """Return what an island has said, without what SkyPilot says itself."""
+def lines(job_id: int, *, is_live: bool) -> list[str]:
+    """Return the lines an island has said, without what SkyPilot says itself.
+
+    Of one that is live, a line that is still being said is left out.
+    """
     said = io.StringIO()
     with told("read a log"):
         sky.jobs.tail_logs(job_id=job_id, follow=False, output_stream=said)
-    plain = (_COLOUR.sub("", each).rstrip("\r") for each in said.getvalue().split("\n"))
+    texts = said.getvalue().split("\n")
+    if is_live:
+        del texts[-1]
+    plain = (_COLOUR.sub("", each).rstrip("\r") for each in texts)
     return [found[1] for found in map(_SAID.fullmatch, plain) if found is not None]
 
 

@@ -33,6 +33,8 @@ WAIT_S = 250.0
 PAGE = Path(__file__).parents[2] / "docs" / "launching.md"
 COMMANDS = re.findall(r"^    atoll (.*)$", PAGE.read_text(), flags=re.MULTILINE)
 
+STAYING = ("sh", "-c", "trap 'sleep 1; exit' TERM; while true; do sleep 0.1; done")
+
 TELLING = """
 import pathlib
 for name in ("cmdline", "environ"):
@@ -272,16 +274,26 @@ def test_what_can_be_ended_is_ended(place: Path, say: Say) -> None:
 def test_an_engine_that_falters_is_asked_again(
     say: Say, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Islands of a day's training are not left by one answer that did not come."""
+    """Islands of a day's training are not left by one answer that did not come.
+
+    Nor is their coordinator, which is let go when they are over.
+    """
     words = ("sh", "-c", "echo here; sleep 2")
     spec = IslandSpec(command=words, run="/no/run", name="a")
-    launched = launch_spec("local", 1, spec)
-    Following(Launched(launched.handle, Faltering(launched.launcher)), None).follow()
+    islands, other = (
+        Launched(each.handle, Faltering(each.launcher))
+        for each in (
+            launch_spec("local", 1, spec),
+            launch_spec("local", 1, replace(spec, command=STAYING, name="c")),
+        )
+    )
+    Following(islands, other).follow()
     out = capsys.readouterr().out
 
     assert "atoll: It is away. It is asked again." in out
     assert out.count("a-0 | here") == 1
     assert "a-0 is finished" in out
+    assert all(each.state.is_over for each in Launched(other.handle).poll())
 
 
 def test_a_log_is_followed_past_a_silence(

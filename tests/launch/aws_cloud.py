@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from botocore.model import Shape
 from botocore.validate import ParamValidator
 
 from tests.launch.containers import Container
+from tests.launch.loopback import answering, send
 
 KILL_AFTER_S = 5.0
 CREDENTIALS = {
@@ -200,21 +200,8 @@ def served(place: Path) -> Iterator[Cloud]:
     class Answers(_Answers):
         known = cloud
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    server.daemon_threads = True
-    cloud.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.05}
-    )
-    thread.start()
-    try:
+    with answering(Answers, cloud.containers) as cloud.url:
         yield cloud
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        for container in cloud.containers.values():
-            container.kill()
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -233,8 +220,4 @@ class _Answers(BaseHTTPRequestHandler):
 
     def _send(self, status: int, form: dict[str, Any]) -> None:
         data = json.dumps(form).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/x-amz-json-1.1")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        send(self, status, data, kind="application/x-amz-json-1.1")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from tests.launch.containers import Container
+from tests.launch.loopback import answering, send
 
 FLAVORS = {"cpu-basic", "l40sx1", "a100x4"}
 USER, TOKEN = "reef", "hf_loopback"
@@ -95,21 +95,8 @@ def served(place: Path) -> Iterator[Hub]:
     class Answers(_Answers):
         known = hub
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    server.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(
-        target=server.serve_forever, kwargs={"poll_interval": 0.05}
-    )
-    thread.start()
-    try:
+    with answering(Answers, hub.containers) as hub.url:
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        for container in hub.containers.values():
-            container.kill()
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -169,11 +156,7 @@ class _Answers(BaseHTTPRequestHandler):
 
     def _send(self, status: int, form: Any) -> None:
         data = b"<html>Log in</html>" if form is None else json.dumps(form).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        send(self, status, data, kind="application/json")
 
     def _send_log(self, container: Container) -> None:
         """Send what is there. The Hub would stay until the SDK is tired of it."""

@@ -102,10 +102,13 @@ class Job:
         conditions = pod.form["status"].get("conditions", [])
         for rule in self.form["spec"]["podFailurePolicy"]["rules"]:
             kinds = {each["type"] for each in rule.get("onPodConditions", ())}
-            codes = rule.get("onExitCodes", {}).get("values", ())
+            codes = rule.get("onExitCodes", {})
             if kinds & {each["type"] for each in conditions}:
                 return str(rule["action"])
-            if pod.exit_code in codes:
+            # Without a name, a rule is about every container; a proxy ends by SIGTERM.
+            is_of_all = codes and "containerName" not in codes
+            seen = {pod.exit_code, 143 if pod.has_proxy and is_of_all else None}
+            if seen & set(codes.get("values", ())):
                 return str(rule["action"])
         return "Count"
 

@@ -121,6 +121,8 @@ class Sandbox:
     def __init__(self, object_id: str, said: Mapping[str, Any], place: Path) -> None:
         self.object_id, self.said, self.name = object_id, said, str(said["name"])
         self.tags, self.has_half_a_line = dict(said["tags"]), False
+        self.ended_with: int | None = None
+        self._is_out_of_time = False
         environment = dict(said["env"])
         for secret in said["secrets"]:
             environment |= secret
@@ -129,14 +131,25 @@ class Sandbox:
     def poll(self, *args: Any, **given: Any) -> int | None:
         bound(REAL.Sandbox.poll, self, *args, **given)
         code = self.container.exit_code()
-        return 137 if code is not None and self.container.was_stopped else code
+        if code is not None and self._is_out_of_time:
+            return 124
+        if code is not None and self.container.was_stopped:
+            return 137
+        return code if self.ended_with is None else self.ended_with
 
     def wait(self, *args: Any, **given: Any) -> None:
         """Raise what the SDK does of a sandbox that Modal has ended, not a signal."""
         bound(REAL.Sandbox.wait, self, *args, **given)
         assert self.poll() is not None, "it would wait"
+        if self._is_out_of_time:
+            raise faults.SandboxTimeoutError
         if self.container.was_stopped:
             raise faults.SandboxTerminatedError
+
+    def time_out(self) -> None:
+        """End it as Modal does when its time is over."""
+        self._is_out_of_time = True
+        self.container.kill()
 
     def get_tags(self, *args: Any, **given: Any) -> dict[str, str]:
         bound(REAL.Sandbox.get_tags, self, *args, **given)

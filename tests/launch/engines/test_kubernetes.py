@@ -99,8 +99,12 @@ def test_an_evicted_island_goes_on_elsewhere(
         stage.until(handle, are_over)
 
 
-def test_a_killed_pod_is_replaced(server: KubernetesServer, stage: LaunchStage) -> None:
+@pytest.mark.parametrize("has_proxy", [False, True], ids=["alone", "with a proxy"])
+def test_a_killed_pod_is_replaced(
+    has_proxy: bool, server: KubernetesServer, stage: LaunchStage
+) -> None:
     """A life that a machine took is counted, and its log is not lost."""
+    server.adds_proxies = has_proxy
     launcher = stage.open_launcher()
     order = stage.order(STAY, num_islands=1, restarts=Restarts(most=1))
     handle = launcher.launch(order, keep=NOTHING)

@@ -215,6 +215,39 @@ def test_a_sandbox_that_was_killed_has_failed(stage: LaunchStage, cloud: Cloud) 
     assert reports[1].why == "Modal ended it, and no `atoll cancel` had asked for that"
 
 
+@pytest.mark.parametrize(
+    ("code", "state", "why"),
+    [
+        (124, State.FAILED, "exit code 124"),
+        (143, State.CANCELLED, "it was told to go, as before its time limit"),
+    ],
+)
+def test_a_code_is_not_taken_for_what_modal_did(
+    code: int, state: State, why: str, stage: LaunchStage, cloud: Cloud
+) -> None:
+    """124 is what Modal's SDK says when time is over, and what `timeout` ends with."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(TELL, num_islands=1), keep=NOTHING)
+    stage.until(handle, are_over)
+    (sandbox,) = cloud.sandboxes.values()
+    sandbox.ended_with = code
+    (report,) = launcher.poll(handle)
+
+    assert (report.state, report.exit_code, report.why) == (state, code, why)
+
+
+def test_a_sandbox_whose_time_is_over_is_told(stage: LaunchStage, cloud: Cloud) -> None:
+    """It has failed: nobody has ended it."""
+    launcher = stage.open_launcher()
+    handle = launcher.launch(stage.order(STAY, num_islands=1), keep=NOTHING)
+    stage.until_said(handle, 0, "here")
+    (sandbox,) = cloud.sandboxes.values()
+    sandbox.time_out()
+    (report,) = stage.until(handle, are_over)
+
+    assert (report.state, report.why) == (State.FAILED, "its time limit was over")
+
+
 def test_a_cancel_is_written_on_its_sandbox(stage: LaunchStage, cloud: Cloud) -> None:
     """So another terminal knows it too; what the sandbox is found by stays there."""
     launcher = stage.open_launcher()

@@ -30,6 +30,7 @@ from atoll.launch.engines.kubernetes.manifest import (
     MESSAGE,
     SPARE_S,
     KubernetesOptions,
+    ended,
     labels_of,
     pod,
     secret,
@@ -189,7 +190,6 @@ def _slice(order: Order, index: int, options: KubernetesOptions) -> dict[str, An
     """Return the template of the Job that has an island's pods."""
     evicted = {"type": "DisruptionTarget", "status": "True"}
     gone_on_purpose = [TOLD_TO_GO] if options.hosts > 1 else [GIVEN_UP, TOLD_TO_GO]
-    told = {"operator": "In", "values": gone_on_purpose}
     return {
         "spec": {
             "completionMode": "Indexed",
@@ -199,7 +199,7 @@ def _slice(order: Order, index: int, options: KubernetesOptions) -> dict[str, An
             "podFailurePolicy": {
                 "rules": [
                     {"action": "Count", "onPodConditions": [evicted]},
-                    {"action": "FailJob", "onExitCodes": told},
+                    {"action": "FailJob", "onExitCodes": ended(gone_on_purpose)},
                 ]
             },
             "template": {

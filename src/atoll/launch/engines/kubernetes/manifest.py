@@ -116,10 +116,7 @@ def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
                             {"type": "DisruptionTarget", "status": "True"}
                         ],
                     },
-                    {
-                        "action": "FailIndex",
-                        "onExitCodes": {"operator": "In", "values": gone_on_purpose},
-                    },
+                    {"action": "FailIndex", "onExitCodes": ended(gone_on_purpose)},
                 ]
             },
             "ttlSecondsAfterFinished": options.keep_s,
@@ -137,6 +134,11 @@ def labels_of(order: Order, options: KubernetesOptions | None = None) -> dict[st
     if options is not None and options.queue is not None:
         labels[QUEUE] = options.queue
     return labels
+
+
+def ended(codes: Sequence[int]) -> dict[str, Any]:
+    """Return what a rule says of an island that ended with one of these codes."""
+    return {"containerName": CONTAINER, "operator": "In", "values": list(codes)}
 
 
 def secret(order: Order, owner: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,9 +29,8 @@ from atoll.launch.leading import TOLD_TO_GO
 from atoll.launch.options import read_options
 from atoll.launch.states import Report, State
 
-KILLED, TIMED_OUT = 137, 124
-"""What Modal's SDK says of a sandbox that it ended or whose first process was killed,
-and of one whose time was over."""
+KILLED = 137
+"""The exit code of who was killed, as a container's engine counts."""
 
 CLOCKS_DIFFER_S = 600.0
 """How long before a launch its log may begin, by another machine's clock."""
@@ -111,7 +110,7 @@ def _report(handle: Handle, index: int) -> Report:
     if sandbox is None:
         return Report(index=index, name=name, state=State.LOST)
     code = sandboxes.exit_code(sandbox)
-    state, why = _killed(sandbox) if code == KILLED else _state(code)
+    state, why = _state(sandbox, code)
     return Report(
         index=index,
         name=name,
@@ -122,22 +121,21 @@ def _report(handle: Handle, index: int) -> Report:
     )
 
 
-def _state(code: int | None) -> tuple[State, str]:
+def _state(sandbox: Any, code: int | None) -> tuple[State, str]:
     if code is None:
         return State.RUNNING, ""  # Modal does not tell who still waits for a place
     if code == 0:
         return State.FINISHED, ""
-    if code == TIMED_OUT:
+    how = sandboxes.how(sandbox)
+    if how == sandboxes.TIMED_OUT:
         return State.FAILED, "its time limit was over"
-    if code == TOLD_TO_GO:
+    if (how or code == TOLD_TO_GO) and sandboxes.was_cancelled(sandbox):
         return State.CANCELLED, ""
-    return State.FAILED, f"exit code {code}"
-
-
-def _killed(sandbox: Any) -> tuple[State, str]:
-    if sandboxes.was_cancelled(sandbox):
-        return State.CANCELLED, ""
-    if sandboxes.was_terminated(sandbox):
+    if how == sandboxes.TERMINATED:
         why = "Modal ended it, and no `atoll cancel` had asked for that"
         return State.FAILED, why
-    return State.FAILED, f"it was killed (exit code {KILLED}), as who lacks memory is"
+    if code == TOLD_TO_GO:
+        return State.CANCELLED, "it was told to go, as before its time limit"
+    if code == KILLED:
+        return State.FAILED, f"it was killed (exit code {code}), as who lacks memory is"
+    return State.FAILED, f"exit code {code}"

@@ -20,6 +20,7 @@ CANCELLED = "atoll-cancelled"
 LOOKED_THROUGH = timedelta(days=34)
 """Modal's SDK looks for a log in 35 days at most; a sandbox lives in the first two."""
 
+TERMINATED, TIMED_OUT = "terminated", "timed out"
 _LOGINS = ("token_id", "oauth_refresh_token")
 _MAY_NOT = (faults.AuthError, faults.PermissionDeniedError)
 _WRONG = (
@@ -102,16 +103,19 @@ def was_cancelled(sandbox: Any) -> bool:
     return False
 
 
-def was_terminated(sandbox: Any) -> bool:
-    """Return whether Modal ended one that is over, on whoever's word: 137 as well."""
+def how(sandbox: Any) -> str:
+    """Return how Modal ended one that is over; "" if it ended by itself.
+
+    Its code does not tell: a command may end with the same number.
+    """
     with told("ask for a sandbox"):
         try:
             sandbox.wait()
         except faults.SandboxTerminatedError:
-            return True
+            return TERMINATED
         except faults.SandboxTimeoutError:
-            return False
-    return False
+            return TIMED_OUT
+    return ""
 
 
 def lines(sandbox: Any, *, since_s: float) -> list[str]:

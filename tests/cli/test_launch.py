@@ -18,6 +18,7 @@ import typer.main
 from atoll.cli import app
 from atoll.cli.launch import _follow
 from atoll.cli.launch_options import size_bytes
+from atoll.cli.launch_run import RunAt
 from atoll.cli.launch_view import Following
 from atoll.errors import Unreachable, UsageError
 from atoll.launch import IslandSpec
@@ -246,7 +247,7 @@ def test_who_goes_without_the_islands_is_told_what_ends_all(
 
     monkeypatch.setattr(Following, "follow", interrupted)
     with pytest.raises(typer.Exit):
-        _follow(launched, None)
+        _follow(launched, RunAt("/no/a run"))
 
     assert "atoll cancel '/no/a run'\n" in capsys.readouterr().err
 

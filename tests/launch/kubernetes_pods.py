@@ -16,8 +16,8 @@ Form = dict[str, Any]
 class Pod:
     """One pod: it waits for its Secrets, runs its only container, and ends."""
 
-    def __init__(self, form: Form, directory: Path) -> None:
-        self.form = form
+    def __init__(self, form: Form, directory: Path, around: Mapping[str, str]) -> None:
+        self.form, self._around = form, around
         self._said, self._message = directory / "log", directory / "message"
         self._home = directory
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,7 +84,12 @@ class Pod:
         with self._said.open("wb") as said:
             self._process = subprocess.Popen(
                 [each.replace("$$(", "$(") for each in words],
-                env={"PATH": os.environ["PATH"], "HOME": str(self._home), **told},
+                env={
+                    "PATH": os.environ["PATH"],
+                    "HOME": str(self._home),
+                    **self._around,
+                    **told,
+                },
                 cwd=self._home,
                 stdin=subprocess.DEVNULL,
                 stdout=said,

@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 import kubernetes_validate
 import yaml
 
+from tests.launch.host_names import HostNames
 from tests.launch.kubernetes_jobs import Job, JobSet, validate
 from tests.launch.kubernetes_pods import Form, Pod, now
 
@@ -48,6 +49,8 @@ class KubernetesServer:
         self.jobsets: dict[str, JobSet] = {}
         self.has_jobsets = True
         self.secrets: dict[str, Form] = {}
+        self.services: dict[str, Form] = {}
+        self._names = HostNames(directory / "names")
         self.requests: list[tuple[str, str]] = []
         self.failing: int | None = None
         """The status of every answer, if set."""
@@ -138,7 +141,20 @@ class KubernetesServer:
             return self._jobset(method, name, body)
         if kind == "secrets":
             return self._secret(method, name, body)
+        if kind == "services":
+            return self._service(body)
         return self._pod(method, rest, query)
+
+    def _service(self, body: Form | None) -> Form:
+        """Make a Service, which leads to pods of the Job with its labels."""
+        assert body is not None
+        name, selector = body["metadata"]["name"], body["spec"]["selector"]
+        templates = [each.form["spec"]["template"] for each in self.jobs.values()]
+        labels = [each["metadata"]["labels"] for each in templates]
+        if any(selector.items() <= each.items() for each in labels):
+            self._names.add(f"{name}.{self.namespace}.svc")
+        self.services[name] = body
+        return body
 
     def _job(self, method: str, name: str | None, body: Form | None) -> Form:
         if method == "POST":
@@ -210,7 +226,7 @@ class KubernetesServer:
     def _new_pod(self, form: Form) -> Pod:
         directory = self.directory / form["metadata"]["name"]
         directory.mkdir()
-        return Pod(form, directory)
+        return Pod(form, directory, self._names.around)
 
     def _control(self) -> None:
         while not self._end.wait(LOOK_S):

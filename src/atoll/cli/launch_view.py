@@ -27,6 +27,10 @@ NEAR_S, FAR_S = 0.5, 5.0
 """Between two looks: at this machine's islands, and at those of engines elsewhere."""
 
 SPOKE_S = 1.0
+ENDS_S = 120.0
+"""How long a coordinator that cannot be asked may take to end: it lingers, its engine
+has to notice, and islands that are gone without a word live for a lease."""
+
 SILENT_S = 600.0
 """How long an engine may not answer before it is given up to follow its islands."""
 
@@ -34,14 +38,22 @@ SILENT_S = 600.0
 class Following:
     """Watches islands until all are over, and lets them go when it is told to."""
 
-    def __init__(self, launched: Launched, coordinator: Launched | None) -> None:
+    def __init__(
+        self,
+        launched: Launched,
+        coordinator: Launched | None,
+        *,
+        is_in_sight: bool = True,
+    ) -> None:
         self._launched, self._coordinator = launched, coordinator
-        self._looks = Looks(launched.handle.run)
+        # A coordinator that nobody here can ask is known by its engine's word.
+        self._looks = Looks(launched.handle.run) if is_in_sight else None
+        self._server: Report | None = None
         self._reports: tuple[Report, ...] = ()
         self._read = dict.fromkeys(launched.handle.indexes, 0)
         self._can_redraw = can_redraw(sys.stdout)
         self._drawn = 0
-        self._is_told = False
+        self._is_told = self._is_alone = False
         self._silent_since_s: float | None = None
 
     def follow(self) -> bool:
@@ -56,30 +68,39 @@ class Following:
                 if heard and not self._is_told:
                     self._tell_to_go()
                 self._end_what_waits()
+                self._end_who_is_alone()
                 time.sleep(0.0 if self._is_over() else every_s)
             self._see()
             self._settle()
         self._show_end()
-        return self._look is not None and self._look.has_ended
+        return self._has_ended
 
     @property
     def was_told(self) -> bool:
         """Whether somebody has interrupted it."""
-        return self._is_told
+        return self._is_told and not self._is_alone
 
     def _is_over(self) -> bool:
         return bool(self._reports) and all(it.state.is_over for it in self._reports)
 
     @property
     def _look(self) -> RunLook | None:
-        return self._looks.newest
+        return self._looks.newest if self._looks else None
+
+    @property
+    def _has_ended(self) -> bool:
+        if self._looks is None:  # `serve --until-end` has finished with its run
+            return self._server is not None and self._server.state is State.FINISHED
+        return self._look is not None and self._look.has_ended
 
     def _see(self) -> None:
-        self._looks.look(at_once=self._is_over())
+        if self._looks is not None:
+            self._looks.look(at_once=self._is_over())
         before = {each.index: each for each in self._reports}
         lines: list[str] = []
         try:
             self._reports = self._launched.poll()
+            lines += self._see_server()
             for line in self._new_lines():
                 lines.append(line)  # one by one: what was read is told in any case
             self._silent_since_s = None
@@ -89,6 +110,14 @@ class Following:
             for each in self._reports:
                 lines += _change(before.get(each.index), each)
         self._draw(lines)
+
+    def _see_server(self) -> list[str]:
+        """Ask for the coordinator where it cannot be asked itself."""
+        if self._looks is not None or self._coordinator is None:
+            return []
+        before = self._server
+        (self._server,) = self._coordinator.poll()
+        return _change(before, self._server)
 
     def _silence(self, error: Unreachable) -> list[str]:
         """Return what is said of an engine that does not answer, once.
@@ -126,7 +155,8 @@ class Following:
 
     def _page(self) -> list[str]:
         metrics: Mapping[str, Any] = self._look.islands if self._look else {}
-        page = ["", *table_lines(rows(self._reports, metrics), left=2)]
+        server = () if self._server is None else (self._server,)
+        page = ["", *table_lines(rows((*self._reports, *server), metrics), left=2)]
         if self._look is not None:
             last = self._look.last_round
             of = f" of {last}" if last is not None else ""
@@ -144,7 +174,7 @@ class Following:
 
     def _end_what_waits(self) -> None:
         """Start no island again for a run that has ended."""
-        if self._look is None or not self._look.has_ended:
+        if not self._has_ended:
             return
         waiting = (State.PENDING, State.RESTARTING)
         late = [each.index for each in self._reports if each.state in waiting]
@@ -152,17 +182,40 @@ class Following:
         if late and (can_some or len(late) == len(self._reports)):
             self._launched.cancel(late if can_some else None)
 
+    def _end_who_is_alone(self) -> None:
+        """Let islands go whose coordinator is over, and comes back nowhere."""
+        is_over = self._server is not None and self._server.state.is_over
+        if is_over and not self._has_ended and not self._is_told:
+            self._is_alone = self._is_told = True
+            self._draw(["atoll: the run's coordinator is gone; islands are ended."])
+            self._launched.cancel()
+
     def _settle(self) -> None:
         """Look once more while the coordinator is there, and let it go."""
         if self._coordinator is None:
             return
-        until_s = time.monotonic() + SPOKE_S
-        while time.monotonic() < until_s and not (self._look and self._look.has_ended):
-            self._looks.look()
-            time.sleep(0.1)
+        # One that cannot be asked ends by itself, soon after its last island.
+        patience_s = SPOKE_S if self._looks else self._ends_within_s()
+        until_s = time.monotonic() + patience_s
+        while time.monotonic() < until_s and not self._has_ended:
+            self._see_again()
         self._coordinator.cancel()
         while not all(each.state.is_over for each in self._coordinator.poll()):
             time.sleep(0.1)
+
+    def _ends_within_s(self) -> float:
+        """Return how long a run may take to end that an island has finished."""
+        is_likely = any(each.state is State.FINISHED for each in self._reports)
+        is_there = self._server is not None and not self._server.state.is_over
+        return ENDS_S if is_likely and is_there else 0.0
+
+    def _see_again(self) -> None:
+        if self._looks is not None:
+            self._looks.look()
+            time.sleep(0.1)
+            return
+        self._draw(self._see_server())
+        time.sleep(0.0 if self._has_ended else NEAR_S)
 
     def _show_end(self) -> None:
         self._draw(self._page(), is_last=True)
@@ -172,6 +225,15 @@ class Following:
             lambda each: launcher.logs(handle, each.index)[-LAST_LINES:],
         ):
             typer.echo(line, err=True)
+        for line in self._failures_of_server():
+            typer.echo(line, err=True)
+
+    def _failures_of_server(self) -> Iterator[str]:
+        if self._server is not None and self._coordinator is not None:
+            said = self._coordinator.logs()
+            yield from failures(
+                [self._server], lambda each: said[each.name][-LAST_LINES:]
+            )
 
 
 def _change(before: Report | None, now: Report) -> list[str]:

@@ -33,6 +33,7 @@ from atoll.launch.engines.kubernetes.manifest import (
     secret,
 )
 from atoll.launch.engines.kubernetes.pods import CANCELLED, Form, set_report
+from atoll.launch.engines.kubernetes.services import serving_of
 from atoll.launch.handle import Handle
 from atoll.launch.leading import TOLD_TO_GO
 from atoll.launch.states import Report, State
@@ -58,7 +59,7 @@ class SliceLauncher:
 
     @property
     def traits(self) -> Traits:
-        return Traits()
+        return Traits(serving=serving_of(self._read, self._options))
 
     def plan(self, order: Order) -> Plan:
         forms = [slice_manifest(order, index, self._read) for index in order.indexes]

@@ -32,6 +32,13 @@ LISTEN_HERE = "127.0.0.1"
 """What `--listen` is without."""
 
 
+STARTS_S = 900.0
+"""How long one may take that an engine calls running: images are fetched, and pip may
+have much to install."""
+
+LOOK_S = 1.0
+
+
 def plan_inside(run_file: Path, n: int, serve: Serve) -> Plan:
     """Return what would be submitted for the coordinator.
 
@@ -55,7 +62,7 @@ def run_inside(run_file: Path, n: int, serve: Serve) -> RunAt:
     charter = make_charter(spec.run, run_file.read_text())
     launched = serve.inside.launch(spec, charter, book)
     try:
-        facts = facts_of(launched)
+        facts = facts_of(launched, starts_s=STARTS_S, look_s=LOOK_S)
         is_in_sight = serve.inside.serving.is_in_sight
         url = str(facts["url"]) if is_in_sight else launched.handle.run
         handle = replace(launched.handle, run=url)

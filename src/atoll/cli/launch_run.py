@@ -164,17 +164,22 @@ def _served(words: Sequence[str], directory: Path, serve: Serve) -> RunAt:
         raise
 
 
-def facts_of(launched: Launched) -> dict[str, Any]:
+def facts_of(
+    launched: Launched, *, starts_s: float = STARTS_S, look_s: float = LOOK_S
+) -> dict[str, Any]:
     """Return what a coordinator says of itself, once it listens.
 
     Raises:
-        RemoteError: it did not start.
+        RemoteError: it did not start, within `starts_s` from when it runs on.
     """
-    until_s = time.monotonic() + STARTS_S
+    until_s, why = time.monotonic() + starts_s, ""
     while time.monotonic() < until_s:
         (report,) = launched.poll()
         if report.state is State.PENDING:  # an engine may be full for as long as it is
-            until_s = time.monotonic() + STARTS_S
+            until_s = time.monotonic() + starts_s
+            if report.why not in ("", why):
+                typer.echo(f"atoll: {report.name} waits: {report.why}", err=True)
+            why = report.why
         said = launched.logs()[report.name]
         for line in said:
             if (facts := _facts(line)) is not None:
@@ -182,7 +187,7 @@ def facts_of(launched: Launched) -> dict[str, Any]:
                 return facts
         if report.restarts or report.state.is_over:
             break
-        time.sleep(LOOK_S)
+        time.sleep(look_s)
     tail = " ".join(line for line in said[-5:] if not line.startswith("atoll: coord"))
     raise RemoteError(f"The coordinator did not start: {tail or 'it said nothing'}")
 

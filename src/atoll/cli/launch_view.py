@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from atoll.cli.launch_server import ENDS_S, Server, change
 from atoll.cli.launches import table_lines
 from atoll.cli.terminal import can_redraw
 from atoll.errors import Unreachable
@@ -27,10 +28,6 @@ NEAR_S, FAR_S = 0.5, 5.0
 """Between two looks: at this machine's islands, and at those of engines elsewhere."""
 
 SPOKE_S = 1.0
-ENDS_S = 120.0
-"""How long a coordinator that cannot be asked may take to end: it lingers, its engine
-has to notice, and islands that are gone without a word live for a lease."""
-
 SILENT_S = 600.0
 """How long an engine may not answer before it is given up to follow its islands."""
 
@@ -45,10 +42,10 @@ class Following:
         *,
         is_in_sight: bool = True,
     ) -> None:
-        self._launched, self._coordinator = launched, coordinator
-        # A coordinator that nobody here can ask is known by its engine's word.
+        self._launched = launched
+        self._server = None if coordinator is None else Server(coordinator)
+        # What cannot be asked is known by its engine's word alone.
         self._looks = Looks(launched.handle.run) if is_in_sight else None
-        self._server: Report | None = None
         self._reports: tuple[Report, ...] = ()
         self._read = dict.fromkeys(launched.handle.indexes, 0)
         self._can_redraw = can_redraw(sys.stdout)
@@ -89,9 +86,9 @@ class Following:
 
     @property
     def _has_ended(self) -> bool:
-        if self._looks is None:  # `serve --until-end` has finished with its run
-            return self._server is not None and self._server.state is State.FINISHED
-        return self._look is not None and self._look.has_ended
+        if self._look is not None and self._look.has_ended:
+            return True
+        return self._server is not None and self._server.has_finished
 
     def _see(self) -> None:
         if self._looks is not None:
@@ -100,7 +97,9 @@ class Following:
         lines: list[str] = []
         try:
             self._reports = self._launched.poll()
-            lines += self._see_server()
+            changes = self._server.look() if self._server else []
+            if self._looks is None and not self._can_redraw:
+                lines += changes
             for line in self._new_lines():
                 lines.append(line)  # one by one: what was read is told in any case
             self._silent_since_s = None
@@ -108,16 +107,8 @@ class Following:
             lines += self._silence(exc)
         if not self._can_redraw:
             for each in self._reports:
-                lines += _change(before.get(each.index), each)
+                lines += change(before.get(each.index), each)
         self._draw(lines)
-
-    def _see_server(self) -> list[str]:
-        """Ask for the coordinator where it cannot be asked itself."""
-        if self._looks is not None or self._coordinator is None:
-            return []
-        before = self._server
-        (self._server,) = self._coordinator.poll()
-        return _change(before, self._server)
 
     def _silence(self, error: Unreachable) -> list[str]:
         """Return what is said of an engine that does not answer, once.
@@ -155,8 +146,10 @@ class Following:
 
     def _page(self) -> list[str]:
         metrics: Mapping[str, Any] = self._look.islands if self._look else {}
-        server = () if self._server is None else (self._server,)
-        page = ["", *table_lines(rows((*self._reports, *server), metrics), left=2)]
+        # Where its run cannot be asked, the coordinator is what there is to see of it.
+        server = self._server if self._looks is None else None
+        shown = [*self._reports, *(server.reports if server else ())]
+        page = ["", *table_lines(rows(shown, metrics), left=2)]
         if self._look is not None:
             last = self._look.last_round
             of = f" of {last}" if last is not None else ""
@@ -184,38 +177,32 @@ class Following:
 
     def _end_who_is_alone(self) -> None:
         """Let islands go whose coordinator is over, and comes back nowhere."""
-        is_over = self._server is not None and self._server.state.is_over
-        if is_over and not self._has_ended and not self._is_told:
+        is_alone = self._server is not None and self._server.is_gone
+        if is_alone and not self._has_ended and not self._is_told:
             self._is_alone = self._is_told = True
             self._draw(["atoll: the run's coordinator is gone; islands are ended."])
             self._launched.cancel()
 
     def _settle(self) -> None:
         """Look once more while the coordinator is there, and let it go."""
-        if self._coordinator is None:
+        if self._server is None:
             return
-        # One that cannot be asked ends by itself, soon after its last island.
-        patience_s = SPOKE_S if self._looks else self._ends_within_s()
-        until_s = time.monotonic() + patience_s
+        until_s = time.monotonic() + self._patience_s()
         while time.monotonic() < until_s and not self._has_ended:
-            self._see_again()
-        self._coordinator.cancel()
-        while not all(each.state.is_over for each in self._coordinator.poll()):
-            time.sleep(0.1)
+            if self._looks is not None:
+                self._looks.look()
+            else:
+                self._server.look()
+            time.sleep(0.1 if self._looks else NEAR_S)
+        self._server.end()
 
-    def _ends_within_s(self) -> float:
-        """Return how long a run may take to end that an island has finished."""
-        is_likely = any(each.state is State.FINISHED for each in self._reports)
-        is_there = self._server is not None and not self._server.state.is_over
-        return ENDS_S if is_likely and is_there else 0.0
-
-    def _see_again(self) -> None:
+    def _patience_s(self) -> float:
+        """Return how long the end of a run may be waited for that is likely to come."""
         if self._looks is not None:
-            self._looks.look()
-            time.sleep(0.1)
-            return
-        self._draw(self._see_server())
-        time.sleep(0.0 if self._has_ended else NEAR_S)
+            return SPOKE_S
+        is_likely = any(each.state is State.FINISHED for each in self._reports)
+        is_gone = self._server is None or self._server.is_gone
+        return ENDS_S if is_likely and not is_gone else 0.0
 
     def _show_end(self) -> None:
         self._draw(self._page(), is_last=True)
@@ -225,26 +212,8 @@ class Following:
             lambda each: launcher.logs(handle, each.index)[-LAST_LINES:],
         ):
             typer.echo(line, err=True)
-        for line in self._failures_of_server():
+        for line in self._server.failures() if self._server else ():
             typer.echo(line, err=True)
-
-    def _failures_of_server(self) -> Iterator[str]:
-        if self._server is not None and self._coordinator is not None:
-            said = self._coordinator.logs()
-            yield from failures(
-                [self._server], lambda each: said[each.name][-LAST_LINES:]
-            )
-
-
-def _change(before: Report | None, now: Report) -> list[str]:
-    if before is not None and (before.state, before.restarts) == (
-        now.state,
-        now.restarts,
-    ):
-        return []
-    why = f": {now.why}" if now.why else ""
-    life = f" (restart {now.restarts})" if now.restarts else ""
-    return [f"{now.name} is {now.state.value}{life}{why}"]
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.launch.containers import descendants, kill_all
+
 Form = dict[str, Any]
 
 
@@ -66,8 +68,10 @@ class Pod:
     def kill(self) -> None:
         """End it as a machine does that goes away."""
         if self._process is not None and self._process.poll() is None:
+            led = descendants(self._process.pid)
             self._process.kill()
             self._process.wait()
+            kill_all(led)
 
     def _start(self, secrets: Mapping[str, Mapping[str, str]]) -> None:
         container = self.form["spec"]["containers"][0]

@@ -100,7 +100,6 @@ class KubernetesServer:
                 thread.join()
             self._http.server_close()
             for pod in self.pods():
-                pod.delete(0.0)
                 pod.kill()
 
     def pods(self) -> list[Pod]:

@@ -315,10 +315,6 @@ def test_a_dry_run_starts_nothing(place: Path, say: Say) -> None:
         (("run.toml", "--memory", "much", "--", "train.py"), "'much' is no size"),
         (("run.toml", "--option", "a=b", "--", "train.py"), "local has no option 'a'"),
         (
-            ("run.toml", "--on", "ray", "--coordinator", "island0", "--", "train.py"),
-            "--coordinator island0 keeps the run where islands are",
-        ),
-        (
             ("./no-such-store", "--dir", "a", "--", "train.py"),
             "--dir and --set are for a run file",
         ),

@@ -87,6 +87,10 @@ class KubernetesServer:
         file.write_text(yaml.safe_dump(form))
         return file
 
+    def close(self) -> None:
+        """Be a cluster that does not answer, without having been served."""
+        self._http.server_close()
+
     @contextmanager
     def serving(self) -> Iterator[KubernetesServer]:
         for thread in self._threads:

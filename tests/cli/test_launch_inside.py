@@ -36,18 +36,19 @@ def say(
     """The command line, beside a run file that says nothing of how many begin."""
     as_user(monkeypatch, tmp_path / "home")
     monkeypatch.setenv("HF_TOKEN", "hf_hush")
-    monkeypatch.setenv("KUBECONFIG", str(_kubeconfig(tmp_path)))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("")
     (tmp_path / "run.toml").write_text(RUN_FILE.replace("start_islands = 2", ""))
     return partial(run, capsys)
 
 
-def _kubeconfig(place: Path) -> Path:
-    """Return what leads to a cluster that nobody serves: plans ask nothing."""
-    server = KubernetesServer(place)
+@pytest.fixture
+def cluster(tmp_path: Path) -> tuple[str, ...]:
+    """What leads to a cluster that nobody serves: plans ask nothing."""
+    server = KubernetesServer(tmp_path)
     server.close()
-    return server.kubeconfig()
+    config = f"kubeconfig={server.kubeconfig()}"
+    return ("--on", "kubernetes", *IMAGE, "--option", config)
 
 
 def _dry(say: Say, *words: str) -> str:
@@ -67,9 +68,11 @@ def _documents(said: str) -> list[Any]:
     return found
 
 
-def test_a_cluster_is_shown_a_job_a_service_and_the_islands(say: Say) -> None:
+def test_a_cluster_is_shown_a_job_a_service_and_the_islands(
+    say: Say, cluster: tuple[str, ...]
+) -> None:
     """Each is what the official schemas take, strictly, and they lead to each other."""
-    said = _dry(say, "--on", "kubernetes", *IMAGE, "--option", "port=4712")
+    said = _dry(say, *cluster, "--option", "port=4712")
     server, service, islands = yaml.safe_load_all(said)
     for form in (server, service, islands):
         kubernetes_validate.validate(form, "1.37", strict=True)
@@ -95,11 +98,11 @@ def test_a_cluster_is_shown_a_job_a_service_and_the_islands(say: Say) -> None:
     ],
 )
 def test_a_pod_is_replaced_where_its_successor_finds_the_run(
-    words: tuple[str, ...], is_replaced: bool, say: Say
+    words: tuple[str, ...], is_replaced: bool, say: Say, cluster: tuple[str, ...]
 ) -> None:
     """Else another would begin it anew, in silence."""
     volume = ("--option", "volumes=reef:/data")
-    said = _dry(say, "--on", "kubernetes", *IMAGE, *volume, *words)
+    said = _dry(say, *cluster, *volume, *words)
     server, _, islands = yaml.safe_load_all(said)
     (evicted, _) = server["spec"]["podFailurePolicy"]["rules"]
 
@@ -108,10 +111,12 @@ def test_a_pod_is_replaced_where_its_successor_finds_the_run(
     assert islands["spec"]["backoffLimitPerIndex"] > 0
 
 
-def test_islands_of_several_pods_are_served_by_one(say: Say) -> None:
+def test_islands_of_several_pods_are_served_by_one(
+    say: Say, cluster: tuple[str, ...]
+) -> None:
     """A coordinator is a Job, also where every island is a JobSet."""
     options = ("--option", "jobset=true", "--option", "hosts=2")
-    said = _dry(say, "--on", "kubernetes", *IMAGE, *options)
+    said = _dry(say, *cluster, *options)
 
     kinds = [each["kind"] for each in yaml.safe_load_all(said) if each]
     assert kinds == ["Job", "Service", "JobSet", "JobSet", "JobSet"]

@@ -345,6 +345,19 @@ def test_reports_are_metrics() -> None:
     assert found["atoll/round"] == 1
 
 
+def test_equal_losses_tell_of_equal_rows() -> None:
+    """Islands that began with the same rows can be warned of."""
+    told = []
+    for _ in range(2):
+        with join(weights(8.0), run_of()) as island:
+            for loss in (0.5, 0.25, 0.125):
+                island.report(tokens=4, loss=jnp.asarray(loss))
+            told.append(island._host.tally.stats(1.0).first_batch)
+
+    assert told[0] is not None
+    assert told[0] == told[1]
+
+
 def test_an_island_without_a_run_trains_alone() -> None:
     """The word none is said, so that nothing is forgotten."""
     with join(weights(8.0), "none") as island:

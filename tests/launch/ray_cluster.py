@@ -14,6 +14,10 @@ from ray.cluster_utils import Cluster
 STORE_BYTES = 80_000_000
 """The least that Ray takes for objects, of which islands have none."""
 
+WATCHFUL = {"health_check_period_ms": 500}
+"""How often the head looks for a node that was killed; one that is slow has its time
+as ever."""
+
 
 @dataclass(frozen=True)
 class Nodes:
@@ -21,8 +25,9 @@ class Nodes:
 
     cluster: Any
 
-    def add(self) -> Any:
-        return self.cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
+    def add(self, **more: Any) -> Any:
+        made = {"num_cpus": 2, "object_store_memory": STORE_BYTES}
+        return self.cluster.add_node(**(made | more))
 
 
 @contextmanager
@@ -31,7 +36,8 @@ def ray_cluster() -> Iterator[Nodes]:
     before = signal.getsignal(signal.SIGTERM)
     made = Nodes(Cluster())
     try:
-        for _ in range(3):
+        made.add(_system_config=WATCHFUL)
+        for _ in range(2):
             made.add()
         yield made
     finally:

@@ -21,8 +21,6 @@ def aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(f"AWS_{name}", raising=False)
     for name in ("REGION", "DEFAULT_REGION", "ENDPOINT", "ENDPOINT_URL"):
         monkeypatch.delenv(f"AWS_{name}", raising=False)
-    # Whether boto3 is installed beside is not what these claims are about.
-    monkeypatch.setitem(sys.modules, "obstore.auth.boto3", None)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "settings"))
     return tmp_path
@@ -42,7 +40,7 @@ def test_the_environment_serves(
 def test_a_profile_serves(
     s3: Settings, aws: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Its keys from one file, its endpoint from the other, without boto3."""
+    """Its keys from one file, its endpoint from the other, with boto3 and without."""
     (aws / "credentials").write_text(
         f"[{name}]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
     )
@@ -53,6 +51,22 @@ def test_a_profile_serves(
     if name != "default":
         monkeypatch.setenv("AWS_PROFILE", name)
     assert probe(open_store(f"s3://{BUCKET}/by-profile-{name}")).has_put_new
+
+
+def test_a_profile_that_takes_a_role_is_left_to_boto3(aws: Path) -> None:
+    """Its endpoint is taken all the same."""
+    pytest.importorskip("boto3")
+    (aws / "credentials").write_text(
+        f"[base]\naws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
+    )
+    (aws / "settings").write_text(
+        "[default]\nrole_arn = arn:aws:iam::123456789012:role/reef\n"
+        "source_profile = base\nendpoint_url = http://127.0.0.1:9\n"
+    )
+    said = credentials_of("s3://bucket")
+
+    assert type(said["credential_provider"]).__name__ == "Boto3CredentialProvider"
+    assert said["endpoint"] == "http://127.0.0.1:9"
 
 
 def test_a_profile_is_read_again(aws: Path) -> None:
@@ -81,6 +95,7 @@ def test_a_profile_that_cannot_serve_says_why(
     said: str,
 ) -> None:
     """Before anything is asked of anybody."""
+    monkeypatch.setitem(sys.modules, "obstore.auth.boto3", None)
     (aws / "credentials").write_text(text)
     if profile:
         monkeypatch.setenv("AWS_PROFILE", profile)

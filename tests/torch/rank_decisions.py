@@ -10,13 +10,13 @@ def decide(rank: int, is_refused: bool) -> tuple[list[int], str]:
     """Return who was asked as far as this rank saw, and what all were told."""
     asked: list[int] = []
 
-    def ask() -> None:
+    def ask() -> bool:
         asked.append(rank)
         if is_refused:
             raise UsageError("Nobody consents.")
+        return rank == 0
 
     try:
-        decided(ask)
+        return asked, "yes" if decided(ask) else "no"
     except UsageError as exc:
         return asked, str(exc)
-    return asked, ""

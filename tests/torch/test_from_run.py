@@ -293,5 +293,5 @@ def test_the_first_rank_decides_for_all() -> None:
         Group(decide, (False,), ranks=2), Group(decide, (True,), ranks=2)
     )
 
-    assert allowed == [([0], ""), ([], "")]
+    assert allowed == [([0], "yes"), ([], "yes")]
     assert refused == [([0], "Nobody consents."), ([], "Nobody consents.")]

@@ -131,8 +131,16 @@ class RemoteFile:
             if self._etag and etag != self._etag:
                 raise Changed
             self._etag = etag
-            return np.frombuffer(reply.body, np.uint8)
+            return self._whole(np.frombuffer(reply.body, np.uint8), end - begin)
         raise refusal(reply)
+
+    def _whole(self, part: np.ndarray, size: int) -> np.ndarray:
+        if part.size != size:
+            raise CorruptError(
+                f"{size} bytes of {self._target} were asked for, and {part.size} came. "
+                "Something in between answers in the coordinator's place."
+            )
+        return part
 
 
 def refusal(reply: Reply) -> Exception:

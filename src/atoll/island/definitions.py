@@ -8,8 +8,9 @@ from pathlib import Path
 
 from atoll.bundle import MAX_BYTES, Bundle, stage, staged
 from atoll.clock import SystemClock
-from atoll.errors import CorruptError, Refused, UsageError
+from atoll.errors import CorruptError, UsageError
 from atoll.exchange import MemoryRun
+from atoll.island.anchors import refusal
 from atoll.island.environment import (
     definitions_from_environment,
     run_from_environment,
@@ -94,7 +95,7 @@ def _at_coordinator(run: str, remedy: str) -> Definition:
             is_repeatable=True,
         )
         if reply.status != 200:
-            raise Refused(str(reply.json().get("message", f"It says {reply.status}.")))
+            raise refusal(reply)
         return bytes(reply.body)
 
     try:

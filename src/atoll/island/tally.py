@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from atoll import __version__
+from atoll.errors import UsageError
 from atoll.protocol import Stats
 from atoll.wire import blake3_digest
 
@@ -62,10 +63,21 @@ class Tally:
             first_batch=self.began_with(),
         )
 
-    def note_report(self, tokens: int, loss: SupportsFloat | None) -> None:
-        """Keep what the first inner steps were made on."""
+    def note_report(
+        self, tokens: int, loss: Any, metrics: Mapping[str, Any], *, count: str
+    ) -> None:
+        """Keep what was reported of an inner step, and what the first were made on.
+
+        Raises:
+            UsageError: `tokens` is no count; `count` is how one is had.
+        """
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+            raise UsageError(
+                f"tokens={tokens!r} must be a whole number of at least 0. Use {count}."
+            )
         if len(self.first_losses) < FIRST_REPORTS:
             self.first_losses.append((tokens, loss))
+        self.reported = dict(metrics if loss is None else {"loss": loss, **metrics})
 
     def began_with(self) -> str | None:
         """Return a digest of the first batch, or of the first losses on it.

@@ -73,6 +73,7 @@ class Init:
         places = jax.tree.map(lambda leaf: leaf.sharding, plan.abstract())
         is_placed = self._given.place.mesh is not None
         first = jax.jit(plan.first, out_shardings=places if is_placed else None)(state)
+        first = self._given.place.wait(first)
         return replace(first, inner_steps=np.int32(0))
 
     def abstract(self, state: Any) -> DilocoState:

@@ -145,14 +145,9 @@ class Island(Generic[P]):
 
         Call it once per inner step, before `stepped`.
         """
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
-            raise UsageError(
-                f"tokens={tokens!r} must be a whole number of at least 0. "
-                "Use batch.size, not an array."
-            )
-        self._host.tally.tokens += tokens
-        reported = metrics if loss is None else {"loss": loss, **metrics}
-        self._host.tally.reported = dict(reported)
+        tally = self._host.tally
+        tally.note_report(tokens, loss, metrics, count="batch.size, not an array")
+        tally.tokens += tokens
 
     def metrics(self) -> dict[str, float]:
         """Return what this island counted, and what it reported last, for any logger.

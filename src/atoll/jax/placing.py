@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -57,6 +58,18 @@ class Place:
     def width(self) -> int:
         """Places along the islands' axis."""
         return 1 if self.mesh is None else int(self.mesh.shape[self.axis])
+
+    def wait(self, made: Any) -> Any:
+        """Return what a program has made: once it is there, on several host devices.
+
+        XLA has as many threads for these as there are devices. Programs that are queued
+        may take all of them to wait for one another's results: then none goes on, and
+        nothing is told.
+        """
+        if self.mesh is None or self.mesh.size == 1:
+            return made
+        is_host = self.mesh.devices.flat[0].platform == "cpu"
+        return jax.block_until_ready(made) if is_host else made
 
     def spec_of(self, leaf: Any) -> Spec:
         """Return how the axes of one island's array lie on the mesh.

@@ -22,7 +22,7 @@ from atoll.jax import acts
 from atoll.jax.acts import Held, Where
 from atoll.jax.pieces import Fragment
 from atoll.jax.plan import Plan
-from atoll.jax.programs import Programs, flying
+from atoll.jax.programs import Program, Programs, flying
 from atoll.jax.state import DilocoState
 from atoll.jax.timetable import Flight
 
@@ -132,8 +132,8 @@ class Dispatched:
         self, opened: Open, batch: Any, rng: Any, in_air: Sequence[Flight]
     ) -> Any:
         counts, rest = self.arguments(opened.flights, in_air)
-        opened.islands, metrics, reduced = self.programs.inner(
-            counts, opened.islands, batch, rng, *rest
+        opened.islands, metrics, reduced = self._call(
+            self.programs.inner, counts, opened.islands, batch, rng, *rest
         )
         for kind, mean in zip(flying(counts), reduced, strict=True):
             opened.flights[kind] = replace(opened.flights[kind], mean=mean)
@@ -142,7 +142,8 @@ class Dispatched:
     def _seal(self, opened: Open, flight: Flight) -> None:
         fragment = self.plan.fragments[flight.fragment]
         held = opened.held(fragment)
-        residual, opened.flights[flight.kind] = self.programs.seal[flight.kind](
+        residual, opened.flights[flight.kind] = self._call(
+            self.programs.seal[flight.kind],
             held._replace(velocity=(), residual=None),
             held.residual,
             opened.flights[flight.kind],
@@ -152,7 +153,8 @@ class Dispatched:
 
     def _land(self, opened: Open, flight: Flight) -> None:
         fragment = self.plan.fragments[flight.fragment]
-        held, opened.drift = self.programs.land[flight.kind](
+        held, opened.drift = self._call(
+            self.programs.land[flight.kind],
             opened.held(fragment),
             opened.flights[flight.kind],
             opened.drift,
@@ -162,10 +164,16 @@ class Dispatched:
 
     def _round(self, opened: Open, flight: Flight) -> None:
         fragment = self.plan.fragments[flight.fragment]
-        held, opened.drift = self.programs.round[flight.kind](
-            opened.held(fragment), opened.drift, self.where(flight)
+        held, opened.drift = self._call(
+            self.programs.round[flight.kind],
+            opened.held(fragment),
+            opened.drift,
+            self.where(flight),
         )
         opened.take(fragment, held)
+
+    def _call(self, program: Program, *given: Any) -> Any:
+        return self.plan.place.wait(program(*given))
 
 
 def inside(

@@ -34,7 +34,8 @@ _IN_AZURE = (
     "AZURE_CLIENT_ID",
 )
 _IN_GOOGLE = ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_KEY")
-_SIGNED_IN = ("sso_session", "sso_start_url", "role_arn", "credential_process")
+_KEY, _ROLE = "aws_access_key_id", "role_arn"
+_SIGNED_IN = ("sso_session", "sso_start_url", _ROLE, "credential_process")
 
 
 def credentials_of(url: str) -> dict[str, Any]:
@@ -54,31 +55,35 @@ def credentials_of(url: str) -> dict[str, Any]:
 
 
 def _of_aws() -> dict[str, Any]:
+    """Return what a profile says; boto3 serves those that have no keys of their own."""
     if _has(_IN_S3):
         return {}
-    return _provided(_boto3) or _of_profile(os.environ.get("AWS_PROFILE"))
-
-
-def _of_profile(name: str | None) -> dict[str, Any]:
-    """Return what a profile of AWS says, by itself: where boto3 is not installed."""
+    name = os.environ.get("AWS_PROFILE")
     found = _profile(name or "default")
     if name and not found:
         raise UsageError(
             f"AWS_PROFILE={name} is not in {' or '.join(map(str, _files()))}. "
             "Add it, or unset AWS_PROFILE."
         )
-    if "aws_access_key_id" not in found and any(word in found for word in _SIGNED_IN):
+    said = _place_of(found)
+    if _KEY in found and _ROLE not in found:
+        return said | {"credential_provider": _ProfileFile(name or "default")}
+    provided = _provided(_boto3)
+    if not provided and any(word in found for word in _SIGNED_IN):
         raise UsageError(
             f"The profile {name or 'default'} of AWS signs in, which needs boto3. "
             "Try: pip install boto3"
         )
+    return said | provided
+
+
+def _place_of(found: dict[str, str]) -> dict[str, Any]:
+    """Return where a profile's buckets are, unless the environment says so."""
     said: dict[str, Any] = {}
     if "region" in found and not _has(("AWS_REGION", "AWS_DEFAULT_REGION")):
         said["region"] = found["region"]
     if "endpoint_url" in found and not _has(("AWS_ENDPOINT_URL", "AWS_ENDPOINT")):
         said["endpoint"] = found["endpoint_url"]
-    if "aws_access_key_id" in found:
-        said["credential_provider"] = _ProfileFile(name or "default")
     return said
 
 
@@ -91,7 +96,7 @@ class _ProfileFile:
     def __call__(self) -> dict[str, Any]:
         found = _profile(self._name)
         return {
-            "access_key_id": found.get("aws_access_key_id", ""),
+            "access_key_id": found.get(_KEY, ""),
             "secret_access_key": found.get("aws_secret_access_key", ""),
             "token": found.get("aws_session_token"),
             "expires_at": datetime.now(UTC) + READ_AGAIN,

@@ -58,8 +58,7 @@ def from_run(
         ModelError: a tensor has another shape in the run.
     """
     definition = definition_of(run)
-    if needs_word(definition.bundle):
-        decided(lambda: require_consent(definition))
+    is_founded = decided(lambda: _ready(definition))
     make = maker(definition)
 
     def made() -> torch.nn.Module:
@@ -67,7 +66,7 @@ def from_run(
         _built[model] = definition.bundle.digest
         return model if prepare is None else prepare(model)
 
-    if not definition.is_founded and checkpoint is None:
+    if not is_founded and checkpoint is None:
         return _initialised(make, definition.bundle.digest, device, prepare)
     return build(
         made,
@@ -77,6 +76,16 @@ def from_run(
         checkpoint=checkpoint,
         initialise=initialise,
     )
+
+
+def _ready(definition: Definition) -> bool:
+    """Return whether the run has weights, once its code may run here.
+
+    One rank's word for all: the run may be founded between two looks.
+    """
+    if needs_word(definition.bundle):
+        require_consent(definition)
+    return definition.is_founded
 
 
 def bundle_of(modules: list[torch.nn.Module]) -> str:

@@ -135,18 +135,12 @@ class Island:
         says what it trains on itself: tokens of ranks with data of their own are added
         up, and all else is the leader's.
         """
-        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
-            raise UsageError(
-                f"tokens={tokens!r} must be a whole number of at least 0. "
-                "Use batch.numel(), not a tensor."
-            )
+        plain = {name: _detached(value) for name, value in metrics.items()}
+        self._life.tally.note_report(
+            tokens, _detached(loss), plain, count="batch.numel(), not a tensor"
+        )
         self._finish_saving()
         self._life.count_tokens(tokens)
-        self._life.tally.note_report(tokens, _detached(loss))
-        reported = metrics if loss is None else {"loss": loss, **metrics}
-        self._life.tally.reported = {
-            name: _detached(value) for name, value in reported.items()
-        }
 
     def metrics(self) -> dict[str, float]:
         """Return what this island counted, and what it reported last, for any logger.

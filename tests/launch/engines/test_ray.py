@@ -67,23 +67,24 @@ def test_it_is_a_launcher(
 
 def test_an_island_outlives_its_node(nodes: Nodes, stage: LaunchStage) -> None:
     """A node that is lost gives its island to another one, in its next life."""
-    lost = nodes.add()
+    has_one = {"num_gpus": 1, "resources": {"accelerator_type:CORAL": 1}}
+    lost = nodes.add(**has_one)
     launcher = stage.open_launcher()
-    order = stage.order(AGAIN, str(stage.scratch), num_islands=6, restarts=Restarts())
+    needs = Resources(accelerators=1, accelerator="CORAL")
+    order = stage.order(
+        AGAIN, str(stage.scratch), num_islands=1, restarts=Restarts(), resources=needs
+    )
     handle = launcher.launch(order, keep=NOTHING)
     try:
-        for index in range(6):
-            stage.until_said(handle, index, "here")
+        stage.until_said(handle, 0, "here")
+        nodes.add(**has_one)
         nodes.cluster.remove_node(lost, allow_graceful=False)
-        reports = stage.until(
-            handle, lambda all_: any(each.state is State.FINISHED for each in all_)
-        )
+        (report,) = stage.until(handle, are(State.FINISHED))
     finally:
         launcher.cancel(handle, grace_s=1.0)
-    again = next(each for each in reports if each.state is State.FINISHED)
 
-    assert again.restarts == 1
-    assert "again" in launcher.logs(handle, again.index)
+    assert report.restarts == 1
+    assert "again" in launcher.logs(handle, 0)
 
 
 def test_who_waits_for_a_place_is_cancelled(stage: LaunchStage) -> None:
@@ -139,6 +140,14 @@ def test_a_ledger_that_lost_its_node_believes_its_islands() -> None:
     assert ledger.hear(0, 1, said, ["late"]) is True
     assert ledger.reports()[0]["restarts"] == 1
     assert ledger.lines(0, 0) == ["one"]
+
+
+def test_a_ledger_that_lost_its_node_knows_a_successor() -> None:
+    """An actor that follows a lost one is no first life, though nobody was told."""
+    ledger = Ledger({0: "reef-0"}, now_s=lambda: 0.0)
+
+    assert ledger.begun(0, True) == (2, False)
+    assert ledger.reports()[0]["restarts"] == 1
 
 
 def test_a_ledger_keeps_the_last_lines() -> None:

@@ -22,13 +22,21 @@ def actor_name(launch: str, index: int) -> str:
     return f"{launch}-{index}"
 
 
+HEAD = "node:__internal_head__"
+"""A resource that Ray gives to the head node alone."""
+
+
 def ledger_class(launch: str) -> Any:
-    """Return what makes the ledger of a launch: somewhere, and again if it is lost."""
+    """Return what makes the ledger of a launch: at the head, and again if it is lost.
+
+    A cluster outlives any other node, and so does what became of its islands.
+    """
     return ray.remote(_LedgerActor).options(
         name=launch,
         namespace=ray.get_runtime_context().namespace,
         lifetime="detached",
         num_cpus=0,
+        resources={HEAD: 0.0001},
         max_restarts=-1,
         max_task_retries=-1,
     )
@@ -83,7 +91,8 @@ class _LeaderActor:
         threading.Thread(target=self._lead, daemon=True).start()
 
     def _lead(self) -> None:
-        self._leader.lead(ray.get)
+        is_again = ray.get_runtime_context().was_current_actor_reconstructed
+        self._leader.lead(ray.get, is_again=is_again)
         ray.get_actor(self._name).leave.remote()
 
     def go(self, grace_s: float) -> None:

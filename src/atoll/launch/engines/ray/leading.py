@@ -54,10 +54,14 @@ class Leader:
         """Let the island go. Called while `lead` runs."""
         self._grace_s = grace_s
 
-    def lead(self, ask: Any) -> None:
-        """Lead the island; `ask` waits for an answer of the ledger's."""
+    def lead(self, ask: Any, *, is_again: bool = False) -> None:
+        """Lead the island; `ask` waits for an answer of the ledger's.
+
+        Args:
+            is_again: an actor before this one was lost.
+        """
         lead = self._lead
-        life_number, is_to_go = ask(self._ledger.begun.remote(lead.index))
+        life_number, is_to_go = ask(self._ledger.begun.remote(lead.index, is_again))
         if is_to_go:
             ask(self._ledger.ended.remote(lead.index))
             return

@@ -51,10 +51,13 @@ class Ledger:
             for index, name in names.items()
         }
 
-    def begun(self, index: int) -> tuple[int, bool]:
-        """Return which life an actor is, and whether its island is to go."""
+    def begun(self, index: int, is_again: bool = False) -> tuple[int, bool]:
+        """Return which life an actor is, and whether its island is to go.
+
+        One that is another's successor is at least the second, whatever was lost here.
+        """
         entry = self._entries[index]
-        entry.lives += 1
+        entry.lives = max(entry.lives, int(is_again)) + 1
         entry.heard_at_s = self._now_s()
         return entry.lives, entry.is_to_go or entry.report.state.is_over
 

@@ -20,6 +20,7 @@ class Server:
 
     def __init__(self, launched: Launched) -> None:
         self._launched = launched
+        self._is_elsewhere = launched.launcher.traits.is_elsewhere
         self.reports: tuple[Report, ...] = ()
 
     @property
@@ -29,13 +30,16 @@ class Server:
         Elsewhere only its leader could tell it to go, and would say so; on machines
         that this user works on anybody could, for which it ends with 0 as well.
         """
-        is_elsewhere = self._launched.launcher.traits.is_elsewhere
-        return is_elsewhere and self._is(State.FINISHED)
+        return self._is_elsewhere and self._is(State.FINISHED)
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has not finished, and nobody starts it again."""
-        return self._is(State.FAILED, State.LOST, State.CANCELLED)
+        """Whether it has not finished, and nobody can serve its run again.
+
+        Where its directory is this user's somebody can: `atoll serve --dir`.
+        """
+        is_over = self._is(State.FAILED, State.LOST, State.CANCELLED)
+        return self._is_elsewhere and is_over
 
     def _is(self, *states: State) -> bool:
         return any(each.state in states for each in self.reports)

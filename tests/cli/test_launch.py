@@ -20,6 +20,7 @@ import typer.main
 from atoll.cli import app
 from atoll.cli.launch import _follow
 from atoll.cli.launch_options import size_bytes
+from atoll.cli.launch_run import RunAt
 from atoll.cli.launch_view import Following
 from atoll.errors import UsageError
 from atoll.launch import IslandSpec, engines
@@ -248,7 +249,7 @@ def test_who_goes_without_the_islands_is_told_what_ends_all(
 
     monkeypatch.setattr(Following, "follow", interrupted)
     with pytest.raises(typer.Exit):
-        _follow(launched, None)
+        _follow(launched, RunAt("/no/a run"))
 
     assert "atoll cancel '/no/a run'\n" in capsys.readouterr().err
 
@@ -348,10 +349,6 @@ def test_a_dry_run_starts_nothing(place: Path, say: Say) -> None:
         (("run.toml", "--cpus", "4096", "--", "train.py"), "cpus=4096 is more"),
         (("run.toml", "--memory", "much", "--", "train.py"), "'much' is no size"),
         (("run.toml", "--option", "a=b", "--", "train.py"), "local has no option 'a'"),
-        (
-            ("run.toml", "--on", "ray", "--coordinator", "island0", "--", "train.py"),
-            "--coordinator island0 keeps the run where islands are",
-        ),
         (
             ("./no-such-store", "--dir", "a", "--", "train.py"),
             "--dir and --set are for a run file",

@@ -67,6 +67,7 @@ def engine(
         ("slurm", "inside"),
         ("slurm", "bucket"),
         ("ray", "coordinator"),
+        ("ray", "inside"),
         ("ray", "bucket"),
     ],
     indirect=["engine"],

@@ -55,18 +55,23 @@ class Container:
 
     def kill(self) -> None:
         """End it with all that it started."""
-        children = _descendants(self._process.pid)
+        children = descendants(self._process.pid)
         if self.exit_code() is None:
             self._process.kill()
         self._process.wait()
-        for child in children:
-            try:
-                os.kill(child, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        kill_all(children)
 
 
-def _descendants(parent: int) -> list[int]:
+def kill_all(processes: Sequence[int]) -> None:
+    """End processes, those that there still are."""
+    for process in processes:
+        try:
+            os.kill(process, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def descendants(parent: int) -> list[int]:
     """Return who a process has started, and whom they have."""
     found: list[int] = []
     for task in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -75,5 +80,5 @@ def _descendants(parent: int) -> list[int]:
         except OSError:
             continue
         for child in children:
-            found += [child, *_descendants(child)]
+            found += [child, *descendants(child)]
     return found

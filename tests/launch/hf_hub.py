@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from tests.launch.containers import Container
+from tests.launch.host_names import HostNames
 from tests.launch.loopback import answering, send
 
 FLAVORS = {"cpu-basic", "l40sx1", "a100x4"}
@@ -40,13 +41,14 @@ class Hub:
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(1)
+        self._names = HostNames(self.place / "names")
 
     def start(self, owner: str, asked: dict[str, Any]) -> dict[str, Any]:
         """Run a job; the secrets' values are in its environment and in no answer."""
         job = f"{next(self._ids):024x}"
         secrets = asked.pop("secrets", {})
         words = [*asked["command"], *asked["arguments"]]
-        around = {**asked["environment"], **secrets}
+        around = {**asked["environment"], **secrets, **self._network(asked)}
         self.containers[job] = Container(words, around, self.place / job)
         self.jobs[job] = {
             **asked,
@@ -56,6 +58,17 @@ class Hub:
             "owner": {"id": "1", "name": owner, "type": "user"},
         }
         return self.told(job)
+
+    def _network(self, asked: dict[str, Any]) -> dict[str, str]:
+        """Let a job be reached in its group, and say how it reaches others there."""
+        if "network" not in asked:
+            return {}
+        group, prefix = asked["network"]["group"], f"net-{asked['network']['group']}-"
+        for alias in asked["network"].get("aliases", ()):
+            assert re.fullmatch(r"[a-z0-9-]{1,34}", alias), alias
+            self._names.add(f"{prefix}{alias}")
+        told = {"HF_NETWORK_GROUP_HOSTNAME": group, "HF_NETWORK_GROUP_PREFIX": prefix}
+        return {**told, **self._names.around}
 
     def told(self, job: str) -> dict[str, Any]:
         """Return a job as the Hub tells it."""

@@ -10,14 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.launch.containers import descendants, kill_all
+
 Form = dict[str, Any]
 
 
 class Pod:
     """One pod: it waits for its Secrets, runs its only container, and ends."""
 
-    def __init__(self, form: Form, directory: Path) -> None:
-        self.form = form
+    def __init__(self, form: Form, directory: Path, around: Mapping[str, str]) -> None:
+        self.form, self._around = form, around
         self._said, self._message = directory / "log", directory / "message"
         self._home = directory
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,8 +82,10 @@ class Pod:
     def kill(self) -> None:
         """End it as a machine does that goes away."""
         if self._process is not None and self._process.poll() is None:
+            led = descendants(self._process.pid)
             self._process.kill()
             self._process.wait()
+            kill_all(led)
 
     def _start(self, secrets: Mapping[str, Mapping[str, str]]) -> None:
         container = self.form["spec"]["containers"][0]
@@ -98,7 +102,12 @@ class Pod:
         with self._said.open("wb") as said:
             self._process = subprocess.Popen(
                 [each.replace("$$(", "$(") for each in words],
-                env={"PATH": os.environ["PATH"], "HOME": str(self._home), **told},
+                env={
+                    "PATH": os.environ["PATH"],
+                    "HOME": str(self._home),
+                    **self._around,
+                    **told,
+                },
                 cwd=self._home,
                 stdin=subprocess.DEVNULL,
                 stdout=said,

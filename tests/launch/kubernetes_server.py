@@ -23,6 +23,7 @@ from urllib.parse import parse_qs, urlsplit
 import kubernetes_validate
 import yaml
 
+from tests.launch.host_names import HostNames
 from tests.launch.kubernetes_jobs import Job, JobSet, validate
 from tests.launch.kubernetes_pods import Form, Pod, now
 
@@ -50,6 +51,8 @@ class KubernetesServer:
         self.jobsets: dict[str, JobSet] = {}
         self.has_jobsets = True
         self.secrets: dict[str, Form] = {}
+        self.services: dict[str, Form] = {}
+        self._names = HostNames(directory / "names")
         self.requests: list[tuple[str, str]] = []
         self.submitted: list[Form] = []
         self.adds_proxies = False
@@ -90,6 +93,10 @@ class KubernetesServer:
         file.write_text(yaml.safe_dump(form))
         return file
 
+    def close(self) -> None:
+        """Be a cluster that does not answer, without having been served."""
+        self._http.server_close()
+
     @contextmanager
     def serving(self) -> Iterator[KubernetesServer]:
         for thread in self._threads:
@@ -103,7 +110,6 @@ class KubernetesServer:
                 thread.join()
             self._http.server_close()
             for pod in self.pods():
-                pod.delete(0.0)
                 pod.kill()
 
     def pods(self) -> list[Pod]:
@@ -147,7 +153,20 @@ class KubernetesServer:
             return self._jobset(method, name, body)
         if kind == "secrets":
             return self._secret(method, name, body)
+        if kind == "services":
+            return self._service(body)
         return self._pod(method, rest, query)
+
+    def _service(self, body: Form | None) -> Form:
+        """Make a Service, which leads to pods of the Job with its labels."""
+        assert body is not None
+        name, selector = body["metadata"]["name"], body["spec"]["selector"]
+        templates = [each.form["spec"]["template"] for each in self.jobs.values()]
+        labels = [each["metadata"]["labels"] for each in templates]
+        if any(selector.items() <= each.items() for each in labels):
+            self._names.add(f"{name}.{self.namespace}.svc")
+        self.services[name] = body
+        return body
 
     def _job(self, method: str, name: str | None, body: Form | None) -> Form:
         if method == "POST":
@@ -225,7 +244,7 @@ class KubernetesServer:
     def _new_pod(self, form: Form) -> Pod:
         directory = self.directory / form["metadata"]["name"]
         directory.mkdir()
-        pod = Pod(form, directory)
+        pod = Pod(form, directory, self._names.around)
         pod.has_proxy = self.adds_proxies
         return pod
 

@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
 from atoll.cli import launch_options as given
+from atoll.cli.launch_inside import LISTEN_HERE, plan_inside, run_inside
 from atoll.cli.launch_options import Coordinating, pairs, size_bytes
-from atoll.cli.launch_run import Serve, is_run_file, run_at, serve_words
+from atoll.cli.launch_run import (
+    RunAt,
+    Serve,
+    is_run_file,
+    run_at,
+    serve_spec,
+    serve_words,
+)
 from atoll.cli.launch_view import Following
 from atoll.cli.names import place_of
 from atoll.cli.run_file import Assignments
 from atoll.errors import UsageError
+from atoll.launch.base import Plan
+from atoll.launch.inside import inside_of
 from atoll.launch.launching import Launched, launch_spec, plan_spec
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
@@ -33,7 +44,7 @@ def launch(
     name: given.Name = None,
     coordinator: given.Coordinator = Coordinating.HERE,
     directory: given.Directory = None,
-    host: given.Host = "127.0.0.1",
+    host: given.Host = LISTEN_HERE,
     assignments: Assignments = None,
     processes: given.Processes = 1,
     environment: given.Environment = None,
@@ -83,59 +94,79 @@ def launch(
         directory=directory,
         host=host,
         assignments=assignments or (),
-        engine=_serving_engine(coordinator, engine, words),
-        options=words if coordinator is Coordinating.ISLAND0 else {},
+        image=image,
+        requirements=requirements or (),
     )
+    if coordinator is Coordinating.ISLAND0:
+        serve = _beside(serve, engine, words)
     # What is wrong with islands is told before a coordinator is started for them.
-    spec = spec_for(_planned(run, n, serve))
-    code = _code(engine, spec, ship, words)
+    url, before = _planned(run, n, serve)
+    spec = spec_for(url)
+    code = _code(engine, spec, ship, serve, words)
     plan = plan_spec(engine, n, spec, options=words, ship=code)
     if dry_run:
-        typer.echo(plan.text, nl=not plan.text.endswith("\n"))
+        for each in (*before, plan):
+            typer.echo(each.text, nl=not each.text.endswith("\n"))
         return
-    launched, served = _launched(run, n, serve, engine, spec_for, words, code)
+    launched, at = _launched(run, n, serve, engine, spec_for, words, code)
     if detach:
         _tell_where(launched.handle.run)
         return
-    _follow(launched, served)
+    _follow(launched, at)
 
 
-def _serving_engine(
-    coordinator: Coordinating, engine: str, options: dict[str, str]
-) -> str:
-    """Return the engine that a run file is served by.
+def _beside(serve: Serve, engine: str, options: dict[str, str]) -> Serve:
+    """Return how the engine of the islands serves a run file.
 
     Raises:
-        UsageError: it is to be this one, whose places have no file of this user's.
+        UsageError: it does not.
     """
-    if coordinator is Coordinating.HERE:
-        return "local"
-    if open_launcher(engine, options).traits.is_elsewhere:
-        raise UsageError(
-            f"--coordinator island0 keeps the run where islands are, and those of "
-            f"{engine} see no file of yours, so that nobody here would find it. Serve "
-            "it here, at an address that the islands reach: --listen; or use a run in "
-            "a store."
-        )
-    return engine
+    serve = replace(serve, engine=engine, options=options)
+    if not open_launcher(engine, options).traits.is_elsewhere:
+        return serve
+    return replace(serve, inside=inside_of(engine, options))
 
 
 def _code(
-    engine: str, spec: IslandSpec, ship: bool | None, options: dict[str, str]
+    engine: str,
+    spec: IslandSpec,
+    ship: bool | None,
+    serve: Serve,
+    options: dict[str, str],
 ) -> Path | None:
-    """Return the directory to be shipped: this one, where nothing else brings it."""
+    """Return the directory to be shipped: this one, where nothing else brings it.
+
+    Raises:
+        UsageError: it is, and who would keep it is not reached from here.
+    """
     if ship is None:
         is_elsewhere = open_launcher(engine, options).traits.is_elsewhere
         ship = is_elsewhere and spec.image is None
+    if ship and serve.inside is not None and not serve.inside.serving.is_in_sight:
+        raise UsageError(
+            f"Code is kept with its run, whose coordinator on {engine} is not reached "
+            "from here. Put it into what --image or --requirement brings, and give "
+            "--no-ship; or serve the run here."
+        )
     return Path.cwd() if ship else None
 
 
-def _planned(run: str, n: int, serve: Serve) -> str:
-    """Return the run's URL for a plan, for which nothing is started."""
+def _planned(run: str, n: int, serve: Serve) -> tuple[str, list[Plan]]:
+    """Return the run's URL for a plan, and what would be submitted before it.
+
+    Nothing is started for it.
+    """
     if not is_run_file(run):
-        return str(place_of(run))
-    serve_words(Path(run), n, serve)
-    return f"https://{serve.host}:{NO_PORT_YET}"
+        return str(place_of(run)), []
+    nowhere = f"https://{serve.host}:{NO_PORT_YET}"
+    if serve.inside is not None:
+        plan = plan_inside(Path(run), n, serve)
+        return plan.url or nowhere, [plan]
+    words, directory = serve_words(Path(run), n, serve)
+    if serve.engine == "local":
+        return nowhere, []
+    spec = serve_spec(words, directory)
+    return nowhere, [plan_spec(serve.engine, 1, spec, options=serve.options)]
 
 
 def _launched(
@@ -146,21 +177,22 @@ def _launched(
     spec_for: Callable[[str], IslandSpec],
     options: dict[str, str],
     ship: Path | None,
-) -> tuple[Launched, Launched | None]:
+) -> tuple[Launched, RunAt]:
     """Launch a coordinator if one is needed, and islands; or leave nothing."""
-    at = run_at(run, n, serve)
+    is_inside = serve.inside is not None and is_run_file(run)
+    at = run_inside(Path(run), n, serve) if is_inside else run_at(run, n, serve)
     try:
         spec = spec_for(at.url)
         launched = launch_spec(engine, n, spec, options=options, ship=ship)
-        return launched, at.coordinator
+        return launched, at
     except BaseException:
         if at.coordinator is not None:
             at.coordinator.cancel()
         raise
 
 
-def _follow(launched: Launched, served: Launched | None) -> None:
-    following = Following(launched, served)
+def _follow(launched: Launched, at: RunAt) -> None:
+    following = Following(launched, at.coordinator, is_in_sight=at.is_in_sight)
     try:
         has_finished = following.follow()
     except KeyboardInterrupt:

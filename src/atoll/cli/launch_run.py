@@ -20,16 +20,20 @@ from atoll.cli.names import place_of, served
 from atoll.cli.run_file import settings_of
 from atoll.errors import RemoteError, SettingsError, UsageError
 from atoll.launch.book import COORDINATOR, Book, Record
+from atoll.launch.inside import Inside
 from atoll.launch.launching import Launched, launch_spec
 from atoll.launch.looking import look_at, try_look
 from atoll.launch.spec import IslandSpec
 from atoll.launch.states import State
+from atoll.settings import RunSettings
 from atoll.settings.parsing import read_toml
 
 STARTS_S = 90.0
 LOOK_S = 0.1
 LINGER_S = 5
 """How much longer a coordinator serves, so that whoever watches sees the end."""
+
+UNTIL_END = ("--until-end", "--linger", str(LINGER_S), "--json")
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class RunAt:
 
     url: str
     coordinator: Launched | None = None
+    is_in_sight: bool = True
+    """Whether it can be asked from here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +56,12 @@ class Serve:
     engine: str = "local"
     options: Mapping[str, str] = field(default_factory=dict)
     """Of that engine."""
+
+    inside: Inside | None = None
+    """How that engine runs a coordinator where no file of this user's is."""
+
+    image: str | None = None
+    requirements: Sequence[str] = ()
 
 
 def is_run_file(run: str) -> bool:
@@ -72,13 +84,13 @@ def run_at(run: str, n: int, serve: Serve) -> RunAt:
                 "already. Leave them out; `atoll control` changes what can change."
             )
         found = RunAt(str(place_of(run)))
-        _require_going(found.url)
+        require_going(found.url)
         return found
     words, directory = serve_words(Path(run), n, serve)
     last = served(directory)
     if last is not None and last.is_open and try_look(last.url) is not None:
         typer.echo(f"atoll: {directory} is served already, at {last.url}.", err=True)
-        _require_going(last.url)
+        require_going(last.url)
         return RunAt(last.url)
     return _served(words, directory, serve)
 
@@ -89,23 +101,39 @@ def serve_words(run_file: Path, n: int, serve: Serve) -> tuple[list[str], Path]:
     Raises:
         SettingsError: the file is wrong, or is for a store.
     """
-    settings = settings_of(run_file, serve.assignments)
+    settings = served_settings(run_file, serve.assignments)
+    directory = (serve.directory or Path(f"{settings.run.name}.atoll")).absolute()
+    words = ["serve", "--dir", str(directory), "--listen", serve.host]
+    words += UNTIL_END
+    if (directory / "journal").exists():
+        return words, directory  # the run that it holds has its settings
+    words.insert(1, str(run_file.absolute()))
+    return words + set_words(run_file, n, serve.assignments), directory
+
+
+def served_settings(run_file: Path, assignments: Sequence[str]) -> RunSettings:
+    """Return the settings of a run that a coordinator is to serve.
+
+    Raises:
+        SettingsError: the file is wrong, or is for a store.
+    """
+    settings = settings_of(run_file, assignments)
     if settings.store.decider is not None:
         raise SettingsError(
             f"store.decider={settings.store.decider!r} is for a run in a store. Make "
             "it there, and launch for it: `atoll init URL RUN.toml`."
         )
-    directory = (serve.directory or Path(f"{settings.run.name}.atoll")).absolute()
-    words = ["serve", "--dir", str(directory), "--listen", serve.host]
-    words += ["--until-end", "--linger", str(LINGER_S), "--json"]
-    if (directory / "journal").exists():
-        return words, directory  # the run that it holds has its settings
-    words.insert(1, str(run_file.absolute()))
-    if not _says_start(run_file, serve.assignments):
+    return settings
+
+
+def set_words(run_file: Path, n: int, assignments: Sequence[str]) -> list[str]:
+    """Return how a coordinator is told of settings that the run file does not have."""
+    words: list[str] = []
+    if not _says_start(run_file, assignments):
         words += ["--set", f"run.start_islands={n}"]
-    for each in serve.assignments:
+    for each in assignments:
         words += ["--set", each]
-    return words, directory
+    return words
 
 
 def _says_start(run_file: Path, assignments: Sequence[str]) -> bool:
@@ -114,39 +142,52 @@ def _says_start(run_file: Path, assignments: Sequence[str]) -> bool:
     return is_set or "start_islands" in said
 
 
-def _served(words: Sequence[str], directory: Path, serve: Serve) -> RunAt:
-    spec = IslandSpec(
+def serve_spec(words: Sequence[str], directory: Path) -> IslandSpec:
+    """Return what is launched to serve a directory."""
+    return IslandSpec(
         command=("-m", "atoll.cli", *words), run=str(directory), name=COORDINATOR
     )
-    book = Book()
+
+
+def _served(words: Sequence[str], directory: Path, serve: Serve) -> RunAt:
+    spec, book = serve_spec(words, directory), Book()
     launched = launch_spec(serve.engine, 1, spec, options=serve.options, book=book)
     try:
-        url = _url(launched)
+        url = str(facts_of(launched)["url"])
         handle = replace(launched.handle, run=url)
         book.keep(Record(handle, spec))
         found = RunAt(url, Launched(handle, launched.launcher))
-        _require_going(url)
+        require_going(url)
         return found
     except BaseException:
         launched.cancel()
         raise
 
 
-def _url(launched: Launched) -> str:
-    """Return where the coordinator listens, once it says so."""
-    until_s = time.monotonic() + STARTS_S
+def facts_of(
+    launched: Launched, *, starts_s: float = STARTS_S, look_s: float = LOOK_S
+) -> dict[str, Any]:
+    """Return what a coordinator says of itself, once it listens.
+
+    Raises:
+        RemoteError: it did not start, within `starts_s` from when it runs on.
+    """
+    until_s, why = time.monotonic() + starts_s, ""
     while time.monotonic() < until_s:
         (report,) = launched.poll()
         if report.state is State.PENDING:  # an engine may be full for as long as it is
-            until_s = time.monotonic() + STARTS_S
+            until_s = time.monotonic() + starts_s
+            if report.why not in ("", why):
+                typer.echo(f"atoll: {report.name} waits: {report.why}", err=True)
+            why = report.why
         said = launched.logs()[report.name]
         for line in said:
             if (facts := _facts(line)) is not None:
                 _tell_notes(said)
-                return str(facts["url"])
+                return facts
         if report.restarts or report.state.is_over:
             break
-        time.sleep(LOOK_S)
+        time.sleep(look_s)
     tail = " ".join(line for line in said[-5:] if not line.startswith("atoll: coord"))
     raise RemoteError(f"The coordinator did not start: {tail or 'it said nothing'}")
 
@@ -165,7 +206,13 @@ def _tell_notes(said: Sequence[str]) -> None:
             typer.echo(line, err=True)
 
 
-def _require_going(url: str) -> None:
+def require_going(url: str) -> None:
+    """Return if a run goes on.
+
+    Raises:
+        UsageError: it has ended.
+        Unreachable: nobody answers there.
+    """
     look = look_at(url)
     if look.has_ended:
         raise UsageError(

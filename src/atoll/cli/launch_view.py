@@ -15,6 +15,7 @@ from typing import Any
 
 import typer
 
+from atoll.cli.launch_server import ENDS_S, Server, change, failures_of
 from atoll.cli.launches import table_lines
 from atoll.cli.terminal import can_redraw
 from atoll.errors import Unreachable
@@ -22,7 +23,7 @@ from atoll.launch.launching import Launched
 from atoll.launch.looking import Looks, RunLook
 from atoll.launch.patience import Patience
 from atoll.launch.states import Report, State
-from atoll.launch.summary import LAST_LINES, failures, rows
+from atoll.launch.summary import rows
 
 NEAR_S, FAR_S = 0.5, 5.0
 """Between two looks: at this machine's islands, and at those of engines elsewhere."""
@@ -33,14 +34,22 @@ SPOKE_S = 1.0
 class Following:
     """Watches islands until all are over, and lets them go when it is told to."""
 
-    def __init__(self, launched: Launched, coordinator: Launched | None) -> None:
-        self._launched, self._coordinator = launched, coordinator
-        self._looks = Looks(launched.handle.run)
+    def __init__(
+        self,
+        launched: Launched,
+        coordinator: Launched | None,
+        *,
+        is_in_sight: bool = True,
+    ) -> None:
+        self._launched = launched
+        self._server = None if coordinator is None else Server(coordinator)
+        # What cannot be asked is known by its engine's word alone.
+        self._looks = Looks(launched.handle.run) if is_in_sight else None
         self._reports: tuple[Report, ...] = ()
         self._read = dict.fromkeys(launched.handle.indexes, 0)
         self._can_redraw = can_redraw(sys.stdout)
         self._drawn = 0
-        self._is_told = self._is_going = False
+        self._is_told = self._is_going = self._is_alone = False
         self._asking, self._ending = Patience(), Patience()
 
     def follow(self) -> bool:
@@ -57,26 +66,36 @@ class Following:
             self._see()
             self._settle()
         self._show_end()
-        return self._look is not None and self._look.has_ended
+        return self._has_ended
 
     @property
     def was_told(self) -> bool:
         """Whether somebody has interrupted it."""
-        return self._is_told
+        return self._is_told and not self._is_alone
 
     def _is_over(self) -> bool:
         return bool(self._reports) and all(it.state.is_over for it in self._reports)
 
     @property
     def _look(self) -> RunLook | None:
-        return self._looks.newest
+        return self._looks.newest if self._looks else None
+
+    @property
+    def _has_ended(self) -> bool:
+        if self._look is not None and self._look.has_ended:
+            return True
+        return self._server is not None and self._server.has_finished
 
     def _see(self) -> None:
-        self._looks.look(at_once=self._is_over())
+        if self._looks is not None:
+            self._looks.look(at_once=self._is_over())
         before = {each.index: each for each in self._reports}
         lines: list[str] = []
         try:
             self._reports = self._launched.poll()
+            changes = self._server.look() if self._server else []
+            if self._looks is None and not self._can_redraw:
+                lines += changes
             for line in self._new_lines():
                 lines.append(line)  # one by one: what was read is told in any case
             self._asking.answered()
@@ -84,7 +103,7 @@ class Following:
             lines += self._asking.bear(exc)
         if not self._can_redraw:
             for each in self._reports:
-                lines += _change(before.get(each.index), each)
+                lines += change(before.get(each.index), each)
         self._draw(lines)
 
     def _new_lines(self) -> Iterator[str]:
@@ -107,7 +126,10 @@ class Following:
 
     def _page(self) -> list[str]:
         metrics: Mapping[str, Any] = self._look.islands if self._look else {}
-        page = ["", *table_lines(rows(self._reports, metrics), left=2)]
+        # Where its run cannot be asked, the coordinator is what there is to see of it.
+        server = self._server if self._looks is None else None
+        shown = [*self._reports, *(server.reports if server else ())]
+        page = ["", *table_lines(rows(shown, metrics), left=2)]
         if self._look is not None:
             last = self._look.last_round
             of = f" of {last}" if last is not None else ""
@@ -120,13 +142,11 @@ class Following:
 
     def _end(self, *, is_told: bool) -> None:
         """End what is not to run on; what could not be told is told again."""
-        try:
+        with self._bearing():
             if is_told and not self._is_going:
                 self._tell_to_go()
             self._end_what_waits()
-            self._ending.answered()
-        except Unreachable as exc:
-            self._draw(self._ending.bear(exc))
+            self._end_who_is_alone()
 
     def _tell_to_go(self) -> None:
         if not self._is_told:
@@ -138,7 +158,7 @@ class Following:
 
     def _end_what_waits(self) -> None:
         """Start no island again for a run that has ended."""
-        if self._look is None or not self._look.has_ended:
+        if not self._has_ended:
             return
         waiting = (State.PENDING, State.RESTARTING)
         late = [each.index for each in self._reports if each.state in waiting]
@@ -146,51 +166,68 @@ class Following:
         if late and (can_some or len(late) == len(self._reports)):
             self._launched.cancel(late if can_some else None)
 
+    def _end_who_is_alone(self) -> None:
+        """Let islands go whose coordinator is over, and comes back nowhere."""
+        is_gone = self._server is not None and self._server.is_gone
+        if not is_gone or self._has_ended or self._is_going:
+            return
+        if not self._is_told:
+            self._is_alone = self._is_told = True
+            self._draw(["atoll: the run's coordinator is gone; islands are ended."])
+        self._launched.cancel()
+        self._is_going = True
+
     def _settle(self) -> None:
         """Look once more while the coordinator is there, and let it go."""
-        if self._coordinator is None:
+        if self._server is None:
             return
-        until_s = time.monotonic() + SPOKE_S
-        while time.monotonic() < until_s and not (self._look and self._look.has_ended):
-            self._looks.look()
-            time.sleep(0.1)
-        self._let_go(self._coordinator)
+        until_s = time.monotonic() + self._patience_s()
+        while time.monotonic() < until_s and not self._has_ended:
+            self._look_for_end(self._server)
+            time.sleep(0.1 if self._looks else NEAR_S)
+        self._let_go(self._server)
 
-    def _let_go(self, coordinator: Launched) -> None:
-        is_told = is_over = False
-        while not is_over:
-            try:
+    def _look_for_end(self, server: Server) -> None:
+        if self._looks is not None:
+            self._looks.look()
+            return
+        with self._bearing():
+            server.look()
+
+    def _patience_s(self) -> float:
+        """Return how long the end of a run may be waited for that is likely to come."""
+        if self._looks is not None:
+            return SPOKE_S
+        is_likely = any(each.state is State.FINISHED for each in self._reports)
+        is_gone = self._server is None or self._server.is_gone
+        return ENDS_S if is_likely and not is_gone else 0.0
+
+    def _let_go(self, server: Server) -> None:
+        is_told = False
+        while not (is_told and server.is_over):
+            with self._bearing():
                 if not is_told:  # once: said again, it is an order to an engine
-                    coordinator.cancel()
+                    server.end()
                     is_told = True
-                is_over = all(each.state.is_over for each in coordinator.poll())
-                self._ending.answered()
-            except Unreachable as exc:
-                self._draw(self._ending.bear(exc))
-            time.sleep(0.0 if is_over else 0.1)
+                server.look()
+            time.sleep(0.0 if server.is_over else 0.1)
+
+    @contextmanager
+    def _bearing(self) -> Iterator[None]:
+        """Go on through the silence of an engine that is to end something."""
+        try:
+            yield
+            self._ending.answered()
+        except Unreachable as exc:
+            self._draw(self._ending.bear(exc))
 
     def _show_end(self) -> None:
         self._draw(self._page(), is_last=True)
-        for line in failures(self._reports, self._last_lines):
+        told = [*failures_of(self._launched, self._reports)]
+        if self._server is not None:
+            told += failures_of(self._server.launched, self._server.reports)
+        for line in told:
             typer.echo(line, err=True)
-
-    def _last_lines(self, report: Report) -> list[str]:
-        launcher, handle = self._launched.launcher, self._launched.handle
-        try:
-            return launcher.logs(handle, report.index)[-LAST_LINES:]
-        except Unreachable as exc:
-            return [f"(its log cannot be read: {exc})"]
-
-
-def _change(before: Report | None, now: Report) -> list[str]:
-    if before is not None and (before.state, before.restarts) == (
-        now.state,
-        now.restarts,
-    ):
-        return []
-    why = f": {now.why}" if now.why else ""
-    life = f" (restart {now.restarts})" if now.restarts else ""
-    return [f"{now.name} is {now.state.value}{life}{why}"]
 
 
 @contextmanager

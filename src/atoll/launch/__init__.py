@@ -39,7 +39,13 @@ is more than one. Its author writes:
     must become that signal. Exit code 0 is FINISHED; what is over by `cancel` is
     CANCELLED whatever its code; what the engine has forgotten is LOST.
 
-6.  Tests: every claim of `atoll.testing.LAUNCHER_CLAIMS` against the real engine or a
+6.  A coordinator, if one of an engine's own is reached by its islands: then
+    `traits.serving` says how. An order that `is_coordinator` has ATOLL_CHARTER in place
+    of a pass, and is not started again where its directory is not. `LISTEN_THERE` among
+    its words becomes the address of its place; or, if that is known before it runs, its
+    plan has the URL, and its handle has it as its `run`.
+
+7.  Tests: every claim of `atoll.testing.LAUNCHER_CLAIMS` against the real engine or a
     server that behaves as it does; `PLAN_CLAIMS` at least, where nothing can be run.
 """
 

@@ -37,6 +37,10 @@ class Order:
     """Secrets whose values this side knows, by variable: for the engine's way of
     secrets and nothing else. What the engine keeps itself is in `spec.secrets`."""
 
+    is_coordinator: bool = False
+    """Whether it is no island that is launched, but what serves them: others of this
+    engine must reach it, as `Traits.serving` says."""
+
     def __post_init__(self) -> None:
         check_id(self.id)
         check_indexes(self.first, self.num_islands)
@@ -52,12 +56,16 @@ class Order:
         *,
         options: Mapping[str, str] | None = None,
         begun_at_s: float = 0.0,
+        run: str | None = None,
     ) -> Handle:
-        """Return what finds this launch, with the engine's own reference in it."""
+        """Return what finds this launch, with the engine's own reference in it.
+
+        `run` is the URL of a coordinator, where the engine gives it one.
+        """
         return Handle(
             id=self.id,
             engine=engine,
-            run=self.spec.run,
+            run=run or self.spec.run,
             name=self.spec.name,
             num_islands=self.num_islands,
             first=self.first,
@@ -65,6 +73,29 @@ class Order:
             options=options or {},
             reference=reference,
         )
+
+
+LISTEN_THERE = "{address of this place}"
+"""A word of a command in whose place an engine puts the address that others reach a
+process by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """How a coordinator runs among an engine's islands, where no file of ours is."""
+
+    is_in_sight: bool
+    """Whether this machine reaches it, too. Else nothing can be asked of it from here:
+    its plan has its URL, and its engine says what became of it."""
+
+    host: str = "0.0.0.0"
+    """Where it listens."""
+
+    port: int | None = None
+    """None is any that is free: it says itself which."""
+
+    options: Mapping[str, str] = field(default_factory=dict)
+    """The engine's words for it, in place of the islands' own."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +109,9 @@ class Traits:
     can_cancel_some: bool = True
     """Whether single islands of a launch can be ended."""
 
+    serving: Serving | None = None
+    """None if islands that are elsewhere cannot reach each other there."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -88,6 +122,9 @@ class Plan:
 
     text: str
     """The same as the engine's own tools take it: a script, YAML, JSON."""
+
+    url: str | None = None
+    """Where islands would reach a coordinator, if that is known before it runs."""
 
 
 class Launcher(Protocol):

@@ -6,7 +6,8 @@
 It names the island by the engine's stable index, keeps what its pass gives, fetches the
 code if that is to be fetched, and then the command takes its place, so that signals and
 exit codes are the command's own. ATOLL_RUN, ATOLL_ISLAND and ATOLL_ISLAND_INDEX are set
-then, and the pass is not in the environment any more.
+then, and the pass is not in the environment any more. A coordinator has a charter in
+place of a pass, and starts in the directory where that was laid down.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from atoll.errors import AtollError, UsageError
+from atoll.launch.charter import CHARTER, Charter
 from atoll.launch.command import spelt_out
 from atoll.launch.passes import PASS, PASS_FILE, Pass
 from atoll.launch.spec import IslandSpec
@@ -36,11 +39,13 @@ def bootstrap_words(
     first: int = 0,
     python: str = "python",
     with_parent: bool = False,
+    prefix_from: str | None = None,
 ) -> list[str]:
     """Return the words by which an engine starts an island.
 
     The index is given, or is `first` plus what the variable `index_from` says there.
     An island that lives `with_parent` is told to go when that ends without a word.
+    What the variable `prefix_from` says there begins the name of the run's host.
     """
     assert (index is None) != (index_from is None), "an island has one index"
     words = [python, "-m", MODULE, "--run", spec.run, "--name", spec.name]
@@ -48,6 +53,7 @@ def bootstrap_words(
     words += ["--index-from", index_from] if index_from is not None else []
     words += ["--first", str(first)] if first else []
     words += ["--with-parent"] if with_parent else []
+    words += ["--prefix-from", prefix_from] if prefix_from is not None else []
     words += ["--code", spec.code] if spec.code else []
     words += ["--directory", spec.directory] if spec.directory else []
     words += ["--processes", str(spec.processes)] if spec.processes > 1 else []
@@ -71,16 +77,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         environment = dict(os.environ)
         index = _index(given, environment)
-        island = f"{given.name}-{index}"
+        island, run = f"{given.name}-{index}", _run(given, environment)
         if (kept := _pass(environment)) is not None:
-            kept.adopt(island)
+            replace(kept, url=kept.url and run).adopt(island)
+        if (charter := environment.pop(CHARTER, None)) is not None:
+            directory = Path(given.directory) if given.directory else None
+            os.chdir(Charter.from_json(charter).lay_down(directory))
         if given.code:
             from atoll.launch.code import fetch_code
 
-            os.chdir(fetch_code(given.run, given.code, island=island))
+            os.chdir(fetch_code(run, given.code, island=island))
         if given.directory:
             os.chdir(given.directory)
-        environment |= told_to(given.run, island, index)
+        environment |= told_to(run, island, index)
         words = spelt_out(
             given.command, processes=given.processes, python=sys.executable
         )
@@ -121,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     which.add_argument("--index-from", metavar="VARIABLE")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--with-parent", action="store_true")
+    parser.add_argument("--prefix-from", metavar="VARIABLE")
     parser.add_argument("--code", metavar="DIGEST")
     parser.add_argument("--directory")
     parser.add_argument("--processes", type=int, default=1)
@@ -138,6 +148,21 @@ def _index(given: argparse.Namespace, environment: Mapping[str, str]) -> int:
             "started by the engine that sets it?"
         )
     return int(said) + int(given.first)
+
+
+def _run(given: argparse.Namespace, environment: Mapping[str, str]) -> str:
+    """Return the run's URL as it is seen from here."""
+    run = str(given.run)
+    if given.prefix_from is None:
+        return run
+    scheme, mark, rest = run.partition("://")
+    prefix = environment.get(given.prefix_from, "")
+    if not prefix:
+        raise UsageError(
+            f"{given.prefix_from} is not set, and begins the name that {run} has here. "
+            "Was this started by the engine that sets it?"
+        )
+    return f"{scheme}{mark}{prefix}{rest}"
 
 
 def _pass(environment: dict[str, str]) -> Pass | None:

@@ -180,11 +180,11 @@ def launch_spec(
             ship_code(spec.run, code)
             spec = replace(spec, code=code.digest)
         order = make_order(launcher, n, spec, first=first)
-        return Launched(_submitted(launcher, order, book), launcher)
+        return submit(launcher, order, book)
 
 
-def _submitted(launcher: Launcher, order: Order, book: Book) -> Handle:
-    """Submit an order that the book has from before its first island on."""
+def submit(launcher: Launcher, order: Order, book: Book) -> Launched:
+    """Submit an order, and write down what finds it; or leave nothing, as above."""
     kept: list[Handle] = []
 
     def keep(handle: Handle) -> None:
@@ -192,7 +192,7 @@ def _submitted(launcher: Launcher, order: Order, book: Book) -> Handle:
         kept.append(handle)
 
     try:
-        return launcher.launch(order, keep=keep)
+        return Launched(launcher.launch(order, keep=keep), launcher)
     except BaseException as exc:
         if kept:
             _undo(launcher, kept[-1], book, exc)
@@ -215,7 +215,7 @@ def plan_spec(
     given = [each for each in spec.secrets if each not in in_engine(spec.secrets)]
     given += [PASS] if launcher.traits.is_elsewhere else []
     order = Order(
-        id=_new_id(spec, is_plan=True),
+        id=new_id(spec, is_plan=True),
         spec=spec,
         num_islands=n,
         values=dict.fromkeys(given, Secret("to be read at the launch")),
@@ -235,25 +235,38 @@ def make_order(
     values = resolve(spec.secrets, environment=os.environ)
     if launcher.traits.is_elsewhere:
         values[PASS] = make_pass(spec.run).to_secret()
-    return Order(id=_new_id(spec), spec=spec, num_islands=n, first=first, values=values)
+    return Order(id=new_id(spec), spec=spec, num_islands=n, first=first, values=values)
 
 
 def make_pass(run: str) -> Pass:
     """Return what lets islands in from where nothing is known of this user."""
-    look = look_at(run)
+    name = look_at(run).run if is_in_sight(run) else None
     seed = Secret(secrets.token_hex(SEED_BYTES))
     if not is_coordinator(run):
-        return Pass(run=look.run, seed=seed)
+        return Pass(run=name, seed=seed)
     around = surroundings_from_environment()
     known = Credentials(around.credentials).find(run)
     token = known.token(Role.ISLAND) if known else None
     if token is None and around.token_file is not None:
         token = read_token(around.token_file)
     pin = known.pin if known else None
-    return Pass(run=look.run, seed=seed, url=run, pin=pin, token=token)
+    return Pass(run=name, seed=seed, url=run, pin=pin, token=token)
 
 
-def _new_id(spec: IslandSpec, *, is_plan: bool = False) -> str:
+def is_in_sight(run: str, book: Book | None = None) -> bool:
+    """Return whether a run can be asked from here.
+
+    It cannot if its coordinator was launched where only its islands reach it.
+    """
+    return not any(
+        serving is not None and not serving.is_in_sight
+        for each in (book or Book()).of_run(run)
+        if each.is_coordinator
+        for serving in [Launched(each.handle).launcher.traits.serving]
+    )
+
+
+def new_id(spec: IslandSpec, *, is_plan: bool = False) -> str:
     """Return an id that engines take for a name; that of a plan is always the same."""
     stem = re.sub("[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:36]
     return f"atoll-{stem}-{'0' * 8 if is_plan else secrets.token_hex(4)}"

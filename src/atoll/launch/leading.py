@@ -42,7 +42,12 @@ LEAVE_BEFORE_S = 60.0
 
 
 def leader_words(
-    spec: IslandSpec, index: int, *, limit_s: float, python: str = "python"
+    spec: IslandSpec,
+    index: int,
+    *,
+    limit_s: float,
+    python: str = "python",
+    prefix_from: str | None = None,
 ) -> list[str]:
     """Return the words by which an engine starts an island that is led.
 
@@ -52,7 +57,8 @@ def leader_words(
     restarts = json.dumps(asdict(spec.restarts))
     words = [python, "-m", MODULE, "--name", spec.island(index)]
     words += ["--restarts", restarts, "--leave-after-s", f"{leave_s:g}", "--"]
-    return [*words, *bootstrap_words(spec, index=index, python=python)]
+    boot = bootstrap_words(spec, index=index, python=python, prefix_from=prefix_from)
+    return [*words, *boot]
 
 
 def with_requirements(words: Sequence[str], requirements: Sequence[str]) -> list[str]:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import CorruptError, UsageError
 from atoll.island.environment import surroundings_from_environment
 from atoll.island.keys import KEY_BYTES, keep_key
+from atoll.island.reach import REACH_S
 from atoll.security import Credentials, Role, Secret, check_token
 from atoll.security.private import read_private
 
@@ -33,8 +34,8 @@ SEED_BYTES = 32
 class Pass:
     """What an island shows, and what its key is made of."""
 
-    run: str
-    """The run's id."""
+    run: str | None
+    """The run's id; None if who launched could not ask, and islands have to."""
 
     seed: Secret
     """Of the launch: hexadecimal digits."""
@@ -47,6 +48,7 @@ class Pass:
 
     def key(self, island: str) -> bytes:
         """Return the key of an island, the same wherever it is asked for."""
+        assert self.run is not None
         seed = bytes.fromhex(self.seed.reveal())
         named = f"{self.run}\0{island}".encode()
         return hashlib.blake2b(named, key=seed, digest_size=KEY_BYTES).digest()
@@ -84,13 +86,27 @@ class Pass:
         return cls.from_json(data.decode(errors="replace"))
 
     def adopt(self, island: str) -> None:
-        """Keep what it gives where islands of this user look. Safe to repeat."""
+        """Keep what it gives where islands of this user look. Safe to repeat.
+
+        Raises:
+            Unreachable, Refused: it says no run's id, and its coordinator did not.
+        """
         around = surroundings_from_environment()
         if self.url is not None:
             tokens = {} if self.token is None else {Role.ISLAND: self.token}
             known = Credentials(around.credentials)
             known.remember(self.url, pin=self.pin, tokens=tokens)
-        keep_key(around.keys, run=self.run, island=island, key=self.key(island))
+        run = self.run or _asked(self.url)
+        key = replace(self, run=run).key(island)
+        keep_key(around.keys, run=run, island=island, key=key)
+
+
+def _asked(url: str | None) -> str:
+    """Return the id of a run, as its coordinator says."""
+    from atoll.launch.looking import look_at  # what asks loads more
+
+    assert url is not None
+    return look_at(url, wait_s=REACH_S).run
 
 
 def _checked(form: Any) -> Pass:
@@ -98,9 +114,11 @@ def _checked(form: Any) -> Pass:
         raise ValueError("another version")
     if len(bytes.fromhex(form["seed"])) != SEED_BYTES:
         raise ValueError("a seed of another size")
-    texts = (form["run"], form["url"] or "", form["pin"] or "")
+    texts = (form["run"] or "", form["url"] or "", form["pin"] or "")
     if not all(isinstance(each, str) for each in texts):
         raise ValueError("no text")
+    if not form["run"] and not form["url"]:
+        raise ValueError("no run")
     token = form["token"]
     return Pass(
         run=form["run"],

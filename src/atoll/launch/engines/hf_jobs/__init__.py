@@ -21,13 +21,14 @@ from huggingface_hub import HfApi, JobInfo, get_token
 from huggingface_hub.errors import HfHubHTTPError
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Traits
+from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Serving, Traits
 from atoll.launch.engines.hf_jobs.calls import (
     ENGINE,
     INDEX,
     LAUNCH,
     HfJobsOptions,
     job_calls,
+    url,
 )
 from atoll.launch.handle import Handle
 from atoll.launch.leading import TOLD_TO_GO
@@ -66,20 +67,32 @@ class HfJobsLauncher:
 
     @property
     def traits(self) -> Traits:
-        return Traits()
+        # A job that is started again elsewhere would begin its run anew.
+        kept = {key: it for key, it in self._options.items() if key != "attempts"}
+        serving = Serving(
+            is_in_sight=False,
+            port=self._read.port,
+            options={**kept, "flavor": self._read.coordinator_flavor},
+        )
+        return Traits(serving=serving)
 
     def plan(self, order: Order) -> Plan:
         calls = job_calls(order, self._read)
         secrets = sorted(order.values)
         data = [{"run_job": {**each, "secrets": secrets}} for each in calls]
-        return Plan(data, json.dumps(data, indent=2))
+        where = url(order, self._read) if order.is_coordinator else None
+        return Plan(data, json.dumps(data, indent=2) + "\n", where)
 
     def launch(self, order: Order, *, keep: Keep) -> Handle:
-        calls = job_calls(order, self._read)
+        calls, where = job_calls(order, self._read), self.plan(order).url
         namespace = self._namespace()
         reference = {"namespace": namespace, "jobs": {}}
         handle = order.handle(
-            ENGINE, reference, options=self._options, begun_at_s=time.time()
+            ENGINE,
+            reference,
+            options=self._options,
+            begun_at_s=time.time(),
+            run=where,
         )
         if self._jobs(handle):
             raise UsageError(

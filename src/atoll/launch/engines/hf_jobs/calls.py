@@ -21,6 +21,10 @@ LAUNCH, INDEX = "atoll-launch", "atoll-index"
 DEFAULT_LIMIT_S = 7 * 24 * 3600.0
 """The Hub's own is half an hour, which ends a training early."""
 
+PREFIX = "HF_NETWORK_GROUP_PREFIX"
+"""The variable that says in a job what begins the name of every alias."""
+
+_INSIDE = re.compile(r"https://atoll-coordinator-[0-9a-f]{8}:\d+")
 _FLAVOR = re.compile(r"(?P<kind>[a-z0-9-]+?)(-small|-medium|-large)?(x(?P<num>\d+))?")
 
 
@@ -45,6 +49,12 @@ class HfJobsOptions:
 
     network_group: str | None = None
     """Jobs of one group reach each other: each island by its name as an alias."""
+
+    coordinator_flavor: str = JobHardware.CPU_BASIC.value
+    """The hardware of a coordinator that is a job of the group."""
+
+    port: int = 4711
+    """Of that coordinator."""
 
     def __post_init__(self) -> None:
         if self.attempts is not None and self.attempts < 1:
@@ -71,18 +81,46 @@ def job_calls(order: Order, options: HfJobsOptions) -> list[dict[str, Any]]:
         "namespace": options.namespace,
         "network_group": options.network_group,
     }
+    prefix_from = PREFIX if is_of_group(spec.run) else None
     return [
         {
             **alike,
             "name": spec.island(index),
             "labels": {LAUNCH: order.id, INDEX: str(index)},
             "command": with_requirements(
-                leader_words(spec, index, limit_s=limit_s), spec.requirements
+                leader_words(spec, index, limit_s=limit_s, prefix_from=prefix_from),
+                spec.requirements,
             ),
-            "network_aliases": [spec.island(index)] if options.network_group else None,
+            "network_aliases": _aliases(order, index, options),
         }
         for index in order.indexes
     ]
+
+
+def url(order: Order, options: HfJobsOptions) -> str:
+    """Return where islands find a coordinator, but for what begins its name there.
+
+    Raises:
+        UsageError: jobs do not reach each other.
+    """
+    if options.network_group is None:
+        raise UsageError(
+            "Jobs of Hugging Face reach each other in a network group, and none is "
+            "named for this coordinator. Give --option network_group=NAME."
+        )
+    return f"https://{order.id}:{options.port}"
+
+
+def is_of_group(run: str) -> bool:
+    """Return whether a run's coordinator is a job, known here by its alias."""
+    return _INSIDE.fullmatch(run) is not None
+
+
+def _aliases(order: Order, index: int, options: HfJobsOptions) -> list[str] | None:
+    if options.network_group is None:
+        return None
+    # Several jobs may have one alias, and coordinators of two runs may not.
+    return [order.id if order.is_coordinator else order.spec.island(index)]
 
 
 def flavor(resources: Resources, options: HfJobsOptions) -> str:

@@ -29,6 +29,7 @@ from atoll.launch.engines.kubernetes.manifest import (
     SPARE_S,
     KubernetesOptions,
     manifest,
+    owned_by,
     secret,
 )
 from atoll.launch.engines.kubernetes.pods import (
@@ -42,6 +43,7 @@ from atoll.launch.engines.kubernetes.pods import (
     report,
     unfinished,
 )
+from atoll.launch.engines.kubernetes.services import service, serving_of, url
 from atoll.launch.handle import Handle
 from atoll.launch.options import read_options
 from atoll.launch.states import Report
@@ -71,20 +73,29 @@ class KubernetesLauncher:
 
     @property
     def traits(self) -> Traits:
-        return Traits()
+        serving = serving_of(self._read, self._options)
+        return Traits(serving=serving)
 
     def plan(self, order: Order) -> Plan:
         data = manifest(order, self._read)
         data["metadata"]["namespace"] = self._cluster.namespace
-        return Plan(data, yaml.safe_dump(data, sort_keys=False))
+        if not order.is_coordinator:
+            return Plan(data, yaml.safe_dump(data, sort_keys=False))
+        forms = [data, service(order, self._read)]
+        forms[1]["metadata"]["namespace"] = self._cluster.namespace
+        # Its islands come behind it, as one more document.
+        text = yaml.safe_dump_all(forms, sort_keys=False) + "---\n"
+        return Plan(forms, text, url(order, self._read, self._cluster.namespace))
 
     def launch(self, order: Order, *, keep: Keep) -> Handle:
-        form = self.plan(order).data
+        plan = self.plan(order)
+        form, *more = plan.data if order.is_coordinator else [plan.data]
         handle = order.handle(
             ENGINE,
             {"uid": None},
             options={**self._options, **self._cluster.named},
             begun_at_s=time.time(),
+            run=plan.url,
         )
         if self._cluster.read(order.id) is not None:
             # Before anything is kept: whoever is refused would cancel by it.
@@ -96,6 +107,8 @@ class KubernetesLauncher:
         owner = self._cluster.create(form)
         handle = replace(handle, reference={"uid": owner["metadata"]["uid"]})
         keep(handle)
+        for each in more:
+            self._cluster.create_service(each, owned_by(owner))
         # Its pods wait for it, and it has an owner from its first moment.
         self._cluster.create_secret(secret(order, owner))
         return handle

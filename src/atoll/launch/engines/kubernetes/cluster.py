@@ -122,6 +122,16 @@ class Cluster:
                 self.namespace, form, _request_timeout=ANSWER_S
             )
 
+    def create_service(self, form: Mapping[str, Any], owner: Mapping[str, Any]) -> None:
+        """Create a Service that goes with its owner."""
+        owned = {**form["metadata"], "ownerReferences": [dict(owner)]}
+        with _answers(self.namespace, f"the Service {owned['name']}"):
+            self._core.create_namespaced_service(
+                self.namespace,
+                {**form, "metadata": owned},
+                _request_timeout=ANSWER_S,
+            )
+
     def patch_secret(self, name: str, texts: Mapping[str, str]) -> None:
         with _answers(self.namespace, f"the Secret {name}"):
             self._core.patch_namespaced_secret(

@@ -41,6 +41,7 @@ from atoll.launch.engines.kubernetes.pods import (
     number_of,
     set_report,
 )
+from atoll.launch.engines.kubernetes.services import serving_of
 from atoll.launch.handle import Handle
 from atoll.launch.leader import GIVEN_UP
 from atoll.launch.leading import TOLD_TO_GO
@@ -71,7 +72,7 @@ class SliceLauncher:
 
     @property
     def traits(self) -> Traits:
-        return Traits()
+        return Traits(serving=serving_of(self._read, self._options))
 
     def plan(self, order: Order) -> Plan:
         forms = [slice_manifest(order, index, self._read) for index in order.indexes]

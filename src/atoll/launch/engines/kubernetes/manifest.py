@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from atoll.errors import UsageError
@@ -88,6 +89,9 @@ class KubernetesOptions:
     keep_s: int = 24 * 3600
     """How long what became of a launch is kept in the cluster after its end."""
 
+    port: int = 4711
+    """Of a coordinator that runs in the cluster."""
+
 
 def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
     """Return the Job of a launch.
@@ -96,6 +100,8 @@ def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
         UsageError: a cluster cannot do what the spec asks for, by name.
     """
     gone_on_purpose = [leader.GIVEN_UP, TOLD_TO_GO]
+    # Another pod of a coordinator would begin its run anew, unless it finds it.
+    is_replaced = not order.is_coordinator or _is_on_volume(order, options)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -104,14 +110,14 @@ def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
             "completionMode": "Indexed",
             "completions": order.num_islands,
             "parallelism": order.num_islands,
-            "backoffLimitPerIndex": order.spec.restarts.most,
+            "backoffLimitPerIndex": order.spec.restarts.most if is_replaced else 0,
             "maxFailedIndexes": order.num_islands,
             # Not before the life before it has left: two of one name would quarrel.
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {
                 "rules": [
                     {
-                        "action": "Ignore",
+                        "action": "Ignore" if is_replaced else "FailIndex",
                         "onPodConditions": [
                             {"type": "DisruptionTarget", "status": "True"}
                         ],
@@ -126,6 +132,14 @@ def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
             },
         },
     }
+
+
+def _is_on_volume(order: Order, options: KubernetesOptions) -> bool:
+    """Return whether what a coordinator keeps outlives its pod."""
+    kept = order.spec.directory
+    return kept is not None and any(
+        PurePosixPath(kept).is_relative_to(path) for path in _claims(options).values()
+    )
 
 
 def labels_of(order: Order, options: KubernetesOptions | None = None) -> dict[str, str]:
@@ -143,27 +157,30 @@ def ended(codes: Sequence[int]) -> dict[str, Any]:
 
 def secret(order: Order, owner: Mapping[str, Any]) -> dict[str, Any]:
     """Return the Secret that goes with its owner. It holds values: never shown."""
-    known = owner["metadata"]
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
-            "name": known["name"],
+            "name": owner["metadata"]["name"],
             "labels": {LAUNCH: order.id},
-            "ownerReferences": [
-                {
-                    "apiVersion": owner["apiVersion"],
-                    "kind": owner["kind"],
-                    "name": known["name"],
-                    "uid": known["uid"],
-                }
-            ],
+            "ownerReferences": [owned_by(owner)],
         },
         "type": "Opaque",
         "stringData": {
             NOT_STARTED: "",
             **{name: value.reveal() for name, value in order.values.items()},
         },
+    }
+
+
+def owned_by(owner: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the reference by which something goes with its owner."""
+    known = owner["metadata"]
+    return {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": known["name"],
+        "uid": known["uid"],
     }
 
 
@@ -176,7 +193,7 @@ def pod(
 ) -> dict[str, Any]:
     """Return what an island runs in; `holder` is the Secret of its values."""
     spec = order.spec
-    claims = _pairs(options.volumes, ":", what="volumes=CLAIM:/PATH")
+    claims = _claims(options)
     form: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": math.ceil(GRACE_S) + SPARE_S,
@@ -290,6 +307,10 @@ def _resources(asked: Resources, options: KubernetesOptions) -> dict[str, Any]:
     if asked.accelerators:
         limits[options.accelerator_resource] = str(asked.accelerators)
     return {"requests": requests, "limits": limits}
+
+
+def _claims(options: KubernetesOptions) -> dict[str, str]:
+    return _pairs(options.volumes, ":", what="volumes=CLAIM:/PATH")
 
 
 def _pairs(text: str, sign: str, *, what: str) -> dict[str, str]:

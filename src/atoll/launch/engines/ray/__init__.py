@@ -23,7 +23,16 @@ import ray
 from ray.exceptions import RayError
 
 from atoll.errors import Unreachable, UsageError
-from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Traits
+from atoll.launch.base import (
+    GRACE_S,
+    LISTEN_THERE,
+    Keep,
+    Launcher,
+    Order,
+    Plan,
+    Serving,
+    Traits,
+)
 from atoll.launch.bootstrap import bootstrap_words
 from atoll.launch.command import is_python
 from atoll.launch.engines.ray.actors import actor_name, leader_class, ledger_class
@@ -64,7 +73,11 @@ class RayLauncher:
 
     @property
     def traits(self) -> Traits:
-        return Traits()
+        # A driver and the nodes of its cluster reach each other.
+        serving = Serving(
+            is_in_sight=True, host=LISTEN_THERE, options=dict(self._options)
+        )
+        return Traits(serving=serving)
 
     def plan(self, order: Order) -> Plan:
         _require_possible(order)
@@ -236,7 +249,8 @@ def _resources(order: Order) -> dict[str, Any]:
     said: dict[str, Any] = {
         "num_cpus": 1 if needs.cpus is None else needs.cpus,
         "num_gpus": needs.accelerators,
-        "max_restarts": spec.restarts.most,
+        # At another place a coordinator has neither its directory nor its address.
+        "max_restarts": 0 if order.is_coordinator else spec.restarts.most,
     }
     if needs.memory_bytes is not None:
         said["memory"] = needs.memory_bytes

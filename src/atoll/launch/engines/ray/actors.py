@@ -85,6 +85,8 @@ class _LeaderActor:
     """An island's leader, from its first breath: a new life is not told to begin."""
 
     def __init__(self, lead: Lead, ledger: Any, name: str) -> None:
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        lead = lead.at(address)
         self._leader, self._name = Leader(lead, ledger), name
         threading.Thread(target=self._lead, daemon=True).start()
 

@@ -10,11 +10,11 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.launch.base import GRACE_S
+from atoll.launch.base import GRACE_S, LISTEN_THERE
 from atoll.launch.engines.local.life import Life, Words
 from atoll.launch.engines.local.supervisor import Group, Start
 from atoll.launch.spec import Restarts
@@ -36,6 +36,11 @@ class Lead:
 
     restarts: Mapping[str, Any]
     is_python: bool
+
+    def at(self, address: str) -> Lead:
+        """Return the same for the place that has this address."""
+        words = [address if each == LISTEN_THERE else each for each in self.words]
+        return replace(self, words=words)
 
 
 class Leader:

@@ -231,6 +231,8 @@ def _told(what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
         if 400 <= status < 500 and status != 429:
             raise UsageError(f"Hugging Face cannot {what} ({status}): {said}.") from exc
         raise Unreachable(f"Hugging Face could not {what} ({status}): {said}.") from exc
+    except json.JSONDecodeError as exc:  # a proxy or a portal has answered
+        raise Unreachable(f"Hugging Face did not answer to {what}: {exc}.") from exc
     except Exception as exc:
         if not type(exc).__module__.startswith("httpx"):
             raise

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from atoll.cli import app
+from atoll.cli import app, launch_coordinator
 from atoll.cli.launch import _follow
+from atoll.cli.launch_coordinator import facts_of
 from atoll.cli.launch_options import size_bytes
 from atoll.cli.launch_run import RunAt
 from atoll.cli.launch_view import Following
@@ -28,7 +29,7 @@ from atoll.launch.book import Book, Record
 from atoll.launch.launching import Launched, launch_spec
 from atoll.settings import RunSettings
 from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
-from tests.launch.faltering import Faltering
+from tests.launch.faltering import Deaf, Faltering
 
 WAIT_S = 250.0
 PAGE = Path(__file__).parents[2] / "docs" / "launching.md"
@@ -295,6 +296,35 @@ def test_an_engine_that_falters_is_asked_again(
     assert out.count("a-0 | here") == 1
     assert "a-0 is finished" in out
     assert all(each.state.is_over for each in Launched(other.handle).poll())
+
+
+def test_a_coordinator_that_starts_is_heard_past_a_silence(
+    say: Say, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One answer that did not come ends no launch for which an image was fetched."""
+    words = ("sh", "-c", 'sleep 1; echo \'{"url": "there"}\'; sleep 60')
+    spec = IslandSpec(command=words, run="/no/run", name="coordinator")
+    launched = launch_spec("local", 1, spec)
+    facts = facts_of(Launched(launched.handle, Faltering(launched.launcher)))
+    launched.cancel()
+
+    assert facts == {"url": "there"}
+    assert "atoll: It is away. It is asked again." in capsys.readouterr().err
+
+
+def test_a_coordinator_that_stays_is_named(
+    say: Say, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever followed a run does not stand before an engine that ends nothing."""
+    monkeypatch.setattr(launch_coordinator, "ENDS_S", 0.0)
+    spec = IslandSpec(command=("true",), run="/no/run", name="a")
+    islands = launch_spec("local", 1, spec)
+    staying = launch_spec("local", 1, replace(spec, command=STAYING, name="c"))
+    Following(islands, Launched(staying.handle, Deaf(staying.launcher))).follow()
+    staying.cancel()
+
+    told = f"local was told to end {staying.handle.id}, which runs still."
+    assert told in capsys.readouterr().out
 
 
 def test_a_log_is_followed_past_a_silence(

@@ -17,7 +17,9 @@ import pytest
 import yaml
 from huggingface_hub import HfApi
 
-from atoll.launch.book import Book
+from atoll.launch.base import Order
+from atoll.launch.book import COORDINATOR, Book, Record
+from atoll.launch.spec import IslandSpec
 from tests.cli.runs import RUN_FILE, as_user, run
 from tests.launch.kubernetes_server import KubernetesServer
 
@@ -181,3 +183,31 @@ def test_what_cannot_be_served_inside_is_refused(
     assert code == 2, err
     assert message in err
     assert Book().records() == []
+
+
+@pytest.mark.parametrize("engine", ["modal", "hf_jobs"])
+def test_a_run_that_is_there_needs_no_coordinator_among_its_islands(
+    engine: str, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So nothing that only such a one needs is asked for, and code can be shipped."""
+    monkeypatch.setenv("MODAL_TOKEN_ID", "ak-reef")
+    monkeypatch.setenv("MODAL_TOKEN_SECRET", "as-reef")
+    there = ("--dry-run", "--ship", "s3://reef/lagoon", "--", "train.py")
+    code, out, err = say(*INSIDE, "--on", engine, *IMAGE, *there)
+
+    assert code == 0, err
+    assert "--code" in out
+
+
+def test_a_run_out_of_sight_has_more_islands_by_scaling(say: Say) -> None:
+    """Whoever would follow it from here could not, and is told what can be done."""
+    url = "https://atoll-coordinator-0123abcd:4711"
+    spec = IslandSpec(command=("true",), run="lagoon", name=COORDINATOR)
+    order = Order(id="atoll-coordinator-0123abcd", spec=spec, num_islands=1)
+    options = {"network_group": "reef"}
+    Book().keep(Record(order.handle("hf_jobs", {}, options=options, run=url), spec))
+    words = ("--on", "hf_jobs", *IMAGE, *GROUP)
+    code, _, err = say("launch", *words, url, "--", "train.py")
+
+    assert code == 2, err
+    assert f"more islands: atoll scale {url} N" in err

@@ -1,4 +1,4 @@
-"""An engine that does not answer every second time it is asked."""
+"""Engines that do not answer every second time they are asked, or end nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from atoll.errors import Unreachable
 from atoll.launch.base import Launcher
+from atoll.launch.handle import Handle
 from atoll.launch.registry import open_launcher as open_other
 
 FALTERS = ("poll", "logs", "cancel")
@@ -30,6 +31,19 @@ class Faltering:
         if self._asked[name] % 2 == 0:
             raise Unreachable("It is away.")
         return ask(*given, **more)
+
+
+class Deaf:
+    """A launcher that has one, and to which `cancel` means nothing."""
+
+    def __init__(self, inner: Launcher) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def cancel(self, handle: Handle, **how: Any) -> None:
+        pass
 
 
 def open_launcher(options: Mapping[str, str]) -> Faltering:

@@ -141,7 +141,7 @@ def test_what_cannot_be_packed_is_told(
     write(tmp_path, "a b.py")
     with pytest.raises(UsageError, match=r"'a b.py' cannot be.*\.gitignore"):
         pack_code(tmp_path)
-    monkeypatch.setattr(shipping, "MAX_CODE_BYTES", 8)
+    monkeypatch.setattr(shipping, "MAX_SHIPPED_BYTES", 8)
     with pytest.raises(UsageError, match="more than 8 bytes"):
         pack_code(tmp_path)
 
@@ -154,7 +154,7 @@ def test_a_repository_of_many_files_is_shipped(
     data = pack(files, most_files=MAX_CODE_FILES)
     CodeFiles(tmp_path).keep(blake3_digest(data).hex(), data)
 
-    assert len(data) < MAX_CODE_BYTES - shipping.MAX_CODE_BYTES
+    assert len(data) < MAX_CODE_BYTES - shipping.MAX_SHIPPED_BYTES
     more = pack({**files, "more.py": b""}, most_files=MAX_CODE_FILES + 1)
     with pytest.raises(CorruptError, match="16385 files are too many"):
         extract(more, tmp_path / "out")

@@ -26,7 +26,7 @@ from atoll.cli.run_file import Assignments
 from atoll.errors import UsageError
 from atoll.launch.base import Plan
 from atoll.launch.inside import inside_of
-from atoll.launch.launching import Launched, launch_spec, plan_spec
+from atoll.launch.launching import Launched, end_after, launch_spec, plan_spec
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
 
@@ -97,7 +97,7 @@ def launch(
         image=image,
         requirements=requirements or (),
     )
-    if coordinator is Coordinating.ISLAND0:
+    if coordinator is Coordinating.ISLAND0 and is_run_file(run):
         serve = _beside(serve, engine, words)
     # What is wrong with islands is told before a coordinator is started for them.
     url, before = _planned(run, n, serve)
@@ -179,15 +179,15 @@ def _launched(
     ship: Path | None,
 ) -> tuple[Launched, RunAt]:
     """Launch a coordinator if one is needed, and islands; or leave nothing."""
-    is_inside = serve.inside is not None and is_run_file(run)
-    at = run_inside(Path(run), n, serve) if is_inside else run_at(run, n, serve)
+    serves = run_at if serve.inside is None else run_inside
+    at = serves(run, n, serve)
     try:
         spec = spec_for(at.url)
         launched = launch_spec(engine, n, spec, options=options, ship=ship)
         return launched, at
-    except BaseException:
+    except BaseException as exc:
         if at.coordinator is not None:
-            at.coordinator.cancel()
+            end_after(exc, at.coordinator)
         raise
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from atoll.cli.launch_coordinator import facts_of
 from atoll.cli.launch_run import (
     UNTIL_END,
     RunAt,
     Serve,
-    facts_of,
     require_going,
     served_settings,
     set_words,
@@ -24,13 +24,12 @@ from atoll.island.environment import surroundings_from_environment
 from atoll.launch.base import Plan
 from atoll.launch.book import Book, Record
 from atoll.launch.charter import Charter, make_charter
-from atoll.launch.launching import Launched
+from atoll.launch.launching import Launched, end_after
 from atoll.launch.spec import IslandSpec
 from atoll.security import Credentials
 
 LISTEN_HERE = "127.0.0.1"
 """What `--listen` is without."""
-
 
 STARTS_S = 900.0
 """How long one may take that an engine calls running: images are fetched, and pip may
@@ -50,7 +49,7 @@ def plan_inside(run_file: Path, n: int, serve: Serve) -> Plan:
     return serve.inside.plan(_spec(run_file, n, serve))
 
 
-def run_inside(run_file: Path, n: int, serve: Serve) -> RunAt:
+def run_inside(run: str, n: int, serve: Serve) -> RunAt:
     """Return where the run of a file is, which is served from now on.
 
     Raises:
@@ -58,7 +57,8 @@ def run_inside(run_file: Path, n: int, serve: Serve) -> RunAt:
         Unreachable: it runs where this machine should reach it, and does not.
     """
     assert serve.inside is not None
-    spec, book = _spec(run_file, n, serve), Book()
+    run_file, book = Path(run), Book()
+    spec = _spec(run_file, n, serve)
     charter = make_charter(spec.run, run_file.read_text())
     launched = serve.inside.launch(spec, charter, book)
     try:
@@ -71,8 +71,8 @@ def run_inside(run_file: Path, n: int, serve: Serve) -> RunAt:
         if is_in_sight:
             require_going(url)
         return RunAt(url, Launched(handle, launched.launcher), is_in_sight)
-    except BaseException:
-        launched.cancel()
+    except BaseException as exc:
+        end_after(exc, launched)
         raise
 
 

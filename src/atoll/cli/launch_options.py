@@ -12,6 +12,7 @@ import typer
 
 from atoll.cli.names import complete
 from atoll.errors import UsageError
+from atoll.launch.registry import engine_names
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
@@ -41,7 +42,12 @@ Command = Annotated[
     ),
 ]
 Engine = Annotated[
-    str, typer.Option("--on", metavar="ENGINE", help="What starts the islands.")
+    str,
+    typer.Option(
+        "--on",
+        metavar="ENGINE",
+        help=f"What starts the islands: {', '.join(engine_names())}.",
+    ),
 ]
 Number = Annotated[int, typer.Option("-n", min=1, help="How many islands.")]
 Name = Annotated[

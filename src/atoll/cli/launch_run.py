@@ -7,29 +7,25 @@ the engine of the islands: it is started again if it dies, which loses nothing, 
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import typer
 
+from atoll.cli.launch_coordinator import facts_of
 from atoll.cli.names import place_of, served
 from atoll.cli.run_file import settings_of
-from atoll.errors import RemoteError, SettingsError, UsageError
+from atoll.errors import SettingsError, UsageError
 from atoll.launch.book import COORDINATOR, Book, Record
 from atoll.launch.inside import Inside
-from atoll.launch.launching import Launched, launch_spec
+from atoll.launch.launching import Launched, end_after, launch_spec
 from atoll.launch.looking import look_at, try_look
+from atoll.launch.orders import is_in_sight
 from atoll.launch.spec import IslandSpec
-from atoll.launch.states import State
 from atoll.settings import RunSettings
 from atoll.settings.parsing import read_toml
 
-STARTS_S = 90.0
-LOOK_S = 0.1
 LINGER_S = 5
 """How much longer a coordinator serves, so that whoever watches sees the end."""
 
@@ -84,6 +80,7 @@ def run_at(run: str, n: int, serve: Serve) -> RunAt:
                 "already. Leave them out; `atoll control` changes what can change."
             )
         found = RunAt(str(place_of(run)))
+        _require_in_sight(found.url)
         require_going(found.url)
         return found
     words, directory = serve_words(Path(run), n, serve)
@@ -159,51 +156,18 @@ def _served(words: Sequence[str], directory: Path, serve: Serve) -> RunAt:
         found = RunAt(url, Launched(handle, launched.launcher))
         require_going(url)
         return found
-    except BaseException:
-        launched.cancel()
+    except BaseException as exc:
+        end_after(exc, launched)
         raise
 
 
-def facts_of(
-    launched: Launched, *, starts_s: float = STARTS_S, look_s: float = LOOK_S
-) -> dict[str, Any]:
-    """Return what a coordinator says of itself, once it listens.
-
-    Raises:
-        RemoteError: it did not start, within `starts_s` from when it runs on.
-    """
-    until_s, why = time.monotonic() + starts_s, ""
-    while time.monotonic() < until_s:
-        (report,) = launched.poll()
-        if report.state is State.PENDING:  # an engine may be full for as long as it is
-            until_s = time.monotonic() + starts_s
-            if report.why not in ("", why):
-                typer.echo(f"atoll: {report.name} waits: {report.why}", err=True)
-            why = report.why
-        said = launched.logs()[report.name]
-        for line in said:
-            if (facts := _facts(line)) is not None:
-                _tell_notes(said)
-                return facts
-        if report.restarts or report.state.is_over:
-            break
-        time.sleep(look_s)
-    tail = " ".join(line for line in said[-5:] if not line.startswith("atoll: coord"))
-    raise RemoteError(f"The coordinator did not start: {tail or 'it said nothing'}")
-
-
-def _facts(line: str) -> dict[str, Any] | None:
-    try:
-        said = json.loads(line)
-    except ValueError:
-        return None
-    return said if isinstance(said, dict) and "url" in said else None
-
-
-def _tell_notes(said: Sequence[str]) -> None:
-    for line in said:
-        if line.startswith("atoll: "):
-            typer.echo(line, err=True)
+def _require_in_sight(url: str) -> None:
+    if not is_in_sight(url):
+        raise UsageError(
+            f"The coordinator of {url} was launched where only its islands reach it, "
+            "so that nobody here can follow the run. For more islands: atoll scale "
+            f"{url} N"
+        )
 
 
 def require_going(url: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from atoll.cli.launch_server import ENDS_S, Server, change, failures_of
+from atoll.cli.launch_coordinator import ENDS_S, CoordinatorLaunch, change, failures_of
 from atoll.cli.launches import table_lines
 from atoll.cli.terminal import can_redraw
 from atoll.errors import Unreachable
@@ -27,6 +27,9 @@ from atoll.launch.summary import rows
 
 NEAR_S, FAR_S = 0.5, 5.0
 """Between two looks: at this machine's islands, and at those of engines elsewhere."""
+
+SOON_S = 0.1
+"""Between two looks at what ends, on this machine; elsewhere it is `NEAR_S`."""
 
 SPOKE_S = 1.0
 
@@ -42,7 +45,9 @@ class Following:
         is_in_sight: bool = True,
     ) -> None:
         self._launched = launched
-        self._server = None if coordinator is None else Server(coordinator)
+        self._coordinator = (
+            None if coordinator is None else CoordinatorLaunch(coordinator)
+        )
         # What cannot be asked is known by its engine's word alone.
         self._looks = Looks(launched.handle.run) if is_in_sight else None
         self._reports: tuple[Report, ...] = ()
@@ -51,18 +56,20 @@ class Following:
         self._drawn = 0
         self._is_told = self._is_going = self._is_alone = False
         self._asking, self._ending = Patience(), Patience()
+        is_elsewhere = launched.launcher.traits.is_elsewhere
+        self._every_s = FAR_S if is_elsewhere else NEAR_S
+        self._soon_s = NEAR_S if is_elsewhere else SOON_S
 
     def follow(self) -> bool:
         """Return whether the run has finished, once no island is left.
 
         The first SIGINT or SIGTERM tells the islands to leave; the second is the usual.
         """
-        every_s = FAR_S if self._launched.launcher.traits.is_elsewhere else NEAR_S
         with _interruptions() as heard:
             while not self._is_over():
                 self._see()
                 self._end(is_told=bool(heard))
-                time.sleep(0.0 if self._is_over() else every_s)
+                time.sleep(0.0 if self._is_over() else self._every_s)
             self._see()
             self._settle()
         self._show_end()
@@ -84,7 +91,7 @@ class Following:
     def _has_ended(self) -> bool:
         if self._look is not None and self._look.has_ended:
             return True
-        return self._server is not None and self._server.has_finished
+        return self._coordinator is not None and self._coordinator.has_finished
 
     def _see(self) -> None:
         if self._looks is not None:
@@ -93,7 +100,7 @@ class Following:
         lines: list[str] = []
         try:
             self._reports = self._launched.poll()
-            changes = self._server.look() if self._server else []
+            changes = self._coordinator.look() if self._coordinator else []
             if self._looks is None and not self._can_redraw:
                 lines += changes
             for line in self._new_lines():
@@ -127,8 +134,8 @@ class Following:
     def _page(self) -> list[str]:
         metrics: Mapping[str, Any] = self._look.islands if self._look else {}
         # Where its run cannot be asked, the coordinator is what there is to see of it.
-        server = self._server if self._looks is None else None
-        shown = [*self._reports, *(server.reports if server else ())]
+        coordinator = self._coordinator if self._looks is None else None
+        shown = [*self._reports, *(coordinator.reports if coordinator else ())]
         page = ["", *table_lines(rows(shown, metrics), left=2)]
         if self._look is not None:
             last = self._look.last_round
@@ -168,7 +175,7 @@ class Following:
 
     def _end_who_is_alone(self) -> None:
         """Let islands go whose coordinator is over, and comes back nowhere."""
-        is_gone = self._server is not None and self._server.is_gone
+        is_gone = self._coordinator is not None and self._coordinator.is_gone
         if not is_gone or self._has_ended or self._is_going:
             return
         if not self._is_told:
@@ -179,38 +186,36 @@ class Following:
 
     def _settle(self) -> None:
         """Look once more while the coordinator is there, and let it go."""
-        if self._server is None:
+        if self._coordinator is None:
             return
         until_s = time.monotonic() + self._patience_s()
         while time.monotonic() < until_s and not self._has_ended:
-            self._look_for_end(self._server)
-            time.sleep(0.1 if self._looks else NEAR_S)
-        self._let_go(self._server)
+            self._look_for_end(self._coordinator)
+            time.sleep(self._soon_s)
+        self._let_go(self._coordinator)
 
-    def _look_for_end(self, server: Server) -> None:
+    def _look_for_end(self, coordinator: CoordinatorLaunch) -> None:
         if self._looks is not None:
             self._looks.look()
             return
         with self._bearing():
-            server.look()
+            coordinator.look()
 
     def _patience_s(self) -> float:
         """Return how long the end of a run may be waited for that is likely to come."""
         if self._looks is not None:
             return SPOKE_S
         is_likely = any(each.state is State.FINISHED for each in self._reports)
-        is_gone = self._server is None or self._server.is_gone
+        is_gone = self._coordinator is None or self._coordinator.is_gone
         return ENDS_S if is_likely and not is_gone else 0.0
 
-    def _let_go(self, server: Server) -> None:
-        is_told = False
-        while not (is_told and server.is_over):
+    def _let_go(self, coordinator: CoordinatorLaunch) -> None:
+        told: list[str] = []
+        while not (coordinator.is_over or told):
             with self._bearing():
-                if not is_told:  # once: said again, it is an order to an engine
-                    server.end()
-                    is_told = True
-                server.look()
-            time.sleep(0.0 if server.is_over else 0.1)
+                told = coordinator.end()
+            time.sleep(0.0 if coordinator.is_over else self._soon_s)
+        self._draw(told)
 
     @contextmanager
     def _bearing(self) -> Iterator[None]:
@@ -224,8 +229,8 @@ class Following:
     def _show_end(self) -> None:
         self._draw(self._page(), is_last=True)
         told = [*failures_of(self._launched, self._reports)]
-        if self._server is not None:
-            told += failures_of(self._server.launched, self._server.reports)
+        if self._coordinator is not None:
+            told += failures_of(self._coordinator.launched, self._coordinator.reports)
         for line in told:
             typer.echo(line, err=True)
 

@@ -8,10 +8,8 @@ two that want the same, one finds what the other has launched.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,11 +22,11 @@ from atoll.launch.handle import MAX_HANDLE_BYTES, Handle, check_id
 from atoll.launch.spec import IslandSpec
 from atoll.launch.spec_form import spec_from_form, spec_to_form
 from atoll.security.private import (
+    locked,
     private_directory,
     read_private,
     remove_private,
     replace_private,
-    translated,
 )
 
 MAX_RECORD_BYTES = 2 * MAX_HANDLE_BYTES
@@ -91,16 +89,8 @@ class Book:
         # There is a file for some names each, so that there are few, for ever.
         slot = hashlib.blake2b(f"{run}\0{name}".encode(), digest_size=1).hexdigest()
         path = private_directory(self._directory) / f"names-{slot}.lock"
-        with translated(path):
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            with translated(path):
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(path):
             yield
-        finally:
-            # Closing is not enough: a fork may have the file open, too.
-            fcntl.flock(handle, fcntl.LOCK_UN)
-            os.close(handle)
 
     def records(self) -> list[Record]:
         """Return every launch that is known, the oldest first."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.bundle.archive import MAX_CODE_FILES, pack, unpack
+from atoll.bundle.archive import MAX_CODE_BYTES, MAX_CODE_FILES, pack, unpack
 from atoll.clock import SystemClock
 from atoll.errors import (
     CorruptError,
@@ -34,7 +34,7 @@ from atoll.launch.ignoring import code_files
 from atoll.security import Role, parse_run_url
 from atoll.wire import blake3_digest
 
-MAX_CODE_BYTES = 32 * 2**20
+MAX_SHIPPED_BYTES = 32 * 2**20
 """Code is text: what is larger is data, and has a better way to islands."""
 
 SEND_S = 600.0
@@ -65,9 +65,9 @@ def pack_code(directory: Path) -> Code:
             raise UsageError(f"{path} is no plain file. {_LEAVE_OUT}")
         size += path.stat().st_size
         # Told by the first one that is too much: a directory of data has no end.
-        if size > MAX_CODE_BYTES or len(files) == MAX_CODE_FILES:
+        if size > MAX_SHIPPED_BYTES or len(files) == MAX_CODE_FILES:
             raise UsageError(
-                f"The code in {directory} has more than {MAX_CODE_BYTES} bytes or "
+                f"The code in {directory} has more than {MAX_SHIPPED_BYTES} bytes or "
                 f"{MAX_CODE_FILES} files, with {name!r}. {_LEAVE_OUT}"
             )
         files[name] = path.read_bytes()
@@ -108,7 +108,7 @@ def fetch_code(run: str, digest: str, *, island: str) -> Path:
         DiskError: it cannot be written here.
     """
     data = _fetched(run, digest)
-    if len(data) > MAX_CODE_BYTES * 2 or blake3_digest(data).hex() != digest:
+    if len(data) > MAX_CODE_BYTES or blake3_digest(data).hex() != digest:
         raise CorruptError(
             f"The code that came from {run} is not what was launched: its digest is "
             f"not {digest[:12]}. Launch again."
@@ -213,7 +213,7 @@ def _message(reply: Any) -> str:
 
 
 def _bounded(size: int) -> memoryview:
-    if size > 2 * MAX_CODE_BYTES:
+    if size > MAX_CODE_BYTES:
         raise CorruptError(
             f"The run would send code of {size} bytes, and at most {MAX_CODE_BYTES} "
             "are taken."
@@ -235,7 +235,7 @@ def _get_from_store(run: str, digest: str) -> bytes:
 
     with looking(run, clock=SystemClock()) as (lookout, _):
         try:
-            found = lookout.store.get(keys.code(digest), 0, 2 * MAX_CODE_BYTES + 1)
+            found = lookout.store.get(keys.code(digest), 0, MAX_CODE_BYTES + 1)
         except NoSuchObject as exc:
             if (target := lookout.sight.moved_to) is not None:
                 raise _moved(run, digest, target) from exc

@@ -9,7 +9,8 @@ from atoll.errors import UsageError
 from atoll.launch.base import Launcher, Order, Plan, Serving
 from atoll.launch.book import COORDINATOR, Book
 from atoll.launch.charter import CHARTER, RUN_FILE, Charter
-from atoll.launch.launching import Launched, new_id, submit
+from atoll.launch.launching import Launched, submit
+from atoll.launch.orders import new_id
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec
 from atoll.security import Secret

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
-import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,21 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError, RemoteError, Unreachable, UsageError
-from atoll.island.environment import surroundings_from_environment
-from atoll.island.reach import is_coordinator
 from atoll.launch.base import GRACE_S, Launcher, Order, Plan
 from atoll.launch.book import Book, Record
 from atoll.launch.code import pack_code, ship_code
 from atoll.launch.handle import Handle
-from atoll.launch.looking import Looks, look_at
-from atoll.launch.passes import PASS, SEED_BYTES, Pass
+from atoll.launch.looking import Looks
+from atoll.launch.orders import make_order, new_id
+from atoll.launch.passes import PASS
 from atoll.launch.patience import Patience
-from atoll.launch.references import in_engine, resolve
+from atoll.launch.references import in_engine
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec
 from atoll.launch.states import Report
 from atoll.launch.summary import LAST_LINES
-from atoll.security import Credentials, Role, Secret, read_token
+from atoll.security import Secret
 
 LOOK_S = 0.5
 
@@ -223,55 +219,6 @@ def plan_spec(
     return launcher.plan(order)
 
 
-def make_order(
-    launcher: Launcher, n: int, spec: IslandSpec, *, first: int = 0
-) -> Order:
-    """Return an order, with the secrets that its islands need.
-
-    Raises:
-        UsageError: a secret is not where it is said to be.
-        Unreachable, Refused: the run was asked for its id, for a pass.
-    """
-    values = resolve(spec.secrets, environment=os.environ)
-    if launcher.traits.is_elsewhere:
-        values[PASS] = make_pass(spec.run).to_secret()
-    return Order(id=new_id(spec), spec=spec, num_islands=n, first=first, values=values)
-
-
-def make_pass(run: str) -> Pass:
-    """Return what lets islands in from where nothing is known of this user."""
-    name = look_at(run).run if is_in_sight(run) else None
-    seed = Secret(secrets.token_hex(SEED_BYTES))
-    if not is_coordinator(run):
-        return Pass(run=name, seed=seed)
-    around = surroundings_from_environment()
-    known = Credentials(around.credentials).find(run)
-    token = known.token(Role.ISLAND) if known else None
-    if token is None and around.token_file is not None:
-        token = read_token(around.token_file)
-    pin = known.pin if known else None
-    return Pass(run=name, seed=seed, url=run, pin=pin, token=token)
-
-
-def is_in_sight(run: str, book: Book | None = None) -> bool:
-    """Return whether a run can be asked from here.
-
-    It cannot if its coordinator was launched where only its islands reach it.
-    """
-    return not any(
-        serving is not None and not serving.is_in_sight
-        for each in (book or Book()).of_run(run)
-        if each.is_coordinator
-        for serving in [Launched(each.handle).launcher.traits.serving]
-    )
-
-
-def new_id(spec: IslandSpec, *, is_plan: bool = False) -> str:
-    """Return an id that engines take for a name; that of a plan is always the same."""
-    stem = re.sub("[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:36]
-    return f"atoll-{stem}-{'0' * 8 if is_plan else secrets.token_hex(4)}"
-
-
 def _require_free(spec: IslandSpec, first: int, n: int, book: Book) -> None:
     """Return if no island of these names is launched; forget those that are over."""
     wanted = set(range(first, first + n))
@@ -305,12 +252,22 @@ def _forget_old(book: Book) -> None:
 
 
 def _undo(launcher: Launcher, handle: Handle, book: Book, error: BaseException) -> None:
-    """End what a launch that failed may have started."""
+    """End what a launch that failed may have started, and forget it."""
+    end_after(error, Launched(handle, launcher))
+    book.forget(handle.id)
+
+
+def end_after(error: BaseException, launched: Launched) -> None:
+    """End what was launched, since something failed without which it is for nothing.
+
+    Raises:
+        RemoteError: it cannot be ended now. It names what does, and the error before.
+    """
     try:
-        launcher.cancel(handle)
-        book.forget(handle.id)
+        launched.cancel()
     except AtollError as exc:
+        launch = launched.handle.id
         raise RemoteError(
-            f"The launch {handle.id} failed ({error}), and what it has started could "
-            f"not be ended ({exc}). End it: atoll cancel {handle.id}"
+            f"The launch {launch} failed ({error}), and what it has started could "
+            f"not be ended ({exc}). End it: atoll cancel {launch}"
         ) from error

@@ -9,10 +9,8 @@ Rule 3: another pin is another coordinator: what was known of the last is forgot
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,11 +20,11 @@ from atoll.errors import CorruptError, NoSuchFile, UsageError
 from atoll.security.addresses import parse_run_url
 from atoll.security.contexts import parse_pin
 from atoll.security.private import (
+    locked,
     private_directory,
     read_private,
     remove_private,
     replace_private,
-    translated,
 )
 from atoll.security.secret import Secret
 from atoll.security.tokens import Role, check_token, read_token, role_claimed
@@ -156,14 +154,8 @@ class Credentials:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         path = private_directory(self._directory) / LOCK
-        with translated(path):
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            with translated(path):
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        with locked(path):
             yield
-        finally:
-            os.close(handle)
 
 
 def _certificate_beside(path: Path) -> Path:

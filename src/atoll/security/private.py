@@ -8,6 +8,7 @@ refused, because its secret may be known already.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
 import stat
@@ -104,6 +105,24 @@ def remove_private(path: Path) -> bool:
             return False
         sync_directory(path.parent)
     return True
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Be alone with a file of locks while the block lasts.
+
+    Others wait, in whatever process; one that dies lets go.
+    """
+    with translated(path):
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with translated(path):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        # Closing is not enough: a fork may have the file open, too.
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        os.close(handle)
 
 
 def _require_private(path: Path, status: os.stat_result, what: str) -> None:

@@ -44,6 +44,16 @@ for name in ("cmdline", "environ"):
     pathlib.Path(f"{os.environ['ATOLL_ISLAND']}.{name}").write_bytes(said)
 """
 
+LATE = """
+import atexit, os, pathlib, time
+if os.environ["ATOLL_ISLAND_INDEX"] == "0":
+    atexit.register(pathlib.Path("over").touch)
+else:
+    while not pathlib.Path("over").exists():
+        time.sleep(0.1)
+    time.sleep(8)  # longer than what takes a glance at the end
+"""
+
 
 Say = Callable[..., tuple[int, str, str]]
 """Says a command here, as this user."""
@@ -157,6 +167,26 @@ def test_a_launch_is_found_from_another_terminal(place: Path, say: Say) -> None:
     code, out, err = say("cancel", url)
     assert code == 0, err
     assert set(states(say, url).values()) == {"cancelled"}
+    code, out, err = say("scale", url, "2")
+    assert (code, out) == (2, "")
+    assert "Nobody serves" in err
+
+
+@pytest.mark.timeout(300)
+def test_who_comes_after_the_end_is_told_of_it(place: Path, say: Say) -> None:
+    """An island that is started again may be late: it finishes, and shows no error."""
+    late = LATE + (place / "train.py").read_text()
+    (place / "train.py").write_text(late)
+    alone = ("--set", "run.start_islands=1", "--set", "run.quorum=1")
+    code, out, err = say("launch", "-n", "2", *alone, "run.toml", "--", "train.py")
+
+    assert code == 0, err
+    rows = [line.split() for line in out.splitlines() if line.startswith("local-")]
+    assert [row[:3] for row in rows[-2:]] == [
+        ["local-0", "finished", "0"],
+        ["local-1", "finished", "0"],
+    ]
+    assert "Traceback" not in out
 
 
 def _until(say: Say, run: str, wanted: dict[str, str]) -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 
 from atoll.cli.launch_coordinator import facts_of
 from atoll.cli.launch_run import (
-    UNTIL_END,
+    LINGER_S,
+    UNSEEN_LINGER_S,
     RunAt,
     Serve,
     require_going,
     served_settings,
     set_words,
+    until_end,
 )
 from atoll.cli.names import Names
 from atoll.errors import UsageError
@@ -89,9 +91,10 @@ def _spec(run_file: Path, n: int, serve: Serve) -> IslandSpec:
             "where nothing is beside it. Give its path from '/' on."
         )
     settings = served_settings(run_file, serve.assignments)
+    linger_s = LINGER_S if serve.inside.serving.is_in_sight else UNSEEN_LINGER_S
     return serve.inside.spec(
         settings.run.name,
-        [*UNTIL_END, *set_words(run_file, n, serve.assignments)],
+        [*until_end(linger_s), *set_words(run_file, n, serve.assignments)],
         directory=None if serve.directory is None else str(serve.directory),
         image=serve.image,
         requirements=serve.requirements,

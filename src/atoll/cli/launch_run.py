@@ -26,10 +26,13 @@ from atoll.launch.spec import IslandSpec
 from atoll.settings import RunSettings
 from atoll.settings.parsing import read_toml
 
-LINGER_S = 5
-"""How much longer a coordinator serves, so that whoever watches sees the end."""
+LINGER_S = 60
+"""How much longer a coordinator serves, so that whoever watches sees the end, and an
+island that is just being started again is told of it and finishes. Whoever watches
+lets it go before, once no island is left."""
 
-UNTIL_END = ("--until-end", "--linger", str(LINGER_S), "--json")
+UNSEEN_LINGER_S = 5
+"""The same where its own end is all that anybody here hears of the run's."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,11 @@ class Serve:
 
     image: str | None = None
     requirements: Sequence[str] = ()
+
+
+def until_end(linger_s: int) -> list[str]:
+    """Return the words by which a coordinator goes when its run has ended."""
+    return ["--until-end", "--linger", str(linger_s), "--json"]
 
 
 def is_run_file(run: str) -> bool:
@@ -101,7 +109,7 @@ def serve_words(run_file: Path, n: int, serve: Serve) -> tuple[list[str], Path]:
     settings = served_settings(run_file, serve.assignments)
     directory = (serve.directory or Path(f"{settings.run.name}.atoll")).absolute()
     words = ["serve", "--dir", str(directory), "--listen", serve.host]
-    words += UNTIL_END
+    words += until_end(LINGER_S)
     if (directory / "journal").exists():
         return words, directory  # the run that it holds has its settings
     words.insert(1, str(run_file.absolute()))

@@ -12,6 +12,7 @@ from atoll.cli.names import RUN
 from atoll.errors import UsageError
 from atoll.launch.book import Record
 from atoll.launch.launching import Launched, launch_spec
+from atoll.launch.looking import try_look
 
 
 def scale(
@@ -26,27 +27,50 @@ def scale(
 
     More are launched as the first ones were; those beyond N leave cleanly.
     """
-    records = _of_name(launches_of(run), name)
+    launches = launches_of(run)
+    records = _of_name(launches, name)
     live: dict[int, Record] = {}
     for record in records:
         for each in Launched(record.handle).poll():
             if not each.state.is_over:
                 live[each.index] = record
     newest = records[-1]
+    missing = [index for index in range(n) if index not in live]
+    if missing:
+        _require_served(launches)
     for record in records:
         going = [index for index in live if index >= n and live[index] is record]
         if going:
             Launched(record.handle).cancel(going)
             _tell(newest, going, "told to leave")
-    for missing in _stretches([index for index in range(n) if index not in live]):
+    for stretch in _stretches(missing):
         launch_spec(
             newest.handle.engine,
-            len(missing),
+            len(stretch),
             newest.spec,
-            first=missing[0],
+            first=stretch[0],
             options=newest.handle.options,
         )
-        _tell(newest, missing, "launched")
+        _tell(newest, stretch, "launched")
+
+
+def _require_served(launches: Sequence[Record]) -> None:
+    """Return unless the run's coordinator was launched with it, and is over.
+
+    Somebody may serve the run again since: then it answers.
+
+    Raises:
+        UsageError: it is, so more islands would find nobody.
+    """
+    for record in launches:
+        if not record.is_coordinator:
+            continue
+        is_over = all(it.state.is_over for it in Launched(record.handle).poll())
+        if is_over and try_look(record.handle.run) is None:
+            raise UsageError(
+                f"Nobody serves {record.handle.run} any more, so no island could join "
+                "it. Launch its run file again: atoll launch -n N RUN.toml -- COMMAND"
+            )
 
 
 def _of_name(records: Sequence[Record], name: str | None) -> list[Record]:

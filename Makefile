@@ -2,7 +2,9 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.atoll-installed
-SLOW := tests/e2e tests/training tests/simulate/test_storms_hold.py tests/simulate/test_planted.py tests/simulate/test_store_storms_hold.py tests/simulate/test_planted_store.py tests/integrations/test_torchft_processes.py
+SLOW := tests/e2e tests/training tests/examples tests/integrations tests/launch/engines \
+  $(addprefix tests/simulate/,test_storms_hold.py test_planted.py test_store_storms_hold.py test_planted_store.py) \
+  $(addprefix tests/jax/,test_mesh.py test_example.py test_ahead.py test_twins.py)
 
 .PHONY: setup demo test test-fast storms storms-store check bench engines
 

@@ -24,7 +24,7 @@ from atoll.cli.launch_view import Following
 from atoll.cli.names import place_of
 from atoll.cli.run_file import Assignments
 from atoll.errors import UsageError
-from atoll.launch.base import Plan
+from atoll.launch.base import LISTEN_THERE, Plan
 from atoll.launch.inside import inside_of
 from atoll.launch.launching import Launched, end_after, launch_spec, plan_spec
 from atoll.launch.registry import open_launcher
@@ -122,8 +122,12 @@ def _beside(serve: Serve, engine: str, options: dict[str, str]) -> Serve:
         UsageError: it does not.
     """
     serve = replace(serve, engine=engine, options=options)
-    if not open_launcher(engine, options).traits.is_elsewhere:
+    if engine == "local":
         return serve
+    if not open_launcher(engine, options).traits.is_elsewhere:
+        # At which of the machines it will be, nobody knows yet.
+        is_said = serve.host != LISTEN_HERE
+        return serve if is_said else replace(serve, host=LISTEN_THERE)
     return replace(serve, inside=inside_of(engine, options))
 
 
@@ -158,7 +162,8 @@ def _planned(run: str, n: int, serve: Serve) -> tuple[str, list[Plan]]:
     """
     if not is_run_file(run):
         return str(place_of(run)), []
-    nowhere = f"https://{serve.host}:{NO_PORT_YET}"
+    host = LISTEN_HERE if serve.host == LISTEN_THERE else serve.host
+    nowhere = f"https://{host}:{NO_PORT_YET}"
     if serve.inside is not None:
         plan = plan_inside(Path(run), n, serve)
         return plan.url or nowhere, [plan]

@@ -16,12 +16,14 @@ import argparse
 import ctypes
 import os
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from atoll.errors import AtollError, UsageError
+from atoll.launch.base import LISTEN_THERE
 from atoll.launch.charter import CHARTER, Charter
 from atoll.launch.command import spelt_out
 from atoll.launch.passes import PASS, PASS_FILE, Pass
@@ -91,7 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             os.chdir(given.directory)
         environment |= told_to(run, island, index)
         words = spelt_out(
-            given.command, processes=given.processes, python=sys.executable
+            [_place() if word == LISTEN_THERE else word for word in given.command],
+            processes=given.processes,
+            python=sys.executable,
         )
         become(words, environment)
     except (AtollError, OSError) as exc:
@@ -113,6 +117,19 @@ def become(words: Sequence[str], environment: Mapping[str, str]) -> None:
             f"{words[0]!r} cannot be run: {exc.strerror}. Write the command after --, "
             "for example: -- python train.py"
         ) from exc
+
+
+def _place() -> str:
+    """Return the address by which other machines reach this one; loopback if none do.
+
+    Nothing is sent: it is what the way to an address that nobody has begins with.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
 
 
 def _die_with_parent() -> None:

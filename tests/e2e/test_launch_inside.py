@@ -17,7 +17,7 @@ import pytest
 
 from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
 from tests.e2e.stage import PATIENT_S
-from tests.launch.hf_hub import TOKEN, served
+from tests.launch.hf_hub import online, served
 from tests.launch.kubernetes_pods import Pod
 from tests.launch.kubernetes_server import KubernetesServer, until
 
@@ -37,7 +37,7 @@ WAITING = ISLAND.replace(
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """This user's configuration, beside a run file."""
     as_user(monkeypatch, tmp_path / "home")
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    online(monkeypatch)
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text(RUN_FILE)
     return tmp_path / "home"

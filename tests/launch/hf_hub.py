@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
+from huggingface_hub import constants
+
 from tests.launch.containers import Container
 from tests.launch.host_names import HostNames
 from tests.launch.loopback import answering, send
@@ -98,6 +101,13 @@ class Hub:
             for job, asked in self.jobs.items()
             if all(asked.get("labels", {}).get(key) == value for key, value in pairs)
         ]
+
+
+def online(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a Hub asked, whatever other tests have said of the real one."""
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from atoll.launch.states import State
 from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import HIDDEN, STAY, TELL, are_over
-from tests.launch.hf_hub import TOKEN, USER, Hub, served
+from tests.launch.hf_hub import TOKEN, USER, Hub, online, served
 from tests.launch.planned import SECRETS, both
 
 NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
@@ -29,7 +29,7 @@ NOTHING: Callable[[Handle], None] = lambda handle: None  # noqa: E731
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    online(monkeypatch)
     with served(tmp_path / "hub") as hub:
         yield hub
 
@@ -70,6 +70,15 @@ def test_an_answer_that_is_none_of_the_hubs_is_told(
         launcher.poll(handle)
     hub.answer = None
     launcher.cancel(handle, grace_s=0.0)
+
+
+def test_who_is_not_to_ask_the_hub_is_told(
+    stage: LaunchStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that keeps the SDK from every call is named."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UsageError, match="HF_HUB_OFFLINE is set"):
+        stage.open_launcher().launch(stage.order(STAY), keep=NOTHING)
 
 
 def test_a_plan_is_what_the_sdk_takes(stage: LaunchStage) -> None:

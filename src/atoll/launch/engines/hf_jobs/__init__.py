@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from huggingface_hub import HfApi, JobInfo, get_token
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Serving, Traits
@@ -231,6 +231,10 @@ def _told(what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
         if 400 <= status < 500 and status != 429:
             raise UsageError(f"Hugging Face cannot {what} ({status}): {said}.") from exc
         raise Unreachable(f"Hugging Face could not {what} ({status}): {said}.") from exc
+    except OfflineModeIsEnabled as exc:
+        raise UsageError(
+            f"Hugging Face cannot be asked to {what}: HF_HUB_OFFLINE is set. Unset it."
+        ) from exc
     except json.JSONDecodeError as exc:  # a proxy or a portal has answered
         raise Unreachable(f"Hugging Face did not answer to {what}: {exc}.") from exc
     except Exception as exc:

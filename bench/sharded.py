@@ -207,7 +207,9 @@ def settings_of(case: Case) -> RunSettings:
 def join(model: Layers, exchange: Nowhere) -> Any:
     """Join a run that keeps nothing."""
 
-    def enter(view: RankView, spec: ModelSpec, memory: Spread) -> Host:
+    def enter(
+        view: RankView, spec: ModelSpec, memory: Spread, constants: object
+    ) -> Host:
         request = JoinRequest(model=spec, island="a")
         return Host(exchange, view, request, clock=SystemClock(), memory=memory)
 

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.errors import CorruptError, Unreachable
 from atoll.http import Caller, Fetching, Reply, Request, Response, fetch, ranged
-from atoll.http.fetching import RESUMES
+from atoll.http.fetching import RESUMES, at_most
 from atoll.http.serving import Handle
 from atoll.testing import Link
 from tests.http.certificates import Certificate, unchecked
@@ -209,3 +209,14 @@ def test_another_part_than_the_rest_is_corrupt(headers: str, body: bytes) -> Non
     heads = [seen.get() for _ in range(3)]
 
     assert b"range" not in heads[2]
+
+
+def test_a_body_that_is_too_large_is_not_taken() -> None:
+    """Nothing is set aside for it, and both sizes are named."""
+    fetching = Fetching(at_most(4, "the bundle"))
+
+    assert len(fetching.begin(200, {}, 4)) == 4
+    with pytest.raises(
+        CorruptError, match="5 bytes would be sent of the bundle, and at most 4"
+    ):
+        fetching.begin(200, {}, 5)

@@ -6,7 +6,7 @@ Start reading at `listener.Listener`, then `serving`; for the other side at
 
 from atoll.http.body import Body
 from atoll.http.caller import Caller, Reply
-from atoll.http.fetching import Fetching, fetch
+from atoll.http.fetching import Fetching, at_most, fetch
 from atoll.http.handshakes import Unfit
 from atoll.http.later import Later
 from atoll.http.limits import Limits
@@ -35,6 +35,7 @@ __all__ = [
     "Unfit",
     "as_json",
     "as_problem",
+    "at_most",
     "fetch",
     "ranged",
 ]

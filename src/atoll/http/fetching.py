@@ -128,3 +128,20 @@ def fetch(
 def anywhere(size: int) -> memoryview:
     """Return memory for a body that nobody has a place for."""
     return memoryview(bytearray(size))
+
+
+def at_most(most_bytes: int, what: str) -> Into:
+    """Return memory for a body that may not be larger; `what` names it.
+
+    What this returns raises `CorruptError` for one that is, before any of it is taken.
+    """
+
+    def into(size: int) -> memoryview:
+        if size > most_bytes:
+            raise CorruptError(
+                f"{size} bytes would be sent of {what}, and at most {most_bytes} are "
+                "taken."
+            )
+        return anywhere(size)
+
+    return into

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from atoll.bundle import MAX_BYTES, Bundle, stage, staged
 from atoll.clock import SystemClock
-from atoll.errors import CorruptError, UsageError
+from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
 from atoll.island.anchors import refusal
 from atoll.island.environment import (
@@ -83,9 +83,9 @@ def _at_coordinator(run: str, remedy: str) -> Definition:
     )
 
     def fetch() -> bytes:
-        from atoll.http import Fetching
+        from atoll.http import Fetching, at_most
 
-        fetching = Fetching(_bounded)
+        fetching = Fetching(at_most(MAX_BYTES, "the bundle"))
         reply = caller.call(
             "GET",
             "/bundle",
@@ -105,15 +105,6 @@ def _at_coordinator(run: str, remedy: str) -> Definition:
         return _staged(info.settings.run.bundle, fetch, is_founded)
     finally:
         caller.close()
-
-
-def _bounded(size: int) -> memoryview:
-    if size > MAX_BYTES:
-        raise CorruptError(
-            f"The coordinator would send a bundle of {size} bytes, and at most "
-            f"{MAX_BYTES} are taken."
-        )
-    return memoryview(bytearray(size))
 
 
 def _in_store(run: str, remedy: str) -> Definition:

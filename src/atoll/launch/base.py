@@ -76,8 +76,8 @@ class Order:
 
 
 LISTEN_THERE = "{address of this place}"
-"""A word of a command in whose place an engine puts the address that others reach a
-process by."""
+"""A word of a command, in whose place comes the address that others reach a process by:
+the bootstrap puts it there, unless the engine knows better."""
 
 
 @dataclass(frozen=True, kw_only=True)

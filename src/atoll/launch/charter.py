@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.errors import CorruptError, UsageError
+from atoll.errors import UsageError
 from atoll.island.environment import surroundings_from_environment
+from atoll.launch.passes import of_secret
 from atoll.security import (
     Role,
     Secret,
@@ -91,12 +92,8 @@ class Charter:
         Raises:
             CorruptError: it is none. The message shows nothing of it.
         """
-        try:
-            return _checked(json.loads(said[: MAX_CHARTER_BYTES + 1]))
-        except (ValueError, LookupError, TypeError, UsageError, RecursionError):
-            raise CorruptError(
-                f"What {CHARTER} holds is no charter of a coordinator. Launch it again."
-            ) from None
+        wrong = f"What {CHARTER} holds is no charter of a coordinator. Launch it again."
+        return of_secret(said, _checked, most=MAX_CHARTER_BYTES, wrong=wrong)
 
     def lay_down(self, directory: Path | None = None) -> Path:
         """Return the run's directory, where all of it is. Safe to repeat."""

@@ -175,7 +175,7 @@ def _put(run: str, code: Code) -> None:
 
 
 def _get(run: str, digest: str) -> bytes:
-    from atoll.http import Fetching
+    from atoll.http import Fetching, at_most
 
     caller, headers, _ = reach_to_look(
         run, surroundings=surroundings_from_environment(), clock=SystemClock()
@@ -185,7 +185,7 @@ def _get(run: str, digest: str) -> bytes:
             "GET",
             f"/code/{digest}",
             headers=headers,
-            fetching=Fetching(_bounded),
+            fetching=Fetching(at_most(MAX_CODE_BYTES, "the code")),
             timeout_s=SEND_S,
             is_repeatable=True,
         )
@@ -210,15 +210,6 @@ def _moved(run: str, digest: str, target: str) -> RunMoved:
 
 def _message(reply: Any) -> str:
     return str(reply.json().get("message", f"it answers {reply.status}."))
-
-
-def _bounded(size: int) -> memoryview:
-    if size > MAX_CODE_BYTES:
-        raise CorruptError(
-            f"The run would send code of {size} bytes, and at most {MAX_CODE_BYTES} "
-            "are taken."
-        )
-    return memoryview(bytearray(size))
 
 
 def _put_in_store(run: str, code: Code) -> None:

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from atoll.errors import CorruptError, UsageError
 from atoll.island.environment import surroundings_from_environment
@@ -28,6 +29,8 @@ PASS, PASS_FILE = "ATOLL_PASS", "ATOLL_PASS_FILE"
 VERSION = 1
 MAX_PASS_BYTES = 2**14
 SEED_BYTES = 32
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +75,8 @@ class Pass:
         Raises:
             CorruptError: it is none. The message shows nothing of it.
         """
-        try:
-            return _checked(json.loads(said[: MAX_PASS_BYTES + 1]))
-        except (ValueError, LookupError, TypeError, UsageError, RecursionError):
-            raise CorruptError(
-                f"What {PASS} holds is no pass of a launch. Launch the islands again."
-            ) from None
+        wrong = f"What {PASS} holds is no pass of a launch. Launch the islands again."
+        return of_secret(said, _checked, most=MAX_PASS_BYTES, wrong=wrong)
 
     @classmethod
     def from_file(cls, path: Path) -> Pass:
@@ -99,6 +98,19 @@ class Pass:
         run = self.run or _asked(self.url)
         key = replace(self, run=run).key(island)
         keep_key(around.keys, run=run, island=island, key=key)
+
+
+def of_secret(said: str, checked: Callable[[Any], T], *, most: int, wrong: str) -> T:
+    """Return what a document that came as a secret holds.
+
+    Raises:
+        CorruptError: `checked` does not take it. The message is `wrong`, and shows
+            nothing of it.
+    """
+    try:
+        return checked(json.loads(said[: most + 1]))
+    except (ValueError, LookupError, TypeError, UsageError, RecursionError):
+        raise CorruptError(wrong) from None
 
 
 def _asked(url: str | None) -> str:

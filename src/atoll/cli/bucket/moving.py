@@ -38,7 +38,7 @@ from atoll.exchange.forms import Incoming
 from atoll.exchange.forms.heads import PROTOCOL, PROTOCOL_HEADER
 from atoll.exchange.forms.routes import target_of
 from atoll.exchange.forms.text import MAX_LARGE_BYTES, load
-from atoll.http import Fetching
+from atoll.http import Fetching, at_most
 from atoll.island.reach import call_to
 from atoll.protocol import TensorSpec
 from atoll.protocol.constants import bytes_of
@@ -162,16 +162,7 @@ class Departure:
 
     def _archive(self, target: str, most_bytes: int) -> bytes:
         """Return a file of the coordinator's."""
-
-        def into(size: int) -> memoryview:
-            if size > most_bytes:
-                raise CorruptError(
-                    f"The coordinator would send {size} bytes of {target}, and at most "
-                    f"{most_bytes} are taken."
-                )
-            return memoryview(bytearray(size))
-
-        fetching = Fetching(into)
+        fetching = Fetching(at_most(most_bytes, target))
         reply = self._again(
             lambda: self._asking.call(
                 "GET", target, fetching=fetching, timeout_s=FRAME_S

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from atoll.clock import Clock, SystemClock
@@ -33,6 +33,16 @@ VOLATILE = {
     *("lease_s", "seen_s", "since_s", "late_in_s"),
 }
 """What a status says of the time and the traffic, and not of the run."""
+
+
+class Served(Protocol):
+    """A coordinator that can be called, in this process or in another."""
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def directory(self) -> Path: ...
 
 
 @contextmanager
@@ -157,7 +167,7 @@ class Islands:
 
 
 def asking(
-    coordinator: Coordinator,
+    coordinator: Served,
     line: str,
     body: bytes = b"",
     *,
@@ -171,7 +181,7 @@ def asking(
 
 
 def request(
-    coordinator: Coordinator,
+    coordinator: Served,
     line: str,
     body: bytes = b"",
     *,
@@ -188,7 +198,7 @@ def request(
 
 
 def calling(
-    coordinator: Coordinator,
+    coordinator: Served,
     call: Call,
     *,
     run: str | None = None,

@@ -58,6 +58,19 @@ def test_a_plain_configuration_is_not_code() -> None:
 
 
 @pytest.mark.parametrize(
+    "config",
+    [
+        {"_name_or_path": "someone/model", "conv_kernel_size": 4, "pad": "</s>"},
+        {"attn_implementation": {"": "sdpa", "text_config": "eager"}},
+        {"_attn_implementation": None, "use_kernels": False},
+    ],
+)
+def test_plain_values_of_a_configuration_need_no_consent(config: object) -> None:
+    """Names of its origin, sizes, and what transformers has itself."""
+    assert a_bundle({"config.json": json.dumps(config).encode()}).code == []
+
+
+@pytest.mark.parametrize(
     ("name", "content"),
     [
         ("model.py", b""),

@@ -37,7 +37,19 @@ INERT = (
 
 PLAIN_NAMES = ("LICENSE", "NOTICE", "README")
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
-_ATTENTION = ("_attn_implementation", "attn_implementation")
+_IMPLEMENTATION = re.compile(r"implementation|kernel", re.IGNORECASE)
+"""Keys of a configuration whose value may name code that transformers fetches."""
+
+PLAIN_IMPLEMENTATIONS = ("", "eager", "sdpa", "flex_attention", "grouped_mm")
+"""Values of such keys that only select code of transformers and torch. The names of
+flash attention are not among them: without its package they load a kernel of the hub.
+"""
+
+_REPOSITORY = re.compile(r"(?:[\w.+-]+[|:])*[\w.-]+/[\w.-]+(?:[@:][^/\s]*)?")
+"""What a repository of the hub looks like, with the prefixes that loaders know."""
+
+_ORIGINS = ("_name_or_path", "name_or_path", "base_model_name_or_path")
+"""Keys that only tell where a configuration came from."""
 
 
 @dataclass(frozen=True)
@@ -184,13 +196,39 @@ def _runs(name: str, content: bytes) -> bool:
     is_inert = name.lower().endswith(INERT) or (not dot and stem in PLAIN_NAMES)
     if not is_inert:
         return True
-    said = _json_of(name, content)
-    # An attention with a slash is a kernel of the hub: code that is fetched and loaded.
-    return bool(_named(said, "auto_map")) or any(
-        isinstance(each, str) and "/" in each
-        for key in _ATTENTION
-        for each in _named(said, key)
-    )
+    if not name.lower().endswith("config.json"):
+        return bool(_named(_json_of(name, content), "auto_map"))
+    return _loads_code(_json_of(name, content))
+
+
+def _loads_code(config: Any) -> bool:
+    """Return whether a configuration has code loaded that is not on a list of ours.
+
+    Values are judged wherever they stand, also in tables: a key of an implementation
+    by `PLAIN_IMPLEMENTATIONS`, and any other text by not being a repository's name.
+    """
+    if _named(config, "auto_map"):
+        return True
+    left = [("", config)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            inherits = bool(_IMPLEMENTATION.search(key))
+            left += [(key if inherits else own, each) for own, each in value.items()]
+        elif isinstance(value, list):
+            left += [(key, each) for each in value]
+        elif key not in _ORIGINS and not _is_plain(key, value):
+            return True
+    return False
+
+
+def _is_plain(key: str, value: Any) -> bool:
+    if not isinstance(value, str):
+        # Sizes of kernels are numbers; `use_kernels` is a switch.
+        return not (value is True and "kernels" in key)
+    if _IMPLEMENTATION.search(key):
+        return value in PLAIN_IMPLEMENTATIONS
+    return not _REPOSITORY.fullmatch(value)
 
 
 def _require_own_code(name: str, content: bytes) -> None:
@@ -204,7 +242,7 @@ def _require_own_code(name: str, content: bytes) -> None:
 
 
 def _json_of(name: str, content: bytes) -> Any:
-    if not name.endswith(".json"):
+    if not name.lower().endswith(".json"):
         return None
     try:
         return json.loads(content)

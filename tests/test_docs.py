@@ -171,12 +171,13 @@ def test_links_resolve(document: Path) -> None:
 
 
 def test_the_changelog_begins_with_this_version() -> None:
-    """The newest entry of the changelog is the version one installs."""
+    """The newest released entry of the changelog is the version one installs."""
     text = (ROOT / "CHANGELOG.md").read_text()
-    newest = re.search(r"^## (\S+)", text, flags=re.MULTILINE)
+    headings = re.findall(r"^## (\S+)", text, flags=re.MULTILINE)
+    released = [heading for heading in headings if heading != "Unreleased"]
 
-    assert newest is not None
-    assert newest[1] == atoll.__version__
+    assert headings[-len(released) :] == released
+    assert released[0] == atoll.__version__
 
 
 def test_the_glossary_is_sorted_and_has_each_term_once() -> None:

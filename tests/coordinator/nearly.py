@@ -28,7 +28,7 @@ QUERIES = (
 )
 HEADERS = {
     "authorization": ("", "Bearer", "Bearer x", "Basic eDp4", "Bearer " + "x" * 9000),
-    "atoll-protocol": ("", "0", "2", "1, 1", "\u00b9"),
+    "atoll-protocol": ("", "0", "1", "3", "2, 2", "\u00b2"),
     "atoll-run": ("", "another", "%zz", "%ff"),
     "atoll-beat": ("", "{}", "[" * 5000, "\u00ff", '{"island":"a"}', "x" * 20000),
     "content-type": (

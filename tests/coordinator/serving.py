@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from atoll.clock import Clock, SystemClock
 from atoll.coordinator.app import JOURNAL, Coordinator, Listening
 from atoll.exchange import Call, CoordinatorExchange, Exchange, Frame, Outcome
-from atoll.exchange.forms import to_request
+from atoll.exchange.forms import PROTOCOL, to_request
 from atoll.exchange.over_http import HttpLine
 from atoll.http import Caller, Limits
 from atoll.protocol import Beat, JoinReply, JoinRequest, Phase, Position, Reception
@@ -189,7 +189,7 @@ def request(
     **headers: Any,
 ) -> bytes:
     """Return the head of a request that lacks nothing, but for what is given."""
-    said = {"atoll-protocol": "1", "content-type": "application/json"}
+    said = {"atoll-protocol": str(PROTOCOL), "content-type": "application/json"}
     if role is not None:
         said["authorization"] = bearer(coordinator.directory, role)
     said["content-length"] = str(len(body))

@@ -31,7 +31,7 @@ from atoll.exchange import (
     RecoverCall,
     StateCall,
 )
-from atoll.exchange.forms import ROUTES, asked
+from atoll.exchange.forms import PROTOCOL, ROUTES, asked
 from atoll.protocol import Beat, JoinRequest, Stats
 from atoll.security import ROUTES as ALL_ROUTES
 from atoll.security import Need, Role, route_of
@@ -102,7 +102,7 @@ def _islands(coordinator: Coordinator, state: Frame, update: Frame) -> list[Aski
     token = bearer(coordinator.directory)
     info = of_operator("GET", "/info", token)
     kept = [
-        of_operator("GET", path, token).saying("atoll-protocol", "1")
+        of_operator("GET", path, token).saying("atoll-protocol", str(PROTOCOL))
         for path in ("/constants", f"/constants/{'0' * 64}")
     ]
     return [info, *kept, *(of_call(call, token) for call in calls)]

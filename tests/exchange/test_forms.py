@@ -302,11 +302,11 @@ def head_of(call: Call, **changes: str) -> dict[str, str]:
     return as_received(to_request(call, run="lagoon é").headers) | changes
 
 
-@pytest.mark.parametrize("said", ["2", "", "1.0", "01"])
+@pytest.mark.parametrize("said", ["1", "", "3", "2.0", "02"])
 def test_another_protocol_is_refused(said: str) -> None:
     """A caller of another version is told so, with both numbers."""
     headers = head_of(StateCall(0), **{"atoll-protocol": said})
-    with pytest.raises(UsageError, match=f"protocol '{said}', and this coordinator 1"):
+    with pytest.raises(UsageError, match=f"protocol '{said}', and this coordinator 2"):
         asked("GET", "/state/0", headers)
 
 

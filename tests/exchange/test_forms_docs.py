@@ -174,7 +174,7 @@ def test_a_setting_with_another_meaning_is_refused() -> None:
         read(INFO | {"fingerprint": "00"})
 
 
-@pytest.mark.parametrize("spoken", [2, 0, "1", True, 1.0])
+@pytest.mark.parametrize("spoken", [1, 0, 3, "2", True, 2.0])
 def test_a_coordinator_of_another_protocol_is_refused_first(spoken: object) -> None:
     """Nothing else is read of a form that may have changed."""
     with pytest.raises(UsageError, match=r"speaks protocol .* \(Atoll '1\.2\.3'\)"):

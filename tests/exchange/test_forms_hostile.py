@@ -54,7 +54,7 @@ from tests.exchange.forms_samples import (
 )
 from tests.wire.samples import a_state, an_update
 
-HEADERS = {"atoll-protocol": "1", "content-type": "application/json"}
+HEADERS = {"atoll-protocol": "2", "content-type": "application/json"}
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),

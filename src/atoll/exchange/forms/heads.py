@@ -17,7 +17,7 @@ from atoll.protocol.constants import is_digest
 from atoll.settings.rules import shown
 from atoll.wire.header import MAX_FRAGMENT
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised when a form changes; both sides must have the same."""
 
 PROTOCOL_HEADER, RUN_HEADER = "Atoll-Protocol", "Atoll-Run"

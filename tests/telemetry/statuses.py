@@ -31,6 +31,7 @@ def island(name: str, **changes: Any) -> dict[str, Any]:
         "refused": 0,
         "last_verdict": "counted",
         "refused_because": None,
+        "dropped_steps": 0,
     } | changes
 
 

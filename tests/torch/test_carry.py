@@ -140,6 +140,7 @@ def test_two_missed_rounds_are_carried_and_a_third_is_dropped(
     assert metrics["atoll/updates_carried"] == 4
     assert metrics["atoll/updates_counted"] == 1
     assert metrics["atoll/updates_dropped"] == 1
+    assert metrics["atoll/dropped_steps"] == 6
 
 
 def test_missing_a_round_with_error_feedback_restores_the_residual() -> None:

@@ -377,6 +377,7 @@ class Coordinator:
         assert beat.stats is not None
         before = self._watcher.stats.get(beat.island)
         self._watcher.stats[beat.island] = beat.stats
+        self._report_dropped(beat.island, before, beat.stats)
         if before is not None and _progress(before) == _progress(beat.stats):
             return  # one that stands still would push all else out of the events
         self.events.emit(
@@ -387,6 +388,15 @@ class Coordinator:
             tokens=beat.stats.tokens,
             loss=beat.stats.loss,
         )
+
+    def _report_dropped(self, island: str, before: Stats | None, now: Stats) -> None:
+        """Emit an event when an island says that it has dropped more work."""
+        known = (before.dropped_steps if before else None) or 0
+        total = now.dropped_steps or 0
+        if total > known:
+            self.events.emit(
+                "work_dropped", island=island, steps=total - known, total_steps=total
+            )
 
     def _closed(self, tag: object) -> None:
         """Take the hint of an island whose last connection is gone."""

@@ -183,6 +183,7 @@ def island_of(
         "loss": stats.loss,
         "tokens": stats.tokens,
         "inner_steps": stats.inner_steps,
+        "dropped_steps": stats.dropped_steps or 0,
         "wait_s": stats.wait_s,
         "wait_share": _share(stats),
         "bytes_up": stats.bytes_up,

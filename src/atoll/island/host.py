@@ -7,6 +7,7 @@ counter and a heartbeat, and one that seals costs one copy of the live weights.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import (
@@ -30,6 +31,8 @@ from atoll.island.view import ParameterView
 from atoll.protocol import JoinRequest, Position, Stats, Stepped, SyncNow
 from atoll.weights.layout import F32
 from atoll.wire import blake3_digest
+
+log = logging.getLogger("atoll")
 
 
 class Host:
@@ -159,6 +162,7 @@ class Host:
         try:
             with self._leaving:
                 self._leave(depart=depart)
+            self._log_summary()
         except Unreachable as exc:
             # At most so many: what the run has taken all the same, nobody can say.
             self._driver.ledger.lose_all(self.slots)
@@ -212,6 +216,11 @@ class Host:
                 self._driver.ledger.lose_all(self.slots)
         finally:
             self._exchange.leave(self.joined.island, self.joined.incarnation)
+
+    def _log_summary(self) -> None:
+        has_lost = self.tally.dropped_steps or self.tally.refused
+        level = logging.WARNING if has_lost else logging.INFO
+        log.log(level, "island %s left: %s", self.joined.island, self.tally.summary())
 
     def _is_over(self) -> bool:
         if self._driver.failure is not None:

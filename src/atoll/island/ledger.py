@@ -6,6 +6,7 @@ dropped. What is not settled when an island leaves, and no round takes, is lost.
 
 from __future__ import annotations
 
+import logging
 import warnings
 
 from atoll.errors import AtollWarning, UsageError
@@ -13,7 +14,10 @@ from atoll.island.arrivals import Arrival
 from atoll.island.slot import Sealed, Slot
 from atoll.island.tally import Tally
 from atoll.protocol import How, JoinReply
+from atoll.protocol.island_state import CARRIED_ROUNDS
 from atoll.wire import Verdict
+
+log = logging.getLogger("atoll")
 
 
 class Ledger:
@@ -61,6 +65,8 @@ class Ledger:
                 self._tally.dropped += 1
                 if arrival.reason:
                     self._tell_spent(slot, arrival)
+                else:
+                    self._report_dropped(slot, sealed)
                 slot.settle(self._tally.inner_steps, self._tally.tokens)
             case How.REFUSE:
                 self._tally.refused += 1
@@ -119,6 +125,23 @@ class Ledger:
             f"{arrival.reason}. They are in the anchor already.",
             AtollWarning,
             stacklevel=2,
+        )
+
+    def _report_dropped(self, slot: Slot, sealed: Sealed) -> None:
+        steps = self._tally.inner_steps - slot.settled_steps
+        tokens = self._tally.tokens - slot.settled_tokens
+        slot.dropped_steps += steps
+        self._tally.dropped_steps = max(self._tally.dropped_steps, slot.dropped_steps)
+        log.warning(
+            "island %s missed round %d of fragment %d, after %d others in a row: %d "
+            "inner steps with %d tokens are dropped, and its weights are the anchor's. "
+            "Raise run.patience or limits.deadline_max_s, or give it a faster link.",
+            self._island,
+            sealed.round,
+            slot.index,
+            CARRIED_ROUNDS,
+            steps,
+            tokens,
         )
 
     def _tell_refused(self, slot: Slot, sealed: Sealed, arrival: Arrival) -> None:

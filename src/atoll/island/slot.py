@@ -84,6 +84,9 @@ class Slot:
     settled_tokens: int = 0
     """The same of its tokens."""
 
+    dropped_steps: int = 0
+    """The island's inner steps whose work was dropped after missed rounds."""
+
     outcomes: deque[Header] = field(default_factory=lambda: deque(maxlen=KEPT_OUTCOMES))
     """The last ones that are in the state, for a run that lost its journal."""
 

@@ -33,6 +33,9 @@ class Tally:
     carried: int = 0
     refused: int = 0
     dropped: int = 0
+    dropped_steps: int = 0
+    """Inner steps in dropped updates, of the fragment that lost most."""
+
     not_counted_steps: int = 0
     """Inner steps that no round will have: after the last seal of an ended run, or not
     given away when the island left."""
@@ -61,6 +64,7 @@ class Tally:
             bytes_up=self.bytes_up,
             bytes_down=self.bytes_down,
             first_batch=self.began_with(),
+            dropped_steps=self.dropped_steps or None,
         )
 
     def note_report(
@@ -102,6 +106,15 @@ class Tally:
         loss = math.nan if reported is None else float(reported)
         return loss if math.isfinite(loss) else None
 
+    def summary(self) -> str:
+        """Return in one sentence what became of the island's work."""
+        return (
+            f"{self.inner_steps} inner steps; updates: {self.counted} counted, "
+            f"{self.carried} carried, {self.refused} refused, {self.dropped} dropped; "
+            f"inner steps lost: {self.dropped_steps} dropped after missed rounds, "
+            f"{self.not_counted_steps} not counted at the end"
+        )
+
     def metrics(self) -> dict[str, Number]:
         """Return the counters under the names that loggers see."""
         return {
@@ -114,6 +127,7 @@ class Tally:
             "atoll/updates_carried": self.carried,
             "atoll/updates_refused": self.refused,
             "atoll/updates_dropped": self.dropped,
+            "atoll/dropped_steps": self.dropped_steps,
             "atoll/not_counted_steps": self.not_counted_steps,
             **self.costs(),
         }

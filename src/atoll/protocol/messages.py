@@ -204,6 +204,9 @@ class Stats:
     first_batch: str | None = None
     """A digest of what it has begun with: two islands should not have the same."""
 
+    dropped_steps: int | None = None
+    """Inner steps whose work was dropped after too many missed rounds; None: none."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pprint import pformat
 from typing import Any
@@ -34,6 +36,20 @@ from atoll.simulate.run import Departure, simulate
 NAMES = tuple(f"i{number}" for number in range(ISLANDS))
 
 
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Silence warnings: a storm draws settings and losses that people are told of."""
+    log = logging.getLogger("atoll")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AtollWarning)
+            yield
+    finally:
+        log.setLevel(level)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """Everything that a run in virtual time depends on."""
@@ -49,9 +65,7 @@ class Trial:
 
     def run(self) -> Simulated:
         """Return what came of it; the same trial gives the same run."""
-        with warnings.catch_warnings():
-            # A storm draws settings that a person would be warned of.
-            warnings.simplefilter("ignore", AtollWarning)
+        with _without_warnings():
             return simulate(
                 RunSettings.from_dict(self.settings),
                 islands=ISLANDS,

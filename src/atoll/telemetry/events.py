@@ -222,6 +222,14 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
                 "metrics": Field(Kind.NUMBERS, "what else the loop reported", True),
             },
         ),
+        "work_dropped": EventKind(
+            "An island missed too many rounds in a row, and dropped its work.",
+            {
+                "island": ISLAND,
+                "steps": Field(Kind.WHOLE, "inner steps that it dropped now"),
+                "total_steps": Field(Kind.WHOLE, "inner steps that it dropped so far"),
+            },
+        ),
         "events_dropped": EventKind(
             "A sink did not get every event.",
             {

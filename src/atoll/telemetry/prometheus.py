@@ -193,6 +193,7 @@ _ROWS: Mapping[Per, tuple[tuple[str, str, str], ...]] = {
         ("island_loss", "loss", "As the island's loop reported it."),
         ("island_tokens_total", "tokens", "Tokens it has trained on."),
         ("island_inner_steps_total", "inner_steps", "Inner steps made."),
+        ("island_dropped_steps_total", "dropped_steps", "Inner steps dropped."),
         ("island_wait_seconds_total", "wait_s", "Time that it stood still."),
         ("island_wait_ratio", "wait_share", "Share of time that it stood still."),
         ("island_bytes_up_total", "bytes_up", "Bytes the island sent."),

@@ -100,6 +100,9 @@ class _Page:
             if reason := each["refused_because"]:
                 said = f"{_name(each)} was refused: {shown(reason)}"
                 yield from self._said(said, "red")
+            if steps := each["dropped_steps"]:
+                text = f"{_name(each)} missed rounds and dropped {steps} inner steps"
+                yield from self._said(text, "red")
 
     def rounds(self) -> Iterator[str]:
         recent = self.status["recent"][-MAX_ROUNDS:]

@@ -67,7 +67,7 @@ STATS = table(
         "bytes_up": whole(),
         "bytes_down": whole(),
     },
-    optional={"first_batch": text(64)},
+    optional={"first_batch": text(64), "dropped_steps": whole(1)},
 )
 
 BEAT = table(

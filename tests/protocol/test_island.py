@@ -16,6 +16,7 @@ from atoll.protocol import (
     How,
     IslandState,
     Leaving,
+    NeverOpens,
     Plan,
     Position,
     Resend,
@@ -123,6 +124,35 @@ def test_the_run_ends_when_every_fragment_has_taken_its_last_round() -> None:
     plan = Plan(sync_every=4, num_fragments=2, overlap_steps=1)
 
     assert walk(plan, 12, last=1)[-1] == (5, [Take(1, 1), End()])
+
+
+def test_a_round_that_never_opens_ends_its_fragment_and_no_other() -> None:
+    """A newcomer takes the last round of the fragment that it was behind in.
+
+    Round 2 was the last. It has the state after round 2 of fragment 0 and after round
+    1 of fragment 1, and is told first that round 3 of fragment 0 will not open.
+    """
+    plan = Plan(sync_every=4, num_fragments=2, overlap_steps=0)
+    state = join_at(Position(step=9, rounds=(3, 2)), plan)
+    state, actions = advance(state, Stepped(10), plan)
+    assert actions == [Seal(0, 3), Take(0, 3)]
+    state, actions = advance(state, NeverOpens(0), plan)
+    assert actions == []
+
+    state, actions = advance(state, Stepped(12), plan)
+    assert actions == [Seal(1, 2), Take(1, 2)]
+    over = Position(step=12, rounds=(3, 3), last_round=2)
+    late = Taken(fragment=1, verdict=Verdict.LATE, through=2, position=over)
+    assert advance(state, late, plan)[1] == [End()]
+
+
+def test_a_round_that_never_opens_is_the_end_where_nothing_else_is_open() -> None:
+    """Every fragment has its last round already."""
+    plan = Plan(sync_every=4, num_fragments=1, overlap_steps=0)
+    state = join_at(Position(step=9, rounds=(3,)), plan)
+    state, _ = advance(state, Stepped(12), plan)
+
+    assert advance(state, NeverOpens(0), plan)[1] == [End()]
 
 
 @given(

@@ -37,6 +37,7 @@ from atoll.protocol import (
     IslandState,
     JoinReply,
     Leaving,
+    NeverOpens,
     Resend,
     Rest,
     Seal,
@@ -202,8 +203,9 @@ class Driver:
         try:
             arrival = self._wait(slot, sealed)
         except RunEnded:
-            self._end()
-            return []
+            self._live.forget(sealed)
+            slot.sealed = None
+            return self._advance(NeverOpens(slot.index))
         if isinstance(arrival, Summons):
             self._forget_void()
             return self._advance(Wanted(slot.index, arrival.position))

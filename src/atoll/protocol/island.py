@@ -28,6 +28,7 @@ from atoll.protocol.island_events import (
     End,
     Event,
     Leaving,
+    NeverOpens,
     Resend,
     Rest,
     Seal,
@@ -128,6 +129,8 @@ def advance(
             return _taken(state, event, plan)
         case Wanted():
             return _wanted(state, event, plan)
+        case NeverOpens():
+            return _never_opens(state, event.fragment)
         case SyncNow():
             state = changed(state, step=event.step)
             return _seal(state, range(plan.num_books), plan, is_now=True)
@@ -309,6 +312,19 @@ def _wanted(
     seals, takes = _apart(actions)
     again = Take(event.fragment, blocked.round)
     return state, [*seals, *first, again, *(each for each in takes if each != again)]
+
+
+def _never_opens(state: IslandState, fragment: int) -> tuple[IslandState, list[Action]]:
+    """End one fragment; the others go on up to the same last round.
+
+    Outcomes are taken in order, so that the last round is the one before the flight.
+    """
+    book = state.books[fragment]
+    assert book.flight is not None
+    last_round = book.flight.round - 1
+    state = _with(state, fragment, changed(book, flight=None, is_due=False))
+    state = changed(state, last_round=last_round)
+    return state, [End()] if state.has_ended else []
 
 
 def _unspoken(book: Book, open_round: int) -> Book:

@@ -36,6 +36,13 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class NeverOpens:
+    """The round in flight of a fragment will not open: the one before was the last."""
+
+    fragment: int
+
+
+@dataclass(frozen=True)
 class SyncNow:
     """The user wants every fragment's work in its open round, at this step."""
 
@@ -47,7 +54,7 @@ class Leaving:
     """The island goes: whatever it holds must be given away."""
 
 
-Event = Stepped | Taken | Wanted | SyncNow | Leaving
+Event = Stepped | Taken | Wanted | NeverOpens | SyncNow | Leaving
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.atoll-installed
-SLOW := tests/e2e tests/training tests/examples tests/integrations tests/launch/engines \
+SLOW := tests/e2e tests/kill_storm tests/training tests/examples tests/integrations tests/launch/engines \
   $(addprefix tests/simulate/,test_storms_hold.py test_planted.py test_store_storms_hold.py test_planted_store.py) \
   $(addprefix tests/jax/,test_mesh.py test_example.py test_ahead.py test_twins.py)
 
-.PHONY: setup demo test test-fast storms storms-store check bench engines
+.PHONY: setup demo test test-fast storms storms-store kill-storm check bench engines
 
 setup: $(STAMP)
 
@@ -45,6 +45,13 @@ storms: setup
 
 storms-store: setup
 	$(PY) -m atoll.simulate.storming --store --storms $(STORMS) --first $(FIRST)
+
+KILLS ?= 25
+SEED ?=
+STORE ?=
+
+kill-storm: setup
+	$(PY) -m tests.kill_storm --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(if $(STORE),--store $(STORE))
 
 check: setup
 	$(VENV)/bin/ruff format --check .

@@ -64,6 +64,7 @@ def reach(url: str, name: str, dies_at: str | None) -> Meeting:
     lookout = Lookout.open(store, timing, url=url)
     keys = surroundings_from_environment().keys
     key = island_key(keys, run=lookout.run, island=name)
+    reliable.endure()
     exchange = StoreExchange(lookout, key=key, nonce=os.urandom(16))
     return Meeting(exchange, reliable, timing)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -67,9 +68,17 @@ class Kept:
     def _keep(self, name: str, frame: Frame) -> None:
         path = self._folder / f"{name}.atoll"
         if not path.exists():
-            part = path.with_suffix(".part")
+            part = path.with_suffix(f".{os.getpid()}.part")  # founders may be two
             part.write_bytes(pack(frame.header) + frame.body.tobytes())
             part.rename(path)
+
+
+class Trains(Protocol):
+    """What makes inner steps, and knows how far they went in each fragment."""
+
+    work: list[float]
+
+    def step(self) -> None: ...
 
 
 class Training:
@@ -87,7 +96,7 @@ class Training:
             self.work[fragment] += before - local.sum(dtype=np.float64)
 
 
-def train(host: Host, training: Training, said: argparse.Namespace) -> str:
+def train(host: Host, training: Trains, said: argparse.Namespace) -> str:
     """Train to the end of the run, or of this island; say which it was."""
     with Termination() as termination:
         try:
@@ -106,9 +115,7 @@ def train(host: Host, training: Training, said: argparse.Namespace) -> str:
     return "terminated" if termination.is_asked else "left"
 
 
-def report(
-    host: Host, view: Vectors, training: Training, why: str
-) -> dict[str, object]:
+def report(host: Host, view: Vectors, training: Trains, why: str) -> dict[str, object]:
     """Return what a test is told of this life."""
     rest = [
         float(slot.state.anchor.sum(dtype=np.float64) - local.sum(dtype=np.float64))

@@ -73,11 +73,11 @@ class InStore:
 def rounds_at(updates: Path, *where: Path | str) -> Again:
     """Do every round again; nothing may have the directories among `where` open."""
     with ExitStack() as stack:
-        places = [stack.enter_context(_place(each)) for each in where]
+        places = [stack.enter_context(place_at(each)) for each in where]
         again, work = Again(), defaultdict[tuple[str, int, int], float](float)
         settings, model = places[0].settings, places[0].model
         for index, layout in enumerate(lay_out(model, settings)):
-            headers = list(_headers(places, index))
+            headers = list(headers_of(places, index))
             state = applied(again, work, updates, layout, settings, headers, index)
             again.digests.append(state.digest.hex())
             again.rounds.append(len(headers))
@@ -86,7 +86,8 @@ def rounds_at(updates: Path, *where: Path | str) -> Again:
 
 
 @contextmanager
-def _place(where: Path | str) -> Iterator[Place]:
+def place_at(where: Path | str) -> Iterator[Place]:
+    """Open the directory of a coordinator, or the store at a URL."""
     if isinstance(where, Path):
         disk = SystemDisk(where / "journal")
         try:
@@ -101,7 +102,8 @@ def _place(where: Path | str) -> Iterator[Place]:
         timing.close()
 
 
-def _headers(places: list[Place], fragment: int) -> Iterator[Header]:
+def headers_of(places: list[Place], fragment: int) -> Iterator[Header]:
+    """Yield the outcomes of a fragment's rounds, from the first on."""
     round = 1
     while True:
         found = [each.header(fragment, round) for each in places]

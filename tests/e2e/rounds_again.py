@@ -115,7 +115,7 @@ def applied(
     index: int,
 ) -> FragmentState:
     """Return a fragment's state after all rounds, done again by what these say."""
-    state = FragmentState.from_frame(*_frame(updates, f"founded-{index}"))
+    state = FragmentState.from_frame(*frame_of(updates, f"founded-{index}"))
     seen: set[bytes] = set()
     for header in headers:
         assert header.roster is not None
@@ -249,13 +249,13 @@ def _counted(
     for entry in entries:
         assert entry.digest not in seen
         seen.add(entry.digest)
-        header, body = _frame(updates, entry.digest.hex())
+        header, body = frame_of(updates, entry.digest.hex())
         assert update_digest(header) == entry.digest
         frames[entry.island] = (header, body)
     return frames
 
 
-def _frame(updates: Path, name: str) -> Framed:
+def frame_of(updates: Path, name: str) -> Framed:
     with (updates / f"{name}.atoll").open("rb") as file:
         header, body = read_frame(file)
         return header, np.frombuffer(body, np.uint8).copy()

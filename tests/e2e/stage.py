@@ -148,17 +148,8 @@ class Stage:
 
         Its port is the same each time.
         """
-        self.directory.mkdir(mode=0o700, exist_ok=True)
-        settings = self.folder / f"{self.name}.settings.json"
-        settings.write_text(json.dumps(self.settings))
-        command = [
-            *(sys.executable, "-m", "tests.e2e.coordinator_process"),
-            *(str(self.directory), "--settings", str(settings)),
-            *("--host", self.host, "--port", str(self.port)),
-            *(["--dies-at", dies_at] if dies_at else []),
-            *(["--tls"] if self.has_tls else []),
-        ]
-        self.coordinator = self._start(command, self.within, f"{self.name}.log")
+        self.start_coordinator(dies_at=dies_at)
+        assert self.coordinator is not None
         assert self.coordinator.stdout is not None
         with self.coordinator.stdout as said:
             line = said.readline()
@@ -166,6 +157,24 @@ class Stage:
             self.pin = json.loads(line)["pin"]
             self.know(self.url)
         return bool(line)
+
+    def start_coordinator(self, *, dies_at: str | None = None) -> None:
+        """Start the coordinator without waiting for it."""
+        words = self.coordinator_words(dies_at=dies_at)
+        command = [sys.executable, "-m", "tests.e2e.coordinator_process", *words]
+        self.coordinator = self._start(command, self.within, f"{self.name}.log")
+
+    def coordinator_words(self, *, dies_at: str | None = None) -> list[str]:
+        """Return what the coordinator's process is told."""
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        settings = self.folder / f"{self.name}.settings.json"
+        settings.write_text(json.dumps(self.settings))
+        return [
+            *(str(self.directory), "--settings", str(settings)),
+            *("--host", self.host, "--port", str(self.port)),
+            *(["--dies-at", dies_at] if dies_at else []),
+            *(["--tls"] if self.has_tls else []),
+        ]
 
     def know(self, url: str) -> None:
         """Give this user the credentials of the run at an address."""

@@ -65,13 +65,15 @@ def _policy(permission: str) -> Settings:
     return {"name": f"without-{permission}", "content": text}
 
 
-@contextmanager
-def seaweedfs(
-    home: Path, *, others: tuple[dict[str, Any], ...] = ()
-) -> Iterator[Settings]:
-    """Give the settings of a bucket in a real S3 that enforces conditional puts."""
-    weed, ports = engine("weed"), free_ports(8)
-    home.mkdir(parents=True)
+def seaweedfs_command(
+    home: Path, ports: list[int], *, others: tuple[dict[str, Any], ...] = ()
+) -> list[object]:
+    """Return the command of a SeaweedFS whose data and settings are in a folder.
+
+    The third port is that of the filer, the fourth that of S3.
+    """
+    weed = engine("weed")
+    home.mkdir(parents=True, exist_ok=True)
     admin = identity("admin", KEY, SECRET, ["Admin", "Read", "Write", "List"])
     known = [admin, *map(without, ("nothing", *EVERYTHING)), *others]
     policies = [_policy(each) for each in ("nothing", *EVERYTHING)]
@@ -86,9 +88,19 @@ def seaweedfs(
     words += ["-master.volumeSizeLimitMB=256", "-volume.max=40"]
     # What would listen at a fixed port, where only one could run, or call home.
     words += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"]
+    return [weed, "server", *words]
+
+
+@contextmanager
+def seaweedfs(
+    home: Path, *, others: tuple[dict[str, Any], ...] = ()
+) -> Iterator[Settings]:
+    """Give the settings of a bucket in a real S3 that enforces conditional puts."""
+    ports = free_ports(8)
+    words = seaweedfs_command(home, ports, others=others)
     where = s3_settings(ports[3])
-    ready = partial(_has_bucket, where, ports[2])
-    with running([weed, "server", *words], home=home / "log", is_ready=ready):
+    ready = partial(has_bucket, where, ports[2])
+    with running(words, home=home / "log", is_ready=ready):
         yield where
 
 
@@ -214,7 +226,7 @@ def _s3(where: Settings, prefix: str) -> Any:
     )
 
 
-def _has_bucket(where: Settings, filer_port: int) -> bool:
+def has_bucket(where: Settings, filer_port: int) -> bool:
     """Make the bucket, which is a directory of the filer; False: not answering yet."""
     place = f"http://127.0.0.1:{filer_port}/buckets/{BUCKET}/"
     asked = urllib.request.Request(place, method="POST")

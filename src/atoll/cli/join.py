@@ -12,14 +12,15 @@ import typer
 
 from atoll.cli.asking import Asking, surroundings_for
 from atoll.cli.names import Names, StoreUrl, complete, place_of
+from atoll.clock import SystemClock
 from atoll.errors import Refused, UsageError
-from atoll.exchange.forms import Info, parse_info
+from atoll.exchange.forms import Info
 from atoll.http import Caller
 from atoll.island.environment import (
     definitions_from_environment,
     surroundings_from_environment,
 )
-from atoll.island.reach import CONNECT_S, SILENCE_S
+from atoll.island.reach import CONNECT_S, SILENCE_S, reach_to_look, wait_until_up
 from atoll.security import (
     Credentials,
     Invite,
@@ -92,8 +93,7 @@ def join(
             if place is not None
             else _invited(parse_invite(run), certificate)
         )
-        with Asking.of(url) as asking:
-            bundle = _info(asking).settings.run.bundle
+        bundle = _info(url).settings.run.bundle
         environment |= {"ATOLL_RUN": str(url), **_shown(url)}
     if island is not None:
         environment["ATOLL_ISLAND"] = island
@@ -181,8 +181,6 @@ def _known(url: RunUrl, certificate: Path | None) -> RunUrl:
     if certificate is not None:
         known = _credentials().find(str(url))
         _remember(url, known.pin if known else None, certificate)
-    with Asking.of(url) as asking:
-        _info(asking)
     return url
 
 
@@ -195,8 +193,7 @@ def _invited(invite: Invite, certificate: Path | None) -> RunUrl:
         _remember(invite.url, invite.pin, certificate)
     if not _is_member(invite):
         _redeem(invite)
-        with Asking.of(invite.url) as asking:
-            _require_run(_info(asking), invite)
+        _require_run(_info(invite.url), invite)
     Names(surroundings_from_environment()).remember(invite.run, str(invite.url))
     return invite.url
 
@@ -216,8 +213,7 @@ def _is_member(invite: Invite) -> bool:
     if known is None or known.pin != invite.pin or not known.kept:
         return False
     try:
-        with Asking.of(invite.url) as asking:
-            return _info(asking).run == invite.run
+        return _info(invite.url).run == invite.run
     except Refused:
         return False
 
@@ -237,6 +233,12 @@ def _redeem(invite: Invite) -> None:
         pin=invite.pin,
     )
     with Asking(invite.url, caller, shown=around.certificate) as asking:
+        wait_until_up(
+            caller,
+            invite.url,
+            certificate=around.certificate,
+            clock=SystemClock(),
+        )
         said = asking.post("/invites/redeem", {"code": invite.code.reveal()})
     token = check_token(str(said["token"]))
     _credentials().remember(
@@ -244,8 +246,16 @@ def _redeem(invite: Invite) -> None:
     )
 
 
-def _info(asking: Asking) -> Info:
-    return parse_info(asking.call("GET", "/info").body)
+def _info(url: RunUrl) -> Info:
+    """Return the run's description, once its coordinator is up.
+
+    Waits as long as an island does, and says so; Ctrl-C ends it.
+    """
+    caller, _, info = reach_to_look(
+        str(url), surroundings=surroundings_for(url), clock=SystemClock()
+    )
+    caller.close()
+    return info
 
 
 def _require_run(info: Info, invite: Invite) -> None:

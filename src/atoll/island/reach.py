@@ -10,13 +10,16 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
 
 from atoll.clock import Clock
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.exchange import CoordinatorExchange
 from atoll.exchange.forms import Info, parse_info
 from atoll.exchange.over_http import HttpLine
-from atoll.http import Caller
+from atoll.http import Caller, Reply
 from atoll.http.asking import Broken
 from atoll.island.environment import Surroundings
 from atoll.island.keys import life_key
@@ -49,6 +52,7 @@ LEAVE_S = 20.0
 sent SIGTERM often kills 30 s later, and a loop may take 5 s to heed it."""
 
 log = logging.getLogger("atoll")
+T = TypeVar("T")
 
 
 def is_coordinator(run: str) -> bool:
@@ -106,7 +110,8 @@ def reach(
     url = parse_run_url(run)
     caller, headers = call_to(url, surroundings, role=Role.ISLAND)
     try:
-        info = _info_within(wait_s, caller, headers, url, clock)
+        ask = partial(_info, caller, headers, url, surroundings.certificate)
+        info = _within(wait_s, ask, url, clock)
         heartbeat_s = _heartbeat_s(surroundings.heartbeat_s, info)
     except BaseException:
         caller.close()
@@ -140,24 +145,40 @@ def reach_to_look(
     url = parse_run_url(run)
     caller, headers = call_to(url, surroundings, role=Role.ISLAND)
     try:
-        return caller, headers, _info_within(wait_s, caller, headers, url, clock)
+        ask = partial(_info, caller, headers, url, surroundings.certificate)
+        info = _within(wait_s, ask, url, clock)
+        return caller, headers, info
     except BaseException:
         caller.close()
         raise
+
+
+def wait_until_up(
+    caller: Caller,
+    url: RunUrl,
+    *,
+    certificate: Path | None,
+    clock: Clock,
+    wait_s: float = REACH_S,
+) -> None:
+    """Return when a coordinator listens at `url`, before a call that is not repeatable.
+
+    Raises what `reach` does.
+    """
+    ask = partial(_answer, caller, "/health", {}, url, certificate)
+    _within(wait_s, ask, url, clock)
 
 
 class _NotYet(Exception):
     """A coordinator may come up where none is; its cause says what was met."""
 
 
-def _info_within(
-    wait_s: float, caller: Caller, headers: dict[str, str], url: RunUrl, clock: Clock
-) -> Info:
-    """Ask what the run is, again and again while no coordinator is there."""
+def _within(wait_s: float, ask: Callable[[], T], url: RunUrl, clock: Clock) -> T:
+    """Ask again and again while no coordinator is there yet."""
     until_s, pause_s = clock.now_s() + wait_s, FIRST_PAUSE_S
     while True:
         try:
-            return _info(caller, headers, url)
+            return ask()
         except _NotYet as exc:
             if clock.now_s() + pause_s > until_s:
                 said = f"{exc} It was asked for {wait_s:g} s."
@@ -168,11 +189,24 @@ def _info_within(
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
-def _info(caller: Caller, headers: dict[str, str], url: RunUrl) -> Info:
+def _info(
+    caller: Caller, headers: dict[str, str], url: RunUrl, certificate: Path | None
+) -> Info:
+    return parse_info(_answer(caller, "/info", headers, url, certificate).body)
+
+
+def _answer(
+    caller: Caller,
+    target: str,
+    headers: dict[str, str],
+    url: RunUrl,
+    certificate: Path | None,
+) -> Reply:
+    """Return a good answer; `_NotYet` says that a coordinator may come up there."""
     try:
-        reply = caller.call("GET", "/info", headers=headers, is_repeatable=True)
+        reply = caller.call("GET", target, headers=headers, is_repeatable=True)
     except Unreachable as exc:
-        refusal = certificate_refusal(exc, where=str(url))
+        refusal = certificate_refusal(exc, where=str(url), shown=certificate)
         if refusal is not None:
             raise refusal from exc
         if _may_come_up(exc.__cause__):
@@ -184,7 +218,7 @@ def _info(caller: Caller, headers: dict[str, str], url: RunUrl) -> Info:
         raise _NotYet(f"{url} answers {reply.status}. Is a coordinator there?")
     if reply.status != 200:
         raise Unreachable(f"{url} answers {reply.status}. Is a coordinator there?")
-    return parse_info(reply.body)
+    return reply
 
 
 def _may_come_up(met: BaseException | None) -> bool:

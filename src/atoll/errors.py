@@ -138,3 +138,20 @@ class RunEnded(Exception):
 
 class AtollWarning(UserWarning):
     """The settings are valid, but cost something that was perhaps not meant."""
+
+
+# The first branch that fits decides.
+_EXIT_CODES: tuple[tuple[type[AtollError], int], ...] = (
+    (StoreDenied, 4),
+    (UsageError, 2),
+    (Refused, 4),
+    (LeaseLost, 4),
+    (RemoteError, 3),
+    (CorruptError, 5),
+    (AtollError, 1),
+)
+
+
+def exit_code(error: AtollError) -> int:
+    """Return 2 for usage, 3 for unreachable, 4 for refused, 5 for corrupt."""
+    return next(code for branch, code in _EXIT_CODES if isinstance(error, branch))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll import __version__
-from atoll.cli import VERBS, exit_code, main
+from atoll.cli import VERBS, main
 from atoll.errors import (
     AtollError,
     CorruptError,
@@ -23,6 +23,7 @@ from atoll.errors import (
     SettingsError,
     Unreachable,
     UsageError,
+    exit_code,
 )
 from atoll.wire.digests import PIECE_ELEMENTS, blake3_digest
 from atoll.wire.files import write_frame

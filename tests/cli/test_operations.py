@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from atoll.cli import app, exit_code
-from atoll.errors import CorruptError, Refused, Unreachable, UsageError
+from atoll.cli import app
+from atoll.errors import CorruptError, Refused, Unreachable, UsageError, exit_code
 from tests.cli.runs import ISLAND, Served, atoll, ended, serving, started
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "operations.md"

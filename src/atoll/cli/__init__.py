@@ -32,17 +32,9 @@ from atoll.cli.scale import scale
 from atoll.cli.serve import serve
 from atoll.cli.simulate import simulate
 from atoll.cli.status import status
-from atoll.errors import (
-    AtollError,
-    CorruptError,
-    LeaseLost,
-    Refused,
-    RemoteError,
-    StoreDenied,
-    UsageError,
-)
+from atoll.errors import AtollError, UsageError, exit_code
 
-__all__ = ["VERBS", "app", "exit_code", "main"]
+__all__ = ["VERBS", "app", "main"]
 
 VERBS: dict[str, Callable[..., None]] = {
     "demo": demo,
@@ -65,17 +57,6 @@ VERBS: dict[str, Callable[..., None]] = {
     "inspect": inspect,
     "simulate": simulate,
 }
-
-# The first branch that fits decides.
-EXIT_CODES: tuple[tuple[type[AtollError], int], ...] = (
-    (StoreDenied, 4),
-    (UsageError, 2),
-    (Refused, 4),
-    (LeaseLost, 4),
-    (RemoteError, 3),
-    (CorruptError, 5),
-    (AtollError, 1),
-)
 
 app = typer.Typer(
     name="atoll",
@@ -109,11 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # What is left in the buffer would be written, and complain, at the very end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-
-
-def exit_code(error: AtollError) -> int:
-    """Return 2 for usage, 3 for unreachable, 4 for refused, 5 for corrupt."""
-    return next(code for branch, code in EXIT_CODES if isinstance(error, branch))
 
 
 def _print_version(wanted: bool) -> None:

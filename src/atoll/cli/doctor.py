@@ -16,7 +16,7 @@ import typer
 from atoll.cli.asking import Asking, surroundings_for
 from atoll.cli.names import RUN, StoreUrl, place_of, url_of
 from atoll.cli.terminal import painted
-from atoll.errors import AtollError, Refused, Unreachable
+from atoll.errors import AtollError, Refused, Unreachable, exit_code
 from atoll.exchange.forms import PROTOCOL, parse_info
 from atoll.exchange.forms.heads import PROTOCOL_HEADER
 from atoll.island.reach import CONNECT_S, call_to
@@ -202,8 +202,6 @@ def doctor(
         rows = [{"step": s.name, "ok": s.is_ok, "said": s.said} for s in steps]
         typer.echo(json.dumps(rows, indent=2))
     if steps[-1].error is not None:
-        from atoll.cli import exit_code
-
         raise typer.Exit(exit_code(steps[-1].error))
 
 

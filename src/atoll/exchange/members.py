@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from atoll.errors import LeaseLost, UsageError
 from atoll.settings import RunSection
-from atoll.wire.text import name_fault
+from atoll.wire.text import new_name_fault
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Members:
             UsageError: a live island has the name, no frame could carry it, or the
                 run is full.
         """
-        if name is not None and (fault := name_fault(name, what="island")):
+        if name is not None and (fault := new_name_fault(name, what="island")):
             raise UsageError(f"{fault}. Give this island another name.")
         if name in self._live:
             raise UsageError(

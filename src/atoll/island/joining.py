@@ -19,7 +19,7 @@ from atoll.island.environment import (
 from atoll.island.host import Host
 from atoll.island.memory import Memory
 from atoll.island.saved import SavedIsland
-from atoll.island.signals import Interrupted, Termination
+from atoll.island.signals import Interrupted, Termination, use_exit_codes
 from atoll.island.trail import Trail
 from atoll.island.view import ParameterView
 from atoll.protocol import JoinRequest, ModelSpec
@@ -149,6 +149,7 @@ def _request(
 
 
 def _join_elsewhere(run: CollectiveRun | str, view: ParameterView, life: _Life) -> Host:
+    use_exit_codes()
     with Termination(heed_s=0.0) as termination:
         try:
             host = _enter(run, view, life)

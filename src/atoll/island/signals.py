@@ -1,21 +1,27 @@
-"""A request to end, as the machine makes it: SIGTERM, heeded between two inner steps.
+"""How an island's process ends: by SIGTERM between two inner steps, or by an error.
 
 Rule 1: the first SIGTERM asks. The loop has a while to come to its next inner step; one
         that stands still is interrupted where it is.
 Rule 2: the second is the machine's own again: it ends the process at once. One that
         comes in the same moment is the first, told by two.
 Rule 3: a program that handles SIGTERM itself keeps doing so.
+Rule 4: an error of ours that nobody catches ends the process with the exit code of the
+        command line (5 for bytes that do not verify), after its traceback.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Self
+
+from atoll.errors import AtollError, exit_code
 
 HEED_S = 5.0
 """How long a loop may take to its next inner step: who sent SIGTERM often kills 30 s
@@ -24,6 +30,11 @@ later, and the farewell needs most of that."""
 ALIKE_S = 2.0
 """How soon after the first another one asks for the same: Slurm tells every process of
 a task, and torchrun tells its ranks once more."""
+
+
+ExceptHook = Callable[
+    [type[BaseException], BaseException, TracebackType | None], object
+]
 
 
 class Interrupted(BaseException):
@@ -102,3 +113,32 @@ class Termination:
         if self._said.get() and not self._is_heeded.wait(self._heed_s):
             self._is_own = True
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+
+def use_exit_codes() -> None:
+    """Let an uncaught `AtollError` end this process with its own code. Safe to repeat.
+
+    Python ends with 1 after any exception. What was installed to show one is called
+    first, so that a traceback, a debugger or a crash reporter sees it as before.
+    """
+    before = sys.excepthook
+    if isinstance(before, _ExitCodes):
+        return
+    sys.excepthook = _ExitCodes(before)
+
+
+class _ExitCodes:
+    """A hook for exceptions that nobody caught."""
+
+    def __init__(self, before: ExceptHook) -> None:
+        self._before = before
+
+    def __call__(
+        self,
+        kind: type[BaseException],
+        exc: BaseException,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._before(kind, exc, traceback)
+        if isinstance(exc, AtollError):
+            raise SystemExit(exit_code(exc))

@@ -18,6 +18,7 @@ from atoll.errors import LeaseLost, NameKnown, UsageError
 from atoll.protocol.messages import Beat, Holding, JoinRequest
 from atoll.protocol.tables import JOINING
 from atoll.protocol.values import changed
+from atoll.wire.text import new_name_fault
 
 LEASE_S = 15.0
 """How long nobody doubts an island that says nothing."""
@@ -180,6 +181,8 @@ class Members:
             NameKnown: a new life does not know of the one whose place it would take.
         """
         island, incarnation = request.island, request.incarnation
+        if island is not None and (fault := new_name_fault(island, what="island")):
+            raise UsageError(f"{fault}. Choose another name.")
         name = island if island is not None else self._free_name(key, nonce)
         before = self.known.get(name)
         others = self.live(now_s) - {name}

@@ -225,6 +225,14 @@ def a_live_name_cannot_be_taken(open_run: OpenRun) -> None:
         enter(attach(key=b"a stranger's"), "a")
 
 
+def a_name_that_no_path_can_hold_is_refused(open_run: OpenRun) -> None:
+    """Before it has joined, with the character that is wrong."""
+    attach = open_run(plain_settings())
+
+    with raises(UsageError):
+        enter(attach(key=b"a"), "a\\b")
+
+
 def a_full_run_refuses_more(open_run: OpenRun) -> None:
     """`max_islands` are there, and one leaves."""
     attach = open_run(plain_settings(max_islands=1))
@@ -350,6 +358,7 @@ EXCHANGE_CLAIMS: tuple[Claim, ...] = (
     who_leaves_is_not_waited_for,
     a_later_life_fences_the_earlier,
     a_live_name_cannot_be_taken,
+    a_name_that_no_path_can_hold_is_refused,
     a_full_run_refuses_more,
     another_model_is_refused,
     frames_of_another_run_or_fragment_are_refused,

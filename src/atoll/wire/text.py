@@ -34,6 +34,17 @@ def name_fault(value: str, *, what: str) -> str | None:
     return None
 
 
+def new_name_fault(value: str, *, what: str) -> str | None:
+    """Return what is wrong with `value` as the name of an island that joins.
+
+    A backslash is refused too: no HTTP path may hold one, so such an island could join
+    and would never be served. Frames and records that hold one are still read.
+    """
+    if "\\" in value:
+        return f"{what}={value!r} must not contain a backslash"
+    return name_fault(value, what=what)
+
+
 def reason_fault(value: str, *, what: str) -> str | None:
     """Return what is wrong with `value` as a reason, if anything; empty is right."""
     return _text_fault(value, what=what, most=MAX_REASON_BYTES)

@@ -25,7 +25,7 @@ from atoll.exchange.bucket.states import States
 from atoll.protocol import Beat, JoinRequest
 from atoll.protocol.membership import Member
 from atoll.wire import blake3_digest
-from atoll.wire.text import name_fault
+from atoll.wire.text import new_name_fault
 
 WATCH_S = 1.0
 """Between two looks at a document that may be somebody's."""
@@ -54,7 +54,7 @@ class Entering:
             LeaseLost: a life that came along with the run has a successor here.
         """
         name, self._returns = request.island, request.returns
-        if name is not None and (fault := name_fault(name, what="island")):
+        if name is not None and (fault := new_name_fault(name, what="island")):
             raise UsageError(f"{fault}. Give this island another name.")
         request.require_bundle(self._lookout.sight.settings)
         if self._lookout.look_founding():

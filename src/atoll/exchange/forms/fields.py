@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 from atoll.errors import UsageError
 from atoll.exchange.forms.text import SEE
 from atoll.settings.rules import shown
-from atoll.wire.text import name_fault
+from atoll.wire.text import name_fault, new_name_fault
 
 U64_MAX = 2**64 - 1
 _HEX = re.compile("(?:[0-9a-f]{2})*")
@@ -98,6 +98,14 @@ def require_name(value: object, where: str) -> str:
     if fault := name_fault(value, what=where):
         raise UsageError(f"{fault}. Choose another name.")
     return value
+
+
+def require_target_name(value: object, where: str) -> str:
+    """Return the name of an island that can stand in the path of a request."""
+    name = require_name(value, where)
+    if fault := new_name_fault(name, what=where):
+        raise UsageError(f"{fault}. Choose another name.")
+    return name
 
 
 NAME = Field(str, require_name)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.errors import Unreachable, UsageError
-from atoll.exchange.forms.fields import U64_MAX, require_name, wrong
+from atoll.exchange.forms.fields import U64_MAX, require_target_name, wrong
 from atoll.exchange.forms.routes import ROUTES, Route, Takes, decoded, split_target
 from atoll.exchange.forms.text import SEE
 from atoll.protocol.constants import is_digest
@@ -40,7 +40,7 @@ class Asked:
 
     @property
     def island(self) -> str:
-        return require_name(self._said("island"), "island")
+        return require_target_name(self._said("island"), "island")
 
     @property
     def incarnation(self) -> int:

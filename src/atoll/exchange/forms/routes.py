@@ -12,7 +12,7 @@ from enum import StrEnum
 from urllib.parse import quote, unquote_to_bytes
 
 from atoll.errors import UsageError
-from atoll.exchange.forms.fields import require_name
+from atoll.exchange.forms.fields import require_target_name
 from atoll.exchange.forms.text import SEE
 from atoll.settings.rules import shown
 
@@ -131,7 +131,7 @@ def target_of(name: str, *places: str | int, **query: str | float) -> str:
 def _encoded(value: str | float) -> str:
     """Return a number, or a name: the only text there is in a target."""
     if isinstance(value, str):
-        return quote(require_name(value, "island"), safe="")
+        return quote(require_target_name(value, "island"), safe="")
     return str(value)
 
 

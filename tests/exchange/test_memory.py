@@ -18,7 +18,7 @@ from atoll.testing.one_fragment import anchor_of as anchor
 from atoll.testing.one_fragment import enter as join
 from atoll.testing.one_fragment import update_of as update
 from atoll.weights import FragmentState
-from atoll.wire import Kind, Verdict, codec, with_body
+from atoll.wire import Kind, Progress, Verdict, codec, with_body
 
 
 def make_run(weight: str = "uniform", **run: object) -> MemoryRun:
@@ -228,8 +228,9 @@ def test_weights_by_tokens() -> None:
     """With weights 1 and 3 the mean of 8 and 4 is 5."""
     run = make_run("tokens", start_islands=2)
     a, b = join(run, "a"), join(run, "b")
-    run.publish(update(run, a, 8.0, weight=1))
-    run.publish(update(run, b, 4.0, weight=3))
+    for island, value, tokens in ((a, 8.0, 1), (b, 4.0, 3)):
+        made = Progress(inner_steps=1, tokens=tokens)
+        run.publish(update(run, island, value, weight=tokens, progress=made))
 
     assert anchor(run) == -5.0
 

@@ -101,8 +101,9 @@ def reduced(settings: RunSettings, came: dict[str, Framed]) -> None:
         headers,
         base=headers[0].base,
         known_bases=(),
-        max_update_norm=10.0,
         norms={},
+        counted=lambda island: None,
+        settings=settings,
     )
     agreed, mean = agree(
         layout,

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.protocol.judge import OWN_NORMS, Norms, judge_updates, norms_after
+from atoll.protocol.judge import (
+    OWN_NORMS,
+    Norms,
+    judge_updates,
+    norms_after,
+    refuse_all,
+)
+from atoll.settings import RunSettings
 from atoll.wire import Header, Kind, Roster, Verdict, with_body
 
 BASE = b"\1" * 16
@@ -29,7 +36,12 @@ def header(island: str, norm: float, *, refused: str = "") -> Header:
 
 def judged(*headers: Header, norms: Norms) -> Roster:
     return judge_updates(
-        headers, base=BASE, known_bases=(), max_update_norm=10.0, norms=norms
+        headers,
+        base=BASE,
+        known_bases=(),
+        norms=norms,
+        counted=lambda island: None,
+        settings=RunSettings(),
     )
 
 
@@ -47,13 +59,44 @@ def test_alone_an_island_is_judged_by_its_own_last_five() -> None:
 
     assert refused(judged(header("a", 10.0), norms=norms)) == {}
     (reason,) = refused(judged(header("a", 11.0), norms=norms)).values()
-    assert reason == "norm: 11 is beyond 10, by the median of the island's last 5"
+    assert reason == (
+        "norm: 11 is beyond 10, limits.max_update_norm=10 times "
+        "the median of the island's last 5"
+    )
 
 
-def test_before_five_nobody_knows_what_is_usual() -> None:
-    """An island that is new may bring what it likes."""
+def test_a_run_without_enough_counted_norms_refuses_none() -> None:
+    """There is no reference in the first rounds of a run of one or two islands."""
     assert refused(judged(header("a", 1e6), norms={"a": (1.0,) * 4})) == {}
     assert refused(judged(header("a", 1e6), norms={})) == {}
+
+
+def test_a_newcomer_is_judged_by_the_other_islands() -> None:
+    """With two islands, the second one's first update has a reference."""
+    norms = {"a": (1.0,) * OWN_NORMS}
+    headers = header("a", 1.0), header("b", 11.0)
+
+    (reason,) = refused(judged(*headers, norms=norms)).values()
+    assert reason == (
+        "norm: 11 is beyond 10, limits.max_update_norm=10 times "
+        "the median of the other islands' last norms"
+    )
+
+
+def test_tiny_updates_of_another_island_do_not_refuse_an_honest_one() -> None:
+    """An island with a history of its own is not judged by the other's."""
+    norms = {"a": (1.0,) * OWN_NORMS, "b": (1e-30,) * OWN_NORMS}
+
+    assert refused(judged(header("a", 1.0), header("b", 1e-30), norms=norms)) == {}
+
+
+def test_updates_of_zeros_are_no_reference() -> None:
+    """Two updates of norm zero leave a round of three to the island's own norms."""
+    norms = {"c": (1.0,) * OWN_NORMS}
+    headers = header("a", 0.0), header("b", 0.0), header("c", 50.0)
+
+    assert list(refused(judged(*headers, norms=norms))) == ["c"]
+    assert norms_after({}, [headers[0]], judged(headers[0], norms={})) == {}
 
 
 def test_from_three_on_the_round_decides() -> None:
@@ -64,20 +107,29 @@ def test_from_three_on_the_round_decides() -> None:
     assert list(refused(judged(*headers, norms=norms))) == ["c"]
 
 
-def test_what_grew_for_good_is_refused_for_a_while_only() -> None:
-    """Refused norms are learned too: after three of them they are what is usual."""
+def test_a_refused_norm_is_never_learned() -> None:
+    """However often it is repeated, a norm beyond the limit stays refused."""
     norms: Norms = {"a": (1.0,) * OWN_NORMS}
-    counted = []
-    for _ in range(4):
+    for _ in range(2 * OWN_NORMS):
         update = header("a", 50.0)
-        counted.append(not refused(judged(update, norms=norms)))
-        norms = norms_after(norms, [update])
+        roster = judged(update, norms=norms)
+        assert list(refused(roster)) == ["a"]
+        norms = norms_after(norms, [update], roster)
 
-    assert counted == [False, False, False, True]
+    assert norms == {"a": (1.0,) * OWN_NORMS}
+
+
+def test_a_void_round_teaches_nothing() -> None:
+    """Its updates were good one by one, and none of them counted."""
+    updates = [header("a", 1.0), header("b", 1.0)]
+    roster = refuse_all(judged(*updates, norms={}), "norm: the mean overflows")
+
+    assert norms_after({}, updates, roster) == {}
 
 
 def test_an_update_without_a_body_teaches_nothing() -> None:
     """Its island refused it itself."""
     norms = {"a": (1.0,) * OWN_NORMS}
 
-    assert norms_after(norms, [header("a", 0.0, refused="not finite")]) == norms
+    update = header("a", 0.0, refused="not finite")
+    assert norms_after(norms, [update], judged(update, norms=norms)) == norms

@@ -14,6 +14,20 @@ from typing import Any, NamedTuple
 from atoll.algorithm.arithmetic import A, divide, flush, fp32, power
 from atoll.errors import UsageError
 
+LARGEST_NORM = 2.0**50
+"""The largest norm of an update that may count, whatever is usual in its run.
+
+It keeps every outer step finite, so that no result has to be checked. An element of a
+mean is then at most 2^51, even after a lossy codec. Momentum is at most 1 - 2^-24, so
+velocity stays below 2^51 * 2^26 = 2^77, and with an outer learning rate of at most
+2^20, as settings demand, a change stays below 2^98. The largest finite fp32 has an ulp
+of 2^104, so its sum with such a change is finite, and so is that of any other anchor.
+"""
+
+LARGEST_MOMENT = 2.0**102
+"""No moment of a run's own steps exceeds it: 2^77 for a velocity or Adam's first
+moment, and 2^102 for Adam's second moment, a mean of squares."""
+
 ADAM_BETA2 = fp32(0.99)
 ADAM_EPS = fp32(1e-8)
 

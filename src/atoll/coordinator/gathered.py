@@ -26,7 +26,7 @@ from atoll.protocol.membership import Member
 from atoll.protocol.recovery import all_heard
 from atoll.protocol.run_state import CoordinatorState
 from atoll.weights import FragmentLayout, Terms
-from atoll.weights.body_norm import BodyNorm
+from atoll.weights.body_norm import exceeds_largest
 from atoll.weights.verify import require_terms
 from atoll.wire import Header, Kind, codec, piece_count, verify_body
 from atoll.wire.voucher import voucher
@@ -182,15 +182,15 @@ def require_sound(frame: Frame) -> None:
     Needs no lock: it looks at nothing but the frame.
 
     Raises:
-        CorruptError: the body does not verify, or holds values that are not finite.
+        CorruptError: the body does not verify, or holds values that are not finite or
+            with which an outer step could overflow.
     """
     header = frame.header
     verify_body(header, frame.body)
     if not header.elements:
         return
-    bad = BodyNorm(codec(header.codec)).add(frame.body, header.elements)
-    if bad is not None:
+    if exceeds_largest(codec(header.codec), frame.body, header.elements):
         raise CorruptError(
-            f"The {header.name} holds what {header.codec} cannot, near element {bad}. "
-            "Bring the updates themselves."
+            f"The {header.name} holds values that {header.codec} cannot hold, or that "
+            "no mean of counted updates has. Bring the updates themselves."
         )

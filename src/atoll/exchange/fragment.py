@@ -136,13 +136,17 @@ class RunFragment:
             (frame.header for frame in staged.values()),
             base=self.state.digest,
             known_bases=self._bases,
-            max_update_norm=self.settings.limits.max_update_norm,
             norms=self._norms,
-        )
-        self._norms = norms_after(
-            self._norms, (frame.header for frame in staged.values())
+            counted=self.last_counted,
+            settings=self.settings,
         )
         outcome = self._agree(roster, staged)
+        assert outcome.header.roster is not None
+        self._norms = norms_after(
+            self._norms,
+            (frame.header for frame in staged.values()),
+            outcome.header.roster,
+        )
         self.state.apply(outcome.header, outcome.body)
         del self._staged[outcome.header.round]
         self._bases.add(self.state.digest)

@@ -26,6 +26,7 @@ from atoll.protocol import (
     Reception,
 )
 from atoll.protocol.constants import to_bring
+from atoll.protocol.plausible import max_schedule_step
 from atoll.settings import RunSettings
 from atoll.weights import Layout, lay_out
 from atoll.wire import Kind, verify_body
@@ -99,6 +100,12 @@ class MemoryRun:
     def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
         # No lock: a step that synchronises nothing must not wait for a reduction.
         self._members.require(beat.island, beat.incarnation)
+        last_step = max_schedule_step(self._position.rounds, self.settings)
+        if beat.step > last_step:
+            raise Refused(
+                f"Island {beat.island!r} says that it has made step {beat.step}, and "
+                f"no island gets beyond {last_step} now. Join again."
+            )
         self._members.steps[beat.island] = beat.step
         if beat.waits_for is None:
             self._members.waits.pop(beat.island, None)
@@ -214,9 +221,11 @@ class MemoryRun:
         self._changed.notify_all()
 
     def _end_by_tokens(self) -> None:
-        limit = self.settings.run.end_tokens
-        if self._last_round is None and limit and self._tokens() >= limit:
-            self._last_round = max(f.highest_staged for f in self._fragments)
+        limit, last = self.settings.run.end_tokens, self._last_round
+        if limit is None or self._tokens() < limit:
+            return
+        furthest = max(fragment.highest_staged for fragment in self._fragments)
+        self._last_round = furthest if last is None else min(last, furthest)
 
     def _tokens(self) -> int:
         names = set().union(*(fragment.counted for fragment in self._fragments))

@@ -18,6 +18,7 @@ the next round. `wakes_at` says when nothing but time can change something.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from atoll.errors import Refused
@@ -152,8 +153,9 @@ def roster_of(state: CoordinatorState, round: Round, now_s: float) -> Roster:
         round.staged.values(),
         base=round.base,
         known_bases=round.bases,
-        max_update_norm=state.settings.limits.max_update_norm,
         norms=round.norms,
+        counted=partial(state.counted.last, fragment=round.fragment),
+        settings=state.settings,
     )
     late = [
         RosterEntry(
@@ -228,6 +230,7 @@ def _commit(state: CoordinatorState, event: Committed, now_s: float) -> Result:
     state = ending.end_by_tokens(state)
     opened = closing.commit(
         base=event.digest,
+        roster=event.roster,
         outer=event.outer,
         candidates=state.members.live(now_s),
         now_s=now_s,

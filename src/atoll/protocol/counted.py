@@ -36,6 +36,11 @@ class CountedUpdates:
         """Return what has counted of an island, of whatever fragment."""
         return tuple(each for each in self.by_island.get(island, ()) if each)
 
+    def last(self, island: str, *, fragment: int) -> Counted | None:
+        """Return the last counted update of an island in one fragment, if any."""
+        fragments = self.by_island.get(island, ())
+        return fragments[fragment] if fragment < len(fragments) else None
+
     def by_fragment(
         self, island: str, num_fragments: int
     ) -> tuple[Counted | None, ...]:

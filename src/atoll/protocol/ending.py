@@ -1,7 +1,7 @@
 """When a run ends, and what else operators change while it goes on.
 
 A run ends with a last round: by its settings, by the tokens that counted, or because an
-operator says so. Rounds beyond it end without opening.
+operator says so; the lowest of them is the last. Rounds beyond it end without opening.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from atoll.protocol.values import changed
 from atoll.settings import EPOCH_KEYS, RunSettings
 
 END_ROUNDS = "run.end_rounds"
+END_TOKENS = "run.end_tokens"
 DECAY_ROUND = "run.decay_round"
 
 NO_ROUND = 0
@@ -35,11 +36,22 @@ the epoch that does has no other value."""
 
 
 def end_by_tokens(state: CoordinatorState) -> CoordinatorState:
-    """Return the state with a last round, if `end_tokens` have been counted."""
-    limit = state.settings.run.end_tokens
-    if limit is None or state.last_round is not None or state.counted.tokens < limit:
+    """Return the state with a last round, if `end_tokens` have been counted.
+
+    A last round by `end_rounds` or by an operator stays, if it is not later.
+    """
+    last, by_tokens = state.last_round, last_by_tokens(state)
+    if by_tokens is None or (last is not None and last <= by_tokens):
         return state
-    return changed(state, last_round=_furthest(state))
+    return changed(state, last_round=by_tokens)
+
+
+def last_by_tokens(state: CoordinatorState) -> int | None:
+    """Return the round with which `end_tokens` ends the run; None before that."""
+    limit = state.settings.run.end_tokens
+    if limit is None or not state.rounds or state.counted.tokens < limit:
+        return None
+    return _furthest(state)
 
 
 def _furthest(state: CoordinatorState) -> int:
@@ -64,10 +76,12 @@ def set_values(state: CoordinatorState, event: NewValues, now_s: float) -> Resul
     if END_ROUNDS in event.values:
         last = settings.run.end_rounds
         _require_not_passed(state, last)
+    elif END_TOKENS in event.values and last != NO_ROUND:
+        last = settings.run.end_rounds  # the tokens are compared again below
     if DECAY_ROUND in event.values:
         _require_ahead(state, settings, last)
     state = changed(state, settings=settings, epoch=epoch.number, last_round=last)
-    return bounded(state, now_s), [Remember(epoch)]
+    return bounded(end_by_tokens(state), now_s), [Remember(epoch)]
 
 
 def _require_not_passed(state: CoordinatorState, last: int | None) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
+from atoll.algorithm.outer import LARGEST_NORM
+from atoll.protocol.counted import Counted
+from atoll.protocol.plausible import progress_fault
+from atoll.settings import RunSettings
 from atoll.wire import Header, Kind, Roster, RosterEntry, Verdict, update_digest
 
 NORMS_FOR_MEDIAN = 3
 """From this many updates on, a norm is judged against the round's median."""
 
 OWN_NORMS = 5
-"""With fewer it is judged against the island's own last ones, once there are these."""
+"""Counted norms that are kept per island, and needed to judge a smaller round."""
 
 Norms = Mapping[str, tuple[float, ...]]
-"""The last norms of each island, in one fragment, oldest first."""
+"""The last counted norms of each island, in one fragment, oldest first."""
 
 
 def judge_updates(
@@ -23,34 +27,44 @@ def judge_updates(
     *,
     base: bytes,
     known_bases: Collection[bytes],
-    max_update_norm: float,
     norms: Norms,
+    counted: Callable[[str], Counted | None],
+    settings: RunSettings,
 ) -> Roster:
     """Return the roster of a round whose frozen staged set is `headers`.
 
     Order of arrival does not matter. A departing update may name any base its
-    fragment ever had, because its body does not depend on the anchor.
+    fragment ever had, because its body does not depend on the anchor. `counted` gives
+    the last counted update of an island in this fragment.
     """
     staged = sorted(headers, key=lambda header: header.island.encode())
-    in_round = _norms_of(staged)
-    return Roster(
-        entries=tuple(
-            _entry(
-                header,
-                _objection(header, base, known_bases)
-                or _beyond(header, in_round, norms, max_update_norm),
-            )
-            for header in staged
+    objections = {
+        header.island: _objection(header, base, known_bases)
+        or progress_fault(header, counted=counted(header.island), settings=settings)
+        for header in staged
+    }
+    in_round = [header for header in staged if not objections[header.island]]
+    for header in in_round:
+        objections[header.island] = _norm_fault(
+            header, in_round, norms, settings.limits.max_update_norm
         )
+    return Roster(
+        entries=tuple(_entry(header, objections[header.island]) for header in staged)
     )
 
 
-def norms_after(norms: Norms, headers: Iterable[Header]) -> Norms:
-    """Return the norms after a round: those that were refused too.
+def norms_after(norms: Norms, headers: Iterable[Header], roster: Roster) -> Norms:
+    """Return the norms after a round: only updates that counted are learned.
 
-    An island whose updates have grown for good is so refused for a while only.
+    A refused norm must not become usual by being repeated. A norm of zero is no
+    measure of what is usual, and is not learned either.
     """
-    new = {each.island: each.norm for each in headers if not each.refused}
+    counted = {entry.island for entry in roster.counted}
+    new = {
+        header.island: header.norm
+        for header in headers
+        if header.island in counted and header.norm > 0.0
+    }
     return {
         island: (*norms.get(island, ()), *([new[island]] if island in new else []))[
             -OWN_NORMS:
@@ -69,34 +83,47 @@ def refuse_all(roster: Roster, reason: str) -> Roster:
     )
 
 
-def _norms_of(headers: Iterable[Header]) -> list[float]:
-    return [header.norm for header in headers if not header.refused]
-
-
 def _objection(header: Header, base: bytes, known_bases: Collection[bytes]) -> str:
     if header.refused:
         return header.refused
     departs = header.kind is Kind.DEPARTING and header.base in known_bases
     if header.base != base and not departs:
         return f"base: {header.base.hex()} is not the fragment's {base.hex()}"
+    if header.norm > LARGEST_NORM:
+        return (
+            f"norm: {header.norm:.3g} is beyond {LARGEST_NORM:.3g}, above which the "
+            "outer step could overflow"
+        )
     return ""
 
 
-def _beyond(
-    header: Header, in_round: list[float], norms: Norms, max_update_norm: float
+def _norm_fault(
+    header: Header, in_round: list[Header], norms: Norms, max_update_norm: float
 ) -> str:
-    """Return what a norm is beyond, if it is."""
+    """Return the reason if a norm exceeds its reference `max_update_norm` times.
+
+    The reference is the round's median, if the round has enough updates. Otherwise it
+    is the median of the island's own last norms or, for an island with too few of
+    them, of the other islands' last norms. Without any reference nothing is refused.
+    """
+    positive = [each.norm for each in in_round if each.norm > 0.0]
     own = norms.get(header.island, ())
-    if len(in_round) >= NORMS_FOR_MEDIAN:
-        usual, whose = median(in_round), "the round's median"
+    others = [norm for name in norms.keys() - {header.island} for norm in norms[name]]
+    if len(positive) >= NORMS_FOR_MEDIAN:
+        usual, whose = median(positive), "the round's median"
     elif len(own) == OWN_NORMS:
         usual, whose = median(own), f"the median of the island's last {OWN_NORMS}"
+    elif len(others) >= OWN_NORMS:
+        usual, whose = median(others), "the median of the other islands' last norms"
     else:
         return ""
     limit = max_update_norm * usual
-    if usual == 0.0 or header.norm <= limit:
+    if header.norm <= limit:
         return ""
-    return f"norm: {header.norm:.3g} is beyond {limit:.3g}, by {whose}"
+    return (
+        f"norm: {header.norm:.3g} is beyond {limit:.3g}, "
+        f"limits.max_update_norm={max_update_norm:g} times {whose}"
+    )
 
 
 def _entry(header: Header, objection: str) -> RosterEntry:

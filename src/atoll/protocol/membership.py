@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from atoll.algorithm.pace import Arrivals
 from atoll.errors import LeaseLost, NameKnown, UsageError
 from atoll.protocol.messages import Beat, Holding, JoinRequest
+from atoll.protocol.plausible import max_incarnation
 from atoll.protocol.tables import JOINING
 from atoll.protocol.values import changed
 from atoll.wire.text import new_name_fault
@@ -177,7 +178,8 @@ class Members:
 
         Raises:
             UsageError: a live island has the name and another key, or the run is full.
-            LeaseLost: a life that would go on has a successor.
+            LeaseLost: a life that would go on has a successor, or claims an incarnation
+                that no life can have reached.
             NameKnown: a new life does not know of the one whose place it would take.
         """
         island, incarnation = request.island, request.incarnation
@@ -185,6 +187,7 @@ class Members:
             raise UsageError(f"{fault}. Choose another name.")
         name = island if island is not None else self._free_name(key, nonce)
         before = self.known.get(name)
+        _require_incarnation(name, incarnation, before)
         others = self.live(now_s) - {name}
         is_full = max_islands is not None and len(others) >= max_islands
         answer = JOINING[
@@ -290,6 +293,22 @@ class Members:
         while f"island-{number}" in self.known:
             number += 1
         return f"island-{number}"
+
+
+def _require_incarnation(
+    island: str, incarnation: int | None, before: Member | None
+) -> None:
+    """Return unless a returning life claims an incarnation that is far ahead.
+
+    The name's next life counts on from it, for good.
+    """
+    known = before.incarnation if before else 0
+    if incarnation is not None and incarnation > max_incarnation(known):
+        raise LeaseLost(
+            f"Island {island!r} claims incarnation {incarnation}, and the run knows "
+            f"incarnation {known}: it takes at most {max_incarnation(known)}. "
+            "Join again as a new life."
+        )
 
 
 def _moved(steps: Mapping[int, int], before: int, after: int) -> Mapping[int, int]:

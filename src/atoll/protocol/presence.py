@@ -24,6 +24,7 @@ from atoll.protocol.events import (
 )
 from atoll.protocol.membership import LEASE_S, Member
 from atoll.protocol.messages import Beat, JoinReply
+from atoll.protocol.plausible import max_schedule_step
 from atoll.protocol.rounds import Phase, Round
 from atoll.protocol.run_state import CoordinatorState, Founding
 from atoll.protocol.values import changed
@@ -166,8 +167,8 @@ def _last_step(state: CoordinatorState, rounds: Iterable[int]) -> int:
 
     Who has joined waits for its next send point, and stands still a window later.
     """
-    furthest = max([1, *rounds, *(round.number for round in state.rounds)])
-    return (furthest + 3) * state.settings.sync.sync_every
+    opened = [round.number for round in state.rounds]
+    return max_schedule_step([*rounds, *opened], state.settings)
 
 
 def leave(state: CoordinatorState, event: Leave, now_s: float) -> Result:

@@ -195,12 +195,16 @@ class Round:
         self,
         *,
         base: bytes,
+        roster: Roster,
         outer: OuterValues,
         candidates: frozenset[str],
         now_s: float,
         last_round: int | None,
     ) -> Round:
-        """Return the next round, opened for the islands that are live now."""
+        """Return the next round, opened for the islands that are live now.
+
+        `roster` is the one that was committed: all refused if the round is void.
+        """
         assert self.phase is Phase.CLOSING
         assert self.roster is not None
         published = {
@@ -220,7 +224,7 @@ class Round:
             candidates=candidates,
             staged=self.ahead,
             awaited=(self.candidates & candidates) - published,
-            norms=norms_after(self.norms, self.staged.values()),
+            norms=norms_after(self.norms, self.staged.values(), roster),
         )
 
     def recover(

@@ -43,7 +43,7 @@ _NO_MEMORY = (
 _COUNT = Whole(1, _MAX_COUNT)
 _ISLANDS = Whole(1, MAX_ISLANDS)
 _SHARE = Number(0.0, 1.0, fp32=True)
-_OUTER_LR = Number(0.0, includes_low=False, fp32=True)
+_OUTER_LR = Number(0.0, 2.0**20, includes_low=False, fp32=True)  # algorithm.outer
 _MOMENTUM = Number(0.0, 1.0, includes_high=False, fp32=True)
 _POSITIVE = Number(0.0, includes_low=False)
 
@@ -290,7 +290,10 @@ class LimitsSection:
     """`[limits]`: what is refused, and how long anyone waits."""
 
     max_update_norm: float = setting(10.0, Number(1.0))
-    """Times the round's median norm; beyond it an update is refused."""
+    """Times the usual norm; beyond it an update is refused."""
+
+    max_step_tokens: int = setting(2**26, Whole(1, 2**32))
+    """Tokens that one island may train on in one inner step."""
 
     max_body_bytes: int = setting(64 * 2**30, _COUNT)
     """The largest body of a frame that is read."""

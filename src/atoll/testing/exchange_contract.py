@@ -331,6 +331,111 @@ def progress_goes_on_over_the_lives_of_an_island(open_run: OpenRun) -> None:
     assert (after.inner_steps, after.tokens) == (5, 70)
 
 
+def impossible_progress_is_refused_in_the_roster(open_run: OpenRun) -> None:
+    """The other island counts, and the run does not end by tokens nobody trained."""
+    attach = open_run(plain_settings(start_islands=2, end_tokens=1_000))
+    a, b = attach(key=b"a"), attach(key=b"b")
+    first, second = enter(a, "a"), enter(b, "b")
+    a.publish(update_of(a, first, 1.0, progress=Progress(inner_steps=1, tokens=10)))
+    much = Progress(inner_steps=2**64 - 1, tokens=2**64 - 1)
+    b.publish(update_of(b, second, 3.0, progress=much))
+
+    assert verdicts_of(a, 1) == {"a": Verdict.COUNTED, "b": Verdict.REFUSED}
+    entry = roster_of(a, 1).entry("b")
+    assert entry is not None
+    assert entry.reason.startswith("progress: inner_steps=18446744073709551615")
+    assert anchor_of(a) == -1.0
+    assert outcome_of(a, 1).position.tokens == 10
+    assert outcome_of(a, 1).position.last_round is None
+
+
+def a_weight_beyond_the_tokens_made_is_refused(open_run: OpenRun) -> None:
+    """One island cannot be the mean by claiming a weight."""
+    settings = plain_settings(start_islands=2).to_dict()
+    settings["outer"]["weight"] = "tokens"
+    attach = open_run(RunSettings.from_dict(settings))
+    a, b = attach(key=b"a"), attach(key=b"b")
+    first, second = enter(a, "a"), enter(b, "b")
+    made = Progress(inner_steps=1, tokens=10)
+    a.publish(update_of(a, first, 1.0, weight=10, progress=made))
+    b.publish(update_of(b, second, 3.0, weight=2**64 - 1, progress=made))
+
+    assert verdicts_of(a, 1) == {"a": Verdict.COUNTED, "b": Verdict.REFUSED}
+    assert anchor_of(a) == -1.0
+
+
+def a_refused_norm_never_becomes_usual(open_run: OpenRun) -> None:
+    """However often it is repeated; the other island counts alone meanwhile."""
+    (a, b), (first, second) = _two(open_run)
+    for round in range(1, 13):
+        is_giant = round > 5
+        a.publish(update_of(a, first, 1.0, round=round))
+        b.publish(update_of(b, second, 1e6 if is_giant else 1.0, round=round))
+
+        verdict = Verdict.REFUSED if is_giant else Verdict.COUNTED
+        assert verdicts_of(a, round) == {"a": Verdict.COUNTED, "b": verdict}
+    entry = roster_of(a, 12).entry("b")
+    assert entry is not None
+    assert "limits.max_update_norm=10" in entry.reason
+
+
+def a_newcomer_is_judged_by_the_norms_of_others(open_run: OpenRun) -> None:
+    """Its first update is measured though the round has no median."""
+    attach = open_run(plain_settings())
+    a, b = attach(key=b"a"), attach(key=b"b")
+    first = enter(a, "a")
+    for round in range(1, 6):
+        a.publish(update_of(a, first, 1.0, round=round))
+    second = enter(b, "b")
+    b.publish(update_of(b, second, 1e6, round=6))
+    a.publish(update_of(a, first, 1.0, round=6))
+    if "b" not in verdicts_of(a, 6):  # not waited for before the next opening
+        b.publish(update_of(b, second, 1e6, round=7))
+        a.publish(update_of(a, first, 1.0, round=7))
+    last = 7 if isinstance(a.outcome(0, 7, wait_s=0.0), Outcome) else 6
+
+    assert verdicts_of(a, last) == {"a": Verdict.COUNTED, "b": Verdict.REFUSED}
+
+
+def an_update_that_could_overflow_the_outer_step_is_refused(open_run: OpenRun) -> None:
+    """In the first round, when nothing is usual; the state stays finite."""
+    (a, b), (first, second) = _two(open_run)
+    a.publish(update_of(a, first, 1.0))
+    b.publish(update_of(b, second, 3e38))
+
+    assert verdicts_of(a, 1) == {"a": Verdict.COUNTED, "b": Verdict.REFUSED}
+    entry = roster_of(a, 1).entry("b")
+    assert entry is not None
+    assert "the outer step could overflow" in entry.reason
+    assert anchor_of(a) == -1.0
+
+
+def tokens_end_a_run_before_its_last_round(open_run: OpenRun) -> None:
+    """`end_rounds` and `end_tokens` both count, whichever comes first."""
+    attach = open_run(plain_settings(end_rounds=9, end_tokens=100))
+    a = attach(key=b"a")
+    joined = enter(a, "a")
+    done = Progress(inner_steps=2, tokens=60)
+    a.publish(update_of(a, joined, 1.0, progress=done))
+    assert outcome_of(a, 1).position.last_round == 9
+    done = Progress(inner_steps=4, tokens=120)
+    a.publish(update_of(a, joined, 1.0, round=2, progress=done))
+
+    assert outcome_of(a, 2).position.last_round == 2
+    with raises(RunEnded):
+        a.outcome(0, 3, wait_s=0.0)
+
+
+def rounds_end_a_run_before_its_tokens(open_run: OpenRun) -> None:
+    """The tokens of the last round do not move the end."""
+    attach = open_run(plain_settings(end_rounds=1, end_tokens=100))
+    a = attach(key=b"a")
+    done = Progress(inner_steps=2, tokens=120)
+    a.publish(update_of(a, enter(a, "a"), 1.0, progress=done))
+
+    assert outcome_of(a, 1).position.last_round == 1
+
+
 def a_heartbeat_says_where_the_run_is(open_run: OpenRun) -> None:
     """As an outcome does: the open round of each fragment."""
     attach = open_run(plain_settings())
@@ -367,6 +472,13 @@ EXCHANGE_CLAIMS: tuple[Claim, ...] = (
     no_round_opens_beyond_the_last,
     rosters_are_kept_for_good,
     progress_goes_on_over_the_lives_of_an_island,
+    impossible_progress_is_refused_in_the_roster,
+    a_weight_beyond_the_tokens_made_is_refused,
+    a_refused_norm_never_becomes_usual,
+    a_newcomer_is_judged_by_the_norms_of_others,
+    an_update_that_could_overflow_the_outer_step_is_refused,
+    tokens_end_a_run_before_its_last_round,
+    rounds_end_a_run_before_its_tokens,
     a_heartbeat_says_where_the_run_is,
 )
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from atoll import kernels
 from atoll.algorithm.merge import LANES
+from atoll.algorithm.outer import LARGEST_NORM
 from atoll.errors import CorruptError
 from atoll.weights.layout import BLOCK, blocks
 from atoll.wire import Codec
@@ -53,6 +54,15 @@ class BodyNorm:
                 return int(block.start)
             kernels.active().sum_squares(values, self._lanes)
         return None
+
+
+def exceeds_largest(packing: Codec, body: NDArray[np.uint8], elements: int) -> bool:
+    """Return whether a mean's norm is beyond what counted updates can lead to.
+
+    A lossy codec may double the norm of what it encodes, but not more.
+    """
+    norm = BodyNorm(packing)
+    return norm.add(body, elements) is not None or norm.value() > 2 * LARGEST_NORM
 
 
 def _fused(codec: str) -> Squares | None:

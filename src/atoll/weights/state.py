@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from atoll.algorithm.outer import LARGEST_MOMENT
 from atoll.errors import CorruptError
 from atoll.weights.layout import F32, first_non_finite
 from atoll.weights.stepping import step_and_hash
@@ -58,7 +59,8 @@ class FragmentState:
 
         Raises:
             CorruptError: the frame's vectors are not those of its optimizer, hold NaN
-                or infinity, or its digest is not theirs.
+                or infinity, or moments that no outer steps lead to, or its digest is
+                not theirs.
         """
         assert header.outer is not None
         vectors = 1 + MOMENTS[header.outer.optimizer]
@@ -74,6 +76,7 @@ class FragmentState:
                 f"{values[bad]}. Ask for the state again."
             )
         anchor, *moments = np.split(values, vectors)
+        _require_bounded(moments, header)
         state = cls(anchor, moments, round=header.round, count=header.outer.count)
         if state.digest != header.base:
             raise CorruptError(
@@ -178,4 +181,20 @@ class FragmentState:
                 f"The outcome of fragment {agreed.fragment} has {agreed.elements} "
                 f"elements, and the fragment {elements}. "
                 "Take the run's state again."
+            )
+
+
+def _require_bounded(moments: Sequence[F32], header: Header) -> None:
+    """Return when moments can come of outer steps, which start with zeros.
+
+    Larger ones would let the next outer step overflow.
+    """
+    largest = 0.0 if header.round == 0 else LARGEST_MOMENT
+    for moment in moments:
+        found = max(float(moment.max()), -float(moment.min()))
+        if found > largest:
+            raise CorruptError(
+                f"The state of fragment {header.fragment} at round {header.round} has "
+                f"a moment of {found:.3g}, above {largest:.3g}. Ask for the state "
+                "again, or found the run with moments of zero."
             )

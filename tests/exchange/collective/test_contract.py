@@ -30,6 +30,9 @@ OF_ONE = (
     "rosters_are_kept_for_good",
     "progress_goes_on_over_the_lives_of_an_island",
     "a_heartbeat_says_where_the_run_is",
+    "tokens_end_a_run_before_its_last_round",
+    "rounds_end_a_run_before_its_tokens",
+    "a_newcomer_is_judged_by_the_norms_of_others",
 )
 """A collective of two does nothing while its second rank is not there."""
 

@@ -188,7 +188,7 @@ def test_values_that_are_not_finite_never_reach_the_weights() -> None:
     """Their digests may be right, and everybody's word given."""
     pair = Pair()
 
-    with pytest.raises(CorruptError, match="holds what fp32 cannot"):
+    with pytest.raises(CorruptError, match="holds values that fp32 cannot hold"):
         pair.bureau.call(pair.bring(float("nan")))
     assert isinstance(pair.bureau.call(pair.bring()), Outcome)
 

@@ -122,12 +122,13 @@ class Closing:
         )
 
     def _stop(self, last_round: int) -> None:
-        """Say that the run ends: the first word of it is the one that counts."""
+        """Put the control that ends the run, unless it ends as early already."""
         said = ControlDocument(
             run=self._lookout.run, action="stop", values={}, last_round=last_round
         )
         self._lookout.look_controls()
-        if self._lookout.sight.state.last_round is None:
+        last = self._lookout.sight.state.last_round
+        if last is None or last_round < last:
             number = len(self._lookout.sight.controls) + 1
             self._store.put_new(keys.control(number), packed(documents.CONTROL, said))
             self._lookout.look_controls()

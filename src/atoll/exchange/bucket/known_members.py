@@ -11,6 +11,7 @@ from atoll.exchange.bucket.keys import Life, slug
 from atoll.exchange.bucket.known_updates import KnownUpdates
 from atoll.exchange.bucket.sight import Sight
 from atoll.protocol.membership import EVICTED, Member
+from atoll.protocol.plausible import max_schedule_step
 from atoll.protocol.values import changed
 
 
@@ -50,7 +51,7 @@ class KnownMembers:
             lease_until_s=now_s + self._sight.lease_s,
             has_left=document.has_left or is_evicted,
             left_because=EVICTED if is_evicted else "",
-            step=beat.step,
+            step=min(beat.step, self._last_step()),
             waits_for=beat.waits_for,
             holds=beat.holds,
             arrivals=before.arrivals if before else {},
@@ -59,6 +60,11 @@ class KnownMembers:
         self._sight.state = changed(self._sight.state, members=members)
         self._updates.unstage(beat.island)
         self._sight.settle(now_s)
+
+    def _last_step(self) -> int:
+        """Return the schedule step that no island exceeds, as far as was read."""
+        rounds = [round.number for round in self._sight.state.rounds]
+        return max_schedule_step(rounds, self._sight.settings)
 
     def _renew_unwatched(self, island: str, read_s: float, now_s: float) -> None:
         """Begin a lease anew if nobody has watched most of it.

@@ -149,6 +149,7 @@ class KnownUpdates:
         closing = changed(round, phase=Phase.CLOSING, roster=document.roster)
         opened = closing.commit(
             base=UNKNOWN,
+            roster=document.roster,
             outer=self._sight.terms(document.fragment).outer,
             candidates=self._sight.candidates(
                 document.fragment, round.number + 1, now_s
@@ -185,10 +186,10 @@ class KnownUpdates:
         return round, self._judged(fragment, roster_of(self._sight.state, round, now_s))
 
     def ended_by_tokens(self) -> int | None:
-        """Return the last round, if `end_tokens` have just been counted."""
-        if self._sight.state.last_round is not None or not self._sight.state.rounds:
-            return None
-        return end_by_tokens(self._sight.state).last_round
+        """Return the last round, if `end_tokens` make it earlier than it was."""
+        state = self._sight.state
+        last = end_by_tokens(state).last_round
+        return None if last == state.last_round else last
 
     def _judged(self, fragment: int, roster: Roster) -> Roster:
         """Return the roster without what the run's terms do not allow."""

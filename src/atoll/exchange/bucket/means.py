@@ -29,6 +29,7 @@ from atoll.exchange.forms.text import MAX_LARGE_BYTES, dump, load
 from atoll.protocol import TensorSpec, refuse_all
 from atoll.store import Data
 from atoll.weights import FragmentLayout, Terms
+from atoll.weights.body_norm import exceeds_largest
 from atoll.weights.reduce import Contribution, reduce
 from atoll.wire import (
     PIECE_ELEMENTS,
@@ -91,7 +92,8 @@ class Mean:
 
     shard: int
     overflows: bool
-    """The mean is beyond what the codec can hold: then the whole round is void."""
+    """The mean is beyond what the codec or an outer step can take: then the whole
+    round is void."""
 
     spoilt: tuple[str, ...]
     """Whose updates have pieces here that count as zeros."""
@@ -167,6 +169,9 @@ def mean_of(
             body = reduced(contributions)
         except NonFinite:
             overflows = True
+    # The norms in the headers are believed here, so the mean itself is measured.
+    if len(body) and exceeds_largest(terms.down, body, pieces.size):
+        body, overflows = np.empty(0, np.uint8), True
     return Mean(
         run=document.run,
         of=roster_digest(document),
@@ -321,6 +326,8 @@ def parse_mean(
         raise _strange("it belongs to another round or shard, or is cut off")
     if size and piece_digests(down, pieces.size, body) != mean.digests:
         raise _strange("its bytes do not match their digests")
+    if size and exceeds_largest(down, body, pieces.size):
+        raise _strange("its values are beyond what updates that count can have")
     return mean
 
 

@@ -12,6 +12,7 @@ from atoll.exchange.bucket.documents import MemberDocument, fetch
 from atoll.exchange.bucket.keys import Life, life_of
 from atoll.exchange.bucket.reading import Reading
 from atoll.exchange.bucket.sight import BEATS_PER_LEASE
+from atoll.protocol.plausible import latest_incarnation
 
 
 class MemberReading:
@@ -27,11 +28,15 @@ class MemberReading:
 
     def look(self) -> None:
         """Read the documents of every island's latest life."""
-        latest: dict[str, int] = {}
+        found: dict[str, list[int]] = {}
         for life in map(life_of, self._reading.listed(keys.MEMBERS)):
             if life is not None:
-                latest[life.slug] = max(life.incarnation, latest.get(life.slug, 0))
-        lives = [Life(*each) for each in latest.items()]
+                found.setdefault(life.slug, []).append(life.incarnation)
+        lives = [
+            Life(slug, incarnation)
+            for slug, claimed in found.items()
+            if (incarnation := latest_incarnation(claimed))
+        ]
         self._see_members(life for life in lives if not self._has_gone(life))
 
     def look_life(self, life: Life) -> None:

@@ -55,19 +55,23 @@ _FRAGMENTS = listed(_FRAGMENT, most=MAX_FRAGMENTS)
 COUNTED = row(Counted, {"round": whole(), "inner_steps": whole(), "tokens": whole()})
 HOLDING = row(Holding, {"round": whole(), "digest": hexed(BASE_BYTES, BASE_BYTES)})
 
+# Statistics are added up over islands: sums must stay finite and readable.
+_SHOWN = whole(0, _SIZE_MAX)
+_SECONDS = number(0.0, 2.0**40)
+
 STATS = table(
     Stats,
     {
         "version": text(64),
-        "seconds": number(),
-        "inner_steps": whole(),
-        "tokens": whole(),
+        "seconds": _SECONDS,
+        "inner_steps": _SHOWN,
+        "tokens": _SHOWN,
         "loss": maybe(number(-sys.float_info.max)),
-        "wait_s": number(),
-        "bytes_up": whole(),
-        "bytes_down": whole(),
+        "wait_s": _SECONDS,
+        "bytes_up": _SHOWN,
+        "bytes_down": _SHOWN,
     },
-    optional={"first_batch": text(64), "dropped_steps": whole(1)},
+    optional={"first_batch": text(64), "dropped_steps": whole(1, _SIZE_MAX)},
 )
 
 BEAT = table(

@@ -92,9 +92,21 @@ class Apart:
 
 @contextmanager
 def serving_apart(
-    directory: Path, settings: dict[str, Any], *, is_still: bool = False
+    directory: Path,
+    settings: dict[str, Any],
+    *,
+    is_still: bool = False,
+    num_files: int | None = None,
 ) -> Iterator[Apart]:
-    """Serve a run in another process until the block ends."""
+    """Serve a run in another process until the block ends.
+
+    It may have `num_files` descriptors open, if that is given.
+    """
+
+    def limit_descriptors() -> None:
+        if num_files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, num_files))
+
     directory.mkdir(mode=0o700, exist_ok=True)
     said = [str(directory), json.dumps(settings), *["still"] * is_still]
     with subprocess.Popen(
@@ -103,6 +115,7 @@ def serving_apart(
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
+        preexec_fn=limit_descriptors,
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None

@@ -13,6 +13,7 @@ from typing import Any
 from atoll.clock import SystemClock
 from atoll.http import Caller, Limits, Listener, Request, Response
 from atoll.http.serving import Handle, OnClosed, OnError, OnUnfit
+from atoll.http.shed import OnShed
 from tests.http.certificates import Certificate, unchecked
 
 PATIENCE_S = 10.0
@@ -118,6 +119,8 @@ def listening(
     on_error: OnError | None = None,
     on_closed: OnClosed | None = None,
     on_refused_handshake: OnUnfit | None = None,
+    on_shed: OnShed | None = None,
+    verifies: bool = False,
     **limits: Any,
 ) -> Iterator[Listener]:
     """Listen on a free port of loopback, with these limits."""
@@ -125,6 +128,7 @@ def listening(
         "on_error": on_error,
         "on_closed": on_closed,
         "on_refused_handshake": on_refused_handshake,
+        "on_shed": on_shed,
     }
     listener = Listener(
         handle,
@@ -133,6 +137,7 @@ def listening(
         clock=SystemClock(),
         tls=tls,
         limits=Limits(**limits),
+        verifies=verifies,
         **{name: callback for name, callback in told.items() if callback},
     )
     listener.start()

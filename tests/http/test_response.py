@@ -138,12 +138,20 @@ def test_a_file_that_is_not_there_is_a_fault() -> None:
 def test_a_file_that_shrank_cuts_the_body(tmp_path: Path) -> None:
     """What was announced and is not there any more is not replaced by anything."""
     (tmp_path / "file").write_bytes(b"short")
-    part = FilePart(file=tmp_path / "file", length=10)
+    part = FilePart(file=tmp_path / "file", length=100_000)
     with talking(lambda _: Response(body=part)) as dialogue:
         dialogue.say(head("GET /"))
         dialogue.hear_head()
 
         assert dialogue.hear_end() == b"short"
+
+
+def test_a_small_file_that_shrank_is_a_fault(tmp_path: Path) -> None:
+    """A small file is read before anything is sent, so that the answer can say 500."""
+    (tmp_path / "file").write_bytes(b"short")
+    part = FilePart(file=tmp_path / "file", length=10)
+    with talking(lambda _: Response(body=part)) as dialogue:
+        assert dialogue.ask("GET /").status == 500
 
 
 def test_head_and_no_content_have_no_body() -> None:

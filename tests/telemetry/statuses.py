@@ -77,6 +77,16 @@ def status(*islands: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "bytes_in": 1_000_000,
         "bytes_out": 2_000_000,
         "listening": "https://127.0.0.1:4711",
+        "connections": {
+            "open": 9,
+            "most": 4096,
+            "unverified": 1,
+            "parked_answers": 0,
+            "parked_bytes": 0,
+            "bulk_active": 2,
+            "bulk_waiting": 0,
+            "shed": {"too_many": 3, "slow_reader": 0},
+        },
     } | changes
 
 

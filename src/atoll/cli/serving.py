@@ -16,6 +16,7 @@ from atoll.cli import init_file
 from atoll.cli.certify import own_certificate
 from atoll.cli.names import Names, note_served
 from atoll.coordinator.app import Coordinator, Listening
+from atoll.http.descriptors import raise_soft_limit
 from atoll.island.environment import surroundings_from_environment
 from atoll.security import Credentials, Role, parse_run_url, token_file
 from atoll.security.private import private_directory
@@ -74,6 +75,7 @@ def serving(
     has_tensorboard: bool,
 ) -> Iterator[Serving]:
     """Serve a run while the block lasts."""
+    raise_soft_limit()
     private_directory(directory)
     with ExitStack() as undo:
         curves = _curves(directory) if has_tensorboard else None

@@ -271,6 +271,16 @@ class Coordinator:
             "bytes_in": counts.bytes_in,
             "bytes_out": counts.bytes_out,
             "listening": self.url,
+            "connections": {
+                "open": counts.connections,
+                "most": self._listener.max_connections,
+                "unverified": counts.unverified,
+                "parked_answers": counts.parked_answers,
+                "parked_bytes": counts.parked_bytes,
+                "bulk_active": counts.bulk_active,
+                "bulk_waiting": counts.bulk_waiting,
+                "shed": dict(counts.shed),
+            },
         }
 
     def _people(self, directory: Path) -> None:
@@ -311,13 +321,17 @@ class Coordinator:
             on_closed=self._closed,
             on_error=self._failed,
             on_refused_handshake=self._audits.refused_handshake,
+            on_shed=self._audits.shed,
             judge=self._denied,
+            verifies=True,
         )
 
     def _denied(self, request: Request) -> Response | None:
         """Return what who may not ask is told; None if a request may be handled."""
         needed = needed_role(request.method, request.target.partition("?")[0])
         role = self._tokens.role_of(request.headers.get("authorization"))
+        if role is not None:
+            request.connection.is_verified = True
         try:
             if needed is not None:
                 require(role, needed)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from atoll.clock import Clock
 from atoll.errors import AtollError, RunEnded
-from atoll.http import Request, Unfit
+from atoll.http import Request, Shed, Unfit
 from atoll.security import (
     UNLISTED,
     Action,
@@ -65,6 +65,10 @@ class Audits:
     def refused_handshake(self, address: str, why: Unfit) -> None:
         """Tell who did not get through TLS; a hook of the listener."""
         self._emit(What.HANDSHAKE, Answer(why.value), address)
+
+    def shed(self, address: str, why: Shed) -> None:
+        """Tell that a connection was closed for room; a hook of the listener."""
+        self._emit(What.CONNECTION, Answer(why.value), address)
 
     def _tell(
         self, what: What, answer: Answer, request: Request, *, role: Role | None

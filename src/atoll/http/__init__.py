@@ -11,10 +11,12 @@ from atoll.http.handshakes import Unfit
 from atoll.http.later import Later
 from atoll.http.limits import Limits
 from atoll.http.listener import Counts, Listener
+from atoll.http.origin import origin_of
 from atoll.http.problem import Problem
 from atoll.http.ranges import ranged
 from atoll.http.request import Request
 from atoll.http.response import FilePart, FileParts, Response, as_json, as_problem
+from atoll.http.shed import Shed
 from atoll.http.stream import Stream
 
 __all__ = [
@@ -31,11 +33,13 @@ __all__ = [
     "Reply",
     "Request",
     "Response",
+    "Shed",
     "Stream",
     "Unfit",
     "as_json",
     "as_problem",
     "at_most",
     "fetch",
+    "origin_of",
     "ranged",
 ]

@@ -1,5 +1,8 @@
 """The way of an answer: here if it is small, in a lane if it is not; then what follows.
 
+A small answer is sent as far as the socket takes it, and its rest is parked: no thread
+waits for who does not read. Only lanes have threads that wait.
+
 Methods without an underscore or a `_now` return at once, and run what takes time on the
 crew's threads; those with one are on such a thread already.
 """
@@ -19,11 +22,12 @@ from atoll.http.leaving import Leaving
 from atoll.http.limits import Limits
 from atoll.http.lot import Lot
 from atoll.http.pace import Gone, Stalled
+from atoll.http.parked_answers import ParkedAnswers
 from atoll.http.problem import Problem
 from atoll.http.register import Register
 from atoll.http.request import Request
 from atoll.http.response import Response, as_problem
-from atoll.http.sending import send, send_last
+from atoll.http.sending import packed, packed_last, send
 from atoll.http.stream import Stream
 from atoll.http.watches import Skipping
 
@@ -45,8 +49,12 @@ class Answering:
         limits: Limits,
         clock: Clock,
         on_error: OnError,
+        on_slow_reader: Callable[[Channel], None],
         follow: Callable[[Channel], None],
     ) -> None:
+        self.parked = ParkedAnswers(
+            lot, leaving, limits=limits, clock=clock, on_shed=on_slow_reader
+        )
         self._leaving, self._lot, self._crew = leaving, lot, crew
         self._register, self._limits, self._clock = register, limits, clock
         self._on_error, self._follow = on_error, follow
@@ -71,14 +79,8 @@ class Answering:
         self._crew.small.submit(partial(self.refuse_now, channel, problem))
 
     def refuse_now(self, channel: Channel, problem: Problem) -> None:
-        try:
-            send_last(channel, as_problem(problem))
-        except Gone:
-            self._leaving.lost(channel)
-        except Stalled:
-            self._leaving.drop(channel)
-        else:
-            self._leaving.linger(channel)
+        data = packed_last(as_problem(problem))
+        self._post(channel, data, partial(self._leaving.linger, channel))
 
     def enter(
         self,
@@ -105,7 +107,39 @@ class Answering:
             self._leaving.tell(response.done)
         self.answer(request, as_problem(busy()))
 
+    def _post(self, channel: Channel, data: bytes, then: Callable[[], None]) -> None:
+        """Send `data` without waiting; what does not go out now is parked."""
+        try:
+            rest = channel.send_some(memoryview(data))
+        except Gone:
+            self._leaving.lost(channel)
+            return
+        if len(rest):
+            self.parked.park(channel, rest, then)
+        else:
+            then()
+
     def _send(self, request: Request, response: Response) -> None:
+        if response.is_bulk(self._limits.small_bytes):
+            self._send_bulk(request, response)
+        else:
+            self._send_small(request, response)
+
+    def _send_small(self, request: Request, response: Response) -> None:
+        is_last = self._is_last(request)
+        try:
+            data = packed(request, response, is_last=is_last)
+        except Exception as exc:  # a file that is not there, or too short
+            self._on_error(request, exc)
+            self.refuse_now(request.connection, fault())
+            return
+        finally:
+            if response.done is not None:
+                response.done()
+        then = partial(self._sent, request, response, is_last=is_last)
+        self._post(request.connection, data, then)
+
+    def _send_bulk(self, request: Request, response: Response) -> None:
         is_last = self._is_last(request)
         sent_before = request.connection.bytes_out
         try:

@@ -77,9 +77,11 @@ class Body:
         if self.is_awaited:
             self.is_awaited = False
             try:
-                self._channel.send([CONTINUE])
-            except (Gone, Stalled) as exc:
+                unsent = self._channel.send_some(CONTINUE)
+            except Gone as exc:
                 raise self._ended(exc) from exc
+            if len(unsent):  # earlier answers were not read, and this one would wait
+                raise self._ended(Stalled("100 Continue could not be sent"))
 
     def _next(self, view: memoryview) -> int:
         if self._channel.ahead:

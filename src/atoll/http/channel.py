@@ -10,6 +10,7 @@ Rule 3: `abort` alone may be called by anyone.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import selectors
@@ -21,11 +22,16 @@ from typing import Final
 
 from atoll.clock import Clock
 from atoll.http.limits import Limits
+from atoll.http.origin import origin_of
 from atoll.http.pace import Gone, Pace
 from atoll.http.views import MAX_VIEWS, after
 
 FILE_BYTES: Final = 2**20
 """Read at once from a file that TLS must encrypt."""
+
+RECORD_BYTES: Final = 2**14
+"""Most of one TLS record: a write that cannot finish must be repeated with the same
+bytes, so that larger ones would hide how far they have come."""
 
 DATA, NOTHING, ENDED = "data", "nothing", "ended"
 
@@ -49,6 +55,13 @@ class Channel:
     ) -> None:
         self.tag: object | None = None
         self.address = address
+        self.origin = origin_of(address[0])
+        self.is_verified = False
+        """Whether a request on it has shown a valid token; set by a handler."""
+
+        self.silent_since_s = math.inf
+        """Since when the next request is awaited; infinite while one is served."""
+
         self.ahead = bytearray()
         self.bytes_in = 0
         self.bytes_out = 0
@@ -143,6 +156,16 @@ class Channel:
             raise Gone from exc
         self.bytes_out += sent
         return sent
+
+    def send_some(self, data: memoryview) -> memoryview:
+        """Send what goes out without waiting; return the rest."""
+        most = RECORD_BYTES if isinstance(self._sock, ssl.SSLSocket) else len(data)
+        while len(data):
+            sent = self.send_now(data[:most])
+            if not sent:
+                break
+            data = data[sent:]
+        return data
 
     def send_plainly(self, data: bytes) -> None:
         """Send a few words past TLS, to somebody who does not speak it."""

@@ -12,7 +12,19 @@ class Limits:
     """Every bound of a listener, in one place. All are positive."""
 
     max_connections: int = 4096
-    """Open at once; one more is answered 503."""
+    """Open at once, or fewer where descriptors are scarce; one more is answered 503."""
+
+    max_unverified: int = 512
+    """Connections that have not shown a valid token, of all origins together.
+
+    Each costs a descriptor and up to 64 KiB, so 32 MiB. An island shows its token with
+    the first request: a thousand that come at once are unverified for milliseconds.
+    """
+
+    max_unverified_per_origin: int = 128
+    """The same of one IPv4 address or one IPv6 /64: a quarter, so that no single one
+    keeps others out, and enough for the islands behind one address that start at once.
+    """
 
     max_head_bytes: int = 32 * 1024
     """Request line and headers; beyond it 431."""
@@ -21,7 +33,10 @@ class Limits:
     """The target before its query; beyond it 414."""
 
     head_s: float = 10.0
-    """From the first byte of a head, or from accepting, to its last byte."""
+    """From the first byte of a head, or from accepting, to its last byte.
+
+    Also how long an unverified connection may be silent between two requests.
+    """
 
     handshake_s: float = 10.0
     """For all of TLS's handshake."""
@@ -52,6 +67,9 @@ class Limits:
 
     min_bytes_per_s: int = 1024
     """What a body must average once `idle_s` has been spent waiting for it."""
+
+    max_parked_bytes: int = 32 * 2**20
+    """Of all small answers that their readers do not take: 512 of the largest."""
 
     drain_bytes: int = 2**20
     """An unread rest up to here is skipped; a longer one closes the connection."""

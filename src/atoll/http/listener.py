@@ -14,6 +14,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -22,14 +23,17 @@ from atoll.clock import Clock
 from atoll.errors import UsageError
 from atoll.http.channel import Channel
 from atoll.http.crew import Crew
+from atoll.http.descriptors import connection_budget
 from atoll.http.handshakes import OnUnfit, Unfit
 from atoll.http.limits import Limits
 from atoll.http.lot import Lot
+from atoll.http.origin import origin_of
 from atoll.http.problem import Problem
 from atoll.http.register import Register
 from atoll.http.request import Request
 from atoll.http.response import as_problem, head_of
 from atoll.http.serving import Handle, Judge, OnClosed, OnError, Serving
+from atoll.http.shed import OnShed, Shed, ShedCounter
 
 BACKLOG: Final = 1024
 ACCEPTED_AT_ONCE: Final = 64
@@ -46,6 +50,16 @@ class Counts:
     """What a listener holds and has moved."""
 
     connections: int
+    unverified: int
+    """Of them, without a verified token."""
+
+    parked_answers: int
+    """Small answers whose readers do not take them."""
+
+    parked_bytes: int
+    shed: Mapping[str, int]
+    """Connections that were closed for room so far, by reason."""
+
     bulk_active: int
     bulk_waiting: int
     bytes_in: int
@@ -68,6 +82,10 @@ def _ignore_unfit(address: str, why: Unfit) -> None:
     pass
 
 
+def _ignore_shed(address: str, why: Shed) -> None:
+    pass
+
+
 class Listener:
     """Hands each request to `handle`, on one of its threads.
 
@@ -75,7 +93,11 @@ class Listener:
     of the tag of a connection that its other side has closed, soon after it happened
     unless a handler is at work for it; `on_refused_handshake` of who did not get
     through TLS, and why. The last two and all `on_gone` run one after the other on a
-    thread of their own.
+    thread of their own. `on_shed` gets the address of a connection that is closed for
+    room, and why, on the lot's thread.
+
+    With `verifies`, connections count as unverified until `judge` or `handle` sets
+    `request.connection.is_verified`; without it, all of them count as verified.
     """
 
     def __init__(
@@ -90,13 +112,17 @@ class Listener:
         on_error: OnError = _ignore_error,
         on_closed: OnClosed = _ignore_closed,
         on_refused_handshake: OnUnfit = _ignore_unfit,
+        on_shed: OnShed = _ignore_shed,
         judge: Judge = _no_objection,
+        verifies: bool = False,
     ) -> None:
         self._limits, self._clock, self._tls = limits or Limits(), clock, tls
+        self._verifies, self._shed = verifies, ShedCounter(on_shed)
         failed = partial(on_error, None)
         self._door = _door(host, port)
         self._name = self._door.getsockname()
-        self._register = Register(self._limits.max_connections)
+        self.max_connections = min(self._limits.max_connections, connection_budget())
+        self._register = Register(self._limits, max_connections=self.max_connections)
         self._lot = Lot(clock=clock, on_error=failed)
         self._crew = Crew(lot=self._lot, limits=self._limits, on_error=failed)
         self._serving = Serving(
@@ -109,6 +135,7 @@ class Listener:
             on_error=on_error,
             on_closed=on_closed,
             on_unfit=on_refused_handshake,
+            on_slow_reader=partial(self._shed.note, why=Shed.SLOW_READER),
             judge=judge,
         )
 
@@ -122,8 +149,13 @@ class Listener:
     def counts(self) -> Counts:
         lanes = self._crew.lanes_in, self._crew.lanes_out
         bytes_in, bytes_out = self._register.moved_bytes
+        parked = self._serving.parked
         return Counts(
             connections=len(self._register),
+            unverified=self._register.num_unverified,
+            parked_answers=len(parked),
+            parked_bytes=parked.size_bytes,
+            shed=self._shed.counts(),
             bulk_active=sum(each.active for each in lanes),
             bulk_waiting=sum(each.waiting for each in lanes),
             bytes_in=bytes_in,
@@ -186,7 +218,7 @@ class Listener:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if self._register.is_full:
+        if not self._make_room(address[0]):
             self._turn_away(sock)
             return
         if self._tls is not None:
@@ -196,8 +228,24 @@ class Listener:
         channel = Channel(
             sock, (address[0], address[1]), limits=self._limits, clock=self._clock
         )
+        channel.is_verified = not self._verifies
         self._register.add(channel)
         self._serving.admit(channel, is_encrypted=self._tls is not None)
+
+    def _make_room(self, host: str) -> bool:
+        """Close a connection if there must be one fewer; False: there is no room."""
+        found = self._register.victim(
+            origin_of(host), is_verified=not self._verifies, now_s=self._clock.now_s()
+        )
+        if found is None:
+            return True
+        victim, why = found
+        if victim is None:
+            self._shed.note_address(host, why)
+            return False
+        self._shed.note(victim, why)
+        victim.abort()  # whoever owns it now finds it ended, and closes it
+        return True
 
     def _turn_away(self, sock: socket.socket) -> None:
         with sock:

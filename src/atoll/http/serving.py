@@ -11,6 +11,7 @@ threads; those with one are on such a thread already.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
@@ -25,6 +26,7 @@ from atoll.http.later import Later
 from atoll.http.leaving import Leaving, OnClosed
 from atoll.http.limits import Limits
 from atoll.http.lot import Lot
+from atoll.http.parked_answers import ParkedAnswers
 from atoll.http.problem import Problem
 from atoll.http.register import Register
 from atoll.http.request import Request, read_request
@@ -60,6 +62,7 @@ class Serving:
         on_closed: OnClosed,
         on_unfit: OnUnfit,
         judge: Judge,
+        on_slow_reader: Callable[[Channel], None],
     ) -> None:
         self._handle, self._lot, self._crew = handle, lot, crew
         self._judge = judge
@@ -81,7 +84,8 @@ class Serving:
             limits=limits,
             clock=clock,
             on_error=on_error,
-            follow=partial(self._await_head, wait_s=limits.keep_alive_s),
+            on_slow_reader=on_slow_reader,
+            follow=self._follow,
         )
         self._handshakes = Handshakes(self, lot=lot, crew=crew, on_unfit=on_unfit)
 
@@ -97,10 +101,16 @@ class Serving:
     def welcome(self, channel: Channel) -> None:
         self._await_head(channel, self._limits.head_s)
 
+    def _follow(self, channel: Channel) -> None:
+        limits = self._limits
+        wait_s = limits.keep_alive_s if channel.is_verified else limits.head_s
+        self._await_head(channel, wait_s)
+
     def _await_head(self, channel: Channel, wait_s: float) -> None:
         if self._register.is_closing:
             self.drop(channel)
             return
+        channel.silent_since_s = self._clock.now_s()
         watch = Heading(
             self._lot,
             self,
@@ -114,6 +124,7 @@ class Serving:
     # Serving.
 
     def serve(self, channel: Channel) -> None:
+        channel.silent_since_s = math.inf
         # Heartbeats and questions are short, and must not wait for a crowd's bodies.
         is_short = len(channel.ahead) <= SHORT_BYTES
         self._crew.small.submit(partial(self._serve, channel), is_urgent=is_short)
@@ -161,6 +172,7 @@ class Serving:
         self._answering.answer_now(request, answer)
 
     def _asked(self, request: Request, ask: Callable[[], Answer]) -> Answer | Response:
+        was_verified = request.connection.is_verified
         try:
             return ask()
         except Problem as problem:
@@ -168,6 +180,13 @@ class Serving:
         except Exception as exc:  # a fault in one handler is no reason to stop serving
             self._on_error(request, exc)
             return as_problem(fault())
+        finally:
+            if request.connection.is_verified and not was_verified:
+                self._register.verified(request.connection)
+
+    @property
+    def parked(self) -> ParkedAnswers:
+        return self._answering.parked
 
     # What the other two do.
 

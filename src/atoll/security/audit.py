@@ -24,6 +24,7 @@ class What(enum.Enum):
     CODE_MADE = "code_made"
     CODE_REDEEMED = "code_redeemed"
     HANDSHAKE = "handshake"
+    CONNECTION = "connection"
     CONTROL = "control"
 
 
@@ -40,6 +41,11 @@ class Answer(enum.Enum):
     NO_TLS = "no_tls"
     OLD_TLS = "old_tls"
     BAD_TLS = "bad_tls"
+    TOO_MANY = "too_many"
+    IDLE = "idle"
+    FULL = "full"
+    SLOW_READER = "slow_reader"
+    SLOW_TRANSFER = "slow_transfer"
 
 
 class Action(enum.Enum):

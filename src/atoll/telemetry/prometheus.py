@@ -117,6 +117,16 @@ def _run_states(status: Status, _: Counters) -> Iterator[Row]:
         yield {"state": state, "is_in_it": status["state"] == state}
 
 
+def _connections(status: Status, _: Counters) -> Iterator[Row]:
+    if "connections" in status:
+        yield status["connections"]
+
+
+def _shed(status: Status, _: Counters) -> Iterator[Row]:
+    for reason, count in status.get("connections", {}).get("shed", {}).items():
+        yield {"reason": reason, "count": count}
+
+
 def _fragments(status: Status, _: Counters) -> Iterator[Row]:
     for fragment, number in enumerate(status["rounds"]):
         yield {"fragment": fragment, "number": number}
@@ -170,6 +180,17 @@ _ROWS: Mapping[Per, tuple[tuple[str, str, str], ...]] = {
         ("bytes_in_total", "bytes_in", "Bytes received."),
         ("bytes_out_total", "bytes_out", "Bytes sent."),
         ("damage", "damaged", "Things that the journal had to do without."),
+    ),
+    Per((), _connections): (
+        ("connections", "open", "Open connections."),
+        ("connections_unverified", "unverified", "Of them, without a verified token."),
+        ("parked_answers", "parked_answers", "Answers that their readers do not take."),
+        ("parked_bytes", "parked_bytes", "Bytes of such answers."),
+        ("bulk_active", "bulk_active", "Bulk bodies on their way."),
+        ("bulk_waiting", "bulk_waiting", "Bulk bodies that wait for a lane."),
+    ),
+    Per(("reason",), _shed): (
+        ("connections_shed_total", "count", "Connections closed for room."),
     ),
     Per(("fragment",), _fragments): (
         ("open_round", "number", "The open round of a fragment."),

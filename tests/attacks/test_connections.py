@@ -1,0 +1,166 @@
+"""Connections without a token hold no thread and no descriptor that islands need."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.security import Role
+from atoll.testing.one_fragment import plain_settings
+from tests.attacks.conftest import Serve
+from tests.attacks.honest import take_part
+from tests.coordinator.apart import Apart, serving_apart
+from tests.coordinator.serving import asking, bearer
+from tests.http.loopback import PATIENCE_S, head
+
+NUM_ATTACKERS = 24
+"""More than the threads that serve small requests."""
+
+SEGMENT_BYTES = 536
+"""With small segments and a small window, the sender's buffer is full soon."""
+
+PIPELINED = 2000
+"""Requests whose answers exceed what the kernel holds for such a reader."""
+
+NUM_FILES = 256
+
+
+def attacker(apart: Apart) -> socket.socket:
+    """Connect as somebody who will not read."""
+    sock = socket.socket()
+    sock.settimeout(PATIENCE_S)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES)
+    sock.connect(apart.address)
+    return sock
+
+
+def send_all_that_fits(sock: socket.socket, data: bytes) -> None:
+    sock.setblocking(False)
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[sock.send(view) :]
+    except BlockingIOError:
+        return
+
+
+def status_of(apart: Apart) -> dict[str, Any]:
+    """Return the part of the status document that is about connections."""
+    heard = asking(apart, "GET /status", role=Role.OPERATOR)
+    found: dict[str, Any] = json.loads(heard.body)["connections"]
+    return found
+
+
+def wait_until(is_true: Callable[[], bool], what: str) -> None:
+    """Ask again until something is so; every question is an answered request."""
+    for _ in range(2000):
+        if is_true():
+            return
+    raise AssertionError(f"never: {what}")
+
+
+@contextmanager
+def attackers(apart: Apart, count: int) -> Iterator[list[socket.socket]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(attacker(apart)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("line", ["GET /health", "GET /status", "GET /nowhere"])
+def test_readers_that_do_not_read_hold_no_thread(serve: Serve, line: str) -> None:
+    """Many connections pipeline requests and read nothing; an island takes part.
+
+    The answers are parked, one per connection, and stay so for the whole test.
+    """
+    apart = serve()
+    with attackers(apart, NUM_ATTACKERS) as socks:
+        for sock in socks:
+            send_all_that_fits(sock, head(line) * PIPELINED)
+        wait_until(
+            lambda: status_of(apart)["parked_answers"] == NUM_ATTACKERS,
+            "every attacker has an answer that it does not read",
+        )
+        take_part(apart)
+
+        assert status_of(apart)["parked_answers"] == NUM_ATTACKERS
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET /health HTTP/1.1\r\nhost: ",
+        head("POST /invites/redeem", content_length="60000") + b"{",
+        head("PUT /fragments/0/rounds/1/updates/a", content_length="2000000"),
+        head("POST /invites/redeem", content_length="10", expect="100-continue"),
+    ],
+    ids=["nothing", "head", "body", "bulk", "continue"],
+)
+def test_slow_senders_hold_no_thread(serve: Serve, said: bytes) -> None:
+    """Whatever part of a request does not come, an island takes part meanwhile."""
+    apart = serve()
+    with attackers(apart, NUM_ATTACKERS) as socks:
+        for sock in socks:
+            sock.sendall(said)
+
+        take_part(apart)
+
+
+def test_idle_connections_leave_descriptors_for_the_journal(tmp_path: Path) -> None:
+    """More idle connections than descriptors: an island joins, publishes, commits.
+
+    Nothing in the coordinator misses a file meanwhile.
+    """
+    settings = plain_settings().to_dict()
+    with (
+        serving_apart(tmp_path / "run", settings, num_files=NUM_FILES) as apart,
+        attackers(apart, NUM_FILES + 50),
+    ):
+        take_part(apart)
+        wait_until(
+            lambda: status_of(apart)["shed"]["too_many"] > 0, "the oldest were shed"
+        )
+        num_open = len(os.listdir(f"/proc/{apart.process}/fd"))
+        events = (apart.directory / "events.jsonl").read_text().splitlines()
+        names = {json.loads(event)["event"] for event in events}
+
+        assert num_open < NUM_FILES - 64
+        assert not names & {"fault", "disk_failed"}
+
+
+def test_an_island_that_has_joined_is_never_shed(serve: Serve) -> None:
+    """Hundreds of idle connections come after it; its own connection stays."""
+    apart = serve()
+    with socket.create_connection(apart.address, timeout=PATIENCE_S) as own:
+        reader = own.makefile("rb")
+        ask = head(
+            "GET /info", authorization=bearer(apart.directory), atoll_protocol="2"
+        )
+        own.sendall(ask)
+        assert b" 200 " in _answer(reader)
+        with attackers(apart, 600):
+            wait_until(
+                lambda: status_of(apart)["shed"]["too_many"] > 300, "many were shed"
+            )
+            own.sendall(ask)
+
+            assert b" 200 " in _answer(reader)
+
+
+def _answer(reader: Any) -> bytes:
+    """Return the first line of an answer, after all of it was read."""
+    line: bytes = reader.readline()
+    length = 0
+    while (field := reader.readline().strip()) != b"":
+        name, _, value = field.partition(b": ")
+        if name == b"content-length":
+            length = int(value)
+    reader.read(length)
+    return line

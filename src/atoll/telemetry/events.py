@@ -188,6 +188,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "state_recovered": EventKind(
             "A state that the journal had lost came from an island.", UPDATE
         ),
+        "holding_refused": EventKind(
+            "An island reported a round that it cannot prove the run has committed.",
+            UPDATE,
+        ),
         "disk_failed": EventKind(
             "Something could not be written.",
             {"message": Field(Kind.TEXT, "what, and what to do")},

@@ -23,8 +23,11 @@ from atoll.journal import (
 from atoll.simulate.disk import SimDisk
 from tests.journal.runs import RUN, Run, a_departing
 
-FILE = Path(__file__).with_name("golden-v1.json")
-MOVED_FILE = Path(__file__).with_name("golden-moved-v1.json")
+FILES = [Path(__file__).with_name(f"golden-v{version}.json") for version in (1, 2)]
+MOVED_FILES = [
+    Path(__file__).with_name(f"golden-moved-v{version}.json") for version in (1, 2)
+]
+"""By version of the log's format, oldest first."""
 
 CREATED = Created(
     run=RUN,
@@ -52,6 +55,7 @@ def golden_run() -> Run:
     run.commit(1, value=2.0)
     append(Ended(reason="drained"))
     run.journal.sync()
+    run.journal.seal()
     return run
 
 
@@ -84,16 +88,15 @@ def moved_run() -> Run:
     append(Joined(island="tokyo é", incarnation=4, slot=2, nonce=b"once"))
     append(MoveSet(target="s3://lagoon/run", nonce="ab" * 16))
     run.journal.sync()
+    run.journal.seal()
     run.states = there.states
     return run
 
 
 def files_of(run: Run) -> dict[str, str]:
-    """Return every file in hex but the key of receipts, which is random."""
-    names = (name for name in run.disk.names("") if name != "receipts.key")
-    return {name: run.disk.read(name).hex() for name in names}
+    return {name: run.disk.read(name).hex() for name in run.disk.names("")}
 
 
 if __name__ == "__main__":
-    for file, run in ((FILE, golden_run()), (MOVED_FILE, moved_run())):
+    for file, run in ((FILES[-1], golden_run()), (MOVED_FILES[-1], moved_run())):
         file.write_text(json.dumps(files_of(run), indent=1) + "\n")

@@ -67,8 +67,8 @@ def test_a_crash_after_a_full_disk_keeps_what_was_promised(
     """A record that failed comes back with all it names, or never."""
     story = (*BEGINNING, "join a", "sync", "large", "compact large")
     crashes = 0
-    # Calls 1 to 6 make and found the run; two for island a and three for the round.
-    for call in range(7, 12):
+    # Calls 1 to 7 make and found the run; two for island a and three for the round.
+    for call in range(8, 13):
         crash_in = 1
         while tell_with_no_room_and_crash(
             story, failing=range(call, call + times), share=share, crash_in=crash_in

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from atoll.journal import Counted, Ended, EpochSet, Journal
 from atoll.simulate.disk import SimDisk
 from atoll.wire import Verdict
 from tests.journal.golden import (
     CREATED,
-    FILE,
-    MOVED_FILE,
+    FILES,
+    MOVED_FILES,
     files_of,
     golden_run,
     moved_run,
@@ -19,17 +21,18 @@ from tests.journal.golden import (
 from tests.journal.runs import Run, view
 
 
-def stored(file: Path = FILE) -> SimDisk:
+def stored(file: Path) -> SimDisk:
     disk = SimDisk()
     for name, text in json.loads(file.read_text()).items():
         disk.write_new(name, [bytes.fromhex(text)])
     return disk
 
 
-def test_the_golden_journal_says_what_it_said() -> None:
+@pytest.mark.parametrize("file", FILES, ids=["v1", "v2"])
+def test_the_golden_journal_says_what_it_said(file: Path) -> None:
     """Every record and every bit of the stored journal is read as it was written."""
     run = golden_run()
-    recorded = Run(stored(), after=run.after, outcomes=run.outcomes).reopen()
+    recorded = Run(stored(file), after=run.after, outcomes=run.outcomes).reopen()
     found = recorded.journal.recorded
 
     assert view(recorded.journal) == view(run.journal)
@@ -47,21 +50,36 @@ def test_the_golden_journal_says_what_it_said() -> None:
     assert [entry.verdict for entry in found.rosters[0, 2].entries] == [Verdict.LATE]
     # Mean 0.5, 1, 1.5 on 0, 1/8, 1/4: velocity is the mean; lr 0.5, momentum 0.875:
     # the step is 0.5 * 1.875 * mean, so 0 - 0.46875, 0.125 - 0.9375, 0.25 - 1.40625.
-    state = Journal.open(stored()).state(0)
+    state = Journal.open(stored(file)).state(0)
     assert state.anchor.tolist() == [-0.46875, -0.8125, -1.15625]
     assert state.moments[0].tolist() == [0.5, 1.0, 1.5]
 
 
 def test_writing_it_again_changes_nothing() -> None:
     """This version writes the bytes that were stored."""
-    assert files_of(golden_run()) == json.loads(FILE.read_text())
-    assert files_of(moved_run()) == json.loads(MOVED_FILE.read_text())
+    assert files_of(golden_run()) == json.loads(FILES[-1].read_text())
+    assert files_of(moved_run()) == json.loads(MOVED_FILES[-1].read_text())
 
 
-def test_the_golden_journal_of_a_moved_run_says_what_it_said() -> None:
+@pytest.mark.parametrize("file", FILES, ids=["v1", "v2"])
+def test_a_golden_journal_goes_on(file: Path) -> None:
+    """A journal of any version opens without a report, is written on, and opens."""
+    run = Run(stored(file), sizes=(3, 2)).reopen()
+    assert run.journal.damage == []
+    assert run.journal.cut is None
+
+    run.commit(0)
+    run.reopen()
+
+    assert run.states[0].round == 3
+    assert run.journal.damage == []
+
+
+@pytest.mark.parametrize("file", MOVED_FILES, ids=["v1", "v2"])
+def test_the_golden_journal_of_a_moved_run_says_what_it_said(file: Path) -> None:
     """Its last outcomes and how far islands had come are read as they were written."""
     run = moved_run()
-    recorded = Run(stored(MOVED_FILE), after=run.after, outcomes=run.outcomes).reopen()
+    recorded = Run(stored(file), after=run.after, outcomes=run.outcomes).reopen()
     found = recorded.journal.recorded
 
     assert view(recorded.journal) == view(run.journal)

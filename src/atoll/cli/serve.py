@@ -113,6 +113,8 @@ def serve(
     )
     with _stopping() as stop, run as it:
         it.tell(as_json=as_json)
+        for line in it.coordinator.status()["damage"]:
+            _say(f"Damage: {line}")
         if it.is_within_reach and settings is not None:
             _tell_differences(it, settings)
         _wait(it.coordinator, stop, until_end=until_end, linger_s=linger_s)

@@ -50,8 +50,6 @@ from atoll.http import Later, Limits, Listener, Problem, Request, Response
 from atoll.http.response import as_problem
 from atoll.protocol import Beat, Stats
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
-from atoll.protocol.rounds import Phase
-from atoll.protocol.run_state import CoordinatorState
 from atoll.security import (
     Codes,
     Role,
@@ -248,6 +246,8 @@ class Coordinator:
         """Stop serving; everything that was promised is durable. Safe to repeat."""
         self._listener.close(grace_s)
         self._office.close()
+        with suppress(UsageError):  # the disk was closed before
+            self._service.seal()
         self.events.close()
         self._jsonl.close()
         self._disk.close()
@@ -264,12 +264,12 @@ class Coordinator:
         )
         counts = self._listener.counts
         return said | {
-            "why": self._trouble or said["why"] + self._fault_text(state),
+            "why": self._trouble or said["why"],
             "version": __version__,
             "started_unix_s": self._started_unix_s,
             "now_unix_s": time.time(),
             "recent": list(self._watcher.recent),
-            "damage": [*self._service.damage, *self._service.journal.damage],
+            "damage": self._service.reports,
             "bytes_in": counts.bytes_in,
             "bytes_out": counts.bytes_out,
             "listening": self.url,
@@ -284,13 +284,6 @@ class Coordinator:
                 "shed": dict(counts.shed),
             },
         }
-
-    def _fault_text(self, state: CoordinatorState) -> str:
-        """Return what to add to why the run waits, if a round could not be reduced."""
-        is_closing = any(round.phase is Phase.CLOSING for round in state.rounds)
-        if self.fault is None or not is_closing:
-            return ""
-        return f" A fault occurred: {type(self.fault).__name__}: {self.fault}"
 
     def _people(self, directory: Path) -> None:
         tokens = run_tokens(directory)

@@ -30,7 +30,6 @@ class StateFile:
     digest: str
     handle: int
     size_bytes: int
-    receipt: bytes = b""
     _is_closed: list[bool] = field(default_factory=list, repr=False)
 
     def __del__(self) -> None:
@@ -76,12 +75,8 @@ class StateFiles:
 
     def _write(self, fragment: int, state: FragmentState) -> StateFile:
         """Write a state as it lies in memory: there is no room for another of it."""
-        run, outer, receipt = self._office.change_by(
-            lambda service, _: (
-                service.state.run,
-                service.outer_of(fragment),
-                service.receipts.of_state(fragment, state.round, state.digest),
-            )
+        run, outer = self._office.change_by(
+            lambda service, _: (service.state.run, service.outer_of(fragment))
         )
         header = state.to_header(run=run, fragment=fragment, outer=outer)
         packed = pack(header)
@@ -91,7 +86,6 @@ class StateFiles:
             digest=packed[-DIGEST_BYTES:].hex(),
             handle=nameless(self._directory),
             size_bytes=len(packed) + header.body_bytes,
-            receipt=receipt,
         )
         write_all(file.handle, memoryview(packed))
         for vector in state.vectors:

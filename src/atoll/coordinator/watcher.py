@@ -31,6 +31,9 @@ class Watcher:
         self._live = state.members.live(now_s)
         self._silent = frozenset(state.members.known) - self._live
         self._sparing = Sparing()
+        self._reported: set[str] = set()
+        """What was wrong on the disk, and has been told."""
+
         self.stats: dict[str, Stats] = {}
         self.verdicts: dict[str, dict[str, Any]] = defaultdict(dict)
         self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
@@ -40,12 +43,7 @@ class Watcher:
     def look(self, service: Service, now_s: float) -> None:
         """Tell what has changed since the last look."""
         self._tell_refusals(service, now_s)
-        self._tell_unproven(service, now_s)
-        while service.recoveries:
-            island, fragment, round = service.recoveries.popleft()
-            self._events.emit(
-                "state_recovered", island=island, fragment=fragment, round=round
-            )
+        self.tell_damage(service)
         seen, state = self._seen, service.state
         if state.members is not seen.members:
             self._tell_members(service, seen, state)
@@ -58,6 +56,19 @@ class Watcher:
             self._tell_rounds(service, seen, state, now_s)
         self._tell_operator(service, seen, state)
 
+    def tell_damage(self, service: Service) -> None:
+        """Tell of what was found to be wrong on the disk, once."""
+        cut = service.journal.cut
+        if cut is not None and not self._reported:
+            self._events.emit(
+                "journal_cut", file=cut.name, first_byte=cut.first, bytes=cut.size
+            )
+            self._reported.add(str(cut))
+        for line in service.reports:
+            if line not in self._reported:
+                self._events.emit("journal_damaged", message=line)
+                self._reported.add(line)
+
     def _tell_refusals(self, service: Service, now_s: float) -> None:
         """Tell of updates that no round will list: their values cannot count.
 
@@ -67,16 +78,6 @@ class Watcher:
             header, reason = service.refusals.popleft()
             if self._sparing.untold(header.island, now_s=now_s) is not None:
                 self._note(header.island, Verdict.REFUSED, reason, header)
-
-    def _tell_unproven(self, service: Service, now_s: float) -> None:
-        """Report holdings that were refused, at a bounded rate for each island."""
-        unproven = service.receipts.unproven
-        while unproven:
-            island, fragment, round = unproven.popleft()
-            if self._sparing.untold(("holding", island), now_s=now_s) is not None:
-                self._events.emit(
-                    "holding_refused", island=island, fragment=fragment, round=round
-                )
 
     def _tell_members(
         self, service: Service, seen: CoordinatorState, state: CoordinatorState
@@ -180,11 +181,12 @@ class Watcher:
     def _tell_committed(
         self, service: Service, before: Round, after: Round, now_s: float
     ) -> None:
-        """Report the outcomes that are known; a recovery may have skipped many."""
-        known = service.journal.recorded.fragments[after.fragment].where
-        first = max(before.number, after.number - RECENT)
-        for number in range(first, after.number):
+        for number in range(before.number, after.number):
+            known = service.journal.recorded.fragments[after.fragment].where
             if number not in known:
+                self._events.emit(
+                    "state_recovered", fragment=after.fragment, round=number, island=""
+                )
                 continue
             header, _ = service.journal.outcome(after.fragment, number, has_body=False)
             self._tell_outcome(header, before, after, now_s)

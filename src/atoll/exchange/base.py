@@ -20,8 +20,6 @@ class Frame:
 
     header: Header
     body: U8
-    receipt: bytes = b""
-    """The run's receipt for this state or outcome; empty: none came with it."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,6 @@ class Outcome:
     """Its body is empty once the run keeps it no more; its roster stays for good."""
 
     position: Position
-    receipt: bytes = b""
-    """The run's receipt for the state after this round; empty: none came."""
 
     @property
     def has_body(self) -> bool:

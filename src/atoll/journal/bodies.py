@@ -64,15 +64,18 @@ class Bodies:
             self._highest = max(self._highest, latest)
         return gone
 
-    def sweep(self, fragments: Sequence[RecordedFragment]) -> None:
-        """Remove the bodies that no record names."""
+    def sweep(
+        self, fragments: Sequence[RecordedFragment], kept: Collection[str] = ()
+    ) -> None:
+        """Remove the bodies that no record names, but for those of `kept`."""
         named = {
             _name(index, round, place)
             for index, fragment in enumerate(fragments)
             for round, place in fragment.places.items()
         }
         present = {*self._disk.names(MEANS), *self._disk.names(SHARED)}
-        for name in sorted(present - named - {_shared_name(self._shared)}):
+        named |= {_shared_name(self._shared), *kept}
+        for name in sorted(present - named):
             self._disk.remove(name)
 
     def prepare(self) -> None:

@@ -10,7 +10,7 @@ Rule 3: one thread at a time has to do with a name, from its file to its record.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from atoll.disk import Disk
@@ -32,11 +32,11 @@ class Departing:
         self._busy: set[str] = set()
         self._freed = threading.Condition()
 
-    def open(self, staged: Iterable[Update]) -> None:
-        """Take over the files that records name, and remove all others."""
+    def open(self, staged: Iterable[Update], kept: Collection[str] = ()) -> None:
+        """Take over the files that records name; remove others, but for `kept`."""
         self._written = dict.fromkeys(map(departing_name, staged))
         for name in self._disk.names(DEPARTING):
-            if name not in self._written:
+            if name not in self._written and name not in kept:
                 self._disk.remove(name)
 
     def draft(self, header: Header, body: U8) -> None:

@@ -6,27 +6,30 @@ Rule 2: a method that raises has changed nothing that this journal will ever say
         crash before the next success may still bring the record back, whole.
 Rule 3: bytes on the disk are judged like bytes from a stranger.
 
-On the disk: `log/<segment>`, `means/<fragment>/<round>` and `bodies/<number>` (the
-bodies of outcomes), `states/<fragment>/<round>`, `constants/<digest>`,
-`departing/<fragment>/<round>-<digest of the island's name>`, and `receipts.key`.
+On the disk: `log/<segment>` and `log/<segment>.end`, `means/<fragment>/<round>` and
+`bodies/<number>` (the bodies of outcomes), `states/<fragment>/<round>`,
+`constants/<digest>`, and `departing/<fragment>/<round>-<digest of the island's name>`.
 
-One thread writes. Beside it `prepare`, `draft` and `compact` may run in others.
+One thread writes. Beside it `prepare`, `draft`, `compact` and `seal` may run in others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from atoll.disk import Disk
-from atoll.errors import CorruptError, UsageError
-from atoll.journal.bodies import Bodies, is_large
+from atoll.errors import CorruptError, DiskError, UsageError
+from atoll.journal.bodies import SHARED, Bodies, is_large
+from atoll.journal.constants import FOLDER as CONSTANTS
 from atoll.journal.constants import ConstantFiles
 from atoll.journal.departing import Departing, departing_name, key_of
 from atoll.journal.encoding import decode, encode
-from atoll.journal.log import FOLDER, Log
+from atoll.journal.later import FOLDERS, later_files, require_not_founded
+from atoll.journal.log import FOLDER as LOG
+from atoll.journal.log import Cut, Log
 from atoll.journal.past import Past
-from atoll.journal.receipt_key import load_receipt_key
 from atoll.journal.recorded import Recorded
 from atoll.journal.records import (
     Agreed,
@@ -72,6 +75,9 @@ class Journal:
         self._bodies = Bodies(disk, self._drafts)
         self._departing = Departing(disk, self._drafts)
         self._recent: dict[tuple[int, int], Agreed] = {}
+        self._later: list[str] = []
+        """Files that show what the log has lost, in words."""
+
         self._prepared: tuple[Header, Place | None, str | None] | None = None
         self.recorded = Recorded(self._roster)
         self._snapshots = Snapshots(disk, self.recorded, self._bodies, self._agreed)
@@ -81,9 +87,6 @@ class Journal:
         self.constants = ConstantFiles(disk, self.recorded, self.note)
         """What the run keeps of its model's constants."""
 
-        self.receipt_key = load_receipt_key(disk)
-        """Proves what the run has committed. It never leaves the coordinator."""
-
         self._read_back()
 
     @classmethod
@@ -92,25 +95,33 @@ class Journal:
 
         Raises:
             UsageError: there is a journal on the disk.
+            CorruptError: there is one without its log.
         """
-        if not disk.names(FOLDER):
-            load_receipt_key(disk)  # before the log: a run that exists has its key
-        return cls(disk, Log.create(disk, encode(created)))
+        _require_log_or_nothing(disk)
+        journal = cls(disk, Log.create(disk, encode(created)))
+        with suppress(DiskError):  # the owner tries again
+            journal.seal()
+        return journal
 
     @classmethod
     def open(cls, disk: Disk) -> Journal:
         """Return the journal on a disk, with everything that was promised.
 
-        What a crash left unfinished is cut off or removed; `damage` tells what else was
-        wrong and could be done without.
+        What a crash left unfinished is cut off or removed, and `cut` tells of it;
+        `damage` tells what else was wrong and could be done without.
 
         Raises:
             UsageError: there is none.
             CorruptError: something promised is damaged or missing; nothing is removed.
         """
+        _require_log_or_nothing(disk)
         journal = cls(disk, Log.open(disk))
+        if not journal.recorded.fragments:
+            require_not_founded(disk)
         journal._snapshots.check(journal._bodies.open(journal.recorded.fragments))
         journal._sweep()
+        with suppress(DiskError):  # the owner tries again
+            journal.seal()
         journal.constants.open()
         if journal.recorded.fragments:
             journal._bodies.prepare()
@@ -119,12 +130,17 @@ class Journal:
     @property
     def damage(self) -> list[str]:
         """What did not verify and could be done without, in words."""
-        return [*self._snapshots.damage, *self.constants.damage]
+        return [
+            *self._log.damage,
+            *self._later,
+            *self._snapshots.damage,
+            *self.constants.damage,
+        ]
 
     @property
-    def cut_bytes(self) -> int:
+    def cut(self) -> Cut | None:
         """What an interrupted append had left at the end of the log when opened."""
-        return self._log.cut_bytes
+        return self._log.cut
 
     def append(self, record: Note) -> None:
         """Add a record; it is durable when `sync` has returned.
@@ -155,6 +171,17 @@ class Journal:
     def sync(self) -> None:
         """Return when everything appended is durable. Safe to repeat after an error."""
         self._log.sync()
+
+    def seal(self) -> None:
+        """Write down in a second place how far the log is durable. Safe to repeat.
+
+        From then on, a log that has lost what was durable is told from one whose last
+        append was interrupted.
+
+        Raises:
+            DiskError: nothing has changed; safe to repeat.
+        """
+        self._log.seal()
 
     def found(self, model: ModelSpec, states: Sequence[Framed]) -> None:
         """Give the run its first weights: a state frame of round 0 per fragment.
@@ -493,10 +520,27 @@ class Journal:
         return self._agreed(fragment, round).roster
 
     def _sweep(self) -> None:
-        """Remove what no record names."""
+        """Remove what no record names, unless it shows that records are missing."""
+        later = later_files(self._disk, self.recorded.fragments)
+        kept = {each.name for each in later}
+        self._later = [str(each) for each in later]
+        for name in kept:
+            self._drafts.give_way(name)
         self._log.sweep()
-        self._bodies.sweep(self.recorded.fragments)
-        self._departing.open(self.recorded.staged)
+        self._bodies.sweep(self.recorded.fragments, kept)
+        self._departing.open(self.recorded.staged, kept)
         if not self.recorded.fragments:
             for name in self._disk.names(STATES):
                 self._disk.remove(name)
+
+
+def _require_log_or_nothing(disk: Disk) -> None:
+    """Return if there is a log, or no file of a journal at all."""
+    if disk.names(LOG):
+        return
+    for folder in (*FOLDERS, SHARED, CONSTANTS):
+        for name in disk.names(folder):
+            raise CorruptError(
+                f"{name} is there, and no log that names it: {LOG} is missing. Restore "
+                "the journal from a copy."
+            )

@@ -9,19 +9,34 @@ Rule 3: what was promised and does not verify is an error; what was not promised
 
 The segments form a chain: each names the one before it. A segment that the chain leaves
 out was given up, and `sweep` removes it.
+
+Torn or damaged: both leave an end that does not verify, and only what else is durable
+tells them apart. Every record has a copy beside it, synced with it: damage to one of
+the two loses nothing, and is reported. After the sync, `seal` writes into a second file
+how far the log is durable (see `ends`); every later record has that in it, too. A
+record that one of these proves, and of which neither copy verifies, was damaged:
+opening the log raises CorruptError. Without a proof the bytes are cut, and `cut` says
+so. The proof comes after the promise, because one sync for both could leave a proof
+without its record. Until `seal`, a log that was cut at exactly the end of a record is
+therefore taken for an earlier one.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from atoll.disk import Disk
 from atoll.errors import CorruptError, NoSuchFile, UsageError
+from atoll.journal.ends import SUFFIX, End, pack_end, read_end
 from atoll.journal.segments import (
     HEAD_BYTES,
     RESTORE,
+    VERSION,
+    Entry,
     Head,
+    checksum_in,
     entries,
     pack_head,
     pack_record,
@@ -40,6 +55,21 @@ class Where(NamedTuple):
     last: int
 
 
+class Cut(NamedTuple):
+    """Bytes at the end of a segment that do not count."""
+
+    name: str
+    first: int
+    size: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.size} bytes at the end of {self.name}, from byte {self.first} on, "
+            "do not verify and were left out, as an append that a crash interrupted. "
+            "Nothing proves that they were durable."
+        )
+
+
 class Log:
     """Payloads in order, on a disk. Get one by `create` or `open`."""
 
@@ -48,13 +78,24 @@ class Log:
         self._chain: list[Head] = []
         self._size = self._durable_bytes = 0
         self._durable = 0
+        self._checksum = 0
+        """Of the last record in the segment; 0 if it has none."""
+
         self._pending: list[bytes] = []
         """Payloads appended since the last that is durable."""
 
         self._is_torn = False
         self._numbers_used = 0
-        self.cut_bytes = 0
-        """What a crash had left unfinished at the end of the log when it was opened."""
+        self._end: End | None = None
+        """How far the log is durable."""
+
+        self._sealed: End | None = None
+        self._sealing = threading.Lock()
+        self.cut: Cut | None = None
+        """What did not verify at the end of the log when it was opened."""
+
+        self.damage: list[str] = []
+        """What did not verify and was read from its copy, in words."""
 
     @classmethod
     def create(cls, disk: Disk, payload: bytes) -> Log:
@@ -106,7 +147,7 @@ class Log:
             self._is_torn = True
             raise
         self._pending.append(payload)
-        self._size = where.last
+        self._size, self._checksum = where.last, checksum_in(record)
         return where
 
     def sync(self) -> None:
@@ -122,6 +163,28 @@ class Log:
         self._durable = self.sequence
         self._durable_bytes = self._size
         self._pending.clear()
+        self._note_end()
+
+    def seal(self) -> None:
+        """Write down in a second place how far the log is durable. Safe to repeat.
+
+        May run beside all other calls, in any thread.
+
+        Raises:
+            DiskError: nothing has changed; safe to repeat.
+        """
+        with self._sealing:
+            end = self._end
+            if end is None or end == self._sealed:
+                return
+            name = _end_name(end.segment)
+            if self._sealed is None or self._sealed.segment != end.segment:
+                self._disk.remove(name)
+                self._disk.write_new(name, [pack_end(end)])
+            else:
+                self._disk.append(name, pack_end(end))
+                self._disk.sync(name)
+            self._sealed = end
 
     def withdraw(self, sequence: int) -> None:
         """Forget the records after `sequence`, none of which is known to be durable."""
@@ -139,8 +202,10 @@ class Log:
 
     def read(self, where: Where) -> bytes:
         """Return the payload of a record, verified again."""
-        name = _name(where.segment)
-        for entry in entries(self._disk, name, where.first, where.last):
+        name, version = _name(where.segment), self._version_of(where.segment)
+        for entry in entries(
+            self._disk, name, where.first, where.last, version=version
+        ):
             return entry.payload
         raise _damage(name, where.first)
 
@@ -159,19 +224,43 @@ class Log:
                     f"{name} goes on after record {head.after}, but the log before it "
                     f"ends with {sequence}. {RESTORE}"
                 )
-            for entry in entries(self._disk, name, HEAD_BYTES, limit):
+            found = entries(self._disk, name, HEAD_BYTES, limit, version=head.version)
+            broken: list[int] = []
+            for entry in found:
                 if entry.sequence != sequence + 1:
                     break
                 sequence, end = entry.sequence, entry.last
+                if not entry.is_whole:
+                    broken.append(entry.first)
                 yield Where(head.number, entry.first, end), entry.payload
             if end != limit:
                 raise _damage(name, end)
+            if broken:
+                self._report(name, broken)
 
     def sweep(self) -> None:
         """Remove the segments that were given up."""
         kept = {head.number for head in self._chain}
         for number in set(_numbers(self._disk)) - kept:
             self._disk.remove(_name(number))
+
+    def _version_of(self, segment: int) -> int:
+        heads = (head for head in self._chain if head.number == segment)
+        return next((head.version for head in heads), VERSION)
+
+    def _report(self, name: str, broken: list[int]) -> None:
+        text = (
+            f"{name} is damaged at byte {broken[0]}: {len(broken)} of its records or "
+            "their copies do not verify, and the other of the two is used. Copy the "
+            "journal to a sound disk."
+        )
+        if text not in self.damage:
+            self.damage.append(text)
+
+    def _note_end(self) -> None:
+        self._end = End(
+            self._number, self._durable_bytes, self._durable, self._checksum
+        )
 
     @property
     def _number(self) -> int:
@@ -190,61 +279,132 @@ class Log:
             after=self._durable,
             through=self._durable + count,
         )
-        sizes: list[int] = []
-        self._disk.write_new(_name(head.number), _segment(head, payloads, sizes))
+        written = _Written()
+        self._disk.write_new(_name(head.number), _segment(head, payloads, written))
         self._chain.append(head)
         self._durable = head.through
-        self._size = self._durable_bytes = sum(sizes)
+        self._size = self._durable_bytes = written.size
+        self._checksum = written.checksum
         self._pending, self._is_torn = [], False
+        self._note_end()
 
     def _take_tail(self) -> None:
         """Find what of the last segment counts, and make sure that it is durable."""
         head = self._chain[-1]
         name = _name(head.number)
-        tail = _tail(self._disk, name, head)
+        end = self._read_end(head)
+        tail = _tail(self._disk, name, head, end)
         promised, size = search(self._disk, name, tail.last)
         if max(tail.durable, promised) > tail.sequence:
             raise _damage(name, tail.last)
         self._durable, self._durable_bytes = tail.durable, tail.durable_bytes
-        self._size, self.cut_bytes = tail.last, size - tail.last
-        if size > tail.durable_bytes:
-            unsynced = entries(self._disk, name, tail.durable_bytes, tail.last)
+        self._size, self._checksum = tail.last, tail.checksum
+        self._sealed = end
+        if size > tail.last:
+            self.cut = Cut(name, tail.last, size - tail.last)
+        if tail.from_copies:
+            self._report(name, tail.from_copies)
+        if size != tail.durable_bytes or head.version != VERSION:
+            unsynced = entries(
+                self._disk,
+                name,
+                tail.durable_bytes,
+                tail.last,
+                version=head.version,
+            )
             count = tail.sequence - tail.durable
             self._begin((entry.payload for entry in unsynced), count)
         else:  # its maker may have been told that writing it had failed
             self._disk.sync(name)
+            self._note_end()
+
+    def _read_end(self, head: Head) -> End | None:
+        """Return how far the last segment was durable, as the second place has it.
+
+        Raises:
+            CorruptError: it names a segment that is not in the chain.
+        """
+        kept = {each.number for each in self._chain}
+        for name in self._disk.names(FOLDER):
+            number = _ended_segment(name)
+            if not number:
+                continue
+            if read_end(self._disk, name, number) is None:
+                self.damage.append(
+                    f"{name} is damaged: nothing in it verifies. It only repeats where "
+                    "the log ended."
+                )
+            elif number not in kept:
+                raise _missing(number)
+        return read_end(self._disk, _end_name(head.number), head.number)
 
 
 class _Tail(NamedTuple):
     sequence: int
     last: int
+    checksum: int
     durable: int
     durable_bytes: int
+    from_copies: list[int]
+    """Where records begin that were not durable, and of which only a copy is there."""
 
 
-def _tail(disk: Disk, name: str, head: Head) -> _Tail:
-    durable, ends = head.through, [HEAD_BYTES]
-    for entry in entries(disk, name, HEAD_BYTES):
+def _tail(disk: Disk, name: str, head: Head, end: End | None) -> _Tail:
+    """Read the last segment, which was durable as far as `end` says."""
+    durable, ends, checksum = head.through, [HEAD_BYTES], 0
+    from_copies: dict[int, int] = {}
+    if end:
+        durable = max(durable, end.sequence)
+    for entry in entries(disk, name, HEAD_BYTES, version=head.version):
         if entry.sequence != head.after + len(ends):
             raise _damage(name, entry.first)
         durable = max(durable, entry.durable)
         ends.append(entry.last)
+        checksum = entry.checksum
+        if entry.is_copy:
+            from_copies[entry.sequence] = entry.first
+        if end and entry.sequence == end.sequence:
+            _require_same(name, entry, end)
     sequence = head.after + len(ends) - 1
-    durable_bytes = ends[min(durable, sequence) - head.after]
-    return _Tail(sequence, ends[-1], durable, durable_bytes)
+    return _Tail(
+        sequence,
+        ends[-1],
+        checksum,
+        durable,
+        durable_bytes=ends[min(durable, sequence) - head.after],
+        from_copies=[at for number, at in from_copies.items() if number > durable],
+    )
+
+
+def _require_same(name: str, entry: Entry, end: End) -> None:
+    """Return if a record is the one that was durable."""
+    if (entry.last, entry.checksum) != (end.size, end.checksum):
+        raise CorruptError(
+            f"{name} is damaged at byte {entry.first}: record {entry.sequence} is not "
+            f"the one that {_end_name(end.segment)} has. {RESTORE}"
+        )
+
+
+class _Written:
+    """What a segment that is being written has in it so far."""
+
+    size = HEAD_BYTES
+    checksum = 0
 
 
 def _segment(
-    head: Head, payloads: Iterable[bytes], sizes: list[int]
+    head: Head, payloads: Iterable[bytes], written: _Written
 ) -> Iterator[bytes]:
-    """Yield the parts of a segment, and note their sizes."""
-    sizes.append(HEAD_BYTES)
+    """Yield the parts of a segment, and note what they are."""
     yield pack_head(head)
-    for sequence, payload in enumerate(payloads, start=head.after + 1):
+    sequence = head.after
+    for payload in payloads:
+        sequence += 1
         record = pack_record(sequence, payload, durable=head.after)
-        sizes.append(len(record))
+        written.size += len(record)
+        written.checksum = checksum_in(record)
         yield record
-    if len(sizes) - 1 != head.through - head.after:
+    if sequence != head.through:
         raise CorruptError(f"the log changed while {_name(head.number)} was written.")
 
 
@@ -252,6 +412,8 @@ def _chain(disk: Disk) -> list[Head]:
     """Return the heads of the segments that count, oldest first."""
     numbers = _numbers(disk)
     if not numbers:
+        if disk.names(FOLDER):
+            raise CorruptError(f"Every segment in {FOLDER} is missing. {RESTORE}")
         raise UsageError("There is no journal on this disk. Create one for a new run.")
     chain, number = [], max(numbers)
     while number:
@@ -283,6 +445,24 @@ def _numbers(disk: Disk) -> list[int]:
 
 def _name(number: int) -> str:
     return f"{FOLDER}{number:08d}"
+
+
+def _end_name(number: int) -> str:
+    return f"{_name(number)}{SUFFIX}"
+
+
+def _ended_segment(name: str) -> int:
+    """Return the segment that a file tells the end of; 0 for another file."""
+    text = name.removeprefix(FOLDER).removesuffix(SUFFIX)
+    is_end = text.isdecimal() and name == _end_name(int(text))
+    return int(text) if is_end else 0
+
+
+def _missing(number: int) -> CorruptError:
+    return CorruptError(
+        f"{_name(number)} is missing, and {_end_name(number)} says that it was "
+        f"durable. {RESTORE}"
+    )
 
 
 def _damage(name: str, first: int) -> CorruptError:

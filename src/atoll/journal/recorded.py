@@ -39,9 +39,6 @@ from atoll.journal.records import (
 from atoll.protocol import ModelSpec
 from atoll.wire import Roster
 
-MAX_LOST_ROUNDS = 2**20
-"""More than twelve days of rounds of one second: a jump beyond was never trained."""
-
 Update = tuple[int, int, str]
 """Fragment, round and island: what an update is counted by."""
 
@@ -111,9 +108,6 @@ class Recorded:
         self.model: ModelSpec | None = None
         self.members: dict[str, JournalledMember] = {}
         """Every island that ever joined, in its latest life."""
-
-        self._slots: dict[int, str] = {}
-        """Whose each slot is: looked up for every life that is read back."""
 
         self.constants: dict[str, int] = {}
         """The size of every constant that was ever here, by its digest in hex."""
@@ -230,13 +224,15 @@ class Recorded:
                 f"Incarnation {record.incarnation} of island {record.island!r} cannot "
                 f"follow incarnation {latest}."
             )
-        owner = self._slots.get(record.slot, record.island)
-        slot = before.slot if before else record.slot
-        if (owner, slot) != (record.island, record.slot):
+        taken = {
+            member.slot: member.island
+            for member in self.members.values()
+            if (member.slot == record.slot) != (member.island == record.island)
+        }
+        if taken:
             raise UsageError(
                 f"Slot {record.slot} cannot be island {record.island!r}'s: a slot "
-                f"belongs to one name for life, and the journal has island {owner!r} "
-                f"in slot {slot}."
+                f"belongs to one name for life, and the journal has {taken}."
             )
 
     def _require_left(self, record: Left) -> None:
@@ -308,14 +304,6 @@ class Recorded:
 
     def _require_recovered(self, record: Recovered) -> None:
         known = self._require_open(record.fragment, record.round)
-        if record.round - known.round > MAX_LOST_ROUNDS:
-            raise UsageError(
-                f"Fragment {record.fragment} cannot be recovered from round "
-                f"{known.round} to {record.round}: no run loses more than "
-                f"{MAX_LOST_ROUNDS} rounds at once. Release 0.1.0 took such a state "
-                "from any island that invented it. Restore the journal from a copy "
-                "that is older than this record, or begin a new run."
-            )
         rounds = [each.fixed.round for each in record.outcomes]
         bounds = [known.round, *rounds, record.round + 1]
         is_right = all(before < after for before, after in pairwise(bounds)) and all(
@@ -344,7 +332,6 @@ class Recorded:
             known.where[outcome.fixed.round] = where
 
     def _join(self, record: Joined) -> None:
-        self._slots[record.slot] = record.island
         self.members[record.island] = JournalledMember(
             island=record.island,
             incarnation=record.incarnation,

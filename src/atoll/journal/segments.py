@@ -2,24 +2,29 @@
 
     head, 56 bytes                           record, 32 bytes and its payload
     0   4  magic "ATOJ"                      0   4  mark a7 52 45 43
-    4   2  version, 1                        4   4  bytes of the payload
+    4   2  version, 2                        4   4  bytes of the payload
     6   2  reserved, zero                    8   8  sequence number
     8   8  number of the segment             16  8  durable
     16  8  number of the previous, or 0      24  8  XXH3-64 of the 24 bytes before
     24  8  bytes of the previous that count         and the payload
     32  8  after                             32  .  payload
-    40  8  through
-    48  8  XXH3-64 of the 48 bytes before
+    40  8  through                               .  the copy: the same bytes again,
+    48  8  XXH3-64 of the 48 bytes before           with mark a7 43 4f 50
 
 Sequence numbers count the records of a journal from 1 without a gap. `after` is the
 last one before the segment. Records up to `through` were written with the head, in one
 piece, so they are durable if the file is there at all. A record's `durable` is the last
 sequence number that was durable when it was written: a reader that finds a later record
 whole and an earlier one broken learns from it whether the earlier one was promised.
+
+A record and its copy are appended and synced together. Whichever of the two verifies
+is the record, so that one damaged byte never loses it. Version 1 has no copies; it is
+read, and not written any more.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -30,7 +35,10 @@ from atoll.disk import Disk
 from atoll.errors import CorruptError
 from atoll.journal.encoding import MAX_PAYLOAD_BYTES
 
-MAGIC, VERSION, MARK = b"ATOJ", 1, b"\xa7REC"
+MAGIC, VERSION, MARK, COPY = b"ATOJ", 2, b"\xa7REC", b"\xa7COP"
+WITHOUT_COPIES = 1
+"""The version of the format whose records are written once."""
+
 CHUNK_BYTES = 2**20
 
 _HEAD = struct.Struct("<4sHHQQQQQ")
@@ -38,6 +46,7 @@ _RECORD = struct.Struct("<4sIQQ")
 _SUM = struct.Struct("<Q")
 HEAD_BYTES = _HEAD.size + _SUM.size
 RECORD_BYTES = _RECORD.size + _SUM.size
+_MARKS = re.compile(re.escape(MARK) + b"|" + re.escape(COPY))
 
 _PATIENCE = 64
 """How many times over the bytes of a broken tail are read before giving up."""
@@ -56,25 +65,31 @@ class Head(NamedTuple):
     previous_bytes: int
     after: int
     through: int
+    version: int = VERSION
 
 
 class Entry(NamedTuple):
     """One record where it stands."""
 
     first: int
+    last: int
+    """The byte behind it, and behind its copy if it has one."""
+
     sequence: int
     durable: int
     payload: bytes
+    checksum: int
+    is_whole: bool = True
+    """Whether both the record and its copy verify."""
 
-    @property
-    def last(self) -> int:
-        """The byte behind it."""
-        return self.first + RECORD_BYTES + len(self.payload)
+    is_copy: bool = False
+    """Whether only the copy does."""
 
 
 def pack_head(head: Head) -> bytes:
     """Return the bytes at the start of a segment."""
-    data = _HEAD.pack(MAGIC, VERSION, 0, *head)
+    *numbers, version = head
+    data = _HEAD.pack(MAGIC, version, 0, *numbers)
     return data + _SUM.pack(xxhash.xxh3_64_intdigest(data))
 
 
@@ -90,35 +105,48 @@ def read_head(disk: Disk, name: str) -> Head:
     _, version, reserved, *numbers = _HEAD.unpack_from(data)
     if _SUM.pack(xxhash.xxh3_64_intdigest(data[: _HEAD.size])) != data[_HEAD.size :]:
         raise CorruptError(f"{name} is damaged at byte 0: its head. {RESTORE}")
-    if version != VERSION or reserved:
+    if version not in (WITHOUT_COPIES, VERSION) or reserved:
         raise CorruptError(
             f"{name} is of version {version} of the log's format, and this release "
-            f"reads version {VERSION}. Use the release of Atoll that wrote it."
+            f"reads versions {WITHOUT_COPIES} and {VERSION}. Use the release of Atoll "
+            "that wrote it."
         )
-    return Head(*numbers)
+    return Head._make((*numbers, version))
 
 
 def pack_record(sequence: int, payload: bytes, *, durable: int) -> bytes:
-    """Return the bytes of one record."""
+    """Return the bytes of one record and of its copy."""
     head = _RECORD.pack(MARK, len(payload), sequence, durable)
-    return head + _SUM.pack(xxhash.xxh3_64_intdigest(head + payload)) + payload
+    checksum = _SUM.pack(xxhash.xxh3_64_intdigest(head + payload))
+    rest = head[len(MARK) :] + checksum + payload
+    return b"".join((MARK, rest, COPY, rest))
+
+
+def checksum_in(record: bytes) -> int:
+    """Return the checksum that a packed record has in it."""
+    (checksum,) = _SUM.unpack_from(record, _RECORD.size)
+    return int(checksum)
 
 
 def entries(
-    disk: Disk, name: str, first: int, last: int | None = None
+    disk: Disk, name: str, first: int, last: int | None = None, *, version: int
 ) -> Iterator[Entry]:
-    """Yield the whole records from byte `first` on, up to the first that is not whole.
+    """Yield the records from byte `first` on, up to the first that does not verify.
 
     With `last`, bytes from there on do not count.
+
+    Raises:
+        CorruptError: the bytes are made to look like records again and again.
     """
     window = _Window(disk, name, last)
-    while (entry := _entry(window, first)) is not None:
+    read = _record if version == WITHOUT_COPIES else _copied_record
+    while (entry := read(window, first)) is not None:
         yield entry
         first = entry.last
 
 
 def search(disk: Disk, name: str, first: int) -> tuple[int, int]:
-    """Look for whole records behind broken bytes at `first`.
+    """Look for whole records, or copies of them, behind broken bytes at `first`.
 
     Returns the highest sequence number that any of them says was durable (0 if there is
     none), and the size of the file.
@@ -127,16 +155,16 @@ def search(disk: Disk, name: str, first: int) -> tuple[int, int]:
         CorruptError: the bytes are made to look like records again and again.
     """
     window = _Window(disk, name, None)
-    durable, start = 0, first
+    durable, patience = 0, _Patience(window, first)
     while True:
         data = disk.read(name, first, CHUNK_BYTES)
         at, behind = 0, 0
-        while (at := data.find(MARK, at)) >= 0:
-            entry = _entry(window, first + at)
+        while (found := _MARKS.search(data, at)) is not None:
+            at = found.start()
+            entry = _record(window, first + at, mark=found[0])
             at = behind = at + 1 if entry is None else entry.last - first
             durable = max(durable, entry.durable if entry else 0)
-            if window.served_bytes > _PATIENCE * (first + at - start + CHUNK_BYTES):
-                raise CorruptError(f"{name} is no log from byte {start} on. {RESTORE}")
+            patience.require(first + at)
         if len(data) < CHUNK_BYTES:
             return durable, first + len(data)
         first += max(len(data) - len(MARK) + 1, behind)
@@ -146,7 +174,7 @@ class _Window:
     """Reads a file from front to back with few calls to the disk."""
 
     def __init__(self, disk: Disk, name: str, last: int | None) -> None:
-        self._disk, self._name, self._last = disk, name, last
+        self._disk, self.name, self._last = disk, name, last
         self._first, self._data = 0, b""
         self.served_bytes = 0
 
@@ -157,25 +185,88 @@ class _Window:
             size = min(size, wanted)
         start = first - self._first
         if start < 0 or start + size > len(self._data):
-            self._first, self._data = first, self._disk.read(self._name, first, wanted)
+            self._first, self._data = first, self._disk.read(self.name, first, wanted)
             start = 0
         found = self._data[start : start + size]
         self.served_bytes += len(found)
         return found
 
 
-def _entry(window: _Window, first: int) -> Entry | None:
+class _Patience:
+    """Bounds how much is read in looking for records among broken bytes."""
+
+    def __init__(self, window: _Window, first: int) -> None:
+        self._window, self._first = window, first
+        self._before = window.served_bytes
+
+    def require(self, at: int) -> None:
+        """Return if having looked as far as byte `at` has read a fair amount."""
+        read_bytes = self._window.served_bytes - self._before
+        if read_bytes > _PATIENCE * (at - self._first + CHUNK_BYTES):
+            raise CorruptError(
+                f"{self._window.name} is no log from byte {self._first} on. {RESTORE}"
+            )
+
+
+def _record(window: _Window, first: int, mark: bytes = MARK) -> Entry | None:
+    """Return the record, or with another mark the copy, that begins at a byte."""
     head = window.read(first, RECORD_BYTES)
     if len(head) < RECORD_BYTES:
         return None
-    mark, size, sequence, durable = _RECORD.unpack_from(head)
-    if mark != MARK or size > MAX_PAYLOAD_BYTES or durable >= sequence:
+    found, size, sequence, durable = _RECORD.unpack_from(head)
+    if found != mark or size > MAX_PAYLOAD_BYTES or durable >= sequence:
         return None
     payload = window.read(first + RECORD_BYTES, size)
     if len(payload) < size:
         return None
-    if head[_RECORD.size :] != _SUM.pack(
-        xxhash.xxh3_64_intdigest(head[: _RECORD.size] + payload)
-    ):
+    summed = MARK + head[len(MARK) : _RECORD.size] + payload
+    checksum = xxhash.xxh3_64_intdigest(summed)
+    if head[_RECORD.size :] != _SUM.pack(checksum):
         return None
-    return Entry(first, sequence, durable, payload)
+    last = first + RECORD_BYTES + size
+    return Entry(first, last, sequence, durable, payload, checksum)
+
+
+def _copied_record(window: _Window, first: int) -> Entry | None:
+    """Return the record that begins at a byte, from its copy if need be."""
+    entry = _record(window, first)
+    if entry is None:
+        return _from_copy(window, first)
+    size = len(entry.payload)
+    head = _RECORD.pack(COPY, size, entry.sequence, entry.durable)
+    is_whole = (
+        window.read(entry.last, RECORD_BYTES) == head + _SUM.pack(entry.checksum)
+        and window.read(entry.last + RECORD_BYTES, size) == entry.payload
+    )
+    last = entry.last + RECORD_BYTES + size
+    return entry._replace(last=last, is_whole=is_whole)
+
+
+def _from_copy(window: _Window, first: int) -> Entry | None:
+    """Return the record that should begin at a byte, by looking for its copy.
+
+    Its length may be damaged, too: the copy is the one that is as long as the distance
+    to it.
+    """
+    at, patience = first, _Patience(window, first)
+    while at - first <= RECORD_BYTES + MAX_PAYLOAD_BYTES:
+        data = window.read(at, CHUNK_BYTES)
+        for found in _MARKS.finditer(data):
+            start = at + found.start()
+            size = _size_at(window, start) if found[0] == COPY else None
+            if size is None or first + RECORD_BYTES + size != start:
+                continue
+            copy = _record(window, start, COPY)
+            if copy is not None:
+                return copy._replace(first=first, is_whole=False, is_copy=True)
+            patience.require(start)
+        if len(data) < CHUNK_BYTES:
+            return None
+        at += len(data) - len(COPY) + 1
+    return None
+
+
+def _size_at(window: _Window, first: int) -> int | None:
+    """Return how long the payload is of what begins at a byte, as it says itself."""
+    head = window.read(first, RECORD_BYTES)
+    return _RECORD.unpack_from(head)[1] if len(head) == RECORD_BYTES else None

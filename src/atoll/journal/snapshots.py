@@ -56,13 +56,6 @@ class Snapshots:
         """
         for fragment, known in enumerate(self._recorded.fragments):
             rounds = state_rounds(self._disk, fragment)
-            for round in rounds:
-                if round > known.round:
-                    self._report(
-                        f"{state_name(fragment, round)} is later than the log, which "
-                        f"ends with round {known.round}: records may be lost. It is "
-                        "not used."
-                    )
             states = [round for round in rounds if round <= known.round]
             if not any(known.leads_from(round) for round in states):
                 raise _unreachable(fragment, known, states)

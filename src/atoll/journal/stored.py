@@ -98,6 +98,10 @@ class Drafts:
         self._names.add(name)
         self._disk.write_new(name, [pack(header), view_of(body)])
 
+    def give_way(self, name: str) -> None:
+        """Note that a file which is there is named by no record."""
+        self._names.add(name)
+
     def keep(self, name: str) -> None:
         """Note that a durable record names the file."""
         self._names.discard(name)

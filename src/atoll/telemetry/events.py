@@ -188,9 +188,17 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
         "state_recovered": EventKind(
             "A state that the journal had lost came from an island.", UPDATE
         ),
-        "holding_refused": EventKind(
-            "An island reported a round that it cannot prove the run has committed.",
-            UPDATE,
+        "journal_cut": EventKind(
+            "The end of the log did not verify when it was opened, and was left out.",
+            {
+                "file": Field(Kind.TEXT, "the segment"),
+                "first_byte": Field(Kind.WHOLE, "where it was cut"),
+                "bytes": Field(Kind.WHOLE, "how many were left out"),
+            },
+        ),
+        "journal_damaged": EventKind(
+            "Something in the journal did not verify, and the run does without.",
+            {"message": Field(Kind.TEXT, "what, where, and what to do")},
         ),
         "disk_failed": EventKind(
             "Something could not be written.",

@@ -37,8 +37,7 @@ class Says(IntEnum):
     """I have reduced it: the digest of its header and my voucher, or what is wrong."""
 
     COMMITTED = 7
-    """The outcome is durable: the run's position, and its receipts for the state after
-    the round and for the outcome."""
+    """The outcome is durable: the run's position."""
 
     ALONE = 8
     """Publish your update of this round yourself."""

@@ -27,18 +27,9 @@ from atoll.exchange.calls import (
     StateCall,
 )
 from atoll.exchange.constants import PART_BYTES
-from atoll.exchange.forms.frames import MAX_OUTCOMES, Incoming, buffers_of
+from atoll.exchange.forms.frames import Incoming, buffers_of
 from atoll.exchange.forms.gathered import gathered_parts, read_gathered
-from atoll.exchange.forms.heads import (
-    OUTCOME_RECEIPT_HEADER,
-    PROTOCOL,
-    PROTOCOL_HEADER,
-    RUN_HEADER,
-    STATE_RECEIPT_HEADER,
-    Asked,
-    read_receipt,
-    read_receipts,
-)
+from atoll.exchange.forms.heads import PROTOCOL, PROTOCOL_HEADER, RUN_HEADER, Asked
 from atoll.exchange.forms.messages import (
     BEAT,
     MAX_FRAGMENTS,
@@ -158,8 +149,7 @@ def _request(call: Call) -> Sent:
                 "recover", number, island=island, incarnation=incarnation
             )
             body = (*map(pack, outcomes), *buffers_of(state))
-            sent = _sent("recover", target, *body, takes=Takes.FRAMES)
-            return replace(sent, headers=sent.headers | _receipts_of(call))
+            return _sent("recover", target, *body, takes=Takes.FRAMES)
 
 
 def _sent(
@@ -179,16 +169,6 @@ def _sent(
             )
         headers[BEAT_HEADER] = said
     return Sent(method_of(name), target, headers, body)
-
-
-def _receipts_of(call: RecoverCall) -> dict[str, str]:
-    headers = {}
-    if call.state.receipt:
-        headers[STATE_RECEIPT_HEADER] = call.state.receipt.hex()
-    if call.receipts:
-        shown = ", ".join(each.hex() for each in call.receipts)
-        headers[OUTCOME_RECEIPT_HEADER] = shown
-    return headers
 
 
 def _beat_text(beat: Beat) -> str:
@@ -232,17 +212,7 @@ def _call(asked: Asked, body: Incoming) -> Call:
         case "recover":
             outcomes, state = body.recovery()
             _require_same("fragment", state.header.fragment, asked.fragment)
-            receipt = read_receipt(asked.headers, STATE_RECEIPT_HEADER)
-            receipts = read_receipts(
-                asked.headers, OUTCOME_RECEIPT_HEADER, most=MAX_OUTCOMES
-            )
-            return RecoverCall(
-                asked.island,
-                asked.incarnation,
-                replace(state, receipt=receipt),
-                outcomes,
-                tuple(receipts),
-            )
+            return RecoverCall(asked.island, asked.incarnation, state, outcomes)
         case "agreed":
             return read_gathered(asked, body)
         case "leave":

@@ -56,3 +56,24 @@ def test_an_island_says_what_it_dropped_when_it_happens_and_when_it_leaves(
 
     assert "missed round 3 of fragment 0, after 2 others in a row: 6" in caplog.text
     assert "6 dropped after missed rounds" in caplog.text
+
+
+def test_what_counted_before_rounds_passed_is_not_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Only the steps after a seal are lost when its update counted three rounds ago.
+
+    Four steps are sealed and counted; two more are made before the outcome is taken.
+    """
+    settings = settings_of(every=4, sync={"overlap_steps": 2})
+    run = ScriptedRun(settings, iter(["passed thrice", "counted"]))
+    model = Weights(16.0)
+    optimizer = sgd(model)
+    with (
+        caplog.at_level(logging.INFO, logger="atoll"),
+        join_exchange(model, optimizer, run, island=ISLAND),
+    ):
+        train(model, optimizer, steps=6)
+
+    assert "1 counted" in caplog.text
+    assert "2 dropped after missed rounds" in caplog.text

@@ -19,6 +19,8 @@ from atoll.weights import lay_out
 from atoll.wire import Header, Kind, with_body
 
 ISLAND = "i"
+PASSED = {"passed": 1, "passed thrice": 3}
+"""How many rounds go by after the one that counted an update."""
 
 
 class ScriptedRun:
@@ -64,7 +66,7 @@ class ScriptedRun:
         else:
             fragment.stage(frame)
         fragment.close(frozenset())
-        if fate == "passed":
+        for _ in range(PASSED.get(fate, 0)):
             fragment.stage(self._zeros(fragment))
             fragment.close(frozenset())
         return Reception.COMMITTED if fate == "missed" else Reception.STAGED

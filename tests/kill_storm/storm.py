@@ -94,8 +94,8 @@ class Storm:
         while self.strikes < self._kills:
             self._rest(self._rng.uniform(0.0, GAP_S))
             self._until_round()
-            self._strike()
-            self._progress()
+            if self._strike():
+                self._progress()
         self._end()
 
     @property
@@ -104,7 +104,7 @@ class Storm:
         return max((life.round for life in self._scene.lives), default=0)
 
     def _progress(self) -> None:
-        if self.strikes and self.strikes % 25 == 0 and self.strikes < self._kills:
+        if self.strikes % 25 == 0 and self.strikes < self._kills:
             self._tell(f"  {self.strikes} kills, round {self.round}")
 
     def _until_round(self) -> None:
@@ -132,20 +132,22 @@ class Storm:
         self._scene.stop_run()
         self._until("every process to end", lambda: not self._watched)
 
-    def _strike(self) -> None:
+    def _strike(self) -> bool:
+        """Draw what happens; False: nothing, or nobody was killed by it."""
         kind = self._rng.choices([*self._kinds], [*self._kinds.values()])[0]
         victims = [life for life in self._current.values() if self._is_up(life)]
         if "island" in kind and not victims:
-            return
+            return False
         if kind.startswith("server") and not self._is_server_up:
-            return
+            return False
         if kind == "everything killed" and len(victims) < len(self._names):
-            return
+            return False
         victim = self._rng.choice(victims) if victims else None
         if not self._perform(kind, victim):
-            return
+            return False
         self.kinds[kind] += 1
         self.strikes += kind != NO_KILL
+        return kind != NO_KILL
 
     def _perform(self, kind: str, victim: Life | None) -> bool:
         """Do what a kind says; False: it does not fit this victim now."""

@@ -66,7 +66,7 @@ class Ledger:
                 if arrival.reason:
                     self._tell_spent(slot, arrival)
                 else:
-                    self._report_dropped(slot, sealed)
+                    self._report_dropped(slot, sealed, arrival.verdict)
                 slot.settle(self._tally.inner_steps, self._tally.tokens)
             case How.REFUSE:
                 self._tally.refused += 1
@@ -127,7 +127,10 @@ class Ledger:
             stacklevel=2,
         )
 
-    def _report_dropped(self, slot: Slot, sealed: Sealed) -> None:
+    def _report_dropped(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
+        if verdict is Verdict.COUNTED:
+            # It counted rounds ago: only the work since its seal is dropped.
+            slot.settle(sealed.inner_steps, sealed.tokens)
         steps = self._tally.inner_steps - slot.settled_steps
         tokens = self._tally.tokens - slot.settled_tokens
         slot.dropped_steps += steps

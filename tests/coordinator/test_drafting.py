@@ -31,6 +31,7 @@ class SlowDisk:
         self.inner = inner
         self.append, self.sync, self.read = inner.append, inner.sync, inner.read
         self.names, self.remove = inner.names, inner.remove
+        self.free_bytes = inner.free_bytes
         self.is_writing, self.may_end = threading.Event(), threading.Event()
 
     def write_new(self, name: str, parts: Iterable[Data]) -> None:

@@ -78,6 +78,6 @@ def test_a_directory_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "taken"
     path.write_text("mine")
 
-    with pytest.raises(UsageError, match="Choose a directory"):
+    with pytest.raises(UsageError, match="Choose a place"):
         island_key(path, run="r", island="a")
     assert path.read_text() == "mine"

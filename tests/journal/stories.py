@@ -161,6 +161,7 @@ class NoRoom:
     ) -> None:
         self._inner, self._failing, self._share = inner, failing, share
         self.read, self.names, self.remove = inner.read, inner.names, inner.remove
+        self.free_bytes = inner.free_bytes
         self._calls = 0
         self.is_full = False
         """Whether it fails at every call."""

@@ -471,6 +471,7 @@ class Meanwhile:
         self._inner = inner
         self.append, self.read, self.sync = inner.append, inner.read, inner.sync
         self.names, self.remove = inner.names, inner.remove
+        self.free_bytes = inner.free_bytes
         self.act: Callable[[], None] | None = None
 
     def write_new(self, name: str, parts: Iterable[Data]) -> None:
@@ -503,6 +504,7 @@ class SyncTally:
         self._inner = inner
         self.append, self.read = inner.append, inner.read
         self.names, self.remove = inner.names, inner.remove
+        self.free_bytes = inner.free_bytes
         self.syncs = 0
 
     def sync(self, name: str) -> None:

@@ -445,7 +445,7 @@ class ReadTally:
         self._inner = inner
         self.append, self.sync = inner.append, inner.sync
         self.write_new, self.names = inner.write_new, inner.names
-        self.remove = inner.remove
+        self.remove, self.free_bytes = inner.remove, inner.free_bytes
         self.reads = self.read_bytes = 0
 
     def read(self, name: str, first: int = 0, size: int | None = None) -> bytes:

@@ -146,6 +146,8 @@ class AnchorFiles:
         layout = lay_out(state.model, state.settings)
         kept = self._office.change_by(lambda service, _: service.catalogue.kept)
         plan = FilePlan.of(state.run, state.model, fragments=len(layout), kept=kept)
+        room = self._office.change_by(lambda service, _: service.journal.room)
+        room.require(plan.size_bytes, what="a copy of the anchor to send")
         handle = nameless(self._directory)
         try:
             taken = [

@@ -148,7 +148,7 @@ class Coordinator:
         self._tell_events(is_new=is_new)
         self._open_office(now_s)
         self._people(directory)
-        self._open_desk(Spool(directory / SPOOL))
+        self._open_desk(Spool(directory / SPOOL, self._service.journal.room), limits)
         self._connections = Connections()
         self._listener = self._listen(limits)
 
@@ -184,7 +184,7 @@ class Coordinator:
             on_fault=self._faulted,
         )
 
-    def _open_desk(self, spool: Spool) -> None:
+    def _open_desk(self, spool: Spool, limits: Limits | None) -> None:
         """Let islands ask, and their bodies go by the spool."""
         self._service.after_block = spool.release
         self._service.use_threads(kernels.usable_threads())
@@ -193,11 +193,14 @@ class Coordinator:
                 run=self.run,
                 office=self._office,
                 spool=spool,
-                states=StateFiles(self._office, self.directory / SPOOL),
+                states=StateFiles(
+                    self._office, self.directory / SPOOL, self._service.journal.room
+                ),
                 journal=self._service.journal,
                 root=self._disk.root,
                 info=self._info,
                 max_body_bytes=self._max_body_bytes,
+                max_request_bytes=(limits or Limits()).max_body_bytes,
                 failing=self._failing,
                 heard=self._heard,
             )
@@ -269,6 +272,7 @@ class Coordinator:
             "started_unix_s": self._started_unix_s,
             "now_unix_s": time.time(),
             "recent": list(self._watcher.recent),
+            "disk": self._disk_room(),
             "damage": self._service.reports,
             "bytes_in": counts.bytes_in,
             "bytes_out": counts.bytes_out,
@@ -285,6 +289,11 @@ class Coordinator:
             },
         }
 
+    def _disk_room(self) -> dict[str, int]:
+        """Return what is free, and what of it is kept for the journal."""
+        room = self._service.journal.room
+        return {"free_bytes": room.free_bytes, "reserve_bytes": room.reserve_bytes}
+
     def _people(self, directory: Path) -> None:
         tokens = run_tokens(directory)
         self._tokens = Tokens(tokens)
@@ -296,7 +305,7 @@ class Coordinator:
             codes,
             spool=directory / SPOOL,
             root=self._disk.root,
-            code=CodeFiles(directory),
+            code=CodeFiles(directory, self._service.journal.room),
             bundle=self._bundle,
         )
 

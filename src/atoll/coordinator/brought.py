@@ -10,13 +10,35 @@ from atoll.exchange import FoundCall, Frame, RecoverCall
 from atoll.journal import Recorded
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, Layout, require_state, terms_of
-from atoll.wire import MOMENTS, Header, Kind, verify_body
+from atoll.wire import MOMENTS, Header, Kind, piece_count, verify_body
+
+HEADER_BYTES, PIECE_BYTES = 8192, 32
+"""What the header of a frame takes at most, beside its pieces' digests and roster."""
 
 
 def states_bytes(layout: Layout, settings: RunSettings) -> int:
     """Return what the states of all fragments take."""
     vectors = 1 + MOMENTS[settings.outer.optimizer]
     return sum(4 * vectors * each.elements for each in layout)
+
+
+def header_bytes(elements: int) -> int:
+    """Return what the header of an update or a state of so many elements may take."""
+    most_vectors = 1 + max(MOMENTS.values())
+    return HEADER_BYTES + PIECE_BYTES * piece_count(most_vectors * elements)
+
+
+def reserve_bytes(layout: Layout, settings: RunSettings) -> int:
+    """Return what the next commits and compactions take on the disk.
+
+    Of every fragment two rounds may be complete, the open one and that of departing
+    islands after it; and compaction writes a state before it removes an older one.
+    """
+    means = sum(
+        terms_of(each, settings).down.body_bytes(each.elements) for each in layout
+    )
+    heads = sum(header_bytes(each.elements) for each in layout)
+    return 2 * means + states_bytes(layout, settings) + 3 * heads
 
 
 def is_same_founding(call: FoundCall, recorded: Recorded) -> bool:

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from atoll.bundle.archive import MAX_CODE_FILES, unpack
-from atoll.disk import TEMPORARY, sync_directory
+from atoll.disk import TEMPORARY, Room, sync_directory
 from atoll.disk.whole import write_whole
 from atoll.errors import CorruptError, Refused, UsageError
 from atoll.security.private import private_directory, translated
@@ -28,8 +28,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class CodeFiles:
     """The code of one run. Any thread may call."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory / CODE
+    def __init__(self, directory: Path, room: Room | None = None) -> None:
+        self._directory, self._room = directory / CODE, room
         self._lock = threading.Lock()
 
     def keep(self, digest: str, data: bytes, *, may_be_more: bool = False) -> None:
@@ -41,6 +41,7 @@ class CodeFiles:
             UsageError: the digest is none.
             CorruptError: the bytes have another digest, or are no archive of ours.
             Refused: there is too much already.
+            DiskError: it finds no room.
         """
         path = self._path(digest)
         if blake3_digest(data).hex() != digest:
@@ -57,6 +58,8 @@ class CodeFiles:
                     f"{self._directory} keeps {MAX_KEPT} kinds of code already. Remove "
                     "those that no island runs any more."
                 )
+            if self._room is not None:
+                self._room.require(len(data), what="this code")
             private_directory(self._directory)
             self._write(path, data)
 

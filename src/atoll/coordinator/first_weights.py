@@ -78,18 +78,20 @@ class FirstWeights:
                 model, or none to found a run on.
             Unreachable: another island's joining founds the run: ask again.
         """
-        if not self._is_awaited():
+        if not self.is_awaited:
             return self._office.ask(call)
         if not self._busy.acquire(blocking=False):
             raise Unreachable(
                 f"The run is being founded with {CALLED}. Ask again in a moment."
             )
         try:
-            return self._found(call) if self._is_awaited() else self._office.ask(call)
+            return self._found(call) if self.is_awaited else self._office.ask(call)
         finally:
             self._busy.release()
 
-    def _is_awaited(self) -> bool:
+    @property
+    def is_awaited(self) -> bool:
+        """Whether weights wait for the first island's model."""
         if self._path is None or self._office.look()[0].model is not None:
             return False
         return self._path.exists()  # an operator may have removed it, as serve says

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from atoll.coordinator.brought import HEADER_BYTES, PIECE_BYTES
 from atoll.errors import CorruptError, Refused, Unreachable
 from atoll.exchange import AgreedCall, Frame, Outcome, Reply
 from atoll.protocol import Reception, refuse_all
@@ -32,9 +33,6 @@ from atoll.wire import Header, Kind, codec, piece_count, verify_body
 from atoll.wire.voucher import voucher
 
 OVERFLOWS = "norm: the mean overflows"
-HEADER_BYTES, PIECE_BYTES = 8192, 32
-"""What the header of an update takes at most, beside its pieces' digests."""
-
 _BLANK = bytes(PIECE_BYTES)
 
 

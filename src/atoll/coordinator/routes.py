@@ -6,7 +6,10 @@ Rule 2: nothing here decides: the office does, and every refusal is one of its e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +18,14 @@ import numpy as np
 
 from atoll.coordinator.first_weights import FirstWeights
 from atoll.coordinator.office import Office
-from atoll.coordinator.spool import Spool
+from atoll.coordinator.spool import MOVED_BYTES, Spool
+from atoll.coordinator.state_uploads import StateUploads, require_foundable
 from atoll.coordinator.states import StateFiles
-from atoll.errors import AtollError, DiskError, Refused, RunEnded
+from atoll.errors import AtollError, DiskError, Refused, RunEnded, Unreachable
 from atoll.exchange import (
     LONG_POLL_S,
     AgreedCall,
+    Call,
     HeartbeatCall,
     JoinCall,
     Outcome,
@@ -28,6 +33,7 @@ from atoll.exchange import (
     Reply,
 )
 from atoll.exchange.forms import (
+    MAX_LARGE_BYTES,
     Answer,
     Asked,
     Incoming,
@@ -58,6 +64,9 @@ STATES_HEADERS_BYTES = 2 * MAX_HEADER_BYTES
 SMALL_BYTES, KEPT_BODIES = 2**16, 16
 """Bodies of outcomes that are kept for those who have not taken them yet."""
 
+REDUCTIONS = 4
+"""Bodies of rounds that islands have reduced among themselves, read at once."""
+
 Handler = Callable[[Request, Asked], Response | Later]
 Heard = Callable[[Request, Beat | None], None]
 
@@ -76,6 +85,9 @@ class Desk:
 
     info: Callable[[], Answer]
     max_body_bytes: Callable[[], int]
+    max_request_bytes: int
+    """What one request may bring at the most."""
+
     failing: Callable[[str], None]
     """Told why the disk takes nothing, and an empty sentence when it does again."""
 
@@ -90,6 +102,9 @@ class Routes:
         self._desk = desk
         self._small_bodies: dict[tuple[str, int], np.ndarray] = {}
         self._first = FirstWeights(desk.office, desk.root)
+        self._uploads = StateUploads(desk.office, desk.spool)
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="atoll-large")
+        self._reductions = threading.BoundedSemaphore(REDUCTIONS)
         self._own: Mapping[str, Handler] = {
             "info": self._info,
             "join": self._join,
@@ -102,8 +117,8 @@ class Routes:
             "constants": self._constants,
             "constant": self._constant,
             "keep": self._keep,
-            "found": self._states,
-            "recover": self._states,
+            "found": self._found,
+            "recover": self._recover,
         }
 
     def handle(self, request: Request) -> Response | Later:
@@ -119,40 +134,54 @@ class Routes:
 
     def _small(self, request: Request, known: Asked) -> Response:
         """Answer a call whose body is read whole."""
-        call = parse_call(known, self._incoming(request.body))
-        return as_response(reply_parts(self._desk.office.ask(call)))
+        return self._with_call(request, known, self._desk.office.ask)
 
     def _info(self, request: Request, known: Asked) -> Response:
         return as_response(self._desk.info())
 
     def _join(self, request: Request, known: Asked) -> Response:
-        call = parse_call(known, self._incoming(request.body))
-        assert isinstance(call, JoinCall)
-        return as_response(reply_parts(self._first.join(call)))
+        def join(call: Call) -> Reply:
+            assert isinstance(call, JoinCall)
+            self._require_foundable(call)
+            return self._first.join(call)
+
+        return self._with_call(request, known, join)
+
+    def _require_foundable(self, call: JoinCall) -> None:
+        """Refuse a model that is to found the run, and could not."""
+        state, _ = self._desk.office.look()
+        if state.model is None and not self._first.is_awaited:
+            require_foundable(
+                call.request.model,
+                state.settings,
+                room=self._desk.journal.room,
+                most_bytes=self._desk.max_request_bytes,
+            )
 
     def _heartbeat(self, request: Request, known: Asked) -> Response:
-        call = parse_call(known, self._incoming(request.body))
-        assert isinstance(call, HeartbeatCall)
-        reply = self._desk.office.ask(call)
-        self._desk.heard(request, call.beat)
-        return as_response(reply_parts(reply))
+        def beat(call: Call) -> Reply:
+            assert isinstance(call, HeartbeatCall)
+            reply = self._desk.office.ask(call)
+            self._desk.heard(request, call.beat)
+            return reply
+
+        return self._with_call(request, known, beat)
 
     def _publish(self, request: Request, known: Asked) -> Response:
         """Judge the header, then take the body straight to the spool."""
         desk, incoming = self._desk, self._incoming(request.body)
-        upload = parse_upload(known, incoming)
+        most = desk.office.change_by(
+            lambda service, now_s: service.header_bytes(known.fragment)
+        )
+        upload = parse_upload(known, incoming, max_header_bytes=most)
         header = upload.header
         reception = desk.office.offer(header, upload.beat)
         desk.heard(request, upload.beat)
         if reception is Reception.WANTED:
             incoming.expect(header)
             check = desk.office.check_of(header)
-            try:
+            with self._telling_of_the_disk():
                 frame = desk.spool.take(header, request.body.readinto, check)
-            except DiskError as exc:
-                desk.failing(str(exc))
-                raise
-            desk.failing("")
             reception = desk.office.take(frame)
         return as_response(reply_parts(reception))
 
@@ -167,9 +196,16 @@ class Routes:
                 f"{length} bytes cannot be an outcome of fragment {known.fragment}, "
                 f"which takes {most} with its updates' headers. Bring one round's."
             )
-        call = parse_call(known, self._incoming(request.body))
-        assert isinstance(call, AgreedCall)
-        return as_response(reply_parts(office.gather(call)))
+        if not self._reductions.acquire(blocking=False):
+            raise Unreachable(
+                f"{REDUCTIONS} collectives bring outcomes already. Ask again."
+            )
+        try:
+            call = parse_call(known, self._incoming(request.body))
+            assert isinstance(call, AgreedCall)
+            return as_response(reply_parts(office.gather(call)))
+        finally:
+            self._reductions.release()
 
     def _outcome(self, request: Request, known: Asked) -> Later:
         """Answer when there is something to say; nobody's thread waits for it."""
@@ -260,8 +296,20 @@ class Routes:
         )
         return self._small(request, known)
 
-    def _states(self, request: Request, known: Asked) -> Response:
-        """Read states from who may bring them, and no more than the model has."""
+    def _found(self, request: Request, known: Asked) -> Response:
+        incoming = self._states_of(request, known)
+        with self._telling_of_the_disk():
+            call = self._uploads.founding(known, incoming, request.body.readinto)
+        return as_response(reply_parts(self._desk.office.ask(call)))
+
+    def _recover(self, request: Request, known: Asked) -> Response:
+        incoming = self._states_of(request, known)
+        with self._telling_of_the_disk():
+            call = self._uploads.recovery(known, incoming, request.body.readinto)
+        return as_response(reply_parts(self._desk.office.ask(call)))
+
+    def _states_of(self, request: Request, known: Asked) -> Incoming:
+        """Return states from who may bring them, and no more than the model has."""
         who = known.island, known.incarnation
         most = self._desk.office.change_by(
             lambda service, now_s: service.states_bytes(*who)
@@ -271,10 +319,42 @@ class Routes:
                 f"{request.body.length_bytes} bytes cannot be states of the run's "
                 f"model, which take {most}. Bring one for each fragment."
             )
-        return self._small(request, known)
+        return self._incoming(request.body)
+
+    @contextmanager
+    def _telling_of_the_disk(self) -> Iterator[None]:
+        """Tell people when the disk takes nothing, and when it does again."""
+        try:
+            yield
+        except DiskError as exc:
+            self._desk.failing(str(exc))
+            raise
+        self._desk.failing("")
+
+    def _with_call(
+        self, request: Request, known: Asked, answer: Callable[[Call], Reply]
+    ) -> Response:
+        """Answer a call whose body is read whole.
+
+        A document takes many times its size in memory while it is parsed. Those that
+        are large are parsed and answered by one thread: what one has used, the next
+        uses again.
+        """
+        size = request.body.length_bytes
+        is_large = SMALL_BYTES < size <= MAX_LARGE_BYTES
+        if known.route.takes is not Takes.JSON or not is_large:
+            call = parse_call(known, self._incoming(request.body))
+            return as_response(reply_parts(answer(call)))
+        data = self._desk.spool.take_bytes(size, request.body.readinto)
+        reply = self._large.submit(
+            lambda: answer(parse_call(known, Incoming.of(data)))
+        ).result()
+        return as_response(reply_parts(reply))
 
     def _incoming(self, body: Body) -> Incoming:
         def read(size: int) -> memoryview:
+            if size > MOVED_BYTES:
+                return self._desk.spool.take_bytes(size, body.readinto)
             # Not a bytearray: only what has arrived is to be resident.
             part = np.empty(size, np.uint8).data
             body.readinto(part)

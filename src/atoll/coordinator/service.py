@@ -13,8 +13,10 @@ from contextlib import suppress
 
 from atoll.coordinator.brought import (
     founding_states,
+    header_bytes,
     is_same_founding,
     lost_outcomes,
+    reserve_bytes,
     states_bytes,
     verified_state,
 )
@@ -25,6 +27,7 @@ from atoll.coordinator.gathered import Closing, Gathering, require_sound
 from atoll.coordinator.remembering import record_of
 from atoll.coordinator.restore import Key, restore
 from atoll.disk import Disk
+from atoll.disk.room import RECORDS_BYTES
 from atoll.errors import DiskError, Refused, RunEnded, Unreachable
 from atoll.exchange import (
     AgreedCall,
@@ -76,7 +79,7 @@ from atoll.protocol.events import (
 from atoll.protocol.moving import require_here, require_staying
 from atoll.protocol.presence import reply_to
 from atoll.settings import RunSettings
-from atoll.weights import UpdateCheck, lay_out, require_state, terms_of
+from atoll.weights import Layout, UpdateCheck, lay_out, require_state, terms_of
 from atoll.wire import Header, Kind, OuterValues, blake3_digest, verify_body
 
 RETRY_S = 1.0
@@ -102,6 +105,7 @@ class Service:
         self.state = restored.state
         self.weights = restored.weights
         self._layout = restored.layout
+        self._keep_reserve()
         self._spool = restored.spool
         self._committing = Committing(journal, self.weights, self._spool)
         self.drafting = Drafting(journal, self._spool)
@@ -249,9 +253,15 @@ class Service:
             founding.model, [(frame.header, frame.body) for frame in call.states]
         )
         self.state, self._layout = advanced, layout
+        self._keep_reserve()
         self.weights[:] = weights
         self.journal.constants.keep_only(keepable(founding.model))
         return self._perform(actions, now_s)
+
+    def _keep_reserve(self) -> None:
+        """Keep what the next commits need free on the disk."""
+        needed = reserve_bytes(self._layout, self.state.settings)
+        self.journal.room.reserve_bytes = RECORDS_BYTES + needed
 
     def _keep(self, call: KeepCall) -> Kept:
         """Take a part of a constant from who founds the run."""
@@ -291,13 +301,33 @@ class Service:
         Raises:
             FoundingLost, LeaseLost: this island may not.
         """
-        layout = self._layout
+        layout = self.brought_layout(island, incarnation)
+        return states_bytes(layout, self.state.settings)
+
+    def brought_layout(self, island: str, incarnation: int) -> Layout:
+        """Return the layout of the states that an island may bring.
+
+        Raises:
+            FoundingLost, LeaseLost: it may bring none.
+        """
         if self.state.model is None:
             model = self.state.founding_of(island, incarnation).model
-            layout = lay_out(model, self.state.settings)
-        else:
-            self.state.members.require(island, incarnation)
-        return states_bytes(layout, self.state.settings)
+            return lay_out(model, self.state.settings)
+        self.state.members.require(island, incarnation)
+        return self._layout
+
+    def header_bytes(self, fragment: int) -> int:
+        """Return what the header of an update may take, at the most."""
+        sizes = [each.elements for each in self._layout]
+        known = sizes[fragment : fragment + 1]
+        return header_bytes(max(known or sizes, default=0))
+
+    def awaits_state(self, header: Header, now_s: float) -> bool:
+        """Return whether a state is the one that the run has lost."""
+        if header.fragment >= len(self.state.rounds):
+            return False
+        lost = self.state.lost_state(header.fragment, now_s)
+        return lost == Holding(header.round, header.base)
 
     def _recover(self, call: RecoverCall, now_s: float) -> Reply:
         """Take a state that only islands have; one that is not lost changes nothing."""

@@ -51,6 +51,10 @@ class SpareFiles:
             self._kept.append(file)
         return SpareFile(self._make())
 
+    def clear(self) -> None:
+        """Give back the room of the files that are not lent."""
+        self._kept.clear()
+
     def mapped(self, file: SpareFile, size_bytes: int) -> mmap.mmap:
         """Return the first bytes of a file, which is lent again when they are gone.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from atoll.coordinator.office import Office
 from atoll.coordinator.spool import nameless, write_all
+from atoll.disk import Claim, Room
 from atoll.errors import Unreachable
 from atoll.weights import FragmentState
 from atoll.wire import pack
@@ -55,8 +56,8 @@ def at_once(lock: threading.Lock, what: str) -> Iterator[None]:
 class StateFiles:
     """Has one file per fragment, of its newest state that somebody asked for."""
 
-    def __init__(self, office: Office, directory: Path) -> None:
-        self._office, self._directory = office, directory
+    def __init__(self, office: Office, directory: Path, room: Room) -> None:
+        self._office, self._directory, self._room = office, directory, room
         self._lock = threading.Lock()
         self._files: dict[int, StateFile] = {}
 
@@ -80,14 +81,23 @@ class StateFiles:
         )
         header = state.to_header(run=run, fragment=fragment, outer=outer)
         packed = pack(header)
+        self._files.pop(fragment, None)  # its room comes back when nobody reads it
+        size_bytes = len(packed) + header.body_bytes
+        with self._room.claiming(size_bytes, what="a copy of a state to send") as claim:
+            return self._copy(packed, state, size_bytes, claim)
+
+    def _copy(
+        self, packed: bytes, state: FragmentState, size_bytes: int, claim: Claim
+    ) -> StateFile:
         file = StateFile(
             round=state.round,
             # Not the state's own digest: a void round has the same, in another frame.
             digest=packed[-DIGEST_BYTES:].hex(),
             handle=nameless(self._directory),
-            size_bytes=len(packed) + header.body_bytes,
+            size_bytes=size_bytes,
         )
         write_all(file.handle, memoryview(packed))
         for vector in state.vectors:
             write_all(file.handle, view_of(vector))
+            claim.wrote(vector.nbytes)
         return file

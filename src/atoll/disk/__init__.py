@@ -3,6 +3,8 @@
 Start reading at `port.Disk`, then `system`; `whole` writes the files that are large.
 """
 
+from atoll.disk.abilities import Abilities, require_able
+from atoll.disk.nameless import open_nameless, sweep_nameless
 from atoll.disk.port import (
     LOCK,
     MAX_NAME_BYTES,
@@ -12,6 +14,7 @@ from atoll.disk.port import (
     Disk,
     check_name,
 )
+from atoll.disk.room import Claim, Room
 from atoll.disk.system import SystemDisk
 from atoll.disk.whole import sync_directory, write_all
 
@@ -20,10 +23,16 @@ __all__ = [
     "MAX_NAME_BYTES",
     "MAX_PART_BYTES",
     "TEMPORARY",
+    "Abilities",
+    "Claim",
     "Data",
     "Disk",
+    "Room",
     "SystemDisk",
     "check_name",
+    "open_nameless",
+    "require_able",
+    "sweep_nameless",
     "sync_directory",
     "write_all",
 ]

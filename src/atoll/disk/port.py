@@ -77,6 +77,10 @@ class Disk(Protocol):
         """Forget a file; absent is fine. After a crash it may be there again."""
         ...
 
+    def free_bytes(self) -> int:
+        """Return how many more bytes can be written now, as far as the system says."""
+        ...
+
 
 def check_name(name: str) -> str:
     """Return `name` if a disk can keep a file by it.

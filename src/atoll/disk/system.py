@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from atoll.disk.abilities import attempt, require_able
 from atoll.disk.failures import translated
 from atoll.disk.port import LOCK, NAME, TEMPORARY, Data, check_name
 from atoll.disk.whole import give_up_memory, sync_directory, write_all, write_whole
@@ -27,6 +28,7 @@ class SystemDisk:
 
     Raises:
         UsageError: another process owns the directory, or it cannot be written to.
+        DiskError: its file system cannot do what a run needs.
     """
 
     def __init__(self, root: str | Path) -> None:
@@ -44,7 +46,12 @@ class SystemDisk:
         with translated(self.root):
             _make_directory(self.root)
             self._lock: int | None = _take_lock(self.root / LOCK)
-            _sweep(self.root)
+            try:
+                require_able(self.root)
+                _sweep(self.root)
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Give the directory up. Safe to repeat."""
@@ -126,6 +133,12 @@ class SystemDisk:
         with translated(path):
             path.unlink(missing_ok=True)
 
+    def free_bytes(self) -> int:
+        self._require_open()
+        with translated(self.root):
+            found = os.statvfs(self.root)
+        return found.f_bavail * found.f_frsize
+
     def _path(self, name: str) -> Path:
         self._require_open()
         if name == LOCK:
@@ -171,7 +184,11 @@ class SystemDisk:
 def _take_lock(path: Path) -> int:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        attempt(
+            path.parent,
+            "lock files",
+            lambda: fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB),
+        )
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError as exc:

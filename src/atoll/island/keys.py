@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import secrets
-import stat
 from pathlib import Path
 
-from atoll.disk import sync_directory
-from atoll.errors import CorruptError, DiskError, UsageError
+from atoll.errors import CorruptError
 from atoll.island.environment import Surroundings
-from atoll.security.private import private_directory, replace_private
+from atoll.security.private import (
+    make_private,
+    private_directory,
+    read_private,
+    replace_private,
+)
 from atoll.wire import blake3_digest
 
 KEY_BYTES = 32
@@ -32,18 +35,9 @@ def island_key(directory: Path, *, run: str, island: str) -> bytes:
         DiskError: the disk failed.
     """
     path = directory / _name(run, island)
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not path.exists():
-            _make(path)
-        return _read(path)
-    except (FileExistsError, NotADirectoryError, PermissionError) as exc:
-        raise UsageError(
-            f"{path} cannot be written or read: {exc.strerror}. Choose a directory "
-            "that belongs to this user."
-        ) from exc
-    except OSError as exc:
-        raise DiskError(f"{path} cannot be written or read: {exc.strerror}.") from exc
+    if not os.path.lexists(path):
+        make_private(path, secrets.token_bytes(KEY_BYTES))
+    return _read(path)
 
 
 def keep_key(directory: Path, *, run: str, island: str, key: bytes) -> None:
@@ -68,34 +62,15 @@ def _name(run: str, island: str) -> str:
     return blake3_digest(f"{run}\0{island}".encode()).hex()[:32] + ".key"
 
 
-def _make(path: Path) -> None:
-    """Put a key there that is complete and durable, unless another is there first."""
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(handle, secrets.token_bytes(KEY_BYTES))
-        os.fsync(handle)
-        os.link(draft, path)
-    except FileExistsError:
-        pass  # made by another process since: that one is the key
-    finally:
-        os.close(handle)
-        draft.unlink()
-    sync_directory(path.parent)
-
-
 def _read(path: Path) -> bytes:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-        raise UsageError(
-            f"{path} has mode {mode:03o}: others may read this island's key. "
-            f"Run: chmod 600 {path}"
-        )
-    with path.open("rb") as file:
-        key = file.read(KEY_BYTES + 1)
+    wrong = (
+        f"{path} holds no key: a key has {KEY_BYTES} bytes. Remove the file if the "
+        "island is not live; it will be a new one."
+    )
+    try:
+        key = read_private(path, what="key of an island", max_bytes=KEY_BYTES)
+    except CorruptError as exc:
+        raise CorruptError(wrong) from exc
     if len(key) != KEY_BYTES:
-        raise CorruptError(
-            f"{path} holds no key: a key has {KEY_BYTES} bytes. Remove the file if the "
-            "island is not live; it will be a new one."
-        )
+        raise CorruptError(wrong)
     return key

@@ -247,7 +247,7 @@ def call_to(
     known = Credentials(surroundings.credentials).find(str(url))
     token = known.token(role) if known else None
     if surroundings.token_file is not None:
-        token = read_token(surroundings.token_file)
+        token = read_token(surroundings.token_file, is_given=True)
     if token is None:
         raise UsageError(
             f"No token is known for {url}. Set ATOLL_TOKEN_FILE, or paste an "

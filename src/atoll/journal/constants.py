@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from atoll.disk import Disk
+from atoll.disk import Disk, Room
 from atoll.errors import CorruptError, DiskError, NoSuchFile, UsageError
 from atoll.journal.recorded import Recorded
 from atoll.journal.records import ConstantKept
@@ -38,9 +38,14 @@ class ConstantFiles:
     """Keeps a run's constants. One thread writes."""
 
     def __init__(
-        self, disk: Disk, recorded: Recorded, note: Callable[[ConstantKept], None]
+        self,
+        disk: Disk,
+        recorded: Recorded,
+        note: Callable[[ConstantKept], None],
+        room: Room,
     ) -> None:
         self._disk, self._recorded, self._note = disk, recorded, note
+        self._room = room
         self._draft: Draft | None = None
         self.kept: set[str] = set()
         """Digests of what is here."""
@@ -140,8 +145,9 @@ class ConstantFiles:
 
     def _add(self, draft: Draft, view: memoryview) -> None:
         name = name_of(draft.digest)
-        self._disk.append(name, view)
-        self._disk.sync(name)
+        with self._room.claiming(len(view), what="a constant"):
+            self._disk.append(name, view)
+            self._disk.sync(name)
         draft.digesting.add(view)
         draft.size += len(view)
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 
-from atoll.disk import Disk
+from atoll.disk import Disk, Room
 from atoll.journal.recorded import Update
 from atoll.journal.stored import U8, Drafts
 from atoll.wire import Header, blake3_digest
@@ -24,8 +24,8 @@ DEPARTING = "departing/"
 class Departing:
     """The files of departing updates on a disk."""
 
-    def __init__(self, disk: Disk, drafts: Drafts) -> None:
-        self._disk, self._drafts = disk, drafts
+    def __init__(self, disk: Disk, drafts: Drafts, room: Room) -> None:
+        self._disk, self._drafts, self._room = disk, drafts, room
         self._written: dict[str, Header | None] = {}
         """What the files of open rounds begin with; None if an earlier life knew."""
 
@@ -65,7 +65,8 @@ class Departing:
                 self._disk.remove(name)
 
     def _write(self, name: str, header: Header, body: U8) -> None:
-        self._drafts.write(name, header, body)
+        with self._room.claiming(len(body), what="an update that departs"):
+            self._drafts.write(name, header, body)
         self._written[name] = header
 
     @contextmanager

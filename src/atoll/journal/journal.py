@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from atoll.disk import Disk
+from atoll.disk import Disk, Room
 from atoll.errors import CorruptError, DiskError, UsageError
 from atoll.journal.bodies import SHARED, Bodies, is_large
 from atoll.journal.constants import FOLDER as CONSTANTS
@@ -71,9 +71,12 @@ class Journal:
 
     def __init__(self, disk: Disk, log: Log) -> None:
         self._disk, self._log = disk, log
+        self.room = Room(disk.free_bytes)
+        """What others may take of the disk: it keeps a reserve for commits."""
+
         self._drafts = Drafts(disk)
         self._bodies = Bodies(disk, self._drafts)
-        self._departing = Departing(disk, self._drafts)
+        self._departing = Departing(disk, self._drafts, self.room)
         self._recent: dict[tuple[int, int], Agreed] = {}
         self._later: list[str] = []
         """Files that show what the log has lost, in words."""
@@ -84,7 +87,7 @@ class Journal:
         self.past = Past(disk, self.recorded, self._bodies, self._read_agreed)
         """Rounds that are over, while compaction has left them."""
 
-        self.constants = ConstantFiles(disk, self.recorded, self.note)
+        self.constants = ConstantFiles(disk, self.recorded, self.note, self.room)
         """What the run keeps of its model's constants."""
 
         self._read_back()

@@ -43,7 +43,7 @@ def make_pass(run: str) -> Pass:
     known = Credentials(around.credentials).find(run)
     token = known.token(Role.ISLAND) if known else None
     if token is None and around.token_file is not None:
-        token = read_token(around.token_file)
+        token = read_token(around.token_file, is_given=True)
     pin = known.pin if known else None
     return Pass(run=name, seed=seed, url=run, pin=pin, token=token)
 

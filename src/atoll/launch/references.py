@@ -56,7 +56,9 @@ def resolve(
         if kind == "env":
             found[variable] = _from_environment(variable, named, environment)
         elif kind == "file":
-            data = read_private(Path(named), what="secret", max_bytes=MAX_SECRET_BYTES)
+            data = read_private(
+                Path(named), what="secret", max_bytes=MAX_SECRET_BYTES, is_given=True
+            )
             found[variable] = _text(variable, data)
     return found
 

@@ -140,7 +140,9 @@ class Credentials:
     def _copied(self, url: str, certificate: Path | None) -> Path | None:
         if certificate is None:
             return None
-        pem = read_private(certificate, what="key", max_bytes=MAX_PEM_BYTES)
+        pem = read_private(
+            certificate, what="key", max_bytes=MAX_PEM_BYTES, is_given=True
+        )
         copy = _certificate_beside(self._path(url))
         replace_private(copy, pem)
         return copy

@@ -3,6 +3,9 @@
 Rule 1: a file is complete and durable, or not there: temporary, fsync, rename or link.
 Rule 2: a file has mode 0600 from its first byte on; one that others may read is
 refused, because its secret may be known already.
+Rule 3: a file or directory of another user is refused: in a folder that many can write
+to, he may have put it there for others to use. Root is trusted.
+Rule 4: what is judged is what is open: a name may mean another file a moment later.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import pwd
 import secrets
 import stat
 from collections.abc import Iterator
@@ -20,6 +24,9 @@ from atoll.disk import TEMPORARY, sync_directory
 from atoll.errors import CorruptError, DiskError, DiskFull, NoSuchFile, UsageError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
+_NO_LINKS = {errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV}
+"""How file systems answer that have one name per file: FAT, some of FUSE."""
+
 _CHOSEN_WRONGLY = {
     errno.EACCES,
     errno.EEXIST,
@@ -36,18 +43,44 @@ def private_directory(directory: Path) -> Path:
     """Return `directory`, made with its parents if absent; nobody else may enter it.
 
     Raises:
-        UsageError: others may, or it cannot be made.
+        UsageError: others may, it belongs to another user or could be replaced by
+            one, or it cannot be made.
         DiskError: the disk failed.
     """
     with translated(directory):
         _make_directory(directory)
-        mode = stat.S_IMODE(directory.stat().st_mode)
+        status = _directory_status(directory)
+        _require_own(directory, status)
+        _require_lasting(directory)
+    mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         raise UsageError(
             f"{directory} has mode {mode:03o}: others may enter it, and it keeps "
             f"secrets. Run: chmod 700 {directory}"
         )
     return directory
+
+
+def require_own_directory(directory: Path) -> None:
+    """Return if an existing directory is this user's, and only he can change it.
+
+    Others may read it. What is in it is then this user's doing, or root's.
+
+    Raises:
+        NoSuchFile: it is not there.
+        UsageError: it belongs to another user, or others can write to it or put
+            another in its place.
+    """
+    with translated(directory):
+        status = _directory_status(directory)
+        _require_own(directory, status)
+        _require_lasting(directory)
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o022:
+        raise UsageError(
+            f"{directory} has mode {mode:03o}: others may write to it, and change what "
+            f"this user relies on. Run: chmod go-w {directory}"
+        )
 
 
 def replace_private(path: Path, data: bytes) -> None:
@@ -66,27 +99,34 @@ def make_private(path: Path, data: bytes) -> bool:
         _make_directory(path.parent)
         with _draft(path, data) as draft:
             try:
-                os.link(draft, path)
+                _name(draft, path)
             except FileExistsError:
                 return False
             sync_directory(path.parent)
     return True
 
 
-def read_private(path: Path, *, what: str, max_bytes: int) -> bytes:
+def read_private(
+    path: Path, *, what: str, max_bytes: int, is_given: bool = False
+) -> bytes:
     """Return a file that only this user may read.
+
+    A file whose path the user has given may be a link, as in a mounted Kubernetes
+    secret, and root's file that this process may read through its group.
 
     Raises:
         NoSuchFile: there is none.
-        UsageError: others may read it, or this user may not.
+        UsageError: it belongs to another user, others may read it, it is a link, or
+            this user may not read it.
         CorruptError: it has more than `max_bytes`.
         DiskError: the disk failed.
     """
     with translated(path):
         # Opening must not wait for the other end of a pipe.
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+        handle = os.open(path, flags if is_given else flags | os.O_NOFOLLOW)
         with open(handle, "rb") as file:
-            _require_private(path, os.fstat(handle), what)
+            _require_private(path, os.fstat(handle), what, is_given=is_given)
             data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise CorruptError(
@@ -114,7 +154,8 @@ def locked(path: Path) -> Iterator[None]:
     Others wait, in whatever process; one that dies lets go.
     """
     with translated(path):
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        handle = os.open(path, flags, 0o600)
     try:
         with translated(path):
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -125,15 +166,91 @@ def locked(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _require_private(path: Path, status: os.stat_result, what: str) -> None:
+def _require_private(
+    path: Path, status: os.stat_result, what: str, *, is_given: bool
+) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{path} is no file that could hold a {what}. Give a file.")
+    _require_own(path, status)
     mode = stat.S_IMODE(status.st_mode)
-    if mode & 0o077:
+    is_mounted = is_given and status.st_uid == 0 and status.st_gid in _groups()
+    if mode & (0o037 if is_mounted else 0o077):
         raise UsageError(
             f"{path} has mode {mode:03o}: others may read this {what}. "
             f"Run: chmod 600 {path}"
         )
+
+
+def _name(draft: Path, path: Path) -> None:
+    """Give a complete file its name, unless there is one by that name.
+
+    A second name replaces nothing. Where the file system has none, everybody who
+    would make the file takes a lock, looks, and renames.
+    """
+    try:
+        os.link(draft, path)
+        return
+    except OSError as exc:
+        if exc.errno not in _NO_LINKS:
+            raise
+    with locked(path.with_name(f".{path.name}.lock")):
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+        os.rename(draft, path)
+
+
+def _directory_status(directory: Path) -> os.stat_result:
+    """Return the status of a directory, whose name may be a link of this user's own."""
+    link = os.lstat(directory)
+    if stat.S_ISLNK(link.st_mode):
+        _require_own(directory, link)
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return os.fstat(handle)
+    finally:
+        os.close(handle)
+
+
+def _require_own(path: Path, status: os.stat_result) -> None:
+    """Return if a file or directory belongs to this user, or to root."""
+    if status.st_uid not in (os.geteuid(), 0):
+        raise UsageError(
+            f"{path} belongs to user {_user(status.st_uid)} (mode "
+            f"{stat.S_IMODE(status.st_mode):03o}), and this is user "
+            f"{_user(os.geteuid())}: what it holds may be made to deceive. Choose "
+            "another place, or remove it if it should not be there."
+        )
+
+
+def _require_lasting(directory: Path) -> None:
+    """Return if no stranger can put another directory in the place of this one.
+
+    Everybody may write to a folder only where its sticky bit keeps them from touching
+    what is not theirs. Who owns a folder above, or is in a group that may write to it,
+    can take the directory away; what he puts there instead is his, and refused.
+    """
+    for parent in directory.resolve().parents:
+        status = parent.stat()
+        mode = stat.S_IMODE(status.st_mode)
+        is_kept = mode & stat.S_ISVTX and status.st_uid in (os.geteuid(), 0)
+        if mode & 0o002 and not is_kept:
+            raise UsageError(
+                f"{parent}, which {directory} is in, has mode {mode:04o} and belongs "
+                f"to user {_user(status.st_uid)}: anybody may put another directory in "
+                f"its place. Run: chmod o-w {parent}, or choose another place."
+            )
+
+
+def _groups() -> set[int]:
+    return {os.getegid(), *os.getgroups()}
+
+
+def _user(number: int) -> str:
+    """Return who a user is, by number, and by name if there is one."""
+    try:
+        return f"{number} ({pwd.getpwuid(number).pw_name})"
+    except KeyError:
+        return str(number)
 
 
 @contextmanager

@@ -102,15 +102,21 @@ def token_file(directory: Path, role: Role) -> Path:
     return directory / f"{role.value}.token"
 
 
-def read_token(path: Path, *, role: Role | None = None) -> Secret:
+def read_token(
+    path: Path, *, role: Role | None = None, is_given: bool = False
+) -> Secret:
     """Return the token in a file; of any role, or of the given one.
+
+    A path that the user has given may lead to a mounted secret: see `read_private`.
 
     Raises:
         NoSuchFile: there is no such file.
         UsageError: others may read it.
         CorruptError: it holds no token of that role.
     """
-    text = read_private(path, what="token", max_bytes=MAX_HEADER_BYTES)
+    text = read_private(
+        path, what="token", max_bytes=MAX_HEADER_BYTES, is_given=is_given
+    )
     return _checked(path, text.decode("ascii", "replace").strip(), role)
 
 

@@ -36,6 +36,9 @@ class SimDisk:
         self.calls = 0
         self.is_full = False
         self.is_read_only = False
+        self.room_bytes = 2**62
+        """What `free_bytes` tells; nothing is refused for want of it here."""
+
         self.was_put_back = False
         """Whether it has lost what was durable: nobody promises anything then."""
 
@@ -149,6 +152,9 @@ class SimDisk:
             file = self._files.pop(name, None)
             if file is not None and file.survives:
                 self._removed[name] = file.durable
+
+    def free_bytes(self) -> int:
+        return self.room_bytes
 
     def _call(self, what: str, name: str) -> _Call:
         if self._is_down:

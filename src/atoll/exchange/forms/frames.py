@@ -77,10 +77,13 @@ class Incoming:
             )
         return self.take(self.left_bytes)
 
-    def header(self) -> Header:
-        """Return the next header; its body, if it comes, is still to be taken."""
+    def header(self, *, most: int = MAX_HEADER_BYTES) -> Header:
+        """Return the next header; its body, if it comes, is still to be taken.
+
+        `most` is what the header of this fragment can have in bytes.
+        """
         prefix = view_of(self.take(PREFIX_BYTES)).tobytes()
-        most = min(MAX_HEADER_BYTES, PREFIX_BYTES + self.left_bytes)
+        most = min(most, MAX_HEADER_BYTES, PREFIX_BYTES + self.left_bytes)
         limits = {"max_header_bytes": most, "max_body_bytes": self._max_body_bytes}
         length = header_length(prefix, **limits)
         rest = view_of(self.take(length - PREFIX_BYTES))
@@ -97,10 +100,18 @@ class Incoming:
         Raises:
             CorruptError: the body has fewer bytes, or more.
         """
+        self.leave(header)
+        self.finish()
+
+    def leave(self, header: Header) -> None:
+        """Return if a header's body can follow; somebody else reads it.
+
+        Raises:
+            CorruptError: the body has fewer bytes.
+        """
         if header.body_bytes > self.left_bytes:
             self.take(header.body_bytes)
         self.left_bytes -= header.body_bytes
-        self.finish()
 
     def frame(self) -> Frame:
         """Return the next frame."""
@@ -118,8 +129,20 @@ class Incoming:
 
     def recovery(self) -> tuple[tuple[Header, ...], Frame]:
         """Return the headers of the last outcomes, and the state they lead to."""
+        outcomes, header = self.recovery_headers()
+        state = Frame(header, self.body(header))
+        self.finish()
+        return outcomes, state
+
+    def recovery_headers(
+        self, *, most: int = MAX_HEADER_BYTES
+    ) -> tuple[tuple[Header, ...], Header]:
+        """Return the headers of the last outcomes, and that of the state after them.
+
+        Its body is still to be taken. No header may have more than `most` bytes.
+        """
         outcomes: list[Header] = []
-        header = self.header()
+        header = self.header(most=most)
         while header.kind is Kind.AGREED:
             if len(outcomes) == MAX_OUTCOMES:
                 raise UsageError(
@@ -127,10 +150,8 @@ class Incoming:
                     "Bring the last ones only."
                 )
             outcomes.append(header)
-            header = self.header()
-        state = Frame(header, self.body(header))
-        self.finish()
-        return tuple(outcomes), state
+            header = self.header(most=most)
+        return tuple(outcomes), header
 
     def finish(self) -> None:
         """Raise CorruptError unless everything was taken."""

@@ -40,7 +40,7 @@ from atoll.exchange.forms.routes import Takes, method_of, target_of
 from atoll.exchange.forms.text import MAX_LARGE_BYTES, dump, load
 from atoll.protocol import Beat
 from atoll.settings.rules import shown
-from atoll.wire import Header, pack
+from atoll.wire import MAX_HEADER_BYTES, Header, pack
 from atoll.wire.digests import Bytes, view_of
 
 BEAT_HEADER = "Atoll-Beat"
@@ -226,12 +226,15 @@ def _call(asked: Asked, body: Incoming) -> Call:
             raise AssertionError(f"the route {other} is no call")
 
 
-def parse_upload(asked: Asked, body: Incoming) -> Upload:
+def parse_upload(
+    asked: Asked, body: Incoming, *, max_header_bytes: int = MAX_HEADER_BYTES
+) -> Upload:
     """Return what an update's request says before its body, which is not read yet."""
     beat = _beat_of(asked)
     if beat is not None:
         _require_same("island", beat.island, asked.island)
-    return Upload(_placed(asked, body.header()), beat)
+    header = body.header(most=max_header_bytes)
+    return Upload(_placed(asked, header), beat)
 
 
 def _placed(asked: Asked, header: Header) -> Header:

@@ -1,0 +1,91 @@
+"""Who may take room on the disk of a journal: all others stop before it is full.
+
+Rule 1: a reserve is kept for the journal: its next records, outcomes and compaction.
+        Only the journal's own commits write into it.
+Rule 2: whoever else writes claims its bytes first. Claims that are not written yet
+        count as written, so that many at once do not take the same free bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from atoll.errors import DiskFull
+
+RECORDS_BYTES = 2**24
+"""For records of the log and lines of events, which are small and never stop."""
+
+
+@dataclass
+class Claim:
+    """Bytes that somebody is about to write."""
+
+    left_bytes: int
+
+    def wrote(self, size_bytes: int) -> None:
+        """Note that some of them are on the disk: its free space says so itself."""
+        self.left_bytes = max(0, self.left_bytes - size_bytes)
+
+
+class Room:
+    """The free space of one disk. Any thread may call."""
+
+    def __init__(self, free_bytes: Callable[[], int]) -> None:
+        self._free_bytes = free_bytes
+        self._claims: list[Claim] = []
+        self._lock = threading.Lock()
+        self.reserve_bytes = RECORDS_BYTES
+        """Kept for the journal; whoever knows the run's model sets it."""
+
+    @property
+    def free_bytes(self) -> int:
+        """What is free and not claimed, the reserve included."""
+        with self._lock:
+            return self._unclaimed()
+
+    def require(self, size_bytes: int, *, what: str, beyond_bytes: int = 0) -> None:
+        """Return if there is room for so many bytes, and the reserve stays whole.
+
+        `beyond_bytes` are needed beside them later.
+
+        Raises:
+            DiskFull: there is not.
+        """
+        with self._lock:
+            self._require(size_bytes, what, beyond_bytes)
+
+    @contextmanager
+    def claiming(self, size_bytes: int, *, what: str) -> Iterator[Claim]:
+        """Hold room for so many bytes while they are written.
+
+        Raises:
+            DiskFull: there is none.
+        """
+        claim = Claim(size_bytes)
+        with self._lock:
+            self._require(size_bytes, what, 0)
+            self._claims.append(claim)
+        try:
+            yield claim
+        finally:
+            with self._lock:
+                # By identity: equal claims are different ones.
+                self._claims = [each for each in self._claims if each is not claim]
+
+    def _unclaimed(self) -> int:
+        claimed = sum(claim.left_bytes for claim in self._claims)
+        return max(0, self._free_bytes() - claimed)
+
+    def _require(self, size_bytes: int, what: str, beyond_bytes: int) -> None:
+        free = self._unclaimed()
+        kept = self.reserve_bytes + beyond_bytes
+        if size_bytes and free < size_bytes + kept:
+            raise DiskFull(
+                f"The coordinator's disk has no room for {what}: {free} bytes are "
+                f"free, {kept} of them are kept for the journal, and {size_bytes} more "
+                "are needed. Free some space there; what was refused is sent again by "
+                "itself."
+            )

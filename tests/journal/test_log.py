@@ -110,6 +110,26 @@ def test_what_is_cut_is_reported_with_its_place() -> None:
     assert f"10 bytes at the end of {FIRST}, from byte {size} on" in str(cut)
 
 
+def test_a_torn_copy_is_reported_as_cut() -> None:
+    """A record stays without its copy; that more may have followed is told."""
+    disk = a_log([b"one"])
+    data = disk.read(FIRST)
+
+    log = Log.open(with_file(FIRST, data[:-10]))
+
+    assert [payload for _, payload in log.read_back()] == [b"first", b"one"]
+    assert log.cut == (FIRST, len(data) - 35, 25)
+
+
+def test_a_segment_of_number_0_is_none() -> None:
+    """Segments count from 1: a file of that name does not end in a crash."""
+    disk = SimDisk()
+    disk.write_new("log/00000000", [a_log().read(FIRST)])
+
+    with pytest.raises(CorruptError, match="Every segment in log/ is missing"):
+        Log.open(disk)
+
+
 def test_an_unsynced_record_that_is_lost_takes_the_later_ones_with_it() -> None:
     """A disk may lose a record and keep a later one: neither was promised."""
     disk = a_log([b"promised"], [b"promised too"])

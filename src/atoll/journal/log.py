@@ -32,6 +32,7 @@ from atoll.errors import CorruptError, NoSuchFile, UsageError
 from atoll.journal.ends import SUFFIX, End, pack_end, read_end
 from atoll.journal.segments import (
     HEAD_BYTES,
+    RECORD_BYTES,
     RESTORE,
     VERSION,
     Entry,
@@ -300,8 +301,8 @@ class Log:
         self._durable, self._durable_bytes = tail.durable, tail.durable_bytes
         self._size, self._checksum = tail.last, tail.checksum
         self._sealed = end
-        if size > tail.last:
-            self.cut = Cut(name, tail.last, size - tail.last)
+        if size > tail.verified:
+            self.cut = Cut(name, tail.verified, size - tail.verified)
         if tail.from_copies:
             self._report(name, tail.from_copies)
         if size != tail.durable_bytes or head.version != VERSION:
@@ -345,6 +346,9 @@ class _Tail(NamedTuple):
     checksum: int
     durable: int
     durable_bytes: int
+    verified: int
+    """Where the last bytes end that verify: the last record may have no whole copy."""
+
     from_copies: list[int]
     """Where records begin that were not durable, and of which only a copy is there."""
 
@@ -353,6 +357,7 @@ def _tail(disk: Disk, name: str, head: Head, end: End | None) -> _Tail:
     """Read the last segment, which was durable as far as `end` says."""
     durable, ends, checksum = head.through, [HEAD_BYTES], 0
     from_copies: dict[int, int] = {}
+    verified = HEAD_BYTES
     if end:
         durable = max(durable, end.sequence)
     for entry in entries(disk, name, HEAD_BYTES, version=head.version):
@@ -360,7 +365,9 @@ def _tail(disk: Disk, name: str, head: Head, end: End | None) -> _Tail:
             raise _damage(name, entry.first)
         durable = max(durable, entry.durable)
         ends.append(entry.last)
-        checksum = entry.checksum
+        checksum, verified = entry.checksum, entry.last
+        if not (entry.is_whole or entry.is_copy):
+            verified -= RECORD_BYTES + len(entry.payload)
         if entry.is_copy:
             from_copies[entry.sequence] = entry.first
         if end and entry.sequence == end.sequence:
@@ -372,6 +379,7 @@ def _tail(disk: Disk, name: str, head: Head, end: End | None) -> _Tail:
         checksum,
         durable,
         durable_bytes=ends[min(durable, sequence) - head.after],
+        verified=verified,
         from_copies=[at for number, at in from_copies.items() if number > durable],
     )
 
@@ -440,7 +448,9 @@ def _numbers(disk: Disk) -> list[int]:
         for name in disk.names(FOLDER)
         if (text := name.removeprefix(FOLDER)).isdecimal()
     }
-    return [number for name, number in found.items() if name == _name(number)]
+    return [
+        number for name, number in found.items() if number and name == _name(number)
+    ]
 
 
 def _name(number: int) -> str:

@@ -264,6 +264,30 @@ def test_a_journal_older_than_its_islands_takes_their_state() -> None:
     run.reopen().check()
 
 
+def test_a_new_name_takes_the_slot_of_one_that_never_counted() -> None:
+    """The other name is forgotten, and a journal that is opened again agrees."""
+    run = Run(SimDisk()).start()
+    run.join("a")
+    run.journal.append(Joined(island="b", incarnation=1, slot=0))
+    assert list(run.journal.recorded.members) == ["b"]
+
+    run.reopen()
+    assert list(run.journal.recorded.members) == ["b"]
+
+
+def test_a_name_that_counted_keeps_its_slot() -> None:
+    """Its data is dealt out by it; and so does one whose update is staged."""
+    run = Run(SimDisk()).start()
+    run.join("island-000")
+    run.commit(0)
+    run.join("b")
+    run.stage(0, "b")
+
+    for slot in (0, 1):
+        with pytest.raises(UsageError, match="a slot belongs to one name for life"):
+            run.journal.append(Joined(island="c", incarnation=1, slot=slot))
+
+
 @pytest.mark.parametrize(
     ("act", "match"),
     [
@@ -274,10 +298,6 @@ def test_a_journal_older_than_its_islands_takes_their_state() -> None:
         ),
         (
             lambda run: run.journal.append(Joined(island="a", incarnation=2, slot=1)),
-            "a slot belongs to one name for life",
-        ),
-        (
-            lambda run: run.journal.append(Joined(island="c", incarnation=1, slot=0)),
             "a slot belongs to one name for life",
         ),
         (

@@ -75,7 +75,7 @@ EVENTS = Table(
     rows=(
         Row(
             ("Joining",),
-            "members; Remember, Welcome",
+            "members, joins; Remember, Welcome",
             "Durable before it is answered: an incarnation is given once.",
         ),
         Row(

@@ -107,6 +107,13 @@ def test_from_three_on_the_round_decides() -> None:
     assert list(refused(judged(*headers, norms=norms))) == ["c"]
 
 
+def test_more_than_half_of_the_names_decide_what_is_usual() -> None:
+    """Two names of one attacker outvote an honest island: a limit, not a promise."""
+    headers = header("honest", 1.0), header("x", 1e6), header("y", 1e6)
+
+    assert refused(judged(*headers, norms={"honest": (1.0,) * OWN_NORMS})) == {}
+
+
 def test_a_refused_norm_is_never_learned() -> None:
     """However often it is repeated, a norm beyond the limit stays refused."""
     norms: Norms = {"a": (1.0,) * OWN_NORMS}

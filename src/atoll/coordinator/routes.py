@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.coordinator.first_weights import FirstWeights
+from atoll.coordinator.join_limits import JoinLimits
 from atoll.coordinator.office import Office
 from atoll.coordinator.spool import MOVED_BYTES, Spool
 from atoll.coordinator.state_uploads import StateUploads, require_foundable
@@ -105,6 +106,7 @@ class Routes:
         self._uploads = StateUploads(desk.office, desk.spool)
         self._large = ThreadPoolExecutor(1, thread_name_prefix="atoll-large")
         self._reductions = threading.BoundedSemaphore(REDUCTIONS)
+        self._join_limits = JoinLimits()
         self._own: Mapping[str, Handler] = {
             "info": self._info,
             "join": self._join,
@@ -140,6 +142,9 @@ class Routes:
         return as_response(self._desk.info())
 
     def _join(self, request: Request, known: Asked) -> Response:
+        _, now_s = self._desk.office.look()
+        self._join_limits.require(request.address[0], now_s=now_s)
+
         def join(call: Call) -> Reply:
             assert isinstance(call, JoinCall)
             self._require_foundable(call)

@@ -85,6 +85,8 @@ class Watcher:
         for member in _changed(seen.members.known, state.members.known):
             island = member.island
             before = seen.members.known.get(island)
+            if before is None:
+                self._report_removed(seen, state)
             if before is None or before.incarnation != member.incarnation:
                 version = self.stats.get(island, Stats()).version
                 self._events.emit(
@@ -100,6 +102,13 @@ class Watcher:
                     incarnation=member.incarnation,
                     reason=_reason(service, island),
                 )
+
+    def _report_removed(self, seen: CoordinatorState, state: CoordinatorState) -> None:
+        """Emit an event for a name that made room for a new one."""
+        for island in seen.members.known.keys() - state.members.known.keys():
+            self._events.emit("island_forgotten", island=island)
+            self.stats.pop(island, None)
+            self.verdicts.pop(island, None)
 
     def _tell_silence(self, state: CoordinatorState, now_s: float) -> None:
         members, live = state.members, state.members.live(now_s)
@@ -264,8 +273,9 @@ def _changed(
 ) -> Iterator[Member]:
     """Yield the members that are not as before.
 
-    None of them ever goes, and they keep their order: so they can be compared place by
-    place, without a look at each, after every message of every island.
+    They keep their order, so that they can be compared place by place, without a
+    look at each, after every message of every island. When one was forgotten, those
+    after it are yielded too.
     """
     is_other = map(is_not, after.values(), chain(before.values(), repeat(None)))
     return compress(after.values(), is_other)

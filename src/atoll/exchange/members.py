@@ -58,8 +58,8 @@ class Members:
                 f"Island {name!r} is live in this run already. "
                 "Give this island another name, or let that one leave first."
             )
-        limit = self._settings.max_islands
-        if limit is not None and len(self._live) >= limit:
+        limit = self._settings.most_islands
+        if len(self._live) >= limit:
             raise UsageError(
                 f"The run has {len(self._live)} islands, and max_islands={limit}. "
                 "Wait for one to leave, or raise run.max_islands in a new run."

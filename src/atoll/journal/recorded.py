@@ -107,7 +107,7 @@ class Recorded:
         self.created: Created | None = None
         self.model: ModelSpec | None = None
         self.members: dict[str, JournalledMember] = {}
-        """Every island that ever joined, in its latest life."""
+        """Every island that joined and is not forgotten, in its latest life."""
 
         self.constants: dict[str, int] = {}
         """The size of every constant that was ever here, by its digest in hex."""
@@ -229,11 +229,25 @@ class Recorded:
             for member in self.members.values()
             if (member.slot == record.slot) != (member.island == record.island)
         }
-        if taken:
+        if taken and not self._may_take_slot(record, before):
             raise UsageError(
                 f"Slot {record.slot} cannot be island {record.island!r}'s: a slot "
-                f"belongs to one name for life, and the journal has {taken}."
+                "belongs to one name for life if anything of it counted, and the "
+                f"journal has {taken}."
             )
+
+    def _may_take_slot(self, record: Joined, before: JournalledMember | None) -> bool:
+        """Return whether a new name takes the slot of one that nothing refers to."""
+        other = self._in_slot(record.slot)
+        if before is not None or other is None:
+            return False
+        counted = any(island == other for _, island in self.counted)
+        return not counted and all(key[2] != other for key in self.staged)
+
+    def _in_slot(self, slot: int) -> str | None:
+        return next(
+            (name for name, each in self.members.items() if each.slot == slot), None
+        )
 
     def _require_left(self, record: Left) -> None:
         member = self.members.get(record.island)
@@ -332,6 +346,9 @@ class Recorded:
             known.where[outcome.fixed.round] = where
 
     def _join(self, record: Joined) -> None:
+        other = self._in_slot(record.slot)
+        if other is not None and other != record.island:
+            del self.members[other]  # forgotten: see `_require_joined`
         self.members[record.island] = JournalledMember(
             island=record.island,
             incarnation=record.incarnation,

@@ -19,6 +19,7 @@ from atoll.protocol.messages import Beat, Holding, JoinRequest
 from atoll.protocol.plausible import max_incarnation
 from atoll.protocol.tables import JOINING
 from atoll.protocol.values import changed
+from atoll.settings.sections import DEFAULT_ISLANDS
 from atoll.wire.text import new_name_fault
 
 LEASE_S = 15.0
@@ -169,6 +170,7 @@ class Members:
         *,
         now_s: float,
         max_islands: int | None,
+        default_islands: int = DEFAULT_ISLANDS,
         step: int,
     ) -> tuple[Members, Member]:
         """Return the members with an island's next life, as `tables.JOINING` says.
@@ -188,8 +190,11 @@ class Members:
         name = island if island is not None else self._free_name(key, nonce)
         before = self.known.get(name)
         _require_incarnation(name, incarnation, before)
-        others = self.live(now_s) - {name}
-        is_full = max_islands is not None and len(others) >= max_islands
+        others, limit = self.live(now_s) - {name}, max_islands
+        if limit is None:
+            # After a restart, names that are long gone count as live for a lease.
+            others, limit = others - self.look(now_s).unheard, default_islands
+        is_full = len(others) >= limit
         answer = JOINING[
             "none" if island is None else _standing(before, now_s),
             "the same" if before and before.key == key else "another",
@@ -211,8 +216,9 @@ class Members:
                 )
             case "refused: full", _:
                 raise UsageError(
-                    f"The run has {len(others)} islands, and max_islands={max_islands}."
-                    " Wait for one to leave."
+                    f"The run has {len(others)} islands, and max_islands={limit}. "
+                    "Wait for one to leave, let an operator evict one, or set "
+                    "run.max_islands in a new run."
                 )
             case "NameKnown", Member():
                 raise NameKnown(
@@ -270,6 +276,15 @@ class Members:
     def leave(self, member: Member, *, because: str) -> Members:
         left = changed(member, has_left=True, left_because=because)
         return self.with_member(left)
+
+    def in_place_of(self, forgotten: Member, member: Member) -> Members:
+        """Return the members with a new name in the slot of one that is forgotten."""
+        known = {
+            name: each
+            for name, each in self.known.items()
+            if name not in (forgotten.island, member.island)
+        }
+        return Members({**known, member.island: changed(member, slot=forgotten.slot)})
 
     def with_member(self, member: Member) -> Members:
         before = self.known.get(member.island)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from atoll.errors import Refused, Unreachable
+from atoll.errors import Refused, Unreachable, UsageError
 from atoll.protocol.ending import bounded
 from atoll.protocol.events import (
     Beaten,
@@ -22,12 +22,18 @@ from atoll.protocol.events import (
     Say,
     Welcome,
 )
-from atoll.protocol.membership import LEASE_S, Member
+from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.messages import Beat, JoinReply
 from atoll.protocol.plausible import max_schedule_step
 from atoll.protocol.rounds import Phase, Round
 from atoll.protocol.run_state import CoordinatorState, Founding
 from atoll.protocol.values import changed
+
+MAX_NAMES = 4096
+"""Names that a run knows at most: every message copies their table."""
+
+MAX_IDLE_NAMES = 256
+"""How many of them may be gone without ever having counted."""
 
 
 def join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
@@ -43,12 +49,17 @@ def join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
         event.nonce,
         now_s=now_s,
         max_islands=state.settings.run.max_islands,
+        default_islands=state.settings.run.most_islands,
         step=position.step,
     )
     is_founder = state.model is None
     if is_founder and _founded_by_another(state, member, now_s):
         raise Unreachable("Another island is founding the run. Ask again.")
     before = state.members.known.get(member.island)
+    if before is None or before.incarnation != member.incarnation:
+        state = _spend_joining(state, now_s)
+    if before is None:
+        members, member = _with_name(state, members, member, now_s)
     if before is not None and _is_waited_for_anew(before, member):
         rounds = tuple(round.without(member.island) for round in state.rounds)
         state = changed(state, rounds=rounds)
@@ -66,6 +77,59 @@ def join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
     )
     welcome = Welcome(member, position, is_founder, spoken_for)
     return state, [Remember(member), welcome]
+
+
+def _spend_joining(state: CoordinatorState, now_s: float) -> CoordinatorState:
+    """Return the state with one more new life.
+
+    Raises:
+        Unreachable: too many came lately.
+    """
+    joins = state.joins.spent(now_s)
+    if joins is None:
+        raise Unreachable(
+            f"More than {state.joins.burst:g} islands have joined lately, and the run "
+            f"takes {state.joins.per_s:g} more per second. Ask again in a moment."
+        )
+    return changed(state, joins=joins)
+
+
+def _with_name(
+    state: CoordinatorState, members: Members, member: Member, now_s: float
+) -> tuple[Members, Member]:
+    """Return the members with a new name, in the place of another if there are many.
+
+    A name whose island has gone, and of which nothing ever counted, is forgotten for
+    it: the longest gone first. Its slot goes to the new name, which is how a journal
+    learns that it was forgotten.
+
+    Raises:
+        UsageError: the run knows as many names as it can, and all of them are needed.
+    """
+    idle = _idle_names(state, now_s)
+    if len(idle) < MAX_IDLE_NAMES and len(members.known) <= MAX_NAMES:
+        return members, member
+    if not idle:
+        raise UsageError(
+            f"The run knows {len(state.members.known)} islands by name, and takes no "
+            "further names. Start islands under names that they had before, or begin "
+            "a new run with the weights of this one."
+        )
+    oldest = min(idle, key=lambda each: (each.lease_until_s, each.island))
+    members = members.in_place_of(oldest, member)
+    return members, members.known[member.island]
+
+
+def _idle_names(state: CoordinatorState, now_s: float) -> list[Member]:
+    """Return the members that have gone, and that nothing refers to."""
+    needed = set(state.counted.by_island)
+    for round in state.rounds:
+        needed.update(round.candidates, round.staged, round.ahead, round.awaited)
+    return [
+        member
+        for name, member in state.members.known.items()
+        if name not in needed and not member.is_live(now_s)
+    ]
 
 
 def reply_to(state: CoordinatorState, welcome: Welcome) -> JoinReply:

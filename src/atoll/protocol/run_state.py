@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.errors import FoundingLost
+from atoll.protocol.budget import Budget
 from atoll.protocol.counted import CountedUpdates
 from atoll.protocol.membership import Members
 from atoll.protocol.messages import Holding, ModelSpec, Position
 from atoll.protocol.recovery import all_heard, held_by, lost_state
 from atoll.protocol.rounds import Phase, Round
 from atoll.settings import RunSettings
+
+JOINS = Budget.full(1024, per_s=4.0)
+"""New lives that a run takes at once, and then per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,9 @@ class CoordinatorState:
 
     move: Move | None = None
     """By an operator: nothing closes, and nothing else changes."""
+
+    joins: Budget = JOINS
+    """What is left for new lives: each is a durable record."""
 
     @property
     def has_started(self) -> bool:

@@ -28,6 +28,7 @@ from atoll.settings.rules import (
 # A roster holds at most this many islands, and a fragment's number fits 16 bits with
 # one to spare for the buffers' fragment.
 MAX_ISLANDS = 65_536
+DEFAULT_ISLANDS = 64
 MAX_FRAGMENTS = 65_535
 _MAX_STEPS = 2**31 - 1
 _MAX_COUNT = 2**63 - 1
@@ -62,7 +63,8 @@ class RunSection:
     """Updates needed to close a round."""
 
     max_islands: int | None = setting(None, Maybe(_ISLANDS))
-    """Islands that may take part at once; unlimited when not set."""
+    """Islands that may take part at once. Not set: 64, or `start_islands` or `quorum`
+    if one of them is more."""
 
     patience: float = setting(3.0, _POSITIVE)
     """Spreads beyond its own median arrival after which an island is late."""
@@ -82,7 +84,7 @@ class RunSection:
     def __post_init__(self) -> None:
         check_fields(self, "run")
         if self.max_islands is None:
-            return
+            return  # how data is cut then depends on start_islands alone
         for key in ("quorum", "start_islands"):
             if getattr(self, key) > self.max_islands:
                 raise SettingsError(
@@ -90,6 +92,13 @@ class RunSection:
                     f"run.max_islands={self.max_islands}, so no round could close. "
                     f"Choose at most {self.max_islands}."
                 )
+
+    @property
+    def most_islands(self) -> int:
+        """Islands that may take part at once, with the default if it is not set."""
+        if self.max_islands is not None:
+            return self.max_islands
+        return max(DEFAULT_ISLANDS, self.start_islands, self.quorum)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -128,10 +128,10 @@ def _check_islands(settings: RunSettings, islands: int) -> None:
                 f"run.{key}={needed} exceeds --islands {islands}, so that no round "
                 f"could close. Simulate at least {needed} islands."
             )
-    if run.max_islands is not None and run.max_islands < islands:
+    if run.most_islands < islands:
         raise UsageError(
-            f"--islands {islands} exceeds run.max_islands={run.max_islands}. "
-            f"Simulate at most {run.max_islands} islands."
+            f"--islands {islands} exceeds run.max_islands={run.most_islands}. "
+            f"Simulate at most {run.most_islands} islands, or set run.max_islands."
         )
 
 

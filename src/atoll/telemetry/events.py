@@ -121,6 +121,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
                 "reason": Field(Kind.TEXT, "why it went"),
             },
         ),
+        "island_forgotten": EventKind(
+            "An island that had gone, and never counted, made room for a new name.",
+            {"island": ISLAND},
+        ),
         "island_silent": EventKind(
             "An island's lease has run out unrenewed.", {"island": ISLAND}
         ),

@@ -181,9 +181,7 @@ class Entering:
         return self._lookout.sight.documents[island].has_left
 
     def _require_room(self, document: MemberDocument) -> None:
-        limit = self._lookout.sight.settings.run.max_islands
-        if limit is None:
-            return
+        limit = self._lookout.sight.settings.run.most_islands
         watched = dict(self._lookout.sight.documents)
 
         def others() -> set[str]:

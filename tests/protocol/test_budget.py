@@ -1,0 +1,44 @@
+"""A burst at once, then a steady rate."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.protocol.budget import Budget
+
+
+def uses(budget: Budget, moments: list[float]) -> int:
+    """Return how many uses were allowed at these moments."""
+    allowed = 0
+    for moment_s in moments:
+        after = budget.spent(moment_s)
+        if after is not None:
+            budget, allowed = after, allowed + 1
+    return allowed
+
+
+def test_a_burst_is_used_up_and_refilled() -> None:
+    """Three at once, and one more after half a second at two per second."""
+    budget = Budget.full(3, per_s=2.0)
+
+    assert uses(budget, [0.0] * 5) == 3
+    assert uses(budget, [0.0] * 5 + [0.5, 0.5]) == 4
+
+
+@given(st.lists(st.floats(0.0, 1000.0), max_size=200))
+def test_no_order_of_uses_exceeds_the_rate(moments: list[float]) -> None:
+    """In any second there are at most the burst and what was refilled since."""
+    moments.sort()
+    passed_s = moments[-1] if moments else 0.0
+
+    assert uses(Budget.full(5, per_s=1.0), moments) <= 5 + passed_s
+
+
+def test_a_clock_that_goes_back_refills_nothing() -> None:
+    """The budget is empty at 10 s, and so it is at 5 s."""
+    budget = Budget.full(1, per_s=0.01)
+    after = budget.spent(10.0)
+
+    assert after is not None
+    assert after.spent(5.0) is None

@@ -99,11 +99,33 @@ def seen(journal: Journal) -> tuple[object, ...]:
     return view(journal), states, tuple(outcomes), tuple(staged)
 
 
-def opened(files: Files) -> Journal:
+def disk_of(files: Files) -> SimDisk:
     disk = SimDisk()
     for name, data in files.items():
         disk.write_new(name, [data])
-    return Journal.open(disk)
+    return disk
+
+
+def opened(files: Files) -> Journal:
+    return Journal.open(disk_of(files))
+
+
+def require_goes_on(disk: SimDisk, journal: Journal) -> None:
+    """Hold that what is written on such a journal is there when it is opened again."""
+    run = Run(disk, sizes=(5, 17000))
+    run.journal, fragments = journal, range(len(journal.recorded.fragments))
+    run.states = [journal.state(fragment) for fragment in fragments]
+    before = view(journal)
+    for fragment in fragments:
+        run.commit(fragment)
+    after = view(journal)
+    journal.seal()
+    again = Journal.open(disk)
+    assert before != after
+    assert view(again) == after
+    assert [again.state(each).digest for each in fragments] == [
+        state.digest for state in run.states
+    ]
 
 
 @cache
@@ -118,15 +140,18 @@ def outcome_of(files: Files, segments: int, is_sealed: bool) -> str:
     """Return what became of a damaged journal, if that is allowed."""
     original, digests = truth(segments, is_sealed)
     try:
-        journal = opened(files)
+        disk = disk_of(files)
+        journal = Journal.open(disk)
         found = seen(journal)
     except CorruptError as exc:
         return "an error" if PLACE.search(str(exc)) else f"no place: {exc}"
     for mine, theirs in zip(journal.recorded.fragments, digests, strict=False):
         assert mine.digests.items() <= theirs.items(), "another run"
+    is_reported = bool(journal.damage or journal.cut)
+    require_goes_on(disk, journal)
     if found == original:
         return "the same"
-    assert journal.damage or journal.cut, "a loss that nobody is told of"
+    assert is_reported, "a loss that nobody is told of"
     return "a reported loss"
 
 

@@ -121,6 +121,18 @@ def test_a_torn_copy_is_reported_as_cut() -> None:
     assert log.cut == (FIRST, len(data) - 35, 25)
 
 
+def test_a_sealed_log_with_a_torn_copy_is_not_appended_to() -> None:
+    """What is written on is found again behind what a reader takes for the end."""
+    disk = a_log([b"one"], is_sealed=True)
+    torn = with_file(FIRST, disk.read(FIRST)[:-10], disk)
+    log = Log.open(torn)
+    log.append(b"two")
+    log.sync()
+
+    assert torn.names("log/")[-1] == "log/00000002"
+    assert said(torn) == [b"first", b"one", b"two"]
+
+
 def test_a_segment_of_number_0_is_none() -> None:
     """Segments count from 1: a file of that name does not end in a crash."""
     disk = SimDisk()

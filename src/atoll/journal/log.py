@@ -295,7 +295,7 @@ class Log:
         name = _name(head.number)
         end = self._read_end(head)
         tail = _tail(self._disk, name, head, end)
-        promised, size = search(self._disk, name, tail.last)
+        promised, size = search(self._disk, name, tail.verified)
         if max(tail.durable, promised) > tail.sequence:
             raise _damage(name, tail.last)
         self._durable, self._durable_bytes = tail.durable, tail.durable_bytes

@@ -42,14 +42,29 @@ def attacker(apart: Apart) -> socket.socket:
     return sock
 
 
-def send_all_that_fits(sock: socket.socket, data: bytes) -> None:
+def send_on(sock: socket.socket, unsent: memoryview) -> memoryview:
+    """Send what fits without waiting; return the rest."""
     sock.setblocking(False)
-    view = memoryview(data)
     try:
-        while view:
-            view = view[sock.send(view) :]
+        while unsent:
+            unsent = unsent[sock.send(unsent) :]
     except BlockingIOError:
-        return
+        pass
+    return unsent
+
+
+def pipeline_until_stuck(
+    apart: Apart, socks: list[socket.socket], request: bytes
+) -> None:
+    """Send requests until every connection has an answer that is not read."""
+    unsent = {sock: memoryview(request * PIPELINED) for sock in socks}
+
+    def are_stuck() -> bool:
+        for sock in socks:
+            unsent[sock] = send_on(sock, unsent[sock])
+        return bool(status_of(apart)["parked_answers"] == len(socks))
+
+    wait_until(are_stuck, "an answer is parked for every connection")
 
 
 def status_of(apart: Apart) -> dict[str, Any]:
@@ -81,12 +96,7 @@ def test_readers_that_do_not_read_hold_no_thread(serve: Serve, line: str) -> Non
     """
     apart = serve()
     with attackers(apart, NUM_ATTACKERS) as socks:
-        for sock in socks:
-            send_all_that_fits(sock, head(line) * PIPELINED)
-        wait_until(
-            lambda: status_of(apart)["parked_answers"] == NUM_ATTACKERS,
-            "every attacker has an answer that it does not read",
-        )
+        pipeline_until_stuck(apart, socks, head(line))
         take_part(apart)
 
         assert status_of(apart)["parked_answers"] == NUM_ATTACKERS

@@ -6,12 +6,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
+
 from atoll.clock import SystemClock
-from atoll.exchange import CoordinatorExchange, Outcome
+from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
 from atoll.exchange.over_http import HttpLine
 from atoll.http import Caller
-from atoll.protocol import Beat, Reception
-from atoll.testing.one_fragment import enter, update_of
+from atoll.island.vectors import vector_model
+from atoll.protocol import Beat, JoinReply, JoinRequest, ModelSpec, Reception
+from atoll.testing.one_fragment import OUTER
+from atoll.weights import FragmentState
+from atoll.wire import Header, Kind, with_body
 from tests.coordinator.apart import Apart
 from tests.coordinator.serving import bearer
 
@@ -34,22 +39,62 @@ def honest_line(apart: Apart) -> Iterator[HttpLine]:
         line.close()
 
 
-def take_part(apart: Apart, island: str = "honest", *, rounds: int = 2) -> None:
-    """Join, beat, publish and take outcomes.
+def take_part(
+    apart: Apart, island: str = "honest", *, rounds: int = 2, elements: int = 3
+) -> None:
+    """Join, beat, publish, take outcomes and the state.
 
     Raises:
         Unreachable: something was not answered within `GIVES_UP_S`.
     """
     with honest_line(apart) as line:
         exchange = CoordinatorExchange(line, key=b"key", nonce=b"nonce")
-        joined = enter(exchange, island)
+        joined = enter(exchange, island, elements=elements)
         beat = Beat(island=island, incarnation=joined.incarnation, step=0)
-        first = joined.position.rounds[0] if joined.position.rounds else 1
-        for number in range(first, first + rounds):
+        for number in range(1, rounds + 1):
             exchange.heartbeat(beat, at_once=True)
-            update = update_of(exchange, joined, 1.0, round=number)
+            update = update_of(exchange, joined, round=number, elements=elements)
             assert exchange.publish(update) is Reception.STAGED
             await_outcome(exchange, number)
+
+
+def model_of(elements: int) -> ModelSpec:
+    return vector_model({"w": (elements,)})
+
+
+def enter(exchange: Exchange, island: str, *, elements: int) -> JoinReply:
+    """Join, and found the run with zeros if nobody has."""
+    joined = exchange.join(JoinRequest(model=model_of(elements), island=island))
+    if joined.is_founder:
+        state = FragmentState.found(np.zeros(elements, np.float32), "sgd")
+        founding = state.to_frame(
+            run=joined.run,
+            fragment=0,
+            outer=OUTER,
+            island=island,
+            incarnation=joined.incarnation,
+        )
+        exchange.publish(Frame(*founding))
+    return joined
+
+
+def update_of(
+    exchange: Exchange, joined: JoinReply, *, round: int, elements: int
+) -> Frame:
+    """Return an update of ones, on the state that the run has now."""
+    body = np.ones(elements, np.float32).view(np.uint8)
+    header = Header(
+        kind=Kind.UPDATE,
+        run=joined.run,
+        fragment=0,
+        round=round,
+        island=joined.island,
+        incarnation=joined.incarnation,
+        base=exchange.state(0).header.base,
+        elements=elements,
+        norm=float(np.sqrt(elements)),
+    )
+    return Frame(with_body(header, body), body)
 
 
 def await_outcome(exchange: CoordinatorExchange, number: int) -> Outcome:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -120,6 +120,7 @@ def listening(
     on_closed: OnClosed | None = None,
     on_refused_handshake: OnUnfit | None = None,
     on_shed: OnShed | None = None,
+    owner: Callable[[Request], str] | None = None,
     verifies: bool = False,
     **limits: Any,
 ) -> Iterator[Listener]:
@@ -129,6 +130,7 @@ def listening(
         "on_closed": on_closed,
         "on_refused_handshake": on_refused_handshake,
         "on_shed": on_shed,
+        "owner": owner,
     }
     listener = Listener(
         handle,

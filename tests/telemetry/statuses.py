@@ -85,6 +85,7 @@ def status(*islands: dict[str, Any], **changes: Any) -> dict[str, Any]:
             "parked_bytes": 0,
             "bulk_active": 2,
             "bulk_waiting": 0,
+            "long_polls": 4,
             "shed": {"too_many": 3, "slow_reader": 0},
         },
     } | changes

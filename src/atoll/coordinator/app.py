@@ -285,6 +285,7 @@ class Coordinator:
                 "parked_bytes": counts.parked_bytes,
                 "bulk_active": counts.bulk_active,
                 "bulk_waiting": counts.bulk_waiting,
+                "long_polls": self._office.open_questions,
                 "shed": dict(counts.shed),
             },
         }
@@ -334,6 +335,7 @@ class Coordinator:
             on_refused_handshake=self._audits.refused_handshake,
             on_shed=self._audits.shed,
             judge=self._denied,
+            owner=_island_of,
             verifies=True,
         )
 
@@ -445,6 +447,18 @@ class Coordinator:
         said = f"{where}: {type(exc).__name__}: {exc}"
         log.error("%s", said, exc_info=exc)
         self.events.emit("fault", message=said)
+
+
+def _island_of(request: Request) -> str:
+    """Return the island that a request names, for its share of the lanes; or nothing.
+
+    It is not proven yet. Shares are counted by address as well, so that a name that
+    somebody elsewhere borrows takes nothing from its owner.
+    """
+    match request.segments:
+        case ("islands", island, *_) | (_, _, _, _, "updates" | "offers", island):
+            return island
+    return request.query.get("island", "")
 
 
 def _progress(stats: Stats) -> tuple[int, int, float | None]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TypeVar
@@ -80,11 +80,30 @@ class Office:
             if thread.is_alive():
                 thread.join(wait_s)
 
-    def put(self, call: Call, answer: Answer) -> bool:
+    @property
+    def open_questions(self) -> int:
+        """How many wait for an outcome."""
+        return len(self._questions)
+
+    def forget(self, ticket: Hashable) -> None:
+        """Drop the question that was put with a ticket: nobody waits for it."""
+        with self._lock:
+            self._questions.forget(ticket)
+
+    def put(
+        self,
+        call: Call,
+        answer: Answer,
+        *,
+        ticket: Hashable = None,
+        origin: str = "",
+    ) -> bool:
         """Answer a call, now or when there is something to say; False: refused."""
         with self._lock:
             now_s = self._clock.now_s()
-            is_heard = self._questions.put(call, answer, now_s)
+            is_heard = self._questions.put(
+                call, answer, now_s, ticket=ticket, origin=origin
+            )
             self._settle(now_s)
             return is_heard
 

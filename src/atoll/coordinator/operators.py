@@ -47,6 +47,9 @@ ARCHIVE = "application/x-tar"
 EVENTS_WAIT_S = 20.0
 """How long a question for new events may stay open."""
 
+MAX_READERS = 256
+"""Questions for new events that stay open; beyond it the oldest is answered empty."""
+
 NONCE = hexed(16, 16)
 """What names a move."""
 
@@ -72,7 +75,9 @@ class Operators:
         self._codes, self._bundle, self._code = codes, bundle, code
         self._anchors = AnchorFiles(office, spool, root)
         self._lock = threading.Lock()
-        self._readers: list[tuple[int, Later]] = []
+        self._readers: dict[Later, int] = {}
+        """Who waits for events after a number, oldest first."""
+
         events.subscribe(lambda event: self._wake(), name="readers")
 
     def handle(self, request: Request, now_s: float) -> Response | Later | None:
@@ -146,10 +151,24 @@ class Operators:
         found = self._events.after(after)
         if found or "wait" not in request.query:
             return as_json([each.as_dict() for each in found])
-        later = Later(wait_s=EVENTS_WAIT_S, default=lambda: as_json([]))
+        later = Later(wait_s=EVENTS_WAIT_S, default=lambda: self._give_up(later))
+        later.on_gone(partial(self._forget, later))
         with self._lock:
-            self._readers.append((after, later))
+            self._readers[later] = after
+            oldest = next(iter(self._readers))
+            is_full = len(self._readers) > MAX_READERS
+        if is_full:
+            self._forget(oldest)
+            oldest.set(as_json([]))
         return later
+
+    def _forget(self, later: Later) -> None:
+        with self._lock:
+            self._readers.pop(later, None)
+
+    def _give_up(self, later: Later) -> Response:
+        self._forget(later)
+        return as_json([])
 
     def _anchor(self, request: Request) -> Response:
         """Answer with the weights, as a file that every framework reads."""
@@ -174,8 +193,8 @@ class Operators:
 
     def _wake(self) -> None:
         with self._lock:
-            readers, self._readers = self._readers, []
-        for after, later in readers:
+            readers, self._readers = self._readers, {}
+        for later, after in readers.items():
             found = self._events.after(after)
             if not later.is_gone:
                 later.set(as_json([each.as_dict() for each in found]))

@@ -226,7 +226,10 @@ class Routes:
             except AtollError as exc:  # what lies on the disk is damaged
                 later.set(as_response(error_parts(exc)))
 
-        if self._desk.office.put(replace(call, has_body=False), answer):
+        office, short = self._desk.office, replace(call, has_body=False)
+        later.on_gone(partial(office.forget, later))
+        origin = request.connection.origin
+        if office.put(short, answer, ticket=later, origin=origin):
             self._desk.heard(request, call.beat)
         return later
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
 
 from atoll.clock import Clock
 from atoll.http.answers import Streaming
@@ -23,7 +22,7 @@ from atoll.http.limits import Limits
 from atoll.http.lot import Lot
 from atoll.http.pace import Gone, Stalled
 from atoll.http.parked_answers import ParkedAnswers
-from atoll.http.problem import Problem
+from atoll.http.problem import Problem, busy
 from atoll.http.register import Register
 from atoll.http.request import Request
 from atoll.http.response import Response, as_problem
@@ -32,8 +31,6 @@ from atoll.http.stream import Stream
 from atoll.http.watches import Skipping
 
 OnError = Callable[[Request | None, Exception], None]
-
-RETRY_AFTER_S: Final = 5
 
 
 class Answering:
@@ -50,8 +47,10 @@ class Answering:
         clock: Clock,
         on_error: OnError,
         on_slow_reader: Callable[[Channel], None],
+        owner: Callable[[Request], str],
         follow: Callable[[Channel], None],
     ) -> None:
+        self._owner = owner
         self.parked = ParkedAnswers(
             lot, leaving, limits=limits, clock=clock, on_shed=on_slow_reader
         )
@@ -93,6 +92,7 @@ class Answering:
         is_incoming = lanes is self._crew.lanes_in
         queued = Queued(
             request.connection,
+            owner=self._owner(request),
             until_s=self._clock.now_s() + self._limits.lane_wait_s,
             size_bytes=request.body.length_bytes if is_incoming else 0,
             run=run,
@@ -201,16 +201,6 @@ class Answering:
             after=follow,
         )
         self._lot.park(watch)
-
-
-def busy() -> Problem:
-    """Return what is said to who finds no lane."""
-    return Problem(
-        503,
-        "busy",
-        f"Too many bodies are on their way. Try again in {RETRY_AFTER_S} s.",
-        headers={"retry-after": str(RETRY_AFTER_S)},
-    )
 
 
 def fault() -> Problem:

@@ -35,12 +35,16 @@ class Waiting(Watch):
         super().begin()
 
     def ready(self, events: int) -> None:
-        if self.channel.fill(self._lot.scratch) == ENDED and self._lot.take(self):
+        said = self.channel.fill(self._lot.scratch)
+        # Its end must be noticed, so reading goes on; nobody may send much meanwhile.
+        is_flood = len(self.channel.ahead) > SCRATCH_BYTES
+        if (said == ENDED or is_flood) and self._lot.take(self):
             for callback in self._later.lose():
                 self._desk.tell(callback)
-            self._desk.lost(self.channel)
-        elif len(self.channel.ahead) > SCRATCH_BYTES:
-            self._lot.listen_for(self, 0)
+            if is_flood:
+                self._desk.drop(self.channel)
+            else:
+                self._desk.lost(self.channel)
 
     def due(self) -> None:
         if self._later.expire():

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from atoll.http.channel import Channel
-from atoll.http.pace import Gone, Stalled
-from atoll.http.problem import Problem
+from atoll.http.pace import Cutoff, Gone, Stalled
+from atoll.http.problem import Problem, busy
 
 CONTINUE = memoryview(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -35,8 +35,9 @@ class Body:
         """Fill `view`, or what of it is left to read, and return how much that was.
 
         Raises:
-            Problem: the body ended early (400), or comes too slowly (408). Nothing
-                more can be read, and the connection will be closed.
+            Problem: the body ended early (400), comes too slowly (408), or more
+                slowly than others who wait allow (503). Nothing more can be read,
+                and the connection will be closed.
         """
         self._begin()
         view = view.cast("B")
@@ -99,6 +100,8 @@ class Body:
     def _ended(self, exc: Gone | Stalled) -> Problem:
         self.is_broken = True
         arrived = f"{self.length_bytes - self.remaining} of {self.length_bytes} bytes"
+        if isinstance(exc, Cutoff):
+            return busy(f"After {arrived} the body was ended: {exc}.")
         if isinstance(exc, Stalled):
             return Problem(408, "slow_body", f"After {arrived}, {exc}. Send again.")
         self._channel.is_gone = True

@@ -4,7 +4,7 @@ Rule 1: a channel has one owner at a time, the lot's thread while it is parked a
         thread of a pool otherwise; TLS allows no reading beside a writing.
 Rule 2: while parked it is never blocked on; outside, nothing blocks beyond `idle_s`,
         and nothing crawls below `min_bytes_per_s` for long.
-Rule 3: `abort` alone may be called by anyone.
+Rule 3: `abort`, `cut` and `waited_s` alone may be called by anyone.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ class Channel:
         self.bytes_out = 0
         self.is_gone = False
         self.is_open = True
+        self.is_ended_by_us = False
+        """Whether it was ended here: then its end says nothing of the other side."""
+
         self._sock = sock
         self._limits = limits
         self._pace = Pace(limits=limits, clock=clock)
@@ -265,8 +268,24 @@ class Channel:
 
     def abort(self) -> None:
         """Wake whoever waits for this connection: it is over."""
+        self.is_ended_by_us = True
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+
+    def cut(self, *, is_sending: bool) -> None:
+        """End what is moved: whoever waits for it gets `Cutoff`. From any thread.
+
+        Of an upload only the reading ends, so that it can still be answered.
+        """
+        self.is_ended_by_us = True
+        self._pace.is_cut = True
+        how = socket.SHUT_RDWR if is_sending else socket.SHUT_RD
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self._sock, how)
+
+    def waited_s(self, now_s: float) -> float:
+        """Return how long threads have waited for the other side. From any thread."""
+        return self._pace.all_waited_s(now_s)
 
     def close(self) -> None:
         self.is_open = False

@@ -44,7 +44,7 @@ class Leaving:
     def lost(self, channel: Channel) -> None:
         """Close a connection that the other side has closed."""
         self.drop(channel)
-        if channel.tag is not None:
+        if channel.tag is not None and not channel.is_ended_by_us:
             self.tell(partial(self._on_closed, channel.tag))
 
     def drop(self, channel: Channel) -> None:

@@ -53,6 +53,32 @@ class Limits:
     bulk_lanes: int = 32
     """Bulk bodies on their way in at once, and as many on their way out."""
 
+    lanes_per_owner: int = 4
+    """Of one island at one origin, each way; the rest of its bodies wait.
+
+    An island moves a fragment or two at a time, so that honest ones never notice.
+    """
+
+    lane_grace_s: float = 2.0
+    """Over so much waiting a transfer is measured while others wait for its lane."""
+
+    waiting_bytes_per_s: int = 16 * 1024
+    """What a transfer must move, for each body that waits for a lane, to keep its own.
+
+    When nobody waits `min_bytes_per_s` is enough.
+    """
+
+    max_rises: int = 4
+    """More waiting bodies than this do not raise that rate: at 64 KiB/s an island on a
+    link of 100 KB/s keeps its lane, however many wait.
+    """
+
+    fair_bytes_per_s: int = 2**20
+    """Below it an origin or an owner with more lanes than who waits gives one up.
+
+    A faster transfer ends soon by itself, and would have to be repeated.
+    """
+
     max_body_bytes: int = 2**34
     """Declared by one request; beyond it 413."""
 

@@ -14,7 +14,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -82,6 +82,10 @@ def _ignore_unfit(address: str, why: Unfit) -> None:
     pass
 
 
+def _no_owner(request: Request) -> str:
+    return ""
+
+
 def _ignore_shed(address: str, why: Shed) -> None:
     pass
 
@@ -98,6 +102,7 @@ class Listener:
 
     With `verifies`, connections count as unverified until `judge` or `handle` sets
     `request.connection.is_verified`; without it, all of them count as verified.
+    `owner` names the island that a bulk body belongs to, for its share of the lanes.
     """
 
     def __init__(
@@ -114,6 +119,7 @@ class Listener:
         on_refused_handshake: OnUnfit = _ignore_unfit,
         on_shed: OnShed = _ignore_shed,
         judge: Judge = _no_objection,
+        owner: Callable[[Request], str] = _no_owner,
         verifies: bool = False,
     ) -> None:
         self._limits, self._clock, self._tls = limits or Limits(), clock, tls
@@ -124,7 +130,13 @@ class Listener:
         self.max_connections = min(self._limits.max_connections, connection_budget())
         self._register = Register(self._limits, max_connections=self.max_connections)
         self._lot = Lot(clock=clock, on_error=failed)
-        self._crew = Crew(lot=self._lot, limits=self._limits, on_error=failed)
+        self._crew = Crew(
+            lot=self._lot,
+            limits=self._limits,
+            clock=clock,
+            on_error=failed,
+            on_cut=partial(self._shed.note, why=Shed.SLOW_TRANSFER),
+        )
         self._serving = Serving(
             handle,
             lot=self._lot,
@@ -135,6 +147,7 @@ class Listener:
             on_error=on_error,
             on_closed=on_closed,
             on_unfit=on_refused_handshake,
+            owner=owner,
             on_slow_reader=partial(self._shed.note, why=Shed.SLOW_READER),
             judge=judge,
         )

@@ -68,6 +68,7 @@ class Lot:
         self._bell.setblocking(False)
         self._ear.setblocking(False)
         self._selector.register(self._ear, READ, self._hear)
+        self._ticks: list[Callable[[], None]] = []
         self._is_ending = False
         self._thread = threading.Thread(target=self._run, name="http-lot", daemon=True)
 
@@ -79,6 +80,13 @@ class Lot:
         self._calls.append(action)
         if threading.current_thread() is not self._thread:
             self._ring()
+
+    def every_tick(self, action: Callable[[], None]) -> None:
+        """Run `action` on the lot's thread about every `TICK_S` while any is parked.
+
+        Call it before `start`.
+        """
+        self._ticks.append(action)
 
     def park(self, watch: Watch) -> None:
         """Watch a connection that the calling thread owned. From any thread."""
@@ -158,6 +166,8 @@ class Lot:
     def _sweep(self, now_s: float) -> None:
         for watch in [each for each in self._watches.values() if each.until_s <= now_s]:
             self._guarded(watch.due)
+        for action in self._ticks:
+            self._guarded(action)
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
+
+RETRY_AFTER_S: Final = 5
 
 
 class Problem(Exception):
@@ -24,3 +27,13 @@ class Problem(Exception):
         self.code = code
         self.message = message
         self.headers = dict(headers or {})
+
+
+def busy(why: str = "Too many bodies are on their way.") -> Problem:
+    """Return the answer to a body that finds no lane, or loses it."""
+    return Problem(
+        503,
+        "busy",
+        f"{why} Try again in {RETRY_AFTER_S} s.",
+        headers={"retry-after": str(RETRY_AFTER_S)},
+    )

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from atoll.clock import Clock
-from atoll.http.answering import Answering, OnError, busy, fault
+from atoll.http.answering import Answering, OnError, fault
 from atoll.http.answers import Waiting
 from atoll.http.channel import Channel
 from atoll.http.crew import Crew
@@ -27,7 +27,7 @@ from atoll.http.leaving import Leaving, OnClosed
 from atoll.http.limits import Limits
 from atoll.http.lot import Lot
 from atoll.http.parked_answers import ParkedAnswers
-from atoll.http.problem import Problem
+from atoll.http.problem import Problem, busy
 from atoll.http.register import Register
 from atoll.http.request import Request, read_request
 from atoll.http.response import Response, as_problem
@@ -63,6 +63,7 @@ class Serving:
         on_unfit: OnUnfit,
         judge: Judge,
         on_slow_reader: Callable[[Channel], None],
+        owner: Callable[[Request], str],
     ) -> None:
         self._handle, self._lot, self._crew = handle, lot, crew
         self._judge = judge
@@ -85,6 +86,7 @@ class Serving:
             clock=clock,
             on_error=on_error,
             on_slow_reader=on_slow_reader,
+            owner=owner,
             follow=self._follow,
         )
         self._handshakes = Handshakes(self, lot=lot, crew=crew, on_unfit=on_unfit)

@@ -188,6 +188,7 @@ _ROWS: Mapping[Per, tuple[tuple[str, str, str], ...]] = {
         ("parked_bytes", "parked_bytes", "Bytes of such answers."),
         ("bulk_active", "bulk_active", "Bulk bodies on their way."),
         ("bulk_waiting", "bulk_waiting", "Bulk bodies that wait for a lane."),
+        ("long_polls", "long_polls", "Questions for an outcome that stay open."),
     ),
     Per(("reason",), _shed): (
         ("connections_shed_total", "count", "Connections closed for room."),

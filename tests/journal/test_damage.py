@@ -84,6 +84,7 @@ def test_the_disk_has_every_kind_of_file() -> None:
         "means/1/5",
         "means/1/6",
         "means/1/7",
+        "receipts.key",
         "states/0/3",
         "states/0/6",
         "states/1/3",

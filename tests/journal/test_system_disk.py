@@ -88,7 +88,8 @@ def test_a_journal_is_the_same_on_any_disk(tmp_path: Path) -> None:
     assert view(run.journal) == view(twin.journal)
     assert disk.names("") == twin.disk.names("")
     for name in disk.names(""):
-        assert disk.read(name) == twin.disk.read(name)
+        if name != "receipts.key":  # random
+            assert disk.read(name) == twin.disk.read(name)
     disk.close()
 
 

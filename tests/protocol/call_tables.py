@@ -40,6 +40,7 @@ from atoll.protocol.tables import Row, Table
 from atoll.simulate import SimDisk
 from atoll.weights import FragmentState
 from atoll.wire import Header, Kind, OuterValues, blake3_digest, with_body
+from atoll.wire.receipt import outcome_receipt
 from atoll.wire.voucher import voucher
 from tests.protocol.drivers import MODEL as TRAINED
 
@@ -249,9 +250,9 @@ def _story() -> list[tuple[str, Making]]:
         ("OutcomeCall, its round is over", lambda s: OutcomeCall(0, 1)),
         ("StateCall", lambda s: StateCall(0)),
         ("the end", lambda s: StateCall(0)),
-        ("", lambda s: _beat(2, _later()[0])),
-        ("RecoverCall", lambda s: _later()[1]),
-        ("RecoverCall, again", lambda s: _later()[1]),
+        ("", lambda s: _beat(2, _proven(s)[0])),
+        ("RecoverCall", lambda s: _proven(s)[1]),
+        ("RecoverCall, again", lambda s: _proven(s)[1]),
         ("AgreedCall, by which roster", _gathered),
         ("AgreedCall, agreed", _agreed),
         ("AgreedCall, again", lambda s: _brought(s.journal.outcome(0, 3)[0])),
@@ -291,6 +292,17 @@ def _later() -> tuple[Holding, RecoverCall]:
     outcomes = [service.journal.outcome(0, round)[0] for round in (1, 2)]
     holding = Holding(state.header.round, state.header.base)
     return holding, RecoverCall("a", 2, state, tuple(outcomes))
+
+
+def _proven(service: Service) -> tuple[Holding, RecoverCall]:
+    """Return the same with receipts, as if this very coordinator had lost it."""
+    holding, call = _later()
+    receipt = service.receipts.of_state(0, holding.round, holding.digest)
+    key = service.journal.receipt_key
+    receipts = tuple(outcome_receipt(key, outcome) for outcome in call.outcomes)
+    state = replace(call.state, receipt=receipt)
+    proven = replace(call, state=state, receipts=receipts)
+    return replace(holding, receipt=receipt), proven
 
 
 def _gathered(service: Service) -> AgreedCall:

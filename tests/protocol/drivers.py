@@ -52,6 +52,7 @@ def member(name: str, **fields: object) -> Member:
         key=b"key of " + name.encode(),
         nonce=b"nonce",
         lease_until_s=NOW_S + 1,
+        unheard_until_s=NOW_S + 1,
     )
     return replace(basic, **fields)  # type: ignore[arg-type]
 

@@ -50,6 +50,8 @@ from atoll.http import Later, Limits, Listener, Problem, Request, Response
 from atoll.http.response import as_problem
 from atoll.protocol import Beat, Stats
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
+from atoll.protocol.rounds import Phase
+from atoll.protocol.run_state import CoordinatorState
 from atoll.security import (
     Codes,
     Role,
@@ -267,7 +269,7 @@ class Coordinator:
         )
         counts = self._listener.counts
         return said | {
-            "why": self._trouble or said["why"],
+            "why": self._trouble or said["why"] + self._fault_text(state),
             "version": __version__,
             "started_unix_s": self._started_unix_s,
             "now_unix_s": time.time(),
@@ -294,6 +296,13 @@ class Coordinator:
         """Return what is free, and what of it is kept for the journal."""
         room = self._service.journal.room
         return {"free_bytes": room.free_bytes, "reserve_bytes": room.reserve_bytes}
+
+    def _fault_text(self, state: CoordinatorState) -> str:
+        """Return what to add to why the run waits, if a round could not be reduced."""
+        is_closing = any(round.phase is Phase.CLOSING for round in state.rounds)
+        if self.fault is None or not is_closing:
+            return ""
+        return f" A fault occurred: {type(self.fault).__name__}: {self.fault}"
 
     def _people(self, directory: Path) -> None:
         tokens = run_tokens(directory)

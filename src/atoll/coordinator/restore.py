@@ -98,6 +98,7 @@ def _members(recorded: Recorded, now_s: float) -> Members:
                 has_left=each.has_left,
                 left_because=each.reason,
                 is_heard=False,
+                unheard_until_s=now_s + LEASE_S,
             )
             for each in recorded.members.values()
         }

@@ -43,6 +43,7 @@ from atoll.exchange.forms import (
     nowhere_parts,
     parse_call,
     parse_upload,
+    receipt_headers,
     reply_parts,
     require_run,
 )
@@ -271,6 +272,7 @@ class Routes:
         file = self._desk.states.newest(known.fragment)
         part = FilePart(file=file.handle, length=file.size_bytes)
         said = {"Content-Type": Takes.FRAME.value}
+        said |= receipt_headers(state=file.receipt)
         response = ranged(request, part, etag=file.digest, headers=said)
         return replace(response, done=partial(_keep, file))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 
 from atoll.coordinator.brought import (
     founding_states,
@@ -24,6 +25,7 @@ from atoll.coordinator.committing import Beside, Committing
 from atoll.coordinator.committing import Pending as Pending
 from atoll.coordinator.drafting import Drafting
 from atoll.coordinator.gathered import Closing, Gathering, require_sound
+from atoll.coordinator.receipts import ReceiptIssuer
 from atoll.coordinator.remembering import record_of
 from atoll.coordinator.restore import Key, restore
 from atoll.disk import Disk
@@ -116,6 +118,9 @@ class Service:
         """Told why the disk takes nothing, and an empty sentence when it does again."""
         self.refusals: deque[tuple[Header, str]] = deque(maxlen=MAX_REFUSALS)
         """Updates that were sealed with values that cannot count, for who looks on."""
+        self.receipts = ReceiptIssuer(journal)
+        self.recoveries: deque[tuple[str, int, int]] = deque(maxlen=MAX_REFUSALS)
+        """Island, fragment and round of states that were brought back."""
         self.damage: list[str] = []
         """What was found to be wrong on the disk, in sentences."""
 
@@ -164,7 +169,7 @@ class Service:
             case RecoverCall():
                 return self._recover(call, now_s)
             case HeartbeatCall(beat):
-                return self._advance(Beaten(beat), now_s)
+                return self._beat(beat, now_s)
             case OfferCall(header):
                 return self._advance(Offered(header), now_s)
             case PublishCall(frame, beat):
@@ -172,7 +177,7 @@ class Service:
             case AgreedCall():
                 return self._agreed(call, now_s)
             case OutcomeCall(beat=beat):
-                position = self._advance(Beaten(beat), now_s) if beat else None
+                position = self._beat(beat, now_s) if beat else None
                 return self._outcome(call, now_s) or position
             case StateCall(fragment):
                 return self.state_frame(fragment)
@@ -218,8 +223,20 @@ class Service:
         """Carry out what an operator asks for."""
         return self._advance(event, now_s)
 
+    def _beat(
+        self, beat: Beat, now_s: float, *, is_asking: bool = True
+    ) -> Position | Reception | None:
+        """Take a beat whose holdings are proven; any other is refused."""
+        self.state.members.require(beat.island, beat.incarnation)
+        proven = self.receipts.proven_beat(beat, self.state.rounds)
+        return self._advance(Beaten(proven, is_asking=is_asking), now_s)
+
     def _join(self, event: Joining, now_s: float) -> JoinReply:
-        known = self.state.members.known
+        known, request = self.state.members.known, event.request
+        if request.holds:
+            who = request.island or ""
+            holds = self.receipts.proven(who, request.holds, self.state.rounds)
+            event = replace(event, request=replace(request, holds=holds))
         state, actions = advance(self.state, event, now_s)
         welcome = next(each for each in actions if isinstance(each, Welcome))
         member = welcome.member
@@ -335,7 +352,7 @@ class Service:
         header, fragment = frame.header, frame.header.fragment
         require_staying(self.state)
         self.state.members.require(call.island, call.incarnation)
-        self._open_round(fragment)
+        self.receipts.require_recovery(call, self._open_round(fragment))
         lost = self.state.lost_state(fragment, now_s)
         if lost is None or lost != Holding(header.round, header.base):
             return self.state.position(now_s)
@@ -351,6 +368,7 @@ class Service:
         self._committing.end(fragment, lost.round)
         rosters = tuple((each.round, each.roster) for each in outcomes if each.roster)
         event = Recovered(fragment, lost, rosters, terms.outer)
+        self.recoveries.append((call.island, fragment, lost.round))
         return self._advance(event, now_s)
 
     def offer(
@@ -358,7 +376,7 @@ class Service:
     ) -> Reception:
         """Return whether an update is wanted, by its header alone."""
         if beat:
-            self._advance(Beaten(beat, is_asking=False), now_s)
+            self._beat(beat, now_s, is_asking=False)
         reception = self._advance(Offered(header), now_s)
         assert isinstance(reception, Reception)
         if reception is Reception.STAGED and header.kind is Kind.DEPARTING:
@@ -453,7 +471,7 @@ class Service:
             agreed = self._committing.outcome(
                 call.fragment, call.round, has_body=call.has_body
             )
-            return Outcome(agreed, self.state.position(now_s))
+            return self.receipts.with_receipts(agreed, self.state.position(now_s))
         if last is not None and call.round > last:
             raise RunEnded(
                 f"Round {call.round} will not open: round {last} was the last."
@@ -481,10 +499,12 @@ class Service:
             Unreachable: a round is being committed: ask again.
         """
         self.settled_round(fragment)
+        state = self.weights[fragment]
         return Frame(
-            *self.weights[fragment].to_frame(
+            *state.to_frame(
                 run=self.state.run, fragment=fragment, outer=self.outer_of(fragment)
-            )
+            ),
+            receipt=self.receipts.of_state(fragment, state.round, state.digest),
         )
 
     def outer_of(self, fragment: int) -> OuterValues:

@@ -31,6 +31,7 @@ class StateFile:
     digest: str
     handle: int
     size_bytes: int
+    receipt: bytes = b""
     _is_closed: list[bool] = field(default_factory=list, repr=False)
 
     def __del__(self) -> None:
@@ -76,25 +77,30 @@ class StateFiles:
 
     def _write(self, fragment: int, state: FragmentState) -> StateFile:
         """Write a state as it lies in memory: there is no room for another of it."""
-        run, outer = self._office.change_by(
-            lambda service, _: (service.state.run, service.outer_of(fragment))
+        run, outer, receipt = self._office.change_by(
+            lambda service, _: (
+                service.state.run,
+                service.outer_of(fragment),
+                service.receipts.of_state(fragment, state.round, state.digest),
+            )
         )
         header = state.to_header(run=run, fragment=fragment, outer=outer)
         packed = pack(header)
         self._files.pop(fragment, None)  # its room comes back when nobody reads it
         size_bytes = len(packed) + header.body_bytes
         with self._room.claiming(size_bytes, what="a copy of a state to send") as claim:
-            return self._copy(packed, state, size_bytes, claim)
+            return self._copy(packed, state, receipt, claim)
 
     def _copy(
-        self, packed: bytes, state: FragmentState, size_bytes: int, claim: Claim
+        self, packed: bytes, state: FragmentState, receipt: bytes, claim: Claim
     ) -> StateFile:
         file = StateFile(
             round=state.round,
             # Not the state's own digest: a void round has the same, in another frame.
             digest=packed[-DIGEST_BYTES:].hex(),
             handle=nameless(self._directory),
-            size_bytes=size_bytes,
+            size_bytes=claim.left_bytes,
+            receipt=receipt,
         )
         write_all(file.handle, memoryview(packed))
         for vector in state.vectors:

@@ -9,6 +9,7 @@ from typing import Any
 
 from atoll.protocol.membership import LEASE_S, Member
 from atoll.protocol.messages import Stats
+from atoll.protocol.recovery import held_by
 from atoll.protocol.rounds import Phase, Round
 from atoll.protocol.run_state import CoordinatorState
 
@@ -93,6 +94,8 @@ def why(
     """Return why the run does not go on, in a sentence; empty if it does."""
     live, run = len(state.members.live(now_s)), state.settings.run
     match run_state(state, now_s):
+        case "founding" if state.founding and now_s <= state.founding.until_s:
+            return f"Waits for {state.founding.island} to bring the first weights."
         case "founding":
             return "Waits for the first island, which brings the weights."
         case "moving" if state.move:
@@ -114,7 +117,49 @@ def why(
         case "waiting":
             return _too_few(state, now_s)
     names = sorted({each["island"] for each in missing})
-    return f"Waits for {_listed(names)}." if names else ""
+    return (
+        _why_not_known(state, now_s)
+        or (f"Waits for {_listed(names)}." if names else "")
+        or _why_not_closed(state)
+    )
+
+
+def _why_not_known(state: CoordinatorState, now_s: float) -> str:
+    """Return what a restarted coordinator waits for before it closes a round."""
+    members = state.members
+    unheard = sorted(members.look(now_s).unheard)
+    if unheard:
+        until_s = max(members.known[name].unheard_until_s for name in unheard)
+        return (
+            f"The coordinator has restarted, and waits up to {until_s - now_s:.0f} s "
+            f"for {_listed(unheard)} to report what they hold."
+        )
+    for round in state.rounds:
+        lost = state.lost_state(round.fragment, now_s)
+        if lost is not None:
+            holders = sorted(
+                name
+                for name in members.live(now_s)
+                if held_by(members.known[name], round.fragment) == lost
+            )
+            return (
+                f"The run has lost rounds {round.number} to {lost.round} of fragment "
+                f"{round.fragment}, and waits for {_listed(holders)} to bring its "
+                f"state. `{_control(state)} evict ISLAND` goes on without it."
+            )
+    return ""
+
+
+def _why_not_closed(state: CoordinatorState) -> str:
+    """Return why a round that waits for no island is open or closing still."""
+    quorum = state.settings.run.quorum
+    for round in state.rounds:
+        name = f"Round {round.number} of fragment {round.fragment}"
+        if round.phase is Phase.CLOSING:
+            return f"{name} is being reduced and written."
+        if round.phase is Phase.OPEN and 0 < len(round.staged) < quorum:
+            return f"{name} has {len(round.staged)} of quorum={quorum} updates."
+    return ""
 
 
 def _too_few(state: CoordinatorState, now_s: float) -> str:

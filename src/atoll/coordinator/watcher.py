@@ -44,6 +44,12 @@ class Watcher:
         """Tell what has changed since the last look."""
         self._tell_refusals(service, now_s)
         self.tell_damage(service)
+        self._tell_unproven(service, now_s)
+        while service.recoveries:
+            island, fragment, round = service.recoveries.popleft()
+            self._events.emit(
+                "state_recovered", island=island, fragment=fragment, round=round
+            )
         seen, state = self._seen, service.state
         if state.members is not seen.members:
             self._tell_members(service, seen, state)
@@ -78,6 +84,16 @@ class Watcher:
             header, reason = service.refusals.popleft()
             if self._sparing.untold(header.island, now_s=now_s) is not None:
                 self._note(header.island, Verdict.REFUSED, reason, header)
+
+    def _tell_unproven(self, service: Service, now_s: float) -> None:
+        """Report holdings that were refused, at a bounded rate for each island."""
+        unproven = service.receipts.unproven
+        while unproven:
+            island, fragment, round = unproven.popleft()
+            if self._sparing.untold(("holding", island), now_s=now_s) is not None:
+                self._events.emit(
+                    "holding_refused", island=island, fragment=fragment, round=round
+                )
 
     def _tell_members(
         self, service: Service, seen: CoordinatorState, state: CoordinatorState
@@ -190,12 +206,11 @@ class Watcher:
     def _tell_committed(
         self, service: Service, before: Round, after: Round, now_s: float
     ) -> None:
-        for number in range(before.number, after.number):
-            known = service.journal.recorded.fragments[after.fragment].where
+        """Report the outcomes that are known; a recovery may have skipped many."""
+        known = service.journal.recorded.fragments[after.fragment].where
+        first = max(before.number, after.number - RECENT)
+        for number in range(first, after.number):
             if number not in known:
-                self._events.emit(
-                    "state_recovered", fragment=after.fragment, round=number, island=""
-                )
                 continue
             header, _ = service.journal.outcome(after.fragment, number, has_body=False)
             self._tell_outcome(header, before, after, now_s)

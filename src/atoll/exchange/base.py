@@ -20,6 +20,8 @@ class Frame:
 
     header: Header
     body: U8
+    receipt: bytes = b""
+    """The run's receipt for this state or outcome; empty: none came with it."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Outcome:
     """Its body is empty once the run keeps it no more; its roster stays for good."""
 
     position: Position
+    receipt: bytes = b""
+    """The run's receipt for the state after this round; empty: none came."""
 
     @property
     def has_body(self) -> bool:

@@ -66,7 +66,11 @@ class RecoverCall:
     island: str
     incarnation: int
     state: Frame
+    """With its receipt: nothing is taken without."""
+
     outcomes: tuple[Header, ...]
+    receipts: tuple[bytes, ...] = ()
+    """Of the outcomes, in their order."""
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,11 @@ from atoll.exchange.calls import (
     OfferCall,
     OutcomeCall,
     PublishCall,
-    RecoverCall,
     Reply,
     StateCall,
 )
 from atoll.exchange.constants import Constants, another
+from atoll.exchange.receipts import ReceiptCache
 from atoll.protocol import (
     Beat,
     JoinReply,
@@ -113,6 +113,7 @@ class CoordinatorExchange:
         self._has_joined = False
         self._has_spoken = False
         self._unconfirmed: dict[tuple[int, int], Frame] = {}
+        self._receipts = ReceiptCache()
 
     def join(self, request: JoinRequest) -> JoinReply:
         reply = self._join(request)
@@ -154,7 +155,7 @@ class CoordinatorExchange:
         match header.kind:
             case Kind.STATE if header.round:
                 outcomes, self._outcomes = tuple(self._outcomes), []
-                call = RecoverCall(header.island, header.incarnation, frame, outcomes)
+                call = self._receipts.recovery(frame, outcomes)
                 self._position = cast(Position, self._ask(call))
             case Kind.STATE:
                 self._found(frame)
@@ -203,8 +204,10 @@ class CoordinatorExchange:
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         wait_s = LONG_POLL_S if wait_s else 0.0
-        reply = self._ask(OutcomeCall(fragment, round, wait_s, self._beat))
+        beat = self._beat and self._receipts.with_receipts(self._beat)
+        reply = self._ask(OutcomeCall(fragment, round, wait_s, beat))
         if isinstance(reply, Outcome):
+            self.note_receipts(reply)
             self._unconfirmed.pop((fragment, round), None)
             self._position = reply.position
             return reply
@@ -231,15 +234,22 @@ class CoordinatorExchange:
         call = AgreedCall(island, incarnation, updates, agreed, vouchers)
         reply = cast(Outcome | Reception, self._ask(call))
         if isinstance(reply, Outcome):
+            self.note_receipts(reply)
             self._position = reply.position
         return reply
+
+    def note_receipts(self, outcome: Outcome) -> None:
+        """Keep the receipts of an outcome: later calls show them to the run."""
+        self._receipts.note_outcome(outcome)
 
     def vouch(self, agreed: Header) -> bytes:
         """Return this island's word for an outcome, for who brings it to the run."""
         return voucher(blake3_digest(self._key), agreed)
 
     def state(self, fragment: int) -> Frame:
-        return cast(Frame, self._ask(StateCall(fragment)))
+        frame = cast(Frame, self._ask(StateCall(fragment)))
+        self._receipts.note_state(frame)
+        return frame
 
     def leave(self, island: str, incarnation: int) -> None:
         self._beat = None
@@ -279,11 +289,12 @@ class CoordinatorExchange:
             return  # the next call says the same, and meets the same: beats go on
 
     def _told(self) -> Beat | None:
-        """Return the beat with what people are told."""
+        """Return the beat with what people are told, and with receipts."""
         beat = self._beat
-        if beat is None or self.stats is None:
+        if beat is None:
             return beat
-        return replace(beat, stats=self.stats())
+        beat = self._receipts.with_receipts(beat)
+        return beat if self.stats is None else replace(beat, stats=self.stats())
 
     def _ask(self, call: Call) -> Reply:
         pause_s = FIRST_PAUSE_S
@@ -304,5 +315,7 @@ class CoordinatorExchange:
         except LeaseLost:
             if self._request is None or isinstance(call, JoinCall):
                 raise
-            self._line.call(JoinCall(self._request, self._key, self._nonce))
+            beat = self._told()
+            request = replace(self._request, holds=beat.holds if beat else ())
+            self._line.call(JoinCall(request, self._key, self._nonce))
             return self._line.call(call)

@@ -8,7 +8,8 @@ Rule 3: bytes on the disk are judged like bytes from a stranger.
 
 On the disk: `log/<segment>` and `log/<segment>.end`, `means/<fragment>/<round>` and
 `bodies/<number>` (the bodies of outcomes), `states/<fragment>/<round>`,
-`constants/<digest>`, and `departing/<fragment>/<round>-<digest of the island's name>`.
+`constants/<digest>`, `departing/<fragment>/<round>-<digest of the island's name>`, and
+`receipts.key`.
 
 One thread writes. Beside it `prepare`, `draft`, `compact` and `seal` may run in others.
 """
@@ -30,6 +31,7 @@ from atoll.journal.later import FOLDERS, later_files, require_not_founded
 from atoll.journal.log import FOLDER as LOG
 from atoll.journal.log import Cut, Log
 from atoll.journal.past import Past
+from atoll.journal.receipt_key import load_receipt_key
 from atoll.journal.recorded import Recorded
 from atoll.journal.records import (
     Agreed,
@@ -90,6 +92,9 @@ class Journal:
         self.constants = ConstantFiles(disk, self.recorded, self.note, self.room)
         """What the run keeps of its model's constants."""
 
+        self.receipt_key = load_receipt_key(disk)
+        """Proves what the run has committed. It never leaves the coordinator."""
+
         self._read_back()
 
     @classmethod
@@ -101,6 +106,8 @@ class Journal:
             CorruptError: there is one without its log.
         """
         _require_log_or_nothing(disk)
+        if not disk.names(LOG):
+            load_receipt_key(disk)  # before the log: a run that exists has its key
         journal = cls(disk, Log.create(disk, encode(created)))
         with suppress(DiskError):  # the owner tries again
             journal.seal()

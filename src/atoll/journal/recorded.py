@@ -39,6 +39,9 @@ from atoll.journal.records import (
 from atoll.protocol import ModelSpec
 from atoll.wire import Roster
 
+MAX_LOST_ROUNDS = 2**20
+"""More than twelve days of rounds of one second: a jump beyond was never trained."""
+
 Update = tuple[int, int, str]
 """Fragment, round and island: what an update is counted by."""
 
@@ -108,6 +111,9 @@ class Recorded:
         self.model: ModelSpec | None = None
         self.members: dict[str, JournalledMember] = {}
         """Every island that joined and is not forgotten, in its latest life."""
+
+        self._slots: dict[int, str] = {}
+        """Whose each slot is: looked up for every life that is read back."""
 
         self.constants: dict[str, int] = {}
         """The size of every constant that was ever here, by its digest in hex."""
@@ -224,16 +230,14 @@ class Recorded:
                 f"Incarnation {record.incarnation} of island {record.island!r} cannot "
                 f"follow incarnation {latest}."
             )
-        taken = {
-            member.slot: member.island
-            for member in self.members.values()
-            if (member.slot == record.slot) != (member.island == record.island)
-        }
-        if taken and not self._may_take_slot(record, before):
+        owner = self._in_slot(record.slot)
+        slot = before.slot if before else record.slot
+        is_own = owner in (None, record.island) and slot == record.slot
+        if not is_own and not self._may_take_slot(record, before):
             raise UsageError(
                 f"Slot {record.slot} cannot be island {record.island!r}'s: a slot "
                 "belongs to one name for life if anything of it counted, and the "
-                f"journal has {taken}."
+                f"journal has {owner!r} there, and the island in slot {slot}."
             )
 
     def _may_take_slot(self, record: Joined, before: JournalledMember | None) -> bool:
@@ -245,9 +249,7 @@ class Recorded:
         return not counted and all(key[2] != other for key in self.staged)
 
     def _in_slot(self, slot: int) -> str | None:
-        return next(
-            (name for name, each in self.members.items() if each.slot == slot), None
-        )
+        return self._slots.get(slot)
 
     def _require_left(self, record: Left) -> None:
         member = self.members.get(record.island)
@@ -318,6 +320,14 @@ class Recorded:
 
     def _require_recovered(self, record: Recovered) -> None:
         known = self._require_open(record.fragment, record.round)
+        if record.round - known.round > MAX_LOST_ROUNDS:
+            raise UsageError(
+                f"Fragment {record.fragment} cannot be recovered from round "
+                f"{known.round} to {record.round}: no run loses more than "
+                f"{MAX_LOST_ROUNDS} rounds at once. Release 0.1.0 took such a state "
+                "from any island that invented it. Restore the journal from a copy "
+                "that is older than this record, or begin a new run."
+            )
         rounds = [each.fixed.round for each in record.outcomes]
         bounds = [known.round, *rounds, record.round + 1]
         is_right = all(before < after for before, after in pairwise(bounds)) and all(
@@ -349,6 +359,7 @@ class Recorded:
         other = self._in_slot(record.slot)
         if other is not None and other != record.island:
             del self.members[other]  # forgotten: see `_require_joined`
+        self._slots[record.slot] = record.island
         self.members[record.island] = JournalledMember(
             island=record.island,
             incarnation=record.incarnation,

@@ -92,7 +92,7 @@ def wakes_at(state: CoordinatorState, now_s: float) -> float:
         )
     ]
     moments += [
-        member.lease_until_s
+        min(member.lease_until_s, member.unheard_until_s)
         for member in state.members.known.values()
         if not member.is_heard
     ]

@@ -64,6 +64,10 @@ class Member:
     is_heard: bool = True
     """False after a restart, until the island has said what it holds."""
 
+    unheard_until_s: float = 0.0
+    """Unless it is heard before, rounds wait for it until then: one lease from the
+    restart, which no joining renews."""
+
     arrivals: Mapping[int, Arrivals] = field(default_factory=dict)
     """Of its updates, by fragment: each has a place of its own in the period."""
 
@@ -83,6 +87,10 @@ class Member:
     def is_live(self, now_s: float) -> bool:
         return not self.has_left and now_s <= self.lease_until_s
 
+    def is_unheard(self, now_s: float) -> bool:
+        """Return whether rounds wait for it to say what it holds, if it is live."""
+        return not self.is_heard and now_s <= self.unheard_until_s
+
 
 @dataclass(frozen=True)
 class Live:
@@ -96,23 +104,26 @@ class Live:
     names: frozenset[str]
     from_s: float
     until_s: float
-    """At the earliest, somebody's lease runs out."""
+    """At the earliest, somebody's lease runs out, or the wait for one to be heard."""
 
     steps: Mapping[int, int]
     """How many of them have reached which step."""
 
     unheard: frozenset[str]
-    """Those who have not said yet what they hold."""
+    """Those that rounds wait for because they have not said yet what they hold."""
 
     @classmethod
     def of(cls, known: Mapping[str, Member], now_s: float) -> Live:
         live = [each for each in known.values() if each.is_live(now_s)]
+        unheard = [each for each in live if each.is_unheard(now_s)]
+        moments = [each.lease_until_s for each in live]
+        moments += [each.unheard_until_s for each in unheard]
         return cls(
             names=frozenset([each.island for each in live]),
             from_s=now_s,
-            until_s=min([each.lease_until_s for each in live], default=now_s),
+            until_s=min(moments, default=now_s),
             steps=Counter([each.step for each in live]),
-            unheard=frozenset([each.island for each in live if not each.is_heard]),
+            unheard=frozenset([each.island for each in unheard]),
         )
 
     def holds_at(self, now_s: float) -> bool:
@@ -126,8 +137,10 @@ class Live:
         steps, unheard = self.steps, self.unheard
         if before.step != member.step:
             steps = _moved(steps, before.step, member.step)
-        if before.is_heard != member.is_heard:
-            unheard = unheard ^ {member.island}
+        if before.is_heard and not member.is_heard:
+            return None
+        if member.is_heard and not before.is_heard:
+            unheard = unheard - {member.island}
         return changed(self, steps=steps, unheard=unheard)
 
     @property
@@ -176,7 +189,8 @@ class Members:
         """Return the members with an island's next life, as `tables.JOINING` says.
 
         With the nonce of its present life it is a repeat, and the same life. With an
-        incarnation, a life whose record was lost goes on.
+        incarnation, a life whose record was lost goes on; it says what it holds with
+        the joining, so that nobody waits for it to do so.
 
         Raises:
             UsageError: a live island has the name and another key, or the run is full.
@@ -235,7 +249,7 @@ class Members:
             lease_until_s=now_s + LEASE_S,
             step=step,
             arrivals=before.arrivals if before else {},
-            is_heard=incarnation is None,
+            holds=request.holds if incarnation is not None else (),
             returns=request.returns,
         )
         return self.with_member(member), member

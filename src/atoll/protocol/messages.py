@@ -84,6 +84,10 @@ class Holding:
     digest: bytes
     """Of its anchor and velocity after that round."""
 
+    receipt: bytes = b""
+    """The run's proof that it has committed this; checked and removed by the host
+    before the machine sees it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
@@ -136,6 +140,9 @@ class JoinRequest:
 
     bundle: str = ""
     """The digest of the bundle that its model was built from; empty: of its own."""
+
+    holds: tuple[Holding, ...] = ()
+    """With an incarnation: what this life has taken of each fragment."""
 
     def require_bundle(self, settings: RunSettings) -> None:
         """Return unless the model was built from another bundle than the run's.

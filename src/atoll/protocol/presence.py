@@ -23,7 +23,7 @@ from atoll.protocol.events import (
     Welcome,
 )
 from atoll.protocol.membership import LEASE_S, Member, Members
-from atoll.protocol.messages import Beat, JoinReply
+from atoll.protocol.messages import Beat, Holding, JoinReply
 from atoll.protocol.plausible import max_schedule_step
 from atoll.protocol.rounds import Phase, Round
 from atoll.protocol.run_state import CoordinatorState, Founding
@@ -40,6 +40,7 @@ def join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
     """Let an island in, as a new life or the same; the first one founds the run."""
     request = event.request
     request.require_bundle(state.settings)
+    _require_fitting(state, request.island or "", request.holds)
     if state.model is not None:
         request.model.require_same(state.model)
     position = state.position(now_s)
@@ -209,11 +210,7 @@ def beat(state: CoordinatorState, event: Beaten, now_s: float) -> Result:
 
 def _require_plausible(state: CoordinatorState, beat: Beat) -> None:
     """Refuse what no island of this run can say: others are led by it."""
-    if beat.holds and state.rounds and len(beat.holds) != len(state.rounds):
-        raise Refused(
-            f"Island {beat.island!r} says what it holds of {len(beat.holds)} "
-            f"fragments, and the run has {len(state.rounds)}. Join again."
-        )
+    _require_fitting(state, beat.island, beat.holds)
     if beat.step <= _last_step(state, ()):
         return
     held = [member.holds for member in state.members.known.values()]
@@ -223,6 +220,22 @@ def _require_plausible(state: CoordinatorState, beat: Beat) -> None:
         raise Refused(
             f"Island {beat.island!r} says that it has made step {beat.step}, and with "
             f"round {furthest} open nobody gets beyond {last}. Join again."
+        )
+
+
+def _require_fitting(
+    state: CoordinatorState, island: str, holds: tuple[Holding, ...]
+) -> None:
+    """Refuse holdings of another number of fragments, or of a run without weights."""
+    if holds and state.rounds and len(holds) != len(state.rounds):
+        raise Refused(
+            f"Island {island!r} says what it holds of {len(holds)} "
+            f"fragments, and the run has {len(state.rounds)}. Join again."
+        )
+    if not state.rounds and any(held.round for held in holds):
+        raise Refused(
+            f"Island {island!r} holds rounds, and the run has no weights yet: its "
+            "journal has lost them, or this is another run. Restore the journal."
         )
 
 

@@ -1,9 +1,11 @@
 """What a coordinator lost that its islands still have, and whom it asks for it.
 
-Rule 1: after a restart nothing closes before every live member has said what it holds,
-        or its lease has run out.
+Rule 1: after a restart nothing closes before every live member of the journal has said
+        what it holds, for one lease from the restart at most. Nothing renews that.
 Rule 2: a fragment has lost rounds when a live member holds one that is not committed.
         It opens again after the newest of them: no island is ever asked to go back.
+        Only a holding with the run's receipt counts: the host refuses a message with
+        any other at or beyond the open round before it comes here.
 Rule 3: of several digests for that round, the one that most islands report is right.
 Rule 4: every holder that stands still is asked for it; the first to bring it is heard.
 """

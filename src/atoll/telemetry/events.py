@@ -204,6 +204,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             "Something in the journal did not verify, and the run does without.",
             {"message": Field(Kind.TEXT, "what, where, and what to do")},
         ),
+        "holding_refused": EventKind(
+            "An island reported a round that it cannot prove the run has committed.",
+            UPDATE,
+        ),
         "disk_failed": EventKind(
             "Something could not be written.",
             {"message": Field(Kind.TEXT, "what, and what to do")},

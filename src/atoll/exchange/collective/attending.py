@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from atoll.errors import AtollError, CorruptError, RunEnded
 from atoll.exchange.base import Frame, Outcome
@@ -72,8 +73,8 @@ class Attending:
         """Do what the leader says of a round."""
         match word.says:
             case Says.COMMITTED:
-                position = read_position(word.parts[0])
-                outcome = Outcome(self._made.pop(word.key), position)
+                outcome = self._committed(word)
+                self._inner.note_receipts(outcome)
                 self._flights.land(word.key, outcome)
             case Says.ALONE:
                 self._alone(word.key)
@@ -82,6 +83,13 @@ class Attending:
                 self._flights.land(word.key, RunEnded(word.text))
             case Says.WANTED:
                 self.want(word.key)
+
+    def _committed(self, word: Word) -> Outcome:
+        """Return the outcome that this rank has made, with the run's receipts."""
+        position, *receipts = word.parts
+        after, receipt = receipts if len(receipts) == 2 else (b"", b"")
+        agreed = replace(self._made.pop(word.key), receipt=receipt)
+        return Outcome(agreed, read_position(position), after)
 
     def want(self, key: Key) -> None:
         """Remember a round that waits for this rank while everybody stands still."""

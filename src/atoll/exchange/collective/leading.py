@@ -174,7 +174,9 @@ class Leading:
         brought = self._inner.agree(updates, self._attending.made(key), vouchers)
         if not isinstance(brought, Outcome):
             return Word(Says.ALONE, *key)
-        return Word(Says.COMMITTED, *key, (position_bytes(brought.position),))
+        receipts = brought.receipt, brought.agreed.receipt
+        parts = (position_bytes(brought.position), *receipts)
+        return Word(Says.COMMITTED, *key, parts)
 
     def _vouchers(self, key: Key) -> tuple[bytes, ...] | None:
         """Return every rank's word for what was made; None: they do not agree."""

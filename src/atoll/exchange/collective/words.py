@@ -37,7 +37,8 @@ class Says(IntEnum):
     """I have reduced it: the digest of its header and my voucher, or what is wrong."""
 
     COMMITTED = 7
-    """The outcome is durable: the run's position."""
+    """The outcome is durable: the run's position, and its receipts for the state after
+    the round and for the outcome."""
 
     ALONE = 8
     """Publish your update of this round yourself."""

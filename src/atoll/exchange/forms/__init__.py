@@ -16,6 +16,7 @@ from atoll.exchange.forms.replies import (
     json_answer,
     nowhere_parts,
     parse_reply,
+    receipt_headers,
     reply_parts,
 )
 from atoll.exchange.forms.requests import (
@@ -60,6 +61,7 @@ __all__ = [
     "parse_info",
     "parse_reply",
     "parse_upload",
+    "receipt_headers",
     "reply_parts",
     "require_run",
     "to_request",

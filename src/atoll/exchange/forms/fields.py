@@ -167,20 +167,33 @@ def listed(field: Field[T], *, most: int, least: int = 0) -> Field[tuple[T, ...]
     return Field(lambda values: [field.write(each) for each in values], read)
 
 
-def row(kind: Callable[..., T], fields: Mapping[str, Field[Any]]) -> Field[T]:
-    """Return the rule for a value written as a list of its fields, in order."""
+def row(
+    kind: Callable[..., T],
+    fields: Mapping[str, Field[Any]],
+    *,
+    last: Mapping[str, Field[Any]] | None = None,
+) -> Field[T]:
+    """Return the rule for a value written as a list of its fields, in order.
+
+    The field in `last`, if there is one, is left out when it is empty.
+    """
+    known = {**fields, **(last or {})}
 
     def read(value: object, where: str) -> T:
-        entries = _require_list(value, where, len(fields), len(fields))
-        pairs = zip(fields.items(), entries, strict=True)
+        entries = _require_list(value, where, len(fields), len(known))
+        pairs = zip(known.items(), entries, strict=False)
         return kind(
             **{key: rule.read(each, f"{where}.{key}") for (key, rule), each in pairs}
         )
 
-    return Field(
-        lambda value: [rule.write(getattr(value, key)) for key, rule in fields.items()],
-        read,
-    )
+    def write(value: object) -> list[Any]:
+        entries = [rule.write(getattr(value, key)) for key, rule in fields.items()]
+        for key, rule in (last or {}).items():
+            if getattr(value, key):
+                entries.append(rule.write(getattr(value, key)))
+        return entries
+
+    return Field(write, read)
 
 
 def table(

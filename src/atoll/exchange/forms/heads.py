@@ -10,20 +10,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from atoll.errors import Unreachable, UsageError
-from atoll.exchange.forms.fields import U64_MAX, require_target_name, wrong
+from atoll.exchange.forms.fields import U64_MAX, hexed, require_target_name, wrong
 from atoll.exchange.forms.routes import ROUTES, Route, Takes, decoded, split_target
 from atoll.exchange.forms.text import SEE
 from atoll.protocol.constants import is_digest
 from atoll.settings.rules import shown
 from atoll.wire.header import MAX_FRAGMENT
+from atoll.wire.receipt import RECEIPT_BYTES
 
 PROTOCOL = 2
 """Raised when a form changes; both sides must have the same."""
 
 PROTOCOL_HEADER, RUN_HEADER = "Atoll-Protocol", "Atoll-Run"
+STATE_RECEIPT_HEADER = "Atoll-State-Receipt"
+"""The run's receipt for a state, or for the state after an outcome, in hex."""
+
+OUTCOME_RECEIPT_HEADER = "Atoll-Outcome-Receipt"
+"""The run's receipt for an outcome; with a recovery one for each, after commas."""
+
 MAX_WAIT_S = 60.0
 """The longest that a question for an outcome may wait."""
 
+_RECEIPT = hexed(RECEIPT_BYTES, RECEIPT_BYTES)
 _DECIMAL = re.compile("0|[1-9][0-9]{0,19}")
 _SECONDS = re.compile(r"[0-9]{1,2}(\.[0-9]{1,20})?(e-[0-9]{1,3})?")
 
@@ -108,6 +116,29 @@ def seconds_text(said: str, where: str) -> float:
     if not _SECONDS.fullmatch(said) or float(said) > MAX_WAIT_S:
         raise wrong(where, said, f"a number of seconds from 0 to {MAX_WAIT_S}")
     return float(said)
+
+
+def read_receipt(headers: Mapping[str, str], name: str) -> bytes:
+    """Return the receipt in a header, by lower-case name; empty: there is none.
+
+    Raises:
+        UsageError: the header holds something else.
+    """
+    text = headers.get(name.lower())
+    return b"" if text is None else _RECEIPT.read(text, name)
+
+
+def read_receipts(headers: Mapping[str, str], name: str, *, most: int) -> list[bytes]:
+    """Return the receipts of a header, in order, and not more than `most`.
+
+    Raises:
+        UsageError: the header holds something else, or more.
+    """
+    text = headers.get(name.lower())
+    entries = text.split(",", most) if text else []
+    if len(entries) > most:
+        raise wrong(name, text, f"at most {most} receipts")
+    return [_RECEIPT.read(entry.strip(), name) for entry in entries]
 
 
 def _require_protocol(headers: Mapping[str, str]) -> None:

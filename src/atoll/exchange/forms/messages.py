@@ -40,6 +40,7 @@ from atoll.protocol.messages import Role
 from atoll.settings.rules import shown
 from atoll.wire import blake3_digest
 from atoll.wire.header import BASE_BYTES, MAX_FRAGMENT
+from atoll.wire.receipt import RECEIPT_BYTES
 
 MAX_FRAGMENTS = 65_536
 MAX_ISLANDS = 65_536
@@ -53,7 +54,13 @@ _FRAGMENT = whole(0, MAX_FRAGMENT)
 _FRAGMENTS = listed(_FRAGMENT, most=MAX_FRAGMENTS)
 
 COUNTED = row(Counted, {"round": whole(), "inner_steps": whole(), "tokens": whole()})
-HOLDING = row(Holding, {"round": whole(), "digest": hexed(BASE_BYTES, BASE_BYTES)})
+RECEIPT = hexed(RECEIPT_BYTES, RECEIPT_BYTES)
+HOLDING = row(
+    Holding,
+    {"round": whole(), "digest": hexed(BASE_BYTES, BASE_BYTES)},
+    last={"receipt": RECEIPT},
+)
+HOLDINGS = listed(HOLDING, most=MAX_FRAGMENTS)
 
 # Statistics are added up over islands: sums must stay finite and readable.
 _SHOWN = whole(0, _SIZE_MAX)
@@ -81,7 +88,7 @@ BEAT = table(
         "incarnation": whole(),
         "step": whole(),
         "waits_for": maybe(listed(whole(), least=2, most=2)),
-        "holds": listed(HOLDING, most=MAX_FRAGMENTS),
+        "holds": HOLDINGS,
         "stats": maybe(STATS),
     },
 )
@@ -140,13 +147,15 @@ _ASKED: Field[dict[str, Any]] = table(
         "bundle": _DIGEST,
         "model": MODEL,
     },
+    optional={"holds": HOLDINGS},
 )
 
 
 def join_form(call: JoinCall) -> dict[str, Any]:
     """Return what a joining says beside the island's name, which is in the path."""
     request = call.request
-    return {
+    holds = {"holds": HOLDINGS.write(request.holds)} if request.holds else {}
+    return holds | {
         "key": call.key.hex(),
         "nonce": call.nonce.hex(),
         "incarnation": request.incarnation,

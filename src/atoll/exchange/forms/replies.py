@@ -8,7 +8,7 @@ frame alone and can be fetched again from any byte. A position that is above
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,7 +32,12 @@ from atoll.exchange.calls import (
 from atoll.exchange.forms.failures import failure_parts, read_failure
 from atoll.exchange.forms.fields import Field, choice, table, whole
 from atoll.exchange.forms.frames import Incoming, buffers_of
-from atoll.exchange.forms.heads import whole_text
+from atoll.exchange.forms.heads import (
+    OUTCOME_RECEIPT_HEADER,
+    STATE_RECEIPT_HEADER,
+    read_receipt,
+    whole_text,
+)
 from atoll.exchange.forms.messages import POSITION, join_reply_form, read_join_reply
 from atoll.exchange.forms.routes import Takes, methods_of
 from atoll.exchange.forms.text import MAX_LARGE_BYTES, MAX_SMALL_BYTES, dump, load
@@ -76,10 +81,11 @@ def reply_parts(reply: Reply) -> Answer:
             return json_answer({"reception": reply.value}, what="reception")
         case Kept():
             return json_answer(_KEPT.write(reply), what="answer")
-        case Frame():
-            return _frame_answer(reply)
-        case Outcome(agreed, position):
-            return _with_position(_frame_answer(agreed), position)
+        case Frame(receipt=receipt):
+            return _with_receipts(_frame_answer(reply), state=receipt)
+        case Outcome(agreed, position, receipt):
+            answer = _with_position(_frame_answer(agreed), position)
+            return _with_receipts(answer, state=receipt, outcome=agreed.receipt)
 
 
 def error_parts(error: Exception) -> Answer:
@@ -113,6 +119,19 @@ def _frame_answer(frame: Frame) -> Answer:
         return Answer(200, headers | {"Content-Type": Takes.HEADER.value}, (packed,))
     body = buffers_of(frame)
     return Answer(200, headers | {"Content-Type": Takes.FRAME.value}, body)
+
+
+def receipt_headers(*, state: bytes = b"", outcome: bytes = b"") -> dict[str, str]:
+    """Return the headers that carry receipts; none for an empty one."""
+    receipts = {STATE_RECEIPT_HEADER: state, OUTCOME_RECEIPT_HEADER: outcome}
+    return {name: each.hex() for name, each in receipts.items() if each}
+
+
+def _with_receipts(
+    answer: Answer, *, state: bytes = b"", outcome: bytes = b""
+) -> Answer:
+    headers = receipt_headers(state=state, outcome=outcome)
+    return Answer(answer.status, answer.headers | headers, answer.body)
 
 
 def _with_position(answer: Answer, position: Position) -> Answer:
@@ -163,15 +182,25 @@ def _read(call: Call, kind: str, headers: Mapping[str, str], body: Incoming) -> 
         case OutcomeCall() if kind == Takes.JSON:
             return POSITION.read(_json(body), "position")
         case OutcomeCall() | AgreedCall() if kind == Takes.FRAME:
-            return Outcome(body.frame(), _position(headers, body))
+            return _outcome(body.frame(), headers, body)
         case OutcomeCall() | AgreedCall() if kind == Takes.HEADER:
             agreed = Frame(body.header(), np.empty(0, np.uint8))
-            return Outcome(agreed, _position(headers, body))
+            return _outcome(agreed, headers, body)
         case StateCall() if kind == Takes.FRAME:
-            return body.frame()
+            receipt = read_receipt(headers, STATE_RECEIPT_HEADER)
+            return replace(body.frame(), receipt=receipt)
     raise Unreachable(
         f"A body of type {shown(kind)} came back, and not from a coordinator of Atoll. "
         "Check the address, and what stands in between."
+    )
+
+
+def _outcome(agreed: Frame, headers: Mapping[str, str], body: Incoming) -> Outcome:
+    receipt = read_receipt(headers, OUTCOME_RECEIPT_HEADER)
+    return Outcome(
+        replace(agreed, receipt=receipt),
+        _position(headers, body),
+        read_receipt(headers, STATE_RECEIPT_HEADER),
     )
 
 

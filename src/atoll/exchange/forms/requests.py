@@ -27,9 +27,18 @@ from atoll.exchange.calls import (
     StateCall,
 )
 from atoll.exchange.constants import PART_BYTES
-from atoll.exchange.forms.frames import Incoming, buffers_of
+from atoll.exchange.forms.frames import MAX_OUTCOMES, Incoming, buffers_of
 from atoll.exchange.forms.gathered import gathered_parts, read_gathered
-from atoll.exchange.forms.heads import PROTOCOL, PROTOCOL_HEADER, RUN_HEADER, Asked
+from atoll.exchange.forms.heads import (
+    OUTCOME_RECEIPT_HEADER,
+    PROTOCOL,
+    PROTOCOL_HEADER,
+    RUN_HEADER,
+    STATE_RECEIPT_HEADER,
+    Asked,
+    read_receipt,
+    read_receipts,
+)
 from atoll.exchange.forms.messages import (
     BEAT,
     MAX_FRAGMENTS,
@@ -149,7 +158,8 @@ def _request(call: Call) -> Sent:
                 "recover", number, island=island, incarnation=incarnation
             )
             body = (*map(pack, outcomes), *buffers_of(state))
-            return _sent("recover", target, *body, takes=Takes.FRAMES)
+            sent = _sent("recover", target, *body, takes=Takes.FRAMES)
+            return replace(sent, headers=sent.headers | _receipts_of(call))
 
 
 def _sent(
@@ -169,6 +179,16 @@ def _sent(
             )
         headers[BEAT_HEADER] = said
     return Sent(method_of(name), target, headers, body)
+
+
+def _receipts_of(call: RecoverCall) -> dict[str, str]:
+    headers = {}
+    if call.state.receipt:
+        headers[STATE_RECEIPT_HEADER] = call.state.receipt.hex()
+    if call.receipts:
+        shown = ", ".join(each.hex() for each in call.receipts)
+        headers[OUTCOME_RECEIPT_HEADER] = shown
+    return headers
 
 
 def _beat_text(beat: Beat) -> str:
@@ -212,7 +232,17 @@ def _call(asked: Asked, body: Incoming) -> Call:
         case "recover":
             outcomes, state = body.recovery()
             _require_same("fragment", state.header.fragment, asked.fragment)
-            return RecoverCall(asked.island, asked.incarnation, state, outcomes)
+            receipt = read_receipt(asked.headers, STATE_RECEIPT_HEADER)
+            receipts = read_receipts(
+                asked.headers, OUTCOME_RECEIPT_HEADER, most=MAX_OUTCOMES
+            )
+            return RecoverCall(
+                asked.island,
+                asked.incarnation,
+                replace(state, receipt=receipt),
+                outcomes,
+                tuple(receipts),
+            )
         case "agreed":
             return read_gathered(asked, body)
         case "leave":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,10 @@ BEAT = Beat(
     incarnation=3,
     step=712,
     waits_for=(0, 8),
-    holds=(Holding(7, bytes(range(16))), Holding(6, bytes(16))),
+    holds=(
+        Holding(7, bytes(range(16)), bytes(range(0xF0, 0x100))),
+        Holding(6, bytes(16)),
+    ),
 )
 POSITION = Position(
     step=700, rounds=(8, 7), last_round=20, tokens=5000, wanted=(0,), lost=(1,)
@@ -202,13 +205,16 @@ def several(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]
     return st.lists(values, max_size=4).map(tuple)
 
 
+SIXTEEN = st.binary(min_size=16, max_size=16)
+RECEIPTS = st.just(b"") | SIXTEEN
+HOLDINGS = st.builds(Holding, NUMBERS, SIXTEEN, RECEIPTS)
 BEATS = st.builds(
     Beat,
     island=NAMES,
     incarnation=NUMBERS,
     step=NUMBERS,
     waits_for=st.none() | st.tuples(NUMBERS, NUMBERS),
-    holds=several(st.builds(Holding, NUMBERS, st.binary(min_size=16, max_size=16))),
+    holds=several(HOLDINGS),
 )
 TENSORS = st.builds(
     TensorSpec,
@@ -234,6 +240,7 @@ UPDATES = st.builds(
     an_update, fragment=FRAGMENTS, round=NUMBERS, island=NAMES, incarnation=NUMBERS
 )
 STATES = st.builds(a_state, fragment=FRAGMENTS, round=NUMBERS).map(frame_of)
+PROVEN_STATES = st.builds(replace, STATES, receipt=RECEIPTS)
 KEYS = st.binary(min_size=1, max_size=64)
 
 
@@ -268,6 +275,7 @@ CALLS: st.SearchStrategy[Call] = st.one_of(
             island=st.none() | NAMES,
             incarnation=st.none() | NUMBERS,
             after=NUMBERS,
+            holds=several(HOLDINGS),
         ),
         KEYS,
         KEYS,
@@ -292,8 +300,9 @@ CALLS: st.SearchStrategy[Call] = st.one_of(
         RecoverCall,
         NAMES,
         NUMBERS,
-        STATES,
+        PROVEN_STATES,
         st.lists(st.just(sealed(an_agreed())), max_size=2).map(tuple),
+        st.lists(SIXTEEN, max_size=2).map(tuple),
     ),
 )
 
@@ -302,6 +311,8 @@ OFFER = OfferCall(sealed(an_update()))
 QUESTION = OutcomeCall(2, 7, 2.0, BEAT)
 AGREED = frame_of(an_agreed())
 NO_BODY = np.empty(0, np.uint8)
+PROVEN = st.builds(replace, st.just(AGREED), receipt=RECEIPTS)
+PROVEN_HEADER = st.builds(Frame, st.just(AGREED.header), st.just(NO_BODY), RECEIPTS)
 
 REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
     st.tuples(
@@ -330,21 +341,22 @@ REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
         st.sampled_from([OFFER, PublishCall(frame_of(an_update()))]),
         st.sampled_from(Reception),
     ),
-    st.tuples(st.just(QUESTION), st.builds(Outcome, st.just(AGREED), POSITIONS)),
+    st.tuples(st.just(QUESTION), st.builds(Outcome, PROVEN, POSITIONS, RECEIPTS)),
     st.tuples(
         st.just(AgreedCall("a", 1, (OFFER.header,))),
-        st.builds(Outcome, st.just(Frame(AGREED.header, NO_BODY)), POSITIONS)
+        st.builds(Outcome, PROVEN_HEADER, POSITIONS, RECEIPTS)
         | st.sampled_from([Reception.WANTED, Reception.COMMITTED]),
     ),
     st.tuples(
         st.just(QUESTION),
         st.builds(
             Outcome,
-            st.just(Frame(AGREED.header, np.empty(0, np.uint8))),
+            PROVEN_HEADER,
             POSITIONS,
+            RECEIPTS,
         ),
     ),
-    st.tuples(st.just(StateCall(2)), STATES),
+    st.tuples(st.just(StateCall(2)), PROVEN_STATES),
     st.tuples(st.just(KeepCall("a", 1, "0" * 64, 0)), st.builds(Kept, NUMBERS)),
     st.tuples(st.sampled_from([LeaveCall("a", 1), QUESTION]), st.none()),
 )

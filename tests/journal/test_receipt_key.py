@@ -10,7 +10,7 @@ from atoll.journal.encoding import encode
 from atoll.journal.recorded import MAX_LOST_ROUNDS
 from atoll.journal.records import Joined, Recovered
 from atoll.simulate.disk import SimDisk
-from tests.journal.golden import golden_run
+from tests.journal.golden import FILES, golden_run
 from tests.journal.test_golden import stored
 
 NAME = "receipts.key"
@@ -27,7 +27,7 @@ def test_a_run_keeps_its_key() -> None:
 
 def test_a_journal_from_before_there_were_receipts_gets_a_key() -> None:
     """What 0.1.0 has written opens, and has the same key from then on."""
-    disk = stored()
+    disk = stored(FILES[0])
     assert NAME not in disk.names("")
     key = Journal.open(disk).receipt_key
 

@@ -8,7 +8,7 @@ from atoll.errors import CorruptError, UsageError
 from atoll.journal import Journal
 from atoll.journal.encoding import encode
 from atoll.journal.recorded import MAX_LOST_ROUNDS
-from atoll.journal.records import Joined, Recovered
+from atoll.journal.records import Recovered
 from atoll.simulate.disk import SimDisk
 from tests.journal.golden import FILES, golden_run
 from tests.journal.test_golden import stored
@@ -65,17 +65,6 @@ def test_a_recovery_to_a_round_that_cannot_have_been_is_named(round: int) -> Non
 
     with pytest.raises(CorruptError, match=rf"to {round}: no run loses.*0\.1\.0"):
         Journal.open(run.disk)
-
-
-def test_slots_of_many_islands_are_looked_up() -> None:
-    """A slot and a name belong together for life, in whatever order they came."""
-    journal = golden_run().journal
-    taken = {member.slot: name for name, member in journal.recorded.members.items()}
-    for slot, name in taken.items():
-        with pytest.raises(UsageError, match="one name for life"):
-            journal.append(Joined(island="stranger", incarnation=1, slot=slot))
-        with pytest.raises(UsageError, match="one name for life"):
-            journal.append(Joined(island=name, incarnation=99, slot=max(taken) + 1))
 
 
 def test_an_empty_disk_has_a_key_before_it_has_a_log() -> None:

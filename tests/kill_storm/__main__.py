@@ -117,6 +117,11 @@ def _summarise(
         f"{books.gone // fragments} gone with killed processes, "
         f"{books.given_up // fragments} given up and reported"
     )
+    if books.overlooked:
+        tell(
+            f"  {books.overlooked} updates of killed processes came while their round "
+            "was being closed, and are among what is gone"
+        )
 
 
 def _say(line: str) -> None:

@@ -91,13 +91,16 @@ class Crowd:
         """Questions so far: one that waits for long is asked again."""
 
     def __enter__(self) -> Crowd:
-        for number in range(self._count):
-            sock = socket.create_connection(self._address, timeout=SILENT_S)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._stack.enter_context(sock)
-            self._by_handle[sock.fileno()] = Island(number, sock)
-            self._poll.register(sock, select.EPOLLIN)
         return self
+
+    def _connect(self, number: int) -> Island:
+        """Connect an island that speaks at once: without a token few may wait."""
+        sock = socket.create_connection(self._address, timeout=SILENT_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._stack.enter_context(sock)
+        island = self._by_handle[sock.fileno()] = Island(number, sock)
+        self._poll.register(sock, select.EPOLLIN)
+        return island
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
@@ -107,8 +110,9 @@ class Crowd:
         """Go through some rounds; return when everybody had each outcome."""
         ends: list[float] = []
         left = dict.fromkeys(range(first, last + 1), self._count)
-        for island in self._by_handle.values():
-            self._publish(island, first)
+        known = {island.number: island for island in self._by_handle.values()}
+        for number in range(self._count):
+            self._publish(known.get(number) or self._connect(number), first)
         while left:
             ready = self._poll.poll(SILENT_S)
             assert ready, f"nobody was answered for {SILENT_S:g} s"

@@ -62,6 +62,7 @@ from atoll.security import (
     require_safe_listening,
     run_tokens,
 )
+from atoll.security.private import require_own_directory
 from atoll.settings import RunSettings
 from atoll.telemetry import Events, JsonlWriter
 
@@ -88,9 +89,12 @@ def open_service(
 
     Raises:
         UsageError: there is no run and no settings are given, the run there has
-            others, or is on its way still.
+            others, or is on its way still; or the directory belongs to another user,
+            or others can change it.
     """
     require_arrived(directory)
+    if directory.exists():
+        require_own_directory(directory)
     disk = SystemDisk(directory / JOURNAL)
     try:
         return disk, _service(disk, directory, settings, now_s)

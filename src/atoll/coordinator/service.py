@@ -90,6 +90,10 @@ RETRY_S = 1.0
 MAX_REFUSALS = 100
 """How many are remembered until somebody looks."""
 
+MAX_NEWCOMERS = 256
+"""How many islands that joined after a round opened may publish for it, in a run
+whose settings bound its islands by nothing else."""
+
 Defer = Callable[[Close], None]
 """Takes note of a round that is to be reduced: by `agree`, then `commit`."""
 
@@ -381,7 +385,31 @@ class Service:
         assert isinstance(reception, Reception)
         if reception is Reception.STAGED and header.kind is Kind.DEPARTING:
             self._committing.keep(header.fragment, header.round, header.island)
+        if reception is Reception.WANTED:
+            self._require_place(header)
         return reception
+
+    def _require_place(self, header: Header) -> None:
+        """Return if a round has a place for an update, before its body is read.
+
+        Whoever the round has waited for since it opened has one. Others share as many
+        as the run may have islands: names that come and go cannot fill the disk.
+
+        Raises:
+            Unreachable: there is none: ask again, in the next round.
+        """
+        round = self.state.rounds[header.fragment]
+        standing = round.staged if header.round == round.number else round.ahead
+        if header.island in standing or header.island in round.candidates:
+            return
+        others = len(standing.keys() - round.candidates)
+        most = self.state.settings.run.max_islands or MAX_NEWCOMERS
+        if others >= most:
+            raise Unreachable(
+                f"Round {header.round} of fragment {header.fragment} holds {others} "
+                f"updates of islands that joined after it opened, and takes {most} "
+                "(run.max_islands). Ask again when it is over."
+            )
 
     def check_of(self, header: Header) -> UpdateCheck:
         """Return what judges the body of an update that is wanted."""

@@ -50,6 +50,7 @@ class Spool:
         sweep_nameless(directory)
         self._room = room or Room(lambda: UNBOUNDED_BYTES)
         self._files = SpareFiles(lambda: nameless(directory))
+        self._room.reclaimers.append(self._files.clear)
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._blocks = 0
@@ -102,10 +103,6 @@ class Spool:
         """Give a file, and room for what it does not have yet."""
         file = self._files.file(size_bytes)
         more_bytes = max(0, size_bytes - file.size_bytes)
-        try:
-            self._room.require(more_bytes, what=what)
-        except DiskFull:
-            self._files.clear()  # what is only kept for later gives way
         with self._room.claiming(more_bytes, what=what) as claim:
             yield file, claim
 

@@ -40,6 +40,9 @@ class Room:
         self.reserve_bytes = RECORDS_BYTES
         """Kept for the journal; whoever knows the run's model sets it."""
 
+        self.reclaimers: list[Callable[[], None]] = []
+        """Called when there is no room, to give back what is kept without need."""
+
     @property
     def free_bytes(self) -> int:
         """What is free and not claimed, the reserve included."""
@@ -54,8 +57,7 @@ class Room:
         Raises:
             DiskFull: there is not.
         """
-        with self._lock:
-            self._require(size_bytes, what, beyond_bytes)
+        self._reserve(Claim(0), size_bytes, what, beyond_bytes)
 
     @contextmanager
     def claiming(self, size_bytes: int, *, what: str) -> Iterator[Claim]:
@@ -65,9 +67,7 @@ class Room:
             DiskFull: there is none.
         """
         claim = Claim(size_bytes)
-        with self._lock:
-            self._require(size_bytes, what, 0)
-            self._claims.append(claim)
+        self._reserve(claim, size_bytes, what, 0)
         try:
             yield claim
         finally:
@@ -78,6 +78,25 @@ class Room:
     def _unclaimed(self) -> int:
         claimed = sum(claim.left_bytes for claim in self._claims)
         return max(0, self._free_bytes() - claimed)
+
+    def _reserve(
+        self, claim: Claim, size_bytes: int, what: str, beyond_bytes: int
+    ) -> None:
+        """Note a claim if there is room, after some was made if that is needed."""
+        try:
+            self._note(claim, size_bytes, what, beyond_bytes)
+        except DiskFull:
+            for reclaim in self.reclaimers:
+                reclaim()
+            self._note(claim, size_bytes, what, beyond_bytes)
+
+    def _note(
+        self, claim: Claim, size_bytes: int, what: str, beyond_bytes: int
+    ) -> None:
+        with self._lock:
+            self._require(size_bytes, what, beyond_bytes)
+            if claim.left_bytes:
+                self._claims.append(claim)
 
     def _require(self, size_bytes: int, what: str, beyond_bytes: int) -> None:
         free = self._unclaimed()

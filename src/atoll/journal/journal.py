@@ -79,6 +79,7 @@ class Journal:
         self._drafts = Drafts(disk)
         self._bodies = Bodies(disk, self._drafts)
         self._departing = Departing(disk, self._drafts, self.room)
+        self.room.reclaimers.append(self._collect_departed)
         self._recent: dict[tuple[int, int], Agreed] = {}
         self._later: list[str] = []
         """Files that show what the log has lost, in words."""
@@ -456,6 +457,12 @@ class Journal:
         """
         self._snapshots.compact(fragment)
         self._departing.collect(fragment, self.recorded.fragment(fragment).round)
+
+    def _collect_departed(self) -> None:
+        """Remove departing updates whose rounds are over, ahead of compaction."""
+        for fragment, known in enumerate(self.recorded.fragments):
+            with suppress(DiskError):
+                self._departing.collect(fragment, known.round)
 
     def _require_frame(self, header: Header, body: U8, kind: Kind) -> None:
         created = self.recorded.created

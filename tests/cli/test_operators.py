@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import signal
@@ -282,3 +284,33 @@ def test_an_interrupt_is_no_failure_of_ours(served: Served) -> None:
         _, complaints = process.communicate(timeout=60)
 
         assert (process.returncode, complaints) == (130, "")
+
+
+def test_a_doctor_looks_at_a_directory(tmp_path: Path, capsys: Said) -> None:
+    """Whose it is, what its file system can do, and how much is free."""
+    code, out, _ = run(capsys, "doctor", "--dir", f"{tmp_path}/new", "--json")
+
+    assert code == 0
+    assert [each["step"] for each in json.loads(out)] == [
+        "directory",
+        "file system",
+        "free space",
+    ]
+    (tmp_path / "new").chmod(0o755)
+    code, out, _ = run(capsys, "doctor", "--dir", f"{tmp_path}/new")
+    assert (code, "mode 755" in out) == (2, True)
+    assert run(capsys, "doctor")[0] == 2
+
+
+def test_a_doctor_says_that_a_file_system_will_not_do(
+    tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run would begin there, and could not be safe."""
+
+    def refuse(handle: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    code, out, _ = run(capsys, "doctor", "--dir", f"{tmp_path}")
+
+    assert (code != 0, "cannot lock files" in out) == (True, True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,11 +18,21 @@ import typer
 from atoll.cli.asking import Asking, surroundings_for
 from atoll.cli.names import RUN, StoreUrl, place_of, url_of
 from atoll.cli.terminal import painted
-from atoll.errors import AtollError, Refused, Unreachable, exit_code
+from atoll.disk import require_able
+from atoll.disk.room import RECORDS_BYTES
+from atoll.errors import (
+    AtollError,
+    DiskFull,
+    Refused,
+    Unreachable,
+    UsageError,
+    exit_code,
+)
 from atoll.exchange.forms import PROTOCOL, parse_info
 from atoll.exchange.forms.heads import PROTOCOL_HEADER
 from atoll.island.reach import CONNECT_S, call_to
 from atoll.security import Credentials, Role, RunUrl, calling_context, secured
+from atoll.security.private import private_directory
 from atoll.telemetry.amounts import size as shown_size
 
 SKEW_S = 5.0
@@ -185,7 +197,11 @@ class Examination:
 
 
 def doctor(
-    run: Annotated[str, RUN],
+    run: Annotated[str | None, RUN] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option("--dir", help="A directory that is to keep a run, served here."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look, step by step, at what stands between this machine and a run.
@@ -193,8 +209,10 @@ def doctor(
     Exits with 0 when every step is well, and otherwise with the code of the first
     that failed, which says what to do.
     """
+    if run is None and directory is None:
+        raise UsageError("Name a run, or give a directory with --dir.")
     steps = []
-    for step in _steps(run):
+    for step in _all_steps(run, directory):
         steps.append(step)
         if not as_json:
             _show(step)
@@ -203,6 +221,57 @@ def doctor(
         typer.echo(json.dumps(rows, indent=2))
     if steps[-1].error is not None:
         raise typer.Exit(exit_code(steps[-1].error))
+
+
+def _all_steps(run: str | None, directory: Path | None) -> Iterator[Step]:
+    """Yield the steps up to the first that failed."""
+    for step in _directory_steps(directory) if directory else ():
+        yield step
+        if not step.is_ok:
+            return
+    if run is not None:
+        yield from _steps(run)
+
+
+def _directory_steps(directory: Path) -> Iterator[Step]:
+    """Yield what a directory is good for that is to keep a run."""
+    looks: tuple[tuple[str, Callable[[Path], str]], ...] = (
+        ("directory", _own),
+        ("file system", _able),
+        ("free space", _free),
+    )
+    for name, look in looks:
+        try:
+            yield Step(name, look(directory))
+        except AtollError as exc:
+            yield Step(name, str(exc), exc)
+            return
+
+
+def _own(directory: Path) -> str:
+    private_directory(directory)
+    return f"{directory} is this user's alone"
+
+
+def _able(directory: Path) -> str:
+    found = require_able(directory)
+    said = "locks, syncs and renames"
+    if not found.has_tmpfile:
+        said += "; it has no O_TMPFILE, so updates have a name for a moment"
+    if not found.has_links:
+        said += "; it has no hard links, so private files are made under a lock"
+    return said
+
+
+def _free(directory: Path) -> str:
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    if free < RECORDS_BYTES:
+        raise DiskFull(
+            f"{free} bytes are free in {directory}, and {RECORDS_BYTES} are kept for "
+            "the journal of even the smallest run. Free some space there."
+        )
+    return f"{shown_size(free)}, of which a run keeps a reserve for its journal"
 
 
 def _steps(run: str) -> Iterator[Step]:

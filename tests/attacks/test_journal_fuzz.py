@@ -24,6 +24,7 @@ MUTATIONS = 100
 
 PLACE = re.compile(
     r"(log|means|bodies|states|departing|constants)/[\w.-]*|[Ff]ragment \d|segment \d"
+    r"|receipts\.key"
 )
 
 
@@ -69,6 +70,8 @@ def _forget_end(disk: Any, segment: str) -> None:
 def renamed(rng: random.Random, name: str) -> str:
     """Return a name that another file of a journal has, or might have."""
     folder, _, last = name.rpartition("/")
+    if not folder:
+        return f"{name}.old"
     number = rng.choice([0, 1, 2, 3, 5, 9, 40])
     if folder == "log":
         suffix = rng.choice(["", ".end", ".old"])
@@ -180,6 +183,15 @@ def test_a_damaged_constant_is_noticed_by_its_name() -> None:
     (name,) = [each for each in files if each.startswith("constants/")]
     assert name == name_of(blake3_digest(files[name]).hex())
     assert opened({**files, name: files[name][:-1]}).constants.kept == set()
+
+
+def test_a_missing_key_of_receipts_is_reported() -> None:
+    """Another one does not know what islands hold."""
+    files = dict(journal_files(1, True))
+    del files["receipts.key"]
+
+    (report,) = opened(files).damage
+    assert "receipts.key is missing, and another key was made" in report
 
 
 def test_an_empty_directory_is_no_journal() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.journal import Counted, Ended, EpochSet, Journal
+from atoll.journal.receipt_key import load_receipt_key
 from atoll.simulate.disk import SimDisk
 from atoll.wire import Verdict
 from tests.journal.golden import (
@@ -25,6 +26,8 @@ def stored(file: Path) -> SimDisk:
     disk = SimDisk()
     for name, text in json.loads(file.read_text()).items():
         disk.write_new(name, [bytes.fromhex(text)])
+    if file not in (FILES[0], MOVED_FILES[0]):
+        load_receipt_key(disk)  # which is random
     return disk
 
 

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.disk import Disk
@@ -108,6 +108,31 @@ def test_what_is_cut_is_reported_with_its_place() -> None:
 
     assert cut == (FIRST, size, 10)
     assert f"10 bytes at the end of {FIRST}, from byte {size} on" in str(cut)
+
+
+@settings(max_examples=200)
+@given(lost=st.sets(st.integers(0, 40)), is_sealed=st.booleans(), size=st.integers(0))
+def test_an_append_may_lose_any_of_its_sectors(
+    lost: set[int], is_sealed: bool, size: int
+) -> None:
+    """A crash leaves sectors in any order: the record is whole, or was never there."""
+    disk = a_log([b"promised"], is_sealed=is_sealed)
+    log = Log.open(disk)
+    name = max(each for each in disk.names("log/") if not each.endswith(".end"))
+    before = len(disk.read(name))
+    log.append(b"x" * 9000)
+    data = bytearray(disk.read(name))
+    for sector in lost:
+        first = max(before, 512 * sector)
+        data[first : 512 * (sector + 1)] = bytes(
+            max(0, min(len(data), 512 * (sector + 1)) - first)
+        )
+    del data[max(before, size % (2 * len(data))) :]
+
+    found = said(with_file(name, bytes(data), disk))
+
+    assert found[:2] == [b"first", b"promised"]
+    assert found[2:] in ([], [b"x" * 9000])
 
 
 def test_a_torn_copy_is_reported_as_cut() -> None:

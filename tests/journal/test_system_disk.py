@@ -6,12 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from atoll.disk import SystemDisk
-from atoll.errors import UsageError
+from atoll.errors import CorruptError, UsageError
+from atoll.journal import Journal
 from atoll.simulate.disk import SimDisk
 from tests.journal.runs import LARGE, SMALL, Run, bits, view
 
@@ -90,6 +93,38 @@ def test_a_journal_is_the_same_on_any_disk(tmp_path: Path) -> None:
     for name in disk.names(""):
         if name != "receipts.key":  # random
             assert disk.read(name) == twin.disk.read(name)
+    disk.close()
+
+
+def test_an_end_is_sealed_beside_the_rounds(tmp_path: Path) -> None:
+    """One thread commits and another seals: the journal is whole, and proved."""
+    disk = SystemDisk(tmp_path)
+    run, has_ended = Run(disk).start(), threading.Event()
+
+    def seal() -> None:
+        while not has_ended.is_set():
+            run.journal.seal()
+
+    with ThreadPoolExecutor(1) as threads:
+        sealing = threads.submit(seal)
+        for _ in range(30):
+            run.commit(0)
+        has_ended.set()
+        sealing.result()
+    run.journal.seal()
+    disk.close()
+    log = tmp_path / "log" / "00000001"
+    data = log.read_bytes()
+
+    run.disk = disk = SystemDisk(tmp_path)
+    run.reopen().check()
+    assert (run.journal.damage, run.journal.cut) == ([], None)
+    assert disk.names("log/") == ["log/00000001", "log/00000001.end"]
+    disk.close()
+    log.write_bytes(data[: data.rindex(b"\xa7REC")])
+    disk = SystemDisk(tmp_path)
+    with pytest.raises(CorruptError, match="log/00000001 is damaged at byte"):
+        Journal.open(disk)
     disk.close()
 
 

@@ -31,6 +31,7 @@ from atoll.journal.later import FOLDERS, later_files, require_not_founded
 from atoll.journal.log import FOLDER as LOG
 from atoll.journal.log import Cut, Log
 from atoll.journal.past import Past
+from atoll.journal.receipt_key import NAME as RECEIPT_KEY
 from atoll.journal.receipt_key import load_receipt_key
 from atoll.journal.recorded import Recorded
 from atoll.journal.records import (
@@ -81,8 +82,8 @@ class Journal:
         self._departing = Departing(disk, self._drafts, self.room)
         self.room.reclaimers.append(self._collect_departed)
         self._recent: dict[tuple[int, int], Agreed] = {}
-        self._later: list[str] = []
-        """Files that show what the log has lost, in words."""
+        self._found: list[str] = []
+        """Files that are later than the log, or missing beside it, in words."""
 
         self._prepared: tuple[Header, Place | None, str | None] | None = None
         self.recorded = Recorded(self._roster)
@@ -126,7 +127,13 @@ class Journal:
             CorruptError: something promised is damaged or missing; nothing is removed.
         """
         _require_log_or_nothing(disk)
+        has_key = bool(disk.names(RECEIPT_KEY))
         journal = cls(disk, Log.open(disk))
+        if not has_key and not journal._log.was_first_version:
+            journal._found.append(
+                f"{RECEIPT_KEY} is missing, and another key was made: what islands can "
+                "prove of earlier rounds is not known any more. Restore it from a copy."
+            )
         if not journal.recorded.fragments:
             require_not_founded(disk)
         journal._snapshots.check(journal._bodies.open(journal.recorded.fragments))
@@ -143,7 +150,7 @@ class Journal:
         """What did not verify and could be done without, in words."""
         return [
             *self._log.damage,
-            *self._later,
+            *self._found,
             *self._snapshots.damage,
             *self.constants.damage,
         ]
@@ -540,7 +547,7 @@ class Journal:
         """Remove what no record names, unless it shows that records are missing."""
         later = later_files(self._disk, self.recorded.fragments)
         kept = {each.name for each in later}
-        self._later = [str(each) for each in later]
+        self._found += [str(each) for each in later]
         for name in kept:
             self._drafts.give_way(name)
         self._log.sweep()

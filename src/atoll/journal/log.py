@@ -35,6 +35,7 @@ from atoll.journal.segments import (
     RECORD_BYTES,
     RESTORE,
     VERSION,
+    WITHOUT_COPIES,
     Entry,
     Head,
     checksum_in,
@@ -94,6 +95,9 @@ class Log:
         self._sealing = threading.Lock()
         self.cut: Cut | None = None
         """What did not verify at the end of the log when it was opened."""
+
+        self.was_first_version = False
+        """Whether a release that wrote no copies has written the log until now."""
 
         self.damage: list[str] = []
         """What did not verify and was read from its copy, in words."""
@@ -294,6 +298,7 @@ class Log:
         head = self._chain[-1]
         name = _name(head.number)
         end = self._read_end(head)
+        self.was_first_version = head.version == WITHOUT_COPIES
         tail = _tail(self._disk, name, head, end)
         promised, size = search(self._disk, name, tail.verified)
         if max(tail.durable, promised) > tail.sequence:

@@ -11,6 +11,12 @@ import threading
 from collections import defaultdict
 from typing import Protocol
 
+MAX_PER_LIFE = 64
+"""Connections of one life of an island; beyond it the oldest is ended.
+
+An island keeps four, and opens a few more while it moves fragments.
+"""
+
 Who = tuple[str, int]
 """An island, and which of its lives."""
 
@@ -20,6 +26,9 @@ class Tagged(Protocol):
 
     tag: object
     is_open: bool
+
+    def abort(self) -> None:
+        """End it, from any thread."""
 
 
 class Connections:
@@ -37,6 +46,8 @@ class Connections:
             connection.tag = who
             self._prune(who)
             self._known[who].append(connection)
+            while len(self._known[who]) > MAX_PER_LIFE:
+                self._known[who].pop(0).abort()
 
     def closed(self, who: Who) -> bool:
         """Return whether none of them is left open."""

@@ -135,7 +135,8 @@ def test_an_incarnation_planted_in_a_store_is_passed_over() -> None:
     store = run.store
     document = fetch(store, documents.MEMBER, keys.member("a", 1))
     last = replace(document, beat=replace(document.beat, incarnation=U64_MAX))
-    store.put(keys.member("a", U64_MAX), packed(documents.MEMBER, last))
+    key = keys.member("a", U64_MAX)
+    store.put(key, packed(documents.MEMBER, last, key))
 
     assert enter(run(key=b"a"), "a").incarnation == 2
 
@@ -147,7 +148,7 @@ def test_a_step_planted_in_a_store_does_not_move_the_schedule() -> None:
     key = keys.member("a", 1)
     document = fetch(run.store, documents.MEMBER, key)
     ahead = replace(document, beats=1, beat=replace(document.beat, step=U64_MAX))
-    run.store.put(key, packed(documents.MEMBER, ahead))
+    run.store.put(key, packed(documents.MEMBER, ahead, key))
     joined = enter(run(key=b"b"), "b")
 
     assert joined.position.step <= 4 * plain_settings().sync.sync_every

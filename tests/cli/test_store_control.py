@@ -66,8 +66,8 @@ def member(url: str, name: str, beats: int, **changes: object) -> MemberDocument
             beat=beat_of(name),
         )
     document = replace(document, **changes)  # type: ignore[arg-type]  # by name
-    data = packed(documents.MEMBER, document)
-    FileStore(Path(url)).put(keys.member(name, 1), data)
+    key = keys.member(name, 1)
+    FileStore(Path(url)).put(key, packed(documents.MEMBER, document, key))
     return document
 
 
@@ -217,7 +217,8 @@ def test_who_speaks_second_takes_the_next_number(tmp_path: Path) -> None:
     url = founded(tmp_path / "store")
     with Observing(url) as first, Observing(url) as second:
         taken = ControlDocument(run=first.lookout.run, action="pause", values={})
-        FileStore(Path(url)).put_new(keys.control(1), packed(documents.CONTROL, taken))
+        key = keys.control(1)
+        FileStore(Path(url)).put_new(key, packed(documents.CONTROL, taken, key))
         number, _ = say(second, "resume", {})
 
         assert number == 2

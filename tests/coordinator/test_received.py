@@ -80,7 +80,7 @@ class Journey:
         words = ControlDocument(**({"run": run, "action": action, "values": {}} | more))
         self.said += 1
         key = keys.control(self.said)
-        assert self.store.put_new(key, packed(documents.CONTROL, words))
+        assert self.store.put_new(key, packed(documents.CONTROL, words, key))
 
     def begin(self) -> MovingOut:
         out = MovingOut.open(self.store, self.time, url=URL)

@@ -36,6 +36,7 @@ EVERYTHING = (
     .outage("store", rate=0.5, at_s=2, for_s=1)
     .list_lag("store", by_s=3, for_s=1)
     .roster_lag("store", by_s=3, for_s=1)
+    .damage("store", how="flip", prefix="rounds/0/", at_s=2)
 )
 
 
@@ -221,7 +222,7 @@ def test_storms_differ_and_know_every_kind_but_those_that_need_help() -> None:
     kinds = {fault.kind for plan in plans for fault in plan.faults}
 
     assert len(set(plans)) == 300
-    of_stores = {"outage", "list_lag", "roster_lag"}
+    of_stores = {"outage", "list_lag", "roster_lag", "damage"}
     assert kinds == set(KINDS) - {"corrupt", "disk_read_only", "rollback"} - of_stores
 
 
@@ -233,7 +234,7 @@ def test_storms_over_a_bucket_know_its_troubles_and_no_disk() -> None:
     disks = {"disk_full", "disk_read_only", "rollback"}
 
     assert plans[5] == random_store_plan(5, ["a", "b"], span_s=60.0)
-    assert kinds == set(KINDS) - disks - {"corrupt"}
+    assert kinds == set(KINDS) - disks - {"corrupt", "damage"}
     assert {"store"} == {
         name for each in faults if each.kind == "outage" for name in each.names
     }

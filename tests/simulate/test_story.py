@@ -33,6 +33,7 @@ EVERY_FAULT = (
     .outage("store", rate=0.5, for_s=5)
     .list_lag("store", by_s=3, for_s=5)
     .roster_lag("store", by_s=3, for_s=5)
+    .damage("store", how="cut", at_s=1)
 )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from atoll.errors import (
     AtollError,
+    CorruptError,
     NonFinite,
     OutcomeLost,
 )
@@ -345,7 +346,7 @@ class Courier:
             if fresh is not None:
                 self._replace_state(slot, fresh)
             else:
-                self._apply_all(slot, outcomes)
+                self._apply_or_fetch(slot, outcomes)
             self._memory.settle(slot, sealed, residual)
             self._judge_held_back(slot, first)
             sealed.arrival.set_result(
@@ -392,6 +393,18 @@ class Courier:
             self._memory.replace(slot, fresh)
             slot.outcomes.clear()
             slot.note_held()
+
+    def _apply_or_fetch(self, slot: Slot, outcomes: list[Outcome]) -> None:
+        """Take the outer steps; if one does not fit, take the run's state instead."""
+        try:
+            self._apply_all(slot, outcomes)
+        except CorruptError as exc:
+            log.warning(
+                "fragment %d takes the run's state instead of its outcome: %s",
+                slot.index,
+                exc,
+            )
+            self._replace_state(slot, fetch_state(self._exchange, slot.index))
 
     def _apply_all(self, slot: Slot, outcomes: list[Outcome]) -> None:
         with slot.lock:

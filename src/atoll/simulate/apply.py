@@ -9,6 +9,7 @@ from atoll.simulate.faults import (
     ClockDrift,
     ClockJump,
     Corrupt,
+    Damage,
     Delay,
     Duplicate,
     Fault,
@@ -47,7 +48,7 @@ def apply(plan: FaultPlan, world: World) -> Armed:
     for fault in plan.faults:
         for name in fault.names:
             world.require(name)
-            if isinstance(fault, Outage | ListLag | RosterLag):
+            if isinstance(fault, Outage | ListLag | RosterLag | Damage):
                 world.require_store(name)
     armed = Armed(plan, world)
     for fault in plan.faults:
@@ -135,6 +136,8 @@ class Armed:
                 return _held(world.stores[fault.process].roster_lags, fault.by_s), (
                     fault.for_s
                 )
+            case Damage():
+                world.stores[fault.process].damage(fault.how, fault.prefix)
             case ClockJump():
                 world.clocks[fault.process].jump(fault.by_s)
             case ClockDrift():

@@ -35,7 +35,8 @@ class BucketWay:
         said = SettingsDocument(
             run="run", fingerprint=self._settings.fingerprint, settings=self._settings
         )
-        self._bucket.objects[keys.SETTINGS] = b"".join(packed(documents.SETTINGS, said))
+        settings = packed(documents.SETTINGS, said, keys.SETTINGS)
+        self._bucket.objects[keys.SETTINGS] = b"".join(settings)
         self._bucket.changed_s[keys.SETTINGS] = 0.0
         self._bucket.begin()
 

@@ -81,6 +81,24 @@ def _groups(key: str, value: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(_name(key, name) for name in group) for group in value)
 
 
+DAMAGES = ("flip", "cut", "swap", "remove")
+
+
+def _damage(key: str, value: Any) -> str:
+    if isinstance(value, str) and value in DAMAGES:
+        return value
+    raise UsageError(f"{key}={shown(value)} must be one of {', '.join(DAMAGES)}.")
+
+
+def _prefix(key: str, value: Any) -> str:
+    if isinstance(value, str) and len(value) <= MAX_NAME and value.isprintable():
+        return value
+    raise UsageError(
+        f"{key}={shown(value)} must be at most {MAX_NAME} printable characters, with "
+        "which a key begins."
+    )
+
+
 _SECONDS = _between(0.0, MAX_S)
 _RULES: dict[str, Callable[[str, Any], Any]] = {
     "at_s": _SECONDS,
@@ -96,5 +114,7 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "process": _name,
     "link": _link,
     "groups": _groups,
+    "how": _damage,
+    "prefix": _prefix,
 }
 """What each field may be; a kind's own rule goes before the one of its name."""

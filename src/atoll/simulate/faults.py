@@ -251,11 +251,25 @@ class RosterLag(OfProcess):
     for_s: float | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Damage(OfProcess):
+    """An object of a store is damaged for good; which one is drawn from the seed.
+
+    `how` is "flip" (one bit), "cut" (its end is gone), "swap" (another object of its
+    kind stands there) or "remove". `prefix` is what its key begins with; without such
+    an object, the next one that is put is damaged.
+    """
+
+    kind: ClassVar[str] = "damage"
+    how: str
+    prefix: str = ""
+
+
 KINDS: dict[str, type[Fault]] = {
     each.kind: each
     for each in (
         *(Kill, Freeze, Slow, Delay, Loss, Duplicate, Reorder, Corrupt, Throttle),
         *(Partition, FullDisk, ReadOnlyDisk, Rollback, ClockJump, ClockDrift),
-        *(Outage, ListLag, RosterLag),
+        *(Outage, ListLag, RosterLag, Damage),
     )
 }

@@ -11,6 +11,7 @@ from atoll.simulate.faults import (
     ClockDrift,
     ClockJump,
     Corrupt,
+    Damage,
     Delay,
     Duplicate,
     Fault,
@@ -384,6 +385,26 @@ class FaultPlan:
                 at_s=at_s,
                 at_round=at_round,
                 for_s=for_s,
+            )
+        )
+
+    def damage(
+        self,
+        process: str,
+        *,
+        how: str,
+        prefix: str = "",
+        at_s: float | None = None,
+        at_round: int | None = None,
+    ) -> FaultPlan:
+        """Damage one object of a store: "flip", "cut", "swap" or "remove" it."""
+        return self.adding(
+            Damage(
+                process=process,
+                how=how,
+                prefix=prefix,
+                at_s=at_s,
+                at_round=at_round,
             )
         )
 

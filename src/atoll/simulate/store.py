@@ -8,13 +8,16 @@ Rule 2: an object is there whole or not at all. What is put takes time to send, 
 Rule 3: what was put is read at once. A list may be late: an object that was put just
     now may be missing from it, and one that was removed may still be there.
 Rule 4: a store that fails says so before or after it has done what was asked.
+Rule 5: an object that is damaged stays so until somebody puts it again.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from atoll.errors import NoSuchObject, Unreachable
 from atoll.simulate.life import Life
@@ -30,6 +33,9 @@ REQUEST_S = 10.0
 
 SENT_BYTES_PER_S = 20_000.0
 """How fast an object leaves a process that nothing slows down."""
+
+DAMAGE_S = 0.5
+"""How soon an object is damaged that was awaited: its writer may have read it."""
 
 HEAD_BYTES = 256
 """What a request takes beside the bytes of its object, about."""
@@ -90,8 +96,15 @@ class Bucket:
     _gone: dict[str, int] = field(default_factory=dict)
     """Sizes of what was removed: late lists may have it."""
 
+    _originals: dict[str, bytes] = field(default_factory=dict)
+    """What damaged objects were before."""
+
+    _awaited: list[tuple[str, str]] = field(default_factory=list)
+    """What is to be damaged as soon as it is there: how, and its key's beginning."""
+
     def __post_init__(self) -> None:
         self._process = self.world.add(STORE)
+        self.troubles.damage = self.damage
         self.world.stores[STORE] = self.troubles
         self._rng = self.world.scheduler.random(STORE)
 
@@ -147,8 +160,51 @@ class Bucket:
             self.changed_s[key] = self.world.scheduler.now_s
             self._gone.pop(key, None)
         self.objects[key] = whole
+        self._originals.pop(key, None)
         self.on_put(key, whole)
+        for awaited in [each for each in self._awaited if key.startswith(each[1])]:
+            self._awaited.remove(awaited)
+            scheduler = self.world.scheduler
+            at_s = scheduler.now_s + DAMAGE_S
+            scheduler.at(at_s, partial(self.damage, *awaited))
         return True
+
+    def damage(self, how: str, prefix: str = "") -> str | None:
+        """Damage an object whose key begins with `prefix`, and return its key.
+
+        None: there is none yet, and the first one will be damaged when it is put.
+        """
+        scheduler = self.world.scheduler
+        rng = scheduler.random(f"damage {how} {prefix} {scheduler.now_s}")
+        found = sorted(key for key in self.objects if key.startswith(prefix))
+        if not found:
+            self._awaited.append((how, prefix))
+            return None
+        key = rng.choice(found)
+        whole = self.objects[key]
+        self._originals.setdefault(key, whole)
+        others = [
+            each
+            for each in found
+            if _kind(each) == _kind(key) and self.objects[each] != whole
+        ]
+        if how == "remove":
+            self._remove([key])
+        elif how == "swap" and others:
+            self.objects[key] = self.objects[rng.choice(others)]
+        elif how == "cut":
+            self.objects[key] = whole[: rng.randrange(len(whole))]
+        else:
+            bit = rng.randrange(8 * len(whole))
+            changed = bytearray(whole)
+            changed[bit // 8] ^= 1 << bit % 8
+            self.objects[key] = bytes(changed)
+        scheduler.tell(STORE, "damage", f"{how} {key}")
+        return key
+
+    def original(self, key: str) -> bytes | None:
+        """Return an object as it was put, whatever has become of it since."""
+        return self._originals.get(key, self.objects.get(key))
 
     def _list(self, prefix: str) -> list[Item]:
         listed = [
@@ -180,6 +236,11 @@ class Bucket:
 
     def _draw(self, rate: float) -> bool:
         return rate > 0.0 and self._rng.random() < rate
+
+
+def _kind(key: str) -> str:
+    """Return what is the same in the keys of objects of one kind."""
+    return re.sub(r"[^/]*[0-9][^/]*", "", key)
 
 
 class SimStore:

@@ -9,6 +9,7 @@ from atoll.simulate.faults import (
     ClockDrift,
     ClockJump,
     Corrupt,
+    Damage,
     Delay,
     Duplicate,
     Fault,
@@ -133,6 +134,9 @@ def _wrong(fault: Fault) -> str:
             return f"has lists that are up to {seconds(fault.by_s)} late"
         case RosterLag():
             return f"gets rosters {seconds(fault.by_s)} after their decision"
+        case Damage():
+            below = f" below {fault.prefix}" if fault.prefix else ""
+            return f"has an object{below} damaged: {fault.how}"
         case ClockJump():
             return _jump(fault)
         case ClockDrift():

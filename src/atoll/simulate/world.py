@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -27,6 +28,9 @@ class Troubles:
 
     roster_lags: list[float] = field(default_factory=list)
     """While one lasts, rosters are sent so many seconds after their decision."""
+
+    damage: Callable[[str, str], object] = field(default=lambda how, prefix: None)
+    """Damages an object, as `faults.Damage` says."""
 
 
 class World:

@@ -27,6 +27,7 @@ from atoll.island import Host
 from atoll.protocol import JoinRequest
 from atoll.store import MemoryStore, Patient, Probed, Store
 from atoll.testing import Vectors, vector_model
+from atoll.wire import blake3_digest
 from tests.store.buckets import Settings, rclone, s3_store
 
 MODEL = vector_model({"h.0.w": (300,), "h.1.w": (200,)})
@@ -101,10 +102,13 @@ def opened(store: Store) -> Lookout:
 
 
 def edited(store: Store, key: str, **changes: object) -> None:
-    """Change a document by hand, as somebody with an editor would."""
+    """Change a document and its digest, as somebody who knows the format would."""
     said = json.loads(bytes(store.get(key)))
     said["document"] |= changes
-    store.put(key, [json.dumps(said).encode()])
+    del said["digest"]
+    rest = b'",' + json.dumps(said, separators=(",", ":")).encode()[1:]
+    digest = blake3_digest(rest).hex().encode()
+    store.put(key, [b'{"digest":"' + digest + rest])
 
 
 def test_a_url_without_a_run_names_the_command() -> None:
@@ -129,6 +133,19 @@ def test_settings_edited_by_hand_are_refused() -> None:
         opened(store)
 
 
+def test_a_document_changed_with_an_editor_is_refused() -> None:
+    """Its digest is that of the bytes that were put; nobody has to remove it."""
+    store = MemoryStore()
+    make_run(store, settings(), url=URL)
+    said = json.loads(bytes(store.get(keys.SETTINGS)))
+    store.put(keys.SETTINGS, [json.dumps(said).encode()])
+
+    with pytest.raises(
+        CorruptError, match=r"settings/0 cannot be read: it does not begin with its dig"
+    ):
+        opened(store)
+
+
 def test_settings_exchanged_after_the_founding_are_refused() -> None:
     """Whole and well-formed, they are not those that the run was founded with."""
     store, other = MemoryStore(), MemoryStore()
@@ -148,7 +165,9 @@ def test_settings_that_are_none_are_refused_by_key() -> None:
     store = MemoryStore()
     store.put(keys.SETTINGS, [b"\x00\x01 not ours"])
 
-    with pytest.raises(CorruptError, match=r"settings/0 cannot be read: .* remove it"):
+    with pytest.raises(
+        CorruptError, match=r"settings/0 cannot be read: .* do not remove"
+    ):
         opened(store)
 
 
@@ -200,7 +219,7 @@ def test_what_does_not_belong_there_is_passed_over(
     assert found["a"] == found["b"]
     told = " ".join(each.getMessage() for each in caplog.records)
     assert "members/zz-0123456789ab.7 is passed over: " in told
-    assert "belongs to run" in told
+    assert "it is the object of 'members/a-" in told
     assert "rounds/0/1/up/zz-0123456789ab.1 is passed over: " in told
     assert "rounds/0/2/up/zz-0123456789ab.1 holds the update frame of island" in told
     assert bytes(store.get("backup/notes.txt")) == b"somebody's own"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import CorruptError
+from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.documents import RosterDocument
 from atoll.exchange.bucket.means import (
     OVERFLOWS,
     Mean,
     Pieces,
+    Unverified,
     agreed,
     mean_of,
     owners,
@@ -32,7 +35,6 @@ from atoll.wire import (
     Kind,
     OuterValues,
     Verdict,
-    codec,
     with_body,
 )
 
@@ -145,22 +147,23 @@ def test_shards_have_every_piece_once(pieces: int, count: int) -> None:
     assert sum(each.size for each in found) == pieces * PIECE_ELEMENTS - 5
 
 
-def test_a_spoilt_piece_counts_as_zeros_for_every_reader() -> None:
-    """Its update's other pieces count, and whoever makes the mean names its island."""
+def test_no_mean_is_made_of_a_damaged_update() -> None:
+    """Whoever meets it names its island; the other pieces of it make a mean."""
     document = roster_for(FOUR)
     (whole,) = shards(document, ELEMENTS)
-    broken, zeroed = dict(FOUR), dict(FOUR)
+    broken = dict(FOUR)
     header, body = FOUR["b"]
-    begin, end = Pieces(1, 2, ELEMENTS).span(TERMS.up)
-    bad, zeros = body.copy(), body.copy()
-    bad[begin + 5] ^= 255
-    TERMS.up.encode(np.zeros(PIECE_ELEMENTS, np.float32), zeros[begin:end])
-    broken["b"], zeroed["b"] = (header, bad), (with_body(header, zeros), zeros)
-    mean = mean_of(document, 0, whole, part(broken, whole), LAYOUT, TERMS)
-    clean = mean_of(document, 0, whole, part(zeroed, whole), LAYOUT, TERMS)
+    begin, _ = Pieces(1, 2, ELEMENTS).span(TERMS.up)
+    bad = body.copy()
+    bad[begin + 5] ^= 1
+    broken["b"] = (header, bad)
+    with pytest.raises(Unverified) as told:
+        mean_of(document, 0, whole, part(broken, whole), LAYOUT, TERMS)
+    assert told.value.islands == ("b",)
 
-    assert mean.spoilt == ("b",)
-    assert clean.spoilt == ()
+    first = Pieces(0, 1, ELEMENTS)
+    mean = mean_of(document, 0, first, part(broken, first), LAYOUT, TERMS)
+    clean = mean_of(document, 0, first, part(FOUR, first), LAYOUT, TERMS)
     assert mean.body.tobytes() == clean.body.tobytes()
 
 
@@ -200,16 +203,15 @@ def test_a_piece_that_verifies_but_does_not_decode_counts_as_zeros(
 
 
 @pytest.mark.parametrize("size", [0, 1, 1000])
-def test_an_update_that_is_missing_or_cut_off_counts_as_zeros(size: int) -> None:
-    """Its island is in the roster, so that the others' share stays what it was."""
+def test_no_mean_is_made_of_an_update_that_is_missing_or_cut_off(size: int) -> None:
+    """The roster counts it, so that a mean without it would be another one."""
     document = roster_for(FOUR)
     (whole,) = shards(document, ELEMENTS)
     given: Updates = part(FOUR, whole)
     given["c"] = (None if size == 0 else FOUR["c"][0], FOUR["c"][1][:size])
-    mean = mean_of(document, 0, whole, given, LAYOUT, TERMS)
 
-    assert mean.spoilt == ("c",)
-    assert len(mean.body) == codec("int8").body_bytes(ELEMENTS)
+    with pytest.raises(Unverified, match="c"):
+        mean_of(document, 0, whole, given, LAYOUT, TERMS)
 
 
 def test_a_mean_that_overflows_anywhere_makes_the_round_void() -> None:
@@ -230,18 +232,35 @@ def test_a_mean_survives_its_bytes_and_nothing_else_does() -> None:
     document = roster_for(FOUR, "a", "b")
     pieces = shards(document, ELEMENTS)[1]
     mean = all_means(document, FOUR)[1]
-    data = b"".join(bytes(part) for part in packed_mean(mean))
-    again = parse_mean(memoryview(data), document, 1, pieces, TERMS.down)
+    key = keys.mean(0, 1, 1)
+    parse = partial(parse_mean, down=TERMS.down, key=key)
+    data = b"".join(bytes(part) for part in packed_mean(mean, key))
+    again = parse(memoryview(data), document, 1, pieces)
     assert again.body.tobytes() == mean.body.tobytes()
 
     for wrong in (data[:4], data[:40], data[:-1], data[:-1] + bytes([data[-1] ^ 1])):
         with pytest.raises(CorruptError):
-            parse_mean(memoryview(wrong), document, 1, pieces, TERMS.down)
+            parse(memoryview(wrong), document, 1, pieces)
     for other in (replace(document, round=2), replace(document, base=b"c" * 16)):
         with pytest.raises(CorruptError):
-            parse_mean(memoryview(data), other, 1, pieces, TERMS.down)
+            parse(memoryview(data), other, 1, pieces)
     with pytest.raises(CorruptError):
-        parse_mean(memoryview(data), document, 0, pieces, TERMS.down)
+        parse(memoryview(data), document, 0, pieces)
+    with pytest.raises(CorruptError, match="it is the object of 'rounds/0/1/mean/1'"):
+        parse(memoryview(data), document, 1, pieces, key=keys.mean(0, 2, 1))
+
+
+def test_every_bit_of_the_head_of_a_mean_is_guarded() -> None:
+    """Its body is guarded by the digests in it."""
+    document = roster_for(FOUR, "a", "b")
+    pieces, key = shards(document, ELEMENTS)[1], keys.mean(0, 1, 1)
+    size, head, body = packed_mean(all_means(document, FOUR)[1], key)
+    for bit in range(8 * len(head)):
+        bad = bytearray(head)
+        bad[bit // 8] ^= 1 << bit % 8
+        data = b"".join([size, bad, body])
+        with pytest.raises(CorruptError):
+            parse_mean(memoryview(data), document, 1, pieces, TERMS.down, key=key)
 
 
 def test_three_read_everything_and_four_share_the_work() -> None:

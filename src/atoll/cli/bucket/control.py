@@ -36,7 +36,7 @@ def say(
         said = _document(observing, action, words)
         number = len(observing.lookout.sight.controls) + 1
         key = keys.control(number)
-        if observing.store.put_new(key, packed(documents.CONTROL, said)):
+        if observing.store.put_new(key, packed(documents.CONTROL, said, key)):
             observing.look()
             _require_heeded(observing, said)
             return number, said

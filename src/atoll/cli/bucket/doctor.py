@@ -16,6 +16,8 @@ from atoll.errors import AtollError, CorruptError
 from atoll.exchange.bucket import Lookout, ThreadTiming
 from atoll.exchange.bucket.making import require_able
 from atoll.exchange.bucket.opening import require_there
+from atoll.exchange.bucket.outcomes import Outcomes
+from atoll.exchange.bucket.states import States
 from atoll.store import Probed, Store, open_store
 from atoll.store.probe import PROBES, TEXT
 from atoll.telemetry.amounts import size as shown_size
@@ -110,7 +112,11 @@ class StoreExamination:
         timing = ThreadTiming()
         try:
             lookout = Lookout.open(WholeReads(self._store), timing, url=self._url)
+            lookout.look_members()
             lookout.look_controls()
+            states = States(lookout, Outcomes(lookout, None))
+            for fragment in range(len(lookout.sight.layout)):
+                states.begin(fragment)
         finally:
             timing.close()
         if lookout.sight.moved_to is not None:
@@ -118,7 +124,10 @@ class StoreExamination:
         settings = lookout.sight.settings
         if not self._has_put_new:
             require_able(Probed(self._store), settings, url=self._url)
-        founded = "founded" if lookout.founded else "not founded yet"
+        founded = "not founded yet"
+        if lookout.founded:
+            closed = min(round.number for round in lookout.sight.state.rounds) - 1
+            founded = f"founded, its rosters verified to round {closed}"
         return f"{lookout.run}, fingerprint {settings.fingerprint[:12]}, {founded}"
 
     def _clock(self) -> str:

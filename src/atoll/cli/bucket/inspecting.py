@@ -20,6 +20,7 @@ KINDS: dict[str, Any] = {
     "state": documents.STATE,
     "member": documents.MEMBER,
     "control": documents.CONTROL,
+    "slot": documents.SLOT,
 }
 
 SECRET = ("key", "nonce")
@@ -49,8 +50,8 @@ def facts_of(data: bytes) -> tuple[dict[str, Any], Roster | None]:
     Raises:
         CorruptError: it is none of ours.
     """
-    kind = _kind(data)
-    said: dict[str, Any] = {"kind": kind, **json.loads(data)["document"]}
+    kind, whole = _kind(data), json.loads(data)
+    said: dict[str, Any] = dict(whole["document"])
     for name in SECRET:
         said.pop(name, None)
     roster = None
@@ -58,14 +59,16 @@ def facts_of(data: bytes) -> tuple[dict[str, Any], Roster | None]:
         roster = unpack_roster(bytes.fromhex(said.pop("roster")))
     if kind == "state":
         said["head"] = unpack(bytes.fromhex(said["head"])).name
-    return said, roster
+    # A key of an object, and that of a member, which is not shown, have one name.
+    sealed = {name: whole[name] for name in ("key", "digest") if name in whole}
+    return {"kind": kind, **sealed, **said}, roster
 
 
 def _kind(data: bytes) -> str:
     reason = ""
     for kind, form in KINDS.items():
         try:
-            parse(form, data, key="the object")
+            parse(form, data, key="the object", is_placed=False)
         except CorruptError as exc:
             reason = reason or f"as {kind}: {exc.__cause__ or exc}"
         else:

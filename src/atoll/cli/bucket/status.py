@@ -15,8 +15,9 @@ from typing import Any
 from atoll import __version__
 from atoll.cli.bucket.observing import LIVE, SEEN, Observing
 from atoll.coordinator.status import run_state, status_of
+from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.documents import RosterDocument
-from atoll.exchange.bucket.sight import BEAT_S
+from atoll.exchange.bucket.sight import BEAT_S, Sight
 from atoll.protocol.membership import Members
 from atoll.protocol.run_state import CoordinatorState
 from atoll.protocol.values import changed
@@ -67,7 +68,7 @@ class StatusView:
             "now_unix_s": time.time(),
             "watched_s": observing.watched_s,
             "recent": self._closed[-RECENT:],
-            "damage": [],
+            "damage": _damage(sight),
             "bytes_in": None,
             "bytes_out": None,
         }
@@ -155,6 +156,19 @@ def _verdicts(rosters: Rosters) -> Mapping[str, Mapping[str, Any]]:
             if entry.verdict is Verdict.REFUSED:
                 noted["because"] = entry.reason
     return found
+
+
+def _damage(sight: Sight) -> list[str]:
+    """Return the objects that islands cannot verify, by their own documents."""
+    return sorted(
+        {
+            f"{keys.update(want.fragment, want.round, want.island, want.incarnation)} "
+            f"is gone or damaged: {name} waits for another copy"
+            for name, document in sight.documents.items()
+            if not document.has_left
+            for want in document.wants
+        }
+    )
 
 
 def _reasons(

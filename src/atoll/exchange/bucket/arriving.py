@@ -11,7 +11,7 @@ Rule 3: all is put by rules that let it be put again, so that who was interrupte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from atoll.errors import CorruptError, NoSuchObject, UsageError
@@ -27,7 +27,9 @@ from atoll.exchange.bucket.documents import (
     RosterDocument,
     RunDocument,
     SettingsDocument,
+    SlotDocument,
     StateDocument,
+    digest_of,
     fetch,
     packed,
 )
@@ -37,7 +39,7 @@ from atoll.exchange.constants import Constants
 from atoll.exchange.forms.fields import NAME, Field, listed, row, table, whole
 from atoll.exchange.forms.messages import MAX_FRAGMENTS
 from atoll.store import Data, Store
-from atoll.wire import pack
+from atoll.wire import blake3_digest, pack
 
 MOST = 65_536
 """Members, rosters or updates that come along."""
@@ -116,12 +118,37 @@ class Arriving:
         for constant in constants_of(has.run):
             parts = constants.parts(constant)
             put_constant(self._store.put, has.run.founding, constant, parts)
-        for fragment, progress in enumerate(has.fragments):
-            self._put_state(state(fragment), progress)
+        begun = [at for at, progress in enumerate(has.fragments) if progress.round]
+        firsts = [
+            b"" if at in begun else self._put_first(state(at))
+            for at in range(len(has.fragments))
+        ]
+        run = packed(documents.RUN, replace(has.run, states=tuple(firsts)), keys.RUN)
+        rosters, heads = self._chained(digest_of(run))
+        for fragment in begun:
+            frame, progress = state(fragment), has.fragments[fragment]
+            self._put_state(frame, progress, heads.get(fragment, digest_of(run)))
         for left in has.left:
             self._put_update(update(left))
-        self._put_small(self._small())
-        self._store.put_new(keys.RUN, packed(documents.RUN, has.run))
+        self._put_small([*self._small(), *rosters])
+        self._store.put_new(keys.RUN, run)
+
+    def _chained(
+        self, run: bytes
+    ) -> tuple[list[tuple[str, list[Data]]], dict[int, bytes]]:
+        """Return the objects of the rosters, chained anew, and each fragment's last.
+
+        The first one names `run.json`, as in a run that began here.
+        """
+        objects, heads = [], dict[int, bytes]()
+        for roster in sorted(self._has.rosters, key=lambda each: each.round):
+            key = keys.roster(roster.fragment, roster.round)
+            before = heads.get(roster.fragment, run)
+            linked = replace(roster, before=before, controls=0)
+            data = packed(documents.ROSTER, linked, key)
+            heads[roster.fragment] = digest_of(data)
+            objects.append((key, data))
+        return objects, heads
 
     def settle(self) -> None:
         """Say that the run is here: the moment of the move.
@@ -129,7 +156,7 @@ class Arriving:
         Raises:
             UsageError: something else is here, or the move was given up.
         """
-        settings = packed(documents.SETTINGS, self._has.settings)
+        settings = packed(documents.SETTINGS, self._has.settings, keys.SETTINGS)
         if self._store.put_new(keys.SETTINGS, settings):
             return
         if not is_here(self._store, self._has.run):
@@ -138,17 +165,17 @@ class Arriving:
                 "`atoll move --back`, then choose another URL."
             )
 
-    def _put_state(self, frame: Frame, progress: Progress) -> None:
+    def _put_first(self, frame: Frame) -> bytes:
+        """Put a fragment's first state; return the digest of its header."""
+        _require_round(frame, 0)
+        key = keys.founding(self._has.run.founding, frame.header.fragment)
+        head = pack(frame.header)
+        self._store.put(key, [head, frame.body.data])
+        return blake3_digest(head)
+
+    def _put_state(self, frame: Frame, progress: Progress, roster: bytes) -> None:
+        _require_round(frame, progress.round)
         header = frame.header
-        if header.round != progress.round:
-            raise CorruptError(
-                f"The {header.name} was brought, and the run is at round "
-                f"{progress.round}. Move it again."
-            )
-        if header.round == 0:
-            key = keys.founding(self._has.run.founding, header.fragment)
-            self._store.put(key, [pack(header), frame.body.data])
-            return
         parts = put_parts(self._store.put, self._timing, frame)
         document = StateDocument(
             run=header.run,
@@ -158,9 +185,10 @@ class Arriving:
             head=pack(anonymous(header)),
             counted=progress.counted,
             bases=progress.bases,
+            roster=roster,
         )
         key = keys.state_complete(header.fragment, header.round)
-        self._store.put(key, packed(documents.STATE, document))
+        self._store.put(key, packed(documents.STATE, document, key))
 
     def _put_update(self, frame: Frame) -> None:
         header = frame.header
@@ -171,19 +199,28 @@ class Arriving:
     def _small(self) -> Iterable[tuple[str, list[Data]]]:
         has = self._has
         for number, control in enumerate(has.controls, start=1):
-            yield keys.control(number), packed(documents.CONTROL, control)
+            key = keys.control(number)
+            yield key, packed(documents.CONTROL, control, key)
         for member in has.members:
-            beat = member.beat
-            yield keys.slot(member.slot), [beat.island.encode()]
+            beat, key = member.beat, keys.slot(member.slot)
+            slot = SlotDocument(run=has.run.run, island=beat.island)
+            yield key, packed(documents.SLOT, slot, key)
             key = keys.member(beat.island, beat.incarnation)
-            yield key, packed(documents.MEMBER, member)
-        for roster in has.rosters:
-            key = keys.roster(roster.fragment, roster.round)
-            yield key, packed(documents.ROSTER, roster)
+            # What it has read elsewhere has other digests and numbers here.
+            said = replace(member, heads=(), controls=0, wants=())
+            yield key, packed(documents.MEMBER, said, key)
 
     def _put_small(self, objects: Iterable[tuple[str, list[Data]]]) -> None:
         puts = [partial(self._store.put, key, parts) for key, parts in objects]
         self._timing.together(puts)
+
+
+def _require_round(frame: Frame, round: int) -> None:
+    if frame.header.round != round:
+        raise CorruptError(
+            f"The {frame.header.name} was brought, and the run is at round {round}. "
+            "Move it again."
+        )
 
 
 def is_here(store: Store, run: RunDocument) -> bool:
@@ -193,7 +230,8 @@ def is_here(store: Store, run: RunDocument) -> bool:
         there = fetch(store, documents.RUN, keys.RUN)
     except (NoSuchObject, CorruptError):
         return False
-    return settings.run == run.run and there == run
+    # The nonce names the move, and nothing else has it.
+    return settings.run == there.run == run.run and there.founding == run.founding
 
 
 def require_free(store: Store, *, url: str) -> None:

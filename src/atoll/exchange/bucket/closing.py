@@ -96,7 +96,7 @@ class Closing:
     def _close(self, document: RosterDocument) -> None:
         """Put a roster; whoever was first has closed the round."""
         key = self._lookout.roster_key(document.fragment, document.round)
-        self._store.put_new(key, packed(documents.ROSTER, document))
+        self._store.put_new(key, packed(documents.ROSTER, document, key))
         self._lookout.follow(document.fragment)
         with self._lookout.lock:
             has_ended = self._lookout.known_updates.ended_by_tokens() is not None
@@ -119,6 +119,8 @@ class Closing:
             outer=round.outer,
             shards=means.owners(roster, departing, sight.terms(round.fragment).merge),
             roster=roster,
+            before=sight.heads[round.fragment].digest,
+            controls=len(sight.controls),
         )
 
     def _stop(self, last_round: int) -> None:
@@ -129,6 +131,6 @@ class Closing:
         self._lookout.look_controls()
         last = self._lookout.sight.state.last_round
         if last is None or last_round < last:
-            number = len(self._lookout.sight.controls) + 1
-            self._store.put_new(keys.control(number), packed(documents.CONTROL, said))
+            key = keys.control(len(self._lookout.sight.controls) + 1)
+            self._store.put_new(key, packed(documents.CONTROL, said, key))
             self._lookout.look_controls()

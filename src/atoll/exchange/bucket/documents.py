@@ -2,13 +2,20 @@
 
 Rule 1: every document says which run it belongs to; one of another is refused.
 Rule 2: whatever cannot be read raises `CorruptError` with the key: nothing is guessed.
+Rule 3: an object begins with the BLAKE3 digest of all its other bytes, and names its
+        key: a changed bit and an object that was copied over another are noticed.
+Rule 4: rosters are a chain. Each names the digest of the one before it, the first one
+        that of `run.json`; states and means name the roster that they follow.
+
+Objects of Atoll 0.1.0 (format 1) have no digest. They are read, and the first roster
+that is chained names the bytes of the last one that is not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from atoll.errors import CorruptError, UsageError
 from atoll.exchange.forms.constants import DIGESTS
@@ -28,19 +35,41 @@ from atoll.exchange.forms.fields import (
     words,
 )
 from atoll.exchange.forms.messages import BEAT, MAX_FRAGMENTS, MODEL
-from atoll.exchange.forms.tables import read_settings, settings_form
+from atoll.exchange.forms.tables import read_stored_settings, settings_form
 from atoll.exchange.forms.text import MAX_LARGE_BYTES, dump, load
 from atoll.protocol import Beat, ModelSpec
 from atoll.settings import RunSettings
 from atoll.store import Data, Store
-from atoll.wire import OuterValues, Roster, pack_roster, unpack_roster
+from atoll.wire import (
+    OuterValues,
+    Roster,
+    blake3_digest,
+    pack_roster,
+    unpack_roster,
+)
+from atoll.wire.digests import view_of
 from atoll.wire.header import BASE_BYTES
 
-FORMAT = 1
+FORMAT = 2
 """Raised when a document changes: an older Atoll then refuses the run by name."""
+
+UNSEALED_FORMAT = 1
+"""Of Atoll 0.1.0: without a digest, and without the object's key."""
+
+DIGEST_BYTES = 32
+
+RESTORE = (
+    "Restore this object from a copy or an earlier version of the bucket, and do not "
+    "remove it: `atoll inspect URL/KEY` shows what it says now, and `atoll doctor URL` "
+    "whether the run can be read again."
+)
+
+_OPENING = b'{"digest":"'
+_SEALED_FROM = len(_OPENING) + 2 * DIGEST_BYTES
 
 MAX_VALUES = 64
 MAX_SHARDS = 4096
+MAX_WANTS = 1024
 
 T = TypeVar("T")
 
@@ -67,6 +96,37 @@ class RunDocument:
     constants: tuple[str, ...] = ()
     """Digests of those that are there, whole, beside the first weights."""
 
+    states: tuple[bytes, ...] = ()
+    """BLAKE3 of the header of each first state. Empty: of 0.1.0, or not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RosterHead:
+    """The last closed round of a fragment, and the digest that its successor names."""
+
+    round: int
+    digest: bytes
+    is_chained: bool = True
+    """False: written by 0.1.0, so that its successor may be unchained as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Want:
+    """A counted update that an island cannot verify, and needs another copy of."""
+
+    fragment: int
+    round: int
+    island: str
+    incarnation: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotDocument:
+    """Which name has a slot."""
+
+    run: str
+    island: str
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stand:
@@ -92,6 +152,14 @@ class MemberDocument:
     beats: int
     has_left: bool
     beat: Beat
+    heads: tuple[RosterHead, ...] = ()
+    """The last roster of each fragment that it has read: whoever finds none there, or
+    another, knows that the bucket is damaged."""
+
+    controls: int = 0
+    """How many control documents it has read."""
+
+    wants: tuple[Want, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +203,15 @@ class RosterDocument:
     """The word by which the run goes elsewhere: then the round is not closed at all,
     and nobody can close it here, unless that was given up. 0: the round is closed."""
 
+    before: bytes = b""
+    """Digest of the roster before it, or of `run.json`. Empty: of 0.1.0."""
+
+    controls: int = 0
+    """How many control documents its writer had read."""
+
+    digest: bytes = b""
+    """Of the object that it was read from; not part of it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CountedProgress:
@@ -159,6 +236,9 @@ class StateDocument:
 
     counted: tuple[CountedProgress, ...]
     bases: tuple[bytes, ...]
+    roster: bytes = b""
+    """Digest of the roster of its round, or of `run.json` if there is none here.
+    Empty: of 0.1.0."""
 
 
 ACTIONS = (
@@ -186,7 +266,9 @@ def _outer(optimizer: str, lr: float, momentum: float) -> OuterValues:
 
 
 BASE = hexed(BASE_BYTES, BASE_BYTES)
-_SETTINGS: Field[RunSettings] = Field(settings_form, read_settings)
+DIGEST = hexed(DIGEST_BYTES, DIGEST_BYTES)
+_MAYBE_DIGEST = hexed(0, DIGEST_BYTES)
+_SETTINGS: Field[RunSettings] = Field(settings_form, read_stored_settings)
 _OUTER = row(_outer, {"optimizer": text(32), "lr": number(), "momentum": number()})
 _ROSTER = Field(
     lambda roster: pack_roster(roster).hex(),
@@ -206,7 +288,9 @@ RUN: Field[RunDocument] = table(
         "model": MODEL,
         "constants": DIGESTS,
     },
+    optional={"states": listed(_MAYBE_DIGEST, most=MAX_FRAGMENTS)},
 )
+SLOT: Field[SlotDocument] = table(SlotDocument, {"run": NAME, "island": NAME})
 MEMBER: Field[MemberDocument] = table(
     MemberDocument,
     {
@@ -221,6 +305,16 @@ MEMBER: Field[MemberDocument] = table(
         "beats": whole(),
         "has_left": FLAG,
         "beat": BEAT,
+    },
+    optional={
+        "heads": listed(
+            row(RosterHead, {"round": whole(), "digest": DIGEST}), most=MAX_FRAGMENTS
+        ),
+        "controls": whole(),
+        "wants": listed(
+            row(Want, {**_NUMBER, "island": NAME, "incarnation": whole()}),
+            most=MAX_WANTS,
+        ),
     },
 )
 CONTROL: Field[ControlDocument] = table(
@@ -248,6 +342,7 @@ ROSTER: Field[RosterDocument] = table(
         "roster": _ROSTER,
         "move": whole(),
     },
+    optional={"before": _MAYBE_DIGEST, "controls": whole()},
 )
 COUNTED = row(
     CountedProgress,
@@ -263,41 +358,102 @@ STATE: Field[StateDocument] = table(
         "counted": listed(COUNTED, most=65_536),
         "bases": listed(BASE, most=1024),
     },
+    optional={"roster": _MAYBE_DIGEST},
 )
 
 
-def packed(field: Field[T], document: T) -> list[Data]:
-    """Return a document as the bytes of its object."""
-    said = {"format": FORMAT, "document": field.write(document)}
-    return [dump(said, what="document", most=MAX_LARGE_BYTES)]
+@dataclass(frozen=True)
+class Read(Generic[T]):
+    """A document, and the digest of the object that it was read from."""
+
+    document: T
+    digest: bytes
+    is_sealed: bool
+    """False: the object is of 0.1.0, and only this digest names its bytes."""
 
 
-def parse(field: Field[T], data: Data, *, key: str, run: str | None = None) -> T:
+def packed(field: Field[T], document: T, key: str) -> list[Data]:
+    """Return a document as the bytes of the object at `key`."""
+    said = {"format": FORMAT, "key": key, "document": field.write(document)}
+    most = MAX_LARGE_BYTES - _SEALED_FROM - 1
+    rest = b'",' + dump(said, what="document", most=most)[1:]
+    return [_OPENING + blake3_digest(rest).hex().encode() + rest]
+
+
+def digest_of(parts: list[Data]) -> bytes:
+    """Return the digest that `packed` has put into an object."""
+    return bytes.fromhex(
+        bytes(view_of(parts[0])[len(_OPENING) : _SEALED_FROM]).decode()
+    )
+
+
+def parse(
+    field: Field[T],
+    data: Data,
+    *,
+    key: str,
+    run: str | None = None,
+    is_placed: bool = True,
+) -> T:
     """Return the document in an object's bytes.
 
     Raises:
-        CorruptError: these are not the bytes of such a document, or of another run's.
+        CorruptError: these are not the bytes of such a document, or of another run's,
+            or (if `is_placed`) of the one that belongs at another key.
     """
+    return _parsed(field, data, key=key, run=run, is_placed=is_placed).document
+
+
+def _parsed(
+    field: Field[T],
+    data: Data,
+    *,
+    key: str,
+    run: str | None = None,
+    is_placed: bool = True,
+) -> Read[T]:
     try:
-        said = require_table(load(data, what=key, most=MAX_LARGE_BYTES), key)
-        if said.get("format") != FORMAT:
-            raise UsageError(
-                f"format={said.get('format')!r} is not {FORMAT}, the one that this "
-                "version of Atoll reads"
-            )
-        document = field.read(said.get("document"), key)
+        read = _opened(field, view_of(data), key, is_placed=is_placed)
     except (UsageError, CorruptError) as exc:
-        raise CorruptError(
-            f"{key} cannot be read: {exc} If something else has written it, remove "
-            "it; the run's own documents are never changed."
-        ) from exc
-    belongs = getattr(document, "run", run)
+        raise CorruptError(f"{key} cannot be read: {exc} {RESTORE}") from exc
+    belongs = getattr(read.document, "run", run)
     if run is not None and belongs != run:
         raise CorruptError(
             f"{key} belongs to run {belongs!r}, and this is {run!r}. "
             "Two runs cannot share a URL: move one of them to another."
         )
-    return document
+    return read
+
+
+def _opened(field: Field[T], data: memoryview, key: str, *, is_placed: bool) -> Read[T]:
+    """Return what an object says, judged by its digest before anything else."""
+    is_sealed = bytes(data[: len(_OPENING)]) == _OPENING
+    if is_sealed:
+        digest = blake3_digest(data[_SEALED_FROM:])
+        if bytes(data[len(_OPENING) : _SEALED_FROM]) != digest.hex().encode():
+            raise CorruptError("its bytes do not match the digest that it begins with.")
+    else:
+        digest = blake3_digest(data)
+    said = require_table(load(data, what=key, most=MAX_LARGE_BYTES), key)
+    known = {"format", "document"} | ({"digest", "key"} if is_sealed else set())
+    expected = FORMAT if is_sealed else UNSEALED_FORMAT
+    if not is_sealed and said.get("format") == FORMAT:
+        raise CorruptError(
+            "it does not begin with its digest: something has edited it."
+        )
+    if said.get("format") != expected:
+        raise UsageError(
+            f"format={said.get('format')!r} is not {UNSEALED_FORMAT} or {FORMAT}: this "
+            "version of Atoll reads no others. Use the one that has written it."
+        )
+    if said.keys() != known:
+        raise UsageError(
+            f"an object of format {expected} has {', '.join(sorted(known))}, and this "
+            f"has {', '.join(sorted(map(str, said)))[:100]}."
+        )
+    if is_sealed and is_placed and said["key"] != key:
+        raise CorruptError(f"it is the object of {str(said['key'])[:200]!r}.")
+    return Read(field.read(said["document"], key), digest, is_sealed)
 
 
 def fetch(store: Store, field: Field[T], key: str, *, run: str | None = None) -> T:
@@ -307,4 +463,19 @@ def fetch(store: Store, field: Field[T], key: str, *, run: str | None = None) ->
         NoSuchObject: there is none.
         CorruptError: it is not what it must be.
     """
-    return parse(field, store.get(key, 0, MAX_LARGE_BYTES + 1), key=key, run=run)
+    return fetch_read(store, field, key, run=run).document
+
+
+def fetch_read(
+    store: Store, field: Field[T], key: str, *, run: str | None = None
+) -> Read[T]:
+    """Return the document at a key, and the digest of its object; else as `fetch`."""
+    return _parsed(field, store.get(key, 0, MAX_LARGE_BYTES + 1), key=key, run=run)
+
+
+def fetch_roster(store: Store, key: str, *, run: str | None = None) -> RosterDocument:
+    """Return the roster at a key with its digest; else as `fetch`."""
+    read = fetch_read(store, ROSTER, key, run=run)
+    if read.is_sealed and len(read.document.before) != DIGEST_BYTES:
+        raise CorruptError(f"{key} does not name the roster before it. {RESTORE}")
+    return replace(read.document, digest=read.digest)

@@ -17,7 +17,12 @@ from dataclasses import replace
 
 from atoll.errors import LeaseLost, UsageError
 from atoll.exchange.bucket import documents, keys
-from atoll.exchange.bucket.documents import MemberDocument, packed
+from atoll.exchange.bucket.documents import (
+    MemberDocument,
+    SlotDocument,
+    fetch,
+    packed,
+)
 from atoll.exchange.bucket.earlier import EarlierLives
 from atoll.exchange.bucket.keys import Life
 from atoll.exchange.bucket.lookout import Lookout
@@ -84,7 +89,7 @@ class Entering:
             )
         document = replace(known, beats=known.beats + 1)
         key = keys.member(island, incarnation)
-        self._store.put(key, packed(documents.MEMBER, document))
+        self._store.put(key, packed(documents.MEMBER, document, key))
         with self._lookout.lock:
             self._lookout.known_members.see(document, self._timing.now_s())
         return document
@@ -95,7 +100,7 @@ class Entering:
         while True:
             document = self._next_life(island, slot, least)
             key = keys.member(island, document.beat.incarnation)
-            if self._store.put_new(key, packed(documents.MEMBER, document)):
+            if self._store.put_new(key, packed(documents.MEMBER, document, key)):
                 with self._lookout.lock:
                     self._lookout.known_members.see(document, self._timing.now_s())
                 return document
@@ -127,14 +132,17 @@ class Entering:
 
     def _has_taken(self, number: int, island: str) -> bool:
         """Return whether a slot is this island's from now on."""
-        key, said = keys.slot(number), island.encode()
-        if not self._store.put_new(key, [said]):
+        key, said = (
+            keys.slot(number),
+            SlotDocument(run=self._lookout.run, island=island),
+        )
+        if not self._store.put_new(key, packed(documents.SLOT, said, key)):
             return False
         if self._store.traits.has_put_new:
             return True
         # Here the last one stays: two that come together see the same one stay.
         self._timing.pause(WATCH_S)
-        return bytes(self._store.get(key)) == said
+        return fetch(self._store, documents.SLOT, key) == said
 
     def _next_life(self, island: str, slot: int, least: int) -> MemberDocument:
         before = self._lookout.sight.state.members.known.get(island)
@@ -206,7 +214,7 @@ class Entering:
     def _withdraw(self, document: MemberDocument) -> None:
         gone = replace(document, beats=document.beats + 1, has_left=True)
         key = keys.member(document.beat.island, document.beat.incarnation)
-        self._store.put(key, packed(documents.MEMBER, gone))
+        self._store.put(key, packed(documents.MEMBER, gone, key))
 
     def _watch(self, has_come: Callable[[], bool]) -> bool:
         """Look at members until something has come, for a lease at most."""

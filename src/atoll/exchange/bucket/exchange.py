@@ -10,10 +10,11 @@ that a wait costs requests by its logarithm first, and one in some seconds then.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from atoll.errors import RunEnded, RunMoved
+from atoll.errors import AtollError, RunEnded, RunMoved
 from atoll.exchange.base import Frame, Outcome
 from atoll.exchange.bucket.closing import Closing
 from atoll.exchange.bucket.documents import MemberDocument, Stand
@@ -39,6 +40,8 @@ from atoll.protocol import (
 )
 from atoll.wire import Kind
 
+log = logging.getLogger("atoll")
+
 
 class StoreExchange:
     """An `Exchange` for one life of one island."""
@@ -57,6 +60,7 @@ class StoreExchange:
         self._outcomes = Outcomes(lookout, None)
         self._states = States(lookout, self._outcomes, every_rounds=state_rounds)
         self._living = Living(lookout)
+        self._living.wants = self._outcomes.wants
         self._closing = Closing(lookout, self._states)
         self._entering = Entering(lookout, self._states, key=key, nonce=nonce)
         self._request: JoinRequest | None = None
@@ -92,6 +96,7 @@ class StoreExchange:
             self._living.member = member = self._entering.enter(request)
             self._outcomes.island = self._closing.island = member.beat.island
             self._timing.every(self._beat_s, self._living.beat_quietly)
+            self._timing.every(self._beat_s, self._repair_quietly)
             # Who takes the run elsewhere may have read who is here before this.
             self._lookout.require_staying()
         self._request = request
@@ -184,8 +189,22 @@ class StoreExchange:
         agreed = self._outcomes.frame(fragment, round)
         self._outcomes.own.pop((fragment, round), None)
         island, position = self._living.island, self._living.look()
-        is_due = island is not None and self._states.is_due(fragment, island)
+        is_due = island is not None and self._is_state_due(fragment, island)
         return Outcome(agreed, replace(position, lost=(fragment,) if is_due else ()))
+
+    def _is_state_due(self, fragment: int, island: str) -> bool:
+        """Return whether this island is to write a state now."""
+        if fragment in self._outcomes.states_wanted:
+            self._outcomes.states_wanted.discard(fragment)
+            return True
+        return self._states.is_due(fragment, island)
+
+    def _repair_quietly(self) -> None:
+        """Put again in the background what others cannot verify."""
+        try:
+            self._outcomes.repair()
+        except AtollError as exc:
+            log.warning("a copy of a damaged update was not put: %s", exc)
 
     def _is_over(self, fragment: int, round: int) -> bool:
         with self._lookout.lock:

@@ -30,6 +30,7 @@ from atoll.wire import blake3_digest
 
 SETTINGS, RUN = "settings/0", "run.json"
 MEMBERS, CONTROL, SLOTS, STATES = "members/", "control/", "slots/", "states/"
+COMPLETE = "complete"
 CODE = "code/"
 
 _SLUG_BYTES = 40
@@ -137,4 +138,4 @@ def state_part(fragment: int, round: int, part: int) -> str:
 
 def state_complete(fragment: int, round: int) -> str:
     """Return where a state is said to be complete."""
-    return f"{states(fragment)}{round}/complete"
+    return f"{states(fragment)}{round}/{COMPLETE}"

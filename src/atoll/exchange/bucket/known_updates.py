@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from atoll.errors import CorruptError
-from atoll.exchange.bucket.documents import RosterDocument, Stand
+from atoll.exchange.bucket.documents import RosterDocument, RosterHead, Stand
 from atoll.exchange.bucket.keys import Life, slug
 from atoll.exchange.bucket.sight import UNKNOWN, Sight
 from atoll.protocol.coordinator import roster_of
@@ -134,6 +134,11 @@ class KnownUpdates:
                 f"{round.number} of fragment {document.fragment} must be. "
                 "Restore the bucket from a copy."
             )
+        self._sight.heads[document.fragment] = RosterHead(
+            round=document.round,
+            digest=document.digest,
+            is_chained=bool(document.before),
+        )
         self._sight.rosters[document.fragment, document.round] = document
         self._sight.rosters.pop(
             (document.fragment, document.round - KEPT_ROSTERS), None

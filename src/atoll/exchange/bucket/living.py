@@ -21,7 +21,7 @@ from atoll.errors import (
     Unreachable,
 )
 from atoll.exchange.bucket import documents, keys
-from atoll.exchange.bucket.documents import MemberDocument, Stand, packed
+from atoll.exchange.bucket.documents import MemberDocument, Stand, Want, packed
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.protocol import Beat, Position, Stats
 
@@ -42,6 +42,9 @@ class Living:
 
         self.moved: Callable[[RunMoved], None] | None = None
         """Told in the background that the run is elsewhere, for who follows it."""
+
+        self.wants: Callable[[], tuple[Want, ...]] = tuple
+        """Which updates this island needs another copy of, asked for likewise."""
 
         self.member: MemberDocument | None = None
         self.position = Position(step=0, rounds=())
@@ -179,4 +182,9 @@ class Living:
 
     def _put(self, member: MemberDocument) -> None:
         key = keys.member(member.beat.island, member.beat.incarnation)
-        self._store.put(key, packed(documents.MEMBER, member))
+        with self.lookout.lock:
+            sight = self.lookout.sight
+            heads = tuple(head for _, head in sorted(sight.heads.items()))
+            controls = len(sight.controls)
+        said = replace(member, heads=heads, controls=controls, wants=self.wants())
+        self._store.put(key, packed(documents.MEMBER, said, key))

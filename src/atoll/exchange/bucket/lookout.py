@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from atoll.errors import CorruptError, NoSuchObject, UsageError
 from atoll.exchange.bucket import documents, keys
-from atoll.exchange.bucket.documents import RosterDocument, RunDocument, fetch
+from atoll.exchange.bucket.documents import (
+    RESTORE,
+    RosterDocument,
+    RosterHead,
+    RunDocument,
+    fetch,
+    fetch_roster,
+)
 from atoll.exchange.bucket.keys import life_of
 from atoll.exchange.bucket.reading import Reading, require_unchanged
 from atoll.exchange.bucket.reading_members import MemberReading
@@ -33,6 +40,7 @@ class Lookout:
             reading.look_controls,
         )
         self.heed_controls = reading.heed_controls
+        self.require_unfounded = reading.require_unfounded
         self.require_here = reading.require_here
         self.require_staying = reading.require_staying
         self.members = MemberReading(reading)
@@ -55,13 +63,20 @@ class Lookout:
         try:
             settings = fetch(store, documents.SETTINGS, keys.SETTINGS)
         except NoSuchObject as exc:
+            require_no_remains(store, url=url)
             raise UsageError(
                 f"There is no run at {url}. Make one first: "
                 f"`atoll init {url} RUN.toml`."
             ) from exc
+        except CorruptError as exc:
+            raise CorruptError(
+                f"{exc} What may change of a run's settings is changed by `atoll "
+                "control`, and nothing by hand."
+            ) from exc
         require_unchanged(settings, settings.fingerprint)
         self = cls(Reading(store, timing, settings, lease_s=lease_s))
-        self.look_founding()
+        if not self.look_founding():
+            self.require_unfounded()
         self.look_controls()
         return self
 
@@ -69,6 +84,13 @@ class Lookout:
     def founded(self) -> RunDocument | None:
         """What the run was founded with, once that was read."""
         return self._reading.founded
+
+    @property
+    def founding_head(self) -> RosterHead:
+        """What the first roster of each fragment names as the one before it."""
+        head = self._reading.founding_head
+        assert head is not None
+        return head
 
     def look_round(self, fragment: int) -> None:
         """Read what is new in the open round of a fragment."""
@@ -139,16 +161,22 @@ class Lookout:
         while True:
             with self.lock:
                 number = self.sight.number(fragment)
+                # Before the roster is asked for: they had read it then.
+                readers = self._readers(fragment, number)
             try:
                 found = self.roster(fragment, number)
-            except NoSuchObject:
+            except NoSuchObject as exc:
+                self._require_open(self.roster_key(fragment, number), readers, exc)
                 return
+            key = self.roster_key(fragment, number)
             if found.epoch > self.sight.state.epoch:
                 self.heed_controls()  # what was in force there is in force here
+            self._reading.require_controls(found.controls, named_by=key)
             with self.lock:
                 names = {entry.island for entry in found.roster.entries}
                 are_strange = not names <= self.sight.documents.keys()
                 if self.sight.number(fragment) == number:
+                    self._require_next(found, key)
                     self.known_updates.see_roster(found, self.timing.now_s())
             if are_strange:
                 # Whoever does not know of them would not wait for them from now on.
@@ -169,13 +197,14 @@ class Lookout:
         """
         while True:
             key = self.roster_key(fragment, round)
-            found = fetch(self.store, documents.ROSTER, key, run=self.run)
+            found = fetch_roster(self.store, key, run=self.run)
             if (found.fragment, found.round) != (fragment, round):
                 raise CorruptError(
                     f"{key} holds the roster of round {found.round} of fragment "
-                    f"{found.fragment}. Restore the bucket from a copy."
+                    f"{found.fragment}. {RESTORE}"
                 )
             if not found.move:
+                self._require_linked(found, key)
                 return found
             if not self._was_given_up(found.move, key):
                 raise NoSuchObject(f"{key} holds the round for a move.", key=key)
@@ -195,6 +224,88 @@ class Lookout:
         if move not in moves.begun:
             raise CorruptError(
                 f"{key} names operators' word {move} as a move, and it is none. "
-                "Restore the bucket from a copy."
+                f"{RESTORE}"
             )
         return move in moves.given_up
+
+    def _readers(self, fragment: int, round: int) -> list[tuple[str, RosterHead]]:
+        """Return the islands whose documents say that they read a round's roster."""
+        return [
+            (name, document.heads[fragment])
+            for name, document in sorted(self.sight.documents.items())
+            if fragment < len(document.heads)
+            and document.heads[fragment].round >= round
+        ]
+
+    def _require_open(
+        self,
+        key: str,
+        readers: list[tuple[str, RosterHead]],
+        missing: NoSuchObject,
+    ) -> None:
+        """Return if nobody has read the roster that is not there.
+
+        Raises:
+            CorruptError: it was there, and closing the round again would make another.
+        """
+        if readers:
+            raise CorruptError(
+                f"{key} is gone: island {readers[0][0]!r} has read the roster of round "
+                f"{readers[0][1].round}. {RESTORE}"
+            ) from missing
+
+    def _require_next(self, found: RosterDocument, key: str) -> None:
+        """Return if a roster follows the last one that was read.
+
+        Raises:
+            CorruptError: it belongs to another history of the run, or an island has
+                read another one at its key.
+        """
+        head = self.sight.heads[found.fragment]
+        is_next = found.before == head.digest
+        if not is_next and not (found.before == b"" and not head.is_chained):
+            where = keys.roster(found.fragment, head.round) if head.round else keys.RUN
+            raise CorruptError(
+                f"{key} follows an object with digest {found.before.hex() or 'none'}, "
+                f"and {where}, which was read before it, has {head.digest.hex()}: one "
+                f"of them was changed. {RESTORE}"
+            )
+        for name, theirs in self._readers(found.fragment, found.round):
+            if theirs.round == found.round and theirs.digest != found.digest:
+                raise CorruptError(
+                    f"{key} has digest {found.digest.hex()}, and island {name!r} has "
+                    f"read {theirs.digest.hex()} there. {RESTORE}"
+                )
+
+    def _require_linked(self, found: RosterDocument, key: str) -> None:
+        """Return unless the roster after this one, or the last one, names another.
+
+        Raises:
+            CorruptError: one does.
+        """
+        after = self.sight.rosters.get((found.fragment, found.round + 1))
+        head = self.sight.heads.get(found.fragment)
+        named = after.before if after is not None else b""
+        if not named and head is not None and head.round == found.round:
+            named = head.digest
+        if named and named != found.digest:
+            raise CorruptError(
+                f"{key} has digest {found.digest.hex()}, and the run goes on from "
+                f"{named.hex()}. {RESTORE}"
+            )
+
+
+def require_no_remains(store: Store, *, url: str) -> None:
+    """Return unless a run is there whose settings are gone.
+
+    Raises:
+        CorruptError: `run.json` is there without the settings.
+    """
+    try:
+        store.get(keys.RUN, 0, 1)
+    except NoSuchObject:
+        return
+    raise CorruptError(
+        f"{keys.SETTINGS} is gone from {url}, and {keys.RUN} is there. If a run is on "
+        f"its way there, let `atoll move` finish. Otherwise: {RESTORE}"
+    )

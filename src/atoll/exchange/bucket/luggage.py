@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from atoll.errors import NoSuchObject, OutcomeLost
+from atoll.errors import CorruptError, NoSuchObject, OutcomeLost
 from atoll.exchange.base import Frame
-from atoll.exchange.bucket import keys
+from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.arriving import Left, Progress
 from atoll.exchange.bucket.documents import (
+    RESTORE,
     MemberDocument,
     RosterDocument,
+    parse,
 )
 from atoll.exchange.bucket.keys import Life
 from atoll.exchange.bucket.lookout import Lookout
@@ -22,7 +24,7 @@ from atoll.exchange.bucket.progress import BASES, ROSTERS, counted_progress
 from atoll.exchange.bucket.sight import Sight
 from atoll.wire import Header, frame_bytes, header_length, verify_body
 
-_NAME_BYTES = 1024
+_SLOT_BYTES = 4096
 
 
 def look_everybody(lookout: Lookout) -> None:
@@ -32,13 +34,30 @@ def look_everybody(lookout: Lookout) -> None:
     slot = 0
     while slot <= max(slots.values(), default=-1) + 1:  # there may be gaps
         try:
-            said = lookout.store.get(keys.slot(slot), 0, _NAME_BYTES)
-            slots.setdefault(bytes(said).decode(), slot)
-        except (NoSuchObject, UnicodeDecodeError):
+            slots.setdefault(_name_in(lookout, keys.slot(slot)), slot)
+        except NoSuchObject:
             pass
+        except CorruptError as exc:
+            lookout.tell(str(exc))
         slot += 1
     for name in slots:
         _look_lives(lookout, name)
+
+
+def _name_in(lookout: Lookout, key: str) -> str:
+    """Return which island has a slot.
+
+    Raises:
+        NoSuchObject: none has.
+        CorruptError: the object is damaged.
+    """
+    data = bytes(lookout.store.get(key, 0, _SLOT_BYTES))
+    if data.startswith(b"{"):
+        return parse(documents.SLOT, data, key=key, run=lookout.run).island
+    try:
+        return data.decode()  # of 0.1.0: the name alone
+    except UnicodeDecodeError as exc:
+        raise CorruptError(f"{key} holds no island's name. {RESTORE}") from exc
 
 
 def _look_lives(lookout: Lookout, name: str) -> None:
@@ -67,7 +86,9 @@ def last_rosters(lookout: Lookout, fragment: int) -> Iterator[RosterDocument]:
     number = lookout.sight.number(fragment)
     for round in range(max(1, number - ROSTERS), number):
         try:
-            yield lookout.known_roster(fragment, round)
+            roster = lookout.known_roster(fragment, round)
+            # Where they go they are chained anew.
+            yield replace(roster, before=b"", controls=0, digest=b"")
         except NoSuchObject:
             continue  # from before the run came here
 
@@ -116,6 +137,9 @@ def whole_update(lookout: Lookout, header: Header) -> Frame:
     where = (header.fragment, header.round)
     key = keys.update(*where, header.island, header.incarnation)
     data = lookout.store.get(key, 0, frame_bytes(header))
-    body = np.frombuffer(bytearray(data[header_length(data) :]), np.uint8)
-    verify_body(header, body)
+    try:
+        body = np.frombuffer(bytearray(data[header_length(data) :]), np.uint8)
+        verify_body(header, body)
+    except CorruptError as exc:
+        raise CorruptError(f"{key} is damaged: {exc} {RESTORE}") from exc
     return Frame(header, body)

@@ -17,11 +17,12 @@ from atoll.exchange.bucket.documents import (
     fetch,
     packed,
 )
+from atoll.exchange.bucket.lookout import require_no_remains
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.settings import RunSettings
 from atoll.store import Store
 from atoll.weights import lay_out, require_state, terms_of
-from atoll.wire import pack
+from atoll.wire import blake3_digest, pack
 from atoll.wire.digests import Bytes
 
 NONE: Mapping[TensorSpec, Iterable[Bytes]] = MappingProxyType({})
@@ -51,7 +52,10 @@ def make_run(
         fingerprint=settings.fingerprint,
         settings=settings,
     )
-    if store.put_new(keys.SETTINGS, packed(documents.SETTINGS, document)):
+    if not is_run(store):
+        require_no_remains(store, url=url)
+    said = packed(documents.SETTINGS, document, keys.SETTINGS)
+    if store.put_new(keys.SETTINGS, said):
         return document
     there = fetch(store, documents.SETTINGS, keys.SETTINGS)
     raise UsageError(
@@ -90,11 +94,14 @@ def found_run(
     """
     nonce = secrets.token_hex(16)
     layout = lay_out(model, document.settings)
+    digests = []
     for fragment, frame in enumerate(states):
         terms = terms_of(layout[fragment], document.settings)
         require_state(frame.header, layout[fragment], terms, round=0)
         key = keys.founding(nonce, fragment)
-        store.put(key, [pack(frame.header), frame.body.data])
+        head = pack(frame.header)
+        store.put(key, [head, frame.body.data])
+        digests.append(blake3_digest(head))
     for constant, parts in constants.items():
         put_constant(store.put, nonce, constant, parts)
     founded = RunDocument(
@@ -103,8 +110,9 @@ def found_run(
         founding=nonce,
         model=model,
         constants=tuple(each.digest for each in constants),
+        states=tuple(digests),
     )
-    if not store.put_new(keys.RUN, packed(documents.RUN, founded)):
+    if not store.put_new(keys.RUN, packed(documents.RUN, founded, keys.RUN)):
         raise UsageError(
             f"Run {document.run!r} has been founded. Its weights stay as they are."
         )

@@ -2,8 +2,10 @@
 
 Rule 1: the mean is a function of the roster and of bytes that are there before the
         roster is, so anybody can make any part of it, and two that do put the same.
-Rule 2: a piece of an update that does not verify or decode counts as zeros for every
-        reader, because that is a function of its bytes, too. Who makes a mean names it.
+Rule 2: only bytes with the digest that the roster lists count. An update that does not
+        verify is damage: no mean is made of it, and `Unverified` names its island.
+        A piece that verifies and does not decode counts as zeros for every reader,
+        because that is a function of its bytes, too. Who makes a mean names it.
 Rule 3: up to three islands read each other's updates whole (the direct plan). More
         divide the pieces into shards: each island reads its part of every update, puts
         the mean of it, and reads the other parts. So what an island moves is about
@@ -23,9 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import CorruptError, NonFinite, UsageError
-from atoll.exchange.bucket.documents import MAX_SHARDS, RosterDocument
-from atoll.exchange.forms.fields import FLAG, NAME, Field, hexed, listed, table, whole
-from atoll.exchange.forms.text import MAX_LARGE_BYTES, dump, load
+from atoll.exchange.bucket.documents import (
+    DIGEST,
+    MAX_SHARDS,
+    RosterDocument,
+    packed,
+    parse,
+)
+from atoll.exchange.forms.fields import FLAG, NAME, Field, listed, table, whole
+from atoll.exchange.forms.text import MAX_LARGE_BYTES, load
 from atoll.protocol import TensorSpec, refuse_all
 from atoll.store import Data
 from atoll.weights import FragmentLayout, Terms
@@ -54,8 +62,16 @@ _SIZE = Struct("<Q")
 _HEAD_BYTES = 2048
 """What a mean's head takes beside digests and names, and more."""
 
-_DIGEST_BYTES, _ESCAPED = 67, 16
+_DIGEST_CHARACTERS, _ESCAPED = 67, 16
 """In JSON: a digest, and at most a letter of a name with its share of quotes."""
+
+
+class Unverified(Exception):
+    """Counted updates are not there with the digests that the roster lists."""
+
+    def __init__(self, islands: Sequence[str]) -> None:
+        super().__init__(", ".join(islands))
+        self.islands = tuple(islands)
 
 
 @dataclass(frozen=True)
@@ -96,7 +112,7 @@ class Mean:
     round is void."""
 
     spoilt: tuple[str, ...]
-    """Whose updates have pieces here that count as zeros."""
+    """Whose updates have pieces here that do not decode, and count as zeros."""
 
     digests: tuple[bytes, ...]
     body: U8
@@ -106,11 +122,11 @@ _HEAD: Field[Any] = table(
     dict,
     {
         "run": NAME,
-        "of": hexed(32, 32),
+        "of": DIGEST,
         "shard": whole(),
         "overflows": FLAG,
         "spoilt": listed(NAME, most=65_536),
-        "digests": listed(hexed(32, 32), most=2**20),
+        "digests": listed(DIGEST, most=2**20),
     },
 )
 
@@ -134,6 +150,9 @@ def shards(document: RosterDocument, elements: int) -> list[Pieces]:
 
 def roster_digest(document: RosterDocument) -> bytes:
     """Return what a mean names as the roster it belongs to."""
+    if document.before:
+        return document.digest
+    # Of 0.1.0, or of a round that no bucket has: these name what decides the mean.
     said = (
         f"{document.run}/{document.fragment}/{document.round}/{document.base.hex()}/"
     ).encode()
@@ -152,17 +171,21 @@ def mean_of(
 
     `updates` has each one's header, and the bytes of these pieces. One that is missing
     or foreign has None.
+
+    Raises:
+        Unverified: some are not what the roster lists.
     """
+    _require_verified(document, updates, pieces, terms.up)
     here = layout if pieces.size == layout.elements else _flat(pieces.size)
     reduced = partial(reduce, here, down=terms.down, merge=terms.merge)
-    contributions, spoilt = _cleaned(document, updates, pieces, terms.up)
+    contributions, spoilt = _contributions(document, updates, pieces, terms.up)
     body, overflows = np.empty(0, np.uint8), False
     try:
         body = reduced(contributions)
     except (CorruptError, NonFinite):
         # What does not decode, or hides among what overflows, is looked for now only:
         # to decode every piece twice would be for nothing almost always.
-        contributions, spoilt = _cleaned(
+        contributions, spoilt = _contributions(
             document, updates, pieces, terms.up, must_decode=True
         )
         try:
@@ -191,7 +214,25 @@ def _flat(elements: int) -> FragmentLayout:
     return FragmentLayout((tensor,))
 
 
-def _cleaned(
+def _require_verified(
+    document: RosterDocument,
+    updates: Mapping[str, tuple[Header | None, U8]],
+    pieces: Pieces,
+    up: Codec,
+) -> None:
+    damaged = []
+    for entry in document.roster.counted:
+        header, body = updates[entry.island]
+        if header is None or not all(
+            _is_verified(header, body, index, pieces, up)
+            for index in range(pieces.first, pieces.last)
+        ):
+            damaged.append(entry.island)
+    if damaged:
+        raise Unverified(damaged)
+
+
+def _contributions(
     document: RosterDocument,
     updates: Mapping[str, tuple[Header | None, U8]],
     pieces: Pieces,
@@ -202,13 +243,11 @@ def _cleaned(
     """Return what counts of each update, and whose have pieces that are zeros."""
     spoilt, contributions = [], []
     for entry in document.roster.counted:
-        header, body = updates[entry.island]
+        _, body = updates[entry.island]
         bad = [
             index
             for index in range(pieces.first, pieces.last)
-            if header is None
-            or not _is_verified(header, body, index, pieces, up)
-            or (must_decode and not _decodes(body, index, pieces, up))
+            if must_decode and not _decodes(body, index, pieces, up)
         ]
         if bad:
             spoilt.append(entry.island)
@@ -218,10 +257,8 @@ def _cleaned(
 
 
 def _with_zeros(body: U8, bad: Sequence[int], pieces: Pieces, up: Codec) -> U8:
-    begin, end = pieces.span(up)
-    clean = np.zeros(end - begin, np.uint8)
-    size = min(len(body), len(clean))
-    clean[:size] = body[:size]
+    begin, _ = pieces.span(up)
+    clean = body.copy()
     for index in bad:
         first, last = piece_range(up, pieces.elements, index)
         zeros = np.zeros(_elements_of(index, pieces.elements), np.float32)
@@ -293,9 +330,9 @@ def header_of(
     )
 
 
-def packed_mean(mean: Mean) -> list[Data]:
-    """Return a mean as the bytes of its object."""
-    head = dump(_HEAD.write(mean), what="mean", most=MAX_LARGE_BYTES)
+def packed_mean(mean: Mean, key: str) -> list[Data]:
+    """Return a mean as the bytes of the object at `key`."""
+    (head,) = packed(_HEAD, mean, key)
     return [_SIZE.pack(len(head)), head, mean.body.data]
 
 
@@ -306,19 +343,25 @@ def most_bytes(document: RosterDocument, pieces: Pieces, down: Codec) -> int:
     """
     begin, end = pieces.span(down)
     names = sum(_ESCAPED * len(each.island) for each in document.roster.counted)
-    digests = _DIGEST_BYTES * (pieces.last - pieces.first)
+    digests = _DIGEST_CHARACTERS * (pieces.last - pieces.first)
     return _SIZE.size + _HEAD_BYTES + names + digests + end - begin
 
 
 def parse_mean(
-    data: memoryview, document: RosterDocument, shard: int, pieces: Pieces, down: Codec
+    data: memoryview,
+    document: RosterDocument,
+    shard: int,
+    pieces: Pieces,
+    down: Codec,
+    *,
+    key: str,
 ) -> Mean:
     """Return the mean in an object's bytes, verified.
 
     Raises:
         CorruptError: these are not the bytes of that part of that round's mean.
     """
-    fields, body = _taken_apart(data)
+    fields, body = _taken_apart(data, key, is_sealed=bool(document.before))
     mean = Mean(body=body, **fields)
     begin, end = pieces.span(down)
     size = 0 if mean.overflows else end - begin
@@ -331,17 +374,22 @@ def parse_mean(
     return mean
 
 
-def _taken_apart(data: memoryview) -> tuple[dict[str, Any], U8]:
+def _taken_apart(
+    data: memoryview, key: str, *, is_sealed: bool
+) -> tuple[dict[str, Any], U8]:
+    """Return head and body; only the means of a roster of 0.1.0 have a bare head."""
     if len(data) < _SIZE.size:
         raise _strange(f"{len(data)} bytes are too few")
     (size,) = _SIZE.unpack_from(data)
     end = _SIZE.size + size
     if size > MAX_LARGE_BYTES or end > len(data):
         raise _strange(f"it says that its head has {size} bytes")
+    head = data[_SIZE.size : end]
     try:
-        fields = _HEAD.read(
-            load(data[_SIZE.size : end], what="mean", most=MAX_LARGE_BYTES), "mean"
-        )
+        if is_sealed or bytes(head[:10]) == b'{"digest":':
+            fields = parse(_HEAD, head, key=key)
+        else:
+            fields = _HEAD.read(load(head, what="mean", most=MAX_LARGE_BYTES), "mean")
     except UsageError as exc:
         raise _strange(str(exc)) from exc
     return fields, np.frombuffer(data[end:], np.uint8)

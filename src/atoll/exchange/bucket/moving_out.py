@@ -24,6 +24,7 @@ from atoll.exchange.bucket.documents import (
     RosterDocument,
     SettingsDocument,
     fetch,
+    fetch_roster,
     packed,
 )
 from atoll.exchange.bucket.leftovers import Leftovers
@@ -141,7 +142,7 @@ class MovingOut:
             run=self._lookout.run, action=action, values={}, target=target, nonce=nonce
         )
         key = keys.control(len(self._sight.controls) + 1)
-        self._store.put_new(key, packed(documents.CONTROL, said))
+        self._store.put_new(key, packed(documents.CONTROL, said, key))
 
     def _freeze(self, fragment: int) -> None:
         """Put a roster that names the move where the open round would be closed."""
@@ -159,10 +160,12 @@ class MovingOut:
                 shards=(),
                 roster=Roster(()),
                 move=self._number,
+                before=self._sight.heads[fragment].digest,
+                controls=len(self._sight.controls),
             )
             key = self._lookout.roster_key(fragment, round.number)
-            self._store.put_new(key, packed(documents.ROSTER, document))
-            if fetch(self._store, documents.ROSTER, key).move == self._number:
+            self._store.put_new(key, packed(documents.ROSTER, document, key))
+            if fetch_roster(self._store, key).move == self._number:
                 return
 
     def _require_under_way(self) -> Move:
@@ -196,7 +199,7 @@ class MovingOut:
             self._look_updates(fragment)
         return Belongings(
             settings=self._settings,
-            run=replace(founded, founding=move.nonce),
+            run=replace(founded, founding=move.nonce, states=()),
             controls=tuple(self._sight.in_force),
             members=luggage.members(self._sight),
             fragments=tuple(luggage.progress(self._sight, each) for each in fragments),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.errors import NoSuchObject, Refused
+from atoll.errors import CorruptError, NoSuchObject, Refused
 from atoll.exchange.bucket import keys
+from atoll.exchange.bucket.documents import RESTORE
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.state_objects import StateObjects
@@ -30,15 +31,39 @@ class Past:
     def state(self, fragment: int, round: int) -> FragmentState:
         """Return a fragment's state after a round.
 
+        What does not verify is passed over: an older state may lead there, too.
+
         Raises:
             Refused: what leads there is not kept any more.
-            CorruptError: what is kept does not verify.
+            CorruptError: nothing that is kept leads there, and some of it is damaged.
         """
-        begins = [at for at in sorted(self._objects.rounds(fragment)) if at <= round]
-        state = self._stored(fragment, max(begins, default=0))
+        begins = {0, *(at for at in self._objects.rounds(fragment) if at <= round)}
+        damage: CorruptError | None = None
+        refusal: Refused | None = None
+        for begin in sorted(begins, reverse=True):
+            try:
+                return self._brought_up(self._stored(fragment, begin), fragment, round)
+            except CorruptError as exc:
+                self._lookout.tell(
+                    f"The anchor of round {round} of fragment {fragment} is not made "
+                    f"from round {begin}: {exc}"
+                )
+                damage = damage or exc
+            except Refused as exc:
+                refusal = refusal or exc
+        error = damage or refusal
+        assert error is not None
+        raise error
+
+    def _brought_up(
+        self, state: FragmentState, fragment: int, round: int
+    ) -> FragmentState:
+        """Return a state after the rounds that lead to another one."""
         while state.round < round:
             agreed = self._outcomes.frame(fragment, state.round + 1)
             if not agreed.header.is_sealed:
+                if self._outcomes.is_damaged(fragment, state.round + 1):
+                    raise self._outcomes.unmade(fragment, state.round + 1)
                 raise Refused(
                     f"Round {state.round + 1} of fragment {fragment} has been removed "
                     f"meanwhile, and round {round} cannot be had any more. Take a "
@@ -74,12 +99,16 @@ class Past:
     def _stored(self, fragment: int, round: int) -> FragmentState:
         try:
             header, body = self._read(fragment, round)
+            verify_body(header, body)
         except NoSuchObject as exc:
             raise Refused(
                 f"The state of round {round} of fragment {fragment} has been removed "
                 "meanwhile. Ask again: there is a later one."
             ) from exc
-        verify_body(header, body)
+        except CorruptError as exc:
+            raise CorruptError(
+                f"{self._objects.name(fragment, round)} cannot be read: {exc} {RESTORE}"
+            ) from exc
         return FragmentState.from_frame(header, body)
 
     def _read(self, fragment: int, round: int) -> tuple[Header, np.ndarray]:

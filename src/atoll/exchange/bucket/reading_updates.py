@@ -14,7 +14,7 @@ from atoll.exchange.bucket.reading import Reading
 from atoll.exchange.bucket.reading_members import MemberReading
 from atoll.store import Item
 from atoll.weights.verify import require_terms
-from atoll.wire import Header, header_length, piece_count, unpack
+from atoll.wire import Header, frame_bytes, header_length, piece_count, unpack
 from atoll.wire.layout import MAX_HEADER_BYTES
 
 SMALL_BYTES = 2**20
@@ -133,6 +133,13 @@ class UpdateReading:
             self._strange.add(item)
             return None
         header = found[0]
+        if item.size not in (UNKNOWN_BYTES, frame_bytes(header)):
+            self._reading.tell(
+                f"{item.key} has {item.size} bytes, and its header says "
+                f"{frame_bytes(header)}: it is cut off, and is passed over."
+            )
+            self._strange.add(item)
+            return None
         whose = (header.run, header.fragment, header.round, header.incarnation)
         is_its = whose == (self._reading.run, fragment, round, life.incarnation)
         if not (

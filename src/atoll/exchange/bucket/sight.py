@@ -23,6 +23,7 @@ from atoll.exchange.bucket.documents import (
     CountedProgress,
     MemberDocument,
     RosterDocument,
+    RosterHead,
 )
 from atoll.exchange.bucket.moves import Moves
 from atoll.protocol import ModelSpec, Position, Reception
@@ -65,6 +66,9 @@ class Sight:
         self.rosters: dict[tuple[int, int], RosterDocument] = {}
         """The last ones: outcomes are asked for soon after."""
 
+        self.heads: dict[int, RosterHead] = {}
+        """The last roster of each fragment: the next one names its digest."""
+
         self.controls: list[ControlDocument] = []
         self.in_force: list[ControlDocument] = []
         """Without what was void, or about moves."""
@@ -81,9 +85,10 @@ class Sight:
         move = self.state.move
         return move.target if move is not None and move.is_over else None
 
-    def found(self, model: ModelSpec, now_s: float) -> None:
+    def found(self, model: ModelSpec, now_s: float, head: RosterHead) -> None:
         """Take the run's model: its rounds are there from now on."""
         self.layout = lay_out(model, self.settings)
+        self.heads = {index: head for index in range(len(self.layout))}
         rounds = tuple(
             Round(
                 fragment=index,
@@ -113,8 +118,11 @@ class Sight:
         counted: Iterable[CountedProgress],
         bases: tuple[bytes, ...],
         now_s: float,
+        *,
+        head: RosterHead,
     ) -> None:
         """Begin with the rounds after a state: the rosters before it are not read."""
+        self.heads[fragment] = head
         before = self.state.rounds[fragment]
         opened = changed(before, number=round + 1, bases=bases, opened_s=now_s)
         by_island = dict(self.state.counted.by_island)

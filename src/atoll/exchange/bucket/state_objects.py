@@ -15,12 +15,12 @@ import numpy as np
 from atoll.errors import CorruptError, NoSuchObject
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
-from atoll.exchange.bucket.documents import StateDocument, fetch
+from atoll.exchange.bucket.documents import RESTORE, StateDocument, fetch
 from atoll.exchange.bucket.lookout import Lookout
 from atoll.exchange.bucket.timing import Timing
 from atoll.store import Data
 from atoll.weights import require_state
-from atoll.wire import Header, header_length, unpack
+from atoll.wire import Header, blake3_digest, header_length, unpack
 
 PART_BYTES = 64 * 2**20
 
@@ -67,8 +67,7 @@ class StateObjects:
         found = fetch(self._store, documents.STATE, key, run=self._lookout.run)
         if (found.fragment, found.round) != (fragment, round):
             raise CorruptError(
-                f"It says round {found.round} of fragment {found.fragment}. "
-                "Remove that state: there are others."
+                f"It says round {found.round} of fragment {found.fragment}. {RESTORE}"
             )
         return found
 
@@ -103,13 +102,13 @@ class StateObjects:
         if whose != (document.run, document.fragment, document.round):
             raise CorruptError(
                 f"{keys.state_complete(document.fragment, document.round)} holds the "
-                f"{header.name}. Remove that state: there are others."
+                f"{header.name}. {RESTORE}"
             )
         self._require(header, round=header.round)
         if document.parts != max(1, -(-header.body_bytes // PART_BYTES)):
             raise CorruptError(
                 f"{document.parts} parts cannot hold {header.body_bytes} bytes. "
-                "Remove that state: there are others."
+                f"{RESTORE}"
             )
         return header
 
@@ -120,6 +119,14 @@ class StateObjects:
             # An epoch since may have changed the others.
             header = replace(header, outer=terms.outer)
         require_state(header, layout, terms, round=round)
+
+    def name(self, fragment: int, round: int, parts: int = 1) -> str:
+        """Return the keys of a state's objects, for a message."""
+        if not round:
+            return self.founding_key(fragment)
+        last = f" to {parts - 1}" if parts > 1 else ""
+        part = keys.state_part(fragment, round, 0)
+        return f"{keys.state_complete(fragment, round)} with {part}{last}"
 
     def founding_key(self, fragment: int) -> str:
         """Return where the first state of a fragment is."""
@@ -137,6 +144,11 @@ class StateObjects:
         data = self._store.get(self.founding_key(fragment))
         length = header_length(data)
         header = unpack(data[:length])
+        founded = self._lookout.founded
+        states = founded.states if founded is not None else ()
+        named = states[fragment] if fragment < len(states) else b""
+        if named and blake3_digest(data[:length]) != named:
+            raise CorruptError(f"It is another {header.name} than {keys.RUN} names.")
         if (header.run, header.fragment) != (self._lookout.run, fragment):
             raise CorruptError(f"It is the {header.name} of run {header.run!r}.")
         self._require(header, round=0)

@@ -8,11 +8,14 @@ could be put in its place.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 
 from atoll.errors import CorruptError, NoSuchObject, Refused, StoreDenied
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import (
+    RESTORE,
+    RosterHead,
     StateDocument,
     packed,
 )
@@ -51,6 +54,7 @@ class States:
         """Bring a lookout that knows nothing to the open round of a fragment."""
         latest = self._latest(fragment)
         if latest is not None:
+            head = self._head_after(latest)
             with self._lookout.lock:
                 self._lookout.sight.begin_after(
                     fragment,
@@ -58,8 +62,24 @@ class States:
                     latest.counted,
                     latest.bases,
                     self._timing.now_s(),
+                    head=head,
                 )
         self._lookout.follow(fragment)
+
+    def _head_after(self, document: StateDocument) -> RosterHead:
+        """Return what the roster after a state names as the one before it."""
+        first = self._lookout.founding_head
+        if document.roster:
+            return replace(first, round=document.round, digest=document.roster)
+        try:  # of 0.1.0, which did not say
+            roster = self._lookout.roster(document.fragment, document.round)
+        except NoSuchObject:
+            return replace(first, round=document.round)
+        return RosterHead(
+            round=roster.round,
+            digest=roster.digest,
+            is_chained=bool(roster.before),
+        )
 
     def read(self, fragment: int) -> FragmentState:
         """Return the state after the last closed round.
@@ -71,11 +91,7 @@ class States:
         while True:
             state = self._stored(fragment)
             if state.round <= begun_at:
-                raise CorruptError(
-                    f"The updates of round {begun_at + 1} of fragment {fragment} are "
-                    "gone from the bucket, and no state has them. Restore the bucket "
-                    "from a copy."
-                )
+                raise self._outcomes.unmade(fragment, begun_at + 1)
             self._lookout.follow(fragment)
             if self._bring_up(fragment, state):
                 return state
@@ -94,16 +110,16 @@ class States:
     def _stored(self, fragment: int) -> FragmentState:
         """Return the latest state that can be read, or the first weights."""
         for document in self._objects.complete(fragment):
-            key = keys.state_complete(fragment, document.round)
+            name = self._objects.name(fragment, document.round, document.parts)
             try:
                 header, body = self._objects.read(document)
                 verify_body(header, body)
-                self._require_base(header)
+                self._require_base(header, document)
                 return FragmentState.from_frame(header, body)
-            except NoSuchObject:
-                continue  # collected while it was read, or somebody removed a part
+            except NoSuchObject as exc:  # collected since, or somebody removed it
+                self._lookout.tell(f"{name} is passed over: {exc.key} is gone.")
             except (CorruptError, Refused) as exc:
-                self._lookout.tell(f"The state at {key} is passed over: {exc}")
+                self._lookout.tell(f"{name} is passed over: {exc}")
         return self._founded(fragment)
 
     def _founded(self, fragment: int) -> FragmentState:
@@ -118,24 +134,29 @@ class States:
         except NoSuchObject as exc:
             raise CorruptError(
                 f"{exc.key}, the first weights of fragment {fragment}, is gone from "
-                "the bucket, and no state can be read. Restore the bucket from a copy."
+                f"the bucket, and no state can be read. {RESTORE}"
             ) from exc
         except (CorruptError, Refused) as exc:
             raise CorruptError(
                 f"{self._objects.founding_key(fragment)} does not hold the first "
-                f"weights of fragment {fragment}, and no state can be read. Restore "
-                f"the bucket from a copy. ({exc})"
+                f"weights of fragment {fragment}, and no state can be read. {RESTORE} "
+                f"({exc})"
             ) from exc
         return FragmentState.from_frame(header, body)
 
-    def _require_base(self, header: Header) -> None:
+    def _require_base(self, header: Header, document: StateDocument) -> None:
         """Return unless the next round was started from another state than this."""
         with suppress(NoSuchObject):
-            base = self._lookout.roster(header.fragment, header.round + 1).base
-            if base != header.base:
+            after = self._lookout.roster(header.fragment, header.round + 1)
+            if after.base != header.base:
                 raise CorruptError(
                     f"it has digest {header.base.hex()}, and round {header.round + 1} "
-                    f"started from {base.hex()}. Who wrote it had lost a bit."
+                    f"started from {after.base.hex()}. Who wrote it had lost a bit."
+                )
+            if after.before and document.roster and after.before != document.roster:
+                raise CorruptError(
+                    f"it follows the roster with digest {document.roster.hex()}, and "
+                    f"round {header.round + 1} follows {after.before.hex()}."
                 )
 
     def _latest(self, fragment: int) -> StateDocument | None:
@@ -173,7 +194,7 @@ class States:
         parts = put_parts(self._store.put_new, self._timing, frame)
         document = self._document(header, parts)
         complete = keys.state_complete(fragment, round)
-        self._store.put_new(complete, packed(documents.STATE, document))
+        self._store.put_new(complete, packed(documents.STATE, document, complete))
         self._written[fragment] = max(round, self._written.get(fragment, 0))
         try:
             self.collect(fragment)
@@ -184,6 +205,10 @@ class States:
             )
 
     def _document(self, header: Header, parts: int) -> StateDocument:
+        try:
+            roster = self._lookout.known_roster(header.fragment, header.round).digest
+        except NoSuchObject:  # from before the run came here
+            roster = self._lookout.founding_head.digest
         with self._lookout.lock:
             state = self._lookout.sight.state
             counted = counted_progress(state.counted, header.fragment)
@@ -196,6 +221,7 @@ class States:
             head=pack(anonymous(header)),
             counted=counted,
             bases=bases,
+            roster=roster,
         )
 
     def collect(self, fragment: int) -> None:

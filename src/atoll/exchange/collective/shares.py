@@ -126,13 +126,27 @@ class Reduction:
             header.island: (header, part)
             for header, part in zip(self._updates, parts, strict=True)
         }
-        return means.mean_of(
-            self._document,
-            share.number,
-            share.pieces,
-            updates,
-            self._layout,
-            self._terms,
+        try:
+            return means.mean_of(
+                self._document,
+                share.number,
+                share.pieces,
+                updates,
+                self._layout,
+                self._terms,
+            )
+        except means.Unverified as exc:  # every rank is told with the share's flag
+            return self._spoilt(share, exc.islands)
+
+    def _spoilt(self, share: Share, islands: tuple[str, ...]) -> Mean:
+        return Mean(
+            run=self._document.run,
+            of=b"",
+            shard=share.number,
+            overflows=False,
+            spoilt=islands,
+            digests=(),
+            body=np.empty(0, np.uint8),
         )
 
     def _gather(self, mine: Sequence[Mean]) -> Frame:

@@ -3,7 +3,8 @@
 Rule 1: each setting that this version knows stands in `settings` or in `not_set`.
 Rule 2: one that stands in neither is one the coordinator does not know, and one that
         is unknown here is one the island would not obey: both are refused by name.
-Rule 3: nothing is filled in from a default.
+Rule 3: nothing is filled in from a default, except in what an earlier version has
+        stored.
 """
 
 from __future__ import annotations
@@ -43,14 +44,34 @@ def read_settings(value: object, where: str) -> RunSettings:
         SettingsError: one is missing, unknown or wrong; it is named.
         UsageError: this is no form of settings.
     """
+    tables, not_set = _read_form(value, where)
+    settings = RunSettings.from_dict(tables)
+    _require_complete(settings, frozenset(_dotted(tables)), not_set)
+    return settings
+
+
+def read_stored_settings(value: object, where: str) -> RunSettings:
+    """Return the settings of a run that an earlier version may have written.
+
+    A setting that it did not know has its default. The run's fingerprint covers all
+    that can never change, so that a wrong default of one of those is found by it.
+
+    Raises:
+        SettingsError: one is unknown or wrong; it is named.
+        UsageError: this is no form of settings.
+    """
+    return RunSettings.from_dict(_read_form(value, where)[0])
+
+
+def _read_form(
+    value: object, where: str
+) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
+    """Return what is set, by table, and the names of what is not."""
     said = require_table(value, where)
     tables = _tables(said.get("settings"), f"{where}.settings")
     not_set = frozenset(_NOT_SET.read(said.get("not_set"), f"{where}.not_set"))
-    given = frozenset(_dotted(tables))
-    _require_known(given | not_set)
-    settings = RunSettings.from_dict(tables)
-    _require_complete(settings, given, not_set)
-    return settings
+    _require_known(frozenset(_dotted(tables)) | not_set)
+    return tables, not_set
 
 
 def _tables(value: object, where: str) -> dict[str, dict[str, Any]]:

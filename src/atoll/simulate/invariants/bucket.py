@@ -103,7 +103,7 @@ class BucketReferee:
             gone = [
                 round
                 for round in rounds
-                if keys.roster(fragment, round) not in self._bucket.objects
+                if self._bucket.original(keys.roster(fragment, round)) is None
             ]
             if gone:
                 self._watch.report(
@@ -141,7 +141,9 @@ class BucketReferee:
 
     def _founded(self, document: RunDocument) -> None:
         for fragment in range(len(self._layout)):
-            data = self._bucket.objects[keys.founding(document.founding, fragment)]
+            key = keys.founding(document.founding, fragment)
+            data = self._bucket.original(key)
+            assert data is not None
             length = header_length(data)
             header, body = unpack(data[:length]), bytearray(data[length:])
             body_bytes = np.frombuffer(body, np.uint8)
@@ -196,8 +198,9 @@ class BucketReferee:
         """Note the departing updates that the closer of a round cannot have seen."""
         decided_s = self.closers.decided_s(document)
         prefix = keys.updates(document.fragment, document.round)
-        for key, data in self._bucket.objects.items():
-            if key.startswith(prefix):
+        for key in self._bucket.objects:
+            data = self._bucket.original(key)
+            if key.startswith(prefix) and data is not None:
                 since_s = decided_s - self._bucket.changed_s[key]
                 if since_s < FRESH_S + LONGEST_LAG_S:
                     digest = update_digest(unpack(data[: header_length(data)]))
@@ -223,7 +226,7 @@ class BucketReferee:
         """Return a counted update, which must have been there before the roster."""
         where = (document.fragment, document.round)
         key = keys.update(*where, entry.island, entry.incarnation)
-        data = self._bucket.objects.get(key)
+        data = self._bucket.original(key)
         header = unpack(data[: header_length(data)]) if data else None
         if data is None or header is None or update_digest(header) != entry.digest:
             self._watch.report(

@@ -81,7 +81,7 @@ class Closers:
 
     def _is_uncounted(self, island: str, stand: Stand) -> bool:
         where = (stand.fragment, stand.round)
-        data = self._bucket.objects.get(keys.update(*where, island, stand.incarnation))
+        data = self._bucket.original(keys.update(*where, island, stand.incarnation))
         header = unpack(data[: header_length(data)]) if data else None
         if header is None or header.refused:
             return False

@@ -12,7 +12,7 @@ from atoll.errors import Refused, UsageError
 from atoll.exchange import CoordinatorExchange, HeartbeatCall, JoinCall
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import fetch, packed
-from atoll.protocol import Beat, JoinRequest, Stats
+from atoll.protocol import Beat, Holding, JoinRequest, Stats
 from atoll.store import MemoryStore
 from atoll.testing.one_fragment import MODEL, anchor_of, enter, plain_settings
 from atoll.testing.store_runs import StoreRun
@@ -178,12 +178,17 @@ def test_statistics_that_cannot_be_are_refused(
         assert (shown["tokens"], shown["wait_s"]) == (0, 0.0)
 
 
-def test_a_step_that_cannot_be_is_refused(serve: Serve) -> None:
-    """The schedule of those who join later does not depend on it."""
+@pytest.mark.parametrize("held", [0, 2**63])
+def test_a_step_that_cannot_be_is_refused(serve: Serve, held: int) -> None:
+    """The schedule of those who join later does not depend on it.
+
+    A claim to hold a later round does not make it possible.
+    """
     coordinator = serve()
     with islands_of(coordinator, "a"), coordinator.line() as line:
-        beat = Beat(island="a", incarnation=1, step=U64_MAX)
-        with pytest.raises(Refused, match="has made step 18446744073709551615"):
+        holds = (Holding(held, bytes(16)),)
+        beat = Beat(island="a", incarnation=1, step=U64_MAX, holds=holds)
+        with pytest.raises(Refused, match=r"has made step 1844|holds round 9223"):
             line.call(HeartbeatCall(beat))
 
         assert status_of(coordinator)["islands"][0]["step"] == 0

@@ -90,10 +90,6 @@ RETRY_S = 1.0
 MAX_REFUSALS = 100
 """How many are remembered until somebody looks."""
 
-MAX_NEWCOMERS = 256
-"""How many islands that joined after a round opened may publish for it, in a run
-whose settings bound its islands by nothing else."""
-
 Defer = Callable[[Close], None]
 """Takes note of a round that is to be reduced: by `agree`, then `commit`."""
 
@@ -403,7 +399,7 @@ class Service:
         if header.island in standing or header.island in round.candidates:
             return
         others = len(standing.keys() - round.candidates)
-        most = self.state.settings.run.max_islands or MAX_NEWCOMERS
+        most = self.state.settings.run.most_islands
         if others >= most:
             raise Unreachable(
                 f"Round {header.round} of fragment {header.fragment} holds {others} "

@@ -23,6 +23,7 @@ from atoll.disk import Room
 from atoll.errors import Refused, UsageError
 from atoll.exchange import FoundCall, Frame, RecoverCall
 from atoll.exchange.forms import Asked, Incoming
+from atoll.exchange.forms.requests import recover_call
 from atoll.protocol import ModelSpec
 from atoll.settings import RunSettings
 from atoll.weights import Layout, lay_out
@@ -89,19 +90,15 @@ class StateUploads:
         with at_once(self._recovering[fragment], "A state"):
             most = ROSTER_BYTES + header_bytes(layout[fragment].elements)
             outcomes, header = incoming.recovery_headers(most=most)
-            if header.fragment != fragment:
-                raise UsageError(
-                    f"fragment={header.fragment} in the body is not {fragment}, as the "
-                    "path says. Send it to its own path."
-                )
+            call = recover_call(known, Frame(header, NOTHING), outcomes)
             incoming.expect(header)
             is_awaited = self._office.change_by(
                 lambda service, now_s: service.awaits_state(header, now_s)
             )
             if not is_awaited:  # the answer is the same, whatever the body is
-                return RecoverCall(*who, Frame(header, NOTHING), outcomes)
+                return call
             state = self._spool.take_state(header, read_into).load()
-            return RecoverCall(*who, state, outcomes)
+            return recover_call(known, state, outcomes)
 
     def _layout(self, island: str, incarnation: int) -> Layout:
         return self._office.change_by(

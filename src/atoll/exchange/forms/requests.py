@@ -231,18 +231,7 @@ def _call(asked: Asked, body: Incoming) -> Call:
             return KeepCall(*who, asked.digest, asked.first, part)
         case "recover":
             outcomes, state = body.recovery()
-            _require_same("fragment", state.header.fragment, asked.fragment)
-            receipt = read_receipt(asked.headers, STATE_RECEIPT_HEADER)
-            receipts = read_receipts(
-                asked.headers, OUTCOME_RECEIPT_HEADER, most=MAX_OUTCOMES
-            )
-            return RecoverCall(
-                asked.island,
-                asked.incarnation,
-                replace(state, receipt=receipt),
-                outcomes,
-                tuple(receipts),
-            )
+            return recover_call(asked, state, outcomes)
         case "agreed":
             return read_gathered(asked, body)
         case "leave":
@@ -254,6 +243,22 @@ def _call(asked: Asked, body: Incoming) -> Call:
             return StateCall(asked.fragment)
         case other:
             raise AssertionError(f"the route {other} is no call")
+
+
+def recover_call(
+    asked: Asked, state: Frame, outcomes: tuple[Header, ...]
+) -> RecoverCall:
+    """Return the call that brings a lost state, with the receipts of its request."""
+    _require_same("fragment", state.header.fragment, asked.fragment)
+    receipt = read_receipt(asked.headers, STATE_RECEIPT_HEADER)
+    receipts = read_receipts(asked.headers, OUTCOME_RECEIPT_HEADER, most=MAX_OUTCOMES)
+    return RecoverCall(
+        asked.island,
+        asked.incarnation,
+        replace(state, receipt=receipt),
+        outcomes,
+        tuple(receipts),
+    )
 
 
 def parse_upload(

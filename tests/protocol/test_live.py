@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from atoll.island.vectors import vector_model
 from atoll.protocol import Beat, JoinRequest
-from atoll.protocol.membership import LEASE_S, Live, Members
+from atoll.protocol.membership import LEASE_S, Live, Member, Members
 
 MODEL = vector_model({"w": (3,)})
 NAMES = ("a", "b", "c", "d")
@@ -50,7 +50,20 @@ def test_it_is_what_a_look_at_every_member_gives(
     said: list[tuple[str, str, float, int]],
 ) -> None:
     """Names, steps and who was not heard are the same, whatever was known before."""
-    members, now_s = Members({}), 0.0
+    restored = {
+        name: Member(
+            island=name,
+            incarnation=1,
+            slot=slot,
+            key=b"key",
+            nonce=b"1",
+            lease_until_s=LEASE_S,
+            is_heard=False,
+            unheard_until_s=LEASE_S,
+        )
+        for slot, name in enumerate(NAMES[:2])
+    }
+    members, now_s = Members(restored), 0.0
     for what, name, wait_s, step in said:
         now_s += wait_s
         members = after(members, what, name, now_s, step)

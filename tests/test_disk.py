@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.disk import Disk, SystemDisk
+from atoll.disk import Disk, Room, SystemDisk
+from atoll.disk.room import RECORDS_BYTES
 from atoll.disk.whole import BEHIND_BYTES
 from atoll.errors import DiskError, DiskFull, NoSuchFile, UsageError
 from atoll.testing.disk_contract import DISK_CLAIMS, Claim
@@ -252,3 +253,45 @@ def test_threads_may_write_files_at_once(tmp_path: Path) -> None:
     for number in range(64):
         assert disk.read(f"departing/{number // 8}/{number}") == b"%d" % number
     disk.close()
+
+
+def test_a_claim_that_is_not_written_counts_as_written() -> None:
+    """Many who come at once do not take the same free bytes."""
+    free = [RECORDS_BYTES + 100]
+    room = Room(lambda: free[0])
+    with room.claiming(60, what="one") as claim:
+        with pytest.raises(DiskFull, match=r"no room for two: \d+ bytes are free, "):
+            room.require(60, what="two")
+        claim.wrote(20)
+        free[0] -= 20
+        room.require(40, what="three")
+    room.require(80, what="four")
+
+    assert room.free_bytes == RECORDS_BYTES + 80
+
+
+def test_what_is_kept_without_need_gives_way() -> None:
+    """It is asked back before anybody is refused, and only then."""
+    free, asked = [RECORDS_BYTES], [0]
+    room = Room(lambda: free[0])
+
+    def reclaim() -> None:
+        free[0], asked[0] = RECORDS_BYTES + 50, asked[0] + 1
+
+    room.reclaimers.append(reclaim)
+    room.require(0, what="nothing")
+    assert asked == [0]
+    room.require(50, what="some")
+    room.require(50, what="some")
+    assert asked == [1]
+    with pytest.raises(DiskFull, match="51 more are needed"):
+        room.require(51, what="more")
+
+
+def test_a_disk_says_how_much_is_free(tmp_path: Path) -> None:
+    """As the system does, for this user."""
+    disk = SystemDisk(tmp_path / "disk")
+    try:
+        assert 0 < disk.free_bytes() <= os.statvfs(tmp_path).f_blocks * 2**20
+    finally:
+        disk.close()

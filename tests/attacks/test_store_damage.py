@@ -20,15 +20,17 @@ from atoll.cli import main
 from atoll.errors import AtollError, CorruptError
 from atoll.exchange import Frame
 from atoll.exchange.bucket import Lookout, StoreExchange, documents, keys
-from atoll.exchange.bucket.documents import ControlDocument, packed
+from atoll.exchange.bucket.constants import ConstantObjects
+from atoll.exchange.bucket.definitions import archive_in
+from atoll.exchange.bucket.documents import ControlDocument, RunDocument, packed
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.past import Past
 from atoll.exchange.bucket.states import States
-from atoll.protocol import Beat, Holding, JoinReply
+from atoll.protocol import Beat, Holding, JoinReply, TensorSpec
 from atoll.simulate import FaultPlan, simulate
 from atoll.simulate.trace import Happening
 from atoll.store import FileStore, MemoryStore, Store
-from atoll.testing.one_fragment import OUTER, enter, plain_settings, update_of
+from atoll.testing.one_fragment import MODEL, OUTER, enter, plain_settings, update_of
 from atoll.testing.store_runs import StoreRun, WaitingTime
 from atoll.weights import FragmentState
 from atoll.wire import pack, verify_body
@@ -441,6 +443,24 @@ def test_a_control_word_that_is_gone_is_missed() -> None:
 
     with pytest.raises(CorruptError, match=r"control/1 is gone"):
         exported(store)
+
+
+def test_a_bundle_and_a_constant_are_named_by_their_keys() -> None:
+    """Both lie under their own digests."""
+    store, digest = MemoryStore(), "ab" * 32
+    store.put(keys.bundle(digest), [b"something else"])
+    with pytest.raises(CorruptError, match=rf"bundle/{digest} was altered"):
+        archive_in(store, digest)
+
+    constant = TensorSpec(
+        name="mask", shape=(4,), dtype="uint8", role="constant", digest=digest
+    )
+    founded = RunDocument(
+        run="run", fingerprint="", founding="f00d", model=MODEL, constants=(digest,)
+    )
+    store.put(keys.constant_part("f00d", digest, 0), [b"1234"])
+    with pytest.raises(CorruptError, match=rf"founding/f00d/constants/{digest}/0"):
+        list(ConstantObjects(store, founded).parts(constant))
 
 
 @pytest.fixture(scope="module")

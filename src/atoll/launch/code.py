@@ -110,8 +110,8 @@ def fetch_code(run: str, digest: str, *, island: str) -> Path:
     data = _fetched(run, digest)
     if len(data) > MAX_CODE_BYTES or blake3_digest(data).hex() != digest:
         raise CorruptError(
-            f"The code that came from {run} is not what was launched: its digest is "
-            f"not {digest[:12]}. Launch again."
+            f"The code that came from {run} is not what was launched: code/{digest} "
+            "does not have the digest in its name. Launch again."
         )
     root = definitions_from_environment().staged.parent / "code"
     directory = root / digest / island

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from atoll.errors import CorruptError, NoSuchObject
 from atoll.exchange.bucket import keys
-from atoll.exchange.bucket.documents import RunDocument
+from atoll.exchange.bucket.documents import RESTORE, RunDocument
 from atoll.exchange.constants import PART_BYTES, verified
 from atoll.protocol import TensorSpec
 from atoll.protocol.constants import bytes_of, keepable
 from atoll.store import Data, Store
-from atoll.wire.digests import Bytes
+from atoll.wire.digests import Bytes, Digesting
 
 OBJECT_BYTES = 4 * PART_BYTES
 """Of every object of a constant but the last."""
@@ -75,11 +75,19 @@ class ConstantObjects:
         self._store, self._nonce = store, document.founding
 
     def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
-        size = bytes_of(constant)
+        size, digesting, is_whole = bytes_of(constant), Digesting(), first == 0
         while first < size:
             last = min(first + PART_BYTES, size)
-            yield self.read(constant, first, last)
+            part = self.read(constant, first, last)
+            digesting.add(part)
+            yield part
             first = last
+        if is_whole and digesting.digest.hex() != constant.digest:
+            key = keys.constant_part(self._nonce, constant.digest, 0)
+            raise CorruptError(
+                f"{constant.name!r}, which is {key} and what follows it, does not have "
+                f"the digest in its name. {RESTORE}"
+            )
 
     def read(self, constant: TensorSpec, first: int, last: int) -> bytearray:
         """Return some bytes of a constant.

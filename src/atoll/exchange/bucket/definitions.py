@@ -9,6 +9,7 @@ from atoll.bundle import MAX_BYTES, Bundle
 from atoll.bundle.archive import MAX_CODE_BYTES
 from atoll.errors import CorruptError, NoSuchObject
 from atoll.exchange.bucket import keys
+from atoll.exchange.bucket.documents import RESTORE
 from atoll.settings import RunSettings
 from atoll.store import Store
 from atoll.wire import blake3_digest
@@ -20,16 +21,21 @@ def archive_in(store: Store, digest: str) -> bytes:
     """Return the archive that a run's settings name, as it is there.
 
     Raises:
-        CorruptError: it is not there.
+        CorruptError: it is not there, or does not have the digest in its name.
     """
     key = keys.bundle(digest)
     try:
-        return bytes(store.get(key, 0, MAX_BYTES + 1))
+        data = bytes(store.get(key, 0, MAX_BYTES + 1))
     except NoSuchObject as exc:
         raise CorruptError(
             f"The run's settings name {key}, and there is none: somebody has removed "
             "it. Put it back from a copy."
         ) from exc
+    if blake3_digest(data).hex() != digest:
+        raise CorruptError(
+            f"{key} was altered: it does not have the digest in its name. {RESTORE}"
+        )
+    return data
 
 
 def bundle_in(store: Store, settings: RunSettings) -> Bundle | None:

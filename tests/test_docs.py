@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 import sys
@@ -18,31 +17,10 @@ from atoll import RunSettings
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
-# Forbidden for a concept of ours, and right for something that is not one.
-RIGHT_ELSEWHERE = {
-    "args",  # the arguments of a function
-    "bootstrap",  # what runs before the command of a launched island
-    "bucket",  # of an object store
-    "job",  # of an engine that starts islands
-    "gradient",  # as in pseudo-gradient
-    "manager",  # a context manager
-    "package",  # of Python
-    "period",  # of a schedule
-    "connection",  # of TCP
-    "response",  # of HTTP
-    "result",  # of an operation
-    "server",  # someone else's
-    "version",  # of the wire format and of this library
-}
-
 
 def relative(path: Path) -> str:
     """Return a document's name for a test's id."""
     return path.relative_to(ROOT).as_posix()
-
-
-OTHERS_NAMES = {"num_participants"}
-"""Of torchft's Manager: a drop-in has the names of what it stands for."""
 
 
 def glossary() -> list[tuple[str, str, str]]:
@@ -50,13 +28,6 @@ def glossary() -> list[tuple[str, str, str]]:
     lines = (ROOT / "docs" / "glossary.md").read_text().splitlines()
     rows = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
     return [(say.strip(), what.strip(), never.strip()) for say, what, never in rows[1:]]
-
-
-def forbidden_words() -> set[str]:
-    """Return the single words that are used for nothing."""
-    terms = {term for say, _, _ in glossary() for term in say.split(", ")}
-    never = {word for _, _, words in glossary() for word in words.split(", ")}
-    return {word for word in never if word.isalpha()} - terms - RIGHT_ELSEWHERE
 
 
 def snippets(document: Path) -> Iterator[tuple[Path, str]]:
@@ -80,19 +51,6 @@ def anchors(document: Path) -> set[str]:
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         for heading in headings
     }
-
-
-def defined_names() -> Iterator[tuple[str, str]]:
-    """Yield file and name of every class and function of the source tree."""
-    for file in sorted((ROOT / "src").rglob("*.py")):
-        for each in ast.walk(ast.parse(file.read_text())):
-            if isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                yield relative(file), each.name
-
-
-def words_of(identifier: str) -> set[str]:
-    """Return the words inside a snake_case or CamelCase name."""
-    return set(re.sub(r"([a-z])([A-Z])", r"\1_\2", identifier).lower().split("_"))
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
@@ -186,31 +144,6 @@ def test_the_glossary_is_sorted_and_has_each_term_once() -> None:
 
     assert terms == sorted(set(terms))
     assert all(what for _, what, _ in glossary())
-
-
-def test_names_in_the_code_are_words_of_the_glossary() -> None:
-    """No class or function is named by a word the glossary forbids."""
-    forbidden = forbidden_words()
-    found = [
-        f"{file}: {name}"
-        for file, name in defined_names()
-        if words_of(name) & forbidden and name not in OTHERS_NAMES
-    ]
-
-    assert {"worker", "peer", "hparams"} <= forbidden
-    assert found == []
-
-
-@pytest.mark.parametrize(
-    "document",
-    [each for each in DOCUMENTS if each.name not in {"glossary.md", "concepts.md"}],
-    ids=relative,
-)
-def test_documents_use_words_of_the_glossary(document: Path) -> None:
-    """No document calls a thing by a word the glossary forbids."""
-    used = set(re.findall(r"[a-z]+", prose(document).lower()))
-
-    assert used & forbidden_words() == set()
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=relative)

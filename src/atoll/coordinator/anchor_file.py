@@ -146,6 +146,9 @@ class AnchorFiles:
         layout = lay_out(state.model, state.settings)
         kept = self._office.change_by(lambda service, _: service.catalogue.kept)
         plan = FilePlan.of(state.run, state.model, fragments=len(layout), kept=kept)
+        constants = self._office.change_by(lambda service, _: service.journal.constants)
+        for constant in plan.constants:
+            constants.require_sound(constant)
         room = self._office.change_by(lambda service, _: service.journal.room)
         room.require(plan.size_bytes, what="a copy of the anchor to send")
         handle = nameless(self._directory)

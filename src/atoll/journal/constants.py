@@ -50,6 +50,9 @@ class ConstantFiles:
         self.kept: set[str] = set()
         """Digests of what is here."""
 
+        self._sound: set[str] = set()
+        """Digests of what was read in this life and verified."""
+
         self.damage: list[str] = []
 
     def open(self) -> None:
@@ -128,6 +131,28 @@ class ConstantFiles:
         """Yield a constant that is here, from byte `first` on, in bounded parts."""
         for at in range(first, bytes_of(constant), READ_BYTES):
             yield self._disk.read(name_of(constant.digest), at, READ_BYTES)
+
+    def require_sound(self, constant: TensorSpec) -> None:
+        """Return if a constant that is here has its digest; read once in a life.
+
+        Raises:
+            CorruptError: it has not, which is reported as damage, too.
+        """
+        if constant.digest in self._sound:
+            return
+        digesting = Digesting()
+        for part in self.parts(constant):
+            digesting.add(view_of(part))
+        if digesting.digest.hex() != constant.digest:
+            text = (
+                f"{name_of(constant.digest)} is damaged: what it holds of the constant "
+                f"{constant.name!r} does not have that digest. Restore the file from a "
+                "copy of the journal."
+            )
+            if text not in self.damage:
+                self.damage.append(text)
+            raise CorruptError(text)
+        self._sound.add(constant.digest)
 
     def keep_only(self, digests: Collection[str]) -> None:
         """Forget what is not among these: another founder's model has brought it."""

@@ -112,11 +112,7 @@ def serve(
         place, settings, listening, init=init, has_tensorboard=has_tensorboard
     )
     with _stopping() as stop, run as it:
-        it.tell(as_json=as_json)
-        for line in it.coordinator.status()["damage"]:
-            _say(f"Damage: {line}")
-        if it.is_within_reach and settings is not None:
-            _tell_differences(it, settings)
+        _tell(it, settings, as_json=as_json)
         _wait(it.coordinator, stop, until_end=until_end, linger_s=linger_s)
 
 
@@ -173,6 +169,15 @@ def _port(directory: Path, asked: int | None) -> int:
         return asked
     last = served(directory)
     return parse_run_url(last.url).address.port if last else 0
+
+
+def _tell(serving: Serving, settings: RunSettings | None, *, as_json: bool) -> None:
+    """Say where the run is, what was wrong with its journal, and what differs."""
+    serving.tell(as_json=as_json)
+    for line in serving.coordinator.status()["damage"]:
+        _say(f"Damage: {line}")
+    if serving.is_within_reach and settings is not None:
+        _tell_differences(serving, settings)
 
 
 def _tell_differences(serving: Serving, settings: RunSettings) -> None:

@@ -279,7 +279,7 @@ class Coordinator:
             "now_unix_s": time.time(),
             "recent": list(self._watcher.recent),
             "disk": self._disk_room(),
-            "damage": self._service.reports,
+            "damage": [*self._service.journal.reports, *self._service.damage],
             "bytes_in": counts.bytes_in,
             "bytes_out": counts.bytes_out,
             "listening": self.url,

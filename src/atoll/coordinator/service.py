@@ -213,12 +213,6 @@ class Service:
         with suppress(DiskError):
             self.journal.seal()
 
-    @property
-    def reports(self) -> list[str]:
-        """What was found to be wrong on the disk in this life, in sentences."""
-        cut = self.journal.cut
-        return [*([str(cut)] if cut else []), *self.damage, *self.journal.damage]
-
     def change(self, event: Event, now_s: float) -> Reply:
         """Carry out what an operator asks for."""
         return self._advance(event, now_s)

@@ -70,7 +70,7 @@ class Watcher:
                 "journal_cut", file=cut.name, first_byte=cut.first, bytes=cut.size
             )
             self._reported.add(str(cut))
-        for line in service.reports:
+        for line in (*service.journal.reports, *service.damage):
             if line not in self._reported:
                 self._events.emit("journal_damaged", message=line)
                 self._reported.add(line)

@@ -156,6 +156,11 @@ class Journal:
         ]
 
     @property
+    def reports(self) -> list[str]:
+        """What was cut off and what was damaged, in words."""
+        return [*([str(self.cut)] if self.cut else []), *self.damage]
+
+    @property
     def cut(self) -> Cut | None:
         """What an interrupted append had left at the end of the log when opened."""
         return self._log.cut

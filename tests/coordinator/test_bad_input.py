@@ -75,10 +75,10 @@ CALLERS = {
         "Check the address",
     ),
     "another protocol": Wrong(
-        lambda scene: _beat(scene, scene.beat(), atoll_protocol="2"),
+        lambda scene: _beat(scene, scene.beat(), atoll_protocol="1"),
         400,
         "usage",
-        "protocol '2', and this coordinator 1. Run the same version",
+        "protocol '1', and this coordinator 2. Run the same version",
     ),
 }
 COMMANDS = {

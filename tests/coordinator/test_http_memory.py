@@ -23,7 +23,7 @@ from atoll.exchange import (
     OutcomeCall,
     PublishCall,
 )
-from atoll.exchange.forms import Takes
+from atoll.exchange.forms import PROTOCOL, Takes
 from atoll.exchange.over_http import HttpLine
 from atoll.island.vectors import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
@@ -191,7 +191,7 @@ def _train(
 def asked(apart: Apart, line: str, **headers: str) -> bytes:
     """Return the head of an island's request."""
     token = bearer(apart.directory)
-    return head(line, authorization=token, atoll_protocol="1", **headers)
+    return head(line, authorization=token, atoll_protocol=str(PROTOCOL), **headers)
 
 
 def bytes_in(apart: Apart, dialogue: Dialogue) -> int:

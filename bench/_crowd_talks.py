@@ -7,7 +7,7 @@ from functools import cache
 
 import numpy as np
 from _crowd import Heard
-from _light import WAIT_S, Islands, name_of
+from _light import WAIT_S, Islands, key_of, name_of
 from _served import Served
 
 from atoll.exchange import (
@@ -17,10 +17,10 @@ from atoll.exchange import (
     OutcomeCall,
     PublishCall,
 )
-from atoll.exchange.forms import Incoming, to_request
+from atoll.exchange.forms import Identity, Incoming, proof_text, to_request
 from atoll.protocol import Beat, Holding
 from atoll.security import Role
-from atoll.wire.digests import view_of
+from atoll.wire.digests import blake3_digest, view_of
 
 ELEMENTS = 1000
 FRAME = b"application/vnd.atoll.frame"
@@ -32,6 +32,7 @@ class Calls:
     def __init__(self, served: Served, run: Islands) -> None:
         self._run, self._shown = run, served.shown(Role.ISLAND)
         self._said = f"host: {':'.join(map(str, served.address))}"
+        self._proofs: dict[Identity, str] = {}
 
     def publish(self, number: int, round: int) -> bytes:
         update = self._run.update
@@ -42,12 +43,12 @@ class Calls:
             island=name_of(number),
         )
         return self._request(
-            PublishCall(Frame(header, update.body), self._beat(number))
+            number, PublishCall(Frame(header, update.body), self._beat(number))
         )
 
     def ask(self, number: int, round: int) -> bytes:
         beat = self._beat(number, waits_for=(0, round))
-        return self._request(OutcomeCall(0, round, WAIT_S, beat))
+        return self._request(number, OutcomeCall(0, round, WAIT_S, beat))
 
     def is_outcome(self, heard: Heard, round: int) -> bool:
         if FRAME not in heard.head:
@@ -59,7 +60,7 @@ class Calls:
 
     def beat(self, number: int) -> bytes:
         """Return a heartbeat."""
-        return self._request(HeartbeatCall(self._beat(number)))
+        return self._request(number, HeartbeatCall(self._beat(number)))
 
     def _beat(self, number: int, waits_for: tuple[int, int] | None = None) -> Beat:
         state = self._run.state
@@ -71,8 +72,16 @@ class Calls:
             holds=(Holding(state.round, state.digest),),
         )
 
-    def _request(self, call: Call) -> bytes:
-        sent = to_request(call)
+    def _proof(self, number: int) -> str:
+        """Return the proof of an island that joined by `joining`, made once."""
+        identity = Identity(name_of(number), 1)
+        if identity not in self._proofs:
+            key, run = blake3_digest(key_of(number)), self._run.joined[0].run
+            self._proofs[identity] = proof_text(identity, key, run=run)
+        return self._proofs[identity]
+
+    def _request(self, number: int, call: Call) -> bytes:
+        sent = to_request(call, proof=self._proof(number))
         views = [view_of(part) for part in sent.body]
         headers = {**self._shown, **sent.headers}
         size = sum(map(len, views))

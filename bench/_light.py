@@ -87,7 +87,7 @@ class Islands:
     @classmethod
     def found(cls, line: HttpLine, elements: int) -> Islands:
         """Join as the first, and bring the run its weights."""
-        exchange = CoordinatorExchange(line, key=b"0", nonce=b"1")
+        exchange = CoordinatorExchange(line, key=key_of(0), nonce=b"1")
         model = model_of(elements)
         joined = exchange.join(JoinRequest(model=model, island=name_of(0)))
         assert joined.is_founder
@@ -103,9 +103,8 @@ class Islands:
     def join(self, count: int) -> None:
         """Let more islands take part, until there are so many."""
         for number in range(len(self.joined), count):
-            key = str(number).encode()
             request = JoinRequest(model=model_of(self.elements), island=name_of(number))
-            exchange = CoordinatorExchange(self.line, key=key, nonce=b"1")
+            exchange = CoordinatorExchange(self.line, key=key_of(number), nonce=b"1")
             self.joined.append(exchange.join(request))
 
     def take_state(self, times: int) -> None:
@@ -152,7 +151,12 @@ class Islands:
 def joining(number: int, elements: int) -> JoinCall:
     """Return the call by which an island joins that beats on its own."""
     request = JoinRequest(model=model_of(elements), island=name_of(number))
-    return JoinCall(request, str(number).encode(), b"1")
+    return JoinCall(request, key_of(number), b"1")
+
+
+def key_of(number: int) -> bytes:
+    """Return an island's key."""
+    return str(number).encode()
 
 
 def name_of(number: int) -> str:

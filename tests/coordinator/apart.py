@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from atoll.http import Caller
 from atoll.settings import RunSettings
 from atoll.weights.norm import Norm
 from atoll.wire import codec
-from tests.coordinator.serving import address_of, bearer
+from tests.coordinator.serving import address_of, asking, bearer
 from tests.http.loopback import PATIENCE_S
 
 LONG_S = 60.0
@@ -50,6 +51,11 @@ class Apart:
     @property
     def address(self) -> tuple[str, int]:
         return address_of(self.url)
+
+    @cached_property
+    def run(self) -> str:
+        """The run's id, as /info has it."""
+        return str(json.loads(asking(self, "GET /info").body)["run"])
 
     @property
     def num_threads(self) -> int:

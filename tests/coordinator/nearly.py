@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from atoll.exchange import Call
 from atoll.exchange.forms import Sent, to_request
 from atoll.wire.digests import view_of
+from tests.coordinator.serving import proof_of
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "get")
 PARTS = (
@@ -29,6 +30,7 @@ QUERIES = (
 HEADERS = {
     "authorization": ("", "Bearer", "Bearer x", "Basic eDp4", "Bearer " + "x" * 9000),
     "atoll-protocol": ("", "0", "1", "3", "2, 2", "\u00b2"),
+    "atoll-island-proof": ("", "1", f"1 {'0' * 64}", f"2 {'0' * 64}", "x" * 9000),
     "atoll-run": ("", "another", "%zz", "%ff"),
     "atoll-beat": ("", "{}", "[" * 5000, "\u00ff", '{"island":"a"}', "x" * 20000),
     "content-type": (
@@ -88,9 +90,9 @@ class Asking:
         )
 
 
-def of_call(call: Call, token: str) -> Asking:
-    """Return what an island asks."""
-    return of_sent(to_request(call), token)
+def of_call(call: Call, token: str, *, run: str) -> Asking:
+    """Return what an island asks whose key is its name."""
+    return of_sent(to_request(call, proof=proof_of(call, run)), token)
 
 
 def of_sent(sent: Sent, token: str) -> Asking:

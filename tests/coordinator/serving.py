@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,13 @@ from urllib.parse import urlsplit
 from atoll.clock import Clock, SystemClock
 from atoll.coordinator.app import JOURNAL, Coordinator, Listening
 from atoll.exchange import Call, CoordinatorExchange, Exchange, Frame, Outcome
-from atoll.exchange.forms import PROTOCOL, to_request
+from atoll.exchange.forms import (
+    PROTOCOL,
+    Identity,
+    identities_of,
+    proof_text,
+    to_request,
+)
 from atoll.exchange.over_http import HttpLine
 from atoll.http import Caller, Limits
 from atoll.protocol import Beat, JoinReply, JoinRequest, Phase, Position, Reception
@@ -25,7 +32,7 @@ from atoll.security import (
     token_file,
 )
 from atoll.settings import RunSettings
-from atoll.wire.digests import view_of
+from atoll.wire.digests import blake3_digest, view_of
 from tests.http.loopback import PATIENCE_S, Dialogue, Heard, head
 
 VOLATILE = {
@@ -43,6 +50,9 @@ class Served(Protocol):
 
     @property
     def directory(self) -> Path: ...
+
+    @property
+    def run(self) -> str: ...
 
 
 @contextmanager
@@ -188,13 +198,29 @@ def request(
     role: Role | None = Role.ISLAND,
     **headers: Any,
 ) -> bytes:
-    """Return the head of a request that lacks nothing, but for what is given."""
+    """Return the head of a request that lacks nothing, but for what is given.
+
+    It speaks for the first life of the island that its target names, if it names one,
+    and an island's key is its name. A header that is None is not sent.
+    """
+    given = {name.replace("_", "-").lower(): value for name, value in headers.items()}
     said = {"atoll-protocol": str(PROTOCOL), "content-type": "application/json"}
+    if "atoll-island-proof" not in given:
+        given["atoll-island-proof"] = _first_life_proof(coordinator, line)
     if role is not None:
         said["authorization"] = bearer(coordinator.directory, role)
     said["content-length"] = str(len(body))
-    given = {name.replace("_", "-").lower(): value for name, value in headers.items()}
-    return head(line, **(said | given))
+    sent = {name: value for name, value in (said | given).items() if value is not None}
+    return head(line, **sent)
+
+
+def _first_life_proof(coordinator: Served, line: str) -> str | None:
+    named = re.search(r"/(?:updates|offers|islands)/(\w+)|island=(\w+)", line)
+    if named is None:
+        return None
+    identity = Identity(named[1] or named[2], 1)
+    key = blake3_digest(identity.island.encode())
+    return proof_text(identity, key, run=coordinator.run)
 
 
 def calling(
@@ -203,10 +229,14 @@ def calling(
     *,
     run: str | None = None,
     body: bytes | None = None,
+    key: bytes | None = None,
     **headers: Any,
 ) -> Heard:
-    """Ask what an island asks, with another body or other headers."""
-    sent = to_request(call, run=run)
+    """Ask what an island asks, with another body or other headers.
+
+    An island's key is its name, unless one is given.
+    """
+    sent = to_request(call, run=run, proof=proof_of(call, coordinator.run, key=key))
     data = b"".join(view_of(part).tobytes() for part in sent.body)
     return asking(
         coordinator,
@@ -214,6 +244,14 @@ def calling(
         data if body is None else body,
         **{**sent.headers, **headers},
     )
+
+
+def proof_of(call: Call, run: str, *, key: bytes | None = None) -> str | None:
+    """Return the proof of the island that a call speaks for; None if it only reads."""
+    for identity in identities_of(call):
+        shown = identity.island.encode() if key is None else key
+        return proof_text(identity, blake3_digest(shown), run=run)
+    return None
 
 
 def picture(coordinator: Coordinator) -> dict[str, Any]:

@@ -84,8 +84,8 @@ def test_a_restarted_coordinator_keeps_what_was_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "headers", "status", "fault"),
     [
-        (KeepCall("b", 1, SPECS[0].digest, 0, BASE), {}, 409, "is not founding"),
-        (KeepCall("a", 2, SPECS[0].digest, 0, BASE), {}, 409, "is not founding"),
+        (KeepCall("b", 1, SPECS[0].digest, 0, BASE), {}, 410, "is no member"),
+        (KeepCall("a", 2, SPECS[0].digest, 0, BASE), {}, 410, "is no member"),
         (KeepCall("a", 1, "0" * 64, 0, BASE), {}, 409, "is to be brought"),
         (KeepCall("a", 1, SPECS[2].digest, 0, b"1"), {}, 409, "is to be brought"),
         (KeepCall("a", 1, SPECS[0].digest, 0, BASE[::-1]), {}, 400, "digest"),

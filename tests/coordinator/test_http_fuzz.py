@@ -105,7 +105,7 @@ def _islands(coordinator: Coordinator, state: Frame, update: Frame) -> list[Aski
         of_operator("GET", path, token).saying("atoll-protocol", str(PROTOCOL))
         for path in ("/constants", f"/constants/{'0' * 64}")
     ]
-    return [info, *kept, *(of_call(call, token) for call in calls)]
+    return [info, *kept, *(of_call(call, token, run=coordinator.run) for call in calls)]
 
 
 def _operators(coordinator: Coordinator) -> list[Asking]:

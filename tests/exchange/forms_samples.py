@@ -35,8 +35,10 @@ from atoll.exchange.forms import (
     Sent,
     asked,
     error_parts,
+    identities_of,
     parse_call,
     parse_reply,
+    proof_text,
     reply_parts,
     to_request,
 )
@@ -53,7 +55,7 @@ from atoll.protocol import (
 from atoll.protocol.constants import Catalogue
 from atoll.protocol.counted import Counted
 from atoll.settings import RunSettings
-from atoll.wire import Header, pack
+from atoll.wire import Header, blake3_digest, pack
 from atoll.wire.text import name_fault
 from tests.wire.samples import a_state, an_agreed, an_update, body_of, sealed
 
@@ -146,9 +148,16 @@ def body_bytes(message: Sent | Answer) -> bytes:
     return b"".join(bytes(part) for part in message.body)
 
 
+def proof_of(call: Call, *, key: bytes = b"key", run: str = "lagoon") -> str | None:
+    """Return the header that proves a call, for an island with this key."""
+    for identity in identities_of(call):
+        return proof_text(identity, blake3_digest(key), run=run)
+    return None
+
+
 def sent_and_read(call: Call) -> Call:
     """Return a call as the coordinator reads it."""
-    sent = to_request(call)
+    sent = to_request(call, proof=proof_of(call))
     head = asked(sent.method, sent.target, as_received(sent.headers))
     assert head is not None
     return parse_call(head, Incoming.of(body_bytes(sent)))
@@ -249,7 +258,8 @@ def publishings(draw: st.DrawFn) -> PublishCall:
     """Draw an update with a beat of its own island, or none."""
     header = draw(UPDATES)
     beat = draw(st.none() | BEATS)
-    own = None if beat is None else Beat(**(vars(beat) | {"island": header.island}))
+    who = {"island": header.island, "incarnation": header.incarnation}
+    own = None if beat is None else Beat(**(vars(beat) | who))
     return PublishCall(frame_of(header), own)
 
 

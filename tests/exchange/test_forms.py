@@ -68,6 +68,7 @@ from tests.exchange.forms_samples import (
     body_bytes,
     frame_of,
     plain,
+    proof_of,
     raised_and_read,
     replied_and_read,
     sent_and_read,
@@ -264,7 +265,8 @@ def test_an_outcome_that_is_kept_no_more_is_its_header() -> None:
 def test_an_upload_is_judged_by_its_header() -> None:
     """The header and the beat are known before a byte of the body is read."""
     frame = frame_of(an_update())
-    sent = to_request(PublishCall(frame, BEAT))
+    call = PublishCall(frame, BEAT)
+    sent = to_request(call, proof=proof_of(call))
     head = asked(sent.method, sent.target, as_received(sent.headers))
     assert head is not None
     stream = BytesIO(body_bytes(sent))
@@ -380,7 +382,7 @@ def test_a_wrong_answer_is_corrupt() -> None:
 def test_a_header_for_another_path_is_refused() -> None:
     """What a path says and what its frame says must be the same."""
     call = PublishCall(frame_of(an_update(island="osaka")))
-    sent = to_request(call)
+    sent = to_request(call, proof=proof_of(call))
     for said, other, message in (
         ("osaka", "kyoto", "island='osaka' in the body is not 'kyoto'"),
         ("rounds/7", "rounds/8", "round=7 in the body is not 8"),

@@ -13,6 +13,7 @@ from atoll.exchange import Call, CoordinatorExchange, Exchange, Reply
 from atoll.exchange.forms import (
     Answer,
     Incoming,
+    Proofs,
     Sent,
     asked,
     error_parts,
@@ -30,10 +31,13 @@ class FormsLine:
     """A line on which everything is bytes for a moment. Implements `Line`."""
 
     def __init__(self, service: Service) -> None:
-        self._service = service
+        self._service, self._proofs = service, Proofs()
 
     def call(self, call: Call) -> Reply:
-        return answered(call, self._answer(to_request(call, run="run")))
+        sent = to_request(call, run="run", proof=self._proofs.of(call))
+        reply = answered(call, self._answer(sent))
+        self._proofs.learn(call, reply)
+        return reply
 
     def _answer(self, sent: Sent) -> Answer:
         try:

@@ -51,6 +51,7 @@ from tests.exchange.forms_samples import (
     as_received,
     body_bytes,
     frame_of,
+    proof_of,
 )
 from tests.wire.samples import a_state, an_update
 
@@ -87,7 +88,8 @@ def join(data: bytes) -> Call:
 
 def heartbeat(data: bytes) -> Call:
     """Read a heartbeat as a coordinator does."""
-    head = asked("POST", "/islands/tokyo-1/heartbeat", HEADERS)
+    headers = HEADERS | {"atoll-island-proof": proof_of(HeartbeatCall(BEAT)) or ""}
+    head = asked("POST", "/islands/tokyo-1/heartbeat", headers)
     assert head is not None
     return parse_call(head, Incoming.of(data))
 
@@ -372,7 +374,7 @@ BULK: list[Call] = [
 
 def parsed(call: Call, data: bytes) -> Call:
     """Read other bytes in the place of a call's body."""
-    sent = to_request(call)
+    sent = to_request(call, proof=proof_of(call))
     head = asked(sent.method, sent.target, as_received(sent.headers))
     assert head is not None
     return parse_call(head, Incoming.of(data))

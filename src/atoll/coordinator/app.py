@@ -209,6 +209,7 @@ class Coordinator:
                 max_request_bytes=(limits or Limits()).max_body_bytes,
                 failing=self._failing,
                 heard=self._heard,
+                unproven=self._unproven,
             )
         )
 
@@ -412,6 +413,11 @@ class Coordinator:
         self._connections.heard(request.connection, who)
         if beat.stats is not None:
             self._tell(beat)
+
+    def _unproven(self, request: Request, island: str) -> None:
+        """Audit a call that speaks for an island without its key."""
+        role = self._tokens.role_of(request.headers.get("authorization"))
+        self._audits.unproven(request, role, island)
 
     def _tell(self, beat: Beat) -> None:
         assert beat.stats is not None

@@ -62,6 +62,17 @@ class Audits:
             answer = Answer.MUST_WAIT if waits else Answer.WRONG_CODE
             self._tell(_what(request), answer, request, role=role)
 
+    def unproven(self, request: Request, role: Role | None, island: str) -> None:
+        """Tell who spoke for a member without its key."""
+        self._emit(
+            What.REQUEST,
+            Answer.WRONG_PROOF,
+            request.address[0],
+            role=role,
+            route=route_of(request.method, request.target.partition("?")[0]),
+            island=island,
+        )
+
     def refused_handshake(self, address: str, why: Unfit) -> None:
         """Tell who did not get through TLS; a hook of the listener."""
         self._emit(What.HANDSHAKE, Answer(why.value), address)
@@ -93,6 +104,7 @@ class Audits:
         role: Role | None = None,
         route: Route = UNLISTED,
         action: Action | None = None,
+        island: str = "",
     ) -> None:
         untold: int | None = 0
         if answer is not Answer.ALLOWED:
@@ -109,7 +121,9 @@ class Audits:
             action=action,
             untold=untold,
         )
-        self._events.emit("audit", **audit.as_event())
+        # The name of a member, which events show anyhow: not what a caller wrote.
+        member = {"island": island} if island else {}
+        self._events.emit("audit", **audit.as_event(), **member)
 
 
 def _what(request: Request) -> What:

@@ -1,11 +1,13 @@
 """From a request to a call and from a reply to an answer: what islands ask.
 
-Rule 1: a header is judged before its body is read.
+Rule 1: a header is judged before its body is read. So is the proof that a request
+        comes from the island that it speaks for, for all routes in one place.
 Rule 2: nothing here decides: the office does, and every refusal is one of its errors.
 """
 
 from __future__ import annotations
 
+import hmac
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +37,7 @@ from atoll.exchange import (
 )
 from atoll.exchange.forms import (
     MAX_LARGE_BYTES,
+    PROOF_HEADER,
     Answer,
     Asked,
     Incoming,
@@ -59,6 +62,7 @@ from atoll.protocol.constants import bytes_of, has, keepable
 from atoll.protocol.moving import require_here
 from atoll.wire import MAX_HEADER_BYTES
 from atoll.wire.digests import view_of
+from atoll.wire.proof import island_proof
 
 STATES_HEADERS_BYTES = 2 * MAX_HEADER_BYTES
 """What the headers before states may take, those of the last outcomes included."""
@@ -96,6 +100,9 @@ class Desk:
     heard: Heard
     """Told of every call that may carry a beat: who is at the other end."""
 
+    unproven: Callable[[Request, str], None]
+    """Called with a request whose proof is not that of the island that it names."""
+
 
 class Routes:
     """Answers what islands ask."""
@@ -131,9 +138,36 @@ class Routes:
             if known is None:
                 return as_response(nowhere_parts(request.target))
             require_run(request.headers, self._desk.run)
+            self._require_proof(request, known)
             return self._own.get(known.route.name, self._small)(request, known)
         except (AtollError, RunEnded) as exc:
             return as_response(error_parts(exc))
+
+    def _require_proof(self, request: Request, known: Asked) -> None:
+        """Return when a request may speak for the island that it names, if any.
+
+        Raises:
+            LeaseLost: the run does not know this life, so it cannot judge the proof:
+                an honest island joins again.
+            Refused: the proof is not that of the island's key.
+        """
+        claim = known.claim
+        if claim is None:
+            return
+        state, _ = self._desk.office.look()
+        require_here(state)
+        island, incarnation = claim.identity.island, claim.identity.incarnation
+        member = state.members.require_life(island, incarnation)
+        key, run = member.key, self._desk.run
+        proof = island_proof(key, run=run, island=island, incarnation=incarnation)
+        if hmac.compare_digest(proof, claim.proof):
+            return
+        self._desk.unproven(request, island)
+        raise Refused(
+            f"The {PROOF_HEADER} of this call is not that of incarnation {incarnation} "
+            f"of island {island!r}: its key is another. An island speaks only for "
+            "itself. Join with the island's key, or under another name."
+        )
 
     def _small(self, request: Request, known: Asked) -> Response:
         """Answer a call whose body is read whole."""

@@ -111,6 +111,12 @@ class Watcher:
                     incarnation=member.incarnation,
                     version=version,
                 )
+                if before is not None and before.key != member.key:
+                    self._events.emit(
+                        "island_taken_over",
+                        island=island,
+                        incarnation=member.incarnation,
+                    )
             elif member.has_left and not before.has_left:
                 self._events.emit(
                     "island_left",

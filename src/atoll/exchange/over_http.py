@@ -1,6 +1,8 @@
 """A line to a coordinator over HTTP: one call, one request.
 
 An answer whose connection breaks goes on from its last byte; a request is sent again.
+A line remembers the lives that joined over it, and proves with every later call that
+it comes from the one whose key that was.
 """
 
 from __future__ import annotations
@@ -11,7 +13,14 @@ from collections.abc import Callable, Mapping
 from atoll.clock import Clock
 from atoll.errors import CorruptError, Refused, Unreachable
 from atoll.exchange.calls import Call, OutcomeCall, Reply
-from atoll.exchange.forms import Incoming, Sent, apart, parse_reply, to_request
+from atoll.exchange.forms import (
+    Incoming,
+    Proofs,
+    Sent,
+    apart,
+    parse_reply,
+    to_request,
+)
 from atoll.http import Caller, Fetching, fetch
 from atoll.http import Reply as HttpReply
 from atoll.weights import Spare
@@ -41,11 +50,13 @@ class HttpLine:
         self._ended = threading.Event()
         self._spare = Spare()
         self._gives_up_at_s = float("inf")
+        self._proofs = Proofs()
 
     def call(self, call: Call) -> Reply:
         ahead, call = apart(call)
         said = self._ask(ahead) if ahead else None
         reply = self._ask(call)
+        self._proofs.learn(call, reply)
         return said if reply is None and isinstance(call, OutcomeCall) else reply
 
     def pause(self, seconds: float) -> None:
@@ -91,7 +102,8 @@ class HttpLine:
         return self._ask_once(call)
 
     def _ask_once(self, call: Call) -> Reply:
-        sent, fetching = to_request(call, run=self._run), Fetching(self._into)
+        sent = to_request(call, run=self._run, proof=self._proofs.of(call))
+        fetching = Fetching(self._into)
         try:
             reply = fetch(
                 lambda: self._send(sent, fetching), fetching, pause=self.pause

@@ -260,8 +260,19 @@ class Members:
         Raises:
             LeaseLost: a later life has taken its place, or it has left.
         """
+        member = self.require_life(island, incarnation)
+        if member.has_left:
+            raise _fenced(island, incarnation, member)
+        return member
+
+    def require_life(self, island: str, incarnation: int) -> Member:
+        """Return the member whose latest life this is, even if it has left.
+
+        Raises:
+            LeaseLost: a later life has taken its place, or the name is unknown.
+        """
         member = self.known.get(island)
-        if member is None or member.incarnation != incarnation or member.has_left:
+        if member is None or member.incarnation != incarnation:
             raise _fenced(island, incarnation, member)
         return member
 

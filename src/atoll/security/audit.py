@@ -35,6 +35,7 @@ class Answer(enum.Enum):
     NO_TOKEN = "no_token"
     WRONG_ROLE = "wrong_role"
     WRONG_CODE = "wrong_code"
+    WRONG_PROOF = "wrong_proof"
     MUST_WAIT = "must_wait"
     NO_CERTIFICATE = "no_certificate"
     WRONG_CERTIFICATE = "wrong_certificate"

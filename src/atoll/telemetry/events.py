@@ -113,6 +113,10 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
                 "version": Field(Kind.TEXT, "of Atoll, at the island"),
             },
         ),
+        "island_taken_over": EventKind(
+            "An island joined under the name of another, without its key.",
+            {"island": ISLAND, "incarnation": INCARNATION},
+        ),
         "island_left": EventKind(
             "An island is a member no more.",
             {
@@ -226,6 +230,9 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
                 "role": Field(Kind.TEXT, "what the caller proved to be"),
                 "route": Field(Kind.TEXT, "method and path"),
                 "action": Field(Kind.TEXT, "which control it was", True),
+                "island": Field(
+                    Kind.TEXT, "the member that the caller spoke for", True
+                ),
                 "untold": Field(
                     Kind.WHOLE, "how many like it were not told before it", True
                 ),

@@ -7,7 +7,21 @@ law.
 
 from atoll.exchange.forms.failures import FAILURES, Failure
 from atoll.exchange.forms.frames import Incoming, Read
-from atoll.exchange.forms.heads import PROTOCOL, Asked, asked, require_run
+from atoll.exchange.forms.heads import (
+    MAX_BEAT_BYTES,
+    PROTOCOL,
+    Asked,
+    asked,
+    require_run,
+)
+from atoll.exchange.forms.identities import (
+    PROOF_HEADER,
+    Claim,
+    Identity,
+    Proofs,
+    identities_of,
+    proof_text,
+)
 from atoll.exchange.forms.info import Info, Limits, info_parts, parse_info
 from atoll.exchange.forms.messages import model_fingerprint
 from atoll.exchange.forms.replies import (
@@ -20,7 +34,6 @@ from atoll.exchange.forms.replies import (
     reply_parts,
 )
 from atoll.exchange.forms.requests import (
-    MAX_BEAT_BYTES,
     Sent,
     Upload,
     apart,
@@ -28,7 +41,7 @@ from atoll.exchange.forms.requests import (
     parse_upload,
     to_request,
 )
-from atoll.exchange.forms.routes import ROUTES, Route, Takes, methods_of
+from atoll.exchange.forms.routes import ROUTES, Proof, Route, Takes, methods_of
 from atoll.exchange.forms.text import MAX_LARGE_BYTES, MAX_SMALL_BYTES
 
 __all__ = [
@@ -36,14 +49,19 @@ __all__ = [
     "MAX_BEAT_BYTES",
     "MAX_LARGE_BYTES",
     "MAX_SMALL_BYTES",
+    "PROOF_HEADER",
     "PROTOCOL",
     "ROUTES",
     "Answer",
     "Asked",
+    "Claim",
     "Failure",
+    "Identity",
     "Incoming",
     "Info",
     "Limits",
+    "Proof",
+    "Proofs",
     "Read",
     "Route",
     "Sent",
@@ -52,6 +70,7 @@ __all__ = [
     "apart",
     "asked",
     "error_parts",
+    "identities_of",
     "info_parts",
     "json_answer",
     "methods_of",
@@ -61,6 +80,7 @@ __all__ = [
     "parse_info",
     "parse_reply",
     "parse_upload",
+    "proof_text",
     "receipt_headers",
     "reply_parts",
     "require_run",

@@ -8,11 +8,28 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from atoll.errors import Unreachable, UsageError
 from atoll.exchange.forms.fields import U64_MAX, hexed, require_target_name, wrong
-from atoll.exchange.forms.routes import ROUTES, Route, Takes, decoded, split_target
-from atoll.exchange.forms.text import SEE
+from atoll.exchange.forms.identities import (
+    PROOF_HEADER,
+    Claim,
+    Identity,
+    read_claim,
+    require_claimed,
+)
+from atoll.exchange.forms.messages import BEAT
+from atoll.exchange.forms.routes import (
+    ROUTES,
+    Proof,
+    Route,
+    Takes,
+    decoded,
+    split_target,
+)
+from atoll.exchange.forms.text import SEE, load
+from atoll.protocol import Beat
 from atoll.protocol.constants import is_digest
 from atoll.settings.rules import shown
 from atoll.wire.header import MAX_FRAGMENT
@@ -22,6 +39,10 @@ PROTOCOL = 2
 """Raised when a form changes; both sides must have the same."""
 
 PROTOCOL_HEADER, RUN_HEADER = "Atoll-Protocol", "Atoll-Run"
+BEAT_HEADER = "Atoll-Beat"
+MAX_BEAT_BYTES = 16 * 1024
+"""Of a beat in a header."""
+
 STATE_RECEIPT_HEADER = "Atoll-State-Receipt"
 """The run's receipt for a state, or for the state after an outcome, in hex."""
 
@@ -76,6 +97,33 @@ class Asked:
     @property
     def wait_s(self) -> float:
         return seconds_text(self.query.get("wait_s", "0"), "wait_s")
+
+    @cached_property
+    def beat(self) -> Beat | None:
+        """The beat that rides on the request."""
+        said = self.headers.get(BEAT_HEADER.lower())
+        if said is None:
+            return None
+        data = said.encode(errors="replace")
+        return BEAT.read(load(data, what=BEAT_HEADER, most=MAX_BEAT_BYTES), "beat")
+
+    @cached_property
+    def claim(self) -> Claim | None:
+        """The life of an island that the request speaks for; None if it only reads.
+
+        Whatever else the head names must be the same life.
+        """
+        island, proof = None, self.route.proof
+        if proof is Proof.ALWAYS:
+            island = self.island
+        elif proof is Proof.WITH_BEAT and self.beat is not None:
+            island = self.beat.island
+        if island is None:
+            return None
+        claim = read_claim(island, self.headers.get(PROOF_HEADER.lower()))
+        if "incarnation" in self.route.query:
+            require_claimed(claim, Identity(island, self.incarnation))
+        return claim
 
     def _said(self, key: str) -> str:
         said = self.places.get(key, self.query.get(key))

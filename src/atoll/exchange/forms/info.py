@@ -20,9 +20,8 @@ from atoll.exchange.forms.fields import (
     whole,
     words,
 )
-from atoll.exchange.forms.heads import MAX_WAIT_S, PROTOCOL
+from atoll.exchange.forms.heads import MAX_BEAT_BYTES, MAX_WAIT_S, PROTOCOL
 from atoll.exchange.forms.replies import Answer, json_answer
-from atoll.exchange.forms.requests import MAX_BEAT_BYTES
 from atoll.exchange.forms.tables import SETTINGS_KEYS, read_settings, settings_form
 from atoll.exchange.forms.text import MAX_LARGE_BYTES, load
 from atoll.settings import RunSettings

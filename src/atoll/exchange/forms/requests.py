@@ -30,6 +30,8 @@ from atoll.exchange.constants import PART_BYTES
 from atoll.exchange.forms.frames import MAX_OUTCOMES, Incoming, buffers_of
 from atoll.exchange.forms.gathered import gathered_parts, read_gathered
 from atoll.exchange.forms.heads import (
+    BEAT_HEADER,
+    MAX_BEAT_BYTES,
     OUTCOME_RECEIPT_HEADER,
     PROTOCOL,
     PROTOCOL_HEADER,
@@ -38,6 +40,12 @@ from atoll.exchange.forms.heads import (
     Asked,
     read_receipt,
     read_receipts,
+)
+from atoll.exchange.forms.identities import (
+    PROOF_HEADER,
+    identities_of,
+    identity_of,
+    require_claimed,
 )
 from atoll.exchange.forms.messages import (
     BEAT,
@@ -51,10 +59,6 @@ from atoll.protocol import Beat
 from atoll.settings.rules import shown
 from atoll.wire import MAX_HEADER_BYTES, Header, pack
 from atoll.wire.digests import Bytes, view_of
-
-BEAT_HEADER = "Atoll-Beat"
-MAX_BEAT_BYTES = 16 * 1024
-"""Of a beat in a header."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,10 @@ def apart(call: Call) -> tuple[HeartbeatCall | None, Call]:
     return None, call
 
 
-def to_request(call: Call, *, run: str | None = None) -> Sent:
+def to_request(call: Call, *, run: str | None = None, proof: str | None = None) -> Sent:
     """Return the request that asks for this; `run` names whom it is meant for.
+
+    `proof` is that of the island that the call speaks for: see `proof_text`.
 
     Raises:
         UsageError: it is more than a coordinator would take.
@@ -102,6 +108,8 @@ def to_request(call: Call, *, run: str | None = None) -> Sent:
     headers = {PROTOCOL_HEADER: str(PROTOCOL)}
     if run is not None:
         headers[RUN_HEADER] = quote(run, safe="")
+    if proof is not None:
+        headers[PROOF_HEADER] = proof
     return replace(sent, headers=headers | sent.headers)
 
 
@@ -199,11 +207,12 @@ def parse_call(asked: Asked, body: Incoming) -> Call:
     """Return the call that a request makes, its body read to the end.
 
     Raises:
-        UsageError: a field is wrong.
+        UsageError: a field is wrong, or it speaks for another island than its head.
         CorruptError: a frame is, or the body is longer than what it holds.
     """
     call = _call(asked, body)
     body.finish()
+    require_claimed(asked.claim, *identities_of(call))
     return call
 
 
@@ -238,7 +247,7 @@ def _call(asked: Asked, body: Incoming) -> Call:
             return LeaveCall(asked.island, asked.incarnation)
         case "outcome":
             question = asked.fragment, asked.round, asked.wait_s
-            return OutcomeCall(*question, _beat_of(asked))
+            return OutcomeCall(*question, asked.beat)
         case "state":
             return StateCall(asked.fragment)
         case other:
@@ -265,11 +274,13 @@ def parse_upload(
     asked: Asked, body: Incoming, *, max_header_bytes: int = MAX_HEADER_BYTES
 ) -> Upload:
     """Return what an update's request says before its body, which is not read yet."""
-    beat = _beat_of(asked)
+    beat = asked.beat
     if beat is not None:
         _require_same("island", beat.island, asked.island)
-    header = body.header(most=max_header_bytes)
-    return Upload(_placed(asked, header), beat)
+        require_claimed(asked.claim, identity_of(beat))
+    header = _placed(asked, body.header(most=max_header_bytes))
+    require_claimed(asked.claim, identity_of(header))
+    return Upload(header, beat)
 
 
 def _placed(asked: Asked, header: Header) -> Header:
@@ -283,14 +294,6 @@ def _placed(asked: Asked, header: Header) -> Header:
 def _json(body: Incoming, what: str) -> object:
     data = body.rest(what=what, most=MAX_LARGE_BYTES)
     return load(data, what=what, most=MAX_LARGE_BYTES)
-
-
-def _beat_of(asked: Asked) -> Beat | None:
-    said = asked.headers.get(BEAT_HEADER.lower())
-    if said is None:
-        return None
-    data = said.encode(errors="replace")
-    return BEAT.read(load(data, what=BEAT_HEADER, most=MAX_BEAT_BYTES), "beat")
 
 
 def _require_same(what: str, said: object, path: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 from urllib.parse import quote, unquote_to_bytes
 
 from atoll.errors import UsageError
@@ -31,6 +31,16 @@ class Takes(StrEnum):
     BYTES = "application/octet-stream"
 
 
+class Proof(Enum):
+    """When a request must prove that it comes from the island that it names."""
+
+    NEVER = "never"
+    """It reads only, or brings the key itself."""
+
+    ALWAYS = "always"
+    WITH_BEAT = "with a beat"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Route:
     """One thing that can be asked for."""
@@ -40,6 +50,7 @@ class Route:
     path: tuple[str, ...]
     """Parts; one in braces stands for any value."""
 
+    proof: Proof
     query: frozenset[str] = frozenset()
     takes: Takes = Takes.NOTHING
 
@@ -54,23 +65,50 @@ class Route:
 
 
 def _route(
-    name: str, method: str, path: str, *query: str, takes: Takes = Takes.NOTHING
+    name: str,
+    method: str,
+    path: str,
+    *query: str,
+    proof: Proof,
+    takes: Takes = Takes.NOTHING,
 ) -> Route:
-    parts = tuple(path[1:].split("/"))
     return Route(
-        name=name, method=method, path=parts, query=frozenset(query), takes=takes
+        name=name,
+        method=method,
+        path=tuple(path[1:].split("/")),
+        proof=proof,
+        query=frozenset(query),
+        takes=takes,
     )
 
 
 _ROUND = "/fragments/{fragment}/rounds/{round}"
 ROUTES = (
-    _route("info", "GET", "/info"),
-    _route("join", "POST", "/islands/{island}", takes=Takes.JSON),
-    _route("join_unnamed", "POST", "/islands", takes=Takes.JSON),
-    _route("heartbeat", "POST", "/islands/{island}/heartbeat", takes=Takes.JSON),
-    _route("leave", "DELETE", "/islands/{island}", "incarnation"),
-    _route("publish", "PUT", f"{_ROUND}/updates/{{island}}", takes=Takes.FRAME),
-    _route("offer", "POST", f"{_ROUND}/offers/{{island}}", takes=Takes.HEADER),
+    _route("info", "GET", "/info", proof=Proof.NEVER),
+    _route("join", "POST", "/islands/{island}", takes=Takes.JSON, proof=Proof.NEVER),
+    _route("join_unnamed", "POST", "/islands", takes=Takes.JSON, proof=Proof.NEVER),
+    _route(
+        "heartbeat",
+        "POST",
+        "/islands/{island}/heartbeat",
+        takes=Takes.JSON,
+        proof=Proof.ALWAYS,
+    ),
+    _route("leave", "DELETE", "/islands/{island}", "incarnation", proof=Proof.ALWAYS),
+    _route(
+        "publish",
+        "PUT",
+        f"{_ROUND}/updates/{{island}}",
+        takes=Takes.FRAME,
+        proof=Proof.ALWAYS,
+    ),
+    _route(
+        "offer",
+        "POST",
+        f"{_ROUND}/offers/{{island}}",
+        takes=Takes.HEADER,
+        proof=Proof.ALWAYS,
+    ),
     _route(
         "agreed",
         "POST",
@@ -78,12 +116,21 @@ ROUTES = (
         "island",
         "incarnation",
         takes=Takes.FRAMES,
+        proof=Proof.ALWAYS,
     ),
-    _route("outcome", "GET", f"{_ROUND}/outcome", "wait_s"),
-    _route("state", "GET", "/state/{fragment}"),
-    _route("found", "POST", "/anchor", "island", "incarnation", takes=Takes.FRAMES),
-    _route("constants", "GET", "/constants"),
-    _route("constant", "GET", "/constants/{digest}"),
+    _route("outcome", "GET", f"{_ROUND}/outcome", "wait_s", proof=Proof.WITH_BEAT),
+    _route("state", "GET", "/state/{fragment}", proof=Proof.NEVER),
+    _route(
+        "found",
+        "POST",
+        "/anchor",
+        "island",
+        "incarnation",
+        takes=Takes.FRAMES,
+        proof=Proof.ALWAYS,
+    ),
+    _route("constants", "GET", "/constants", proof=Proof.NEVER),
+    _route("constant", "GET", "/constants/{digest}", proof=Proof.NEVER),
     _route(
         "keep",
         "PUT",
@@ -92,6 +139,7 @@ ROUTES = (
         "incarnation",
         "first",
         takes=Takes.BYTES,
+        proof=Proof.ALWAYS,
     ),
     _route(
         "recover",
@@ -100,6 +148,7 @@ ROUTES = (
         "island",
         "incarnation",
         takes=Takes.FRAMES,
+        proof=Proof.ALWAYS,
     ),
 )
 _BY_NAME = {route.name: route for route in ROUTES}

@@ -105,9 +105,9 @@ ALTERED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         "fingerprint",
     ),
     "another protocol": (
-        lambda: {"protocol": 2, "version": "9.9"},
+        lambda: {"protocol": 1, "version": "0.1.0"},
         UsageError,
-        "protocol 2 .*9.9.* this island 1. Run the same version",
+        r"protocol 1 .*0\.1\.0.* this island 2. Run the same version",
     ),
     "another program": (
         lambda: {"hello": "world"},

@@ -23,7 +23,7 @@ from atoll.exchange import (
     OutcomeCall,
     PublishCall,
 )
-from atoll.exchange.forms import PROTOCOL, Takes
+from atoll.exchange.forms import Takes
 from atoll.exchange.over_http import HttpLine
 from atoll.island.vectors import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
@@ -31,8 +31,8 @@ from atoll.testing.one_fragment import OUTER
 from atoll.wire import PIECE_ELEMENTS, Header, Kind, pack
 from tests.coordinator.apart import Apart, serving_apart
 from tests.coordinator.large import found, update
-from tests.coordinator.serving import bearer
-from tests.http.loopback import Dialogue, head
+from tests.coordinator.serving import request
+from tests.http.loopback import Dialogue
 
 MB = 2**20
 GB_ELEMENTS = 2**28
@@ -99,7 +99,7 @@ def test_nothing_is_reserved_for_who_may_not_found(tmp_path: Path) -> None:
         heard = dialogue.hear()
         grown = apart.highest_rss_bytes - before
 
-    assert (heard.status, heard.error) == (409, "founding_lost")
+    assert (heard.status, heard.error) == (410, "lease_lost")
     assert grown <= 32 * MB
 
 
@@ -190,8 +190,8 @@ def _train(
 
 def asked(apart: Apart, line: str, **headers: str) -> bytes:
     """Return the head of an island's request."""
-    token = bearer(apart.directory)
-    return head(line, authorization=token, atoll_protocol=str(PROTOCOL), **headers)
+    given: dict[str, Any] = {**headers}
+    return request(apart, line, **given)
 
 
 def bytes_in(apart: Apart, dialogue: Dialogue) -> int:

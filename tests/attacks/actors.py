@@ -82,7 +82,8 @@ def redirected(served: Apart, *actors: Actor) -> Iterator[None]:
     """Let islands go on at a coordinator process that has taken another's place."""
     with ExitStack() as stack:
         for actor in actors:
-            actor.line.inner = stack.enter_context(served.line())
+            line = stack.enter_context(served.line())
+            line.proofs, actor.line.inner = actor.line.inner.proofs, line
         yield
 
 

@@ -50,13 +50,14 @@ class HttpLine:
         self._ended = threading.Event()
         self._spare = Spare()
         self._gives_up_at_s = float("inf")
-        self._proofs = Proofs()
+        self.proofs = Proofs()
+        """Of the lives that joined over this line. Lines to one run may share it."""
 
     def call(self, call: Call) -> Reply:
         ahead, call = apart(call)
         said = self._ask(ahead) if ahead else None
         reply = self._ask(call)
-        self._proofs.learn(call, reply)
+        self.proofs.learn(call, reply)
         return said if reply is None and isinstance(call, OutcomeCall) else reply
 
     def pause(self, seconds: float) -> None:
@@ -102,7 +103,7 @@ class HttpLine:
         return self._ask_once(call)
 
     def _ask_once(self, call: Call) -> Reply:
-        sent = to_request(call, run=self._run, proof=self._proofs.of(call))
+        sent = to_request(call, run=self._run, proof=self.proofs.of(call))
         fetching = Fetching(self._into)
         try:
             reply = fetch(

@@ -284,7 +284,7 @@ def requests(scene: Scene) -> list[Asking]:
 
 
 def request_of(scene: Scene, call: Call) -> Asking:
-    return of_call(call, scene.mallory.token)
+    return of_call(call, scene.mallory.token, run=scene.served.run)
 
 
 def test_every_route_of_an_island_is_asked(scene: Scene) -> None:

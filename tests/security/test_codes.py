@@ -9,17 +9,18 @@ import pytest
 
 from atoll.errors import Refused
 from atoll.security import Codes, MustWait, Role, Secret, make_token
-from atoll.security.codes import LIFETIME_S, MAX_OUTSTANDING, MAX_WRONG
+from atoll.security.codes import LIFETIME_S, MAX_OUTSTANDING, MAX_WRONG, WrongTries
 from tests.security.shown import everything_shown
 
 TOKEN = make_token(Role.ISLAND)
 WRONG = "0" * 32
+HERE, THERE = "192.0.2.1", "192.0.2.2"
 
 
 def fail(codes: Codes, *, now_s: float) -> None:
     """Try a wrong code."""
     with pytest.raises(Refused, match=r"wrong, was used, or is older.*atoll invite"):
-        codes.redeem(WRONG, now_s=now_s)
+        codes.redeem(WRONG, address=HERE, now_s=now_s)
 
 
 def test_a_code_opens_once() -> None:
@@ -27,9 +28,9 @@ def test_a_code_opens_once() -> None:
     codes = Codes(TOKEN)
     code = codes.make(now_s=0.0)
 
-    assert codes.redeem(code.reveal(), now_s=1.0) == TOKEN
+    assert codes.redeem(code.reveal(), address=HERE, now_s=1.0) == TOKEN
     with pytest.raises(Refused, match="was used") as caught:
-        codes.redeem(code.reveal(), now_s=2.0)
+        codes.redeem(code.reveal(), address=HERE, now_s=2.0)
     assert code.reveal() not in everything_shown(caught.value)
     assert TOKEN.reveal() not in everything_shown(caught.value)
 
@@ -41,7 +42,7 @@ def test_one_of_many_at_the_same_time_is_let_in() -> None:
 
     def attempt(_: int) -> Secret | None:
         try:
-            return codes.redeem(text, now_s=0.0)
+            return codes.redeem(text, address=HERE, now_s=0.0)
         except Refused:
             return None
 
@@ -56,9 +57,9 @@ def test_a_code_expires() -> None:
     codes = Codes(TOKEN)
     first, second = codes.make(now_s=0.0), codes.make(now_s=0.0)
 
-    assert codes.redeem(first.reveal(), now_s=LIFETIME_S - 0.001) == TOKEN
+    assert codes.redeem(first.reveal(), address=HERE, now_s=LIFETIME_S - 0.001) == TOKEN
     with pytest.raises(Refused, match="older than 60 minutes"):
-        codes.redeem(second.reveal(), now_s=LIFETIME_S)
+        codes.redeem(second.reveal(), address=HERE, now_s=LIFETIME_S)
 
 
 def test_codes_are_unguessable_and_not_kept() -> None:
@@ -79,28 +80,89 @@ def test_only_so_many_are_outstanding() -> None:
     with pytest.raises(Refused, match=r"64 invites are not used yet.* wait 3500 s"):
         codes.make(now_s=100.0)
 
-    codes.redeem(made[5].reveal(), now_s=100.0)
+    codes.redeem(made[5].reveal(), address=HERE, now_s=100.0)
     codes.make(now_s=100.0)
     assert codes.outstanding(now_s=100.0) == MAX_OUTSTANDING
     codes.make(now_s=LIFETIME_S)
     assert codes.outstanding(now_s=LIFETIME_S) == MAX_OUTSTANDING
 
 
-def test_after_ten_wrong_codes_everybody_waits() -> None:
-    """A right one too; it stays good, and waiting attempts do not lengthen the wait."""
+def guess(codes: Codes, count: int, address: str = HERE) -> None:
+    """Try wrong codes, each another one, at times 0, 1, ..."""
+    for second in range(count):
+        with pytest.raises(Refused, match="wrong, was used, or is older"):
+            codes.redeem(f"{second:032}", address=address, now_s=float(second))
+
+
+def test_after_ten_wrong_codes_an_address_waits() -> None:
+    """Waiting attempts do not lengthen the wait, and other addresses do not wait."""
     codes = Codes(TOKEN)
-    code = codes.make(now_s=0.0)
-    for second in range(MAX_WRONG):
-        fail(codes, now_s=float(second))
+    guess(codes, MAX_WRONG)
 
     # The first of the ten came at 0, so the minute is over at 60.
     with pytest.raises(MustWait, match=r"10 wrong codes.*in 50 s") as caught:
-        codes.redeem(code.reveal(), now_s=10.0)
+        codes.redeem("f" * 32, address=HERE, now_s=10.0)
     assert caught.value.wait_s == 50.0
     for _ in range(100):
         with pytest.raises(MustWait):
-            codes.redeem(WRONG, now_s=59.9)
-    assert codes.redeem(code.reveal(), now_s=60.0) == TOKEN
+            codes.redeem("f" * 32, address=HERE, now_s=59.9)
+    for address, now_s in ((THERE, 10.0), (HERE, 60.0)):
+        with pytest.raises(Refused, match="This code is wrong"):
+            codes.redeem("e" * 32, address=address, now_s=now_s)
+
+
+@pytest.mark.parametrize("address", [HERE, THERE, "2001:db8::1"])
+def test_a_right_code_opens_from_every_address_at_every_time(address: str) -> None:
+    """Nobody who guesses keeps out who was invited, not even from the same address."""
+    codes = Codes(TOKEN)
+    code = codes.make(now_s=0.0)
+    for guesser in (HERE, "2001:db8::2"):
+        guess(codes, MAX_WRONG, guesser)
+
+    assert codes.redeem(code.reveal(), address=address, now_s=10.0) == TOKEN
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:192.0.2.1", "192.0.2.1", True),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("192.0.2.1", "192.0.2.2", False),
+    ],
+)
+def test_a_caller_with_many_addresses_is_one(
+    one: str, other: str, is_same: bool
+) -> None:
+    """A /64 of IPv6 belongs to one caller; IPv4 is IPv4 however it is written."""
+    codes = Codes(TOKEN)
+    guess(codes, MAX_WRONG, one)
+
+    expected = MustWait if is_same else Refused
+    with pytest.raises(Refused) as caught:
+        codes.redeem("f" * 32, address=other, now_s=10.0)
+    assert type(caught.value) is expected
+
+
+def test_a_code_that_was_wrong_ten_times_waits_wherever_it_comes_from() -> None:
+    """A script that repeats a used code from many machines is told to wait."""
+    codes = Codes(TOKEN)
+    for number in range(MAX_WRONG):
+        with pytest.raises(Refused, match="This code is wrong"):
+            codes.redeem(WRONG, address=f"198.51.100.{number}", now_s=0.0)
+
+    with pytest.raises(MustWait):
+        codes.redeem(WRONG, address=HERE, now_s=0.0)
+
+
+def test_wrong_tries_take_bounded_memory() -> None:
+    """Addresses beyond the limit push out the oldest, and no more."""
+    tries = WrongTries(max_counted=100)
+    for number in range(10_000):
+        tries.add(number, now_s=0.0)
+
+    assert len(tries) == 100
 
 
 def test_slow_mistakes_make_nobody_wait() -> None:
@@ -109,7 +171,10 @@ def test_slow_mistakes_make_nobody_wait() -> None:
     for attempt in range(50):
         fail(codes, now_s=attempt * 6.7)
 
-    assert codes.redeem(codes.make(now_s=340.0).reveal(), now_s=340.0) == TOKEN
+    assert (
+        codes.redeem(codes.make(now_s=340.0).reveal(), address=HERE, now_s=340.0)
+        == TOKEN
+    )
 
 
 @pytest.mark.parametrize("strange", ["", "x" * 10**6, "\ud800", "\0" * 32, "ö" * 32])
@@ -119,7 +184,7 @@ def test_strange_codes_are_wrong_codes(strange: str) -> None:
     codes.make(now_s=0.0)
 
     with pytest.raises(Refused, match="This code is wrong"):
-        codes.redeem(strange, now_s=0.0)
+        codes.redeem(strange, address=HERE, now_s=0.0)
 
 
 @pytest.mark.parametrize("which", [0, 1, 2, None])
@@ -140,6 +205,6 @@ def test_a_code_is_compared_with_all(
     if which is None:
         fail(codes, now_s=1.0)
     else:
-        codes.redeem(made[which].reveal(), now_s=1.0)
+        codes.redeem(made[which].reveal(), address=HERE, now_s=1.0)
 
     assert compared == [code.digest() for code in made]

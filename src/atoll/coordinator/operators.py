@@ -121,7 +121,9 @@ class Operators:
                 return as_json({"code": code.reveal()})
             case "POST", "invites", "redeem":
                 said = _command(request).get("code")
-                token = self._codes.redeem(str(said), now_s=now_s)
+                token = self._codes.redeem(
+                    str(said), address=request.address[0], now_s=now_s
+                )
                 return as_json({"token": token.reveal()})
         return None
 

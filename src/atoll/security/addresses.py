@@ -82,6 +82,20 @@ def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
+def network_of(address: str) -> str:
+    """Return the network that one caller owns: an IPv4 address, or the /64 of an IPv6.
+
+    Whoever has one IPv6 address usually has all of its /64. What is no address is
+    counted as one caller.
+    """
+    ip = ip_of(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
+        ip = ip.ipv4_mapped
+    if isinstance(ip, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((ip, 64), strict=False))
+    return str(ip) if ip else ""
+
+
 def is_loopback(host: str) -> bool:
     """Say whether only this machine can reach `host`; empty means every interface."""
     if host.lower() == "localhost":

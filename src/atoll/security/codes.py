@@ -2,7 +2,9 @@
 
 Rule 1: a code opens once, within an hour, and is kept as a digest.
 Rule 2: a wrong code, a used one and an old one get the same answer, in the same time.
-Rule 3: after ten wrong codes within a minute everybody waits, who has a right one too.
+Rule 3: after ten wrong codes within a minute an address waits, and so does a code that
+was wrong ten times. A right code opens all the same, from every address: with 128 bits
+it cannot be guessed, so that a wait would only let strangers lock others out.
 Rule 4: time is a parameter; codes are in memory only, and a restart forgets them.
 """
 
@@ -10,9 +12,11 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Hashable
 
 from atoll.errors import Refused
+from atoll.security.addresses import network_of
 from atoll.security.secret import Secret, digest_of, is_among
 
 CODE_BYTES = 16
@@ -21,17 +25,46 @@ LIFETIME_S = 3600.0
 MAX_OUTSTANDING = 64
 MAX_WRONG = 10
 WRONG_WITHIN_S = 60.0
+MAX_COUNTED = 4096
+"""Addresses and codes whose wrong tries are remembered; the oldest is forgotten."""
 
 
 class MustWait(Refused):
-    """Too many wrong codes came: try again after `wait_s`. Nothing was used up."""
+    """Too many wrong codes came from an address: try again after `wait_s`."""
 
     def __init__(self, *, wait_s: float) -> None:
         super().__init__(
-            f"{MAX_WRONG} wrong codes came within {WRONG_WITHIN_S:.0f} s. Try again "
-            f"in {wait_s:.0f} s; this code stays good."
+            f"{MAX_WRONG} wrong codes came within {WRONG_WITHIN_S:.0f} s from this "
+            f"address, and this one is wrong too. Try again in {wait_s:.0f} s with a "
+            "new invite: atoll invite RUN"
         )
         self.wait_s = wait_s
+
+
+class WrongTries:
+    """Wrong tries of the last minute, by address and by code, within bounded memory."""
+
+    def __init__(self, *, max_counted: int = MAX_COUNTED) -> None:
+        self._max_counted = max_counted
+        self._tries_s: OrderedDict[Hashable, deque[float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tries_s)
+
+    def require_calm(self, key: Hashable, now_s: float) -> None:
+        """Raise MustWait if this key was wrong too often within a minute."""
+        tries_s = self._tries_s.get(key)
+        if tries_s is not None and len(tries_s) == MAX_WRONG:
+            wait_s = tries_s[0] + WRONG_WITHIN_S - now_s
+            if wait_s > 0:
+                raise MustWait(wait_s=wait_s)
+
+    def add(self, key: Hashable, now_s: float) -> None:
+        """Count one wrong try; the key whose last one is oldest makes room."""
+        self._tries_s.setdefault(key, deque(maxlen=MAX_WRONG)).append(now_s)
+        self._tries_s.move_to_end(key)
+        if len(self._tries_s) > self._max_counted:
+            self._tries_s.popitem(last=False)
 
 
 class Codes:
@@ -44,7 +77,7 @@ class Codes:
     def __init__(self, grant: Secret) -> None:
         self._grant = grant
         self._expiry_s: dict[bytes, float] = {}
-        self._wrong_s: deque[float] = deque(maxlen=MAX_WRONG)
+        self._wrong = WrongTries()
         self._lock = threading.Lock()
 
     def make(self, *, now_s: float) -> Secret:
@@ -65,23 +98,25 @@ class Codes:
             self._expiry_s[code.digest()] = now_s + LIFETIME_S
         return code
 
-    def redeem(self, code: str, *, now_s: float) -> Secret:
+    def redeem(self, code: str, *, address: str, now_s: float) -> Secret:
         """Return the island's token for a code, which is thereby used.
 
         Not safe to repeat: who did not get the answer needs a new invite.
 
         Raises:
-            MustWait: too many wrong ones came; this one was not looked at.
             Refused: it is wrong, used or too old.
+            MustWait: likewise, and too many such came from the caller's address.
         """
         digest = digest_of(code[:MAX_CODE_CHARACTERS])
         with self._lock:
-            self._require_calm(now_s)
             self._forget_old(now_s)
             if is_among(digest, list(self._expiry_s)):
                 del self._expiry_s[digest]
                 return self._grant
-            self._wrong_s.append(now_s)
+            for key in (network_of(address), digest):
+                self._wrong.require_calm(key, now_s)
+            for key in (network_of(address), digest):
+                self._wrong.add(key, now_s)
         raise Refused(
             f"This code is wrong, was used, or is older than {LIFETIME_S / 60:.0f} "
             "minutes. Ask for a new invite: atoll invite RUN"
@@ -92,13 +127,6 @@ class Codes:
         with self._lock:
             self._forget_old(now_s)
             return len(self._expiry_s)
-
-    def _require_calm(self, now_s: float) -> None:
-        if len(self._wrong_s) < MAX_WRONG:
-            return
-        wait_s = self._wrong_s[0] + WRONG_WITHIN_S - now_s
-        if wait_s > 0:
-            raise MustWait(wait_s=wait_s)
 
     def _forget_old(self, now_s: float) -> None:
         for digest, expiry_s in list(self._expiry_s.items()):

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +28,13 @@ from _served import Served, Settings, serving
 
 from atoll.clock import SystemClock
 from atoll.errors import AtollError
-from atoll.exchange import CoordinatorExchange, Frame, PublishCall
-from atoll.exchange.forms import to_request
+from atoll.exchange import CoordinatorExchange, Frame
 from atoll.exchange.forms.heads import PROTOCOL
 from atoll.exchange.over_http import HttpLine
 from atoll.http import Caller
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.security import Role, authorization, read_token, token_file
-from atoll.settings import RunSettings
 from atoll.weights import FragmentState, lay_out, terms_of
-from atoll.wire.digests import view_of
 
 ELEMENTS = 1_000_000
 NUM_CONNECTIONS = 50
@@ -212,32 +208,18 @@ def wrong_codes(target: Target, number: int) -> None:
             time.sleep(1 / PER_S)
 
 
-@cache
-def some_update() -> bytes:
-    """Return an update that is well formed, and that nobody asked for."""
-    frame = sealed("any", RunSettings.from_dict({}), ELEMENTS)
-    sent = to_request(PublishCall(frame))
-    return b"".join(view_of(part).tobytes() for part in sent.body)
-
-
 def slow_uploads(target: Target, number: int) -> None:
-    """Send an update that nobody asked for, at 1 KiB/s."""
-    data = some_update()
+    """Send a joining of 4 MB at 1 KiB/s: it proves nothing before it was read."""
     head = target.head(
-        f"PUT /fragments/0/rounds/1/updates/slow-{number % 10}",
-        content_type="application/vnd.atoll.frame",
-        content_length=len(data),
+        f"POST /islands/slow-{number % 10}",
+        content_type="application/json",
+        content_length=4_000_000,
     )
     with target.connected() as sock:
-        sock.sendall(head)
-        # The header of a frame is short: it comes byte by byte, the body faster.
-        for first in range(0, len(data), TRICKLE_BYTES):
-            step = 1 if first == 0 else TRICKLE_BYTES
-            for part in range(first, first + TRICKLE_BYTES, step):
-                if target.is_over:
-                    return
-                sock.sendall(data[part : part + step])
-                time.sleep(TRICKLE_S)
+        sock.sendall(head + b"{")
+        while not target.is_over:
+            sock.sendall(b" " * TRICKLE_BYTES)
+            time.sleep(TRICKLE_S)
 
 
 def unread_states(target: Target, number: int) -> None:
@@ -383,7 +365,6 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, **hidden)
     given = parser.parse_args()
     if given.attack:
-        some_update()
         until_s = time.monotonic() + given.seconds
         target = Target(("127.0.0.1", given.port), given.directory, until_s)
         print("begins", flush=True)

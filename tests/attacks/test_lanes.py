@@ -8,13 +8,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-import numpy as np
 import pytest
 
-from atoll.exchange import CoordinatorExchange, Frame, PublishCall
-from atoll.exchange.forms import to_request
-from atoll.wire import Header, Kind, with_body
-from atoll.wire.digests import view_of
+from atoll.exchange import CoordinatorExchange
 from tests.attacks.conftest import Serve
 from tests.attacks.honest import enter, honest_line, take_part
 from tests.attacks.test_connections import attacker, status_of, wait_until
@@ -29,28 +25,8 @@ ELEMENTS = 100_000
 """An update of 400 kB and a state as large: both need a lane."""
 
 TRICKLE_S = 0.1
-
-
-def some_frame() -> bytes:
-    """Return an update that is well formed, and that nobody asked for."""
-    body = np.ones(ELEMENTS, np.float32).view(np.uint8)
-    header = Header(
-        kind=Kind.UPDATE,
-        run="any",
-        fragment=0,
-        round=1,
-        island="slow",
-        incarnation=1,
-        base=bytes(16),
-        elements=ELEMENTS,
-        norm=1.0,
-    )
-    sent = to_request(PublishCall(Frame(with_body(header, body), body)))
-    return b"".join(view_of(part).tobytes() for part in sent.body)
-
-
-FRAME = some_frame()
-BEGINNING = FRAME[:16]
+DOCUMENT_BYTES = 4_000_000
+"""A joining may be as long, and proves nothing before it has been read."""
 
 
 @contextmanager
@@ -59,12 +35,10 @@ def trickling(socks: list[socket.socket]) -> Iterator[None]:
     ended = threading.Event()
 
     def trickle() -> None:
-        for byte in FRAME[len(BEGINNING) :]:
+        while not ended.wait(TRICKLE_S):
             for sock in socks:
                 with suppress(OSError):  # it was ended, or takes nothing
-                    sock.send(bytes([byte]))
-            if ended.wait(TRICKLE_S):
-                return
+                    sock.send(b" ")
 
     thread = threading.Thread(target=trickle)
     thread.start()
@@ -76,17 +50,12 @@ def trickling(socks: list[socket.socket]) -> Iterator[None]:
 
 
 def slow_uploads(apart: Apart, stack: ExitStack) -> list[socket.socket]:
-    """Begin uploads with a token, from several names, a few bytes of each."""
+    """Begin joinings with a token, of several names, a few bytes of each."""
     socks = [stack.enter_context(attacker(apart)) for _ in range(NUM_ATTACKERS)]
     for number, sock in enumerate(socks):
-        line = f"PUT /fragments/0/rounds/1/updates/slow-{number % NUM_NAMES}"
-        head = request(
-            apart,
-            line,
-            content_type="application/vnd.atoll.frame",
-            content_length=str(len(FRAME)),
-        )
-        sock.sendall(head + BEGINNING)
+        line = f"POST /islands/slow-{number % NUM_NAMES}"
+        head = request(apart, line, content_length=str(DOCUMENT_BYTES))
+        sock.sendall(head + b"{")
     return socks
 
 
@@ -95,6 +64,7 @@ def slow_downloads(apart: Apart, stack: ExitStack) -> list[socket.socket]:
     with honest_line(apart) as line:
         exchange = CoordinatorExchange(line, key=b"founder", nonce=b"nonce")
         enter(exchange, "founder", elements=ELEMENTS)
+        exchange.state(0)  # its file is written now, which others would be refused for
         exchange.leave("founder", 1)
     socks = [stack.enter_context(attacker(apart)) for _ in range(NUM_ATTACKERS)]
     for sock in socks:

@@ -10,6 +10,7 @@ from typing import Any
 
 from atoll.exchange import CoordinatorExchange, OutcomeCall
 from atoll.exchange.forms import to_request
+from atoll.exchange.over_http import HttpLine
 from atoll.protocol import Beat, JoinReply
 from atoll.testing.one_fragment import plain_settings
 from tests.attacks.conftest import Serve
@@ -23,7 +24,7 @@ NUM_POLLS = 300
 
 
 @contextmanager
-def still(directory: Path) -> Iterator[tuple[Apart, JoinReply]]:
+def still(directory: Path) -> Iterator[tuple[Apart, JoinReply, HttpLine]]:
     """Serve a founded run whose clock stands: no question's time is ever up."""
     settings = plain_settings(start_islands=2).to_dict()
     with (
@@ -31,12 +32,18 @@ def still(directory: Path) -> Iterator[tuple[Apart, JoinReply]]:
         honest_line(apart) as line,
     ):
         exchange = CoordinatorExchange(line, key=b"key", nonce=b"nonce")
-        yield apart, enter(exchange, "honest", elements=3)
+        yield apart, enter(exchange, "honest", elements=3), line
 
 
-def poll(apart: Apart, stack: ExitStack, beat: Beat | None = None) -> Dialogue:
-    """Ask for an outcome that does not come."""
-    sent = to_request(OutcomeCall(0, 1, 60.0, beat))
+def poll(
+    apart: Apart,
+    stack: ExitStack,
+    beat: Beat | None = None,
+    line: HttpLine | None = None,
+) -> Dialogue:
+    """Ask for an outcome that does not come; a beat is proven as that of the line."""
+    call = OutcomeCall(0, 1, 60.0, beat)
+    sent = to_request(call, proof=line.proofs.of(call) if line else None)
     dialogue = stack.enter_context(Dialogue(apart.address))
     headers: dict[str, Any] = dict(sent.headers)
     dialogue.say(request(apart, f"{sent.method} {sent.target}", **headers))
@@ -49,7 +56,7 @@ def wait_for_polls(apart: Apart, count: int) -> None:
 
 def test_a_poll_whose_connection_is_closed_is_forgotten(tmp_path: Path) -> None:
     """Hundreds are left behind: none of them is kept, though their time is not up."""
-    with still(tmp_path / "run") as (apart, _), ExitStack() as stack:
+    with still(tmp_path / "run") as (apart, *_), ExitStack() as stack:
         polls = [poll(apart, stack) for _ in range(NUM_POLLS)]
         wait_for_polls(apart, NUM_POLLS)
         for dialogue in polls:
@@ -60,7 +67,7 @@ def test_a_poll_whose_connection_is_closed_is_forgotten(tmp_path: Path) -> None:
 
 def test_a_poll_that_hides_its_end_behind_bytes_is_forgotten(tmp_path: Path) -> None:
     """Who sends a lot after the question is disconnected: its end must be seen."""
-    with still(tmp_path / "run") as (apart, _), ExitStack() as stack:
+    with still(tmp_path / "run") as (apart, *_), ExitStack() as stack:
         dialogue = poll(apart, stack)
         wait_for_polls(apart, 1)
         with suppress(ConnectionError):
@@ -71,11 +78,11 @@ def test_a_poll_that_hides_its_end_behind_bytes_is_forgotten(tmp_path: Path) -> 
 
 def test_a_newer_poll_of_an_island_replaces_the_older(tmp_path: Path) -> None:
     """The older one is answered at once; one question per fragment stays open."""
-    with still(tmp_path / "run") as (apart, joined), ExitStack() as stack:
+    with still(tmp_path / "run") as (apart, joined, line), ExitStack() as stack:
         beat = Beat(island=joined.island, incarnation=joined.incarnation, step=0)
-        older = poll(apart, stack, beat)
+        older = poll(apart, stack, beat, line)
         wait_for_polls(apart, 1)
-        newer = poll(apart, stack, beat)
+        newer = poll(apart, stack, beat, line)
 
         assert older.hear().status == 200
         wait_for_polls(apart, 1)

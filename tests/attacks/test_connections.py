@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ PIPELINED = 2000
 """Requests whose answers exceed what the kernel holds for such a reader."""
 
 NUM_FILES = 256
+GIVE_UP_S = 60.0
 
 
 def attacker(apart: Apart) -> socket.socket:
@@ -76,10 +78,9 @@ def status_of(apart: Apart) -> dict[str, Any]:
 
 def wait_until(is_true: Callable[[], bool], what: str) -> None:
     """Ask again until something is so; every question is an answered request."""
-    for _ in range(2000):
-        if is_true():
-            return
-    raise AssertionError(f"never: {what}")
+    gives_up_s = time.monotonic() + GIVE_UP_S
+    while not is_true():
+        assert time.monotonic() < gives_up_s, f"never: {what}"
 
 
 @contextmanager

@@ -31,6 +31,7 @@ def channel(
     found = Channel(sock, (host, 1), limits=Limits(), clock=SystemClock())
     found.is_verified = is_verified
     found.silent_since_s = 100.0 - silent_s
+    found.opened_s = 0.0
     return found
 
 
@@ -53,6 +54,18 @@ def test_the_oldest_of_an_origin_goes_beyond_its_budget(stack: ExitStack) -> Non
     assert victim(register, "10.0.0.2") is None
     assert victim(register, "10.0.0.1") == (first, Shed.NO_TOKEN)
     assert victim(register, "10.0.0.1") is None  # the first one counts as gone
+
+
+def test_a_burst_has_a_moment_to_show_its_tokens(stack: ExitStack) -> None:
+    """A young connection stays beyond the budget, up to half of all there may be."""
+    young = [channel(stack, "10.0.0.1") for _ in range(3)]
+    for each in young:
+        each.opened_s = 99.0
+    register = registered(*young, max_unverified_per_origin=2, most=8)
+
+    assert victim(register, "10.0.0.1") is None
+    register.add(channel(stack, "10.0.0.1"))
+    assert victim(register, "10.0.0.1") == (young[0], Shed.NO_TOKEN)
 
 
 def test_in_all_the_origin_with_the_most_loses_its_oldest(stack: ExitStack) -> None:
@@ -126,6 +139,7 @@ def test_a_listener_sheds_who_shows_no_token() -> None:
             verifies=True,
             on_shed=lambda *why: shed.append(why),
             max_unverified_per_origin=2,
+            unverified_grace_s=1e-9,
         ) as listener,
         Dialogue(listener.address) as island,
         ExitStack() as stack,

@@ -54,6 +54,7 @@ class Channel:
         clock: Clock,
     ) -> None:
         self.tag: object | None = None
+        self.opened_s = clock.now_s()
         self.address = address
         self.origin = origin_of(address[0])
         self.is_verified = False

@@ -26,6 +26,12 @@ class Limits:
     keeps others out, and enough for the islands behind one address that start at once.
     """
 
+    unverified_grace_s: float = 2.0
+    """A connection younger than this is closed for want of a token only when half of
+    all that may be open have shown none: islands that start together show theirs a
+    moment after connecting.
+    """
+
     max_head_bytes: int = 32 * 1024
     """Request line and headers; beyond it 431."""
 

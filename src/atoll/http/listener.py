@@ -246,19 +246,23 @@ class Listener:
         self._serving.admit(channel, is_encrypted=self._tls is not None)
 
     def _make_room(self, host: str) -> bool:
-        """Close a connection if there must be one fewer; False: there is no room."""
-        found = self._register.victim(
-            origin_of(host), is_verified=not self._verifies, now_s=self._clock.now_s()
-        )
-        if found is None:
-            return True
-        victim, why = found
-        if victim is None:
-            self._shed.note_address(host, why)
-            return False
-        self._shed.note(victim, why)
-        victim.abort()  # whoever owns it now finds it ended, and closes it
-        return True
+        """Close connections until one more is allowed; False: there is no room.
+
+        There may be several to close: those of a burst that have had their moment.
+        """
+        origin, now_s = origin_of(host), self._clock.now_s()
+        while True:
+            found = self._register.victim(
+                origin, is_verified=not self._verifies, now_s=now_s
+            )
+            if found is None:
+                return True
+            victim, why = found
+            if victim is None:
+                self._shed.note_address(host, why)
+                return False
+            self._shed.note(victim, why)
+            victim.abort()  # whoever owns it now finds it ended, and closes it
 
     def _turn_away(self, sock: socket.socket) -> None:
         with sock:

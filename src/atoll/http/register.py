@@ -1,7 +1,8 @@
 """Which connections are open, whose turn it is to go, and what all of them have moved.
 
 Rule 1: a connection is unverified until a request on it has shown a valid token. Those
-        have a small budget, per origin and in all; beyond it the oldest one goes.
+        have a small budget, per origin and in all; beyond it the oldest one goes,
+        once it has had a moment to show its token.
 Rule 2: when there is no room at all, an unverified connection goes; without one, a
         verified connection that has been silent for longer than any island that lives.
         Otherwise the new connection is turned away.
@@ -64,7 +65,7 @@ class Register:
         """
         with self._changed:
             is_full = len(self._channels) - len(self._shed) >= self._max_connections
-            found = None if is_verified else self._over_budget(origin)
+            found = None if is_verified else self._over_budget(origin, now_s)
             if found is None and is_full:
                 found = self._oldest_of_most() or self._longest_silent(now_s)
             if found is not None:
@@ -115,15 +116,18 @@ class Register:
             channel.close()
             self.remove(channel)
 
-    def _over_budget(self, origin: str) -> Channel | None:
+    def _over_budget(self, origin: str, now_s: float) -> Channel | None:
+        if self._num_unverified >= max(1, self._max_connections // 2):
+            return self._oldest_of_most()  # descriptors are scarce
+        limits, found = self._limits, None
         of_origin = self._unverified.get(origin, {})
-        if len(of_origin) >= self._limits.max_unverified_per_origin:
-            return next(iter(of_origin))
-        if self._num_unverified >= min(
-            self._limits.max_unverified, max(1, self._max_connections // 2)
-        ):
-            return self._oldest_of_most()
-        return None
+        if len(of_origin) >= limits.max_unverified_per_origin:
+            found = next(iter(of_origin))
+        elif self._num_unverified >= limits.max_unverified:
+            found = self._oldest_of_most()
+        if found is None or now_s - found.opened_s < limits.unverified_grace_s:
+            return None
+        return found
 
     def _oldest_of_most(self) -> Channel | None:
         """Return the oldest unverified one of the origin that has the most of them."""

@@ -1,4 +1,4 @@
-"""The failure model: every line names the tests that show it, and they exist."""
+"""Failure and threat model: every line names the tests that show it; they exist."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[1] / "docs" / "failure-model.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE, THREATS = DOCS / "failure-model.md", DOCS / "threat-model.md"
+UNSHOWN = ("What is not survived", "What is not defended")
+"""Sections whose lines may say why no test shows them."""
+
 LINK = re.compile(r"\[`(\w+)`\]\(([^)]+)\)")
 
 
-def lines(page: Path = PAGE) -> Iterator[tuple[str, str, str]]:
+def lines() -> Iterator[tuple[str, str, str]]:
     """Yield section, first cell and last cell of every line of every table."""
     section = ""
-    for line in page.read_text().splitlines():
+    for line in (PAGE.read_text() + THREATS.read_text()).splitlines():
         section = line[3:] if line.startswith("## ") else section
         if line.startswith("| ") and not line.endswith("| shown by |"):
             cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -41,7 +45,7 @@ def test_every_line_is_shown_by_tests_that_exist(
     """What is survived has a test; what is not may say why it has none."""
     links = LINK.findall(shown_by)
     if not links:
-        assert section == "What is not survived"
+        assert section in UNSHOWN
         assert shown_by.startswith("not shown")
     for name, path in links:
         assert name in claims_of((PAGE.parent / path).resolve())
@@ -61,3 +65,16 @@ def test_every_scenario_is_in_the_model() -> None:
     tried = frozenset().union(*(claims_of(scenarios / name) for name in names))
 
     assert tried - set(re.findall(r"`(test_\w+)`", PAGE.read_text())) == set()
+
+
+def test_every_attack_is_in_a_model() -> None:
+    """An attack that is tried is one that a page speaks of."""
+    pages = PAGE.read_text() + THREATS.read_text()
+    attacks = PAGE.parents[1] / "tests" / "attacks"
+    unnamed = {
+        file.name
+        for file in attacks.glob("test_*.py")
+        if not claims_of(file) & set(re.findall(r"`(test_\w+)`", pages))
+    }
+
+    assert unnamed == set()

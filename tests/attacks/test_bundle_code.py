@@ -20,6 +20,7 @@ from tests.bundle.samples import a_bundle
         {"experts_implementation": "someone/kernel"},
         {"text_config": {"experts_implementation": {"": ["sdpa", "someone/kernel"]}}},
         {"use_kernels": True},
+        {"Use_Kernel": True},
         {"kernel_config": {"kernel_mapping": {"RMSNorm": "someone/kernel:RMSNorm"}}},
         {"backbone": "someone/backbone"},
         {"backbone_config": {"backbone": "hf-hub:someone/backbone"}},

@@ -186,6 +186,7 @@ def test_metrics_have_stable_names() -> None:
         "atoll/run_steps",
         "atoll/run_tokens",
         "atoll/inner_steps",
+        "atoll/dropped_steps",
         "atoll/tokens",
         "atoll/wait_s",
         "atoll/bytes_up",

@@ -225,7 +225,7 @@ def _loads_code(config: Any) -> bool:
 def _is_plain(key: str, value: Any) -> bool:
     if not isinstance(value, str):
         # Sizes of kernels are numbers; `use_kernels` is a switch.
-        return not (value is True and "kernels" in key)
+        return not (value is True and _IMPLEMENTATION.search(key))
     if _IMPLEMENTATION.search(key):
         return value in PLAIN_IMPLEMENTATIONS
     return not _REPOSITORY.fullmatch(value)

@@ -173,7 +173,7 @@ class Examination:
         return f"{self.round_trip_s * 1e3:.1f} ms, the median of {PROBES}"
 
     def _upload(self) -> str:
-        """Time a heartbeat that is nobody's: it is read whole, and refused."""
+        """Time a join request that is no table: it is read whole, and refused."""
         caller, headers = call_to(
             self.url, surroundings_for(self.url), role=Role.ISLAND
         )
@@ -183,7 +183,7 @@ class Examination:
             seconds = _timed(
                 lambda: caller.call(
                     "POST",
-                    "/islands/doctor/heartbeat",
+                    "/islands/doctor",
                     headers={**said, "Content-Type": "application/json"},
                     body=b'"' + b"x" * UPLOAD_BYTES + b'"',
                 )

@@ -52,7 +52,7 @@ from atoll.exchange.forms import (
 )
 from atoll.exchange.forms.constants import catalogue_parts
 from atoll.exchange.forms.routes import Takes
-from atoll.http import Body, FilePart, Later, Request, Response, ranged
+from atoll.http import Body, FilePart, Later, Request, Response, origin_of, ranged
 from atoll.journal import Journal
 from atoll.journal.bodies import is_large
 from atoll.journal.constants import name_of
@@ -178,7 +178,7 @@ class Routes:
 
     def _join(self, request: Request, known: Asked) -> Response:
         _, now_s = self._desk.office.look()
-        self._join_limits.require(request.address[0], now_s=now_s)
+        self._join_limits.require(origin_of(request.address[0]), now_s=now_s)
 
         def join(call: Call) -> Reply:
             assert isinstance(call, JoinCall)

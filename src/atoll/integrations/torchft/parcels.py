@@ -18,7 +18,9 @@ from atoll.errors import CorruptError, UsageError
 from atoll.weights.layout import F32
 from atoll.wire import blake3_digest
 
-BALLAST = np.float32(2.0**60)
+BALLAST = np.float32(2.0**48)
+"""Far above 2**24 times the root of any length, and below the largest norm that counts.
+"""
 _HEAD = struct.Struct("<Q32s")
 _PER_ELEMENT = 3
 _LIMIT = 2**24

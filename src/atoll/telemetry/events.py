@@ -205,7 +205,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             },
         ),
         "journal_damaged": EventKind(
-            "Something in the journal did not verify, and the run does without.",
+            "Something in the journal did not verify, and the run continues "
+            "without it.",
             {"message": Field(Kind.TEXT, "what, where, and what to do")},
         ),
         "holding_refused": EventKind(
@@ -213,7 +214,8 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             UPDATE,
         ),
         "disk_failed": EventKind(
-            "Something could not be written.",
+            "Something could not be written, or would have taken the reserve of the "
+            "journal's disk.",
             {"message": Field(Kind.TEXT, "what, and what to do")},
         ),
         "fault": EventKind(

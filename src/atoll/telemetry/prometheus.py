@@ -184,8 +184,8 @@ _ROWS: Mapping[Per, tuple[tuple[str, str, str], ...]] = {
     Per((), _connections): (
         ("connections", "open", "Open connections."),
         ("connections_unverified", "unverified", "Of them, without a verified token."),
-        ("parked_answers", "parked_answers", "Answers that their readers do not take."),
-        ("parked_bytes", "parked_bytes", "Bytes of such answers."),
+        ("parked_answers", "parked_answers", "Responses waiting for a slow reader."),
+        ("parked_bytes", "parked_bytes", "Bytes of such responses."),
         ("bulk_active", "bulk_active", "Bulk bodies on their way."),
         ("bulk_waiting", "bulk_waiting", "Bulk bodies that wait for a lane."),
         ("long_polls", "long_polls", "Questions for an outcome that stay open."),

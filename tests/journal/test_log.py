@@ -469,7 +469,7 @@ def test_bytes_made_to_look_like_records_do_not_keep_a_reader_busy() -> None:
     trap = (MARK + struct.pack("<IQQ", size // 2, 9, 1) + bytes(8)) * (size // 32)
     disk.append(FIRST, trap)
 
-    with pytest.raises(CorruptError, match="is no log from byte"):
+    with pytest.raises(CorruptError, match="has no valid record from byte"):
         Log.open(disk)
 
 

@@ -100,7 +100,9 @@ def test_after_ten_wrong_codes_an_address_waits() -> None:
     guess(codes, MAX_WRONG)
 
     # The first of the ten came at 0, so the minute is over at 60.
-    with pytest.raises(MustWait, match=r"10 wrong codes.*in 50 s") as caught:
+    with pytest.raises(
+        MustWait, match=r"10 wrong tries.*from this address or with this code.*in 50 s"
+    ) as caught:
         codes.redeem("f" * 32, address=HERE, now_s=10.0)
     assert caught.value.wait_s == 50.0
     for _ in range(100):

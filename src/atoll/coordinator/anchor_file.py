@@ -80,7 +80,7 @@ class AnchorFiles:
             Refused: the run has no weights yet.
             Unreachable: a round is being committed: ask again.
         """
-        with at_once(self._lock, "The anchor"):
+        with at_once(self._lock, "copy of the anchor"):
             return self._newest(self._state())
 
     def at(self, round: int) -> AnchorFile:
@@ -90,7 +90,7 @@ class AnchorFiles:
             Refused: the run has no weights yet, or the round is not kept.
             CorruptError: what the journal keeps of it is damaged.
         """
-        with at_once(self._lock, "The anchor"):
+        with at_once(self._lock, "copy of the anchor"):
             state = self._state()
             past = self._office.change_by(lambda service, _: service.journal.past)
             _require_kept(past, round)

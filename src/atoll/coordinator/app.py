@@ -471,8 +471,8 @@ class Coordinator:
 def _island_of(request: Request) -> str:
     """Return the island that a request names, for its share of the lanes; or nothing.
 
-    It is not proven yet. Shares are counted by address as well, so that a name that
-    somebody elsewhere borrows takes nothing from its owner.
+    It is not proven yet. Shares are counted by address as well, so that a false
+    name from another address does not use up the island's share.
     """
     match request.segments:
         case ("islands", island, *_) | (_, _, _, _, "updates" | "offers", island):

@@ -63,7 +63,7 @@ class Audits:
             self._tell(_what(request), answer, request, role=role)
 
     def unproven(self, request: Request, role: Role | None, island: str) -> None:
-        """Tell who spoke for a member without its key."""
+        """Audit a call that lacks the proof of the island it names."""
         self._emit(
             What.REQUEST,
             Answer.WRONG_PROOF,

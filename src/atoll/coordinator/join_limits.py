@@ -1,4 +1,4 @@
-"""How often one address may ask to join: each new life is a durable record.
+"""Rate limit of join requests per address: every new incarnation is a durable record.
 
 The run has a limit of its own, for all addresses together, in `protocol.presence`. This
 one is lower, so that one address does not use up what the others need.
@@ -33,7 +33,7 @@ class JoinLimits:
         return len(self._budgets)
 
     def require(self, address: str, *, now_s: float) -> None:
-        """Return when an address may ask to join once more.
+        """Count one join request of an address.
 
         Raises:
             Unreachable: it has asked too often: ask again later.

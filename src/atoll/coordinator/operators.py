@@ -76,7 +76,7 @@ class Operators:
         self._anchors = AnchorFiles(office, spool, root)
         self._lock = threading.Lock()
         self._readers: dict[Later, int] = {}
-        """Who waits for events after a number, oldest first."""
+        """Open event requests and the event number each one follows, oldest first."""
 
         events.subscribe(lambda event: self._wake(), name="readers")
 

@@ -4,8 +4,8 @@ Rule 1: every outcome and every state that is handed out goes with a receipt.
 Rule 2: a holding at or beyond the open round is believed only with its receipt, so a
         coordinator that has lost nothing believes none, and no island can bring a
         state, a round or a roster that the run has not committed.
-Rule 3: a receipt proves the run's own past, whoever shows it. Who may speak for an
-        island is judged elsewhere.
+Rule 3: a receipt proves only that the run committed something, not which island
+        shows it. `Routes._require_proof` checks the island.
 """
 
 from __future__ import annotations

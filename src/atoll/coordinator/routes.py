@@ -238,7 +238,8 @@ class Routes:
             )
         if not self._reductions.acquire(blocking=False):
             raise Unreachable(
-                f"{REDUCTIONS} collectives bring outcomes already. Ask again."
+                f"Outcomes of collectives are already being read (limit {REDUCTIONS}). "
+                "Ask again."
             )
         try:
             call = parse_call(known, self._incoming(request.body))
@@ -353,7 +354,7 @@ class Routes:
         return as_response(reply_parts(self._desk.office.ask(call)))
 
     def _states_of(self, request: Request, known: Asked) -> Incoming:
-        """Return states from who may bring them, and no more than the model has."""
+        """Return the body's reader, if this island may send states of this size."""
         who = known.island, known.incarnation
         most = self._desk.office.change_by(
             lambda service, now_s: service.states_bytes(*who)

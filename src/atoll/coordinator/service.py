@@ -382,7 +382,7 @@ class Service:
     def _require_place(self, header: Header) -> None:
         """Return if a round has a place for an update, before its body is read.
 
-        Whoever the round has waited for since it opened has one. Others share as many
+        Islands the round has waited for since it opened have one. Others share as many
         as the run may have islands: names that come and go cannot fill the disk.
 
         Raises:

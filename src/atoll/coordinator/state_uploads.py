@@ -57,7 +57,7 @@ class StateUploads:
         """
         who = known.island, known.incarnation
         layout = self._layout(*who)
-        with at_once(self._founding, "A founding"):
+        with at_once(self._founding, "founding of this run"):
             spooled: list[SpooledState] = []
             while incoming.left_bytes:
                 if len(spooled) == len(layout):
@@ -87,7 +87,7 @@ class StateUploads:
             raise Refused(
                 f"Fragment {fragment} does not exist: the run has {len(layout)}."
             )
-        with at_once(self._recovering[fragment], "A state"):
+        with at_once(self._recovering[fragment], f"recovery of fragment {fragment}"):
             most = ROSTER_BYTES + header_bytes(layout[fragment].elements)
             outcomes, header = incoming.recovery_headers(most=most)
             call = recover_call(known, Frame(header, NOTHING), outcomes)

@@ -42,12 +42,12 @@ class StateFile:
 
 @contextmanager
 def at_once(lock: threading.Lock, what: str) -> Iterator[None]:
-    """Hold a lock, or say that somebody else does.
+    """Hold a lock, or raise Unreachable if another thread holds it.
 
-    A thread that waited for a large file to be written would serve nobody meanwhile.
+    A thread that waited for a large file to be written could serve no other request.
     """
     if not lock.acquire(blocking=False):
-        raise Unreachable(f"{what} is being written for somebody else. Ask again.")
+        raise Unreachable(f"Another {what} is in progress. Ask again.")
     try:
         yield
     finally:
@@ -69,7 +69,10 @@ class StateFiles:
             Unreachable: a round of the fragment is being committed, or another state
                 is being written: ask again.
         """
-        with at_once(self._lock, "A state"), self._office.reading(fragment) as state:
+        with (
+            at_once(self._lock, "copy of a state"),
+            self._office.reading(fragment) as state,
+        ):
             known = self._files.get(fragment)
             if known is None or known.round != state.round:
                 known = self._files[fragment] = self._write(fragment, state)

@@ -33,8 +33,7 @@ _UNABLE = {
     errno.EOPNOTSUPP,
     errno.EPERM,
 }
-"""How a file system answers what it does not have. A full or broken disk answers
-otherwise."""
+"""Errors of an unsupported operation. A full or broken disk has other errors."""
 
 _PROBE = b"atoll"
 
@@ -108,7 +107,7 @@ def attempt(directory: Path, what: str, act: Callable[[], object]) -> None:
 
 
 def _lock(handle: int, path: Path) -> None:
-    """Take a lock, and see that nobody else gets it meanwhile."""
+    """Take a lock and check that a second handle cannot."""
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     second = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:

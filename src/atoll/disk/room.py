@@ -1,9 +1,9 @@
-"""Who may take room on the disk of a journal: all others stop before it is full.
+"""Disk space accounting: uploads stop before the journal's reserve is used.
 
 Rule 1: a reserve is kept for the journal: its next records, outcomes and compaction.
         Only the journal's own commits write into it.
-Rule 2: whoever else writes claims its bytes first. Claims that are not written yet
-        count as written, so that many at once do not take the same free bytes.
+Rule 2: every other writer reserves its bytes first. Bytes that are reserved and not
+        written yet count as written, so that many at once do not take the same ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RECORDS_BYTES = 2**24
 
 @dataclass
 class Claim:
-    """Bytes that somebody is about to write."""
+    """Bytes reserved and not yet written."""
 
     left_bytes: int
 
@@ -38,7 +38,7 @@ class Room:
         self._claims: list[Claim] = []
         self._lock = threading.Lock()
         self.reserve_bytes = RECORDS_BYTES
-        """Kept for the journal; whoever knows the run's model sets it."""
+        """Bytes kept for the journal; `Service` sets it from the model."""
 
         self.reclaimers: list[Callable[[], None]] = []
         """Called when there is no room, to give back what is kept without need."""

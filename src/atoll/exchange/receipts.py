@@ -21,7 +21,7 @@ it took, brings at most two outcomes, and may have fetched a few outcomes ahead.
 
 
 class ReceiptCache:
-    """ReceiptCache by fragment and round. Threads may share it."""
+    """Receipts by fragment and round. Threads may share it."""
 
     def __init__(self) -> None:
         self._states: dict[int, dict[int, bytes]] = {}

@@ -1,7 +1,7 @@
 """The way of an answer: here if it is small, in a lane if it is not; then what follows.
 
 A small answer is sent as far as the socket takes it, and its rest is parked: no thread
-waits for who does not read. Only lanes have threads that wait.
+waits for a slow reader. Only lanes have threads that wait.
 
 Methods without an underscore or a `_now` return at once, and run what takes time on the
 crew's threads; those with one are on such a thread already.

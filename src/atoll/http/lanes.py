@@ -5,7 +5,7 @@ and that is the back-pressure.
 
 Rule 1: an owner, which is an island at its origin, has at most `lanes_per_owner`.
 Rule 2: the next lane goes to the origin, then to the owner, that has the fewest; then
-        to who came first.
+        to the oldest request.
 Rule 3: while a body waits that could not be let in, transfers that are slower than a
         rate which rises with the number of waiting bodies are ended. So are those of
         an origin or an owner beyond its fair share, up to a higher rate. The call is
@@ -96,7 +96,7 @@ class Lanes:
             self._threads.submit(partial(self._run, queued))
 
     def _next(self) -> Queued | None:
-        """Return who gets the next lane: of the waiting, whoever has the least."""
+        """Return the waiting body that gets the next lane."""
         of_origin, of_owner = self._held()
         allowed = [
             each
@@ -170,7 +170,11 @@ class Lanes:
     def _too_slow(
         self, blocked: Queued, rates: dict[Queued, float | None]
     ) -> list[Queued]:
-        """Return the transfers to end: all below the rate, or one beyond its share."""
+        """Return the transfers to end.
+
+        Of those below the rate, the slowest, as many as there are bodies waiting. If
+        none is below it, the slowest one beyond its fair share.
+        """
         limits = self._limits
         wanted = limits.waiting_bytes_per_s * min(len(self._waiting), limits.max_rises)
         known = {each: rate for each, rate in rates.items() if rate is not None}

@@ -80,7 +80,8 @@ class Limits:
     """
 
     fair_bytes_per_s: int = 2**20
-    """Below it an origin or an owner with more lanes than who waits gives one up.
+    """Below this rate an origin or owner with two lanes more than a waiting one loses
+    its slowest transfer.
 
     A faster transfer ends soon by itself, and would have to be repeated.
     """
@@ -101,7 +102,7 @@ class Limits:
     """What a body must average once `idle_s` has been spent waiting for it."""
 
     max_parked_bytes: int = 32 * 2**20
-    """Of all small answers that their readers do not take: 512 of the largest."""
+    """Of all small responses waiting for a slow reader: 512 of the largest."""
 
     drain_bytes: int = 2**20
     """An unread rest up to here is skipped; a longer one closes the connection."""

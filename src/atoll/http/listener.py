@@ -54,7 +54,7 @@ class Counts:
     """Of them, without a verified token."""
 
     parked_answers: int
-    """Small answers whose readers do not take them."""
+    """Small responses waiting for a slow reader."""
 
     parked_bytes: int
     shed: Mapping[str, int]

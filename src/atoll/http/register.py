@@ -1,4 +1,4 @@
-"""Which connections are open, whose turn it is to go, and what all of them have moved.
+"""Open connections, which of them to close when there are too many, and byte counts.
 
 Rule 1: a connection is unverified until a request on it has shown a valid token. Those
         have a small budget, per origin and in all; beyond it the oldest one goes,

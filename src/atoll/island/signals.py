@@ -5,8 +5,8 @@ Rule 1: the first SIGTERM asks. The loop has a while to come to its next inner s
 Rule 2: the second is the machine's own again: it ends the process at once. One that
         comes in the same moment is the first, told by two.
 Rule 3: a program that handles SIGTERM itself keeps doing so.
-Rule 4: an error of ours that nobody catches ends the process with the exit code of the
-        command line (5 for bytes that do not verify), after its traceback.
+Rule 4: an uncaught AtollError ends the process with the exit code of the command line
+        (5 for bytes that do not verify), after its traceback.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def use_exit_codes() -> None:
 
 
 class _ExitCodes:
-    """A hook for exceptions that nobody caught."""
+    """Exception hook that sets the exit code."""
 
     def __init__(self, before: ExceptHook) -> None:
         self._before = before

@@ -198,8 +198,8 @@ class Journal:
     def seal(self) -> None:
         """Write down in a second place how far the log is durable. Safe to repeat.
 
-        From then on, a log that has lost what was durable is told from one whose last
-        append was interrupted.
+        Afterwards opening can tell a log that lost durable records from one with an
+        interrupted append.
 
         Raises:
             DiskError: nothing has changed; safe to repeat.

@@ -204,7 +204,8 @@ class _Patience:
         read_bytes = self._window.served_bytes - self._before
         if read_bytes > _PATIENCE * (at - self._first + CHUNK_BYTES):
             raise CorruptError(
-                f"{self._window.name} is no log from byte {self._first} on. {RESTORE}"
+                f"{self._window.name} has no valid record from byte {self._first} on. "
+                f"{RESTORE}"
             )
 
 

@@ -99,7 +99,7 @@ class Drafts:
         self._disk.write_new(name, [pack(header), view_of(body)])
 
     def give_way(self, name: str) -> None:
-        """Note that a file which is there is named by no record."""
+        """Let `write` replace an existing file that no record names."""
         self._names.add(name)
 
     def keep(self, name: str) -> None:

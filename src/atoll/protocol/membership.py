@@ -104,7 +104,7 @@ class Live:
     names: frozenset[str]
     from_s: float
     until_s: float
-    """At the earliest, somebody's lease runs out, or the wait for one to be heard."""
+    """The earliest end of a lease or of a wait for a first heartbeat."""
 
     steps: Mapping[int, int]
     """How many of them have reached which step."""

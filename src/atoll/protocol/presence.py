@@ -84,12 +84,12 @@ def _spend_joining(state: CoordinatorState, now_s: float) -> CoordinatorState:
     """Return the state with one more new life.
 
     Raises:
-        Unreachable: too many came lately.
+        Unreachable: the burst limit is used up.
     """
     joins = state.joins.spent(now_s)
     if joins is None:
         raise Unreachable(
-            f"More than {state.joins.burst:g} islands have joined lately, and the run "
+            f"The burst limit of {state.joins.burst:g} joins is used up, and the run "
             f"takes {state.joins.per_s:g} more per second. Ask again in a moment."
         )
     return changed(state, joins=joins)

@@ -30,13 +30,13 @@ MAX_COUNTED = 4096
 
 
 class MustWait(Refused):
-    """Too many wrong codes came from an address: try again after `wait_s`."""
+    """Too many wrong tries of one address or one code: try again after `wait_s`."""
 
     def __init__(self, *, wait_s: float) -> None:
         super().__init__(
-            f"{MAX_WRONG} wrong codes came within {WRONG_WITHIN_S:.0f} s from this "
-            f"address, and this one is wrong too. Try again in {wait_s:.0f} s with a "
-            "new invite: atoll invite RUN"
+            f"{MAX_WRONG} wrong tries came within {WRONG_WITHIN_S:.0f} s from this "
+            "address or with this code, and this code is wrong too. Try again in "
+            f"{wait_s:.0f} s with a new invite: atoll invite RUN"
         )
         self.wait_s = wait_s
 
@@ -105,7 +105,7 @@ class Codes:
 
         Raises:
             Refused: it is wrong, used or too old.
-            MustWait: likewise, and too many such came from the caller's address.
+            MustWait: likewise, and too often from this address or with this code.
         """
         digest = digest_of(code[:MAX_CODE_CHARACTERS])
         with self._lock:

@@ -4,7 +4,7 @@ Rule 1: a file is complete and durable, or not there: temporary, fsync, rename o
 Rule 2: a file has mode 0600 from its first byte on; one that others may read is
 refused, because its secret may be known already.
 Rule 3: a file or directory of another user is refused: in a folder that many can write
-to, he may have put it there for others to use. Root is trusted.
+to, it may be planted. Root is trusted.
 Rule 4: what is judged is what is open: a name may mean another file a moment later.
 """
 
@@ -184,8 +184,8 @@ def _require_private(
 def _name(draft: Path, path: Path) -> None:
     """Give a complete file its name, unless there is one by that name.
 
-    A second name replaces nothing. Where the file system has none, everybody who
-    would make the file takes a lock, looks, and renames.
+    A hard link replaces nothing. Without hard links, makers of the file take a lock,
+    check, and rename.
     """
     try:
         os.link(draft, path)
@@ -225,9 +225,9 @@ def _require_own(path: Path, status: os.stat_result) -> None:
 def _require_lasting(directory: Path) -> None:
     """Return if no stranger can put another directory in the place of this one.
 
-    Everybody may write to a folder only where its sticky bit keeps them from touching
-    what is not theirs. Who owns a folder above, or is in a group that may write to it,
-    can take the directory away; what he puts there instead is his, and refused.
+    A world-writable folder needs the sticky bit, so that users can rename or remove
+    only what is theirs. The owner of a folder above, or its group, can remove the
+    directory, but a replacement has another owner and is refused.
     """
     for parent in directory.resolve().parents:
         status = parent.stat()

@@ -299,7 +299,7 @@ class LimitsSection:
     """`[limits]`: what is refused, and how long anyone waits."""
 
     max_update_norm: float = setting(10.0, Number(1.0))
-    """Times the usual norm; beyond it an update is refused."""
+    """Times the reference norm (docs/protocol.md); beyond it an update is refused."""
 
     max_step_tokens: int = setting(2**26, Whole(1, 2**32))
     """Tokens that one island may train on in one inner step."""

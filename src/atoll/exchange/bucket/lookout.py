@@ -243,7 +243,7 @@ class Lookout:
         readers: list[tuple[str, RosterHead]],
         missing: NoSuchObject,
     ) -> None:
-        """Return if nobody has read the roster that is not there.
+        """Return if no island has read the missing roster.
 
         Raises:
             CorruptError: it was there, and closing the round again would make another.

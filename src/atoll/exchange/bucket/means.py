@@ -5,7 +5,8 @@ Rule 1: the mean is a function of the roster and of bytes that are there before 
 Rule 2: only bytes with the digest that the roster lists count. An update that does not
         verify is damage: no mean is made of it, and `Unverified` names its island.
         A piece that verifies and does not decode counts as zeros for every reader,
-        because that is a function of its bytes, too. Who makes a mean names it.
+        because that is a function of its bytes, too. The maker of the mean lists its
+        island in `spoilt`.
 Rule 3: up to three islands read each other's updates whole (the direct plan). More
         divide the pieces into shards: each island reads its part of every update, puts
         the mean of it, and reads the other parts. So what an island moves is about

@@ -357,14 +357,15 @@ class Outcomes:
     def _require_hope(
         self, document: RosterDocument, damaged: tuple[str, ...], waited_s: float
     ) -> None:
-        """Return while somebody may have another copy.
+        """Return while a live island may have another copy.
 
         Raises:
-            CorruptError: nobody is left who could, or has for too long.
+            CorruptError: no live island can have a copy, or the wait timed out.
         """
         patience_s = self._lookout.sight.lease_s
         if self.island is None:
-            patience_s = 0.0  # an observer puts nothing, so that nobody knows of it
+            # An observer writes no document, so no island sees its request.
+            patience_s = 0.0
         elif self._helpers(document, damaged):
             patience_s = LONGEST_REPAIR_S
         if waited_s >= patience_s:

@@ -151,7 +151,7 @@ class States:
             if after.base != header.base:
                 raise CorruptError(
                     f"it has digest {header.base.hex()}, and round {header.round + 1} "
-                    f"started from {after.base.hex()}. Who wrote it had lost a bit."
+                    f"started from {after.base.hex()}. The writer's copy was corrupt."
                 )
             if after.before and document.roster and after.before != document.roster:
                 raise CorruptError(

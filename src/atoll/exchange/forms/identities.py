@@ -70,7 +70,7 @@ def identities_of(call: Call) -> tuple[Identity, ...]:
 
 
 def proof_text(identity: Identity, key: bytes, *, run: str) -> str:
-    """Return the header's value for who holds the key with this digest."""
+    """Return the header's value for the island whose key has this digest."""
     island, incarnation = identity.island, identity.incarnation
     proof = island_proof(key, run=run, island=island, incarnation=incarnation)
     return f"{incarnation} {proof.hex()}"

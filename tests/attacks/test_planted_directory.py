@@ -93,6 +93,21 @@ def test_a_folder_where_anybody_can_replace_the_run_is_refused(tmp_path: Path) -
         private_directory(shared / "run")
 
 
+def test_a_volume_of_a_container_may_be_writable_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mode is its operator's choice; what another user plants there is refused."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o777)
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == volume)
+    private_directory(volume / "run")
+    given_away(volume / "run")
+
+    with pytest.raises(UsageError, match="belongs to user 12345"):
+        private_directory(volume / "run")
+
+
 def test_a_link_that_another_user_has_planted_is_no_directory(tmp_path: Path) -> None:
     """A link of one's own may lead to a larger disk."""
     (tmp_path / "mine").mkdir(mode=0o700)

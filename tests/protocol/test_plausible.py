@@ -90,7 +90,7 @@ def test_more_tokens_than_its_steps_can_hold_are_refused() -> None:
 
 def test_a_weight_is_at_most_the_tokens_since_the_last_counted_update() -> None:
     """Of 300 tokens 120 have counted before: 180 are left."""
-    before = Counted(round=1, inner_steps=2, tokens=120)
+    before = Counted(round=1, inner_steps=2, tokens=120, incarnation=1)
     made: dict[str, Any] = {"inner_steps": 3, "tokens": 300, "round": 2}
 
     assert fault(update(weight=180, **made), before) == ""
@@ -100,7 +100,7 @@ def test_a_weight_is_at_most_the_tokens_since_the_last_counted_update() -> None:
 
 def test_an_update_without_tokens_weighs_one() -> None:
     """The least weight that counts is always allowed."""
-    before = Counted(round=1, inner_steps=2, tokens=120)
+    before = Counted(round=1, inner_steps=2, tokens=120, incarnation=1)
 
     assert fault(update(inner_steps=2, tokens=120), before) == ""
     assert fault(update(inner_steps=2, tokens=120, weight=2), before) != ""
@@ -152,3 +152,17 @@ def test_the_schedule_step_is_bounded_by_the_furthest_round() -> None:
     """Rounds 4 and 7 are open: windows of 10 steps up to the tenth."""
     assert max_schedule_step([4, 7], SETTINGS) == 100
     assert max_schedule_step([], SETTINGS) == 40
+
+
+def test_a_new_life_weighs_its_own_tokens() -> None:
+    """It joined at 40 tokens; an earlier life's update then counted up to 100.
+
+    Its first update has trained on 80 of its own: 120 in all, of which only 20 are
+    beyond the counted ones.
+    """
+    header = update(inner_steps=5, tokens=120, weight=80)
+    earlier = Counted(round=1, inner_steps=2, tokens=100, incarnation=7)
+    same = Counted(round=1, inner_steps=2, tokens=100, incarnation=1)
+
+    assert fault(header, earlier) == ""
+    assert "weight: 80 exceeds 20" in fault(header, same)

@@ -13,9 +13,11 @@ from atoll.disk.abilities import attempt, require_able
 from atoll.disk.failures import translated
 from atoll.disk.port import LOCK, NAME, TEMPORARY, Data, check_name
 from atoll.disk.whole import give_up_memory, sync_directory, write_all, write_whole
-from atoll.errors import AtollError, UsageError
+from atoll.errors import AtollError, DiskFull, UsageError
 
 _READ_BYTES = 2**23
+UNKNOWN_BYTES = 2**62
+"""The room on a file system that does not tell: whatever is written, it may fit."""
 
 _WARM_BYTES = 2**20
 """Of a file that is smaller, the memory is not worth asking back."""
@@ -47,7 +49,8 @@ class SystemDisk:
             _make_directory(self.root)
             self._lock: int | None = _take_lock(self.root / LOCK)
             try:
-                require_able(self.root)
+                with suppress(DiskFull):  # a run that is there waits for room
+                    require_able(self.root)
                 _sweep(self.root)
             except BaseException:
                 self.close()
@@ -137,7 +140,8 @@ class SystemDisk:
         self._require_open()
         with translated(self.root):
             found = os.statvfs(self.root)
-        return found.f_bavail * found.f_frsize
+        # Some file systems of FUSE do not say how large they are.
+        return found.f_bavail * found.f_frsize if found.f_blocks else UNKNOWN_BYTES
 
     def _path(self, name: str) -> Path:
         self._require_open()

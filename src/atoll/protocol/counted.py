@@ -16,6 +16,8 @@ class Counted:
     round: int
     inner_steps: int
     tokens: int
+    incarnation: int = field(default=0, compare=False)
+    """Which life of the island it was of; 0: not known."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,10 @@ class CountedUpdates:
         for entry in roster.counted:
             fragments = list(by_island.get(entry.island, (None,) * num_fragments))
             fragments[fragment] = Counted(
-                round=round, inner_steps=entry.inner_steps, tokens=entry.tokens
+                round=round,
+                inner_steps=entry.inner_steps,
+                tokens=entry.tokens,
+                incarnation=entry.incarnation,
             )
             by_island[entry.island] = tuple(fragments)
         return CountedUpdates(by_island)

@@ -244,8 +244,10 @@ def _taken(
     if refused >= REFUSALS:
         raise Refused(
             f"The run refused fragment {event.fragment} of this island {refused} times "
-            "in succession. Its optimizer's moments are probably poisoned too: "
-            "restart the island with a fresh optimizer and a lower learning rate."
+            "in succession; the warnings before this say why. If its values were not "
+            "finite or too large, its optimizer's moments are probably poisoned too: "
+            "restart the island with a fresh optimizer and a lower learning rate. If "
+            "its updates are meant to be that large, raise limits.max_update_norm."
         )
     missed = 0
     if event.verdict is not Verdict.REFUSED:

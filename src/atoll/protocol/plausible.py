@@ -57,7 +57,11 @@ def _weight_fault(
         if header.weight != 1:
             return f"weight: {header.weight} is not 1, and outer.weight is 'uniform'"
         return ""
-    before = counted.tokens if counted else 0
+    before = 0
+    if counted and counted.incarnation == header.incarnation:
+        # A new life joins before an earlier one's last update counts, so its own
+        # tokens may begin below those of that update.
+        before = counted.tokens
     most = max(1, header.progress.tokens - before)
     if header.weight > most:
         return (

@@ -29,7 +29,7 @@ from atoll.protocol.rounds import Phase, Round
 from atoll.protocol.run_state import CoordinatorState, Founding
 from atoll.protocol.values import changed
 
-MAX_NAMES = 4096
+MAX_NAMES = 65_536
 """Names that a run knows at most: every message copies their table."""
 
 MAX_IDLE_NAMES = 256
@@ -50,7 +50,7 @@ def join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
         event.nonce,
         now_s=now_s,
         max_islands=state.settings.run.max_islands,
-        default_islands=state.settings.run.most_islands,
+        default_islands=_default_islands(state),
         step=position.step,
     )
     is_founder = state.model is None
@@ -78,6 +78,14 @@ def join(state: CoordinatorState, event: Joining, now_s: float) -> Result:
     )
     welcome = Welcome(member, position, is_founder, spoken_for)
     return state, [Remember(member), welcome]
+
+
+def _default_islands(state: CoordinatorState) -> int:
+    """Return how many islands may be live where no setting says so.
+
+    A run that more islands have counted in keeps room for all of them.
+    """
+    return max(state.settings.run.most_islands, len(state.counted.by_island))
 
 
 def _spend_joining(state: CoordinatorState, now_s: float) -> CoordinatorState:

@@ -233,7 +233,10 @@ def _require_lasting(directory: Path) -> None:
         status = parent.stat()
         mode = stat.S_IMODE(status.st_mode)
         is_kept = mode & stat.S_ISVTX and status.st_uid in (os.geteuid(), 0)
-        if mode & 0o002 and not is_kept:
+        # Volumes of containers are often mounted with mode 0777, which only their
+        # operator can change.
+        is_volume = status.st_uid == 0 and os.path.ismount(parent)
+        if mode & 0o002 and not (is_kept or is_volume):
             raise UsageError(
                 f"{parent}, which {directory} is in, has mode {mode:04o} and belongs "
                 f"to user {_user(status.st_uid)}: anybody may put another directory in "

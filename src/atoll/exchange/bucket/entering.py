@@ -189,7 +189,10 @@ class Entering:
         return self._lookout.sight.documents[island].has_left
 
     def _require_room(self, document: MemberDocument) -> None:
-        limit = self._lookout.sight.settings.run.most_islands
+        sight = self._lookout.sight
+        limit = sight.settings.run.most_islands
+        if sight.settings.run.max_islands is None:
+            limit = max(limit, len(sight.state.counted.by_island))
         watched = dict(self._lookout.sight.documents)
 
         def others() -> set[str]:

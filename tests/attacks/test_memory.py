@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from atoll.errors import UsageError
 from atoll.exchange import CoordinatorExchange, JoinCall
-from atoll.exchange.forms import PROTOCOL, Takes, to_request
+from atoll.exchange.forms import Takes, to_request
 from atoll.island.vectors import vector_model
 from atoll.protocol import JoinRequest
 from atoll.testing.one_fragment import OUTER
@@ -20,8 +21,8 @@ from atoll.wire.digests import view_of
 from tests.attacks.conftest import Serve
 from tests.coordinator.apart import Apart
 from tests.coordinator.large import found
-from tests.coordinator.serving import bearer
-from tests.http.loopback import Dialogue, head
+from tests.coordinator.serving import request
+from tests.http.loopback import Dialogue
 
 MB = 2**20
 ELEMENTS = 2**26
@@ -49,13 +50,13 @@ def state_header(run: str, island: str, incarnation: int, *, round: int) -> Head
     )
 
 
-def asked(apart: Apart, line: str, size_bytes: int, **headers: str) -> bytes:
-    said = {
-        "authorization": bearer(apart.directory),
-        "atoll-protocol": str(PROTOCOL),
-        "content-length": str(size_bytes),
-    }
-    return head(line, **(said | headers))
+def asked(
+    apart: Apart, line: str, size_bytes: int, kind: Takes, **headers: Any
+) -> bytes:
+    """Return the head of a request whose body has a size; keys are islands' names."""
+    return request(
+        apart, line, content_length=str(size_bytes), content_type=kind.value, **headers
+    )
 
 
 def say_most(dialogue: Dialogue, start: bytes) -> None:
@@ -65,10 +66,19 @@ def say_most(dialogue: Dialogue, start: bytes) -> None:
         dialogue.say(PART)
 
 
+def largest_open_file_bytes(apart: Apart) -> int:
+    """Return the size of the largest file that a coordinator has open."""
+    return max(
+        os.stat(handle.path).st_size
+        for handle in os.scandir(f"/proc/{apart.process}/fd")
+    )
+
+
 def join(apart: Apart, name: str, **shapes: tuple[int, ...]) -> Any:
     with apart.line() as line:
         model = vector_model(shapes or {"w": (ELEMENTS,)})
-        return line.call(JoinCall(JoinRequest(model=model, island=name), b"k", b"1"))
+        joining = JoinRequest(model=model, island=name)
+        return line.call(JoinCall(joining, name.encode(), b"1"))
 
 
 def test_a_founding_that_never_ends_stays_on_the_disk(serve: Serve) -> None:
@@ -80,11 +90,13 @@ def test_a_founding_that_never_ends_stays_on_the_disk(serve: Serve) -> None:
     apart.forget_highest()
     before = apart.rss_bytes
     with Dialogue(apart.address) as dialogue:
-        kind = {"content-type": Takes.FRAMES.value}
-        start = asked(apart, line, len(packed) + 4 * ELEMENTS, **kind) + packed
+        size = len(packed) + 4 * ELEMENTS
+        start = asked(apart, line, size, Takes.FRAMES) + packed
         say_most(dialogue, start)
         grown = apart.highest_rss_bytes - before
+        on_disk = largest_open_file_bytes(apart)
 
+    assert on_disk > SENT_BYTES // 2
     assert grown <= 48 * MB
 
 
@@ -94,8 +106,7 @@ def test_a_second_founding_is_not_read_beside_the_first(serve: Serve) -> None:
     joined = join(apart, "a")
     packed = pack(state_header(joined.run, "a", joined.incarnation, round=0))
     line = f"POST /anchor?island=a&incarnation={joined.incarnation}"
-    kind = {"content-type": Takes.FRAMES.value}
-    start = asked(apart, line, len(packed) + 4 * ELEMENTS, **kind) + packed
+    start = asked(apart, line, len(packed) + 4 * ELEMENTS, Takes.FRAMES) + packed
     with ExitStack() as stack:
         first, second = (stack.enter_context(Dialogue(apart.address)) for _ in range(2))
         say_most(first, start)
@@ -109,7 +120,7 @@ def test_a_recovery_that_nobody_needs_is_not_read(serve: Serve) -> None:
     """It is answered by its header alone."""
     apart = serve(start_islands=1)
     with apart.line() as line:
-        exchange = CoordinatorExchange(line, key=b"k", nonce=b"1")
+        exchange = CoordinatorExchange(line, key=b"a", nonce=b"1")
         joined, _ = found(exchange, "a", np.zeros(ELEMENTS, np.float32))
     header = state_header(joined.run, "a", joined.incarnation, round=7)
     who = f"island=a&incarnation={joined.incarnation}"
@@ -117,9 +128,8 @@ def test_a_recovery_that_nobody_needs_is_not_read(serve: Serve) -> None:
     before = apart.rss_bytes
     with Dialogue(apart.address) as dialogue:
         packed = pack(header)
-        kind = {"content-type": Takes.FRAMES.value}
         size = len(packed) + header.body_bytes
-        dialogue.say(asked(apart, f"POST /state/0?{who}", size, **kind))
+        dialogue.say(asked(apart, f"POST /state/0?{who}", size, Takes.FRAMES))
         dialogue.say(packed)
         heard = dialogue.hear()
 
@@ -140,7 +150,7 @@ def test_a_header_is_no_larger_than_its_fragment_has(serve: Serve) -> None:
     """64 MB that are declared for a header are refused before they are sent."""
     apart = serve(start_islands=1)
     with apart.line() as line:
-        exchange = CoordinatorExchange(line, key=b"k", nonce=b"1")
+        exchange = CoordinatorExchange(line, key=b"a", nonce=b"1")
         joined, _ = found(exchange, "a", np.zeros(3, np.float32))
     header = Header(
         kind=Kind.UPDATE,
@@ -158,8 +168,8 @@ def test_a_header_is_no_larger_than_its_fragment_has(serve: Serve) -> None:
     packed = pack(header)
     with Dialogue(apart.address) as dialogue:
         target = "PUT /fragments/0/rounds/1/updates/a"
-        kind = {"content-type": Takes.FRAME.value}
-        dialogue.say(asked(apart, target, 2**32 + len(packed), **kind) + packed[:1024])
+        start = asked(apart, target, 2**32 + len(packed), Takes.FRAME)
+        dialogue.say(start + packed[:1024])
         heard = dialogue.hear()
 
     assert heard.error == "corrupt"
@@ -172,6 +182,7 @@ def test_large_joinings_are_parsed_one_at_a_time(serve: Serve) -> None:
     model = vector_model({f"tensor.{number}": (1,) for number in range(20_000)})
     call = JoinCall(JoinRequest(model=model, island="a"), b"k", b"1")
     body = b"".join(view_of(part).tobytes() for part in to_request(call).body)
+    no_proof = {"atoll_island_proof": None}
     start = apart.rss_bytes
     grown = []
     for count in (1, 8):
@@ -180,8 +191,9 @@ def test_large_joinings_are_parsed_one_at_a_time(serve: Serve) -> None:
             crowd = [stack.enter_context(Dialogue(apart.address)) for _ in range(count)]
             for number, dialogue in enumerate(crowd):
                 line = f"POST /islands/i{number}"
-                kind = {"content-type": Takes.JSON.value}
-                dialogue.say(asked(apart, line, len(body), **kind) + body)
+                size = len(body)
+                request_head = asked(apart, line, size, Takes.JSON, **no_proof)
+                dialogue.say(request_head + body)
             assert {dialogue.hear().status for dialogue in crowd} <= {200, 503}
         grown.append(apart.highest_rss_bytes - start)
 

@@ -13,7 +13,7 @@ class Budget:
     per_s: float
     left: float
     at_s: float = 0.0
-    """When `left` was true."""
+    """When `left` was true; it never goes back, so that no time counts twice."""
 
     @classmethod
     def full(cls, burst: float, *, per_s: float) -> Budget:
@@ -24,7 +24,8 @@ class Budget:
         left = self.left_at(now_s)
         if left < 1.0:
             return None
-        return Budget(burst=self.burst, per_s=self.per_s, left=left - 1.0, at_s=now_s)
+        at_s = max(self.at_s, now_s)
+        return Budget(burst=self.burst, per_s=self.per_s, left=left - 1.0, at_s=at_s)
 
     def left_at(self, now_s: float) -> float:
         """Return how many uses are left; a clock that went back refills nothing."""

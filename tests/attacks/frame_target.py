@@ -34,9 +34,12 @@ MAX_BODY_BYTES = 2**20
 
 def feed(data: bytes) -> None:
     """Hold that bytes are refused as corrupt, or are the one encoding of a value."""
-    if data:
-        decode = DECODERS[data[0] % len(DECODERS)]
-        decode(data[1:])
+    is_read(data)
+
+
+def is_read(data: bytes) -> bool:
+    """Return whether the chosen decoder reads the bytes, as they are or completed."""
+    return bool(data) and DECODERS[data[0] % len(DECODERS)](data[1:])
 
 
 def resigned(head: bytes) -> bytes:
@@ -44,21 +47,25 @@ def resigned(head: bytes) -> bytes:
     return head[:-32] + blake3(head[:-32]).digest()
 
 
-def _header(data: bytes) -> None:
+def _header(data: bytes) -> bool:
+    found = False
     for whole in (data, resigned(data)):
         try:
             header = unpack(whole)
         except CorruptError:
             continue
         assert pack(header) == whole
+        found = True
+    return found
 
 
-def _frame(data: bytes) -> None:
+def _frame(data: bytes) -> bool:
     """Read a frame whose header was signed again, wherever it is said to end."""
     try:
         size = header_length(data[:PREFIX_BYTES], max_body_bytes=MAX_BODY_BYTES)
     except CorruptError:
         size = len(data)
+    found = False
     for whole in (data, resigned(data[:size]) + data[size:]):
         try:
             header, body = read_frame(BytesIO(whole), max_body_bytes=MAX_BODY_BYTES)
@@ -66,41 +73,47 @@ def _frame(data: bytes) -> None:
             continue
         assert pack(header) + body.tobytes() == whole
         _decode(header.codec, body, header.elements)
+        found = True
+    return found
 
 
-def _roster(data: bytes) -> None:
+def _roster(data: bytes) -> bool:
     try:
         roster = unpack_roster(data)
     except CorruptError:
-        return
+        return False
     assert pack_roster(roster) == data
+    return True
 
 
-def _body(data: bytes) -> None:
+def _body(data: bytes) -> bool:
     """Decode a body by the codec and the number of elements in its first bytes."""
     if len(data) < 3:
-        return
+        return False
     try:
         packing = codec_by_code(data[0])
     except CorruptError:
-        return
+        return False
     elements = int.from_bytes(data[1:3], "little") % MAX_ELEMENTS
     body = np.frombuffer(data[3:], np.uint8)
     size = packing.body_bytes(elements)
-    for part in (body, np.resize(body, size) if body.size else body):
-        _decode(packing.name, part, elements)
+    parts = (body, np.resize(body, size) if body.size else body)
+    return any([_decode(packing.name, part, elements) for part in parts])
 
 
-def _decode(name: str, body: NDArray[np.uint8], elements: int) -> None:
+def _decode(name: str, body: NDArray[np.uint8], elements: int) -> bool:
     out = np.empty(elements, np.float32)
     try:
         codec(name).decode(body, out)
     except CorruptError:
-        return
+        return False
     assert np.isfinite(out).all()
+    return True
 
 
-DECODERS: tuple[Callable[[bytes], None], ...] = (_header, _frame, _roster, _body)
+DECODERS: tuple[Callable[[bytes], bool], ...] = (_header, _frame, _roster, _body)
+NUM_SIGNED = 2
+"""The first decoders: what they read has a digest in it."""
 
 
 def seeds() -> list[bytes]:

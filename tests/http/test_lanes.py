@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 import socket
 import threading
+import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from atoll.http import Listener, Request, Response, Shed
+from atoll.http.lot import TICK_S
 from tests.http.loopback import PATIENCE_S, Dialogue, head, hello, listening
 
 SIZE = 200_000
@@ -179,14 +181,21 @@ def _has_answer(dialogue: Dialogue) -> bool:
 
 
 def test_a_slow_upload_keeps_its_lane_while_nobody_waits() -> None:
-    """Beside a free lane a crawling body is not ended, whoever passes by."""
+    """Beside a free lane a crawling body is not ended, whoever passes by.
+
+    It waits for many times the grace and the time between two looks at transfers.
+    """
+    lane_grace_s = 0.05
     with (
-        listening(receive, bulk_lanes=2, lane_grace_s=0.05) as listener,
+        listening(receive, bulk_lanes=2, lane_grace_s=lane_grace_s) as listener,
         ExitStack() as stack,
     ):
         slow = slow_upload(listener, stack, "slow")
-        for _ in range(20):
-            assert upload(listener, stack, "fast").hear().body == b"a"
+        wait_for_active(listener, 1)
+        waits_until_s = time.monotonic() + 10 * (lane_grace_s + TICK_S)
+        while time.monotonic() < waits_until_s:
+            with ExitStack() as passing:
+                assert upload(listener, passing, "fast").hear().body == b"a"
         slow.say(BODY[1:])
 
         assert slow.hear().body == b"a"

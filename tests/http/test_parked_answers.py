@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -65,15 +66,15 @@ def test_one_thread_serves_while_many_do_not_read(stack: ExitStack) -> None:
 
 def test_an_answer_that_does_not_go_on_ends_its_connection(stack: ExitStack) -> None:
     """After the idle time it is closed, and reported."""
-    shed: list[Shed] = []
+    shed: queue.Queue[Shed] = queue.Queue()
     with listening(
-        handle, idle_s=0.3, on_shed=lambda _, why: shed.append(why)
+        handle, idle_s=1.0, on_shed=lambda _, why: shed.put(why)
     ) as listener:
         unread(listener, stack)
-        wait_for_parked(listener, 1)
-        wait_for_parked(listener, 0)
 
-    assert shed == [Shed.SLOW_READER]
+        assert shed.get(timeout=PATIENCE_S) is Shed.SLOW_READER
+        assert listener.counts.shed["slow_reader"] == 1
+        wait_for_parked(listener, 0)
 
 
 def test_all_of_them_together_have_a_bound(stack: ExitStack) -> None:

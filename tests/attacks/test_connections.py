@@ -146,8 +146,8 @@ def test_idle_connections_leave_descriptors_for_the_journal(tmp_path: Path) -> N
         assert not names & {"fault", "disk_failed"}
 
 
-def test_an_island_that_has_joined_is_never_shed(serve: Serve) -> None:
-    """Hundreds of idle connections come after it; its own connection stays."""
+def test_a_connection_with_a_token_outlives_idle_ones(serve: Serve) -> None:
+    """Hundreds of idle connections come after it and are shed; it stays."""
     apart = serve()
     with socket.create_connection(apart.address, timeout=PATIENCE_S) as own:
         reader = own.makefile("rb")

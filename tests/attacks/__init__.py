@@ -1,4 +1,4 @@
-"""Attacks on a run: each test was a successful attack on 0.1.0 and fails there.
+"""Attacks on a run; most of them succeeded against 0.1.0.
 
 The coordinator is a process of its own; the attacker sends any bytes it likes.
 """

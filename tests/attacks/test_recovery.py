@@ -193,5 +193,6 @@ def test_the_key_of_receipts_stays_with_its_coordinator(serve: Serve) -> None:
         pass
     others = [p for p in served.directory.rglob("*") if p.is_file() and p != path]
     assert not any(key in p.read_bytes() for p in others)
-    said = asking(served, "GET /fragments/0/state").body
-    assert key not in said + json.dumps(status_of(served)).encode()
+    state = asking(served, "GET /state/0")
+    assert state.status == 200
+    assert key not in state.body + json.dumps(status_of(served)).encode()

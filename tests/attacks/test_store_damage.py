@@ -490,12 +490,14 @@ def test_a_damaged_bucket_is_read_right_or_the_object_is_named(
     with caplog.at_level(logging.WARNING, logger="atoll"):
         for reader in READERS:
             named, ended = "", b""
+            caplog.clear()
             try:
                 ended = reader(store)
             except AtollError as exc:
                 named = str(exc)
             named += " ".join(record.getMessage() for record in caplog.records)
-            assert ended == digest or key in named
+            assert ended in (b"", digest)
+            assert ended or key in named
 
 
 def _settings(islands: int) -> RunSettings:

@@ -14,7 +14,6 @@ from atoll.protocol.judge import judge_updates
 from atoll.protocol.plausible import (
     SPARE_ROUNDS,
     WINDOWS_PER_ROUND,
-    max_incarnation,
     max_schedule_step,
     progress_fault,
 )
@@ -140,12 +139,6 @@ def test_an_impossible_update_is_listed_as_refused(claimed: dict[str, int]) -> N
         Verdict.COUNTED,
     ]
     assert roster.entries[0].reason.split(":")[0] in ("progress", "weight")
-
-
-def test_a_claimed_incarnation_leaves_room_for_later_lives() -> None:
-    """A million claims of the highest one still leave 2^44 - 2^20 of them."""
-    assert max_incarnation(0) < 2**21
-    assert 2**20 * max_incarnation(0) < 2**44
 
 
 def test_the_schedule_step_is_bounded_by_the_furthest_round() -> None:

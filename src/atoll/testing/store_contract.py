@@ -207,7 +207,6 @@ _ANYWHERE: tuple[Claim, ...] = (
     what_is_not_there_is_named,
     what_was_put_new_stays,
     an_owner_overwrites,
-    who_reads_sees_a_whole_object,
     a_list_has_what_is_below_a_prefix,
     what_is_removed_is_gone,
     a_bad_key_is_refused,
@@ -215,10 +214,18 @@ _ANYWHERE: tuple[Claim, ...] = (
     a_probe_finds_what_is_declared,
 )
 
-STORE_CLAIMS: tuple[Claim, ...] = (*_ANYWHERE, one_of_many_puts_a_new_object)
+STORE_CLAIMS: tuple[Claim, ...] = (
+    *_ANYWHERE,
+    who_reads_sees_a_whole_object,
+    one_of_many_puts_a_new_object,
+)
 
 WEAK_STORE_CLAIMS: tuple[Claim, ...] = _ANYWHERE
-"""For a store that declares that it cannot put only where there is nothing."""
+"""For a store that declares that it cannot put only where there is nothing.
+
+Such a store may also serve an object while it is being replaced, as rclone's
+`serve s3` does: a document that is read torn does not verify, and is read again.
+"""
 
 
 def _overwrite(store: Store, key: str, texts: tuple[bytes, ...]) -> None:

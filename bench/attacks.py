@@ -4,7 +4,7 @@ An island of 1M parameters trains with a real coordinator: for a quiet minute, t
 beside each attack, which has 50 connections to it and a process of its own. Every case
 has a new run. The commit latency is from the first byte of an update to the last byte
 of its outcome; a round is missed if its roster does not count the island. The ratios
-are to the quiet minute. All load goes to 127.0.0.1 and ends after the given seconds.
+are to the quiet minute. All load goes to 127.0.0.1 and ends with its case.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,13 @@ from _served import Served, Settings, serving
 from atoll.clock import SystemClock
 from atoll.errors import AtollError
 from atoll.exchange import CoordinatorExchange, Frame
-from atoll.exchange.forms.heads import PROTOCOL
+from atoll.exchange.forms import PROTOCOL, Identity, Takes, proof_text
 from atoll.exchange.over_http import HttpLine
 from atoll.http import Caller
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.security import Role, authorization, read_token, token_file
 from atoll.weights import FragmentState, lay_out, terms_of
+from atoll.wire import blake3_digest
 
 ELEMENTS = 1_000_000
 NUM_CONNECTIONS = 50
@@ -48,6 +50,9 @@ TRICKLE_BYTES, TRICKLE_S = 256, 0.25
 """A transfer of 1 KiB/s."""
 
 TIMEOUT_S = 5.0
+SETTLING_S = 30.0
+"""An attack lasts longer by this: a round waits for silent members for a lease."""
+
 SEGMENT_BYTES = 536
 QUIET = "quiet"
 
@@ -164,6 +169,18 @@ class Target:
             sock.connect(self.address)
             yield sock
 
+    @contextmanager
+    def line(self) -> Iterator[HttpLine]:
+        """Give an island's line."""
+        caller = Caller(*self.address, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
+        token = read_token(token_file(self.directory, Role.ISLAND))
+        headers = {"Authorization": authorization(token)}
+        line = HttpLine(caller, clock=SystemClock(), headers=headers)
+        try:
+            yield line
+        finally:
+            line.close()
+
     def hold(self, sock: socket.socket) -> None:
         """Wait without reading until the other side ends it, or all is over."""
         while not self.is_over:
@@ -230,15 +247,31 @@ def unread_states(target: Target, number: int) -> None:
 
 
 def slow_foundings(target: Target, number: int) -> None:
-    """Promise the weights of a founding, and bring a few bytes."""
+    """Promise all weights as a member of the run, and bring one byte of them.
+
+    More than the weights take would be refused by the head alone.
+    """
+    identity, proof = joined(target, number % MEMBERS["slow-foundings"])
     head = target.head(
-        f"POST /anchor?island=slow-{number % 10}&incarnation=1",
-        content_type="application/vnd.atoll.frames",
-        content_length=2**33,
+        f"POST /anchor?island={identity.island}&incarnation={identity.incarnation}",
+        atoll_island_proof=proof,
+        content_type=Takes.FRAMES.value,
+        content_length=4 * ELEMENTS,
     )
     with target.connected() as sock:
-        sock.sendall(head)
+        sock.sendall(head + b"A")
         target.hold(sock)
+
+
+@cache
+def joined(target: Target, number: int) -> tuple[Identity, str]:
+    """Join, and return the new life with its proof."""
+    call = joining(number, ELEMENTS)
+    with target.line() as line:
+        reply = line.call(call)
+    assert isinstance(reply, JoinReply)
+    identity = Identity(reply.island, reply.incarnation)
+    return identity, proof_text(identity, blake3_digest(call.key), run=reply.run)
 
 
 def long_polls(target: Target, number: int) -> None:
@@ -252,29 +285,29 @@ def long_polls(target: Target, number: int) -> None:
 
 def many_names(target: Target, number: int) -> None:
     """Join under one new name after the other."""
-    caller = Caller(*target.address, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
-    token = read_token(token_file(target.directory, Role.ISLAND))
-    headers = {"Authorization": authorization(token)}
-    line = HttpLine(caller, clock=SystemClock(), headers=headers)
     name = number
-    while not target.is_over:
-        with suppress(AtollError):
-            line.call(joining(name, ELEMENTS))
-        name += NUM_CONNECTIONS
-        time.sleep(1 / PER_S)
-    line.close()
+    with target.line() as line:
+        while not target.is_over:
+            with suppress(AtollError):
+                line.call(joining(name, ELEMENTS))
+            name += NUM_CONNECTIONS
+            time.sleep(1 / PER_S)
 
 
 ATTACKS: Mapping[str, tuple[str, Callable[[Target, int], None]]] = {
-    "slow-uploads": ("6: uploads at 1 KiB/s", slow_uploads),
-    "unread-states": ("6: downloads that are not read", unread_states),
-    "slow-foundings": ("6: foundings of 8 GiB promised", slow_foundings),
-    "many-names": ("6: names joined by the hundred", many_names),
-    "long-polls": ("6: long polls left behind", long_polls),
-    "pipelined": ("7: pipelined requests, never read", pipelined),
-    "idle": ("8: idle connections", idle),
-    "wrong-codes": ("9: wrong invitation codes", wrong_codes),
+    "slow-uploads": ("uploads at 1 KiB/s", slow_uploads),
+    "unread-states": ("downloads that are not read", unread_states),
+    "slow-foundings": ("weights promised, one byte brought", slow_foundings),
+    "many-names": ("names joined by the hundred", many_names),
+    "long-polls": ("long polls left behind", long_polls),
+    "pipelined": ("pipelined requests, never read", pipelined),
+    "idle": ("idle connections", idle),
+    "wrong-codes": ("wrong invitation codes", wrong_codes),
 }
+
+
+MEMBERS = {"slow-foundings": 10}
+"""The islands that join before an attack begins, because it needs their proofs."""
 
 
 def attack(name: str, target: Target) -> None:
@@ -327,7 +360,9 @@ def measure(name: str, seconds: float) -> Figures:
         island.train(1.0)  # loads what is loaded once
         if name == QUIET:
             return island.train(seconds)
-        with attacked(served, name, 2 * seconds):
+        with attacked(served, name, 2 * seconds + SETTLING_S):
+            if name in MEMBERS:
+                island.train(1.0)  # one round waits for the new members: not measured
             figures = island.train(seconds)
         figures.shed = served.status()["connections"]["shed"]
         return figures
@@ -367,6 +402,8 @@ def main() -> None:
     if given.attack:
         until_s = time.monotonic() + given.seconds
         target = Target(("127.0.0.1", given.port), given.directory, until_s)
+        for number in range(MEMBERS.get(given.attack, 0)):
+            joined(target, number)
         print("begins", flush=True)
         attack(given.attack, target)
         return

@@ -88,6 +88,7 @@ def test_every_fault_begins_and_ends_in_words() -> None:
         "fails 50 % of requests, done or not, for 5 s",
         "has lists that are up to 3 s late, for 5 s",
         "gets rosters 3 s after their decision, for 5 s",
+        "has an object damaged: cut",
     ]
     lasting = [fault for fault in EVERY_FAULT.faults[2:] if lasts_s(fault)]
     assert [ending(fault) for fault in lasting] == [

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import shlex
 import sys
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,7 @@ import typer
 
 from atoll.cli.run_file import Assignments, RunFileOrNone, values_of, warnings_told
 from atoll.cli.terminal import can_redraw, painted, width
-from atoll.errors import AtollWarning, UsageError
+from atoll.errors import UsageError
 
 if TYPE_CHECKING:  # the simulator needs greenlet, which may not be installed
     from atoll.simulate.page import Line
@@ -161,6 +160,7 @@ def _as_json(setup: Setup, everything: bool, command: str) -> bool:
 
 def _run(setup: Setup, narrator: Narrator) -> Simulated:
     from atoll.simulate.run import simulate as run
+    from atoll.simulate.run import without_warnings
 
     progress = Progress(setup.rounds)
 
@@ -168,9 +168,7 @@ def _run(setup: Setup, narrator: Narrator) -> Simulated:
         narrator.hear(happening)
         progress.hear(happening)
 
-    with warnings.catch_warnings():
-        # The timeline says it already, in its place.
-        warnings.simplefilter("ignore", AtollWarning)
+    with without_warnings():  # the timeline says it already, in its place
         result = run(
             setup.settings,
             islands=len(setup.islands),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from atoll.errors import AtollError
+from atoll.errors import AtollError, AtollWarning
 from atoll.settings import RunSettings
 from atoll.simulate.apply import Armed, apply
 from atoll.simulate.invariants import Violation, Watch
@@ -27,7 +30,15 @@ from atoll.simulate.trace import Happening
 from atoll.simulate.world import World
 from atoll.weights import lay_out
 
-__all__ = ["MODEL", "STEP_S", "Conditions", "Departure", "Simulated", "simulate"]
+__all__ = [
+    "MODEL",
+    "STEP_S",
+    "Conditions",
+    "Departure",
+    "Simulated",
+    "simulate",
+    "without_warnings",
+]
 
 LIMIT_S = 6 * 3600.0
 """A run that has not ended by then hangs."""
@@ -91,6 +102,20 @@ def simulate(
         run = _Run(world, place, settings, islands, departures or {}, usual)
         armed = apply(faults or FaultPlan(), world)
         return run.to_the_end(armed)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Silence the islands' own warnings and log: the run's story says it all."""
+    log = logging.getLogger("atoll")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AtollWarning)
+            yield
+    finally:
+        log.setLevel(level)
 
 
 class _Run:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import random
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pprint import pformat
 from typing import Any
 
-from atoll.errors import AtollWarning
 from atoll.settings import RunSettings
 from atoll.simulate.lives import STEP_S, STORE_STEP_S, Departure
 from atoll.simulate.plan import FaultPlan
-from atoll.simulate.run import Simulated, simulate
+from atoll.simulate.run import Simulated, simulate, without_warnings
 from atoll.simulate.shrink import as_test, shrink
 from atoll.simulate.storms import (
     COORDINATOR,
@@ -36,20 +32,6 @@ from atoll.simulate.run import Departure, simulate
 NAMES = tuple(f"i{number}" for number in range(ISLANDS))
 
 
-@contextmanager
-def _without_warnings() -> Iterator[None]:
-    """Silence warnings: a storm draws settings and losses that people are told of."""
-    log = logging.getLogger("atoll")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", AtollWarning)
-            yield
-    finally:
-        log.setLevel(level)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """Everything that a run in virtual time depends on."""
@@ -65,7 +47,7 @@ class Trial:
 
     def run(self) -> Simulated:
         """Return what came of it; the same trial gives the same run."""
-        with _without_warnings():
+        with without_warnings():
             return simulate(
                 RunSettings.from_dict(self.settings),
                 islands=ISLANDS,

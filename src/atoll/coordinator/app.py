@@ -236,6 +236,7 @@ class Coordinator:
 
     def start(self) -> None:
         """Serve from now on."""
+        self._watcher.tell_damage(self._service)  # before a signal can end this process
         self._office.start()
         self._listener.start()
         # Kernels take seconds to load, which the first update would wait for.

@@ -214,21 +214,6 @@ def test_an_empty_run_is_not_founded_by_chance() -> None:
         Life(empty(), checkpoint=checkpoint)
 
 
-def test_a_run_founded_from_a_checkpoint_counts_its_own_steps() -> None:
-    """The old run's steps are reported, and do not count as made in the new one."""
-    _, a, b = two_islands()
-    a.train(1)
-    checkpoint = a.save(is_exact=True)
-    a.die()
-    b.die()
-    again = Life(empty(), checkpoint=checkpoint)
-
-    assert again.host.resumed
-    assert again.host.resumed.saved[0] == 1
-    assert again.host.tally.inner_steps == 0
-    again.die()
-
-
 def test_an_update_that_was_being_sealed_is_known_by_its_bytes() -> None:
     """It was sent after the checkpoint was taken, and is made again to be compared."""
     run, a, b = two_islands(up="int8", error_feedback=True)

@@ -90,11 +90,10 @@ def _founder(joined: JoinReply, saved: SavedIsland) -> tuple[Tally, Resumed]:
             f"{saved.island!r} has none either: they were the run's. "
             "Join the run that has them, or found this one without the checkpoint."
         )
+    steps, tokens = saved.progress
     why = "the run is empty: it is founded with the weights of the checkpoint"
     resumed = Resumed(is_exact=False, why=why, saved=saved.progress)
-    # Progress is that of this run, which has none: what the checkpoint's run counted is
-    # in `resumed.saved`, and a run would refuse it as steps that nobody can have made.
-    return Tally(), resumed
+    return Tally(inner_steps=steps, tokens=tokens), resumed
 
 
 def _slot(

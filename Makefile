@@ -2,11 +2,11 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.atoll-installed
-SLOW := tests/e2e tests/kill_storm tests/training tests/examples tests/integrations tests/launch/engines \
+SLOW := tests/bench tests/e2e tests/kill_storm tests/training tests/examples tests/integrations tests/launch/engines \
   $(addprefix tests/simulate/,test_storms_hold.py test_planted.py test_store_storms_hold.py test_planted_store.py) \
   $(addprefix tests/jax/,test_mesh.py test_example.py test_ahead.py test_twins.py)
 
-.PHONY: setup demo test test-fast storms storms-store kill-storm check bench engines
+.PHONY: setup demo test test-fast storms storms-store kill-storm check bench bench-smoke engines
 
 setup: $(STAMP)
 
@@ -32,19 +32,20 @@ demo: setup
 	$(VENV)/bin/atoll demo --dir $(DEMO)
 
 test: setup
-	$(PY) -m pytest -n 2 -m "not gpu"
+	$(PY) -m pytest -n 2 --dist worksteal -m "not gpu"
 
 test-fast: setup
 	$(PY) -m pytest -n 2 -m "not gpu" $(addprefix --ignore=,$(SLOW))
 
 STORMS ?= 10000
-FIRST ?= 0
+# New seeds every day; a failure prints its seed.
+FIRST ?= $(shell date -u +%Y%m%d)0000
 
 storms: setup
-	$(PY) -m atoll.simulate.storming --storms $(STORMS) --first $(FIRST)
+	$(PY) -m atoll.simulate.trials --storms $(STORMS) --first $(FIRST)
 
 storms-store: setup
-	$(PY) -m atoll.simulate.storming --store --storms $(STORMS) --first $(FIRST)
+	$(PY) -m atoll.simulate.trials --store --storms $(STORMS) --first $(FIRST)
 
 KILLS ?= 25
 SEED ?=
@@ -57,13 +58,17 @@ check: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(PY) -m pytest -q tests/test_architecture.py
+	$(PY) -m pytest -q tests/test_architecture.py tests/style
 
 bench: setup
 	@set -e; for file in bench/*.py; do \
 	  case $$file in */_*) continue ;; esac; \
 	  echo "== $$file"; $(PY) $$file; \
 	done
+
+# Every bench at a tiny size: it still runs, and prints its table.
+bench-smoke: setup
+	$(PY) -m pytest -q tests/bench/test_smoke.py
 
 SLURM := munge slurm-client slurm-wlm-basic-plugins slurmctld slurmd
 SLURM_IS_HERE := $(and $(shell command -v munged),$(shell command -v slurmctld),$(shell command -v slurmd),$(shell command -v sbatch))

@@ -10,15 +10,10 @@ from _crowd import Heard
 from _light import WAIT_S, Islands, key_of, name_of
 from _served import Served
 
-from atoll.exchange import (
-    Call,
-    Frame,
-    HeartbeatCall,
-    OutcomeCall,
-    PublishCall,
-)
-from atoll.exchange.forms import Identity, Incoming, proof_text, to_request
-from atoll.protocol import Beat, Holding
+from atoll.exchange import Frame
+from atoll.exchange.api import Identity, Incoming, proof_text, to_request
+from atoll.exchange.calls import Call, HeartbeatCall, OutcomeCall, PublishCall
+from atoll.protocol import Heartbeat, HeldRound
 from atoll.security import Role
 from atoll.wire.digests import blake3_digest, view_of
 
@@ -62,14 +57,14 @@ class Calls:
         """Return a heartbeat."""
         return self._request(number, HeartbeatCall(self._beat(number)))
 
-    def _beat(self, number: int, waits_for: tuple[int, int] | None = None) -> Beat:
+    def _beat(self, number: int, waits_for: tuple[int, int] | None = None) -> Heartbeat:
         state = self._run.state
-        return Beat(
+        return Heartbeat(
             island=name_of(number),
             incarnation=1,
             step=state.round,
             waits_for=waits_for,
-            holds=(Holding(state.round, state.digest),),
+            holds=(HeldRound(state.round, state.digest),),
         )
 
     def _proof(self, number: int) -> str:

@@ -55,5 +55,5 @@ SCENARIOS: dict[str, FaultPlan] = {
     "one on a slow link": FaultPlan().throttle("i3", bytes_per_s=1000.0),
     "one freezes for 40 s": freezing(),
     "one stalls for 5 min": stalling(),
-    "one hangs for good": FaultPlan().slow("i3", factor=1e4, at_s=1200.0),
+    "one hangs forever": FaultPlan().slow("i3", factor=1e4, at_s=1200.0),
 }

@@ -13,15 +13,25 @@ from typing import cast
 
 from atoll import RunSettings
 from atoll.algorithm.pace import deadline_s
-from atoll.exchange import Call, CoordinatorExchange, Reply, size_of
+from atoll.exchange import CoordinatorExchange
+from atoll.exchange.calls import Call, Reply, size_of
 from atoll.island import Host
-from atoll.island.tally import Tally
-from atoll.island.vectors import Vectors, vector_model
+from atoll.island.numpy_model import VectorView, vector_model
+from atoll.island.progress import IslandCounters
 from atoll.protocol import JoinRequest
-from atoll.protocol.events import NewValues
-from atoll.protocol.run_state import CoordinatorState
-from atoll.simulate import FaultPlan, Process, World, apply
-from atoll.simulate.hosts import CoordinatorHost, Greenlets, Wire
+from atoll.protocol.coordinator_state import CoordinatorState
+from atoll.protocol.events import SettingsChanged
+from atoll.simulate import (
+    FaultPlan,
+    SimProcess,
+    SimWorld,
+    apply,
+)
+from atoll.simulate.hosts import (
+    CoordinatorHost,
+    GreenletBackground,
+    SimLine,
+)
 from atoll.simulate.storms import COORDINATOR
 from atoll.wire import Roster, Verdict
 
@@ -97,7 +107,7 @@ class Life:
 
     island: str
     born_s: float
-    tally: Tally
+    tally: IslandCounters
     died_s: float | None = None
     counted_steps: int = 0
     dropped_steps: int = 0
@@ -139,7 +149,7 @@ def run(
         }
     )
     ran = Ran(hours * 3600)
-    with World(SEED) as world:
+    with SimWorld(SEED) as world:
         coordinator = CoordinatorHost(world, settings)
         coordinator.start()
         for number in range(NUM_ISLANDS):
@@ -161,7 +171,7 @@ class _Watch:
 
     def __init__(
         self,
-        world: World,
+        world: SimWorld,
         coordinator: CoordinatorHost,
         ran: Ran,
         fixed: _Fixed | None,
@@ -205,7 +215,7 @@ class _Fixed:
 
     def __init__(
         self,
-        world: World,
+        world: SimWorld,
         coordinator: CoordinatorHost,
         timeout_s: float,
         is_since_opening: bool,
@@ -231,14 +241,14 @@ class _Fixed:
     def _set(self, limit_s: float) -> None:
         assert self._coordinator.service is not None
         keys = "limits.deadline_min_s", "limits.deadline_max_s"
-        event = NewValues(dict.fromkeys(keys, limit_s))
+        event = SettingsChanged(dict.fromkeys(keys, limit_s))
         self._coordinator.service.change(event, self._clock.now_s())
 
 
 class _Island:
     """Lives one life after another, each noted in what the run came to."""
 
-    def __init__(self, world: World, name: str, ran: Ran, step_s: float) -> None:
+    def __init__(self, world: SimWorld, name: str, ran: Ran, step_s: float) -> None:
         self._world, self._name, self._ran = world, name, ran
         self._step_s = step_s
         self._process = world.add(name)
@@ -260,10 +270,10 @@ class _Island:
         line = _PatientLine(self._world, self._process)
         host = Host(
             CoordinatorExchange(line, key=self._name.encode(), nonce=nonce),
-            Vectors(),
+            VectorView(),
             JoinRequest(model=MODEL, island=self._name),
             clock=self._world.clocks[self._name],
-            background=Greenlets(self._process),
+            background=GreenletBackground(self._process),
         )
         self._life = life = Life(self._name, born_s, host.tally)
         self._ran.lives.append(life)
@@ -278,9 +288,9 @@ class _Island:
 class _PatientLine:
     """A `Line` that lets a slow link finish instead of sending all of it again."""
 
-    def __init__(self, world: World, process: Process) -> None:
+    def __init__(self, world: SimWorld, process: SimProcess) -> None:
         self._network, self._process = world.network, process
-        wire = Wire(world, process)
+        wire = SimLine(world, process)
         self.pause, self.every = wire.pause, wire.every
 
     def call(self, call: Call) -> Reply:

@@ -10,10 +10,10 @@ import time
 
 from atoll.clock import SystemClock
 from atoll.island import Host
+from atoll.island.connection import connect
 from atoll.island.environment import surroundings_from_environment
-from atoll.island.reach import reach
+from atoll.island.numpy_model import VectorView, vector_model
 from atoll.island.signals import Interrupted, Termination
-from atoll.island.vectors import Vectors, vector_model
 from atoll.protocol import JoinRequest
 
 ELEMENTS = 1000
@@ -25,8 +25,8 @@ def main() -> None:
     url, name, step_s = sys.argv[1:]
     clock = SystemClock()
     surroundings = surroundings_from_environment()
-    way = reach(url, island=name, surroundings=surroundings, clock=clock)
-    view = Vectors(fill=1.0)
+    way = connect(url, island=name, surroundings=surroundings, clock=clock)
+    view = VectorView(fill=1.0)
     request = JoinRequest(model=vector_model({"w": (ELEMENTS,)}), island=name)
     leaving = way.leaving()
     host = Host(way.exchange, view, request, clock=clock, leaving=leaving)

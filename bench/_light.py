@@ -13,20 +13,14 @@ from typing import TypeVar
 
 import numpy as np
 
-from atoll.exchange import (
-    CoordinatorExchange,
-    Frame,
-    JoinCall,
-    Outcome,
-    OutcomeCall,
-    PublishCall,
-)
+from atoll.exchange import CoordinatorExchange, Frame, Outcome
+from atoll.exchange.calls import JoinCall, OutcomeCall, PublishCall
 from atoll.exchange.over_http import HttpLine
-from atoll.island.vectors import vector_model
+from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, ModelSpec
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, lay_out, seal, terms_of
-from atoll.wire import Header, Kind, with_body
+from atoll.wire import FrameKind, Header, with_body
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -60,7 +54,7 @@ def sealed(run: str, settings: RunSettings, elements: int) -> Frame:
     body = np.empty(up.body_bytes(elements), np.uint8)
     norm = seal(layout, None, some_values(elements), body, up=up)
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run=run,
         fragment=0,
         round=1,

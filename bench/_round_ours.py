@@ -3,31 +3,28 @@
     _round_ours.py coordinator FOLDER ISLANDS UP DOWN TLS
     _round_ours.py island FOLDER URL NUMBER ELEMENTS
 
-Nothing in the package is changed but that calls of its functions are timed.
+The phases of a round are the spans of `atoll.trace`.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 from _round_crew import Said, attend
 from _round_phases import Phases
 
-from atoll import RunSettings
+from atoll import RunSettings, trace
 from atoll.clock import SystemClock
-from atoll.coordinator.app import Coordinator, Listening
+from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.island import Host
-from atoll.island.environment import Surroundings
-from atoll.island.reach import reach
-from atoll.island.vectors import Vectors, vector_model
-from atoll.journal import Journal
+from atoll.island.connection import connect
+from atoll.island.environment import CredentialPaths
+from atoll.island.numpy_model import VectorView, vector_model
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.security import Credentials, Role, token_file
-from atoll.weights import FragmentState, UpdateCheck
 
 TENSORS = 50
 NOISE_ELEMENTS = 2**20
@@ -51,18 +48,11 @@ def coordinate(folder: Path, islands: str, up: str, down: str, tls: str) -> None
         "wire": {"up": up, "down": down},
     }
     phases = Phases()
-    agreeing = import_module("atoll.weights.agree")
-    phases.wrap(agreeing, "reduce", "reduce")
-    phases.wrap(agreeing, "with_body", "digest")
-    phases.wrap(FragmentState, "apply", "apply")
-    phases.wrap(Journal, "prepare", "journal")
-    phases.wrap(Journal, "commit", "journal")
-    phases.wrap(UpdateCheck, "piece", "check")
-    phases.wrap(import_module("atoll.coordinator.spool"), "write_all", "spool")
+    trace.install(phases.collect)
     coordinator = Coordinator(
         folder / "run",
         RunSettings.from_dict(settings),
-        listening=Listening(has_tls=tls == "tls"),
+        listening=ListenOptions(has_tls=tls == "tls"),
     )
     coordinator.start()
     token = token_file(folder / "run", Role.ISLAND)
@@ -75,9 +65,9 @@ def coordinate(folder: Path, islands: str, up: str, down: str, tls: str) -> None
 
 def take_part(folder: Path, url: str, number: str, elements: str) -> None:
     """Join the run with vectors for a model, and make a round when told to."""
-    clock, name, view = SystemClock(), f"island-{number}", Vectors()
-    places = Surroundings(credentials=folder / "credentials", keys=folder / "keys")
-    way = reach(url, island=name, surroundings=places, clock=clock)
+    clock, name, view = SystemClock(), f"island-{number}", VectorView()
+    places = CredentialPaths(credentials=folder / "credentials", keys=folder / "keys")
+    way = connect(url, island=name, surroundings=places, clock=clock)
     host = Host(
         way.exchange,
         view,
@@ -85,7 +75,8 @@ def take_part(folder: Path, url: str, number: str, elements: str) -> None:
         clock=clock,
         leaving=way.leaving(),
     )
-    phases = timed_island(view, way.exchange)
+    phases = Phases()
+    trace.install(phases.collect)
     noise = np.random.default_rng(int(number)).standard_normal(
         NOISE_ELEMENTS, np.float32
     )
@@ -104,20 +95,6 @@ def take_part(folder: Path, url: str, number: str, elements: str) -> None:
 
     attend({"train": train, "round": make_round})
     host.leave(depart=False)
-
-
-def timed_island(view: Vectors, exchange: object) -> Phases:
-    """Return the phases of an island, whose calls are timed from now on."""
-    phases, courier = Phases(), import_module("atoll.island.courier")
-    phases.wrap(view, "read", "seal")
-    phases.wrap(courier, "seal", "seal")
-    for digest in ("with_body", "state_digest", "verify_body"):
-        phases.wrap(courier, digest, "digest")
-    phases.wrap(exchange, "publish", "send")
-    phases.wrap(exchange, "outcome", "outcome")
-    phases.wrap(FragmentState, "apply", "apply")
-    phases.wrap(view, "write", "apply")
-    return phases
 
 
 def model_of(elements: int) -> ModelSpec:

@@ -1,15 +1,14 @@
-"""Where a round's time goes: spans of functions that are wrapped from the outside."""
+"""Where a round's time goes: the spans of `atoll.trace`, added up by phase."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 Span = tuple[str, float, float, float]
-"""What, from when, until when, and the CPU time of its thread."""
+"""Phase, start, end, and the CPU time of its thread, in seconds."""
 
 Part = tuple[float, float]
 """Seconds, and seconds of CPU time."""
@@ -18,36 +17,29 @@ PHASES = ("seal", "send", "reduce", "journal", "receive", "apply", "digest")
 
 
 class Phases:
-    """Collects spans, from any thread."""
+    """Collects spans, from any thread. `collect` is a sink of `atoll.trace`."""
 
     def __init__(self) -> None:
         self._spans: list[Span] = []
         self._lock = threading.Lock()
 
-    def wrap(self, owner: Any, name: str, phase: str) -> None:
-        """Have every call of a function of a module, class or object timed."""
-        inner: Callable[..., Any] = getattr(owner, name)
-
-        @wraps(inner)
-        def timed(*arguments: Any, **options: Any) -> Any:
-            start_s, cpu_s = time.monotonic(), time.thread_time()
-            try:
-                return inner(*arguments, **options)
-            finally:
-                used_s = time.thread_time() - cpu_s
-                self._add((phase, start_s, time.monotonic(), used_s))
-
-        setattr(owner, name, timed)
+    @contextmanager
+    def collect(self, phase: str) -> Iterator[None]:
+        """Time a phase, by the clock and by the CPU of its thread."""
+        start_s, cpu_s = time.monotonic(), time.thread_time()
+        try:
+            yield
+        finally:
+            used_s = time.thread_time() - cpu_s
+            span = (phase, start_s, time.monotonic(), used_s)
+            with self._lock:
+                self._spans.append(span)
 
     def take(self) -> list[Span]:
         """Return the spans since the last time."""
         with self._lock:
             taken, self._spans = self._spans, []
         return taken
-
-    def _add(self, span: Span) -> None:
-        with self._lock:
-            self._spans.append(span)
 
 
 def took(spans: Sequence[Span], phase: str) -> Part:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from atoll.clock import SystemClock
 from atoll.exchange.over_http import HttpLine
-from atoll.http import Caller, Reply
+from atoll.http import HttpClient, HttpReply
 from atoll.security import Role, authorization, read_token, token_file
 
 Settings = Mapping[str, Mapping[str, Any]]
@@ -84,8 +84,8 @@ class Served:
     def line(self) -> Iterator[HttpLine]:
         """Give an island's line to the coordinator."""
         # A connection that is closed is taken for the death of who beat on it.
-        caller = Caller(
-            *self.address, timeout_s=LONG_S, connect_timeout_s=10.0, max_kept=MANY
+        caller = HttpClient(
+            *self.address, timeout_s=LONG_S, connect_timeout_s=10.0, max_idle=MANY
         )
         headers = self.shown(Role.ISLAND)
         line = HttpLine(caller, clock=SystemClock(), headers=headers)
@@ -100,9 +100,9 @@ class Served:
         *,
         method: str = "GET",
         into: Callable[[int], memoryview] | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         """Ask the coordinator something, as an operator."""
-        caller = Caller(*self.address, timeout_s=LONG_S, connect_timeout_s=10.0)
+        caller = HttpClient(*self.address, timeout_s=LONG_S, connect_timeout_s=10.0)
         try:
             headers = self.shown(Role.OPERATOR)
             return caller.call(method, target, headers=headers, into=into)

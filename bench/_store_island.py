@@ -21,11 +21,17 @@ from _store_noted import Noted
 
 from atoll.clock import SystemClock
 from atoll.errors import NoSuchObject
-from atoll.island import Host, meeting
-from atoll.island.environment import Surroundings
-from atoll.island.vectors import Vectors, vector_model
+from atoll.island import Host
+from atoll.island import store_connection as meeting
+from atoll.island.environment import CredentialPaths
+from atoll.island.numpy_model import VectorView, vector_model
 from atoll.protocol import JoinRequest
-from atoll.store import Counted, Requests, Store, open_store
+from atoll.store import (
+    CountedStore,
+    RequestCounts,
+    Store,
+    open_store,
+)
 from atoll.weights.layout import F32
 from atoll.wire import blake3_digest
 
@@ -59,9 +65,9 @@ def digest_of(mean: F32) -> str:
 class Bill:
     """What an island asks of a store, round by round."""
 
-    def __init__(self, counted: Counted, noted: Noted) -> None:
+    def __init__(self, counted: CountedStore, noted: Noted) -> None:
         self._counted, self._noted = counted, noted
-        self._before = Requests()
+        self._before = RequestCounts()
 
     def take(self) -> Said:
         """Return what was asked since this was asked."""
@@ -85,9 +91,9 @@ def ours(url: str, folder: Path, number: int, islands: int, elements: int) -> No
         return taps[0]
 
     vars(meeting)["open_store"] = tapped
-    clock, name, view = SystemClock(), f"island-{number}", Vectors()
-    places = Surroundings(credentials=folder / "credentials", keys=folder / "keys")
-    way = meeting.meet(url, island=name, surroundings=places, clock=clock)
+    clock, name, view = SystemClock(), f"island-{number}", VectorView()
+    places = CredentialPaths(credentials=folder / "credentials", keys=folder / "keys")
+    way = meeting.connect_store(url, island=name, surroundings=places, clock=clock)
     sizes = {f"blocks.{each}.w": (elements // TENSORS,) for each in range(TENSORS)}
     host = Host(
         way.exchange,
@@ -120,7 +126,7 @@ def naive(url: str, folder: Path, number: int, islands: int, elements: int) -> N
     import torch
 
     torch.set_num_threads(1)
-    store = Counted(noted := Noted(open_store(url), needed=0))
+    store = CountedStore(noted := Noted(open_store(url), needed=0))
     bill, gradient = Bill(store, noted), torch.from_numpy(learnt(number, elements))
     rounds, mean = iter(range(10**6)), torch.zeros(elements)
 

@@ -12,7 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from atoll.errors import NoSuchObject
-from atoll.store import Data, Item, Store, Traits
+from atoll.store import (
+    Data,
+    Item,
+    Store,
+    StoreTraits,
+)
 
 ROUNDS = "rounds/"
 
@@ -30,7 +35,7 @@ class Noted:
         self._made: Counter[str] = Counter()
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> StoreTraits:
         return self._store.traits
 
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:

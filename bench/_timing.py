@@ -51,12 +51,25 @@ def medians(
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
-def arguments(description: str, *, elements: int = 100_000_000) -> argparse.Namespace:
-    """Return the command line: `--elements` and `--turns`."""
+def arguments(
+    description: str, *, elements: int = 100_000_000, smoke_elements: int = 100_000
+) -> argparse.Namespace:
+    """Return the command line: `--elements`, `--turns` and `--smoke`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--elements", type=int, default=elements)
     parser.add_argument("--turns", type=int, default=TURNS)
-    return parser.parse_args()
+    return parse(parser, elements=smoke_elements, turns=1)
+
+
+def parse(parser: argparse.ArgumentParser, **smoke: object) -> argparse.Namespace:
+    """Return the command line; `--smoke` replaces options by the sizes in `smoke`."""
+    parser.add_argument(
+        "--smoke", action="store_true", help="tiny sizes, which measure nothing"
+    )
+    options = parser.parse_args()
+    if options.smoke:
+        vars(options).update(smoke)
+    return options
 
 
 def report(title: str, rows: Iterable[Row]) -> None:

@@ -11,9 +11,16 @@ from collections import defaultdict
 from functools import partial
 
 from atoll import RunSettings
-from atoll.island.vectors import vector_model
-from atoll.simulate import Latency, Process, Promise, World
-from atoll.simulate.network import Reply
+from atoll.island.numpy_model import vector_model
+from atoll.simulate import (
+    GreenletFuture,
+    Latency,
+    SimProcess,
+    SimWorld,
+)
+from atoll.simulate.network import (
+    ReplyFunction,
+)
 from atoll.simulate.run import Conditions, simulate
 
 SMALLER = 32
@@ -52,7 +59,7 @@ def ring(
 ) -> float:
     """Return the utilisation of two that reduce bf16 gradients after every step."""
     latency = Latency(base_s=delay_s, jitter_s=0.0, bytes_per_s=rate_bytes_per_s)
-    with World(0, latency=latency) as world:
+    with SimWorld(0, latency=latency) as world:
         sides = [_Side(world, "a", "b"), _Side(world, "b", "a")]
         half_bytes = elements  # two bytes for each of half of the elements
         for side in sides:
@@ -64,11 +71,13 @@ def ring(
 class _Side:
     """One of two that swap halves of their gradients."""
 
-    def __init__(self, world: World, name: str, other: str) -> None:
+    def __init__(self, world: SimWorld, name: str, other: str) -> None:
         self._world, self._other = world, other
-        self.process: Process = world.add(name)
+        self.process: SimProcess = world.add(name)
         self._arrived = 0
-        self._halves = defaultdict[int, Promise[None]](lambda: Promise(world.scheduler))
+        self._halves = defaultdict[int, GreenletFuture[None]](
+            lambda: GreenletFuture(world.scheduler)
+        )
 
     def train(self, step_s: float, steps: int, half_bytes: int) -> None:
         self._world.network.listen(self.process, self._hear)
@@ -79,6 +88,6 @@ class _Side:
             network.ask(self.process, self._other, swap, size_bytes=half_bytes)
             self._halves[swap].result()
 
-    def _hear(self, request: object, reply: Reply) -> None:
+    def _hear(self, request: object, reply: ReplyFunction) -> None:
         self._halves[self._arrived].set(None)
         self._arrived += 1

@@ -26,13 +26,14 @@ from typing import Any
 import numpy as np
 from _light import joining, model_of, sealed, some_values
 from _served import Served, Settings, serving
+from _timing import parse
 
 from atoll.clock import SystemClock
 from atoll.errors import AtollError
 from atoll.exchange import CoordinatorExchange, Frame
-from atoll.exchange.forms import PROTOCOL, Identity, Takes, proof_text
+from atoll.exchange.api import PROTOCOL, BodyKind, Identity, proof_text
 from atoll.exchange.over_http import HttpLine
-from atoll.http import Caller
+from atoll.http import HttpClient
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.security import Role, authorization, read_token, token_file
 from atoll.weights import FragmentState, lay_out, terms_of
@@ -172,7 +173,9 @@ class Target:
     @contextmanager
     def line(self) -> Iterator[HttpLine]:
         """Give an island's line."""
-        caller = Caller(*self.address, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S)
+        caller = HttpClient(
+            *self.address, timeout_s=TIMEOUT_S, connect_timeout_s=TIMEOUT_S
+        )
         token = read_token(token_file(self.directory, Role.ISLAND))
         headers = {"Authorization": authorization(token)}
         line = HttpLine(caller, clock=SystemClock(), headers=headers)
@@ -255,7 +258,7 @@ def slow_foundings(target: Target, number: int) -> None:
     head = target.head(
         f"POST /anchor?island={identity.island}&incarnation={identity.incarnation}",
         atoll_island_proof=proof,
-        content_type=Takes.FRAMES.value,
+        content_type=BodyKind.FRAMES.value,
         content_length=4 * ELEMENTS,
     )
     with target.connected() as sock:
@@ -398,7 +401,7 @@ def main() -> None:
     parser.add_argument("--attack", choices=ATTACKS, **hidden)
     parser.add_argument("--port", type=int, **hidden)
     parser.add_argument("--directory", type=Path, **hidden)
-    given = parser.parse_args()
+    given = parse(parser, seconds=1.0, only=["idle", "wrong-codes"])
     if given.attack:
         until_s = time.monotonic() + given.seconds
         target = Target(("127.0.0.1", given.port), given.directory, until_s)

@@ -28,19 +28,19 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from _timing import TURNS, Row, report
+from _timing import TURNS, Row, parse, report
 
 from atoll.clock import SystemClock
-from atoll.coordinator.app import Coordinator, Listening
-from atoll.exchange.collective import CollectiveRun
+from atoll.coordinator.app import Coordinator, ListenOptions
+from atoll.exchange import CollectiveRun
 from atoll.island import Host
-from atoll.island.environment import Surroundings
-from atoll.island.together import Together
-from atoll.island.trail import Trail
+from atoll.island.connection import CollectiveConnection
+from atoll.island.environment import CredentialPaths
+from atoll.island.join import RunConnection
 from atoll.protocol import JoinRequest
 from atoll.security import Role, token_file
 from atoll.settings import RunSettings
-from atoll.testing import Link, Vectors, vector_model
+from atoll.testing import Link, VectorView, vector_model
 
 WARM_UPS = 2
 COLLECTIVE, COORDINATOR, ALL_REDUCE = "collective", "coordinator", "all-reduce fp32"
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--mbit", type=float, default=1000.0, help="of the cable")
-    given = parser.parse_args()
+    given = parse(parser, elements=50_000, turns=1, ranks=[2])
     rows, moved = [], []
     for ranks, mbit in product(given.ranks, (None, given.mbit)):
         with tempfile.TemporaryDirectory() as folder:
@@ -121,7 +121,9 @@ def _serve(line: Connection, directory: Path) -> None:
             "wire": {"up": "bf16", "down": "bf16"},
         }
     )
-    coordinator = Coordinator(directory, settings, listening=Listening(has_tls=False))
+    coordinator = Coordinator(
+        directory, settings, listening=ListenOptions(has_tls=False)
+    )
     coordinator.start()
     line.send(coordinator.address)
     line.recv()
@@ -167,17 +169,17 @@ def _be(
 
 def _host(directory: Path, rank: int, run: CollectiveRun | str, elements: int) -> Host:
     clock, name, own = SystemClock(), f"i{rank}", directory.parent
-    around = Surroundings(
+    around = CredentialPaths(
         credentials=own / "credentials",
         keys=own / "keys",
         token_file=token_file(directory, Role.ISLAND),
     )
-    way: Together | Trail
+    way: CollectiveConnection | RunConnection
     if isinstance(run, CollectiveRun):
-        way = Together(run, island=name, surroundings=around, clock=clock)
+        way = CollectiveConnection(run, island=name, surroundings=around, clock=clock)
     else:
-        way = Trail(run, island=name, surroundings=around, clock=clock)
-    view = Vectors(fill=0.5)
+        way = RunConnection(run, island=name, surroundings=around, clock=clock)
+    view = VectorView(fill=0.5)
     request = JoinRequest(model=vector_model({"w": (elements,)}), island=name)
     host = Host(way.exchange, view, request, clock=clock, leaving=way.leaving())
     view.local[0] -= np.float32(1e-3 * (rank + 1))
@@ -185,6 +187,6 @@ def _host(directory: Path, rank: int, run: CollectiveRun | str, elements: int) -
 
 
 if __name__ == "__main__":
-    FORKS.set_forkserver_preload(["torch.distributed", "atoll.island.together"])
+    FORKS.set_forkserver_preload(["torch.distributed", "atoll.island.connection"])
     sys.path.insert(0, str(Path(__file__).parent))
     main()

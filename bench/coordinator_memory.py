@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 from _light import Islands
 from _served import Process, Served, Settings, serving, until
+from _timing import parse
 
 from atoll.wire import codec
 
@@ -94,7 +95,7 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=100_000_000)
     parser.add_argument("--islands", type=int, nargs="*", default=[2, 8, 32])
     parser.add_argument("--up", nargs="*", default=["fp32", "e3m0"])
-    given = parser.parse_args()
+    given = parse(parser, elements=100_000, islands=[2], up=["e3m0"])
     cases = [
         case
         for case in (*CASES, LARGE)

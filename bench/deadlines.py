@@ -15,6 +15,7 @@ from pathlib import Path
 from _deadline_bars import Panel, bars
 from _deadline_plans import MIXED, SCENARIOS
 from _deadline_runs import Ran, run
+from _timing import parse
 
 from atoll.simulate import FaultPlan
 
@@ -42,10 +43,11 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plot", action="store_true")
-    given = parser.parse_args()
+    parser.add_argument("--hours", type=float, default=1.0, help="of virtual time")
+    given = parse(parser, hours=0.1)
     tables = {
-        "a-minute": measured(),
-        "twenty-minutes": measured_long(),
+        "a-minute": measured(given.hours),
+        "twenty-minutes": measured_long(3 * given.hours),
     }
     for name, table in tables.items():
         print(f"windows of {name.replace('-', ' ')}\n")
@@ -57,35 +59,39 @@ def main() -> None:
         write_tables(tables)
 
 
-def measured() -> Table:
+def measured(hours: float) -> Table:
     """Return what each scenario came to under each policy."""
     return {
-        (scenario, policy): run(plan, timeout_s=timeout_s)
+        (scenario, policy): run(plan, timeout_s=timeout_s, hours=hours)
         for scenario, plan in SCENARIOS.items()
         for policy, timeout_s in POLICIES.items()
     }
 
 
-def measured_long() -> Table:
+def measured_long(hours: float) -> Table:
     """Return the same for long windows, with another upper bound too."""
     table: dict[tuple[str, str], Ran] = {}
     for scenario, plan in LONG.items():
         for policy, timeout_s in POLICIES.items():
-            table[scenario, policy] = _long(plan, timeout_s=timeout_s)
-        raised = _long(plan, deadline_max_s=LONG_MAX_S)
+            table[scenario, policy] = _long(plan, hours, timeout_s=timeout_s)
+        raised = _long(plan, hours, deadline_max_s=LONG_MAX_S)
         table[scenario, "learned, max 3600 s"] = raised
     return table
 
 
 def _long(
-    plan: FaultPlan, *, timeout_s: float | None = None, deadline_max_s: float = 600.0
+    plan: FaultPlan,
+    hours: float,
+    *,
+    timeout_s: float | None = None,
+    deadline_max_s: float = 600.0,
 ) -> Ran:
     return run(
         plan,
         timeout_s=timeout_s,
         deadline_max_s=deadline_max_s,
         window_s=LONG_WINDOW_S,
-        hours=3.0,
+        hours=hours,
     )
 
 

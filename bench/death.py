@@ -23,7 +23,7 @@ from typing import Any
 
 from _served import Process, Served, serving, until
 from _starved import starved
-from _timing import TURNS, Row
+from _timing import TURNS, Row, parse
 
 KILLED_S = 2.0
 """The limit from a closed connection to the others' next commit."""
@@ -101,7 +101,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=TURNS)
-    turns = parser.parse_args().turns
+    given = parse(parser, turns=1)
+    turns, starved_s = given.turns, 1.0 if given.smoke else STARVED_S
     with staged() as stage:
         victim = stage.start(VICTIM)
         killed, stopped = [], []
@@ -109,7 +110,7 @@ def main() -> None:
             victim, took_s = kill(stage, victim)
             killed.append(took_s)
             stopped.append(stop(stage, victim))
-        starvation = starve(stage, victim)
+        starvation = starve(stage, victim, starved_s)
         silence = stay_silent(stage, victim)
     tell(killed, stopped)
     print(f"{starvation}\n{silence}\n\n{PUBLISHED}")
@@ -173,13 +174,13 @@ def late_at(served: Served) -> float | None:
     return float(status["now_unix_s"]) + float(waits[VICTIM])
 
 
-def starve(stage: Stage, victim: subprocess.Popen[bytes]) -> str:
+def starve(stage: Stage, victim: subprocess.Popen[bytes], seconds: float) -> str:
     """Leave the victim without a processor for a while; say what became of it."""
     stage.until_known(time.time())
     begun_s, process = time.time(), Process(victim.pid)
     before_s = process.cpu_s
     with starved(victim.pid):
-        time.sleep(STARVED_S)
+        time.sleep(seconds)
     used_s = process.cpu_s - before_s
     stage.until_known(time.time())
     names = ("island_silent", "island_left", "island_joined")
@@ -190,7 +191,7 @@ def starve(stage: Stage, victim: subprocess.Popen[bytes]) -> str:
     missed = len(stage.commits(begun_s, counted=len(NAMES) - 1))
     verdict = "MISSED: it was evicted" if is_evicted else "holds: it was not evicted"
     return (
-        f"Starved for {STARVED_S:g} s, in which it got {used_s * 1e3:.0f} ms of a "
+        f"Starved for {seconds:g} s, in which it got {used_s * 1e3:.0f} ms of a "
         f"processor: {verdict}.\n{missed} commits were made without it; then it "
         "counted again."
     )

@@ -26,7 +26,7 @@ LIMIT_PERCENT = 1.0
 
 def main() -> None:
     """Print the table."""
-    given = arguments(__doc__ or "", elements=1_000_000)
+    given = arguments(__doc__ or "", elements=1_000_000, smoke_elements=10_000)
     torch.set_num_threads(1)
     model = many_tensors(given.elements)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)

@@ -9,6 +9,7 @@ the work itself costs.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import sys
@@ -31,6 +32,13 @@ from atoll.jax import collective_bytes, diloco  # noqa: E402
 
 ISLANDS, LAYERS, WIDTH, WORDS, ROWS = 8, 16, 64, 128, 64
 SYNC_EVERY, ROUNDS = 32, 2
+CASES = (
+    *((1, 0, "bf16"), (3, 4, "bf16"), (9, 4, "bf16"), (17, 4, "bf16")),
+    (9, 4, "e3m0"),
+)
+"""Fragments, steps of overlap, and codec."""
+
+SMOKE_CASES = ((1, 0, "bf16"), (3, 4, "e3m0"))
 OPTIMIZER = optax.adam(1e-3)
 
 
@@ -109,24 +117,25 @@ def compiled(init: Any, step: Any) -> tuple[int, float, int]:
 
 def main() -> None:
     """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="few steps, few fragments")
+    is_smoke = parser.parse_args().smoke
+    cases, sync_every = (SMOKE_CASES, 8) if is_smoke else (CASES, SYNC_EVERY)
     never = 10**6
     init, step = made(1, overlap=0, sync_every=never, up="bf16")
     measure(step, init(first_state()), batch(), 3)
-    bare_wall, bare_spent = measure(step, init(first_state()), batch(), SYNC_EVERY)
+    bare_wall, bare_spent = measure(step, init(first_state()), batch(), sync_every)
     print(
         f"bare train step: {bare_wall * 1e3:.1f} ms, {bare_spent * 1e3:.1f} ms of cores"
     )
     print("fragments overlap codec  wall  cores  peak KiB  programs  compile s")
-    for count, overlap, up in (
-        *((1, 0, "bf16"), (3, 4, "bf16"), (9, 4, "bf16"), (17, 4, "bf16")),
-        (9, 4, "e3m0"),
-    ):
-        init, step = made(count, overlap=overlap, sync_every=SYNC_EVERY, up=up)
+    for count, overlap, up in cases:
+        init, step = made(count, overlap=overlap, sync_every=sync_every, up=up)
         number, compile_s, peak = compiled(init, step)
         state, rows = init(first_state()), batch()
-        for _ in range(SYNC_EVERY + overlap):  # all programs have run once
+        for _ in range(sync_every + overlap):  # all programs have run once
             state, _ = step(state, rows)
-        wall, spent = measure(step, state, rows, ROUNDS * SYNC_EVERY)
+        wall, spent = measure(step, state, rows, ROUNDS * sync_every)
         print(
             f"{count:9} {overlap:7} {up:>5} {wall / bare_wall:5.2f} "
             f"{spent / bare_spent:6.2f} {peak / 1024:9.1f} {number:9} {compile_s:10.1f}"

@@ -21,11 +21,11 @@ from atoll import RunSettings
 from atoll.clock import SystemClock
 from atoll.exchange import Frame, Outcome
 from atoll.island import Host
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position
+from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position
 from atoll.torch.model import TorchModel, TorchView
 from atoll.wire import (
+    FrameKind,
     Header,
-    Kind,
     OuterValues,
     Roster,
     RosterEntry,
@@ -74,13 +74,13 @@ class Nowhere:
             is_founder=True,
         )
 
-    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         """Say where the run is."""
         return self._position()
 
     def publish(self, frame: Frame) -> None:
         """Remember the header, and forget the body."""
-        if frame.header.kind is Kind.UPDATE:
+        if frame.header.kind is FrameKind.UPDATE:
             with self._changed:
                 self._published[frame.header.fragment] = frame.header
                 self._changed.notify_all()
@@ -121,7 +121,7 @@ class Nowhere:
             verdict=Verdict.COUNTED,
         )
         header = Header(
-            kind=Kind.AGREED,
+            kind=FrameKind.AGREED,
             run="bench",
             fragment=update.fragment,
             round=update.round,
@@ -161,7 +161,7 @@ class Figures:
 
 def main() -> None:
     """Print the table."""
-    given = arguments(__doc__ or "", elements=8_000_000)
+    given = arguments(__doc__ or "", elements=8_000_000, smoke_elements=200_000)
     print(f"bytes per parameter of the host, {given.elements} parameters\n")
     head = f"{'up':6} {'feedback':>8} {'fragments':>9} {'joined':>8} {'limit':>8}"
     print(f"{head} {'in flight':>10} {'limit':>8} {'between':>8} {'peak':>6}")

@@ -19,8 +19,8 @@ from atoll import kernels
 from atoll.kernels.layouts import STATE_PIECE
 from atoll.weights import FragmentState
 from atoll.wire import (
+    FrameKind,
     Header,
-    Kind,
     OuterValues,
     Roster,
     RosterEntry,
@@ -36,7 +36,7 @@ BLOCK = 16 * STATE_PIECE
 
 def main() -> None:
     """Print the table."""
-    given = arguments(__doc__ or "")
+    given = arguments(__doc__ or "", smoke_elements=200_000)
     peer = fused_sgd(given.elements)
     state = FragmentState.found(gaussian(given.elements), "nesterov")
     mean = gaussian(given.elements)
@@ -114,7 +114,7 @@ def applied(state: FragmentState, body: np.ndarray) -> Callable[[int], object]:
         island="a", incarnation=1, digest=bytes(32), weight=1, verdict=Verdict.COUNTED
     )
     header = Header(
-        kind=Kind.AGREED,
+        kind=FrameKind.AGREED,
         run="bench",
         fragment=0,
         round=1,

@@ -27,7 +27,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from atoll.http import Caller
+from atoll.http import HttpClient
 
 FLOOR = "raw socket"
 AT_ONCE = 4
@@ -51,6 +51,8 @@ def main() -> None:
             )
             rows += compare(what, took)
     report(f"HTTP on loopback, {len(body)} bytes", rows)
+    if not has_aiohttp():
+        print("aiohttp is left out: its package is missing.")
 
 
 def actions(
@@ -108,7 +110,7 @@ class OverHttp:
     """Asks any side that speaks HTTP, with our caller."""
 
     def __init__(self, port: int, tls: ssl.SSLContext | None) -> None:
-        self._caller = Caller(
+        self._caller = HttpClient(
             "127.0.0.1", port, timeout_s=60.0, connect_timeout_s=10.0, tls=tls
         )
 

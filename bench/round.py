@@ -21,7 +21,7 @@ from pathlib import Path
 
 from _round_crew import Crew
 from _round_schemes import NO_TORCHFT, WIRES, Plan, Round, schemes
-from _timing import TURNS, Row, report
+from _timing import TURNS, Row, parse, report
 
 WARM_UPS = 2
 """The second buffers of what is kept from round to round come with the second."""
@@ -69,7 +69,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", help="schemes, by their first word")
     parser.add_argument("--tls", action="store_true", help="ours alone has it then")
     parser.add_argument("--folder", type=Path, help="on the disk to be measured")
-    return parser.parse_args()
+    return parse(parser, elements=50_000, turns=1, islands=[2], wires=["bf16"])
 
 
 def measured(islands: int, given: argparse.Namespace) -> Taken:

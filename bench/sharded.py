@@ -32,9 +32,9 @@ from atoll import RunSettings
 from atoll.clock import SystemClock
 from atoll.island import Host
 from atoll.protocol import JoinRequest, ModelSpec
-from atoll.torch.ranks.forming import form
-from atoll.torch.ranks.kinds import team_of
-from atoll.torch.ranks.spread import Spread
+from atoll.torch.ranks.join import form
+from atoll.torch.ranks.parallelism import team_of
+from atoll.torch.ranks.sharded_memory import Spread
 from atoll.torch.ranks.view import RankView
 
 LAYERS = 8
@@ -64,14 +64,16 @@ class Figures:
 
 def main() -> None:
     """Print the table."""
-    given = arguments(__doc__ or "", elements=LAYERS * 1024 * 1024)
+    given = arguments(
+        __doc__ or "", elements=LAYERS * 1024 * 1024, smoke_elements=LAYERS * 32 * 32
+    )
     width = round((given.elements / LAYERS) ** 0.5)
     print(f"FSDP2 over gloo, {LAYERS} layers of {width} x {width}\n")
     print(
         f"{'ranks':>5} {'fragments':>9}   {'at rest':>8} {'peak':>7} {'leader':>7}"
         f"   {'plain ms':>8} {'seals':>6} {'takes':>6}   bytes per own parameter"
     )
-    for ranks in (2, 4):
+    for ranks in (2,) if given.smoke else (2, 4):
         cases = [Case(ranks, fragments) for fragments in (1, 8)]
         for case, figures in run_cases(ranks, cases, width, given.turns):
             print(line_of(case, figures), flush=True)

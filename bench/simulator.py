@@ -10,7 +10,15 @@ import argparse
 import time
 from collections.abc import Callable
 
-from atoll.simulate import Network, Process, Reply, Scheduler, SimClock
+from _timing import parse
+
+from atoll.simulate import (
+    Network,
+    ReplyFunction,
+    Scheduler,
+    SimClock,
+    SimProcess,
+)
 
 LIMITS = {"events": 60_000, "messages": 20_000}
 
@@ -20,7 +28,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--turns", type=int, default=5)
-    given = parser.parse_args()
+    given = parse(parser, count=500, turns=1)
     print(f"{'per second and core':32} {'measured':>10}  limit")
     for what, action in ACTIONS.items():
         rate = measured(action, given.count, given.turns)
@@ -62,7 +70,7 @@ def sleeps(count: int) -> int:
                 scheduler.sleep(1.0)
 
         for index in range(10):
-            Process(f"p{index}", scheduler).start(nap)
+            SimProcess(f"p{index}", scheduler).start(nap)
         scheduler.run()
         return scheduler.events
 
@@ -77,7 +85,7 @@ def clock_sleeps(count: int) -> int:
                 for _ in range(count // 10):
                     clock.sleep(1.0)
 
-            Process(f"p{index}", scheduler).start(nap)
+            SimProcess(f"p{index}", scheduler).start(nap)
         scheduler.run()
     return count
 
@@ -85,12 +93,12 @@ def clock_sleeps(count: int) -> int:
 def messages(count: int) -> int:
     """Five islands that call one coordinator; a call is two messages."""
     with Scheduler(0) as scheduler:
-        network, coordinator = Network(scheduler), Process("coordinator", scheduler)
+        network, coordinator = Network(scheduler), SimProcess("coordinator", scheduler)
 
-        def serve(request: object, reply: Reply) -> None:
+        def serve(request: object, reply: ReplyFunction) -> None:
             reply(request, size_bytes=100)
 
-        def call(process: Process) -> None:
+        def call(process: SimProcess) -> None:
             for index in range(count // 10):
                 network.call(
                     process, "coordinator", index, size_bytes=100, timeout_s=30.0
@@ -98,7 +106,7 @@ def messages(count: int) -> int:
 
         coordinator.start(lambda: network.listen(coordinator, serve))
         for index in range(5):
-            island = Process(f"i{index}", scheduler)
+            island = SimProcess(f"i{index}", scheduler)
             island.start(lambda island=island: call(island))
         scheduler.run()
         return network.counts.sent

@@ -23,11 +23,12 @@ from pathlib import Path
 from _round_crew import Crew, Said, together
 from _store_bucket import NO_ENGINE, bucket, has_engine
 from _store_calls import tell_calls
+from _timing import parse
 
+from atoll.exchange.bucket.create import init
 from atoll.exchange.bucket.means import DIRECT_ISLANDS
-from atoll.exchange.bucket.opening import init
 from atoll.settings import RunSettings
-from atoll.store.ranged import num_ranges
+from atoll.store.client import num_ranges
 
 SCHEMES = ("ours", "naive")
 WARM_UPS = 1
@@ -94,7 +95,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=5, help="of calls beside s3fs")
     parser.add_argument("--folder", type=Path, help="on the disk that S3 shall use")
     parser.add_argument("--quick", action="store_true", help="2M parameters, 4 islands")
-    given = parser.parse_args()
+    given = parse(parser, elements=1_000_000, islands=[2], rounds=1, turns=1)
     if given.quick:
         given.elements, given.islands, given.turns = 2_000_000, [4], 1
     return given

@@ -25,6 +25,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import _utilisation_virtual as virtual
+from _timing import parse
 
 from atoll import RunSettings
 from atoll.testing import Link
@@ -94,7 +95,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=12, help="measured")
     parser.add_argument("--steps", type=int, default=60, help="of data parallel")
-    given = parser.parse_args()
+    given = parse(parser, rounds=1, steps=5)
+    if given.smoke:
+        shrink()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and leave nobody behind
     print(f"{__doc__.splitlines()[0]}\n    python {' '.join(sys.argv)}\n")
     print(f"{ELEMENTS:,} parameters in {BLOCKS} fragments, e3m0 up and int8 down;")
@@ -105,6 +108,13 @@ def main() -> None:
     print(f"{'':16} {columns} {'MB up, down a round':>20}  limits")
     for figure in measured(given.rounds, given.steps):
         print(figure.line(), flush=True)
+
+
+def shrink() -> None:
+    """Shrink the model, the rounds and the simulation for `--smoke`."""
+    global ELEMENTS, STEP_S, SYNC_EVERY, OVERLAP_STEPS, VIRTUAL_ROUNDS
+    ELEMENTS, STEP_S = 200_000, 0.05
+    SYNC_EVERY, OVERLAP_STEPS, VIRTUAL_ROUNDS = 8, 2, 5
 
 
 def measured(rounds: int, steps: int) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""One island of a run that a coordinator serves: `atoll join RUN -- island.py`."""
+"""One island of a run with a coordinator: `atoll join RUN -- island.py`."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ def train(model: torch.nn.Module) -> None:
 
 
 def batches(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield points of one curve without end, other ones for every seed."""
+    """Yield random batches of sin(x) forever; each seed gives different ones."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         inputs = torch.rand(64, 1, generator=generator) * 6 - 3

@@ -1,4 +1,4 @@
-"""`lightning.Trainer` as an island. Killed and started again, it goes on.
+"""`lightning.Trainer` as an island. It resumes after a kill.
 
 atoll join URL --island south -- examples/lightning_trainer.py south
 """
@@ -9,13 +9,13 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
-from transformers_trainer import make_model, make_rows
+from transformers_trainer import make_dataset, make_model
 
 from atoll.integrations.lightning import IslandCallback, newest
 
 
-class Language(LightningModule):
-    """The model of the other examples, so that they can share a run."""
+class LanguageModel(LightningModule):
+    """The model of the other trainer examples, so that they can share a run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,15 +32,17 @@ class Language(LightningModule):
 
 
 def main(output: str) -> None:
-    """Train until the run ends, and show what it has come to."""
-    module, callback = Language(), IslandCallback(model="model")
-    saves = ModelCheckpoint(output, every_n_train_steps=10)
-    quiet = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    trainer = Trainer(max_epochs=-1, callbacks=[callback, saves], **quiet)
-    data = DataLoader(make_rows(4096), 8, shuffle=True)
-    trainer.fit(module, data, ckpt_path=newest(output))
-    (said,) = trainer.validate(module, DataLoader(make_rows(64), 8), verbose=False)
-    print(f"loss {said['loss']:.4f}, digest {callback.island.digest}")
+    """Train until the run ends, then print the loss and the digest."""
+    module, callback = LanguageModel(), IslandCallback(model="model")
+    checkpoints = ModelCheckpoint(output, every_n_train_steps=10)
+    options = {"logger": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = Trainer(max_epochs=-1, callbacks=[callback, checkpoints], **options)
+    dataloader = DataLoader(make_dataset(4096), 8, shuffle=True)
+    trainer.fit(module, dataloader, ckpt_path=newest(output))
+    (results,) = trainer.validate(
+        module, DataLoader(make_dataset(64), 8), verbose=False
+    )
+    print(f"loss {results['loss']:.4f}, digest {callback.island.digest}")
 
 
 if __name__ == "__main__":

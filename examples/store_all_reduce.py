@@ -1,6 +1,6 @@
-"""Three processes that share only a directory, or a bucket, average a tensor.
+"""Three processes average a tensor through an object store or a shared directory.
 
-Give the URL of a bucket, or nothing: then they meet in a directory of their own.
+Pass the URL of a bucket; by default they use a temporary directory.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ WORLD_SIZE = 3
 
 
 def average(url: str, rank: int) -> None:
-    """Be one rank: three rounds, each of which moves all ranks together."""
+    """Run one rank: after each of three rounds all ranks have the same weights."""
     reduce = StoreAllReduce(url, rank, WORLD_SIZE, name="example", timeout_s=120)
     weights = torch.full((4,), float(rank))
     while reduce.round < 3:
-        weights += rank  # what this rank has learnt
+        weights += rank  # stands for the training of this rank
         reduce(weights)
     print(rank, weights.tolist(), flush=True)
 
 
 def main(url: str) -> None:
-    """Start the ranks, and wait for them."""
-    start = multiprocessing.get_context("spawn").Process
-    ranks = [start(target=average, args=(url, each)) for each in range(WORLD_SIZE)]
-    for each in ranks:
-        each.start()
-    for each in ranks:
-        each.join()
-    sys.exit(any(each.exitcode for each in ranks))
+    """Start all ranks and wait for them."""
+    spawn = multiprocessing.get_context("spawn")
+    processes = [
+        spawn.Process(target=average, args=(url, rank)) for rank in range(WORLD_SIZE)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(any(process.exitcode for process in processes))
 
 
 if __name__ == "__main__":

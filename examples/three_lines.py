@@ -1,4 +1,4 @@
-"""Two islands, threads of one process, fit one small model: a loop and three lines."""
+"""Two islands, threads of one process, train one small model."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ def train(model: torch.nn.Module, run: MemoryRun, name: str) -> None:
 
 
 def batches(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield points of one curve without end, other ones for every seed."""
+    """Yield random batches of sin(x) forever; each seed gives different ones."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         inputs = torch.rand(64, 1, generator=generator) * 6 - 3
@@ -33,7 +33,7 @@ def batches(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def make_model() -> torch.nn.Module:
-    """Return a model that a second suffices for, always with the same weights."""
+    """Return a small model with fixed initial weights."""
     torch.manual_seed(0)
     linear = torch.nn.Linear
     return torch.nn.Sequential(linear(1, 32), torch.nn.Tanh(), linear(32, 1))

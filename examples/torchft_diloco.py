@@ -1,10 +1,10 @@
 """torchft's own DiLoCo, unmodified, on two islands of a run.
 
-    pip install "atoll[torchft]"
+    pip install ".[torchft]"
     python examples/torchft_diloco.py
 
-The islands are threads here, and the run lives in memory. As processes they pass the
-address of a coordinator instead, which `atoll serve` prints.
+Here the islands are threads and the run is in memory. If your islands are processes,
+pass the coordinator's address that `atoll serve` prints instead of the `MemoryRun`.
 """
 
 import threading
@@ -16,9 +16,9 @@ from atoll.exchange import MemoryRun
 from atoll.integrations.torchft import Manager, run_settings
 
 
-def train(run: MemoryRun, number: int, model: torch.nn.Sequential) -> None:
-    """Train one island on numbers of its own."""
-    numbers = torch.Generator().manual_seed(number)
+def train(run: MemoryRun, seed: int, model: torch.nn.Sequential) -> None:
+    """Train one island on its own random inputs."""
+    generator = torch.Generator().manual_seed(seed)
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
 
@@ -31,15 +31,15 @@ def train(run: MemoryRun, number: int, model: torch.nn.Sequential) -> None:
 
     manager = Manager(run, reduces=[model], load_state_dict=load, state_dict=save)
     with manager, DiLoCo(manager, [model], inner, outer, sync_every=20):
-        while True:  # the run ends it
-            x = torch.rand(64, 1, generator=numbers) * 6 - 3
+        while True:  # until the run ends
+            x = torch.rand(64, 1, generator=generator) * 6 - 3
             inner.zero_grad()
             torch.nn.functional.mse_loss(model(x), x.sin()).backward()
             inner.step()
 
 
 def main() -> None:
-    """Train until the run ends, and show that both islands hold one model."""
+    """Train until the run ends; both islands print the same loss."""
     torch.manual_seed(0)
     settings = run_settings()
     run = MemoryRun(
@@ -52,8 +52,8 @@ def main() -> None:
         for _ in range(2)
     ]
     islands = [
-        threading.Thread(target=train, args=(run, number, model))
-        for number, model in enumerate(models)
+        threading.Thread(target=train, args=(run, seed, model))
+        for seed, model in enumerate(models)
     ]
     for island in islands:
         island.start()

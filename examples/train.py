@@ -1,9 +1,9 @@
-"""An island that learns to write Python, from the source of Python's own library.
+"""An island that trains a character-level GPT on the source of Python's library.
 
     atoll launch --on local -n 4 examples/run.toml -- python examples/train.py
 
-What it joins is in its environment, and so is its name: the script has no setting of
-the run, and the same one runs on every engine.
+The run and the island's name come from environment variables. The script holds no run
+settings, so the same script runs on every engine.
 """
 
 import inspect
@@ -17,47 +17,50 @@ from torch.nn import functional
 
 import atoll.torch
 
-CONTEXT, BATCH, WIDTH = 32, 16, 64
+CONTEXT, BATCH_SIZE, WIDTH = 32, 16, 64
 SOURCES = [tarfile, subprocess, textwrap, json.decoder]
 
 
-class Writer(torch.nn.Module):
-    """Guesses the next character from the last ones: attention, once, and a layer."""
+class TinyGPT(torch.nn.Module):
+    """A one-layer transformer that predicts the next character."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.letters = torch.nn.Embedding(128, WIDTH)
-        self.places = torch.nn.Embedding(CONTEXT, WIDTH)
+        self.token_embedding = torch.nn.Embedding(128, WIDTH)
+        self.position_embedding = torch.nn.Embedding(CONTEXT, WIDTH)
         self.block = torch.nn.TransformerEncoderLayer(
             WIDTH, nhead=4, dim_feedforward=2 * WIDTH, dropout=0.0, batch_first=True
         )
         self.head = torch.nn.Linear(WIDTH, 128)
 
-    def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """Return a score for every character that may follow."""
-        hidden = self.letters(text) + self.places(torch.arange(CONTEXT))
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the next character at every position."""
+        positions = torch.arange(CONTEXT)
+        hidden = self.token_embedding(tokens) + self.position_embedding(positions)
         mask = torch.nn.Transformer.generate_square_subsequent_mask(CONTEXT)
         return self.head(self.block(hidden, src_mask=mask, is_causal=True))
 
 
-def read() -> torch.Tensor:
-    """Return the text, as the numbers of its characters."""
+def read_text() -> torch.Tensor:
+    """Return the training text as a tensor of ASCII codes."""
     text = "".join(map(inspect.getsource, SOURCES))
-    return torch.tensor([min(ord(letter), 127) for letter in text])
+    return torch.tensor([min(ord(character), 127) for character in text])
 
 
 def train(model: torch.nn.Module, text: torch.Tensor) -> None:
-    """Train until the run ends, on other places of the text than other islands."""
+    """Train until the run ends; each island samples with its own seed."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     with atoll.torch.join(model, optimizer) as island:
-        chance = torch.Generator().manual_seed(island.seed)
+        generator = torch.Generator().manual_seed(island.seed)
         while True:
-            starts = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=chance)
-            rows = text[starts + torch.arange(CONTEXT + 1)]
-            scores = model(rows[:, :-1])
-            loss = functional.cross_entropy(scores.flatten(0, 1), rows[:, 1:].flatten())
+            high = len(text) - CONTEXT
+            starts = torch.randint(high, (BATCH_SIZE, 1), generator=generator)
+            batch = text[starts + torch.arange(CONTEXT + 1)]
+            inputs, targets = batch[:, :-1], batch[:, 1:]
+            logits = model(inputs)
+            loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
             loss.backward()
-            island.report(tokens=rows[:, 1:].numel(), loss=loss)
+            island.report(tokens=targets.numel(), loss=loss)
             optimizer.step()
             optimizer.zero_grad()
             if island.inner_steps % 100 == 0:
@@ -67,4 +70,4 @@ def train(model: torch.nn.Module, text: torch.Tensor) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    train(Writer(), read())
+    train(TinyGPT(), read_text())

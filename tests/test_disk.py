@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from atoll.disk import Disk, Room, SystemDisk
-from atoll.disk.room import RECORDS_BYTES
-from atoll.disk.whole import BEHIND_BYTES
+from atoll.disk import (
+    Disk,
+    DiskSpace,
+    SystemDisk,
+)
+from atoll.disk.files import BEHIND_BYTES
+from atoll.disk.space import RECORDS_BYTES
 from atoll.errors import DiskError, DiskFull, NoSuchFile, UsageError
 from atoll.testing.disk_contract import DISK_CLAIMS, Claim
 
@@ -258,7 +262,7 @@ def test_threads_may_write_files_at_once(tmp_path: Path) -> None:
 def test_a_claim_that_is_not_written_counts_as_written() -> None:
     """Many who come at once do not take the same free bytes."""
     free = [RECORDS_BYTES + 100]
-    room = Room(lambda: free[0])
+    room = DiskSpace(lambda: free[0])
     with room.claiming(60, what="one") as claim:
         with pytest.raises(DiskFull, match=r"no room for two: \d+ bytes are free, "):
             room.require(60, what="two")
@@ -273,7 +277,7 @@ def test_a_claim_that_is_not_written_counts_as_written() -> None:
 def test_what_is_kept_without_need_gives_way() -> None:
     """It is asked back before anybody is refused, and only then."""
     free, asked = [RECORDS_BYTES], [0]
-    room = Room(lambda: free[0])
+    room = DiskSpace(lambda: free[0])
 
     def reclaim() -> None:
         free[0], asked[0] = RECORDS_BYTES + 50, asked[0] + 1

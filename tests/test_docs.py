@@ -90,7 +90,7 @@ def test_the_run_file_of_the_quickstart_is_valid() -> None:
     text = (ROOT / "docs" / "quickstart.md").read_text()
     (block,) = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
 
-    assert RunSettings.from_dict(tomllib.loads(block)).run.name == "first"
+    assert RunSettings.from_dict(tomllib.loads(block)).run.name == "demo-run"
 
 
 def test_every_setting_is_in_the_concepts() -> None:

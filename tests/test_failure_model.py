@@ -12,7 +12,7 @@ import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, THREATS = DOCS / "failure-model.md", DOCS / "threat-model.md"
-UNSHOWN = ("What is not survived", "What is not defended")
+UNSHOWN = ("Failures that are not survived", "Attacks that are not defended")
 """Sections whose lines may say why no test shows them."""
 
 LINK = re.compile(r"\[`(\w+)`\]\(([^)]+)\)")

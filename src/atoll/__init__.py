@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 from atoll import errors
 from atoll.errors import RunEnded
-from atoll.settings import RunSettings
 
 if TYPE_CHECKING:
     from atoll import checkpoint, exchange
-    from atoll.exchange.bucket.opening import init
+    from atoll.exchange.bucket.create import init
+    from atoll.settings import RunSettings
 
 __all__ = [
     "RunEnded",
@@ -25,7 +25,12 @@ __version__ = "0.1.0"
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        # These need numpy and the digests; `import atoll` should not.
+        # `import atoll` and `atoll --help` load none of these: they import the
+        # settings, and most of them numpy and the digests.
+        if name == "RunSettings":
+            from atoll.settings import RunSettings
+
+            return RunSettings
         if name == "exchange":
             import atoll.exchange
 
@@ -35,7 +40,7 @@ if not TYPE_CHECKING:
 
             return atoll.checkpoint
         if name == "init":
-            from atoll.exchange.bucket.opening import init
+            from atoll.exchange.bucket.create import init
 
             return init
         raise AttributeError(f"module 'atoll' has no attribute {name!r}")

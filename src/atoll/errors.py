@@ -5,21 +5,21 @@ AtollError
 │   ├── SettingsError     a setting is unknown, out of range or contradicts another
 │   ├── ModelError        names, shapes, dtypes or constants differ from the run's
 │   ├── NonFinite         a value to be sent is NaN or infinite
-│   └── NoSuchFile        a file that is to be read is not there
+│   └── NoSuchFile        a file to read does not exist
 ├── RemoteError       someone else failed; retrying may help
-│   ├── Unreachable       nobody answered
+│   ├── Unreachable       no answer arrived
 │   ├── LeaseLost         another incarnation holds the island's name
-│   ├── OutcomeLost       a round is over, and nobody knows any more how it went
-│   ├── Refused           the run will not take what this island sends
-│   ├── RunMoved          the run goes on elsewhere, and says where
+│   ├── OutcomeLost       the outcome of a closed round is no longer stored
+│   ├── Refused           the run refuses a message of this island
+│   ├── RunMoved          the run has moved; the error holds its new address
 │   ├── NoSuchObject      a store has no object at the key
-│   ├── StoreDenied       a store does not allow this: somebody must give a permission
-│   └── DiskError         the disk failed; what was not synced may be lost
+│   ├── StoreDenied       a permission for the store is missing
+│   └── DiskError         the disk failed; data that was not synced may be lost
 │       └── DiskFull          it has no room
 └── CorruptError      bytes did not verify; retrying will not help
 
 RunEnded is not an error: it ends a training loop, and the `with` block of an
-island swallows it. AtollWarning is not one either: the run goes on as it was asked.
+island swallows it. AtollWarning is not one either: the run continues as requested.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class NonFinite(UsageError):
 
 
 class NoSuchFile(UsageError):
-    """A file that is to be read is not there."""
+    """A file to read does not exist."""
 
 
 class RemoteError(AtollError):
@@ -61,7 +61,7 @@ class RemoteError(AtollError):
 
 
 class Unreachable(RemoteError):
-    """Nobody answered."""
+    """No answer arrived."""
 
 
 class LeaseLost(RemoteError):
@@ -69,18 +69,17 @@ class LeaseLost(RemoteError):
 
 
 class OutcomeLost(RemoteError):
-    """A round is over, and nobody knows any more how it went: take the state."""
+    """The outcome of a closed round is no longer stored: take the state instead."""
 
 
 class Refused(RemoteError):
-    """The run will not take what this island sends."""
+    """The run refuses a message of this island."""
 
 
 class NameKnown(Refused):
-    """The run knows an earlier life of the name: say so to take its place.
+    """The run knows an earlier incarnation of the name, which the request must name.
 
-    A joining of that life may still be under way, and must not take the place of one
-    that came after it.
+    A delayed join request of an earlier incarnation must not replace a later one.
     """
 
     def __init__(self, message: str, *, incarnation: int) -> None:
@@ -93,7 +92,7 @@ class FoundingLost(Refused):
 
 
 class RunMoved(RemoteError):
-    """The run goes on elsewhere: `target` is its name there."""
+    """The run has moved: `target` is its new address."""
 
     def __init__(self, message: str, *, target: str) -> None:
         super().__init__(message)
@@ -109,22 +108,22 @@ class NoSuchObject(RemoteError):
 
 
 class StoreDenied(RemoteError, UsageError):
-    """A store does not allow what is asked: somebody must give a permission first."""
+    """A permission for the store is missing."""
 
 
 class DiskError(RemoteError):
-    """The disk failed; what was not synced may be lost."""
+    """The disk failed; data that was not synced may be lost."""
 
 
 class DiskFull(DiskError):
-    """The disk has no room: free some, and what failed may be repeated."""
+    """The disk is full; after space is freed the call may be repeated."""
 
 
 class DiskDenied(DiskError, UsageError):
-    """The disk lets this user write nothing there.
+    """The user may not write to this directory.
 
-    Whoever starts something there has chosen wrongly; what runs already goes on when
-    the disk can be written again.
+    It is a usage error when a process starts; a running process retries until the
+    directory is writable again.
     """
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.algorithm.pace import KNOWN, LAST, Arrivals, deadline_s, dynamic_steps
+from atoll.algorithm.pace import LAST, MIN_ARRIVALS, Arrivals, deadline_s, dynamic_steps
 from atoll.errors import UsageError
 
 seconds = st.floats(0.0, 1e6)
@@ -66,7 +66,7 @@ def test_deadlines_stay_within_bounds(arrived: list[float], patience: float) -> 
     late_after = deadline_s(arrivals, patience=patience, lower_s=2.0, upper_s=50.0)
 
     assert 2.0 <= late_after <= 50.0
-    assert len(arrived) >= KNOWN or late_after == 50.0
+    assert len(arrived) >= MIN_ARRIVALS or late_after == 50.0
 
 
 def test_an_outage_for_less_than_half_of_the_record_changes_nothing() -> None:
@@ -78,7 +78,7 @@ def test_an_outage_for_less_than_half_of_the_record_changes_nothing() -> None:
         assert deadline_s(arrivals, patience=3.0, lower_s=1.0, upper_s=600.0) == 11.5
 
 
-@given(st.lists(st.floats(0.95, 1.05), min_size=KNOWN, max_size=LAST))
+@given(st.lists(st.floats(0.95, 1.05), min_size=MIN_ARRIVALS, max_size=LAST))
 def test_an_island_that_keeps_its_pace_is_never_late(paces: list[float]) -> None:
     """Within a twentieth of its usual time, no arrival of its record was late."""
     # The median is at least 57 s, and three spreads at least 3 * 0.05 of that:
@@ -89,7 +89,7 @@ def test_an_island_that_keeps_its_pace_is_never_late(paces: list[float]) -> None
     assert late_after > max(arrivals.seconds)
 
 
-@given(st.lists(st.floats(0.01, 1e3), min_size=KNOWN, max_size=LAST))
+@given(st.lists(st.floats(0.01, 1e3), min_size=MIN_ARRIVALS, max_size=LAST))
 def test_a_deadline_scales_with_the_pace(arrived: list[float]) -> None:
     """Windows 64 times longer have deadlines 64 times longer, to the bit."""
     # No number of seconds is in the rule but its bounds; 64 is a power of two.
@@ -101,7 +101,7 @@ def test_a_deadline_scales_with_the_pace(arrived: list[float]) -> None:
     assert deadline_s(longer, patience=3.0, lower_s=1e-9, upper_s=1e9) == 64.0 * short
 
 
-@given(st.lists(seconds, min_size=KNOWN, max_size=LAST), st.floats(0.0, 10.0))
+@given(st.lists(seconds, min_size=MIN_ARRIVALS, max_size=LAST), st.floats(0.0, 10.0))
 def test_more_patience_never_makes_an_island_late_sooner(
     arrived: list[float], patience: float
 ) -> None:

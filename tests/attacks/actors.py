@@ -8,9 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from atoll.exchange import Call, CoordinatorExchange, Outcome, Reply
+from atoll.exchange import CoordinatorExchange, Outcome
+from atoll.exchange.calls import Call, Reply
 from atoll.exchange.over_http import HttpLine
-from atoll.protocol import Beat, Holding, JoinReply
+from atoll.protocol import Heartbeat, HeldRound, JoinReply
 from atoll.security import Role
 from atoll.testing.one_fragment import enter, update_of
 from tests.coordinator.apart import Apart
@@ -46,9 +47,11 @@ class Actor:
     def island(self) -> str:
         return self.joined.island
 
-    def beat(self, *holds: Holding, waits_for: tuple[int, int] | None = None) -> Beat:
+    def beat(
+        self, *holds: HeldRound, waits_for: tuple[int, int] | None = None
+    ) -> Heartbeat:
         """Return a beat of this life."""
-        return Beat(
+        return Heartbeat(
             island=self.island,
             incarnation=self.joined.incarnation,
             step=0,

@@ -11,12 +11,12 @@ import numpy as np
 from atoll.clock import SystemClock
 from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
 from atoll.exchange.over_http import HttpLine
-from atoll.http import Caller
-from atoll.island.vectors import vector_model
-from atoll.protocol import Beat, JoinReply, JoinRequest, ModelSpec, Reception
+from atoll.http import HttpClient
+from atoll.island.numpy_model import vector_model
+from atoll.protocol import Heartbeat, JoinReply, JoinRequest, ModelSpec, Reception
 from atoll.testing.one_fragment import OUTER
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, with_body
+from atoll.wire import FrameKind, Header, with_body
 from tests.coordinator.apart import Apart
 from tests.coordinator.serving import bearer
 
@@ -27,8 +27,8 @@ GIVES_UP_S = 12.0
 @contextmanager
 def honest_line(apart: Apart) -> Iterator[HttpLine]:
     """Give a line on which every call must be answered before an attack lets go."""
-    caller = Caller(
-        *apart.address, timeout_s=GIVES_UP_S, connect_timeout_s=GIVES_UP_S, max_kept=4
+    caller = HttpClient(
+        *apart.address, timeout_s=GIVES_UP_S, connect_timeout_s=GIVES_UP_S, max_idle=4
     )
     headers = {"Authorization": bearer(apart.directory)}
     line = HttpLine(caller, clock=SystemClock(), headers=headers)
@@ -50,7 +50,7 @@ def take_part(
     with honest_line(apart) as line:
         exchange = CoordinatorExchange(line, key=b"key", nonce=b"nonce")
         joined = enter(exchange, island, elements=elements)
-        beat = Beat(island=island, incarnation=joined.incarnation, step=0)
+        beat = Heartbeat(island=island, incarnation=joined.incarnation, step=0)
         for number in range(1, rounds + 1):
             exchange.heartbeat(beat, at_once=True)
             update = update_of(exchange, joined, round=number, elements=elements)
@@ -84,7 +84,7 @@ def update_of(
     """Return an update of ones, on the state that the run has now."""
     body = np.ones(elements, np.float32).view(np.uint8)
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run=joined.run,
         fragment=0,
         round=round,

@@ -12,21 +12,19 @@ import numpy as np
 import pytest
 
 from atoll.errors import DiskFull, Unreachable
-from atoll.exchange import (
-    CoordinatorExchange,
-    Frame,
+from atoll.exchange import CoordinatorExchange, Frame, Outcome
+from atoll.exchange.calls import (
     JoinCall,
     LeaveCall,
-    Outcome,
     OutcomeCall,
     PublishCall,
     StateCall,
 )
 from atoll.exchange.over_http import HttpLine
-from atoll.island.vectors import vector_model
+from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
 from atoll.testing.one_fragment import plain_settings
-from atoll.wire import Kind
+from atoll.wire import FrameKind
 from tests.attacks.conftest import Serve
 from tests.coordinator.apart import serving_apart
 from tests.coordinator.large import found, update
@@ -64,7 +62,7 @@ def come_and_go(line: HttpLine, name: str, base: bytes) -> object:
     joined = join(line, name)
     frame = update(joined, np.ones(ELEMENTS, np.float32), base=base)
     try:
-        departing = replace(frame.header, kind=Kind.DEPARTING)
+        departing = replace(frame.header, kind=FrameKind.DEPARTING)
         return line.call(PublishCall(Frame(departing, frame.body)))
     finally:
         line.call(LeaveCall(name, joined.incarnation))

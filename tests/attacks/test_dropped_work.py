@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from atoll.exchange import CoordinatorExchange
-from atoll.protocol import Beat, Stats
+from atoll.protocol import Heartbeat, Stats
 from atoll.telemetry import render_status
 from atoll.testing.one_fragment import enter, plain_settings
 from tests.coordinator.serving import line_to, serving
@@ -24,7 +24,7 @@ def test_a_coordinator_shows_the_steps_that_an_island_dropped(tmp_path: Path) ->
     ):
         exchange = CoordinatorExchange(line, key=b"key", nonce=b"nonce")
         joined = enter(exchange, "a")
-        beat = Beat(island="a", incarnation=joined.incarnation, step=0)
+        beat = Heartbeat(island="a", incarnation=joined.incarnation, step=0)
         for steps in (6, 10, 10):
             exchange.stats = lambda steps=steps: Stats(dropped_steps=steps)
             exchange.heartbeat(beat, at_once=True)

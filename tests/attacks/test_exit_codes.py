@@ -13,9 +13,9 @@ from tests.cli.runs import atoll, environment
 
 ISLAND = """
 from atoll.island import join_run
-from atoll.testing import Vectors, vector_model
+from atoll.testing import VectorView, vector_model
 
-host = join_run(None, Vectors(), vector_model({"w": (3,)}), island="a")
+host = join_run(None, VectorView(), vector_model({"w": (3,)}), island="a")
 host.leave()
 """
 

@@ -18,7 +18,8 @@ import pytest
 
 from atoll.disk import SystemDisk, open_nameless, require_able, sweep_nameless
 from atoll.errors import DiskError
-from atoll.exchange import CoordinatorExchange, Outcome, OutcomeCall, PublishCall
+from atoll.exchange import CoordinatorExchange, Outcome
+from atoll.exchange.calls import OutcomeCall, PublishCall
 from atoll.security import Role, run_tokens
 from atoll.testing.one_fragment import plain_settings
 from tests.coordinator.large import found, update

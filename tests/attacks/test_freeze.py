@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import Refused
-from atoll.exchange import HeartbeatCall, JoinCall
-from atoll.protocol import Holding, JoinRequest
+from atoll.exchange.calls import HeartbeatCall, JoinCall
+from atoll.protocol import HeldRound, JoinRequest
 from atoll.protocol.membership import LEASE_S
 from atoll.testing.one_fragment import MODEL, plain_settings
 from tests.attacks.actors import Actor, acting, redirected, status_of
@@ -27,7 +27,7 @@ SETTINGS = (
 )
 """Who does not publish is late after two seconds."""
 
-AHEAD = Holding(9, bytes(16))
+AHEAD = HeldRound(9, bytes(16))
 
 
 def rejoining(actor: Actor, **fields: object) -> JoinCall:

@@ -20,24 +20,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.exchange import (
+from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
+from atoll.exchange.api import ROUTES, Identity, ProofRule, proof_text, to_request
+from atoll.exchange.calls import (
     AgreedCall,
     Call,
-    CoordinatorExchange,
-    Exchange,
     FoundCall,
-    Frame,
     HeartbeatCall,
     KeepCall,
     LeaveCall,
     OfferCall,
-    Outcome,
     OutcomeCall,
     PublishCall,
     RecoverCall,
 )
-from atoll.exchange.forms import ROUTES, Identity, Proof, proof_text, to_request
-from atoll.protocol import Beat, Holding, JoinReply, JoinRequest
+from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest
 from atoll.protocol.membership import LEASE_S
 from atoll.testing.one_fragment import (
     MODEL,
@@ -97,10 +94,12 @@ PROOFS: dict[str, Callable[[Identity, str], str | None]] = {
 }
 
 
-def beat_of(who: Identity) -> Beat:
+def beat_of(who: Identity) -> Heartbeat:
     """Return a beat that claims rounds which nobody has seen."""
-    holds = (Holding(2**40, b"invented weights"),)
-    return Beat(island=who.island, incarnation=who.incarnation, step=0, holds=holds)
+    holds = (HeldRound(2**40, b"invented weights"),)
+    return Heartbeat(
+        island=who.island, incarnation=who.incarnation, step=0, holds=holds
+    )
 
 
 @dataclass(frozen=True)
@@ -170,7 +169,9 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 def test_every_route_of_an_island_is_attacked() -> None:
     """A new route that needs a proof is a new line of `CALLS`."""
-    assert CALLS.keys() == {each.name for each in ROUTES if each.proof != Proof.NEVER}
+    assert CALLS.keys() == {
+        each.name for each in ROUTES if each.proof != ProofRule.NEVER
+    }
 
 
 @pytest.mark.parametrize("proof", PROOFS)
@@ -280,7 +281,7 @@ def test_a_restarted_coordinator_knows_the_proof_again(tmp_path: Path) -> None:
             a = CoordinatorExchange(line, key=KEY, nonce=b"1")
             joined = enter(a, VICTIM)
         with serving(tmp_path / "run", settings, port=port) as coordinator:
-            call = HeartbeatCall(Beat(island=VICTIM, incarnation=1, step=0))
+            call = HeartbeatCall(Heartbeat(island=VICTIM, incarnation=1, step=0))
 
             assert line.call(call) is not None
             assert calling(coordinator, call, key=OWN).status == 409
@@ -322,7 +323,7 @@ def test_an_island_without_a_name_proves_the_one_it_was_given(serve: Serve) -> N
     with served.line() as line:
         exchange = CoordinatorExchange(line, key=KEY, nonce=b"1")
         joined = exchange.join(JoinRequest(model=MODEL))
-        beat = Beat(island=joined.island, incarnation=joined.incarnation, step=0)
+        beat = Heartbeat(island=joined.island, incarnation=joined.incarnation, step=0)
 
         assert exchange.heartbeat(beat, at_once=True).rounds == ()
         assert calling(served, HeartbeatCall(beat), key=OWN).status == 409

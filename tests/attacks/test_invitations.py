@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.security import Role
-from atoll.security.codes import MAX_WRONG
+from atoll.security.tokens import MAX_WRONG
 from atoll.testing.one_fragment import plain_settings
 from tests.coordinator.apart import Apart, serving_apart
 from tests.coordinator.serving import asking

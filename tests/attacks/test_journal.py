@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.coordinator.app import JOURNAL
+from atoll.coordinator.move import JOURNAL
 from atoll.disk import SystemDisk
 from atoll.errors import CorruptError
 from atoll.journal import Journal
-from atoll.journal.ends import ENTRY_BYTES
+from atoll.journal.log import ENTRY_BYTES
 from atoll.testing.one_fragment import enter, outcome_of, plain_settings, update_of
 from tests.cli.runs import ended, started
 from tests.coordinator.serving import Islands, serving

@@ -12,7 +12,7 @@ import pytest
 from atoll.errors import CorruptError, UsageError
 from atoll.journal import Journal
 from atoll.journal.constants import name_of
-from atoll.journal.ends import ENTRY_BYTES
+from atoll.journal.log import ENTRY_BYTES
 from atoll.simulate.disk import SimDisk
 from atoll.wire import blake3_digest
 from tests.attacks.mutations import Files, mutated
@@ -182,7 +182,7 @@ def test_a_damaged_constant_is_noticed_by_its_name() -> None:
     files = journal_files(1, True)
     (name,) = [each for each in files if each.startswith("constants/")]
     assert name == name_of(blake3_digest(files[name]).hex())
-    assert opened({**files, name: files[name][:-1]}).constants.kept == set()
+    assert opened({**files, name: files[name][:-1]}).constants.complete == set()
 
 
 def test_a_missing_key_of_receipts_is_reported() -> None:

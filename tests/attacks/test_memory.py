@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from atoll.errors import UsageError
-from atoll.exchange import CoordinatorExchange, JoinCall
-from atoll.exchange.forms import Takes, to_request
-from atoll.island.vectors import vector_model
+from atoll.exchange import CoordinatorExchange
+from atoll.exchange.api import BodyKind, to_request
+from atoll.exchange.calls import JoinCall
+from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinRequest
 from atoll.testing.one_fragment import OUTER
-from atoll.wire import PIECE_ELEMENTS, Header, Kind, blake3_digest, pack
+from atoll.wire import PIECE_ELEMENTS, FrameKind, Header, blake3_digest, pack
 from atoll.wire.digests import view_of
 from tests.attacks.conftest import Serve
 from tests.coordinator.apart import Apart
@@ -35,7 +36,7 @@ PART = bytes(4 * PIECE_ELEMENTS)
 def state_header(run: str, island: str, incarnation: int, *, round: int) -> Header:
     """Return the header of a state of zeros."""
     return Header(
-        kind=Kind.STATE,
+        kind=FrameKind.STATE,
         run=run,
         fragment=0,
         round=round,
@@ -51,7 +52,7 @@ def state_header(run: str, island: str, incarnation: int, *, round: int) -> Head
 
 
 def asked(
-    apart: Apart, line: str, size_bytes: int, kind: Takes, **headers: Any
+    apart: Apart, line: str, size_bytes: int, kind: BodyKind, **headers: Any
 ) -> bytes:
     """Return the head of a request whose body has a size; keys are islands' names."""
     return request(
@@ -91,7 +92,7 @@ def test_a_founding_that_never_ends_stays_on_the_disk(serve: Serve) -> None:
     before = apart.rss_bytes
     with Dialogue(apart.address) as dialogue:
         size = len(packed) + 4 * ELEMENTS
-        start = asked(apart, line, size, Takes.FRAMES) + packed
+        start = asked(apart, line, size, BodyKind.FRAMES) + packed
         say_most(dialogue, start)
         grown = apart.highest_rss_bytes - before
         on_disk = largest_open_file_bytes(apart)
@@ -106,7 +107,7 @@ def test_a_second_founding_is_not_read_beside_the_first(serve: Serve) -> None:
     joined = join(apart, "a")
     packed = pack(state_header(joined.run, "a", joined.incarnation, round=0))
     line = f"POST /anchor?island=a&incarnation={joined.incarnation}"
-    start = asked(apart, line, len(packed) + 4 * ELEMENTS, Takes.FRAMES) + packed
+    start = asked(apart, line, len(packed) + 4 * ELEMENTS, BodyKind.FRAMES) + packed
     with ExitStack() as stack:
         first, second = (stack.enter_context(Dialogue(apart.address)) for _ in range(2))
         say_most(first, start)
@@ -129,7 +130,7 @@ def test_a_recovery_that_nobody_needs_is_not_read(serve: Serve) -> None:
     with Dialogue(apart.address) as dialogue:
         packed = pack(header)
         size = len(packed) + header.body_bytes
-        dialogue.say(asked(apart, f"POST /state/0?{who}", size, Takes.FRAMES))
+        dialogue.say(asked(apart, f"POST /state/0?{who}", size, BodyKind.FRAMES))
         dialogue.say(packed)
         heard = dialogue.hear()
 
@@ -153,7 +154,7 @@ def test_a_header_is_no_larger_than_its_fragment_has(serve: Serve) -> None:
         exchange = CoordinatorExchange(line, key=b"a", nonce=b"1")
         joined, _ = found(exchange, "a", np.zeros(3, np.float32))
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run=joined.run,
         fragment=0,
         round=1,
@@ -168,7 +169,7 @@ def test_a_header_is_no_larger_than_its_fragment_has(serve: Serve) -> None:
     packed = pack(header)
     with Dialogue(apart.address) as dialogue:
         target = "PUT /fragments/0/rounds/1/updates/a"
-        start = asked(apart, target, 2**32 + len(packed), Takes.FRAME)
+        start = asked(apart, target, 2**32 + len(packed), BodyKind.FRAME)
         dialogue.say(start + packed[:1024])
         heard = dialogue.hear()
 
@@ -192,7 +193,7 @@ def test_large_joinings_are_parsed_one_at_a_time(serve: Serve) -> None:
             for number, dialogue in enumerate(crowd):
                 line = f"POST /islands/i{number}"
                 size = len(body)
-                request_head = asked(apart, line, size, Takes.JSON, **no_proof)
+                request_head = asked(apart, line, size, BodyKind.JSON, **no_proof)
                 dialogue.say(request_head + body)
             assert {dialogue.hear().status for dialogue in crowd} <= {200, 503}
         grown.append(apart.highest_rss_bytes - start)

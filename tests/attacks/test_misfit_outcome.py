@@ -13,7 +13,7 @@ from atoll.clock import SystemClock
 from atoll.exchange import Frame, MemoryRun, Outcome
 from atoll.island import Host
 from atoll.protocol import JoinRequest
-from atoll.testing import Vectors, vector_model
+from atoll.testing import VectorView, vector_model
 from atoll.wire import with_body
 
 MODEL = vector_model({"w": (300,)})
@@ -46,7 +46,7 @@ class OneMisfit:
 
 def trained(misfit: int) -> tuple[bytes, bytes]:
     """Return the digests of the island and of the run at the end."""
-    run, view = MemoryRun(SETTINGS), Vectors(fill=0.5)
+    run, view = MemoryRun(SETTINGS), VectorView(fill=0.5)
     exchange = OneMisfit(run, misfit)
     request = JoinRequest(model=MODEL, island="a")
     host = Host(exchange, view, request, clock=SystemClock())

@@ -7,25 +7,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.coordinator.join_limits import BURST
+from atoll.coordinator.routes import BURST
 from atoll.coordinator.service import Service
 from atoll.disk import SystemDisk
 from atoll.errors import UsageError
-from atoll.exchange import (
-    CoordinatorExchange,
-    FoundCall,
-    Frame,
-    JoinCall,
-    LeaveCall,
-    PublishCall,
-)
+from atoll.exchange import CoordinatorExchange, Frame
+from atoll.exchange.calls import FoundCall, JoinCall, LeaveCall, PublishCall
 from atoll.protocol import JoinReply, JoinRequest
+from atoll.protocol.join_leave import MAX_IDLE_NAMES
 from atoll.protocol.membership import LEASE_S
-from atoll.protocol.presence import MAX_IDLE_NAMES
 from atoll.settings.sections import DEFAULT_ISLANDS
 from atoll.testing.one_fragment import MODEL, OUTER, enter, plain_settings
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, with_body
+from atoll.wire import FrameKind, Header, with_body
 from tests.attacks.conftest import Serve
 from tests.attacks.islands import islands_of, status_of
 from tests.coordinator.apart import Apart, serving_apart
@@ -92,7 +86,7 @@ class Crowd:
         """Let an update of the keeper count."""
         body = np.ones(3, np.float32).view(np.uint8)
         header = Header(
-            kind=Kind.UPDATE,
+            kind=FrameKind.UPDATE,
             run="run",
             fragment=0,
             round=1,

@@ -10,34 +10,35 @@ from typing import Any
 import pytest
 
 from atoll.errors import UsageError
-from atoll.exchange import CoordinatorExchange, HeartbeatCall, JoinCall
+from atoll.exchange import CoordinatorExchange
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import fetch, packed
-from atoll.protocol import Beat, Holding, JoinRequest, Stats
+from atoll.exchange.calls import HeartbeatCall, JoinCall
+from atoll.protocol import Heartbeat, HeldRound, JoinRequest, Stats
 from atoll.store import MemoryStore
 from atoll.testing.one_fragment import MODEL, anchor_of, enter, plain_settings
 from atoll.testing.store_runs import StoreRun
-from atoll.wire import Kind, Progress, Verdict
+from atoll.wire import FrameKind, TrainingProgress, Verdict
 from tests.attacks.conftest import Serve
 from tests.attacks.islands import islands_of, status_of
 from tests.coordinator.apart import serving_apart
 from tests.coordinator.serving import calling
 
 U64_MAX = 2**64 - 1
-MADE = Progress(inner_steps=1, tokens=10)
+MADE = TrainingProgress(inner_steps=1, tokens=10)
 
 
-@pytest.mark.parametrize("kind", [Kind.UPDATE, Kind.DEPARTING])
+@pytest.mark.parametrize("kind", [FrameKind.UPDATE, FrameKind.DEPARTING])
 @pytest.mark.parametrize(
     "made",
     [
-        Progress(inner_steps=1, tokens=U64_MAX),
-        Progress(inner_steps=U64_MAX, tokens=10),
-        Progress(inner_steps=U64_MAX, tokens=U64_MAX),
+        TrainingProgress(inner_steps=1, tokens=U64_MAX),
+        TrainingProgress(inner_steps=U64_MAX, tokens=10),
+        TrainingProgress(inner_steps=U64_MAX, tokens=U64_MAX),
     ],
 )
 def test_claimed_progress_does_not_end_the_run(
-    serve: Serve, made: Progress, kind: Kind
+    serve: Serve, made: TrainingProgress, kind: FrameKind
 ) -> None:
     """An update of 2^64 - 1 tokens is refused, and the run goes on without it."""
     coordinator = serve(start_islands=2, end_tokens=1_000_000)
@@ -88,7 +89,7 @@ def test_tokens_cannot_be_counted_again_as_weight(tmp_path: Path) -> None:
     ):
         a.publish(1.0, round=1, weight=10, progress=MADE)
         a.outcome(1)
-        later = Progress(inner_steps=2, tokens=15)
+        later = TrainingProgress(inner_steps=2, tokens=15)
         a.publish(1.0, round=2, weight=15, progress=later)
         entry = a.roster(2).entry("a")
 
@@ -104,9 +105,9 @@ def test_tokens_end_a_run_that_has_a_last_round_too(tmp_path: Path) -> None:
         serving_apart(directory, settings) as coordinator,
         islands_of(coordinator, "a") as (a,),
     ):
-        a.publish(1.0, round=1, progress=Progress(inner_steps=5, tokens=50))
+        a.publish(1.0, round=1, progress=TrainingProgress(inner_steps=5, tokens=50))
         assert a.outcome(1).position.last_round == 9
-        a.publish(1.0, round=2, progress=Progress(inner_steps=9, tokens=100))
+        a.publish(1.0, round=2, progress=TrainingProgress(inner_steps=9, tokens=100))
         assert a.outcome(2).position.last_round == 2
 
     with serving_apart(directory, settings) as coordinator:
@@ -171,7 +172,7 @@ def test_statistics_that_cannot_be_are_refused(
     coordinator = serve()
     with islands_of(coordinator, "a") as (a,):
         stats = Stats(**claimed)  # type: ignore[arg-type]
-        beat = Beat(island="a", incarnation=1, step=1, stats=stats)
+        beat = Heartbeat(island="a", incarnation=1, step=1, stats=stats)
         with pytest.raises(UsageError, match=next(iter(claimed))):
             a.exchange.heartbeat(beat, at_once=True)
 
@@ -187,11 +188,11 @@ def test_a_step_that_cannot_be_is_refused(serve: Serve, held: int) -> None:
     """
     coordinator = serve()
     with islands_of(coordinator, "a"):
-        holds = (Holding(held, bytes(16)),)
-        beat = Beat(island="a", incarnation=1, step=U64_MAX, holds=holds)
+        holds = (HeldRound(held, bytes(16)),)
+        beat = Heartbeat(island="a", incarnation=1, step=U64_MAX, holds=holds)
         heard = calling(coordinator, HeartbeatCall(beat))
 
         assert (heard.status, heard.error) == (409, "refused")
         said = heard.body.decode()
-        assert re.search(r"has made step 1844|holds round 9223", said)
+        assert re.search(r"reports step 1844|holds round 9223", said)
         assert status_of(coordinator)["islands"][0]["step"] == 0

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.coordinator.app import Coordinator, Listening
+from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.errors import UsageError
-from atoll.island.keys import island_key
+from atoll.island.identity import island_key
 from atoll.security import Credentials, Role, make_token, read_token, token_file
-from atoll.security.private import private_directory, read_private
+from atoll.security.private_files import private_directory, read_private
 from atoll.testing.one_fragment import plain_settings
 
 STRANGER = 12345
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def served(directory: Path) -> Coordinator:
-    return Coordinator(directory, plain_settings(), listening=Listening())
+    return Coordinator(directory, plain_settings(), listening=ListenOptions())
 
 
 @pytest.fixture

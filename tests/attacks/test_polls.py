@@ -8,10 +8,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from atoll.exchange import CoordinatorExchange, OutcomeCall
-from atoll.exchange.forms import to_request
+from atoll.exchange import CoordinatorExchange
+from atoll.exchange.api import to_request
+from atoll.exchange.calls import OutcomeCall
 from atoll.exchange.over_http import HttpLine
-from atoll.protocol import Beat, JoinReply
+from atoll.protocol import Heartbeat, JoinReply
 from atoll.testing.one_fragment import plain_settings
 from tests.attacks.conftest import Serve
 from tests.attacks.honest import enter, honest_line, take_part
@@ -38,7 +39,7 @@ def still(directory: Path) -> Iterator[tuple[Apart, JoinReply, HttpLine]]:
 def poll(
     apart: Apart,
     stack: ExitStack,
-    beat: Beat | None = None,
+    beat: Heartbeat | None = None,
     line: HttpLine | None = None,
 ) -> Dialogue:
     """Ask for an outcome that does not come; a beat is proven as that of the line."""
@@ -79,7 +80,7 @@ def test_a_poll_that_hides_its_end_behind_bytes_is_forgotten(tmp_path: Path) -> 
 def test_a_newer_poll_of_an_island_replaces_the_older(tmp_path: Path) -> None:
     """The older one is answered at once; one question per fragment stays open."""
     with still(tmp_path / "run") as (apart, joined, line), ExitStack() as stack:
-        beat = Beat(island=joined.island, incarnation=joined.incarnation, step=0)
+        beat = Heartbeat(island=joined.island, incarnation=joined.incarnation, step=0)
         older = poll(apart, stack, beat, line)
         wait_for_polls(apart, 1)
         newer = poll(apart, stack, beat, line)

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from atoll.errors import Refused
-from atoll.exchange import (
+from atoll.exchange import Frame
+from atoll.exchange.calls import (
     Call,
-    Frame,
     HeartbeatCall,
     OutcomeCall,
     PublishCall,
     RecoverCall,
 )
-from atoll.protocol import Holding, Position
+from atoll.protocol import HeldRound, Position
 from atoll.testing.one_fragment import OUTER, plain_settings, update_of
 from atoll.weights import FragmentState
 from tests.attacks.actors import Actor, acting, events_of, redirected, status_of
@@ -48,9 +48,9 @@ def state_of(actor: Actor, value: float, round: int) -> Frame:
     return Frame(header, body)
 
 
-def held(state: Frame, receipt: bytes = b"") -> Holding:
+def held(state: Frame, receipt: bytes = b"") -> HeldRound:
     """Return the holding of a state."""
-    return Holding(state.header.round, state.header.base, receipt)
+    return HeldRound(state.header.round, state.header.base, receipt)
 
 
 def claims(actor: Actor, state: Frame) -> list[Call]:

@@ -22,12 +22,12 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError, LeaseLost
-from atoll.exchange import (
+from atoll.exchange import CoordinatorExchange, Frame
+from atoll.exchange.api import ROUTES, read_head
+from atoll.exchange.calls import (
     AgreedCall,
     Call,
-    CoordinatorExchange,
     FoundCall,
-    Frame,
     HeartbeatCall,
     JoinCall,
     KeepCall,
@@ -38,8 +38,7 @@ from atoll.exchange import (
     RecoverCall,
     StateCall,
 )
-from atoll.exchange.forms import ROUTES, asked
-from atoll.protocol import Beat, Holding, JoinReply, JoinRequest, Stats
+from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest, Stats
 from atoll.security import Role
 from atoll.testing.one_fragment import (
     MODEL,
@@ -50,7 +49,7 @@ from atoll.testing.one_fragment import (
     update_of,
 )
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, Progress, Verdict, with_body
+from atoll.wire import FrameKind, Header, TrainingProgress, Verdict, with_body
 from tests.coordinator.apart import Apart, serving_apart
 from tests.coordinator.nearly import Asking, nearly, of_call, of_operator
 from tests.coordinator.serving import asking, bearer
@@ -128,7 +127,9 @@ class Mallory:
         """Return one right call of each kind, for the round that is open."""
         self._come_back()
         life = self.joined.incarnation
-        beat = Beat(island=MALLORY, incarnation=life, step=0, stats=Stats(version="1"))
+        beat = Heartbeat(
+            island=MALLORY, incarnation=life, step=0, stats=Stats(version="1")
+        )
         update = update_of(self.exchange, self.joined, 0.0, round=round)
         return [
             JoinCall(JoinRequest(model=MODEL, island="ghost"), b"ghost", b"nonce"),
@@ -146,7 +147,7 @@ class Mallory:
         ]
 
     def _come_back(self) -> None:
-        beat = Beat(island=MALLORY, incarnation=self.joined.incarnation, step=0)
+        beat = Heartbeat(island=MALLORY, incarnation=self.joined.incarnation, step=0)
         try:
             self.exchange.heartbeat(beat, at_once=True)
         except LeaseLost:
@@ -290,7 +291,7 @@ def request_of(scene: Scene, call: Call) -> Asking:
 def test_every_route_of_an_island_is_asked(scene: Scene) -> None:
     """The samples that are spoilt below leave out none of the forms' routes."""
     heads = [(each.method, each.target, dict(each.headers)) for each in requests(scene)]
-    known = [asked(*each) for each in heads]
+    known = [read_head(*each) for each in heads]
 
     assert {each.route for each in known if each} == set(ROUTES)
 
@@ -318,13 +319,13 @@ def claims(draw: st.DrawFn, calls: list[Call]) -> Call:
     number = st.sampled_from(EXTREMES)
     call = draw(st.sampled_from(calls))
     match call:
-        case HeartbeatCall(beat) | OutcomeCall(beat=Beat() as beat):
+        case HeartbeatCall(beat) | OutcomeCall(beat=Heartbeat() as beat):
             beat = replace(
                 beat,
                 step=draw(number),
                 waits_for=draw(st.none() | st.tuples(st.just(0), number)),
                 holds=(
-                    Holding(draw(number), draw(st.binary(min_size=16, max_size=16))),
+                    HeldRound(draw(number), draw(st.binary(min_size=16, max_size=16))),
                 ),
             )
             return replace(call, beat=beat)
@@ -361,9 +362,9 @@ def _headers(draw: st.DrawFn, header: Header) -> Header:
         "incarnation": number,
         "weight": number.filter(bool),
         "epoch": number.filter(lambda n: n < 2**32),
-        "progress": st.builds(Progress, inner_steps=number, tokens=number),
+        "progress": st.builds(TrainingProgress, inner_steps=number, tokens=number),
         "norm": st.sampled_from((0.0, 1e-300, 1e300)),
-        "kind": st.sampled_from((Kind.UPDATE, Kind.DEPARTING)),
+        "kind": st.sampled_from((FrameKind.UPDATE, FrameKind.DEPARTING)),
         "base": st.binary(min_size=16, max_size=16),
     }
     keys = draw(st.sets(st.sampled_from(sorted(changes)), min_size=1, max_size=3))

@@ -19,16 +19,15 @@ from atoll import RunSettings
 from atoll.cli import main
 from atoll.errors import AtollError, CorruptError
 from atoll.exchange import Frame
-from atoll.exchange.bucket import Lookout, StoreExchange, documents, keys
-from atoll.exchange.bucket.constants import ConstantObjects
-from atoll.exchange.bucket.definitions import archive_in
+from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
+from atoll.exchange.bucket.create import archive_in
 from atoll.exchange.bucket.documents import ControlDocument, RunDocument, packed
+from atoll.exchange.bucket.large_objects import ConstantObjects
 from atoll.exchange.bucket.outcomes import Outcomes
-from atoll.exchange.bucket.past import Past
-from atoll.exchange.bucket.states import States
-from atoll.protocol import Beat, Holding, JoinReply, TensorSpec
+from atoll.exchange.bucket.states import PastAnchors, States
+from atoll.protocol import Heartbeat, HeldRound, JoinReply, TensorSpec
 from atoll.simulate import FaultPlan, simulate
-from atoll.simulate.trace import Happening
+from atoll.simulate.trace import TraceEvent
 from atoll.store import FileStore, MemoryStore, Store
 from atoll.testing.one_fragment import MODEL, OUTER, enter, plain_settings, update_of
 from atoll.testing.store_runs import StoreRun, WaitingTime
@@ -60,7 +59,7 @@ class Islands:
 
     def add(self, name: str) -> None:
         """Let an island join, and take the run's state."""
-        lookout = Lookout.open(self.store, self.time, url=URL)
+        lookout = BucketReader.open(self.store, self.time, url=URL)
         nonce = f"{name} {len(self.exchanges)}".encode()
         exchange = StoreExchange(lookout, key=name.encode(), nonce=nonce)
         self.joined.append(enter(exchange, name))
@@ -71,8 +70,8 @@ class Islands:
     def beat(self, number: int) -> None:
         """Say what an island holds, as its host does."""
         joined, state = self.joined[number], self.states[number]
-        holds = (Holding(state.round, state.digest),)
-        beat = Beat(
+        holds = (HeldRound(state.round, state.digest),)
+        beat = Heartbeat(
             island=joined.island, incarnation=joined.incarnation, step=0, holds=holds
         )
         self.exchanges[number].heartbeat(beat)
@@ -128,7 +127,7 @@ def state_of(exchange: StoreExchange) -> FragmentState:
 
 def exported(store: Store) -> bytes:
     """Return the digest of what `atoll export` reads."""
-    lookout = Lookout.open(store, WaitingTime(), url=URL)
+    lookout = BucketReader.open(store, WaitingTime(), url=URL)
     lookout.look_members()
     states = States(lookout, Outcomes(lookout, None))
     states.begin(0)
@@ -137,16 +136,16 @@ def exported(store: Store) -> bytes:
 
 def exported_at(store: Store, round: int) -> bytes:
     """Return the digest of what `atoll export --round` reads."""
-    lookout = Lookout.open(store, WaitingTime(), url=URL)
+    lookout = BucketReader.open(store, WaitingTime(), url=URL)
     lookout.look_members()
     outcomes = Outcomes(lookout, None)
     States(lookout, outcomes).begin(0)
-    return Past(lookout, outcomes).state(0, round).digest
+    return PastAnchors(lookout, outcomes).state(0, round).digest
 
 
 def joined(store: Store) -> bytes:
     """Return the digest of what an island takes that joins now."""
-    lookout = Lookout.open(store, WaitingTime(), url=URL)
+    lookout = BucketReader.open(store, WaitingTime(), url=URL)
     exchange = StoreExchange(lookout, key=b"late", nonce=b"late")
     enter(exchange, "late")
     return state_of(exchange).digest
@@ -368,7 +367,7 @@ def test_who_comes_late_goes_on_when_islands_have_written_a_state() -> None:
         assert [run.take(number, 2) for number in range(2)] == [True, True]
         run.write_state()
 
-    lookout = Lookout.open(run.store, run.time, url=URL)
+    lookout = BucketReader.open(run.store, run.time, url=URL)
     late = StoreExchange(lookout, key=b"late", nonce=b"late")
     enter(late, "late")
     begun_s = run.time.now_s()
@@ -545,7 +544,7 @@ def test_islands_that_train_on_a_damaged_bucket_end_alike_or_name_the_object(
     for seed in range(20 * block, 20 * block + 20):
         caplog.clear()
         islands, plan = _running_damage(random.Random(f"running {seed}"))
-        trace: list[Happening] = []
+        trace: list[TraceEvent] = []
         with caplog.at_level(logging.WARNING, logger="atoll"):
             result = simulate(
                 _settings(islands),

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from atoll.bundle import Bundle, defined_by
-from atoll.bundle.loading import load_factory
+from atoll.bundle.directory import load_factory
 from atoll.errors import SettingsError, UsageError
-from atoll.exchange.forms import model_fingerprint
+from atoll.exchange.api import model_fingerprint
 from atoll.settings import RunSettings
 from atoll.testing.one_fragment import MODEL
 from tests.bundle.samples import PLAIN, WITH_CODE, a_bundle, written

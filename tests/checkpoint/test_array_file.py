@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from atoll.checkpoint.array_file import ArrayFile, array_file_parts
-from atoll.checkpoint.arrays import Array, NumpyArray
+from atoll.checkpoint.arrays import (
+    ArrayFile,
+    CheckpointArray,
+    NumpyArray,
+    array_file_parts,
+)
 from atoll.errors import CorruptError
 
 
-def _write(path: Path, arrays: dict[str, Array]) -> None:
+def _write(path: Path, arrays: dict[str, CheckpointArray]) -> None:
     path.write_bytes(b"".join(bytes(part) for part in array_file_parts(arrays)))
 
 

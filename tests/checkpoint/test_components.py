@@ -92,7 +92,7 @@ def _late(root: Path) -> None:
 _DOORS: dict[str, Callable[[Path], object]] = {
     "load": lambda root: atoll.checkpoint.load(root, {}, components=["optimiser"]),
     "objects": lambda root: atoll.checkpoint.save(root, {"optimiser": Weights()}),
-    "also": lambda root: Policy(root, also={"optimiser": Weights()}),
+    "extra": lambda root: Policy(root, extra={"optimiser": Weights()}),
     "policy": lambda root: Policy(root, components=["optimiser"]),
     "late": _late,
 }
@@ -230,18 +230,20 @@ def test_a_component_without_a_state_is_refused(tmp_path: Path) -> None:
         atoll.checkpoint.save(tmp_path, {"data": iter(range(3))}, components=["data"])
 
 
-def test_what_was_said_of_the_moment_comes_back(tmp_path: Path) -> None:
+def test_the_metadata_of_a_checkpoint_comes_back(tmp_path: Path) -> None:
     """A round and a number of steps are kept beside the state."""
-    at = {"round": 12, "inner_steps": 1200, "loss": 1.5}
-    atoll.checkpoint.save(tmp_path, {"model": Weights()}, at=at)
+    metadata = {"round": 12, "inner_steps": 1200, "loss": 1.5}
+    atoll.checkpoint.save(tmp_path, {"model": Weights()}, metadata=metadata)
 
     loaded = atoll.checkpoint.load(tmp_path, {"model": Weights()})
 
     assert loaded is not None
-    assert loaded.at == at
+    assert loaded.metadata == metadata
 
-    with pytest.raises(UsageError, match=r"at=.* must be made of words"):
-        atoll.checkpoint.save(tmp_path, {"model": Weights()}, at={"x": float("nan")})
+    with pytest.raises(UsageError, match=r"metadata=.* must be made of strings"):
+        atoll.checkpoint.save(
+            tmp_path, {"model": Weights()}, metadata={"x": float("nan")}
+        )
 
 
 def test_importing_loads_no_framework() -> None:
@@ -262,7 +264,7 @@ def test_importing_loads_no_framework() -> None:
 
 def test_a_policy_says_when_and_what(tmp_path: Path) -> None:
     """Every so many rounds, the default unless chosen, and never one thing twice."""
-    policy = Policy(tmp_path, every_rounds=4, also={"scheduler": Weights(2.0)})
+    policy = Policy(tmp_path, every_rounds=4, extra={"scheduler": Weights(2.0)})
 
     assert [n for n in range(12) if policy.is_due(n, None)] == [
         4,
@@ -281,7 +283,7 @@ def test_a_policy_says_when_and_what(tmp_path: Path) -> None:
         {"optimizer": Weights()}, default=["optimizer", "scheduler"]
     ) as s:
         assert s.components == ("optimizer", "scheduler")
-    with pytest.raises(UsageError, match="also= has scheduler"):
+    with pytest.raises(UsageError, match="extra= has scheduler"):
         policy.saver({"scheduler": Weights()})
     with pytest.raises(UsageError, match="every_rounds=0"):
         Policy(tmp_path, every_rounds=0)

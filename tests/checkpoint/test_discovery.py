@@ -12,7 +12,7 @@ import pytest
 from blake3 import blake3
 
 import atoll.checkpoint
-from atoll.checkpoint.discovery import find
+from atoll.checkpoint.loader import find
 from atoll.checkpoint.manifest import MANIFEST, dump_manifest, read_manifest
 from atoll.errors import AtollWarning, CorruptError, NoSuchFile
 from tests.checkpoint.objects import Weights, newest_value, save_value
@@ -150,10 +150,10 @@ class _Meanwhile:
     def __init__(self, act: Callable[[], object]) -> None:
         self._acts = [act]
 
-    def gather(self, word: str) -> list[str]:
+    def gather(self, text: str) -> list[str]:
         while self._acts:
             self._acts.pop()()
-        return [word]
+        return [text]
 
 
 def test_a_checkpoint_that_is_removed_meanwhile_was_replaced(tmp_path: Path) -> None:

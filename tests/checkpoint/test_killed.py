@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from atoll.checkpoint.directory import begin, finished
-from atoll.checkpoint.snapshot import take
-from atoll.checkpoint.writing import Writing, finish, write_part
+from atoll.checkpoint.manifest import begin, finished
+from atoll.checkpoint.writer import (
+    WriteJob,
+    finish,
+    take,
+    write_part,
+)
 from atoll.errors import RemoteError
 from tests.checkpoint.objects import Weights
 
@@ -58,12 +62,12 @@ class _Leaps:
         return self._now_s
 
 
-def _part(root: Path, *, rank: int) -> Writing:
-    return Writing(
+def _part(root: Path, *, rank: int) -> WriteJob:
+    return WriteJob(
         unfinished=root / "checkpoint-00000001~",
         rank=rank,
         num_ranks=2,
-        at={},
+        metadata={},
         keep=3,
         components=("model",),
     )

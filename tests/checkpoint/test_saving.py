@@ -11,7 +11,7 @@ import pytest
 
 import atoll.checkpoint
 from atoll.checkpoint import Saver
-from atoll.checkpoint.snapshot import Arena, take
+from atoll.checkpoint.writer import Arena, take
 from atoll.errors import AtollError, UsageError
 from tests.checkpoint.objects import Weights, newest_value, save_value
 
@@ -178,8 +178,10 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match=r"state of trainer is 2684.* bytes of JSON"):
         atoll.checkpoint.save(tmp_path, {"trainer": trainer}, components=["trainer"])
-    with pytest.raises(UsageError, match="describe a moment"):
-        atoll.checkpoint.save(tmp_path, {"model": Weights()}, at={"log": "x" * 2**17})
+    with pytest.raises(UsageError, match=r"metadata= is .* limit of 65536"):
+        atoll.checkpoint.save(
+            tmp_path, {"model": Weights()}, metadata={"log": "x" * 2**17}
+        )
 
 
 def _fail_while_saving(root: Path) -> None:

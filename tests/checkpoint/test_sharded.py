@@ -94,7 +94,7 @@ def _save_in_the_background(folder: Path) -> None:
     with atoll.checkpoint.Saver(folder / "background", objects) as saver:
         for steps in range(1, 4):
             trainer["steps"] = steps
-            assert saver.save(at={"steps": steps}, late=["trainer"])
+            assert saver.save(metadata={"steps": steps}, late=["trainer"])
             trainer["steps"] = 10 * steps + dist.get_rank()
             path = saver.wait()
             assert path is not None
@@ -107,7 +107,7 @@ def _load_from_the_background(folder: Path) -> None:
         folder / "background", {"trainer": trainer}, components=["trainer"]
     )
     assert loaded is not None
-    assert loaded.at == {"steps": 3}
+    assert loaded.metadata == {"steps": 3}
     assert trainer == {"steps": 30 + dist.get_rank()}
 
 

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atoll.checkpoint.arrays import HostArray, size_bytes
-from atoll.checkpoint.faces import Held, Path
+from atoll.checkpoint.frameworks import (
+    RestoreContext,
+    TreePath,
+)
 from atoll.checkpoint.tree import MAX_DEPTH, Encoder, Json, children, decode
 from atoll.errors import CorruptError, UsageError
 
@@ -32,14 +35,14 @@ class _Memory:
         assert data.tobytes() == array.flat().tobytes()
         return HostArray(data, array.kind, array.shape)
 
-    def elsewhere(self, path: Path) -> dict[int, object]:
+    def elsewhere(self, path: TreePath) -> dict[int, object]:
         return {}
 
 
 def _there_and_back(value: object) -> object:
     encoder = Encoder()
     text = json.dumps(encoder.encode(value, ("part",)), allow_nan=False)
-    held = Held(_Memory(encoder), lambda path: None)
+    held = RestoreContext(_Memory(encoder), lambda path: None)
     return decode(json.loads(text), ("part",), held)
 
 
@@ -200,7 +203,7 @@ def test_a_state_that_contains_itself_is_refused() -> None:
 )
 def test_a_tag_that_means_nothing_is_corrupt(value: Json) -> None:
     """What no encoder writes is refused by the decoder."""
-    held = Held(_Memory(Encoder()), lambda path: None)
+    held = RestoreContext(_Memory(Encoder()), lambda path: None)
 
     with pytest.raises(CorruptError):
         decode(value, ("part",), held)
@@ -213,7 +216,7 @@ def test_depth_is_bounded_when_reading() -> None:
         value = [value]
 
     with pytest.raises(CorruptError, match="nested too deep"):
-        decode(value, ("part",), Held(_Memory(Encoder()), lambda path: None))
+        decode(value, ("part",), RestoreContext(_Memory(Encoder()), lambda path: None))
 
 
 @given(_TREES)

@@ -40,9 +40,9 @@ import os, signal, sys
 import numpy as np
 from atoll.errors import RunEnded
 from atoll.island import join_run
-from atoll.testing import Vectors, vector_model
+from atoll.testing import VectorView, vector_model
 
-view = Vectors()
+view = VectorView()
 shapes = {"h.0.w": (20, 35), "h.1.w": (500,), "head": (33,)}
 host = join_run(None, view, vector_model(shapes), island=None)
 noise = np.random.default_rng(host.joined.slot)

@@ -13,7 +13,7 @@ import atoll
 from atoll import RunSettings
 from atoll.island import join_run
 from atoll.island.host import Host
-from atoll.testing import Vectors, vector_model
+from atoll.testing import VectorView, vector_model
 
 SHAPES = {"h.0.w": (20, 35), "h.1.w": (500,), "head": (33,)}
 MODEL = vector_model(SHAPES)
@@ -57,7 +57,7 @@ class Trained:
         return self.anchors
 
     def _train(self, name: str) -> None:
-        view = Vectors()
+        view = VectorView()
         host = join_run(self._url, view, MODEL, island=name)
         self.hosts[name] = host
         noise = np.random.default_rng(host.joined.slot)

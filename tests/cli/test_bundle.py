@@ -17,7 +17,7 @@ from atoll.bundle import Bundle, defined_by
 from atoll.cli.bucket import moving
 from atoll.cli.bucket.moving_out import run_file
 from atoll.coordinator.app import Coordinator
-from atoll.coordinator.bundles import keep
+from atoll.coordinator.directory import store_bundle
 from atoll.errors import CorruptError, ModelError
 from atoll.island.environment import surroundings_from_environment
 from atoll.protocol import JoinRequest
@@ -43,7 +43,7 @@ def served(tmp_path: Path, _user: None) -> Iterator[Coordinator]:
     """Serve a run with a bundle that one island has founded, for its operator."""
     with ExitStack() as stack:
         bundle = a_bundle(WITH_CODE)
-        keep(tmp_path / "run", bundle)
+        store_bundle(tmp_path / "run", bundle)
         settings = defined_by(bundle, plain_settings(name="lagoon"))
         coordinator = stack.enter_context(serving(tmp_path / "run", settings))
         files = {role: token_file(coordinator.directory, role) for role in Role}
@@ -61,7 +61,7 @@ def test_a_run_is_served_with_its_bundle(tmp_path: Path) -> None:
     stop = ("--set", "run.end_rounds=1")
     bundle = Bundle.of_directory(files)
     settings = defined_by(bundle, plain_settings(name="lagoon"))
-    keep(tmp_path / "run", bundle)
+    store_bundle(tmp_path / "run", bundle)
     with serving(tmp_path / "run", settings):
         pass
     (files / "layers.py").write_text("SIZE = 5\n")
@@ -79,7 +79,7 @@ def test_a_run_is_served_with_its_bundle(tmp_path: Path) -> None:
 def test_a_bundle_that_is_lost_is_asked_for(tmp_path: Path) -> None:
     """A run whose definition is gone or altered is not served without."""
     bundle = a_bundle()
-    keep(tmp_path / "run", bundle)
+    store_bundle(tmp_path / "run", bundle)
     settings = defined_by(bundle, plain_settings())
     with serving(tmp_path / "run", settings):
         pass

@@ -14,11 +14,11 @@ from safetensors.numpy import load_file, save_file
 import atoll
 from atoll import RunSettings
 from atoll.cli.serving import serving
-from atoll.coordinator.app import Coordinator, Listening
+from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.errors import ModelError
 from atoll.island import join_run
 from atoll.protocol import ModelSpec, TensorSpec
-from atoll.testing import Vectors
+from atoll.testing import VectorView
 from tests.cli.runs import as_user, run
 from tests.e2e.stage import free_port
 from tests.exchange.constant_samples import BASE, SPECS, TABLE, Held
@@ -49,13 +49,15 @@ def served(
     place: Path, settings: RunSettings | None = SETTINGS, *, init: Path | None = None
 ) -> Iterator[Coordinator]:
     """Serve the run of a directory in this process while the block lasts."""
-    with serving(place, settings, Listening(), init=init, has_tensorboard=False) as it:
+    with serving(
+        place, settings, ListenOptions(), init=init, has_tensorboard=False
+    ) as it:
         yield it.coordinator
 
 
 def train(url: str, *, held: Held | None = None) -> None:
     """Found the run, and train to its end."""
-    view = Vectors()
+    view = VectorView()
     host = join_run(url, view, MODEL, island="a", constants=held)
     while not host.has_ended:
         for local in view.local:
@@ -119,7 +121,7 @@ def test_a_file_founds_a_run_with_its_constants(tmp_path: Path, capsys: Said) ->
     plain = tmp_path / "plain.safetensors"
     save_file(first, plain)
     with served(tmp_path / "plain", init=plain) as coordinator:
-        view = Vectors()
+        view = VectorView()
         join_run(coordinator.url, view, MODEL, island="a").leave(depart=False)
         require_same(exported(coordinator.url, tmp_path / "p", capsys), first)
 
@@ -136,7 +138,7 @@ def test_a_file_with_another_base_founds_nothing(tmp_path: Path) -> None:
         with pytest.raises(
             ModelError, match=r"'base' is a constant .* one with digest"
         ):
-            join_run(coordinator.url, Vectors(), MODEL, island="a")
+            join_run(coordinator.url, VectorView(), MODEL, island="a")
         assert coordinator.status()["state"] == "founding"
 
 

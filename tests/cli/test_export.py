@@ -13,13 +13,13 @@ from safetensors import safe_open
 
 from atoll import RunSettings
 from atoll.cli.serving import serving
-from atoll.coordinator.app import Coordinator, Listening
+from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.island import join_run
 from atoll.island.environment import surroundings_from_environment
 from atoll.island.host import Host
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.security import Credentials, Role, token_file
-from atoll.testing import Link, Vectors
+from atoll.testing import Link, VectorView
 from tests.cli.runs import as_user, run
 
 SHAPES = [
@@ -58,7 +58,7 @@ def listening_to(
 ) -> Iterator[Coordinator]:
     """Serve a run in this process while the block lasts."""
     with serving(
-        place, settings, Listening(), init=init, has_tensorboard=False
+        place, settings, ListenOptions(), init=init, has_tensorboard=False
     ) as served:
         yield served.coordinator
 
@@ -75,7 +75,7 @@ def coordinator(
 
 def train(url: str) -> list[dict[str, np.ndarray]]:
     """Train until the run ends; return what an island holds after each round."""
-    view, noise = Vectors(), np.random.default_rng(1)
+    view, noise = VectorView(), np.random.default_rng(1)
     host = join_run(url, view, MODEL, island="a")
     held = [anchors(view, host)]
     while not host.has_ended:
@@ -88,12 +88,12 @@ def train(url: str) -> list[dict[str, np.ndarray]]:
     return held
 
 
-def anchors(view: Vectors, host: Host) -> dict[str, np.ndarray]:
+def anchors(view: VectorView, host: Host) -> dict[str, np.ndarray]:
     """Return what an island's anchors are once loaded, by name."""
     return tensors(view, [slot.state.anchor for slot in host.slots])
 
 
-def tensors(view: Vectors, vectors: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+def tensors(view: VectorView, vectors: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
     """Return what vectors of fragments are once loaded, by name."""
     held = {}
     for fragment, vector in zip(view.layout, vectors, strict=True):
@@ -176,7 +176,7 @@ def test_an_export_founds_another_run(
     settings = SETTINGS.with_values({"sync.num_fragments": 1, "run.name": "next"})
     for _ in range(2):  # the second time it has its weights
         with listening_to(tmp_path / "next", settings, init=out) as second:
-            view = Vectors()
+            view = VectorView()
             host = join_run(second.url, view, MODEL, island="a")
             starts = tensors(view, view.local)
             host.leave(depart=False)
@@ -217,7 +217,7 @@ def test_a_round_that_is_not_kept_is_refused(
     train(coordinator.url)
     code, _, err = run(capsys, "export", coordinator.url, out, "--round", "3")
     assert code == 4
-    assert "The anchor of round 3 is not kept: rounds 0 to 2 can be had." in err
+    assert "The anchor of round 3 is not kept. Available: rounds 0 to 2." in err
     assert list(tmp_path.glob("weights*")) == []
 
 

@@ -15,12 +15,12 @@ from safetensors.numpy import save_file
 
 from atoll import RunSettings
 from atoll.cli.serving import serving
-from atoll.coordinator.app import Coordinator, Listening
+from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.errors import ModelError, UsageError
 from atoll.exchange import CoordinatorExchange
 from atoll.island import join_run
 from atoll.protocol import JoinReply, JoinRequest, ModelSpec, TensorSpec
-from atoll.testing import Vectors
+from atoll.testing import VectorView
 from atoll.wire import blake3_digest
 from tests.cli.runs import RUN_FILE, as_user, atoll, run
 from tests.cli.runs import serving as serving_apart
@@ -78,14 +78,14 @@ def _user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def served(place: Path, init: Path | None = None) -> Iterator[Coordinator]:
     """Serve the run of a directory in this process while the block lasts."""
     with serving(
-        place / "run", SETTINGS, Listening(), init=init, has_tensorboard=False
+        place / "run", SETTINGS, ListenOptions(), init=init, has_tensorboard=False
     ) as it:
         yield it.coordinator
 
 
 def start_of(url: str, island: str) -> dict[str, np.ndarray]:
     """Join, and return the weights that the island starts from; its own are zeros."""
-    view = Vectors()
+    view = VectorView()
     host = join_run(url, view, MODEL, island=island)
     starts = {}
     for fragment, local in zip(view.layout, view.local, strict=True):

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import typer.main
+import typer
 
-from atoll.cli import app, launch_coordinator
+from atoll.cli import launch_coordinator, load_command
 from atoll.cli.launch import _follow
 from atoll.cli.launch_coordinator import facts_of
 from atoll.cli.launch_options import size_bytes
@@ -25,8 +25,8 @@ from atoll.cli.launch_run import RunAt
 from atoll.cli.launch_view import Following
 from atoll.errors import UsageError
 from atoll.launch import IslandSpec, engines
-from atoll.launch.book import Book, Record
-from atoll.launch.launching import Launched, launch_spec
+from atoll.launch.api import Launched, launch_spec
+from atoll.launch.launches import Book, Record
 from atoll.settings import RunSettings
 from tests.cli.runs import ISLAND, RUN_FILE, as_user, run, started
 from tests.launch.faltering import Deaf, Faltering
@@ -456,16 +456,14 @@ def test_nothing_that_was_launched_is_told(say: Say) -> None:
 def test_every_command_of_the_page_is_one(line: str) -> None:
     """Verb, options and arguments are those of the command line."""
     verb, *words = shlex.split(line)
-    command = typer.main.get_command(app)
-    sub = command.commands[verb]  # type: ignore[attr-defined] # a group has commands
+    command = load_command(verb)
 
-    sub.make_context(verb, words)
+    command.make_context(verb, words)
 
 
 def test_every_option_of_launch_is_on_the_page() -> None:
     """The table of options is the list of options."""
-    command = typer.main.get_command(app)
-    launch = command.commands["launch"]  # type: ignore[attr-defined]
+    launch = load_command("launch")
     known = {
         each.opts[0] for each in launch.params if each.param_type_name == "option"
     } - {"--help", "-h"}

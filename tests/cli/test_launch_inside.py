@@ -18,7 +18,7 @@ import yaml
 from huggingface_hub import HfApi
 
 from atoll.launch.base import Order
-from atoll.launch.book import COORDINATOR, Book, Record
+from atoll.launch.launches import COORDINATOR, Book, Record
 from atoll.launch.spec import IslandSpec
 from tests.cli.runs import RUN_FILE, as_user, run
 from tests.launch.kubernetes_server import KubernetesServer

@@ -58,7 +58,7 @@ def test_a_moved_run_is_known_by_its_name(
     code, _, err = run(capsys, "control", served.url, "pause")
     assert (code, "Control it there" in err) == (4, True)
     again = run(capsys, "move", served.url, target)
-    assert (again[0], "It goes on at" in again[1]) == (0, True)
+    assert (again[0], "The run has moved to" in again[1]) == (0, True)
 
 
 def test_code_moves_with_the_run(

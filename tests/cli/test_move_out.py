@@ -18,10 +18,10 @@ import pytest
 from atoll import RunSettings
 from atoll.cli.bucket.moving_out import run_file
 from atoll.cli.names import place_of
-from atoll.exchange.bucket.making import make_run
+from atoll.exchange.bucket.create import make_run
 from atoll.island.environment import surroundings_from_environment
 from atoll.security import Credentials, Role, RunUrl, run_tokens
-from atoll.security.certificate import coordinator_certificate
+from atoll.security.certificates import coordinator_certificate
 from atoll.store import open_store
 from tests.cli.runs import as_user, ended, run, started
 from tests.cli.stores import Trained, made, settings
@@ -232,10 +232,10 @@ def test_a_directory_that_waits_is_not_served(
     other = made(tmp_path / "other", end_rounds=1)
     Trained(other).wait()
     code, _, err = run(capsys, "move", other, target, "--dir", directory)
-    assert (code, "Another run is on its way" in err) == (2, True)
+    assert (code, "Another run is being moved" in err) == (2, True)
     (directory / "move.json").write_text("{}")
     code, _, err = run(capsys, *serve)
-    assert (code, "does not say which run" in err) == (5, True)
+    assert (code, "does not name the run" in err) == (5, True)
 
 
 def test_a_run_that_is_left_on_its_way_is_told(

@@ -8,9 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-import typer.main
 
-from atoll.cli import app
+from atoll.cli import load_command
 from atoll.errors import CorruptError, Refused, Unreachable, UsageError, exit_code
 from tests.cli.runs import ISLAND, Served, atoll, ended, serving, started
 
@@ -22,16 +21,14 @@ COMMANDS = re.findall(r"^    atoll (.*)$", DOCUMENT.read_text(), flags=re.MULTIL
 def test_every_command_is_one(line: str) -> None:
     """Verb, options and arguments are those of the command line."""
     verb, *words = shlex.split(line)
-    command = typer.main.get_command(app)
-    sub = command.commands[verb]  # type: ignore[attr-defined] # a group has commands
+    command = load_command(verb)
 
-    sub.make_context(verb, words)
+    command.make_context(verb, words)
 
 
 def test_every_option_of_serve_is_in_the_table() -> None:
     """The table of options is the list of options."""
-    command = typer.main.get_command(app)
-    serve = command.commands["serve"]  # type: ignore[attr-defined]
+    serve = load_command("serve")
     known = {
         each.opts[0] for each in serve.params if each.param_type_name == "option"
     } - {"--help", "-h"}

@@ -16,11 +16,12 @@ import pytest
 from atoll.cli import main
 from atoll.simulate import FaultPlan
 from atoll.simulate.invariants import Violation
-from atoll.simulate.page import Page
-from atoll.simulate.report import closing_facts, reproduction, summary
+from atoll.simulate.report import Page, closing_facts, reproduction, summary
 from atoll.simulate.run import Simulated
 from atoll.simulate.setup import Setup, prepare
-from atoll.simulate.story import Tally
+from atoll.simulate.story import (
+    IslandTally,
+)
 
 QUICKSTART = Path(__file__).parents[2] / "docs" / "quickstart.md"
 CODE = "from atoll.cli import main; main()"
@@ -251,11 +252,11 @@ def test_importing_the_command_line_does_not_load_the_simulator() -> None:
     assert done.stdout == "False\n"
 
 
-def violated() -> tuple[Setup, Simulated, dict[str, Tally]]:
+def violated() -> tuple[Setup, Simulated, dict[str, IslandTally]]:
     """Return a run that came to something that must not be."""
     setup = prepare(*(None, {}), islands=2, rounds=3, seed=4, faults="none", storm=None)
     result = Simulated(violations=[Violation(1.5, "i0", "same state", "it differs")])
-    return setup, result, {island: Tally() for island in setup.islands}
+    return setup, result, {island: IslandTally() for island in setup.islands}
 
 
 def test_a_violation_comes_with_what_reproduces_it() -> None:

@@ -16,10 +16,9 @@ from atoll.cli.bucket.status import StatusView
 from atoll.errors import UsageError
 from atoll.exchange import Frame
 from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.create import found_run, init
 from atoll.exchange.bucket.documents import ControlDocument, MemberDocument, packed
-from atoll.exchange.bucket.making import found_run
-from atoll.exchange.bucket.opening import init
-from atoll.protocol import Beat, Stats
+from atoll.protocol import Heartbeat, Stats
 from atoll.settings import RunSettings
 from atoll.store import FileStore
 from atoll.weights import FragmentState, lay_out, terms_of
@@ -44,11 +43,11 @@ class HandClock:
         return self.at_s
 
 
-def beat_of(name: str, **changes: str) -> Beat:
+def beat_of(name: str, **changes: str) -> Heartbeat:
     """Return what an island says of itself."""
     stats = Stats(version="0.1.0", seconds=10.0, inner_steps=40, loss=2.5)
     told = replace(stats, **changes)  # type: ignore[arg-type]  # by name
-    return Beat(island=name, incarnation=1, step=7, stats=told)
+    return Heartbeat(island=name, incarnation=1, step=7, stats=told)
 
 
 def member(url: str, name: str, beats: int, **changes: object) -> MemberDocument:
@@ -178,7 +177,7 @@ def test_what_an_operator_says_has_the_next_number(
     assert "pause is control/1. Islands take it with their next heartbeat." in out
     said = json.loads(run(capsys, "status", url, "--json")[1])
     assert said["state"] == "paused"
-    assert said["why"].endswith(f"`atoll control {url} resume` goes on.")
+    assert said["why"].endswith(f"`atoll control {url} resume`.")
 
     run(capsys, "control", url, "resume")
     code, out, _ = run(capsys, "control", url, "set", "run.quorum=2", "--json")
@@ -193,7 +192,7 @@ def test_what_an_operator_says_has_the_next_number(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("set", "sync.sync_every=3"), "sync.sync_every cannot change while a run"),
+        (("set", "sync.sync_every=3"), "sync.sync_every cannot change during a run"),
         (("set", "run.quorum=-1"), "run.quorum=-1 is out of range"),
         (("evict", "zoe"), "No island is called 'zoe'. Known are: a."),
         (("evict",), "evict needs the name of one island"),

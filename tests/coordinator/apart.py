@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from atoll.clock import SystemClock
-from atoll.coordinator.app import Coordinator, Listening
+from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.exchange.over_http import HttpLine
-from atoll.http import Caller
+from atoll.http import HttpClient
 from atoll.settings import RunSettings
 from atoll.weights.norm import Norm
 from atoll.wire import codec
@@ -83,7 +83,9 @@ class Apart:
     @contextmanager
     def line(self) -> Iterator[HttpLine]:
         """Return an island's line to this coordinator."""
-        caller = Caller(*self.address, timeout_s=LONG_S, connect_timeout_s=PATIENCE_S)
+        caller = HttpClient(
+            *self.address, timeout_s=LONG_S, connect_timeout_s=PATIENCE_S
+        )
         headers = {"Authorization": bearer(self.directory)}
         line = HttpLine(caller, clock=SystemClock(), headers=headers)
         try:
@@ -145,7 +147,7 @@ def main() -> None:
     coordinator = Coordinator(
         Path(directory),
         RunSettings.from_dict(json.loads(settings)),
-        listening=Listening(has_tls=False),
+        listening=ListenOptions(has_tls=False),
         clock=StillClock() if still else None,
     )
     coordinator.start()

@@ -10,12 +10,13 @@ from dataclasses import replace
 import numpy as np
 
 from atoll.coordinator import Service
-from atoll.exchange import FoundCall, Frame, JoinCall, PublishCall
+from atoll.exchange import Frame
+from atoll.exchange.calls import FoundCall, JoinCall, PublishCall
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.simulate import SimDisk
 from atoll.testing.one_fragment import MODEL, OUTER, plain_settings
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, with_body
+from atoll.wire import FrameKind, Header, with_body
 
 
 def coordinator(disk: SimDisk, *names: str) -> tuple[Service, list[JoinReply]]:
@@ -56,7 +57,7 @@ def update(
     """Return an update whose every element is `value`."""
     body = np.full(3, value, np.float32).view(np.uint8)
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run="run",
         fragment=0,
         round=round,

@@ -8,21 +8,20 @@ from typing import cast
 
 from atoll.coordinator import Service
 from atoll.errors import Unreachable
-from atoll.exchange import (
+from atoll.exchange import Frame, Outcome
+from atoll.exchange.calls import (
     Call,
     FoundCall,
-    Frame,
     HeartbeatCall,
     JoinCall,
     LeaveCall,
-    Outcome,
     OutcomeCall,
     PublishCall,
     Reply,
     StateCall,
 )
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
-from atoll.wire import Kind
+from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position, Reception
+from atoll.wire import FrameKind
 
 
 class Desk:
@@ -59,11 +58,11 @@ class DirectExchange:
                     assert isinstance(reply, JoinReply)
                     return reply
 
-    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         return cast(Position, self._desk.call(HeartbeatCall(beat)))
 
     def publish(self, frame: Frame) -> Reception:
-        if frame.header.kind is Kind.STATE:
+        if frame.header.kind is FrameKind.STATE:
             self._found(frame)
             return Reception.STAGED
         return cast(Reception, self._desk.call(PublishCall(frame)))

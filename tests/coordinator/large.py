@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.exchange import Exchange, Frame
-from atoll.island.vectors import vector_model
+from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.weights import FragmentState, lay_out, terms_of
 from atoll.weights.norm import Norm
-from atoll.wire import Header, Kind, with_body
+from atoll.wire import FrameKind, Header, with_body
 
 F32 = NDArray[np.float32]
 
@@ -39,7 +39,7 @@ def update(joined: JoinReply, values: F32, *, base: bytes, round: int = 1) -> Fr
     norm.add(values)
     body = values.view(np.uint8)
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run=joined.run,
         fragment=0,
         round=round,

@@ -9,8 +9,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from atoll.exchange import Call
-from atoll.exchange.forms import Sent, to_request
+from atoll.exchange.api import EncodedRequest, to_request
+from atoll.exchange.calls import Call
 from atoll.wire.digests import view_of
 from tests.coordinator.serving import proof_of
 
@@ -95,7 +95,7 @@ def of_call(call: Call, token: str, *, run: str) -> Asking:
     return of_sent(to_request(call, proof=proof_of(call, run)), token)
 
 
-def of_sent(sent: Sent, token: str) -> Asking:
+def of_sent(sent: EncodedRequest, token: str) -> Asking:
     path, _, query = sent.target.partition("?")
     headers = {name.lower(): value for name, value in sent.headers.items()}
     return Asking(

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from atoll.coordinator.app import Coordinator
-from atoll.exchange import Exchange, Frame, JoinCall, PublishCall
-from atoll.protocol import Beat, JoinReply, JoinRequest
+from atoll.exchange import Exchange, Frame
+from atoll.exchange.calls import JoinCall, PublishCall
+from atoll.protocol import Heartbeat, JoinReply, JoinRequest
 from atoll.settings import RunSettings
 from atoll.testing.one_fragment import MODEL, anchor_of, enter, update_of
 from atoll.wire import pack
@@ -40,9 +41,9 @@ class Scene:
         """Return an update of island b, which the run waits for."""
         return update_of(self.b, self.second, value, **fields)
 
-    def beat(self, **fields: Any) -> Beat:
+    def beat(self, **fields: Any) -> Heartbeat:
         """Return what island b says of itself, altered."""
-        beat = Beat(island="b", incarnation=self.second.incarnation, step=0)
+        beat = Heartbeat(island="b", incarnation=self.second.incarnation, step=0)
         return replace(beat, **fields)
 
     def publish(self, frame: Frame, **headers: Any) -> Heard:

@@ -12,25 +12,15 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from atoll.clock import Clock, SystemClock
-from atoll.coordinator.app import JOURNAL, Coordinator, Listening
-from atoll.exchange import Call, CoordinatorExchange, Exchange, Frame, Outcome
-from atoll.exchange.forms import (
-    PROTOCOL,
-    Identity,
-    identities_of,
-    proof_text,
-    to_request,
-)
+from atoll.coordinator.app import Coordinator, ListenOptions
+from atoll.coordinator.move import JOURNAL
+from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
+from atoll.exchange.api import PROTOCOL, Identity, identities_of, proof_text, to_request
+from atoll.exchange.calls import Call
 from atoll.exchange.over_http import HttpLine
-from atoll.http import Caller, Limits
-from atoll.protocol import Beat, JoinReply, JoinRequest, Phase, Position, Reception
-from atoll.security import (
-    Role,
-    authorization,
-    calling_context,
-    read_token,
-    token_file,
-)
+from atoll.http import HttpClient, ListenerLimits
+from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Phase, Position, Reception
+from atoll.security import Role, authorization, calling_context, read_token, token_file
 from atoll.settings import RunSettings
 from atoll.wire.digests import blake3_digest, view_of
 from tests.http.loopback import PATIENCE_S, Dialogue, Heard, head
@@ -70,9 +60,9 @@ def serving(
     coordinator = Coordinator(
         directory,
         settings,
-        listening=Listening(has_tls=has_tls, port=port),
+        listening=ListenOptions(has_tls=has_tls, port=port),
         clock=clock,
-        limits=Limits(**limits) if limits else None,
+        limits=ListenerLimits(**limits) if limits else None,
     )
     coordinator.start()
     try:
@@ -100,7 +90,7 @@ def line_to(
 ) -> Iterator[HttpLine]:
     """Return an island's line to a coordinator, or to what stands in front of it."""
     tls = calling_context(coordinator.pin) if coordinator.pin else None
-    caller = Caller(
+    caller = HttpClient(
         *(address or address_of(coordinator.url)),
         timeout_s=PATIENCE_S,
         connect_timeout_s=PATIENCE_S,
@@ -128,7 +118,7 @@ class Calm:
     def join(self, request: JoinRequest) -> JoinReply:
         return self._inner.join(request)
 
-    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         return self._inner.heartbeat(beat, at_once=at_once)
 
     def publish(self, frame: Frame) -> Reception:
@@ -168,7 +158,7 @@ class Islands:
             assert self._changed.wait_for(self._is_calm, PATIENCE_S)
 
     def _is_calm(self) -> bool:
-        state, _ = self._coordinator._office.look()
+        state, _ = self._coordinator._threaded_service.look()
         return all(round.phase is not Phase.CLOSING for round in state.rounds)
 
     def _tell(self, event: object) -> None:
@@ -256,7 +246,7 @@ def proof_of(call: Call, run: str, *, key: bytes | None = None) -> str | None:
 
 def picture(coordinator: Coordinator) -> dict[str, Any]:
     """Return all that a bad request must leave as it is."""
-    state, _ = coordinator._office.look()
+    state, _ = coordinator._threaded_service.look()
     return {
         "members": {
             name: (each.incarnation, each.slot, each.key, each.nonce, each.has_left)

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 import atoll
-from atoll.coordinator.app import Coordinator, Listening
-from atoll.http import Caller
+from atoll.coordinator.app import Coordinator, ListenOptions
+from atoll.http import HttpClient
 from atoll.security import Role, authorization, read_token, token_file
 from atoll.telemetry import EVENTS
 from atoll.testing.one_fragment import plain_settings
@@ -28,9 +28,11 @@ def test_every_promised_event_has_a_place_that_emits_it() -> None:
 
 def test_refusals_and_controls_are_audited(tmp_path: Path) -> None:
     """No token, the wrong role, a pause and a stop: four audits, and no secret."""
-    run = Coordinator(tmp_path, plain_settings(), listening=Listening(has_tls=False))
+    run = Coordinator(
+        tmp_path, plain_settings(), listening=ListenOptions(has_tls=False)
+    )
     run.start()
-    caller = Caller(*run.address, timeout_s=20.0, connect_timeout_s=20.0)
+    caller = HttpClient(*run.address, timeout_s=20.0, connect_timeout_s=20.0)
     tokens = {role: read_token(token_file(tmp_path, role)) for role in Role}
 
     def post(action: str, role: Role | None) -> int:
@@ -66,7 +68,7 @@ def test_who_speaks_no_tls_is_audited(tmp_path: Path) -> None:
     """A refused handshake is an event, and the caller is told what to write."""
     run = Coordinator(tmp_path, plain_settings())
     run.start()
-    caller = Caller(*run.address, timeout_s=20.0, connect_timeout_s=20.0)
+    caller = HttpClient(*run.address, timeout_s=20.0, connect_timeout_s=20.0)
     told = threading.Event()
     try:
         run.events.subscribe(

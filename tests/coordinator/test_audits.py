@@ -10,19 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from atoll.clock import SystemClock
-from atoll.coordinator.audits import Audits
+from atoll.coordinator.app import AuditLog
 from atoll.errors import Refused
 from atoll.http import Listener, Request, Response
 from atoll.security import MustWait, Role, listening_context
-from atoll.security.certificate import coordinator_certificate
-from atoll.security.sparing import MOST
-from atoll.telemetry import Events
+from atoll.security.audit import MAX_REPORTS
+from atoll.security.certificates import coordinator_certificate
+from atoll.telemetry import (
+    EventBus,
+)
 from tests.http.loopback import PATIENCE_S, Dialogue, calling, head
 
-Handle = Callable[[Audits, Request], None]
+Handle = Callable[[AuditLog, Request], None]
 
 
-def told(events: Events) -> list[dict[str, Any]]:
+def told(events: EventBus) -> list[dict[str, Any]]:
     """Return the audits so far, without their times."""
     return [
         {k: v for k, v in each.as_dict().items() if k not in ("number", "at_unix_s")}
@@ -34,10 +36,10 @@ def told(events: Events) -> list[dict[str, Any]]:
 @contextmanager
 def audited(
     handle: Handle, *, certificate: Path | None = None
-) -> Iterator[tuple[Listener, Events]]:
+) -> Iterator[tuple[Listener, EventBus]]:
     """Listen on loopback, and let `handle` tell of what comes."""
-    events, clock = Events(), SystemClock()
-    audits = Audits(events, clock)
+    events, clock = EventBus(), SystemClock()
+    audits = AuditLog(events, clock)
 
     def answer(request: Request) -> Response:
         handle(audits, request)
@@ -68,11 +70,11 @@ def test_a_scan_costs_ten_lines(tmp_path: Path) -> None:
             with Dialogue(listener.address) as plain:
                 plain.say(head("GET /?token=atoll_i_secret"))
                 assert plain.hear().status == 400
-        for _ in range(MOST):
+        for _ in range(MAX_REPORTS):
             assert refused.acquire(timeout=PATIENCE_S)
         found = told(events)
 
-    assert len(found) == MOST
+    assert len(found) == MAX_REPORTS
     assert {(each["what"], each["answer"]) for each in found} == {
         ("handshake", "no_tls")
     }
@@ -85,7 +87,7 @@ def test_a_scan_costs_ten_lines(tmp_path: Path) -> None:
 def test_each_denial_has_its_word() -> None:
     """Tokens, roles and codes: what was asked for, by whom, and what was said."""
 
-    def handle(audits: Audits, request: Request) -> None:
+    def handle(audits: AuditLog, request: Request) -> None:
         match request.segments[-1]:
             case "pause":
                 audits.denied(request, None)
@@ -114,7 +116,7 @@ def test_each_denial_has_its_word() -> None:
 def test_what_was_allowed_is_always_told() -> None:
     """An operator's hundredth control is told as the first; denials are counted."""
 
-    def handle(audits: Audits, request: Request) -> None:
+    def handle(audits: AuditLog, request: Request) -> None:
         for _ in range(100):
             audits.allowed(request, Role.OPERATOR)
             audits.denied(request, None)
@@ -124,4 +126,4 @@ def test_what_was_allowed_is_always_told() -> None:
         found = [each["answer"] for each in told(events)]
 
     assert found.count("allowed") == 100
-    assert found.count("no_token") == MOST
+    assert found.count("no_token") == MAX_REPORTS

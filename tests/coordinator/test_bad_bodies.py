@@ -11,9 +11,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from atoll.exchange import Frame, OfferCall, PublishCall
+from atoll.exchange import Frame
+from atoll.exchange.calls import OfferCall, PublishCall
 from atoll.testing.one_fragment import anchor_of, outcome_of, update_of
-from atoll.wire import Kind, pack, with_body
+from atoll.wire import FrameKind, pack, with_body
 from tests.coordinator.scene import (
     FRAME,
     SEE,
@@ -76,7 +77,7 @@ UPDATED = {
         "Wait for its outcome",
     ),
     "departing, two rounds ahead": Wrong(
-        lambda scene: scene.publish(scene.update(round=3, kind=Kind.DEPARTING)),
+        lambda scene: scene.publish(scene.update(round=3, kind=FrameKind.DEPARTING)),
         409,
         "refused",
         "Wait for its outcome",

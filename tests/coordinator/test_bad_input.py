@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from atoll.exchange import HeartbeatCall, LeaveCall, OutcomeCall, StateCall
-from atoll.island.vectors import vector_model
-from atoll.protocol import Beat, Holding, Stats
+from atoll.exchange.calls import HeartbeatCall, LeaveCall, OutcomeCall, StateCall
+from atoll.island.numpy_model import vector_model
+from atoll.protocol import Heartbeat, HeldRound, Stats
 from atoll.security import Role
 from tests.coordinator.scene import SEE, Scene, Wrong, altered, require_refusal
 from tests.coordinator.serving import asking, calling, picture
@@ -24,16 +24,16 @@ def _control(scene: Scene, action: str, body: bytes = b"") -> Heard:
     return asking(scene.coordinator, line, body, role=Role.OPERATOR)
 
 
-def _beat(scene: Scene, beat: Beat, **headers: Any) -> Heard:
+def _beat(scene: Scene, beat: Heartbeat, **headers: Any) -> Heard:
     return calling(scene.coordinator, HeartbeatCall(beat), **headers)
 
 
-def _zombie(scene: Scene) -> Beat:
+def _zombie(scene: Scene) -> Heartbeat:
     return scene.beat(incarnation=scene.second.incarnation - 1, stats=TOLD)
 
 
-def _far(scene: Scene) -> Beat:
-    holds = (Holding(0, scene.update().header.base),)
+def _far(scene: Scene) -> Heartbeat:
+    holds = (HeldRound(0, scene.update().header.base),)
     return scene.beat(step=10**9, holds=holds)
 
 
@@ -89,7 +89,7 @@ COMMANDS = {
         lambda scene: _control(scene, "set", b'{"values":{"wire.up":"int8"}}'),
         400,
         "usage",
-        "What can: limits.deadline_max_s",
+        "Settings that can: limits.deadline_max_s",
     ),
     "a setting out of range": Wrong(
         lambda scene: _control(scene, "set", b'{"values":{"outer.lr":-1}}'),

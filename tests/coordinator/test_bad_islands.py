@@ -12,16 +12,16 @@ import pytest
 
 from atoll.clock import SystemClock
 from atoll.errors import LeaseLost, SettingsError, Unreachable, UsageError
-from atoll.exchange.forms import Info, Limits, info_parts
+from atoll.exchange.api import Info, Limits, info_parts
 from atoll.http import Request, Response, as_json
 from atoll.island import Host
-from atoll.island.environment import Surroundings
-from atoll.island.reach import reach
+from atoll.island.connection import connect
+from atoll.island.environment import CredentialPaths
 from atoll.protocol import JoinRequest
 from atoll.protocol.events import Leave
 from atoll.security import Role, make_token
 from atoll.settings import RunSettings
-from atoll.testing import Vectors
+from atoll.testing import VectorView
 from atoll.testing.one_fragment import (
     MODEL,
     anchor_of,
@@ -56,13 +56,13 @@ def info() -> dict[str, Any]:
     return said
 
 
-def surroundings(directory: Path, **more: Any) -> Surroundings:
+def surroundings(directory: Path, **more: Any) -> CredentialPaths:
     """Return those of a user who has a token."""
     token = directory / "token"
     token.touch(mode=0o600)
     token.write_text(make_token(Role.ISLAND).reveal())
     keys = directory / "keys"
-    return Surroundings(credentials=directory, keys=keys, token_file=token, **more)
+    return CredentialPaths(credentials=directory, keys=keys, token_file=token, **more)
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def test_an_island_adopts_nothing_that_it_does_not_know(
     """It is refused by name before the island has joined, and nothing is defaulted."""
     make, kind, message = ALTERED[name]
     with saying(make()) as url, pytest.raises(kind, match=message):
-        reach(
+        connect(
             url,
             island="a",
             surroundings=surroundings(tmp_path),
@@ -156,7 +156,7 @@ def test_a_heartbeat_that_does_not_keep_the_lease_is_refused(
     said = rf"ATOLL_HEARTBEAT_S={heartbeat_s:g} .* lease of 15 .* at most 7\.5"
     around = surroundings(tmp_path, heartbeat_s=heartbeat_s)
     with saying(info()) as url, pytest.raises(UsageError, match=said):
-        reach(url, island="a", surroundings=around, clock=SystemClock())
+        connect(url, island="a", surroundings=around, clock=SystemClock())
 
 
 class JumpingClock:
@@ -219,9 +219,9 @@ def test_an_evicted_island_is_told_by_whom_and_what_it_loses(tmp_path: Path) -> 
         coordinator = stack.enter_context(serving(tmp_path / "run", plain_settings()))
         exchange = Islands(coordinator, stack)(key=b"a")
         request = JoinRequest(model=MODEL, island="a")
-        host = Host(exchange, Vectors(), request, clock=SystemClock())
+        host = Host(exchange, VectorView(), request, clock=SystemClock())
         host.stepped()
-        coordinator._office.change(Leave("a", 1, reason="evicted"))
+        coordinator._threaded_service.change(Leave("a", 1, reason="evicted"))
         with pytest.raises(LeaseLost, match="'a' was evicted by an operator"):
             host.sync_now()
         host.leave()

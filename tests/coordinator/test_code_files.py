@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from atoll.bundle.archive import pack
-from atoll.coordinator import code_files
-from atoll.coordinator.code_files import CodeFiles
+from atoll.coordinator import directory
+from atoll.coordinator.directory import CodeFiles
 from atoll.errors import CorruptError, Refused, UsageError
-from atoll.http import Caller
+from atoll.http import HttpClient
 from atoll.security import Role
 from atoll.settings import RunSettings
 from atoll.wire import blake3_digest
@@ -23,7 +23,7 @@ DIGEST = blake3_digest(CODE).hex()
 def test_only_an_operator_puts_code(tmp_path: Path) -> None:
     """Whoever puts it commands every island; an island's token only fetches it."""
     with serving(tmp_path / "run", RunSettings.from_dict({})) as coordinator:
-        caller = Caller(
+        caller = HttpClient(
             *address_of(coordinator.url), timeout_s=30.0, connect_timeout_s=30.0
         )
         try:
@@ -54,17 +54,17 @@ def test_what_is_no_code_is_refused(
     """Digests and archives are judged before anything is written."""
     files = CodeFiles(tmp_path)
     with pytest.raises(UsageError, match="is no digest"):
-        files.keep("../run", CODE)
+        files.store("../run", CODE)
     with pytest.raises(CorruptError, match="does not have the digest"):
-        files.keep("0" * 64, CODE)
+        files.store("0" * 64, CODE)
     other = b"x" * 1024
     with pytest.raises(CorruptError, match="no archive"):
-        files.keep(blake3_digest(other).hex(), other)
+        files.store(blake3_digest(other).hex(), other)
     with pytest.raises(Refused, match="has no code"):
         files.find(DIGEST)
     assert not (tmp_path / "code").exists()
-    monkeypatch.setattr(code_files, "MAX_KEPT", 1)
-    files.keep(DIGEST, CODE)
+    monkeypatch.setattr(directory, "MAX_CODES", 1)
+    files.store(DIGEST, CODE)
     more = pack({"other.py": b""})
     with pytest.raises(Refused, match="keeps 1 kinds of code already"):
-        files.keep(blake3_digest(more).hex(), more)
+        files.store(blake3_digest(more).hex(), more)

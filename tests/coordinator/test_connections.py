@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.coordinator.connections import MAX_PER_LIFE, Connections
+from atoll.coordinator.app import MAX_PER_INCARNATION, Connections
 
 A1, A2 = ("a", 1), ("a", 2)
 
@@ -59,8 +59,10 @@ def test_one_that_we_have_closed_ourselves_is_not_waited_for() -> None:
 def test_an_island_has_so_many_connections_and_no_more() -> None:
     """One more ends the oldest, and only that one."""
     known = Connections()
-    connections = [Connection() for _ in range(MAX_PER_LIFE + 1)]
+    connections = [Connection() for _ in range(MAX_PER_INCARNATION + 1)]
     for each in connections:
         known.heard(each, A1)
 
-    assert [each.is_open for each in connections] == [False] + [True] * MAX_PER_LIFE
+    assert [each.is_open for each in connections] == [False] + [
+        True
+    ] * MAX_PER_INCARNATION

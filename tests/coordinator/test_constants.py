@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from atoll.coordinator.app import Coordinator
-from atoll.exchange import CoordinatorExchange, KeepCall
-from atoll.exchange.constants import PART_BYTES
+from atoll.exchange import CoordinatorExchange
+from atoll.exchange.base import PART_BYTES
+from atoll.exchange.calls import KeepCall
 from atoll.security import Role
 from atoll.testing.one_fragment import plain_settings
 from tests.coordinator.serving import asking, calling, line_to, picture, serving
@@ -86,8 +87,8 @@ def test_a_restarted_coordinator_keeps_what_was_whole(tmp_path: Path) -> None:
     [
         (KeepCall("b", 1, SPECS[0].digest, 0, BASE), {}, 410, "is no member"),
         (KeepCall("a", 2, SPECS[0].digest, 0, BASE), {}, 410, "is no member"),
-        (KeepCall("a", 1, "0" * 64, 0, BASE), {}, 409, "is to be brought"),
-        (KeepCall("a", 1, SPECS[2].digest, 0, b"1"), {}, 409, "is to be brought"),
+        (KeepCall("a", 1, "0" * 64, 0, BASE), {}, 409, "is expected"),
+        (KeepCall("a", 1, SPECS[2].digest, 0, b"1"), {}, 409, "is expected"),
         (KeepCall("a", 1, SPECS[0].digest, 0, BASE[::-1]), {}, 400, "digest"),
         (KeepCall("a", 1, SPECS[0].digest, 0, BASE + b"1"), {}, 400, "48 bytes"),
         (KeepCall("a", 1, SPECS[0].digest, 0, BASE), {"role": None}, 401, "token"),

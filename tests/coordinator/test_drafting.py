@@ -10,13 +10,14 @@ from contextlib import contextmanager
 import pytest
 
 from atoll.coordinator import Service
-from atoll.coordinator.office import Office
+from atoll.coordinator.threads import ThreadedService
 from atoll.disk import Data
-from atoll.exchange import Frame, HeartbeatCall, JoinCall
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
+from atoll.exchange import Frame
+from atoll.exchange.calls import HeartbeatCall, JoinCall
+from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position, Reception
 from atoll.simulate import SimDisk
 from atoll.testing.one_fragment import MODEL, plain_settings
-from atoll.wire import Kind
+from atoll.wire import FrameKind
 from tests.coordinator.apart import StillClock
 from tests.coordinator.desk import join, update
 
@@ -48,7 +49,7 @@ class Desk:
         self.disk = SlowDisk(SimDisk())
         settings = plain_settings(start_islands=2)
         self.service = Service.create(self.disk, settings, run="run", now_s=0.0)
-        self.office = Office(
+        self.office = ThreadedService(
             self.service,
             clock=StillClock(),
             watch=lambda service, now_s: None,
@@ -56,11 +57,11 @@ class Desk:
         )
         self.a, self.b = join(self.service, "a"), join(self.service, "b")
 
-    def frame(self, joined: JoinReply, kind: Kind = Kind.UPDATE) -> Frame:
+    def frame(self, joined: JoinReply, kind: FrameKind = FrameKind.UPDATE) -> Frame:
         return update(self.service, joined, 3.0, kind=kind).frame
 
     def beat(self) -> object:
-        beat = Beat(island="a", incarnation=self.a.incarnation, step=0)
+        beat = Heartbeat(island="a", incarnation=self.a.incarnation, step=0)
         return self.office.ask(HeartbeatCall(beat))
 
 
@@ -82,14 +83,14 @@ def beside(act: Callable[[], object], disk: SlowDisk) -> Iterator[Future[object]
 
 def bring(desk: Desk) -> object:
     """A departing update comes."""
-    return desk.office.take(desk.frame(desk.b, kind=Kind.DEPARTING))
+    return desk.office.take(desk.frame(desk.b, kind=FrameKind.DEPARTING))
 
 
 def say(desk: Desk) -> object:
     """An island says of an update that stands that it departs with it."""
     frame = desk.frame(desk.b)
     assert desk.office.take(frame) is Reception.STAGED
-    header = desk.frame(desk.b, kind=Kind.DEPARTING).header
+    header = desk.frame(desk.b, kind=FrameKind.DEPARTING).header
     return desk.office.offer(header, None)
 
 

@@ -10,13 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.coordinator.app import JOURNAL, Coordinator, open_service
-from atoll.coordinator.first_weights import discard, keep, kept
-from atoll.coordinator.weights_file import WeightsFile
+from atoll.coordinator.app import Coordinator
+from atoll.coordinator.directory import open_service
+from atoll.coordinator.initial_weights import (
+    WeightsFile,
+    discard,
+    find_init_file,
+    store_init_file,
+)
+from atoll.coordinator.move import JOURNAL
 from atoll.disk import SystemDisk
 from atoll.errors import DiskError, UsageError
-from atoll.exchange import CoordinatorExchange, JoinCall, StateCall
-from atoll.island.vectors import vector_model
+from atoll.exchange import CoordinatorExchange
+from atoll.exchange.calls import JoinCall, StateCall
+from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.settings import RunSettings
 from atoll.testing.one_fragment import plain_settings
@@ -49,7 +56,7 @@ def directory(tmp_path: Path) -> Path:
 
 def put(directory: Path, path: Path) -> None:
     disk = SystemDisk(directory / JOURNAL)
-    keep(disk, path)
+    store_init_file(disk, path)
     disk.close()
 
 
@@ -74,7 +81,7 @@ def test_the_first_island_is_no_founder(directory: Path, island: str | None) -> 
 
     assert (joined.is_founder, joined.position.rounds) == (False, (1,))
     assert anchor.tobytes() == VALUES.tobytes()
-    assert kept(directory / JOURNAL) is None
+    assert find_init_file(directory / JOURNAL) is None
 
 
 def test_a_repeat_of_the_first_joining_is_the_same_life(directory: Path) -> None:
@@ -152,12 +159,12 @@ def test_the_last_file_that_was_kept_counts(directory: Path, tmp_path: Path) -> 
     put(directory, saved(tmp_path / "other", VALUES[::-1].copy()))
 
     assert [path.name for path in (root / "init").iterdir()] == ["2"]
-    path = kept(root)
+    path = find_init_file(root)
     assert path is not None
     states = WeightsFile(path).states(MODEL, SETTINGS, run="run")
     assert states[0][1].tobytes() == VALUES[::-1].tobytes()
     discard(root)
-    assert kept(root) is None
+    assert find_init_file(root) is None
 
 
 def test_a_source_that_cannot_be_read_leaves_the_one_before(directory: Path) -> None:
@@ -165,7 +172,7 @@ def test_a_source_that_cannot_be_read_leaves_the_one_before(directory: Path) -> 
     with pytest.raises(UsageError, match="gone cannot be read: No such file"):
         put(directory, directory / "gone")
 
-    assert kept(directory / JOURNAL) == directory / JOURNAL / "init" / "1"
+    assert find_init_file(directory / JOURNAL) == directory / JOURNAL / "init" / "1"
 
 
 def test_a_full_disk_founds_nothing_and_loses_nothing(directory: Path) -> None:
@@ -175,7 +182,7 @@ def test_a_full_disk_founds_nothing_and_loses_nothing(directory: Path) -> None:
         apart.limit_files(100_000)
         with pytest.raises(DiskError):
             line.call(call)
-        assert kept(directory / JOURNAL) is not None
+        assert find_init_file(directory / JOURNAL) is not None
         apart.limit_files(None)
         joined = line.call(call)
         state = line.call(StateCall(0))
@@ -183,7 +190,7 @@ def test_a_full_disk_founds_nothing_and_loses_nothing(directory: Path) -> None:
     assert isinstance(joined, JoinReply)
     assert not joined.is_founder
     assert state.body.tobytes() == VALUES.tobytes()  # type: ignore[union-attr] # a frame
-    assert kept(directory / JOURNAL) is None
+    assert find_init_file(directory / JOURNAL) is None
 
 
 def test_the_weights_are_in_memory_once(tmp_path: Path) -> None:

@@ -11,17 +11,10 @@ import numpy as np
 import pytest
 
 from atoll.errors import DiskFull
-from atoll.exchange import (
-    CoordinatorExchange,
-    Frame,
-    JoinCall,
-    Outcome,
-    OutcomeCall,
-    PublishCall,
-    StateCall,
-)
+from atoll.exchange import CoordinatorExchange, Frame, Outcome
+from atoll.exchange.calls import JoinCall, OutcomeCall, PublishCall, StateCall
 from atoll.exchange.over_http import HttpLine
-from atoll.island.vectors import vector_model
+from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
 from tests.coordinator.apart import Apart, serving_apart
 from tests.coordinator.large import found, update

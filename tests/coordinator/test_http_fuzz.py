@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 
 from atoll.bundle import defined_by
 from atoll.coordinator.app import Coordinator
-from atoll.coordinator.bundles import keep
-from atoll.exchange import (
+from atoll.coordinator.directory import store_bundle
+from atoll.exchange import Frame
+from atoll.exchange.api import PROTOCOL, ROUTES, read_head
+from atoll.exchange.calls import (
     AgreedCall,
     FoundCall,
-    Frame,
     HeartbeatCall,
     JoinCall,
     KeepCall,
@@ -31,10 +32,9 @@ from atoll.exchange import (
     RecoverCall,
     StateCall,
 )
-from atoll.exchange.forms import PROTOCOL, ROUTES, asked
-from atoll.protocol import Beat, JoinRequest, Stats
+from atoll.protocol import Heartbeat, JoinRequest, Stats
 from atoll.security import ROUTES as ALL_ROUTES
-from atoll.security import Need, Role, route_of
+from atoll.security import Requirement, Role, route_of
 from atoll.testing.one_fragment import MODEL, enter, plain_settings, update_of
 from tests.bundle.samples import a_bundle
 from tests.coordinator.nearly import Asking, nearly, of_call, of_operator
@@ -58,7 +58,7 @@ class Surface:
 
     coordinator: Coordinator
     samples: list[Asking] = field(repr=False)
-    beat: Beat
+    beat: Heartbeat
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def surface(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surface]:
         directory = tmp_path_factory.mktemp("fuzz") / "run"
         run = plain_settings(start_islands=3, quorum=3)
         bundle = a_bundle()
-        keep(directory, bundle)
+        store_bundle(directory, bundle)
         run = defined_by(bundle, run)
         coordinator = stack.enter_context(serving(directory, run, linger_s=0.1))
         attach = Islands(coordinator, stack)
@@ -76,14 +76,14 @@ def surface(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surface]:
         joined = enter(good, "good")
         state, update = a.state(0), update_of(a, first, 1.0)
         a.leave("a", first.incarnation)
-        beat = Beat(island="good", incarnation=joined.incarnation, step=0)
+        beat = Heartbeat(island="good", incarnation=joined.incarnation, step=0)
         samples = _islands(coordinator, state, update) + _operators(coordinator)
         yield Surface(coordinator, samples, beat)
 
 
 def _islands(coordinator: Coordinator, state: Frame, update: Frame) -> list[Asking]:
     told = Stats(version="1", seconds=1.0, loss=1.0)
-    beat = Beat(island="a", incarnation=1, step=0, stats=told)
+    beat = Heartbeat(island="a", incarnation=1, step=0, stats=told)
     unnamed = JoinRequest(model=MODEL, island=None)
     calls = (
         JoinCall(JoinRequest(model=MODEL, island="b"), b"key", b"nonce"),
@@ -132,12 +132,12 @@ def _operators(coordinator: Coordinator) -> list[Asking]:
 def test_the_samples_are_all_that_can_be_asked(surface: Surface) -> None:
     """Every route of the forms and of the policy is among them."""
     heads = [(each.method, each.target, dict(each.headers)) for each in surface.samples]
-    known = [asked(*each) for each in heads]
+    known = [read_head(*each) for each in heads]
     rows = {route_of(each.method, each.path) for each in surface.samples}
 
     assert {each.route for each in known if each} == set(ROUTES)
     assert set(ALL_ROUTES) <= rows
-    assert all(row.need in Need for row in rows)
+    assert all(row.need in Requirement for row in rows)
 
 
 def answered(surface: Surface, asking: Asking) -> tuple[int, bytes] | None:

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from atoll.coordinator.app import Coordinator
-from atoll.exchange import CoordinatorExchange, Frame, JoinCall, PublishCall
-from atoll.exchange.forms import Incoming, to_request
+from atoll.exchange import CoordinatorExchange, Frame
+from atoll.exchange.api import Incoming, to_request
+from atoll.exchange.calls import JoinCall, PublishCall
 from atoll.exchange.over_http import HttpLine
-from atoll.island.vectors import vector_model
+from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
 from atoll.settings import RunSettings
 from atoll.testing import Link

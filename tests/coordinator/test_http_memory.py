@@ -16,19 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.exchange import (
-    CoordinatorExchange,
-    Frame,
-    Outcome,
-    OutcomeCall,
-    PublishCall,
-)
-from atoll.exchange.forms import Takes
+from atoll.exchange import CoordinatorExchange, Frame, Outcome
+from atoll.exchange.api import BodyKind
+from atoll.exchange.calls import OutcomeCall, PublishCall
 from atoll.exchange.over_http import HttpLine
-from atoll.island.vectors import vector_model
+from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
 from atoll.testing.one_fragment import OUTER
-from atoll.wire import PIECE_ELEMENTS, Header, Kind, pack
+from atoll.wire import PIECE_ELEMENTS, FrameKind, Header, pack
 from tests.coordinator.apart import Apart, serving_apart
 from tests.coordinator.large import found, update
 from tests.coordinator.serving import request
@@ -74,7 +69,7 @@ def test_an_upload_of_a_gigabyte_stays_on_the_disk(tmp_path: Path) -> None:
 def test_nothing_is_reserved_for_who_may_not_found(tmp_path: Path) -> None:
     """A gigabyte is announced, and refused before any of it is read."""
     header = Header(
-        kind=Kind.STATE,
+        kind=FrameKind.STATE,
         run="run",
         fragment=0,
         round=0,
@@ -95,7 +90,7 @@ def test_nothing_is_reserved_for_who_may_not_found(tmp_path: Path) -> None:
         apart.forget_highest()
         before = apart.rss_bytes
         line = "POST /anchor?island=a&incarnation=1"
-        frames = Takes.FRAMES.value
+        frames = BodyKind.FRAMES.value
         dialogue.say(asked(apart, line, content_type=frames, **size) + packed)
         heard = dialogue.hear()
         grown = apart.highest_rss_bytes - before

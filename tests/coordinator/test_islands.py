@@ -14,7 +14,7 @@ from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
 from atoll.protocol import JoinRequest
 from atoll.simulate import SimDisk
-from atoll.testing import Vectors, vector_model
+from atoll.testing import VectorView, vector_model
 from tests.coordinator.direct import Desk, DirectExchange
 
 MODEL = vector_model({"h.0.w": (700,), "h.1.w": (500,), "head": (33,)})
@@ -29,7 +29,7 @@ SETTINGS = RunSettings.from_dict(
 
 def train(exchange: Exchange, name: str) -> str:
     """Train one island until the run ends, and return its digest."""
-    view = Vectors()
+    view = VectorView()
     request = JoinRequest(model=MODEL, island=name)
     host = Host(exchange, view, request, clock=SystemClock())
     rng = np.random.default_rng(len(name))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.coordinator.join_limits import BURST, MAX_ADDRESSES, JoinLimits
+from atoll.coordinator.routes import BURST, MAX_ADDRESSES, JoinLimits
 from atoll.errors import Unreachable
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from atoll.coordinator import Service
-from atoll.coordinator.questions import Questions
-from atoll.exchange import OutcomeCall, Reply
-from atoll.protocol import Beat, JoinReply
+from atoll.coordinator.long_polls import LongPolls
+from atoll.exchange.calls import OutcomeCall, Reply
+from atoll.protocol import Heartbeat, JoinReply
 from atoll.settings import RunSettings
 from atoll.simulate import SimDisk
 from atoll.testing.one_fragment import plain_settings
@@ -25,16 +25,16 @@ class Asked:
         self.replies.append(reply)
 
 
-def begun(settings: RunSettings | None = None) -> tuple[Questions, JoinReply]:
+def begun(settings: RunSettings | None = None) -> tuple[LongPolls, JoinReply]:
     settings = settings or plain_settings(name="run", start_islands=1)
     service = Service.create(SimDisk(), settings, run="run", now_s=0.0)
-    return Questions(service), join(service, "a")
+    return LongPolls(service), join(service, "a")
 
 
-def ask(questions: Questions, joined: JoinReply | None, **options: str) -> Asked:
+def ask(questions: LongPolls, joined: JoinReply | None, **options: str) -> Asked:
     beat = None
     if joined is not None:
-        beat = Beat(island="a", incarnation=joined.incarnation, step=0)
+        beat = Heartbeat(island="a", incarnation=joined.incarnation, step=0)
     asked = Asked()
     assert questions.put(OutcomeCall(0, ROUND, 2.0, beat), asked, 0.0, **options)
     return asked

@@ -7,29 +7,30 @@ from dataclasses import replace
 import pytest
 
 from atoll.coordinator import Service
-from atoll.coordinator.watcher import RECENT, Watcher
+from atoll.coordinator.status import RECENT, Watcher
 from atoll.errors import Refused
-from atoll.exchange import (
-    Frame,
+from atoll.exchange import Frame, Outcome
+from atoll.exchange.calls import (
     HeartbeatCall,
     JoinCall,
-    Outcome,
     OutcomeCall,
     RecoverCall,
     StateCall,
 )
-from atoll.protocol import Beat, Holding, JoinReply, JoinRequest, Position
+from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest, Position
 from atoll.simulate import SimDisk
-from atoll.telemetry import Events
+from atoll.telemetry import (
+    EventBus,
+)
 from atoll.testing.one_fragment import MODEL
 from tests.coordinator.desk import anchor, coordinator, update
 
 ROUNDS = RECENT + 3
 
 
-def beat(joined: JoinReply, *holds: Holding) -> HeartbeatCall:
+def beat(joined: JoinReply, *holds: HeldRound) -> HeartbeatCall:
     """Return a beat of an island that stands still for a later round."""
-    said = Beat(
+    said = Heartbeat(
         island=joined.island,
         incarnation=joined.incarnation,
         step=0,
@@ -68,9 +69,9 @@ def test_outcome_and_state_carry_the_same_receipt() -> None:
 def test_many_lost_rounds_come_back_in_one_event() -> None:
     """Who brought them is named, and only outcomes that are known are told."""
     service, joined, outcomes, state = rolled_back()
-    events = Events()
+    events = EventBus()
     watcher = Watcher(events, service.state, 0.0)
-    held = Holding(state.header.round, state.header.base, state.receipt)
+    held = HeldRound(state.header.round, state.header.base, state.receipt)
     position = service.handle(beat(joined, held), 0.0)
     assert isinstance(position, Position)
     assert position.lost == (0,)
@@ -100,10 +101,10 @@ def test_many_lost_rounds_come_back_in_one_event() -> None:
 def test_what_cannot_be_proven_is_refused_and_told_sparingly() -> None:
     """By name and round; a thousand refusals are a few events."""
     service, joined, _, state = rolled_back()
-    events = Events()
+    events = EventBus()
     watcher = Watcher(events, service.state, 0.0)
     for receipt in [b"", bytes(16), *[state.receipt] * 100]:
-        held = Holding(2**40, state.header.base, receipt)
+        held = HeldRound(2**40, state.header.base, receipt)
         with pytest.raises(
             Refused, match=f"'a' reports .* round {2**40} of fragment 0"
         ):
@@ -119,7 +120,7 @@ def test_what_cannot_be_proven_is_refused_and_told_sparingly() -> None:
 def test_a_life_that_goes_on_proves_what_it_holds_by_joining() -> None:
     """The journal does not know it any more; a forged receipt lets nobody in."""
     service, _, _, state = rolled_back()
-    held = Holding(state.header.round, state.header.base, state.receipt)
+    held = HeldRound(state.header.round, state.header.base, state.receipt)
     request = JoinRequest(model=MODEL, island="b", incarnation=3, holds=(held,))
     forged = replace(request, holds=(replace(held, receipt=bytes(16)),))
     with pytest.raises(Refused, match=r"'b' reports .*receipt"):
@@ -134,7 +135,7 @@ def test_another_coordinators_receipt_proves_nothing() -> None:
     """Not even of a run of the same name with the same weights."""
     first, joined, _, state = rolled_back()
     second, (other,) = coordinator(SimDisk(), "a")
-    held = Holding(state.header.round, state.header.base, state.receipt)
+    held = HeldRound(state.header.round, state.header.base, state.receipt)
     assert (first.state.run, joined) == (second.state.run, other)
 
     with pytest.raises(Refused, match="receipt"):

@@ -13,23 +13,21 @@ import numpy as np
 import pytest
 
 from atoll.coordinator import Service
-from atoll.coordinator.arrival import Arrival, require_arrived
-from atoll.coordinator.belongings import belongings_of
-from atoll.coordinator.received import receive
+from atoll.coordinator.move import Arrival, moved_run_of, receive, require_arrived
 from atoll.errors import CorruptError, LeaseLost, OutcomeLost, Refused, UsageError
 from atoll.exchange import CoordinatorExchange, Frame
-from atoll.exchange.bucket import Lookout, StoreExchange, documents, keys
-from atoll.exchange.bucket.arriving import Belongings
+from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
+from atoll.exchange.bucket.create import make_run
 from atoll.exchange.bucket.documents import ControlDocument, packed
-from atoll.exchange.bucket.making import make_run
-from atoll.exchange.bucket.moving_out import MovingOut
-from atoll.exchange.following import Following, Place
+from atoll.exchange.bucket.move_in import MovedRun
+from atoll.exchange.bucket.move_out import MoveOut
+from atoll.exchange.relocation import FollowingExchange, RunLocation
 from atoll.journal import Journal
 from atoll.protocol import JoinRequest
-from atoll.protocol.events import Moving
+from atoll.protocol.events import MoveRequested
 from atoll.protocol.rounds import Phase
 from atoll.simulate import SimDisk
-from atoll.simulate.life import ProcessDead
+from atoll.simulate.scheduler import ProcessDead
 from atoll.store import MemoryStore
 from atoll.testing.one_fragment import (
     MODEL,
@@ -41,7 +39,7 @@ from atoll.testing.one_fragment import (
     verdicts_of,
 )
 from atoll.testing.store_runs import Unhurried, WaitingTime
-from atoll.wire import Kind
+from atoll.wire import FrameKind
 from tests.exchange.test_contract import DirectLine
 from tests.journal.runs import view
 
@@ -62,28 +60,28 @@ class Journey:
         make_run(self.store, plain_settings(**run), url=URL)
         return self
 
-    def island(self, name: str) -> Following:
+    def island(self, name: str) -> FollowingExchange:
         """Attach an island that follows."""
         key, nonce = name.encode(), f"once {name}".encode()
 
-        def open(target: str) -> Place:
+        def open(target: str) -> RunLocation:
             service = Service.open(self.disk, now_s=1.0)
             return CoordinatorExchange(DirectLine(service), key=key, nonce=nonce)
 
-        lookout = Lookout.open(self.store, self.time, url=URL)
+        lookout = BucketReader.open(self.store, self.time, url=URL)
         place: StoreExchange = Unhurried(lookout, key=key, nonce=nonce)
-        return Following(place, open, pause=self.time.pause)
+        return FollowingExchange(place, open, pause=self.time.pause)
 
     def say(self, action: str, **more: Any) -> None:
         """Say something as an operator."""
-        run = Lookout.open(self.store, self.time, url=URL).run
+        run = BucketReader.open(self.store, self.time, url=URL).run
         words = ControlDocument(**({"run": run, "action": action, "values": {}} | more))
         self.said += 1
         key = keys.control(self.said)
         assert self.store.put_new(key, packed(documents.CONTROL, words, key))
 
-    def begin(self) -> MovingOut:
-        out = MovingOut.open(self.store, self.time, url=URL)
+    def begin(self) -> MoveOut:
+        out = MoveOut.open(self.store, self.time, url=URL)
         out.begin(TARGET, NONCE)
         return out
 
@@ -96,7 +94,7 @@ class Journey:
         return Service.open(self.disk, now_s=0.0)
 
 
-def two_islands(it: Journey) -> list[tuple[Following, Any]]:
+def two_islands(it: Journey) -> list[tuple[FollowingExchange, Any]]:
     found = []
     for name in "ab":
         exchange = it.island(name)
@@ -145,13 +143,13 @@ def test_what_has_come_can_go_on() -> None:
         assert outcome_of(a, round).has_body
         assert outcome_of(b, round).has_body
     service = it.come()
-    came = MovingOut.open(it.store, it.time, url=URL)
+    came = MoveOut.open(it.store, it.time, url=URL)
     came.begin(TARGET, NONCE)
     brought = came.belongings()
 
     hour_s = 3600.0  # so late that nobody is waited for
-    service.change(Moving("memory://reef", NONCE), hour_s)
-    has = belongings_of(service, hour_s)
+    service.change(MoveRequested("memory://reef", NONCE), hour_s)
+    has = moved_run_of(service, hour_s)
     assert (has.settings, has.run) == (brought.settings, brought.run)
     assert (has.fragments, has.rosters) == (brought.fragments, brought.rosters)
     for mine, its in zip(has.members, brought.members, strict=True):
@@ -164,7 +162,7 @@ def test_what_stands_in_open_rounds_comes_along() -> None:
     (a, first), (b, second) = two_islands(it)
     a.publish(update_of(a, first, 1.0))
     b.publish(update_of(b, second, 3.0))
-    b.publish(update_of(b, second, 5.0, round=2, kind=Kind.DEPARTING))
+    b.publish(update_of(b, second, 5.0, round=2, kind=FrameKind.DEPARTING))
     b.leave("b", 1)
     service = it.come()
 
@@ -233,7 +231,7 @@ def test_a_crash_on_the_way_leaves_what_can_be_thrown_away() -> None:
     (a, first), (b, second) = two_islands(it)
     a.publish(update_of(a, first, 1.0))
     b.publish(update_of(b, second, 3.0))
-    b.publish(update_of(b, second, 5.0, round=2, kind=Kind.DEPARTING))
+    b.publish(update_of(b, second, 5.0, round=2, kind=FrameKind.DEPARTING))
     b.leave("b", 1)
     out, call, whole = it.begin(), 0, SimDisk()
     receive(whole, out)
@@ -252,7 +250,7 @@ def test_a_crash_on_the_way_leaves_what_can_be_thrown_away() -> None:
     assert call > 10
 
 
-def _crashes(disk: SimDisk, out: MovingOut) -> bool:
+def _crashes(disk: SimDisk, out: MoveOut) -> bool:
     try:
         receive(disk, out)
     except ProcessDead:
@@ -265,11 +263,11 @@ def _crashes(disk: SimDisk, out: MovingOut) -> bool:
 class Wrong:
     """A store whose belongings are not quite what they should be."""
 
-    def __init__(self, out: MovingOut, **changes: Any) -> None:
+    def __init__(self, out: MoveOut, **changes: Any) -> None:
         self._out, self._changes = out, changes
         self.agreed, self.update, self.parts = out.agreed, out.update, out.parts
 
-    def belongings(self) -> Belongings:
+    def belongings(self) -> MovedRun:
         return replace(self._out.belongings(), **self._changes)
 
     def state(self, fragment: int) -> Frame:
@@ -317,7 +315,7 @@ def test_a_directory_is_somebodys_from_the_beginning_to_the_end(
             second.prepare()
         first.receive(out)
         first.receive(out)
-        with pytest.raises(UsageError, match=r"is on its way.*Say .*--back"):
+        with pytest.raises(UsageError, match=r"is being moved.*Run .*--back"):
             require_arrived(directory)
     with arriving(directory) as again:
         assert again.ticket == first.ticket

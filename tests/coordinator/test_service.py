@@ -10,21 +10,27 @@ import pytest
 from atoll import RunEnded
 from atoll.coordinator import Service
 from atoll.errors import CorruptError, DiskFull, LeaseLost, Refused
-from atoll.exchange import (
-    Frame,
+from atoll.exchange import Frame, Outcome
+from atoll.exchange.calls import (
     HeartbeatCall,
     JoinCall,
     LeaveCall,
-    Outcome,
     OutcomeCall,
     PublishCall,
     StateCall,
 )
-from atoll.protocol import Beat, Holding, JoinReply, JoinRequest, Phase, Reception
-from atoll.protocol.events import Leave, NewValues, Pausing, Stopping
+from atoll.protocol import (
+    Heartbeat,
+    HeldRound,
+    JoinReply,
+    JoinRequest,
+    Phase,
+    Reception,
+)
+from atoll.protocol.events import Leave, PauseRequested, SettingsChanged, StopRequested
 from atoll.simulate import ProcessDead, SimDisk
 from atoll.testing.one_fragment import MODEL, plain_settings
-from atoll.wire import Kind, Verdict, with_body
+from atoll.wire import FrameKind, Verdict, with_body
 from tests.coordinator.desk import anchor, founding, join, update
 
 
@@ -37,8 +43,8 @@ def make(**run: object) -> tuple[Service, SimDisk]:
 def hear(service: Service, *joined: JoinReply, now_s: float = 2.0) -> None:
     """Let islands say that they live: after a restart a run waits for that."""
     for each in joined:
-        holds = (Holding(service.weights[0].round, service.weights[0].digest),)
-        beat = Beat(
+        holds = (HeldRound(service.weights[0].round, service.weights[0].digest),)
+        beat = Heartbeat(
             island=each.island, incarnation=each.incarnation, step=0, holds=holds
         )
         service.handle(HeartbeatCall(beat), now_s)
@@ -102,7 +108,7 @@ def test_a_departing_update_survives_a_restart_and_counts() -> None:
     """It was flushed before it was acknowledged; its owner has gone."""
     service, disk = make(start_islands=2)
     a, b = join(service, "a"), join(service, "b")
-    service.handle(update(service, b, 3.0, kind=Kind.DEPARTING), 1.0)
+    service.handle(update(service, b, 3.0, kind=FrameKind.DEPARTING), 1.0)
     service.handle(LeaveCall("b", b.incarnation), 1.0)
     disk.crash()
     again = Service.open(disk, now_s=2.0)
@@ -203,7 +209,7 @@ def test_an_epoch_survives_a_restart() -> None:
     """A changed quorum is in force, and numbered."""
     service, disk = make()
     join(service, "a")
-    service.change(NewValues({"run.quorum": 2}), 1.0)
+    service.change(SettingsChanged({"run.quorum": 2}), 1.0)
     disk.crash()
     again = Service.open(disk, now_s=2.0)
 
@@ -215,7 +221,7 @@ def test_a_pause_survives_a_restart() -> None:
     service, disk = make()
     join(service, "a")
     for is_paused in (True, False, True):
-        service.change(Pausing(is_paused=is_paused), 1.0)
+        service.change(PauseRequested(is_paused=is_paused), 1.0)
         disk.crash()
         service = Service.open(disk, now_s=2.0)
 
@@ -228,7 +234,7 @@ def test_a_stop_before_any_update_survives_a_restart(is_founded: bool) -> None:
     service, disk = make()
     if is_founded:
         join(service, "a")
-    service.change(Stopping(), 1.0)
+    service.change(StopRequested(), 1.0)
     assert service.state.last_round == 0
     disk.crash()
     again = Service.open(disk, now_s=2.0)
@@ -239,7 +245,7 @@ def test_a_stop_before_any_update_survives_a_restart(is_founded: bool) -> None:
     with pytest.raises(RunEnded, match="Round 1 will not open"):
         again.handle(OutcomeCall(0, 1), 3.0)
 
-    again.change(NewValues({"run.end_rounds": 5}), 3.0)
+    again.change(SettingsChanged({"run.end_rounds": 5}), 3.0)
     disk.crash()
     assert Service.open(disk, now_s=4.0).state.last_round == 5
 
@@ -248,8 +254,8 @@ def test_an_end_that_was_set_is_no_obstacle_to_a_stop() -> None:
     """Stopped after `end_rounds` was set to ten: the run does not go on to ten."""
     service, disk = make()
     join(service, "a")
-    service.change(NewValues({"run.end_rounds": 10}), 1.0)
-    service.change(Stopping(), 1.0)
+    service.change(SettingsChanged({"run.end_rounds": 10}), 1.0)
+    service.change(StopRequested(), 1.0)
     disk.crash()
     again = Service.open(disk, now_s=2.0)
 
@@ -263,7 +269,7 @@ def test_an_evicted_island_is_told_so_also_after_a_restart() -> None:
     service.handle(update(service, b, 3.0), 1.0)
     service.change(Leave("b", b.incarnation, reason="evicted"), 1.0)
     said = "'b' was evicted by an operator.*published counts.*start it again"
-    beat = HeartbeatCall(Beat(island="b", incarnation=b.incarnation, step=0))
+    beat = HeartbeatCall(Heartbeat(island="b", incarnation=b.incarnation, step=0))
     with pytest.raises(LeaseLost, match=said):
         service.handle(beat, 1.0)
     service.handle(update(service, a, 1.0), 2.0)
@@ -306,7 +312,7 @@ def test_hostile_frames_change_nothing() -> None:
     flipped = Frame(good.header, good.body ^ np.uint8(1))
     with pytest.raises(CorruptError):
         service.handle(PublishCall(flipped), 1.0)
-    zombie = Beat(island="a", incarnation=9, step=0)
+    zombie = Heartbeat(island="a", incarnation=9, step=0)
     with pytest.raises(LeaseLost):
         service.handle(HeartbeatCall(zombie), 1.0)
     with pytest.raises(Refused, match="Fragment 7 does not exist"):
@@ -344,10 +350,10 @@ def test_a_stop_waits_for_what_has_departed_ahead() -> None:
     """An update that was answered as staged counts, though it is for the next round."""
     service, _ = make(start_islands=2)
     a, b = join(service, "a"), join(service, "b")
-    service.handle(update(service, a, 1.0, kind=Kind.DEPARTING), 1.0)
-    service.handle(update(service, a, 5.0, round=2, kind=Kind.DEPARTING), 1.0)
+    service.handle(update(service, a, 1.0, kind=FrameKind.DEPARTING), 1.0)
+    service.handle(update(service, a, 5.0, round=2, kind=FrameKind.DEPARTING), 1.0)
     service.handle(LeaveCall("a", a.incarnation), 1.0)
-    service.change(Stopping(), 1.5)
+    service.change(StopRequested(), 1.5)
     service.handle(update(service, b, 3.0), 2.0)
 
     assert service.state.last_round == 2
@@ -361,8 +367,8 @@ def test_a_run_that_was_stopped_too_early_waits_for_its_islands_again() -> None:
     """A new end opens no round before as many as it takes have joined."""
     service, _ = make(start_islands=2)
     join(service, "a")
-    service.change(Stopping(), 1.0)
-    service.change(NewValues({"run.end_rounds": 5}), 2.0)
+    service.change(StopRequested(), 1.0)
+    service.change(SettingsChanged({"run.end_rounds": 5}), 2.0)
     phases = [service.state.rounds[0].phase]
     join(service, "b")
     phases.append(service.state.rounds[0].phase)

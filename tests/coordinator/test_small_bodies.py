@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from atoll.exchange import Exchange, Frame, Outcome
-from atoll.island.vectors import vector_model
+from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.testing.one_fragment import OUTER, plain_settings
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, with_body
+from atoll.wire import FrameKind, Header, with_body
 from tests.coordinator.serving import Islands, serving
 
 ISLAND = "oslo"
@@ -42,7 +42,7 @@ def outcome(island: Exchange, joined: JoinReply, elements: int, round: int) -> O
     """Publish ones, and return what the round came to."""
     body = np.ones(elements, np.float32).view(np.uint8)
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run=joined.run,
         fragment=0,
         round=round,

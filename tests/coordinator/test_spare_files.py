@@ -8,8 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.coordinator.spare_files import KEPT_FILES, SMALL_BYTES, SpareFiles
-from atoll.coordinator.spool import nameless, write_all
+from atoll.coordinator.spool import (
+    KEPT_FILES,
+    SMALL_BYTES,
+    SpareFiles,
+    nameless,
+    write_all,
+)
 
 SIZE = 2 * SMALL_BYTES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from atoll.coordinator.app import Coordinator
-from atoll.protocol.events import Stopping
+from atoll.protocol.events import StopRequested
 from atoll.testing.one_fragment import plain_settings
 from tests.coordinator.serving import serving
 
@@ -20,7 +20,7 @@ def test_a_run_that_was_stopped_before_any_update_says_so(tmp_path: Path) -> Non
     ended = ("ended", "Stopped by an operator before any update.")
     with serving(tmp_path / "run", plain_settings(end_rounds=3)) as coordinator:
         assert said(coordinator)[0] == "founding"
-        coordinator._office.change(Stopping())
+        coordinator._threaded_service.change(StopRequested())
         assert said(coordinator) == ended
     with serving(tmp_path / "run", None) as coordinator:
         assert said(coordinator) == ended

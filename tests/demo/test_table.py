@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.demo import figures, progress, table
+from atoll.demo import charts as figures
+from atoll.demo import report as progress
+from atoll.demo import report as table
 from tests.demo.small import results
 
 pytestmark = pytest.mark.torch
@@ -12,7 +14,7 @@ pytestmark = pytest.mark.torch
 
 def test_the_table_has_loss_perplexity_bytes_ratio_and_stall() -> None:
     """Each has a line, all lines are as wide, and none is wider than a terminal."""
-    aligned, _, note = table.text(results()).partition("\n\n")
+    aligned, _, note = table.table_text(results()).partition("\n\n")
     lines, labels = aligned.splitlines(), aligned
 
     assert note == table.NOTE
@@ -25,7 +27,7 @@ def test_the_table_has_loss_perplexity_bytes_ratio_and_stall() -> None:
 
 def test_without_a_comparison_its_losses_are_absent() -> None:
     """A dash stands where nothing was measured; the bytes are still worked out."""
-    by_label = {row.label: row for row in table.rows(results(compares=False))}
+    by_label = {row.label: row for row in table.table_rows(results(compares=False))}
 
     assert by_label["perplexity per byte"].parallel == table.ABSENT
     assert by_label["sent by each"].parallel.endswith("B")
@@ -34,18 +36,18 @@ def test_without_a_comparison_its_losses_are_absent() -> None:
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        (figures.of_bytes(999), "999 bytes"),
-        (figures.of_bytes(26_140_000), "26.1 MB"),
-        (figures.of_bytes(2.974e9), "2.97 GB"),
-        (figures.of_count(826_112), "0.83 million"),
-        (figures.of_count(1_228_800), "1.23 million"),
-        (figures.of_count(4_096), "4,096"),
-        (figures.of_seconds(3.14), "3.1 s"),
-        (figures.of_seconds(59.6), "1 min 0 s"),
-        (figures.of_seconds(257), "4 min 17 s"),
-        (figures.of_share(0.0094), "0.9 %"),
-        (figures.of_few(4), "Four"),
-        (figures.of_few(12), "12"),
+        (figures.format_bytes(999), "999 bytes"),
+        (figures.format_bytes(26_140_000), "26.1 MB"),
+        (figures.format_bytes(2.974e9), "2.97 GB"),
+        (figures.format_count(826_112), "0.83 million"),
+        (figures.format_count(1_228_800), "1.23 million"),
+        (figures.format_count(4_096), "4,096"),
+        (figures.format_seconds(3.14), "3.1 s"),
+        (figures.format_seconds(59.6), "1 min 0 s"),
+        (figures.format_seconds(257), "4 min 17 s"),
+        (figures.format_share(0.0094), "0.9 %"),
+        (figures.format_few(4), "Four"),
+        (figures.format_few(12), "12"),
     ],
 )
 def test_numbers_read_as_people_say_them(said: str, expected: str) -> None:
@@ -59,7 +61,7 @@ def test_progress_has_a_line_for_each_island_and_says_why_it_waits() -> None:
     second = first | {"island": "a", "round": 10, "loss": 1.5, "wait_share": 0.25}
     status = {"last_round": 10, "islands": [first, second], "why": "Waits for b."}
 
-    a, b, why = progress.lines(status)
+    a, b, why = progress.progress_lines(status)
 
     assert a.startswith("a ")
     assert "loss 1.500" in a

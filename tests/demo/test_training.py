@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from atoll import RunSettings
-from atoll.demo import island, recipe, run_file
+from atoll.demo import files as run_file
+from atoll.demo import island
+from atoll.demo import model as recipe
 from atoll.demo.model import CONTEXT
 from atoll.errors import UsageError
 from tests.demo.small import ROWS, SETTINGS, tiny, trained, trained_in_parallel
@@ -18,7 +20,7 @@ pytestmark = pytest.mark.torch
 
 def test_the_run_file_is_that_of_a_short_run() -> None:
     """Streaming, overlap, 4 bits up, 8 down, 20 rounds or more, little momentum."""
-    settings = run_file.settings()
+    settings = run_file.run_settings()
 
     assert settings.run.start_islands == 4
     assert recipe.num_rounds(settings) >= 20
@@ -30,7 +32,7 @@ def test_the_run_file_is_that_of_a_short_run() -> None:
 
 def test_a_quick_run_differs_by_its_rounds_alone() -> None:
     """Nothing else of what a reader sees is cut."""
-    quick, whole = run_file.settings(quick=True), run_file.settings()
+    quick, whole = run_file.run_settings(quick=True), run_file.run_settings()
 
     assert recipe.num_rounds(quick) < recipe.num_rounds(whole)
     assert quick.with_values({"run.end_rounds": recipe.num_rounds(whole)}) == whole

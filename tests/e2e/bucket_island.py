@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 
 from atoll import kernels
 from atoll.clock import SystemClock
-from atoll.exchange.bucket import Lookout, StoreExchange, ThreadTiming
+from atoll.exchange.bucket import BucketReader, StoreExchange, ThreadTiming
 from atoll.island.environment import surroundings_from_environment
-from atoll.island.keys import island_key
-from atoll.island.meeting import Meeting, Reliable
+from atoll.island.identity import island_key
+from atoll.island.store_connection import RetriedStore, StoreConnection
 from atoll.store import Data, Item, Store
 from tests.e2e.island_process import arguments, live
 
@@ -56,17 +56,17 @@ class Dying:
         self._store.remove(keys)
 
 
-def reach(url: str, name: str, dies_at: str | None) -> Meeting:
+def reach(url: str, name: str, dies_at: str | None) -> StoreConnection:
     """Return the way to a run in a store, as `meet` would."""
     timing = ThreadTiming(SystemClock())
-    reliable = Reliable(url, timing)
+    reliable = RetriedStore(url, timing)
     store = Dying(reliable.store, dies_at) if dies_at else reliable.store
-    lookout = Lookout.open(store, timing, url=url)
+    lookout = BucketReader.open(store, timing, url=url)
     keys = surroundings_from_environment().keys
     key = island_key(keys, run=lookout.run, island=name)
     reliable.endure()
     exchange = StoreExchange(lookout, key=key, nonce=os.urandom(16))
-    return Meeting(exchange, reliable, timing)
+    return StoreConnection(exchange, reliable, timing)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.exchange.bucket import keys
-from atoll.exchange.bucket.making import make_run
+from atoll.exchange.bucket.create import make_run
 from atoll.settings import RunSettings
 from atoll.store import Store, open_store
 from tests.e2e.rounds_again import (

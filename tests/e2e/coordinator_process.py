@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import atoll.coordinator.app
 from atoll import RunSettings, kernels
-from atoll.coordinator.app import Coordinator, Listening
+from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.disk import Data, SystemDisk
 
 
@@ -123,7 +123,7 @@ def main() -> None:
     coordinator = Coordinator(
         said.directory,
         RunSettings.from_dict(json.loads(said.settings.read_text())),
-        listening=Listening(host=said.host, port=said.port, has_tls=said.tls),
+        listening=ListenOptions(host=said.host, port=said.port, has_tls=said.tls),
     )
     coordinator.start()
     print(json.dumps({"run": coordinator.run, "pin": coordinator.pin}), flush=True)  # noqa: T201 its starter reads it

@@ -8,7 +8,7 @@ from __future__ import annotations
 from atoll import kernels
 from atoll.clock import SystemClock
 from atoll.island.environment import surroundings_from_environment
-from atoll.island.trail import Trail
+from atoll.island.join import RunConnection
 from tests.e2e.island_process import arguments, live
 
 
@@ -16,7 +16,10 @@ def main() -> None:
     said = arguments().parse_args()
     kernels.use("numpy")  # starts at once
     clock, around = SystemClock(), surroundings_from_environment()
-    live(Trail(said.url, island=said.name, surroundings=around, clock=clock), said)
+    live(
+        RunConnection(said.url, island=said.name, surroundings=around, clock=clock),
+        said,
+    )
 
 
 if __name__ == "__main__":

@@ -24,12 +24,12 @@ from atoll.clock import Clock, SystemClock
 from atoll.errors import Unreachable
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island import Host
+from atoll.island.connection import CoordinatorConnection, connect
 from atoll.island.environment import surroundings_from_environment
-from atoll.island.reach import Way, reach
 from atoll.island.signals import Interrupted, Termination
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception, Stats
-from atoll.testing import Vectors, vector_model
-from atoll.wire import Kind, pack, update_digest
+from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position, Reception, Stats
+from atoll.testing import VectorView, vector_model
+from atoll.wire import FrameKind, pack, update_digest
 
 STEP = 1e-3
 """What an inner step takes from a weight, at most."""
@@ -45,12 +45,12 @@ class Kept:
     def join(self, request: JoinRequest) -> JoinReply:
         return self._inner.join(request)
 
-    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         return self._inner.heartbeat(beat, at_once=at_once)
 
     def publish(self, frame: Frame) -> Reception:
         header = frame.header
-        if header.kind is not Kind.STATE and header.kind is not Kind.AGREED:
+        if header.kind is not FrameKind.STATE and header.kind is not FrameKind.AGREED:
             self._keep(update_digest(header).hex(), frame)
         elif header.round == 0:
             self._keep(f"founded-{header.fragment}", frame)
@@ -84,7 +84,7 @@ class Trains(Protocol):
 class Training:
     """Steps that only go down, so that one lost or made twice shows in a sum."""
 
-    def __init__(self, view: Vectors, seed: int) -> None:
+    def __init__(self, view: VectorView, seed: int) -> None:
         self._view = view
         self._numbers = np.random.default_rng(seed)
         self.work = [0.0 for _ in view.local]
@@ -115,7 +115,9 @@ def train(host: Host, training: Trains, said: argparse.Namespace) -> str:
     return "terminated" if termination.is_asked else "left"
 
 
-def report(host: Host, view: Vectors, training: Trains, why: str) -> dict[str, object]:
+def report(
+    host: Host, view: VectorView, training: Trains, why: str
+) -> dict[str, object]:
     """Return what a test is told of this life."""
     rest = [
         float(slot.state.anchor.sum(dtype=np.float64) - local.sum(dtype=np.float64))
@@ -133,12 +135,12 @@ def report(host: Host, view: Vectors, training: Trains, why: str) -> dict[str, o
     }
 
 
-def reach_again(url: str, name: str, clock: Clock) -> Way:
+def reach_again(url: str, name: str, clock: Clock) -> CoordinatorConnection:
     """Return the way to the coordinator, once it is up: as a launcher would try."""
     surroundings = surroundings_from_environment()
     while True:
         try:
-            return reach(url, island=name, surroundings=surroundings, clock=clock)
+            return connect(url, island=name, surroundings=surroundings, clock=clock)
         except Unreachable:
             time.sleep(0.1)
 
@@ -173,7 +175,7 @@ def arguments() -> argparse.ArgumentParser:
 
 def live(way: Line, said: argparse.Namespace) -> None:
     """Take part in a run, and write what was done when it has been left."""
-    view = Vectors(fill=1.0)
+    view = VectorView(fill=1.0)
     model = vector_model({f"blocks.{n}.weight": (said.elements,) for n in range(2)})
     host = Host(
         Kept(way.exchange, said.folder / "updates"),

@@ -19,7 +19,7 @@ from typing import Any
 
 import atoll.cli.bucket.moving as moving
 import atoll.cli.bucket.moving_out as moving_out
-import atoll.coordinator.arrival as arrival
+import atoll.coordinator.move as arrival
 from atoll import kernels
 from atoll.cli import main
 from atoll.cli.asking import Asking

@@ -9,18 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket.create import make_run
 from atoll.exchange.bucket.documents import fetch
-from atoll.exchange.bucket.making import make_run
 from atoll.security import Credentials, Role, credentials_directory, token_file
 from atoll.settings import RunSettings
 from atoll.store import open_store
 from tests.e2e.places_again import rounds_at
-from tests.e2e.rounds_again import (
-    Again,
-    Report,
-    require_all_work,
-    require_same_end,
-)
+from tests.e2e.rounds_again import Again, Report, require_all_work, require_same_end
 from tests.e2e.stage import PATIENT_S, ROOT, Island, Settings, Stage, until
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from atoll.disk import SystemDisk
 from atoll.errors import NoSuchObject
-from atoll.exchange.bucket import Lookout, ThreadTiming
+from atoll.exchange.bucket import BucketReader, ThreadTiming
 from atoll.exchange.bucket.means import header_of
 from atoll.journal import Journal
 from atoll.protocol import ModelSpec
@@ -47,7 +47,7 @@ class InJournal:
         self.settings, self.model = RunSettings.from_dict(created.settings), model
 
     def header(self, fragment: int, round: int) -> Header | None:
-        if round not in self._journal.recorded.fragments[fragment].where:
+        if round not in self._journal.recorded.fragments[fragment].positions:
             return None
         return self._journal.outcome(fragment, round, has_body=False)[0]
 
@@ -55,7 +55,7 @@ class InJournal:
 class InStore:
     """A store in which islands have met."""
 
-    def __init__(self, lookout: Lookout) -> None:
+    def __init__(self, lookout: BucketReader) -> None:
         self._lookout = lookout
         assert lookout.founded is not None
         self.settings, self.model = lookout.sight.settings, lookout.founded.model
@@ -97,7 +97,7 @@ def place_at(where: Path | str) -> Iterator[Place]:
         return
     timing = ThreadTiming()
     try:
-        yield InStore(Lookout.open(open_store(where), timing, url=where))
+        yield InStore(BucketReader.open(open_store(where), timing, url=where))
     finally:
         timing.close()
 

@@ -22,7 +22,7 @@ import numpy as np
 from atoll import kernels
 from atoll.checkpoint import COMPONENTS, Policy
 from atoll.island import Host, join_run
-from atoll.island.keeping import Keeping
+from atoll.island.checkpoints import IslandCheckpoints
 from atoll.testing import vector_model
 from atoll.weights import Layout
 from atoll.weights.layout import F32
@@ -93,10 +93,10 @@ class Loop:
             self.said.folder / f"{self.said.name}.checkpoints",
             every_rounds=2,
             components=None if self.said.rejoins else COMPONENTS,
-            also={"scheduler": self.rate, "data": self.rows},
+            extra={"scheduler": self.rate, "data": self.rows},
         )
         objects = {"model": self.weights, "optimizer": self.momentum}
-        keeping = Keeping(policy, objects, is_alone=False)
+        keeping = IslandCheckpoints(policy, objects, is_alone=False)
         model = vector_model(SHAPES)
         host = join_run(
             self.said.url, self.weights, model, island=self.said.name, keeping=keeping
@@ -111,7 +111,7 @@ class Loop:
         keeping.close()
         return host
 
-    def step(self, host: Host, keeping: Keeping, row: int) -> None:
+    def step(self, host: Host, keeping: IslandCheckpoints, row: int) -> None:
         self.trained.append(row)
         noise = np.random.normal(size=1).astype(np.float32)
         numbers = np.random.default_rng([self.said.seed, row])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from atoll.http import Caller, Reply
+from atoll.http import HttpClient, HttpReply
 from atoll.security import (
     Credentials,
     Role,
@@ -267,10 +267,10 @@ class Stage:
             last[each["fragment"]] = each["round"]
         return min(last)
 
-    def ask(self, method: str, target: str, body: object = None) -> Reply:
+    def ask(self, method: str, target: str, body: object = None) -> HttpReply:
         """Ask the coordinator something, as an operator."""
         token = read_token(token_file(self.directory, Role.OPERATOR))
-        caller = Caller(
+        caller = HttpClient(
             self.host,
             self.port,
             timeout_s=PATIENT_S,

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from atoll.launch import Launched
-from atoll.launch.book import Book
-from atoll.launch.looking import try_look
+from atoll.launch.launches import Book
+from atoll.launch.run_status import try_look
 from tests.cli.runs import as_user
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +33,7 @@ def test_a_killed_island_comes_back_and_the_run_is_finished(
     """SIGKILL of one island: it is restarted under its name, and all hold one model."""
     as_user(monkeypatch, tmp_path / "home")
     words = ["launch", "--on", "local", "-n", "4", ROOT / "examples" / "run.toml"]
-    words += ["--dir", tmp_path / "first.atoll"]
+    words += ["--dir", tmp_path / "demo-run.atoll"]
     for key, value in ALL_ARE_NEEDED.items():
         words += ["--set", f"{key}={value}"]
     words += ["--", "python", ROOT / "examples" / "train.py"]
@@ -76,7 +76,7 @@ def _kill_when_training(process: subprocess.Popen[str], island: str) -> None:
             look = None if record.is_coordinator else try_look(record.handle.run)
             if look is not None and look.round >= 1:
                 reports = {it.name: it for it in Launched(record.handle).poll()}
-                os.kill(int(reports[island].place.split()[1]), signal.SIGKILL)
+                os.kill(int(reports[island].host.split()[1]), signal.SIGKILL)
                 return
         time.sleep(LOOK_S)
     raise AssertionError(process.communicate())

@@ -92,7 +92,7 @@ def test_islands_follow_their_run_into_a_store(stage: Stage) -> None:
     islands = started(stage)
     said = move(stage)
     assert said.returncode == 0, said.stderr
-    assert "It goes on at" in said.stdout
+    assert "The run has moved to" in said.stdout
     at = stage.committed()
 
     ended_in_store(stage, islands)

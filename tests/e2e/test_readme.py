@@ -22,7 +22,7 @@ from tests.e2e.stage import ROOT, until
 
 README = (ROOT / "README.md").read_text()
 SERVE, JOIN, STATUS, *_ = re.findall(r"^    atoll (.*)$", README, re.MULTILINE)
-LISTEN, INVITE = "--listen 0.0.0.0", "invite first"
+LISTEN, INVITE = "--listen 0.0.0.0", "invite demo-run"
 SCRIPT = JOIN.partition(" -- ")[2]
 RATE_BYTES_PER_S, DELAY_S = 100e6 / 8, 0.04
 PATIENT_S = 240.0
@@ -58,7 +58,7 @@ class Machine:
 
     def has_round(self) -> bool:
         """Return whether the run that is served here has come to its first round."""
-        events = self._folder / "first.atoll" / "events.jsonl"
+        events = self._folder / "demo-run.atoll" / "events.jsonl"
         return '"round_committed"' in events.read_text()
 
     @contextmanager
@@ -116,7 +116,7 @@ def train(here: Machine, there: Machine, invite: str) -> None:
 def test_the_readme_is_what_this_page_reads() -> None:
     """Its commands are these three; what another machine needs is said below them."""
     assert SERVE == "serve examples/run.toml"
-    assert (JOIN, STATUS) == ("join first -- examples/island.py", "status first")
+    assert (JOIN, STATUS) == ("join demo-run -- examples/island.py", "status demo-run")
     assert f"`atoll {INVITE}`" in README
     assert f"`{LISTEN}`" in README
 

@@ -27,8 +27,8 @@ class Loop:
         self.model = torch.nn.Linear(1, 1)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
-        also = {"scheduler": self.scheduler}
-        policy = Policy(directory, every_rounds=1000, also=also)
+        extra = {"scheduler": self.scheduler}
+        policy = Policy(directory, every_rounds=1000, extra=extra)
         self.island: Island = atoll.torch.join(
             self.model, self.optimizer, run, island="a", checkpoint=policy
         )
@@ -66,7 +66,7 @@ def test_an_operator_has_islands_save(
         found = checkpoint.newest(tmp_path / "saved")
 
     assert found is not None
-    assert found.at["inner_steps"] == saved[0]
+    assert found.metadata["inner_steps"] == saved[0]
 
 
 def test_sigterm_saves_before_the_island_leaves(tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ def in_jax(said: Any, deadly: Deadly) -> tuple[Any, Arrays]:
     moments = jax.tree.map(jnp.zeros_like, params)
     with atoll.jax.join(
         params,
+        moments,
         said.url,
-        optimizer=moments,
         island=said.name,
         checkpoint=policy_of(said),
     ) as island:

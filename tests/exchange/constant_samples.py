@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from atoll.exchange import Exchange, Frame, KeepingExchange
-from atoll.exchange.constants import in_parts
+from atoll.exchange import Exchange, Frame
+from atoll.exchange.base import KeepingExchange, in_parts
 from atoll.protocol import JoinReply, JoinRequest, ModelSpec, TensorSpec
 from atoll.testing.one_fragment import MODEL as TRAINED
 from atoll.testing.one_fragment import OUTER

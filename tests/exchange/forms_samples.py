@@ -9,42 +9,41 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from atoll.exchange import (
+from atoll.exchange import Frame, Outcome
+from atoll.exchange.api import (
+    EncodedReply,
+    EncodedRequest,
+    Incoming,
+    Info,
+    Limits,
+    error_parts,
+    identities_of,
+    parse_call,
+    parse_reply,
+    proof_text,
+    read_head,
+    reply_parts,
+    to_request,
+)
+from atoll.exchange.calls import (
     AgreedCall,
     Call,
     FoundCall,
-    Frame,
     HeartbeatCall,
     JoinCall,
     KeepCall,
     Kept,
     LeaveCall,
     OfferCall,
-    Outcome,
     OutcomeCall,
     PublishCall,
     RecoverCall,
     Reply,
     StateCall,
 )
-from atoll.exchange.forms import (
-    Answer,
-    Incoming,
-    Info,
-    Limits,
-    Sent,
-    asked,
-    error_parts,
-    identities_of,
-    parse_call,
-    parse_reply,
-    proof_text,
-    reply_parts,
-    to_request,
-)
 from atoll.protocol import (
-    Beat,
-    Holding,
+    Heartbeat,
+    HeldRound,
     JoinReply,
     JoinRequest,
     ModelSpec,
@@ -52,8 +51,8 @@ from atoll.protocol import (
     Reception,
     TensorSpec,
 )
-from atoll.protocol.constants import Catalogue
-from atoll.protocol.counted import Counted
+from atoll.protocol.model import ConstantCatalogue
+from atoll.protocol.progress import CountedWork
 from atoll.settings import RunSettings
 from atoll.wire import Header, blake3_digest, pack
 from atoll.wire.text import new_name_fault
@@ -83,7 +82,7 @@ MODEL = ModelSpec(
         ),
     )
 )
-CATALOGUE = Catalogue.of(
+CATALOGUE = ConstantCatalogue.of(
     ModelSpec(
         (
             TensorSpec(
@@ -96,16 +95,16 @@ CATALOGUE = Catalogue.of(
             *MODEL.with_role("constant"),
         )
     ),
-    kept=["0123456789abcdef" * 4],
+    stored_digests=["0123456789abcdef" * 4],
 )
-BEAT = Beat(
+BEAT = Heartbeat(
     island="tokyo-1",
     incarnation=3,
     step=712,
     waits_for=(0, 8),
     holds=(
-        Holding(7, bytes(range(16)), bytes(range(0xF0, 0x100))),
-        Holding(6, bytes(16)),
+        HeldRound(7, bytes(range(16)), bytes(range(0xF0, 0x100))),
+        HeldRound(6, bytes(16)),
     ),
 )
 POSITION = Position(
@@ -134,7 +133,7 @@ REPLY = JoinReply(
     inner_steps=600,
     tokens=4000,
     spoken_for=(1,),
-    counted=(Counted(round=7, inner_steps=600, tokens=4000), None),
+    counted=(CountedWork(round=7, inner_steps=600, tokens=4000), None),
 )
 
 
@@ -143,7 +142,7 @@ def as_received(headers: Mapping[str, str]) -> dict[str, str]:
     return {key.lower(): value for key, value in headers.items()}
 
 
-def body_bytes(message: Sent | Answer) -> bytes:
+def body_bytes(message: EncodedRequest | EncodedReply) -> bytes:
     """Return a body as it is on the wire."""
     return b"".join(bytes(part) for part in message.body)
 
@@ -158,12 +157,12 @@ def proof_of(call: Call, *, key: bytes = b"key", run: str = "lagoon") -> str | N
 def sent_and_read(call: Call) -> Call:
     """Return a call as the coordinator reads it."""
     sent = to_request(call, proof=proof_of(call))
-    head = asked(sent.method, sent.target, as_received(sent.headers))
+    head = read_head(sent.method, sent.target, as_received(sent.headers))
     assert head is not None
     return parse_call(head, Incoming.of(body_bytes(sent)))
 
 
-def answered(call: Call, answer: Answer) -> Reply:
+def answered(call: Call, answer: EncodedReply) -> Reply:
     """Return what an island makes of an answer, or raise what it stands for."""
     body = Incoming.of(body_bytes(answer))
     return parse_reply(call, answer.status, as_received(answer.headers), body)
@@ -207,7 +206,7 @@ FRAGMENTS = st.integers(0, 2**32 - 1)
 NAMES = st.one_of(
     st.sampled_from(["-", "a b", "50%", "a?b=c&d", "%2F", "é", "...", "#", "+"]),
     st.text(min_size=1, max_size=30),
-).filter(lambda name: new_name_fault(name, what="name") is None)
+).filter(lambda name: new_name_fault(name, field="name") is None)
 
 
 def several(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -216,9 +215,9 @@ def several(values: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]
 
 SIXTEEN = st.binary(min_size=16, max_size=16)
 RECEIPTS = st.just(b"") | SIXTEEN
-HOLDINGS = st.builds(Holding, NUMBERS, SIXTEEN, RECEIPTS)
+HOLDINGS = st.builds(HeldRound, NUMBERS, SIXTEEN, RECEIPTS)
 BEATS = st.builds(
-    Beat,
+    Heartbeat,
     island=NAMES,
     incarnation=NUMBERS,
     step=NUMBERS,
@@ -259,7 +258,7 @@ def publishings(draw: st.DrawFn) -> PublishCall:
     header = draw(UPDATES)
     beat = draw(st.none() | BEATS)
     who = {"island": header.island, "incarnation": header.incarnation}
-    own = None if beat is None else Beat(**(vars(beat) | who))
+    own = None if beat is None else Heartbeat(**(vars(beat) | who))
     return PublishCall(frame_of(header), own)
 
 
@@ -342,7 +341,9 @@ REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
             spoken_for=several(FRAGMENTS),
             counted=several(
                 st.none()
-                | st.builds(Counted, round=NUMBERS, inner_steps=NUMBERS, tokens=NUMBERS)
+                | st.builds(
+                    CountedWork, round=NUMBERS, inner_steps=NUMBERS, tokens=NUMBERS
+                )
             ),
         ),
     ),

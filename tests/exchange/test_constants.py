@@ -10,11 +10,15 @@ import pytest
 from atoll import RunSettings
 from atoll.coordinator import Service
 from atoll.errors import CorruptError, UsageError
-from atoll.exchange import CoordinatorExchange, KeepingExchange, MemoryRun
+from atoll.exchange import CoordinatorExchange, MemoryRun
+from atoll.exchange.base import PART_BYTES, KeepingExchange
 from atoll.exchange.bucket import documents, keys
-from atoll.exchange.bucket.constants import OBJECT_BYTES, ConstantObjects, put_constant
 from atoll.exchange.bucket.documents import RunDocument, fetch
-from atoll.exchange.constants import PART_BYTES
+from atoll.exchange.bucket.large_objects import (
+    OBJECT_BYTES,
+    ConstantObjects,
+    put_constant,
+)
 from atoll.simulate import SimDisk
 from atoll.store import MemoryStore
 from atoll.testing.one_fragment import enter, plain_settings
@@ -54,7 +58,7 @@ def at_a_coordinator(settings: RunSettings) -> Place:
 
     def kept() -> dict[str, bytes]:
         files = service.journal.constants
-        there = [each for each in SPECS if each.digest in files.kept]
+        there = [each for each in SPECS if each.digest in files.complete]
         return {each.digest: b"".join(files.parts(each)) for each in there}
 
     return Place(exchange, kept)
@@ -144,7 +148,7 @@ def test_a_founder_goes_on_where_another_was_cut_off() -> None:
     exchange.keep(joined, MODEL, held)
 
     assert held.asked == [("base", 20)]
-    assert service.journal.constants.kept == {each.digest for each in SPECS[:2]}
+    assert service.journal.constants.complete == {each.digest for each in SPECS[:2]}
 
 
 def test_a_large_constant_is_some_objects_of_a_bucket() -> None:

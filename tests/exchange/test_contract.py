@@ -8,7 +8,8 @@ import pytest
 
 from atoll import RunSettings
 from atoll.coordinator import Service
-from atoll.exchange import Call, CoordinatorExchange, Exchange, MemoryRun, Reply
+from atoll.exchange import CoordinatorExchange, Exchange, MemoryRun
+from atoll.exchange.calls import Call, Reply
 from atoll.simulate import SimDisk
 from atoll.testing import EXCHANGE_CLAIMS
 from atoll.testing.exchange_contract import (

@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from atoll.coordinator import Service
-from atoll.coordinator.belongings import belongings_of, update_of
+from atoll.coordinator.move import moved_run_of, update_of
 from atoll.errors import (
     LeaseLost,
     OutcomeLost,
@@ -19,19 +19,26 @@ from atoll.errors import (
     UsageError,
 )
 from atoll.exchange import CoordinatorExchange, Exchange
-from atoll.exchange.bucket import Lookout, StoreExchange
-from atoll.exchange.bucket.arriving import (
-    BELONGINGS,
-    Arriving,
-    Belongings,
+from atoll.exchange.api.fields import MAX_LARGE_BYTES, dump, load
+from atoll.exchange.bucket import BucketReader, StoreExchange
+from atoll.exchange.bucket.move_in import (
+    MOVED_RUN,
+    MovedRun,
+    MoveIn,
     give_up,
     is_here,
     require_free,
 )
-from atoll.exchange.following import Following, Place
-from atoll.exchange.forms.text import MAX_LARGE_BYTES, dump, load
-from atoll.protocol import Beat, Holding, JoinReply, JoinRequest, Reception
-from atoll.protocol.events import Event, Moved, Moving, NewValues, Pausing, Staying
+from atoll.exchange.relocation import FollowingExchange, RunLocation
+from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest, Reception
+from atoll.protocol.events import (
+    Event,
+    MoveCancelled,
+    MoveCompleted,
+    MoveRequested,
+    PauseRequested,
+    SettingsChanged,
+)
 from atoll.settings import RunSettings
 from atoll.simulate import SimDisk
 from atoll.store import MemoryStore, Store
@@ -44,11 +51,9 @@ from atoll.testing.one_fragment import (
     plain_settings,
     verdicts_of,
 )
-from atoll.testing.one_fragment import (
-    update_of as an_update,
-)
+from atoll.testing.one_fragment import update_of as an_update
 from atoll.testing.store_runs import Unhurried, WaitingTime
-from atoll.wire import Kind
+from atoll.wire import FrameKind
 from tests.exchange.test_contract import DirectLine, at_a_coordinator
 
 URL = "memory://lagoon"
@@ -65,36 +70,36 @@ class Journey:
     opened: list[str] = field(default_factory=list)
     fails: list[Exception] = field(default_factory=list)
 
-    def island(self, name: str, *, nonce: bytes = b"nonce") -> Following:
+    def island(self, name: str, *, nonce: bytes = b"nonce") -> FollowingExchange:
         """Attach an island that follows."""
         key, own = name.encode(), name.encode() + nonce
         line = DirectLine(self.service)
         place = CoordinatorExchange(line, key=key, nonce=own)
 
-        def open(target: str) -> Place:
+        def open(target: str) -> RunLocation:
             self.opened.append(target)
             if self.fails:
                 raise self.fails.pop()
             return self.meet(key, own)
 
-        return Following(place, open, pause=self.time.pause)
+        return FollowingExchange(place, open, pause=self.time.pause)
 
     def meet(self, key: bytes, nonce: bytes) -> StoreExchange:
-        lookout = Lookout.open(self.store, self.time, url=URL)
+        lookout = BucketReader.open(self.store, self.time, url=URL)
         return Unhurried(lookout, key=key, nonce=nonce)
 
     def say(self, *events: object) -> None:
         for event in events:
             self.service.change(event, 1.0)  # type: ignore[arg-type]
 
-    def belongings(self) -> Belongings:
+    def belongings(self) -> MovedRun:
         """Return what comes along, as it travels."""
-        said = BELONGINGS.write(belongings_of(self.service, 1.0))
+        said = MOVED_RUN.write(moved_run_of(self.service, 1.0))
         data = dump(said, what="belongings", most=MAX_LARGE_BYTES)
-        return BELONGINGS.read(load(data, what="belongings"), "belongings")
+        return MOVED_RUN.read(load(data, what="belongings"), "belongings")
 
-    def bring(self) -> Arriving:
-        arriving = Arriving(self.store, self.time, self.belongings())
+    def bring(self) -> MoveIn:
+        arriving = MoveIn(self.store, self.time, self.belongings())
         arriving.bring(
             self.service.state_frame,
             lambda left: update_of(self.service, left),
@@ -104,9 +109,9 @@ class Journey:
 
     def move(self) -> None:
         """Take the run to the store."""
-        self.say(Moving(URL, NONCE))
+        self.say(MoveRequested(URL, NONCE))
         self.bring().settle()
-        self.say(Moved(URL))
+        self.say(MoveCompleted(URL))
 
 
 def begun(store: Store | None = None, **run: object) -> Journey:
@@ -116,10 +121,12 @@ def begun(store: Store | None = None, **run: object) -> Journey:
     return Journey(service, store or MemoryStore())
 
 
-def beat(exchange: Following, joined: JoinReply, round: int) -> None:
+def beat(exchange: FollowingExchange, joined: JoinReply, round: int) -> None:
     """Say what is held, as a host does."""
-    held = Holding(round, exchange.state(0).header.base)
-    exchange.heartbeat(Beat(island=joined.island, incarnation=1, step=0, holds=(held,)))
+    held = HeldRound(round, exchange.state(0).header.base)
+    exchange.heartbeat(
+        Heartbeat(island=joined.island, incarnation=1, step=0, holds=(held,))
+    )
 
 
 @pytest.mark.parametrize("claim", EXCHANGE_CLAIMS, ids=lambda claim: claim.__name__)
@@ -132,7 +139,7 @@ def test_who_follows_is_an_exchange(claim: Claim) -> None:
         def following(*, key: bytes) -> Exchange:
             place = attach(key=key)
             assert isinstance(place, CoordinatorExchange)
-            return Following(place, never, pause=never)
+            return FollowingExchange(place, never, pause=never)
 
         return following
 
@@ -191,7 +198,7 @@ def test_work_of_who_has_gone_comes_along() -> None:
     it = begun(start_islands=2)
     a, b = it.island("a"), it.island("b")
     first, second = enter(a, "a"), enter(b, "b")
-    a.publish(an_update(a, first, 1.0, kind=Kind.DEPARTING))
+    a.publish(an_update(a, first, 1.0, kind=FrameKind.DEPARTING))
     a.leave("a", first.incarnation)
     it.move()
     beat(b, second, 0)
@@ -206,11 +213,13 @@ def test_what_operators_have_said_comes_along() -> None:
     it = begun(start_islands=2)
     a = it.island("a")
     enter(a, "a")
-    it.say(NewValues({"run.patience": 5.0}), NewValues({"run.end_rounds": 9}))
-    it.say(Pausing(is_paused=True))
+    it.say(
+        SettingsChanged({"run.patience": 5.0}), SettingsChanged({"run.end_rounds": 9})
+    )
+    it.say(PauseRequested(is_paused=True))
     it.move()
 
-    sight = Lookout.open(it.store, it.time, url=URL).sight
+    sight = BucketReader.open(it.store, it.time, url=URL).sight
     assert (sight.settings.run.patience, sight.state.epoch) == (5.0, 2)
     assert (sight.state.last_round, sight.state.is_paused) == (9, True)
     assert sight.settings.fingerprint == it.service.state.settings.fingerprint
@@ -258,13 +267,15 @@ def test_a_heartbeat_is_enough_to_follow() -> None:
     a = it.island("a")
     joined = enter(a, "a")
     it.move()
-    a.heartbeat(Beat(island="a", incarnation=joined.incarnation, step=1), at_once=True)
+    a.heartbeat(
+        Heartbeat(island="a", incarnation=joined.incarnation, step=1), at_once=True
+    )
 
     assert it.opened == [URL]
 
 
 def moving(journey: Journey) -> Journey:
-    journey.say(Moving(URL, NONCE))
+    journey.say(MoveRequested(URL, NONCE))
     return journey
 
 
@@ -277,7 +288,7 @@ def test_nothing_changes_while_a_run_is_on_its_way() -> None:
     moving(it)
     line = DirectLine(it.service)
     exchange = CoordinatorExchange(line, key=b"b", nonce=b"b")
-    a.heartbeat(Beat(island="a", incarnation=1, step=1), at_once=True)
+    a.heartbeat(Heartbeat(island="a", incarnation=1, step=1), at_once=True)
 
     asks: list[Callable[[], object]] = [
         lambda: it.service.offer(update.header, 1.0),
@@ -286,12 +297,12 @@ def test_nothing_changes_while_a_run_is_on_its_way() -> None:
     ]
     for ask in asks:
         # DirectLine lets nobody ask again.
-        with pytest.raises((Unreachable, AssertionError), match=r"on its way|waits"):
+        with pytest.raises((Unreachable, AssertionError), match=r"is moving|waits"):
             ask()
-    with pytest.raises(Refused, match=r"is on its way to memory.*Control it there"):
-        it.say(NewValues({"run.patience": 5.0}))
+    with pytest.raises(Refused, match=r"is moving to memory.*Control it there"):
+        it.say(SettingsChanged({"run.patience": 5.0}))
     with pytest.raises(UsageError, match="and not to memory://elsewhere"):
-        it.say(Moving("memory://elsewhere", "another nonce, another move"))
+        it.say(MoveRequested("memory://elsewhere", "another nonce, another move"))
 
 
 def test_a_move_survives_a_restart() -> None:
@@ -300,10 +311,10 @@ def test_a_move_survives_a_restart() -> None:
     service = Service.create(disk, plain_settings(), run="run", now_s=0.0)
     enter(CoordinatorExchange(DirectLine(service), key=b"a", nonce=b"a"), "a")
     said: list[Event] = [
-        Moving(URL, "first"),
-        Staying(URL),
-        Moving(URL, "second"),
-        Moved(URL),
+        MoveRequested(URL, "first"),
+        MoveCancelled(URL),
+        MoveRequested(URL, "second"),
+        MoveCompleted(URL),
     ]
     for hour, event in enumerate(said):  # so late that nobody is waited for
         service.change(event, 3600.0 * hour)
@@ -314,8 +325,8 @@ def test_a_move_survives_a_restart() -> None:
         assert service.state.move == move
     assert move is not None
     assert (move.nonce, move.is_over) == ("second", True)
-    with pytest.raises(RunMoved, match="It goes on there"):
-        service.change(Staying(URL), 20_000.0)
+    with pytest.raises(RunMoved, match="It continues there"):
+        service.change(MoveCancelled(URL), 20_000.0)
 
 
 def test_who_begins_anew_at_the_old_place_is_sent_on() -> None:
@@ -337,7 +348,7 @@ def test_a_run_is_where_settings_were_put_first() -> None:
     assert give_up(it.store, run)
     with pytest.raises(UsageError, match="this move was given up"):
         arriving.settle()
-    it.say(Staying(URL))
+    it.say(MoveCancelled(URL))
     b = it.island("b")
     assert enter(b, "b").incarnation == 1  # everything goes on here
 
@@ -362,7 +373,7 @@ def test_a_run_moves_only_to_where_nothing_is() -> None:
 def test_a_run_without_weights_does_not_move() -> None:
     """There is nothing to take along, and the way out is named."""
     with pytest.raises(UsageError, match=r"atoll init URL RUN\.toml"):
-        begun().say(Moving(URL, NONCE))
+        begun().say(MoveRequested(URL, NONCE))
 
 
 def test_a_coordinator_that_has_not_heard_its_islands_does_not_move() -> None:
@@ -374,5 +385,5 @@ def test_a_coordinator_that_has_not_heard_its_islands_does_not_move() -> None:
     again = Service.open(disk, now_s=1.0)
 
     with pytest.raises(Unreachable, match="Ask again in some seconds"):
-        again.change(Moving(URL, NONCE), 2.0)
+        again.change(MoveRequested(URL, NONCE), 2.0)
     assert replace(again.state).move is None

@@ -8,10 +8,11 @@ from typing import NoReturn
 import pytest
 
 from atoll.errors import RunMoved, Unreachable
-from atoll.exchange import Constants, CoordinatorExchange, Frame, Outcome
-from atoll.exchange.following import Following, Place
+from atoll.exchange import CoordinatorExchange, Frame, Outcome
+from atoll.exchange.base import Constants
+from atoll.exchange.relocation import FollowingExchange, RunLocation
 from atoll.protocol import (
-    Beat,
+    Heartbeat,
     JoinReply,
     JoinRequest,
     ModelSpec,
@@ -25,15 +26,15 @@ from tests.exchange.test_following import Journey, beat, begun
 
 
 class Closable:
-    """A place that fails by its threads when its way was closed. Implements `Place`."""
+    """A location whose threads fail when it was closed. Implements `RunLocation`."""
 
-    def __init__(self, inner: Place) -> None:
+    def __init__(self, inner: RunLocation) -> None:
         self._inner, self.is_closed = inner, False
         self.stats: Callable[[], Stats] | None = None
         self.moved: Callable[[RunMoved], None] | None = None
         self.before_state: Callable[[], object] = lambda: None
 
-    def _open(self) -> Place:
+    def _open(self) -> RunLocation:
         if self.is_closed:
             raise RuntimeError("cannot schedule new futures after shutdown")
         return self._inner
@@ -41,7 +42,7 @@ class Closable:
     def join(self, request: JoinRequest) -> JoinReply:
         return self._open().join(request)
 
-    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         return self._open().heartbeat(beat, at_once=at_once)
 
     def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
@@ -75,13 +76,13 @@ def test_who_gives_up_on_the_way_does_not_go_back() -> None:
     it, is_there = begun(), False
     place = closable(it)
 
-    def open(target: str) -> Place:
+    def open(target: str) -> RunLocation:
         place.is_closed = True
         if not is_there:
             raise Unreachable("Nobody answers yet.")
         return it.meet(b"a", b"once")
 
-    a = Following(place, open, pause=no_time)
+    a = FollowingExchange(place, open, pause=no_time)
     joined = enter(a, "a")
     beat(a, joined, 0)
     update = update_of(a, joined, 1.0)
@@ -100,14 +101,14 @@ def test_a_call_whose_way_is_closed_under_it_is_made_again() -> None:
     it = begun()
     place = closable(it)
 
-    def open(target: str) -> Place:
+    def open(target: str) -> RunLocation:
         place.is_closed = True
         return it.meet(b"a", b"once")
 
-    a = Following(place, open, pause=no_time)
+    a = FollowingExchange(place, open, pause=no_time)
     joined = enter(a, "a")
     it.move()
-    said = Beat(island="a", incarnation=joined.incarnation, step=1)
+    said = Heartbeat(island="a", incarnation=joined.incarnation, step=1)
     place.before_state = lambda: a.heartbeat(said)
 
     assert anchor_of(a) == 0.0
@@ -117,7 +118,7 @@ def test_what_fails_where_the_run_is_is_told() -> None:
     """A fault of this machine is nobody's move."""
     it = begun()
     place = closable(it)
-    a = Following(place, never, pause=no_time)
+    a = FollowingExchange(place, never, pause=no_time)
     enter(a, "a")
     place.is_closed = True
 

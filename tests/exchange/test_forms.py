@@ -25,36 +25,35 @@ from atoll.errors import (
     Unreachable,
     UsageError,
 )
-from atoll.exchange import (
-    Call,
-    Frame,
-    HeartbeatCall,
-    LeaveCall,
-    Outcome,
-    OutcomeCall,
-    PublishCall,
-    Reply,
-    StateCall,
-)
-from atoll.exchange.forms import (
+from atoll.exchange import Frame, Outcome
+from atoll.exchange.api import (
     FAILURES,
     MAX_BEAT_BYTES,
-    Answer,
+    EncodedReply,
     Failure,
     Incoming,
     apart,
-    asked,
     error_parts,
     messages,
     methods_of,
     nowhere_parts,
     parse_upload,
+    read_head,
     reply_parts,
     require_run,
     to_request,
 )
-from atoll.exchange.forms.fields import require_table
-from atoll.protocol import Holding, Position
+from atoll.exchange.api.fields import require_table
+from atoll.exchange.calls import (
+    Call,
+    HeartbeatCall,
+    LeaveCall,
+    OutcomeCall,
+    PublishCall,
+    Reply,
+    StateCall,
+)
+from atoll.protocol import HeldRound, Position
 from tests.exchange.forms_samples import (
     AGREED,
     BEAT,
@@ -75,7 +74,7 @@ from tests.exchange.forms_samples import (
 )
 from tests.wire.samples import an_update
 
-MANY = replace(BEAT, holds=(Holding(7, bytes(16)),) * 1000)
+MANY = replace(BEAT, holds=(HeldRound(7, bytes(16)),) * 1000)
 """A beat of a thousand fragments: each takes 38 bytes and more."""
 
 
@@ -226,7 +225,7 @@ def test_a_small_beat_rides(call: Call) -> None:
 
 def test_a_beat_of_the_most_fragments_is_a_heartbeat() -> None:
     """A run with as many fragments as there can be still hears its islands."""
-    call = HeartbeatCall(replace(BEAT, holds=(Holding(9999, bytes(16)),) * 65_535))
+    call = HeartbeatCall(replace(BEAT, holds=(HeldRound(9999, bytes(16)),) * 65_535))
 
     assert sent_and_read(call) == call
 
@@ -267,7 +266,7 @@ def test_an_upload_is_judged_by_its_header() -> None:
     frame = frame_of(an_update())
     call = PublishCall(frame, BEAT)
     sent = to_request(call, proof=proof_of(call))
-    head = asked(sent.method, sent.target, as_received(sent.headers))
+    head = read_head(sent.method, sent.target, as_received(sent.headers))
     assert head is not None
     stream = BytesIO(body_bytes(sent))
     body = Incoming(stream.read, sent.body_bytes)
@@ -309,7 +308,7 @@ def test_another_protocol_is_refused(said: str) -> None:
     """A caller of another version is told so, with both numbers."""
     headers = head_of(StateCall(0), **{"atoll-protocol": said})
     with pytest.raises(UsageError, match=f"protocol '{said}', and this coordinator 2"):
-        asked("GET", "/state/0", headers)
+        read_head("GET", "/state/0", headers)
 
 
 def test_another_run_is_not_lost_work() -> None:
@@ -324,8 +323,8 @@ def test_another_run_is_not_lost_work() -> None:
 
 def test_a_path_that_is_not_there_is_said_to_be_none() -> None:
     """Unknown paths and methods are told apart, and answered in our form."""
-    assert asked("GET", "/nowhere", {}) is None
-    assert asked("PUT", "/state/0", {}) is None
+    assert read_head("GET", "/nowhere", {}) is None
+    assert read_head("PUT", "/state/0", {}) is None
     assert methods_of("/state/0") == ("GET", "POST")
     assert nowhere_parts("/nowhere").status == 404
     wrong = nowhere_parts("/state/0")
@@ -336,7 +335,7 @@ def test_a_path_that_is_not_there_is_said_to_be_none() -> None:
 @pytest.mark.parametrize("kind", ["text/html", "application/json"])
 def test_an_answer_of_a_stranger_is_unreachable(status: int, kind: str) -> None:
     """What does not speak our form is not the coordinator: ask again."""
-    answer = Answer(status, {"Content-Type": kind}, (b"<html>no</html>",))
+    answer = EncodedReply(status, {"Content-Type": kind}, (b"<html>no</html>",))
     with pytest.raises(Unreachable, match=f"Status {status} came back"):
         answered(StateCall(0), answer)
 
@@ -344,7 +343,9 @@ def test_an_answer_of_a_stranger_is_unreachable(status: int, kind: str) -> None:
 def test_a_page_instead_of_an_answer_is_unreachable() -> None:
     """A status that looks right does not make a page an answer."""
     with pytest.raises(Unreachable, match="'text/html' came back"):
-        answered(QUESTION, Answer(200, {"Content-Type": "text/html"}, (b"hello",)))
+        answered(
+            QUESTION, EncodedReply(200, {"Content-Type": "text/html"}, (b"hello",))
+        )
 
 
 @pytest.mark.parametrize(("status", "kind"), [(503, Unreachable), (409, Refused)])
@@ -355,7 +356,8 @@ def test_an_unknown_error_is_known_by_its_status(
     body = b'{"error":"tired","message":"Not today."}'
     with pytest.raises(kind, match="Not today") as caught:
         answered(
-            QUESTION, Answer(status, {"Content-Type": "application/json"}, (body,))
+            QUESTION,
+            EncodedReply(status, {"Content-Type": "application/json"}, (body,)),
         )
 
     assert type(caught.value) is kind
@@ -374,7 +376,7 @@ def test_a_wrong_answer_is_corrupt() -> None:
         b'{"step":-1,"rounds":[],"last_round":null,"tokens":0,"wanted":[],"lost":[],'
         b'"saves":0}'
     )
-    answer = Answer(200, {"Content-Type": "application/json"}, (body,))
+    answer = EncodedReply(200, {"Content-Type": "application/json"}, (body,))
     with pytest.raises(CorruptError, match=r"position\.step=-1 must be a whole number"):
         answered(HeartbeatCall(BEAT), answer)
 
@@ -389,7 +391,7 @@ def test_a_header_for_another_path_is_refused() -> None:
         ("fragments/2", "fragments/3", "fragment=2 in the body is not 3"),
     ):
         target = sent.target.replace(said, other)
-        head = asked(sent.method, target, as_received(sent.headers))
+        head = read_head(sent.method, target, as_received(sent.headers))
         assert head is not None
         with pytest.raises(UsageError, match=message):
             parse_upload(head, Incoming.of(body_bytes(sent)))
@@ -399,7 +401,7 @@ def test_a_beat_of_another_island_does_not_ride() -> None:
     """Only an island's own beat comes with its update."""
     stranger = replace(BEAT, island="osaka")
     sent = to_request(PublishCall(frame_of(an_update()), stranger))
-    head = asked(sent.method, sent.target, as_received(sent.headers))
+    head = read_head(sent.method, sent.target, as_received(sent.headers))
     assert head is not None
     with pytest.raises(UsageError, match="'osaka' in the body is not 'tokyo-1'"):
         parse_upload(head, Incoming.of(body_bytes(sent)))

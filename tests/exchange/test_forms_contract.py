@@ -9,18 +9,19 @@ import pytest
 from atoll import RunSettings
 from atoll.coordinator import Service
 from atoll.errors import AtollError, RunEnded
-from atoll.exchange import Call, CoordinatorExchange, Exchange, Reply
-from atoll.exchange.forms import (
-    Answer,
+from atoll.exchange import CoordinatorExchange, Exchange
+from atoll.exchange.api import (
+    EncodedReply,
+    EncodedRequest,
     Incoming,
     Proofs,
-    Sent,
-    asked,
     error_parts,
     parse_call,
+    read_head,
     reply_parts,
     to_request,
 )
+from atoll.exchange.calls import Call, Reply
 from atoll.simulate import SimDisk
 from atoll.testing import EXCHANGE_CLAIMS
 from atoll.testing.exchange_contract import Attach, Claim
@@ -39,9 +40,9 @@ class FormsLine:
         self._proofs.learn(call, reply)
         return reply
 
-    def _answer(self, sent: Sent) -> Answer:
+    def _answer(self, sent: EncodedRequest) -> EncodedReply:
         try:
-            head = asked(sent.method, sent.target, as_received(sent.headers))
+            head = read_head(sent.method, sent.target, as_received(sent.headers))
             assert head is not None
             call = parse_call(head, Incoming.of(body_bytes(sent)))
             return reply_parts(self._service.handle(call, 0.0))

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import NameKnown, SettingsError, UsageError
-from atoll.exchange import HeartbeatCall, Kept
-from atoll.exchange.forms import (
+from atoll.exchange.api import (
     FAILURES,
     ROUTES,
     Info,
@@ -23,8 +22,9 @@ from atoll.exchange.forms import (
     reply_parts,
     to_request,
 )
-from atoll.exchange.forms.constants import catalogue_parts
-from atoll.exchange.forms.tables import KNOWN
+from atoll.exchange.api.messages import KNOWN
+from atoll.exchange.api.replies import catalogue_parts
+from atoll.exchange.calls import HeartbeatCall, Kept
 from atoll.protocol import ModelSpec, Reception
 from tests.exchange.forms_samples import (
     BEAT,

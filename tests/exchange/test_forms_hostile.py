@@ -16,7 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import AtollError, CorruptError, RunEnded, UsageError
-from atoll.exchange import (
+from atoll.exchange.api import (
+    MAX_LARGE_BYTES,
+    ROUTES,
+    BodyKind,
+    Incoming,
+    info_parts,
+    parse_call,
+    parse_info,
+    parse_reply,
+    read_head,
+    reply_parts,
+    to_request,
+)
+from atoll.exchange.api.fields import load
+from atoll.exchange.api.messages import POSITION as POSITION_FORM
+from atoll.exchange.calls import (
     Call,
     FoundCall,
     HeartbeatCall,
@@ -24,21 +39,6 @@ from atoll.exchange import (
     RecoverCall,
     StateCall,
 )
-from atoll.exchange.forms import (
-    MAX_LARGE_BYTES,
-    ROUTES,
-    Incoming,
-    Takes,
-    asked,
-    info_parts,
-    parse_call,
-    parse_info,
-    parse_reply,
-    reply_parts,
-    to_request,
-)
-from atoll.exchange.forms.messages import POSITION as POSITION_FORM
-from atoll.exchange.forms.text import load
 from atoll.wire import MAX_HEADER_BYTES
 from tests.exchange.forms_samples import (
     AGREED,
@@ -81,7 +81,7 @@ BEAT_FORM = json.loads(body_bytes(to_request(HeartbeatCall(BEAT))))
 
 def join(data: bytes) -> Call:
     """Read a joining as a coordinator does."""
-    head = asked("POST", "/islands/tokyo-1", HEADERS)
+    head = read_head("POST", "/islands/tokyo-1", HEADERS)
     assert head is not None
     return parse_call(head, Incoming.of(data))
 
@@ -89,14 +89,14 @@ def join(data: bytes) -> Call:
 def heartbeat(data: bytes) -> Call:
     """Read a heartbeat as a coordinator does."""
     headers = HEADERS | {"atoll-island-proof": proof_of(HeartbeatCall(BEAT)) or ""}
-    head = asked("POST", "/islands/tokyo-1/heartbeat", headers)
+    head = read_head("POST", "/islands/tokyo-1/heartbeat", headers)
     assert head is not None
     return parse_call(head, Incoming.of(data))
 
 
 def get(target: str) -> Call:
     """Read a request without a body as a coordinator does."""
-    head = asked("GET", target, HEADERS)
+    head = read_head("GET", target, HEADERS)
     assert head is not None
     return parse_call(head, Incoming.of(b""))
 
@@ -285,10 +285,10 @@ def test_any_target_is_known_or_refused(target: str) -> None:
     for path in (target, "/" + target, f"/islands/{target}", f"/state/{target}"):
         for route in ROUTES:
             try:
-                head = asked(
+                head = read_head(
                     route.method, path, HEADERS | {"content-type": route.takes}
                 )
-                if head is not None and head.route.takes is Takes.NOTHING:
+                if head is not None and head.route.takes is BodyKind.NOTHING:
                     parse_call(head, Incoming.of(b""))
             except AtollError:
                 continue
@@ -332,7 +332,7 @@ def test_a_wrong_target_is_refused_by_name(target: str, message: str) -> None:
 )
 def test_a_name_in_a_path_plays_no_tricks(name: str) -> None:
     """A name that a frame could not carry is refused wherever it leads."""
-    head = asked("DELETE", f"/islands/{name}?incarnation=1", HEADERS)
+    head = read_head("DELETE", f"/islands/{name}?incarnation=1", HEADERS)
     assert head is not None
     with pytest.raises(UsageError, match="island="):
         parse_call(head, Incoming.of(b""))
@@ -340,7 +340,7 @@ def test_a_name_in_a_path_plays_no_tricks(name: str) -> None:
 
 def test_a_query_that_is_needed_is_named() -> None:
     """Leaving without saying which life is refused."""
-    head = asked("DELETE", "/islands/a", HEADERS)
+    head = read_head("DELETE", "/islands/a", HEADERS)
     assert head is not None
     with pytest.raises(UsageError, match="query must say 'incarnation'"):
         parse_call(head, Incoming.of(b""))
@@ -348,7 +348,7 @@ def test_a_query_that_is_needed_is_named() -> None:
 
 def test_a_body_where_none_belongs_is_refused() -> None:
     """Bytes that nobody asked for are not ignored."""
-    head = asked("GET", "/state/0", HEADERS)
+    head = read_head("GET", "/state/0", HEADERS)
     assert head is not None
     with pytest.raises(CorruptError, match="1 bytes follow the end of a body"):
         parse_call(head, Incoming.of(b"x"))
@@ -357,11 +357,11 @@ def test_a_body_where_none_belongs_is_refused() -> None:
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_a_body_of_another_type_is_refused(route: Any) -> None:
     """A form that a browser could send by itself is none of ours."""
-    if route.takes is Takes.NOTHING:
+    if route.takes is BodyKind.NOTHING:
         return
     target = "/" + "/".join("1" if part[0] == "{" else part for part in route.path)
     with pytest.raises(UsageError, match="Content-Type 'text/plain' must be"):
-        asked(route.method, target, HEADERS | {"content-type": "text/plain"})
+        read_head(route.method, target, HEADERS | {"content-type": "text/plain"})
 
 
 STATE = frame_of(a_state())
@@ -375,7 +375,7 @@ BULK: list[Call] = [
 def parsed(call: Call, data: bytes) -> Call:
     """Read other bytes in the place of a call's body."""
     sent = to_request(call, proof=proof_of(call))
-    head = asked(sent.method, sent.target, as_received(sent.headers))
+    head = read_head(sent.method, sent.target, as_received(sent.headers))
     assert head is not None
     return parse_call(head, Incoming.of(data))
 

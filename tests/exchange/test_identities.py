@@ -7,7 +7,18 @@ from dataclasses import replace
 import pytest
 
 from atoll.errors import UsageError
-from atoll.exchange import (
+from atoll.exchange.api import (
+    ROUTES,
+    Incoming,
+    ProofRule,
+    RequestHead,
+    identities_of,
+    parse_call,
+    proof_text,
+    read_head,
+    to_request,
+)
+from atoll.exchange.calls import (
     AgreedCall,
     Call,
     FoundCall,
@@ -20,19 +31,8 @@ from atoll.exchange import (
     RecoverCall,
     StateCall,
 )
-from atoll.exchange.forms import (
-    ROUTES,
-    Asked,
-    Incoming,
-    Proof,
-    asked,
-    identities_of,
-    parse_call,
-    proof_text,
-    to_request,
-)
 from atoll.wire import blake3_digest
-from atoll.wire.proof import PROOF_BYTES, island_proof
+from atoll.wire.proofs import PROOF_BYTES, island_proof
 from tests.exchange.forms_samples import (
     BEAT,
     JOIN,
@@ -45,10 +45,10 @@ from tests.exchange.forms_samples import (
 from tests.wire.samples import a_state, an_update, sealed
 
 
-def head_with(call: Call, proof: str | None) -> Asked:
+def head_with(call: Call, proof: str | None) -> RequestHead:
     """Return the head of a call with another proof, or none."""
     sent = to_request(call, proof=proof)
-    head = asked(sent.method, sent.target, as_received(sent.headers))
+    head = read_head(sent.method, sent.target, as_received(sent.headers))
     assert head is not None
     return head
 
@@ -69,7 +69,7 @@ OWN = (
 
 def test_every_route_says_whether_it_needs_a_proof() -> None:
     """All routes but reads and joinings do, and a call is sent for each of those."""
-    reads = {each.name for each in ROUTES if each.proof is Proof.NEVER}
+    reads = {each.name for each in ROUTES if each.proof is ProofRule.NEVER}
     others = {head_with(call, proof_of(call)).route.name for call in OWN}
 
     assert reads == {

@@ -11,14 +11,14 @@ import pytest
 from atoll import RunEnded, RunSettings
 from atoll.errors import CorruptError, LeaseLost, ModelError, Refused, UsageError
 from atoll.exchange import Frame, MemoryRun
-from atoll.protocol import Beat, JoinReply, JoinRequest
+from atoll.protocol import Heartbeat, JoinReply, JoinRequest
 from atoll.testing import vector_model
 from atoll.testing.one_fragment import MODEL, OUTER
 from atoll.testing.one_fragment import anchor_of as anchor
 from atoll.testing.one_fragment import enter as join
 from atoll.testing.one_fragment import update_of as update
 from atoll.weights import FragmentState
-from atoll.wire import Kind, Progress, Verdict, codec, with_body
+from atoll.wire import FrameKind, TrainingProgress, Verdict, codec, with_body
 
 
 def make_run(weight: str = "uniform", **run: object) -> MemoryRun:
@@ -113,8 +113,8 @@ def test_a_departing_update_counts_after_its_owner_has_gone() -> None:
     """It counts in its own round, and one for the round after in that."""
     run = make_run(start_islands=2)
     a, b = join(run, "a"), join(run, "b")
-    run.publish(update(run, b, 3.0, kind=Kind.DEPARTING))
-    run.publish(update(run, b, 5.0, round=2, kind=Kind.DEPARTING))
+    run.publish(update(run, b, 3.0, kind=FrameKind.DEPARTING))
+    run.publish(update(run, b, 5.0, round=2, kind=FrameKind.DEPARTING))
     run.leave("b", b.incarnation)
     run.publish(update(run, a, 1.0))
     assert anchor(run) == -2.0
@@ -229,7 +229,7 @@ def test_weights_by_tokens() -> None:
     run = make_run("tokens", start_islands=2)
     a, b = join(run, "a"), join(run, "b")
     for island, value, tokens in ((a, 8.0, 1), (b, 4.0, 3)):
-        made = Progress(inner_steps=1, tokens=tokens)
+        made = TrainingProgress(inner_steps=1, tokens=tokens)
         run.publish(update(run, island, value, weight=tokens, progress=made))
 
     assert anchor(run) == -5.0
@@ -246,7 +246,7 @@ def test_a_later_life_fences_the_earlier() -> None:
     with pytest.raises(LeaseLost, match=r"incarnation 1"):
         run.publish(update(run, old, 1.0))
     with pytest.raises(LeaseLost):
-        run.heartbeat(Beat(island="a", incarnation=1, step=5))
+        run.heartbeat(Heartbeat(island="a", incarnation=1, step=5))
     run.leave("a", old.incarnation)
     run.publish(update(run, new, 1.0))
 
@@ -344,7 +344,7 @@ def test_the_run_ends_by_tokens() -> None:
         progress = replace(frame.header.progress, tokens=tokens)
         run.publish(Frame(replace(frame.header, progress=progress), frame.body))
 
-    position = run.heartbeat(Beat(island="a", incarnation=1, step=2))
+    position = run.heartbeat(Heartbeat(island="a", incarnation=1, step=2))
     assert (position.tokens, position.last_round) == (120, 2)
 
 
@@ -434,7 +434,7 @@ def test_who_left_its_work_has_taken_part() -> None:
     """An island that departs before the other joins counts, and starts the run."""
     run = make_run(start_islands=2)
     a = join(run, "a")
-    run.publish(update(run, a, 1.0, kind=Kind.DEPARTING))
+    run.publish(update(run, a, 1.0, kind=FrameKind.DEPARTING))
     run.leave("a", a.incarnation)
     b = join(run, "b")
     run.publish(update(run, b, 3.0))
@@ -460,14 +460,14 @@ def test_nothing_is_wanted_of_islands_that_wait_for_the_start() -> None:
         )
         run.publish(Frame(header, body))
     run.publish(update(run, a, 1.0))
-    waits_a = Beat(island="a", incarnation=1, step=1, waits_for=(0, 1))
+    waits_a = Heartbeat(island="a", incarnation=1, step=1, waits_for=(0, 1))
 
     assert run.heartbeat(waits_a).wanted == ()
 
     # Once both are there, and wait for each other's fragments, each is asked for them.
     b = run.join(JoinRequest(model=model, island="b"))
     run.publish(replace_fragment(update(run, b, 3.0), 1, base=run.state(1)))
-    run.heartbeat(Beat(island="b", incarnation=1, step=1, waits_for=(1, 1)))
+    run.heartbeat(Heartbeat(island="b", incarnation=1, step=1, waits_for=(1, 1)))
     assert run.heartbeat(waits_a).wanted == (1,)
 
 

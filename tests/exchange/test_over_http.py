@@ -11,10 +11,11 @@ import pytest
 
 from atoll.coordinator.app import Coordinator
 from atoll.errors import Unreachable
-from atoll.exchange import CoordinatorExchange, StateCall
-from atoll.exchange.forms import Incoming, to_request
+from atoll.exchange import CoordinatorExchange
+from atoll.exchange.api import Incoming, to_request
+from atoll.exchange.calls import StateCall
 from atoll.exchange.over_http import HttpLine
-from atoll.http import Caller, Fetching, Reply, fetch
+from atoll.http import Download, HttpClient, HttpReply, download
 from atoll.testing import Link
 from atoll.testing.one_fragment import outcome_of, plain_settings
 from atoll.wire import verify_body
@@ -93,10 +94,10 @@ def test_what_has_come_is_not_sent_again(what: str, tmp_path: Path) -> None:
 
 @contextmanager
 def asking(
-    coordinator: Coordinator, address: tuple[str, int], fetching: Fetching
-) -> Iterator[Callable[[], Reply]]:
+    coordinator: Coordinator, address: tuple[str, int], fetching: Download
+) -> Iterator[Callable[[], HttpReply]]:
     """Return what asks for the state, into this memory."""
-    caller = Caller(*address, timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
+    caller = HttpClient(*address, timeout_s=PATIENCE_S, connect_timeout_s=PATIENCE_S)
     sent = to_request(StateCall(0), run=coordinator.run)
     headers = {**sent.headers, "Authorization": bearer(coordinator.directory)}
     with closing(caller):
@@ -107,14 +108,14 @@ def asking(
 
 def test_a_state_that_has_changed_comes_from_its_start(tmp_path: Path) -> None:
     """A round is committed between the two parts: the frame is the newer one, whole."""
-    fetching = Fetching()
+    fetching = Download()
     with (
         trained(tmp_path) as (coordinator, island),
         Link(address_of(coordinator.url)) as link,
         asking(coordinator, link.address, fetching) as ask,
     ):
         link.close_after(1_500_000, direction="down")
-        reply = fetch(ask, fetching, pause=lambda _: island.train())
+        reply = download(ask, fetching, pause=lambda _: island.train())
     frame = Incoming.of(reply.body).frame()
 
     verify_body(frame.header, frame.body)
@@ -125,7 +126,7 @@ def test_a_state_that_has_changed_comes_from_its_start(tmp_path: Path) -> None:
 
 def test_it_goes_on_when_the_coordinator_has_been_started_again(tmp_path: Path) -> None:
     """The same state is the same bytes in every life of a coordinator."""
-    fetching = Fetching()
+    fetching = Download()
     with (
         trained(tmp_path) as (coordinator, _),
         Link(address_of(coordinator.url)) as link,

@@ -8,7 +8,7 @@ import numpy as np
 
 from atoll.exchange import Frame, Outcome
 from atoll.exchange.receipts import KEPT_ROUNDS, ReceiptCache
-from atoll.protocol import Beat, Holding, Position
+from atoll.protocol import Heartbeat, HeldRound, Position
 from tests.wire.samples import a_state, an_agreed
 
 NO_BODY = np.empty(0, np.uint8)
@@ -28,10 +28,10 @@ def state(round: int, receipt: bytes = b"") -> Frame:
     return Frame(header, NO_BODY, receipt)
 
 
-def beat(*rounds: int) -> Beat:
+def beat(*rounds: int) -> Heartbeat:
     """Return a beat with a holding for each fragment."""
-    holds = tuple(Holding(round, bytes(16)) for round in rounds)
-    return Beat(island="a", incarnation=2, step=0, holds=holds)
+    holds = tuple(HeldRound(round, bytes(16)) for round in rounds)
+    return Heartbeat(island="a", incarnation=2, step=0, holds=holds)
 
 
 def test_a_beat_shows_the_receipt_of_each_holding() -> None:

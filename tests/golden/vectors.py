@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from atoll.wire.codecs import codec
 from atoll.wire.digests import PIECE_ELEMENTS, state_digest
 from atoll.wire.frame import update_digest, with_body
-from atoll.wire.header import Header, Kind, OuterValues, Progress
+from atoll.wire.header import FrameKind, Header, OuterValues, TrainingProgress
 from atoll.wire.roster import Roster, RosterEntry, Verdict
 
 Floats = NDArray[np.float32]
@@ -77,7 +77,7 @@ def an_update(name: str, elements: int) -> tuple[Header, Body]:
     """Return an update of `values(elements)` in the codec `name`."""
     body, decoded = encoded(name, values(elements, has_huge=name != "topk-2bit"))
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run="lagoon",
         fragment=2,
         round=7,
@@ -90,7 +90,7 @@ def an_update(name: str, elements: int) -> tuple[Header, Body]:
         elements=elements,
         weight=9,
         norm=norm_of(decoded),
-        progress=Progress(inner_steps=700, tokens=358400, cursor=b"row 12"),
+        progress=TrainingProgress(inner_steps=700, tokens=358400, cursor=b"row 12"),
     )
     return with_body(header, body), body
 
@@ -100,12 +100,14 @@ def departing() -> tuple[Header, Body]:
     header, body = an_update("bf16", 77)
     header = replace(
         header,
-        kind=Kind.DEPARTING,
+        kind=FrameKind.DEPARTING,
         run="лагуна",
         island="Reykjavík 東京",
         incarnation=2**64 - 1,
         weight=2**64 - 1,
-        progress=Progress(inner_steps=2**64 - 1, tokens=2**64 - 1, cursor=bytes(4096)),
+        progress=TrainingProgress(
+            inner_steps=2**64 - 1, tokens=2**64 - 1, cursor=bytes(4096)
+        ),
     )
     return header, body
 
@@ -113,7 +115,7 @@ def departing() -> tuple[Header, Body]:
 def refused() -> tuple[Header, Body]:
     """Return an update that its own island refuses."""
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run="lagoon",
         fragment=0,
         round=1,
@@ -144,7 +146,7 @@ def agreed() -> tuple[Header, Body]:
     """Return an outcome in which one island counted, one is late, one is refused."""
     body, decoded = encoded("bf16", values(589))
     header = Header(
-        kind=Kind.AGREED,
+        kind=FrameKind.AGREED,
         run="lagoon",
         fragment=2,
         round=7,
@@ -173,7 +175,7 @@ def agreed() -> tuple[Header, Body]:
 def void() -> tuple[Header, Body]:
     """Return the outcome of a round in which nobody counted."""
     header = Header(
-        kind=Kind.AGREED,
+        kind=FrameKind.AGREED,
         run="lagoon",
         fragment=2,
         round=8,
@@ -192,7 +194,7 @@ def state() -> tuple[Header, Body]:
     second = first * first
     body = np.concatenate([anchor, first, second]).view(np.uint8)
     header = Header(
-        kind=Kind.STATE,
+        kind=FrameKind.STATE,
         run="lagoon",
         fragment=2,
         round=7,

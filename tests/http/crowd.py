@@ -10,15 +10,15 @@ import threading
 from pathlib import Path
 
 from atoll.clock import SystemClock
-from atoll.http import Later, Listener, Request, Response, as_json
+from atoll.http import DeferredResponse, Listener, Request, Response, as_json
 
-waiting: list[Later] = []
+waiting: list[DeferredResponse] = []
 
 
-def handle(request: Request) -> Response | Later:
+def handle(request: Request) -> Response | DeferredResponse:
     """Promise, keep all promises, or tell the cost."""
     if request.segments == ("wait",):
-        later = Later(wait_s=600.0, default=lambda: Response(status=204))
+        later = DeferredResponse(wait_s=600.0, default=lambda: Response(status=204))
         waiting.append(later)
         return later
     if request.segments == ("answer",):

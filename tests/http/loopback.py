@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from atoll.clock import SystemClock
-from atoll.http import Caller, Limits, Listener, Request, Response
-from atoll.http.serving import Handle, OnClosed, OnError, OnUnfit
-from atoll.http.shed import OnShed
+from atoll.http import HttpClient, Listener, ListenerLimits, Request, Response
+from atoll.http.handshake import OnHandshakeFault
+from atoll.http.registry import OnClosed, OnShed
+from atoll.http.server import Handle, OnError
 from tests.http.certificates import Certificate, unchecked
 
 PATIENCE_S = 10.0
@@ -118,7 +119,7 @@ def listening(
     tls: ssl.SSLContext | None = None,
     on_error: OnError | None = None,
     on_closed: OnClosed | None = None,
-    on_refused_handshake: OnUnfit | None = None,
+    on_refused_handshake: OnHandshakeFault | None = None,
     on_shed: OnShed | None = None,
     owner: Callable[[Request], str] | None = None,
     verifies: bool = False,
@@ -138,7 +139,7 @@ def listening(
         port=0,
         clock=SystemClock(),
         tls=tls,
-        limits=Limits(**limits),
+        limits=ListenerLimits(**limits),
         verifies=verifies,
         **{name: callback for name, callback in told.items() if callback},
     )
@@ -150,10 +151,10 @@ def listening(
 
 
 @contextmanager
-def calling(listener: Listener, **options: Any) -> Iterator[Caller]:
+def calling(listener: Listener, **options: Any) -> Iterator[HttpClient]:
     """Call a listener, patiently."""
     options = {"timeout_s": PATIENCE_S, "connect_timeout_s": PATIENCE_S} | options
-    caller = Caller(*listener.address, **options)
+    caller = HttpClient(*listener.address, **options)
     try:
         yield caller
     finally:

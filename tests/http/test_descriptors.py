@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import json, resource, sys
-from atoll.http.descriptors import connection_budget, raise_soft_limit
+from atoll.http.listener import connection_budget, raise_soft_limit
 soft, hard = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 before = connection_budget()

@@ -9,8 +9,8 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from atoll.http import Listener, Request, Response, Shed
-from atoll.http.lot import TICK_S
+from atoll.http import Listener, Request, Response, ShedReason
+from atoll.http.event_loop import TICK_S
 from tests.http.loopback import PATIENCE_S, Dialogue, head, hello, listening
 
 SIZE = 200_000
@@ -147,7 +147,7 @@ def wait_for_active(listener: Listener, count: int) -> None:
 
 def test_slow_uploads_give_their_lane_to_who_waits() -> None:
     """Two lanes crawl: one of them is ended with 503 when a third body comes."""
-    shed: list[Shed] = []
+    shed: list[ShedReason] = []
     with (
         listening(
             receive,
@@ -161,7 +161,7 @@ def test_slow_uploads_give_their_lane_to_who_waits() -> None:
         wait_for_active(listener, 2)
 
         assert upload(listener, stack, "c").hear().body == b"a"
-        assert shed == [Shed.SLOW_TRANSFER]
+        assert shed == [ShedReason.SLOW_TRANSFER]
         wait_for_active(listener, 1)
         for dialogue in slow:
             dialogue.sock.settimeout(0.0)

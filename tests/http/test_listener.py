@@ -12,7 +12,7 @@ import pytest
 
 from atoll.clock import SystemClock
 from atoll.errors import UsageError
-from atoll.http import Limits, Listener, Request, Response
+from atoll.http import Listener, ListenerLimits, Request, Response
 from tests.http.loopback import PATIENCE_S, Dialogue, head, hello, listening, talking
 
 
@@ -189,4 +189,4 @@ def test_a_port_that_is_taken_is_refused() -> None:
 def test_limits_are_positive() -> None:
     """A limit of nothing would stop everything."""
     with pytest.raises(UsageError, match="bulk_lanes=0 must be positive"):
-        Limits(bulk_lanes=0)
+        ListenerLimits(bulk_lanes=0)

@@ -11,7 +11,7 @@ import pytest
 
 from atoll.errors import UsageError
 from atoll.http import FilePart, Problem, Request, Response, ranged
-from atoll.http.response import Body
+from atoll.http.response import ResponseBody
 from tests.http.certificates import Certificate
 from tests.http.loopback import PATIENCE_S, head, talking
 
@@ -25,12 +25,12 @@ def views(data: bytes) -> list[memoryview]:
 
 
 @pytest.fixture(params=["bytes", "views", "path", "descriptor"])
-def body(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Body]:
+def body(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ResponseBody]:
     file = tmp_path / "body"
     file.write_bytes(b"before" + DATA + b"after")
     with file.open("rb") as opened:
         fd = opened.fileno()
-        kinds: dict[str, Body] = {
+        kinds: dict[str, ResponseBody] = {
             "bytes": DATA,
             "views": views(DATA),
             "path": FilePart(file=file, first=6, length=len(DATA)),
@@ -41,7 +41,7 @@ def body(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Body]:
 
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_every_kind_of_body_arrives(
-    body: Body, encrypted: bool, certificate: Certificate
+    body: ResponseBody, encrypted: bool, certificate: Certificate
 ) -> None:
     """Bytes, views and files are sent alike, with and without TLS, and again."""
     shown = certificate if encrypted else None
@@ -68,7 +68,7 @@ def test_every_kind_of_body_arrives(
     ],
 )
 def test_a_range_of_every_kind_of_body(
-    body: Body, asked: str, status: int, first: int, last: int
+    body: ResponseBody, asked: str, status: int, first: int, last: int
 ) -> None:
     """One range is cut out of memory and files; what is no single range is ignored."""
 
@@ -203,5 +203,5 @@ def test_a_header_holds_one_line(value: str) -> None:
 
 def test_a_trailer_says_how_long_it_is() -> None:
     """A length that is not known before cannot be announced."""
-    with pytest.raises(UsageError, match="trailer_bytes=0 must say"):
+    with pytest.raises(UsageError, match="trailer_bytes=0 must be the length"):
         Response(trailer=lambda: b"")

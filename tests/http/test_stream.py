@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from atoll.http import Request, Response, Stream
+from atoll.http import Request, Response, ResponseStream
 from tests.http.certificates import Certificate
 from tests.http.loopback import PATIENCE_S, Dialogue, head, hello, listening, talking
 
@@ -16,18 +16,18 @@ class Streams:
     """A handler that opens a stream for each request, and lets the test feed it."""
 
     def __init__(self, max_buffered_bytes: int = 2**20) -> None:
-        self.opened: queue.Queue[Stream] = queue.Queue()
+        self.opened: queue.Queue[ResponseStream] = queue.Queue()
         self._max_buffered_bytes = max_buffered_bytes
 
     def __call__(self, request: Request) -> Response:
         if not request.segments:
             return hello(request)
-        stream = Stream(max_buffered_bytes=self._max_buffered_bytes)
+        stream = ResponseStream(max_buffered_bytes=self._max_buffered_bytes)
         stream.push(b"first")
         self.opened.put(stream)
         return Response(headers={"content-type": "text/event-stream"}, body=stream)
 
-    def next(self) -> Stream:
+    def next(self) -> ResponseStream:
         return self.opened.get(timeout=PATIENCE_S)
 
 

@@ -36,7 +36,7 @@ def test_who_does_not_speak_tls_is_not_served(certificate: Certificate) -> None:
         plain.say(head("GET /"))
         heard = plain.hear()
         assert (heard.status, heard.error) == (400, "no_tls")
-        assert b"Write https://" in heard.body
+        assert b"Use https://" in heard.body
         assert plain.hear_end() == b""
 
         assert silent.hear_end() == b""

@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
-from atoll.exchange.bucket.opening import init
+from atoll.exchange.bucket.create import init
 from atoll.integrations.torchft import Manager, run_settings
 from atoll.settings import RunSettings
 from tests.integrations.trainings import CASES, STEPS, Training, diloco, train_all

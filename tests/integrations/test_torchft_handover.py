@@ -21,7 +21,7 @@ from atoll.integrations.torchft.wants import (
     serve,
     unserved,
 )
-from atoll.wire import Header, Kind, OuterValues, Roster, RosterEntry, Verdict
+from atoll.wire import FrameKind, Header, OuterValues, Roster, RosterEntry, Verdict
 from tests.torch.runs import Weights, together
 
 pytestmark = pytest.mark.torch
@@ -63,7 +63,7 @@ def agreed(*entries: RosterEntry, fragment: int = 0, round: int = 5) -> Header:
     """Return the header of a round with this roster."""
     counted = any(each.verdict is Verdict.COUNTED for each in entries)
     return Header(
-        kind=Kind.AGREED,
+        kind=FrameKind.AGREED,
         run="run",
         fragment=fragment,
         round=round,

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.bucket.moving_out import Removal
-from atoll.coordinator.app import Coordinator, Listening
+from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.exchange import MemoryRun
-from atoll.exchange.bucket.opening import init
+from atoll.exchange.bucket.create import init
 from atoll.integrations.torchft import run_settings
 from atoll.security import parse_run_url
 from tests.e2e.stage import free_port
@@ -36,7 +36,7 @@ def move(bucket: str, directory: Path, stack: ExitStack) -> None:
     target = parse_run_url(f"http://127.0.0.1:{port}")
     with Removal(bucket, target, directory) as removal:
         removal.go()
-    listening = Listening(port=port, has_tls=False)
+    listening = ListenOptions(port=port, has_tls=False)
     coordinator = Coordinator(directory, None, listening=listening)
     stack.callback(coordinator.close)
     coordinator.start()

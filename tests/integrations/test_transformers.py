@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import Trainer, TrainingArguments
 
 import atoll.checkpoint
-from atoll.errors import AtollWarning
+from atoll.errors import AtollWarning, UsageError
 from atoll.exchange import MemoryRun
 from atoll.integrations.transformers import IslandCallback, newest
 from tests.integrations.tiny import (
@@ -66,13 +66,43 @@ def train(
         TrainingArguments(str(folder), **given),
         train_dataset=rows(),
         eval_dataset=rows(8),
-        callbacks=[callback, *(probes or [])],
+        callbacks=probes,
     )
+    callback.attach(trainer)
     try:
         trainer.train(resume_from_checkpoint=resume)
     finally:
         callback.leave()  # as the end of a process does
     return trainer, callback
+
+
+def test_a_callback_that_is_not_attached_is_refused(tmp_path: Path) -> None:
+    """The callback needs its trainer; the error names the call that was forgotten."""
+    callback = IslandCallback(run_to(2))
+    arguments = TrainingArguments(
+        str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True
+    )
+    trainer = Trainer(
+        tiny_model(), arguments, train_dataset=rows(), callbacks=[callback]
+    )
+    with pytest.raises(UsageError, match=r"Call callback\.attach\(trainer\) before"):
+        trainer.train()
+    callback.attach(Trainer(tiny_model(), arguments, train_dataset=rows()))
+    with pytest.raises(UsageError, match="not attached to the trainer that trains"):
+        trainer.train()
+
+    assert callback.island is None
+
+
+def test_attaching_twice_adds_one_callback(tmp_path: Path) -> None:
+    """A second call changes nothing: the trainer calls the callback once."""
+    callback = IslandCallback(run_to(2))
+    arguments = TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    trainer = Trainer(tiny_model(), arguments, train_dataset=rows())
+    callback.attach(trainer)
+    callback.attach(trainer)
+
+    assert trainer.callback_handler.callbacks.count(callback) == 1
 
 
 class Broken(Exception):
@@ -145,13 +175,15 @@ def test_the_anchor_is_evaluated_and_local_weights_come_back(tmp_path: Path) -> 
         use_cpu=True,
         disable_tqdm=True,
     )
-    Trainer(
+    trainer = Trainer(
         tiny_model(),
         arguments,
         train_dataset=rows(),
         eval_dataset=rows(8),
-        callbacks=[callback, probe, looks],
-    ).train()
+        callbacks=[probe, looks],
+    )
+    callback.attach(trainer)
+    trainer.train()
 
     assert seen == anchors
     assert trained["last"] != seen[0]
@@ -179,7 +211,9 @@ def test_a_checkpoint_holds_the_anchor_and_the_island(tmp_path: Path) -> None:
     )
     probe = Probe(on_save=look)
     model = tiny_model()
-    Trainer(model, arguments, train_dataset=rows(), callbacks=[first, probe]).train()
+    trainer = Trainer(model, arguments, train_dataset=rows(), callbacks=[probe])
+    first.attach(trainer)
+    trainer.train()
 
     saved = load_file(tmp_path / "checkpoint-6" / "model.safetensors")
     assert {name: bits(value) for name, value in saved.items()} == anchors[0]
@@ -285,9 +319,8 @@ def test_who_goes_back_by_hand_goes_on_from_there(tmp_path: Path) -> None:
             weights(model) == anchor_bytes(callback.island)
         )
     )
-    trainer = Trainer(
-        tiny_model(), arguments, train_dataset=rows(), callbacks=[callback, looks]
-    )
+    trainer = Trainer(tiny_model(), arguments, train_dataset=rows(), callbacks=[looks])
+    callback.attach(trainer)
     with pytest.warns(AtollWarning, match="trains rows again"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from atoll.island.joining import join_run
-from atoll.testing import Vectors, vector_model
+from atoll.island.join import join_run
+from atoll.testing import VectorView, vector_model
 
 
 def main() -> None:
@@ -13,7 +13,7 @@ def main() -> None:
     sys.stdout.write("joins\n")
     sys.stdout.flush()
     host = join_run(
-        url, Vectors(fill=1.0), vector_model({"w": (elements,)}), island="a"
+        url, VectorView(fill=1.0), vector_model({"w": (elements,)}), island="a"
     )
     sys.stdout.write("has joined\n")
     host.leave()

@@ -11,9 +11,9 @@ from atoll import RunSettings
 from atoll.clock import SystemClock
 from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
-from atoll.island.saved import SavedIsland, Tree, from_tree, to_tree
+from atoll.island.saved_state import SavedIsland, Tree, from_tree, to_tree
 from atoll.protocol import JoinRequest
-from atoll.testing import Vectors, vector_model
+from atoll.testing import VectorView, vector_model
 from atoll.weights.layout import F32
 
 SHAPES = {f"layers.{n}.w": (40 + n,) for n in range(3)}
@@ -39,7 +39,7 @@ class Life:
         checkpoint: Checkpoint | None = None,
         dtype: str = "float32",
     ) -> None:
-        self.view = Vectors()
+        self.view = VectorView()
         model = vector_model(SHAPES, dtype=dtype)
         request = JoinRequest(model=model, island=island)
         saved = from_tree(checkpoint.island) if checkpoint else None
@@ -96,7 +96,7 @@ class Life:
 class _Filled:
     """A view whose weights a checkpoint has filled before anybody joins."""
 
-    def __init__(self, view: Vectors, checkpoint: Checkpoint | None) -> None:
+    def __init__(self, view: VectorView, checkpoint: Checkpoint | None) -> None:
         self._view, self._checkpoint = view, checkpoint
 
     def lay_out(self, layout: object) -> None:

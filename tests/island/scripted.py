@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 
 from atoll.exchange import Frame, Outcome
-from atoll.exchange.fragment import RunFragment
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
+from atoll.exchange.memory import MemoryFragment
+from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position, Reception
 from atoll.settings import RunSettings
 from atoll.weights import lay_out
-from atoll.wire import Header, Kind, with_body
+from atoll.wire import FrameKind, Header, with_body
 
 ISLAND = "i"
 PASSED = {"passed": 1, "passed thrice": 3}
@@ -32,12 +32,12 @@ class ScriptedRun:
 
     def __init__(self, settings: RunSettings, script: Iterator[str]) -> None:
         self.settings, self.script = settings, script
-        self.fragments: list[RunFragment] = []
+        self.fragments: list[MemoryFragment] = []
         self.published: list[Frame] = []
 
     def join(self, request: JoinRequest) -> JoinReply:
         self.fragments = [
-            RunFragment("run", index, layout, self.settings)
+            MemoryFragment("run", index, layout, self.settings)
             for index, layout in enumerate(lay_out(request.model, self.settings))
         ]
         return JoinReply(
@@ -51,12 +51,12 @@ class ScriptedRun:
             is_founder=True,
         )
 
-    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         return self._position()
 
     def publish(self, frame: Frame) -> Reception:
         fragment = self.fragments[frame.header.fragment]
-        if frame.header.kind is Kind.STATE:
+        if frame.header.kind is FrameKind.STATE:
             fragment.found(frame)
             return Reception.STAGED
         self.published.append(frame)
@@ -85,12 +85,12 @@ class ScriptedRun:
         last = self.settings.run.end_rounds
         return Position(step=0, rounds=rounds or (1,), last_round=last)
 
-    def _zeros(self, fragment: RunFragment) -> Frame:
+    def _zeros(self, fragment: MemoryFragment) -> Frame:
         up, elements = fragment.terms.up, fragment.layout.elements
         body = np.empty(up.body_bytes(elements), np.uint8)
         up.encode(np.zeros(elements, np.float32), body)
         header = Header(
-            kind=Kind.UPDATE,
+            kind=FrameKind.UPDATE,
             run="run",
             fragment=fragment.index,
             round=fragment.open_round,

@@ -14,7 +14,7 @@ from atoll.clock import SystemClock
 from atoll.errors import AtollWarning, Refused
 from atoll.island import Host
 from atoll.protocol import JoinRequest
-from atoll.testing import Vectors, vector_model
+from atoll.testing import VectorView, vector_model
 from atoll.wire import codec
 from tests.island.scripted import ISLAND, ScriptedRun
 
@@ -26,7 +26,7 @@ ELEMENTS = 4100
 class Ledger:
     """What the island has done, and what the run took, refused or dropped of it."""
 
-    def __init__(self, host: Host, view: Vectors, run: ScriptedRun) -> None:
+    def __init__(self, host: Host, view: VectorView, run: ScriptedRun) -> None:
         self.host, self.view, self.run = host, view, run
         zero = np.zeros(ELEMENTS)
         self.work, self.committed, self.lost, self.error = (zero.copy() for _ in "1234")
@@ -97,7 +97,7 @@ def test_work_is_conserved(
                 "wire": {"up": up, "down": "fp32", "error_feedback": feedback},
             }
         )
-        run, view = ScriptedRun(run_settings, iter(fates)), Vectors()
+        run, view = ScriptedRun(run_settings, iter(fates)), VectorView()
         host = Host(
             run,
             view,
@@ -117,7 +117,7 @@ def test_work_is_conserved(
 
 
 def _one_round(
-    host: Host, view: Vectors, ledger: Ledger, rng: np.random.Generator, fate: str
+    host: Host, view: VectorView, ledger: Ledger, rng: np.random.Generator, fate: str
 ) -> None:
     before = counts(host)
     ledger.train(rng)

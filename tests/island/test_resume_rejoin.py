@@ -10,7 +10,7 @@ import pytest
 
 from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
-from atoll.island.saved import to_tree
+from atoll.island.saved_state import to_tree
 from atoll.weights.layout import F32
 from tests.island.lives import Checkpoint, Life, run_of, saved_in
 
@@ -212,6 +212,96 @@ def test_an_empty_run_is_not_founded_by_chance() -> None:
     b.die()
     with pytest.raises(UsageError, match="has no weights, and the checkpoint"):
         Life(empty(), checkpoint=checkpoint)
+
+
+LONG = 10**6
+"""Inner steps of an earlier run: more than the new one has room for by far."""
+
+
+def of_a_long_run(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint as an island has it that came late to its run."""
+    island = {**checkpoint.island, "before_steps": LONG, "before_tokens": 7 * LONG}
+    return replace(checkpoint, island=island)
+
+
+def counted_progress(run: MemoryRun, round: int) -> dict[str, tuple[int, int]]:
+    outcome = run.outcome(0, round, wait_s=0.0)
+    assert outcome
+    assert outcome.agreed.header.roster
+    entries = outcome.agreed.header.roster.counted
+    return {each.island: (each.inner_steps, each.tokens) for each in entries}
+
+
+def test_a_run_founded_from_a_checkpoint_counts_its_own_steps() -> None:
+    """The island counts on, and the run counts what was made in it."""
+    _, a, b = two_islands()
+    a.train(1)
+    checkpoint = of_a_long_run(a.save(is_exact=True))
+    a.die()
+    b.die()
+    run = empty()
+    again, b = Life(run, checkpoint=checkpoint), Life(run, island="b")
+    assert again.steps == LONG + 1
+    for _ in range(EVERY + OVERLAP):
+        again.train(1)
+        b.train(1)
+
+    assert again.steps == LONG + 1 + EVERY + OVERLAP
+    assert counted_progress(run, 1) == {
+        "a": (EVERY, 7 * EVERY),
+        "b": (EVERY, 7 * EVERY),
+    }
+    saved = saved_in(again.save(is_exact=True))
+    assert saved.earlier == (LONG + 1, 7 * (LONG + 1))
+    again.die()
+    b.die()
+
+
+def test_a_founder_that_resumes_counts_on_in_its_run() -> None:
+    """A second checkpoint knows what the run counts, and what it does not."""
+    _, a, b = two_islands()
+    a.train(1)
+    checkpoint = of_a_long_run(a.save(is_exact=True))
+    a.die()
+    b.die()
+    run = empty()
+    founder, b = Life(run, checkpoint=checkpoint), Life(run, island="b")
+    for _ in range(EVERY + OVERLAP):
+        founder.train(1)
+        b.train(1)
+    later = founder.save(is_exact=False)
+    founder.die()
+    again = rejoined(run, later)
+    assert again.steps == LONG + 1 + EVERY + OVERLAP
+    b.die()
+    again.train(2 * EVERY)
+    steps, tokens = counted_progress(run, 2)["a"]
+
+    assert EVERY < steps <= again.steps - LONG - 1
+    assert tokens == 7 * steps
+    again.die()
+
+
+def test_an_island_of_a_longer_past_goes_on_in_a_run_that_began_anew() -> None:
+    """Nothing of its work is in this run, which counts it from its beginning."""
+    _, a, b = two_islands()
+    for _ in range(EVERY + OVERLAP):
+        a.train(1)
+        b.train(1)
+    checkpoint = of_a_long_run(a.save(is_exact=True))
+    a.die()
+    b.die()
+    run = empty()
+    b = Life(run, island="b")
+    again = rejoined(run, checkpoint)
+    assert again.steps == LONG + EVERY + OVERLAP
+    for _ in range(EVERY + OVERLAP):
+        again.train(1)
+        b.train(1)
+
+    assert counted_progress(run, 1)["a"] == (EVERY, 7 * EVERY)
+    again.die()
+    b.die()
 
 
 def test_an_update_that_was_being_sealed_is_known_by_its_bytes() -> None:

@@ -44,7 +44,7 @@ def spread() -> Params:
 
 def lived(given: Params, checkpoint: Policy | None = None) -> tuple[Params, str]:
     run = run_of(every=2, outer={"optimizer": "nesterov", "lr": 0.5, "momentum": 0.5})
-    with join(given, run, optimizer=given, checkpoint=checkpoint) as island:
+    with join(given, given, run, checkpoint=checkpoint) as island:
         params = island.params
         for _ in range(4):
             params = moved(params, 1.0)
@@ -59,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         policy = Policy(directory, components=COMPONENTS)
         params, digest = lived(given, policy)
-        again = join(spread(), "none", optimizer=spread(), checkpoint=policy)
+        again = join(spread(), spread(), "none", checkpoint=policy)
         kept = again.optimizer
         again.leave()
     alone, same = lived({name: jax.device_put(VALUES) for name in SPECS})

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from atoll.errors import UsageError
-from atoll.jax import codecs
+from atoll.jax import outer_step as codecs
 from atoll.wire import codec as wire_codec
 
 pytestmark = pytest.mark.jax

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from atoll import RunSettings
 from atoll.algorithm.schedule import due_fragments
 from atoll.jax import diloco
-from atoll.jax.pieces import Leaf, kinds, lay_out
-from atoll.jax.timetable import Timetable
+from atoll.jax.fragments import Leaf, kinds, lay_out
+from atoll.jax.state import Timetable
 from atoll.settings import SyncSection
 from tests.jax import trees
 

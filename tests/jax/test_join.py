@@ -37,7 +37,7 @@ def test_two_islands_take_the_mean() -> None:
     run = run_of(2, every=2, run={"end_rounds": 1})
 
     def live(name: str, slope: float) -> tuple[list[float], str]:
-        with join(weights(4.0, 8.0), run, island=name) as island:
+        with join(weights(4.0, 8.0), run=run, island=name) as island:
             train(island, steps=2, slope=slope)
         return values(island.params), island.digest
 
@@ -55,7 +55,7 @@ def test_a_run_in_a_bucket_is_joined_by_its_path(tmp_path: Path) -> None:
     url = str(tmp_path / "bucket")
     atoll.init(url, settings_of(1, every=2, run={"end_rounds": 2}))
 
-    with join(weights(4.0), url, island="north") as island:
+    with join(weights(4.0), run=url, island="north") as island:
         train(island, steps=4)
 
     assert island.round == 2
@@ -65,8 +65,8 @@ def test_a_run_in_a_bucket_is_joined_by_its_path(tmp_path: Path) -> None:
 def test_a_later_island_begins_with_the_runs_weights() -> None:
     """What it brought is replaced, in its own dtypes and shardings."""
     run = run_of()
-    with join(weights(4.0), run, island="north"):
-        later = join(weights(9.0), run, island="south")
+    with join(weights(4.0), run=run, island="north"):
+        later = join(weights(9.0), run=run, island="south")
         assert values(later.params) == [4.0]
         later.leave()
 
@@ -76,14 +76,14 @@ def test_a_loop_that_ignores_the_runs_weights_is_refused() -> None:
     own = weights(4.0)
     with (
         pytest.raises(UsageError, match=r"Begin it with params = island\.params"),
-        join(own, run_of()) as island,
+        join(own, run=run_of()) as island,
     ):
         island.stepped(own)
 
 
 def test_a_step_that_synchronises_nothing_returns_the_same_arrays() -> None:
     """No array is copied, looked at or waited for."""
-    with join(weights(4.0), run_of(every=100)) as island:
+    with join(weights(4.0), run=run_of(every=100)) as island:
         given = moved(island.params, 1.0)
         assert island.stepped(given) is given
         given = moved(given, 1.0)
@@ -92,7 +92,7 @@ def test_a_step_that_synchronises_nothing_returns_the_same_arrays() -> None:
 
 def test_a_step_that_synchronises_nothing_waits_for_no_device() -> None:
     """It looks at no array: those that have no values any more are not noticed."""
-    with join(weights(4.0), run_of(every=1000)) as island:
+    with join(weights(4.0), run=run_of(every=1000)) as island:
         params = island.stepped(moved(island.params, 1.0))
         gone = moved(params, 1.0)
         gone["w"].delete()
@@ -104,7 +104,7 @@ def test_a_step_that_synchronises_nothing_waits_for_no_device() -> None:
 def test_donated_parameters_are_named() -> None:
     """An island that was given what was deleted says so, and which array."""
     donating = jax.jit(lambda p: moved(p, 1.0), donate_argnums=0)
-    with join(weights(4.0), run_of()) as island:
+    with join(weights(4.0), run=run_of()) as island:
         params = island.params
         donating(params)
         with pytest.raises(UsageError, match=r"'w' was deleted: it was donated"):
@@ -116,7 +116,7 @@ def test_parameters_that_are_donated_before_leaving_are_named() -> None:
     donating = jax.jit(lambda p: moved(p, 1.0), donate_argnums=0)
     with (
         pytest.raises(UsageError, match=r"'w' was deleted: it was donated"),
-        join(weights(4.0), run_of(every=100)) as island,
+        join(weights(4.0), run=run_of(every=100)) as island,
     ):
         donating(train(island, steps=1))
 
@@ -124,7 +124,7 @@ def test_parameters_that_are_donated_before_leaving_are_named() -> None:
 def test_a_loop_that_donates_is_not_disturbed() -> None:
     """What a sync has read can be donated: nothing keeps a hold on it."""
     donating = jax.jit(lambda p: moved(p, 1.0), donate_argnums=0)
-    with join(weights(8.0), run_of(every=2, sync={"overlap_steps": 1})) as island:
+    with join(weights(8.0), run=run_of(every=2, sync={"overlap_steps": 1})) as island:
         params = island.params
         for _ in range(5):
             trained = donating(params)
@@ -136,7 +136,7 @@ def test_a_loop_that_donates_is_not_disturbed() -> None:
 
 def test_an_island_inside_jit_says_so() -> None:
     """Nothing can be sent while a function is being traced."""
-    with join(weights(4.0), run_of()) as island:
+    with join(weights(4.0), run=run_of()) as island:
         island.params  # noqa: B018
         with pytest.raises(UsageError, match=r"'w' is being traced"):
             jax.jit(island.stepped)(weights(1.0))
@@ -144,7 +144,7 @@ def test_an_island_inside_jit_says_so() -> None:
 
 def test_another_tree_is_refused() -> None:
     """Shapes, dtypes and structure are those of joining."""
-    with join(weights(4.0), run_of()) as island:
+    with join(weights(4.0), run=run_of()) as island:
         island.params  # noqa: B018
         with pytest.raises(ModelError, match=r"The tree is .* now, and was"):
             island.stepped({"v": jnp.zeros(1)})
@@ -155,7 +155,7 @@ def test_another_tree_is_refused() -> None:
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_parameters_keep_their_dtype(dtype: Any) -> None:
     """The anchor is fp32, and what is loaded of it is cast."""
-    with join(weights(1.0, dtype=dtype), run_of(outer={"lr": 0.5})) as island:
+    with join(weights(1.0, dtype=dtype), run=run_of(outer={"lr": 0.5})) as island:
         params = train(island, slope=0.5)
 
         # From 1 half a step of 0.5 down.
@@ -167,7 +167,7 @@ def test_parameters_keep_their_dtype(dtype: Any) -> None:
 def test_paths_are_names() -> None:
     """Dicts, lists and attributes are joined by dots, as torch does."""
     params = {"layers": [{"w": jnp.zeros(2)}, {"w": jnp.zeros(3)}], "b": jnp.zeros(1)}
-    with join(params, run_of()) as island:
+    with join(params, run=run_of()) as island:
         assert list(island.anchor()) == ["b", "layers.0.w", "layers.1.w"]
 
 
@@ -175,17 +175,17 @@ def test_names_give_the_runs_names_in_the_runs_order() -> None:
     """A key that ends in a dot stands for all below it; the rest follows."""
     params = {"a": jnp.zeros(1), "h": {"k": jnp.zeros(2), "b": jnp.zeros(3)}}
     names = {"h.k": "net.weight", "h.": "net."}
-    with join(params, run_of(), names=names) as island:
+    with join(params, run=run_of(), names=names) as island:
         assert list(island.anchor()) == ["net.weight", "net.b", "a"]
 
-    with join(params, run_of(), names=["h.k", "a", "h.b"]) as island:
+    with join(params, run=run_of(), names=["h.k", "a", "h.b"]) as island:
         assert list(island.anchor()) == ["h.k", "a", "h.b"]
 
 
 def test_an_ordered_dict_has_an_order_of_its_own() -> None:
     """So the state of a torch module can be given as it is."""
     params = OrderedDict([("weight", jnp.zeros(2)), ("bias", jnp.zeros(1))])
-    with join(params, run_of()) as island:
+    with join(params, run=run_of()) as island:
         assert list(island.anchor()) == ["weight", "bias"]
 
 
@@ -206,7 +206,7 @@ def test_an_ordered_dict_has_an_order_of_its_own() -> None:
 def test_what_is_impossible_is_said(given: dict[str, Any], match: str) -> None:
     """An argument that makes no sense is refused before anything is joined."""
     with pytest.raises(UsageError, match=match):
-        join({"b": jnp.zeros(1), "w": jnp.zeros(1)}, run_of(), **given)
+        join({"b": jnp.zeros(1), "w": jnp.zeros(1)}, run=run_of(), **given)
 
 
 @pytest.mark.parametrize(
@@ -221,31 +221,31 @@ def test_what_is_impossible_is_said(given: dict[str, Any], match: str) -> None:
 def test_leaves_that_cannot_be_trained_are_named(leaf: Any, match: str) -> None:
     """The message has the path, and what can be done."""
     with pytest.raises((UsageError, ModelError), match=match):
-        join({"f": leaf, "w": jnp.zeros(1)}, run_of())
+        join({"f": leaf, "w": jnp.zeros(1)}, run=run_of())
 
 
 def test_two_leaves_of_one_name_are_refused() -> None:
     """A dot in a key can make two paths one."""
     params = {"a.b": jnp.zeros(1), "a": {"b": jnp.zeros(1)}}
     with pytest.raises(UsageError, match=r"Two leaves of the tree are called 'a\.b'"):
-        join(params, run_of())
+        join(params, run=run_of())
 
 
 def test_frozen_leaves_are_compared_and_not_sent() -> None:
     """Another value is refused by name; the same one stays as it is."""
     run = run_of(2)
     base = {"base": jnp.ones(3), "w": jnp.zeros(1)}
-    with join(base, run, frozen=["base"]) as island:
+    with join(base, run=run, frozen=["base"]) as island:
         assert list(island.anchor()) == ["w"]
         with pytest.raises(ModelError, match=r"'base' is a constant of shape 3"):
-            join({**base, "base": jnp.zeros(3)}, run, frozen=["base"])
+            join({**base, "base": jnp.zeros(3)}, run=run, frozen=["base"])
 
 
 def test_a_founder_brings_its_constants() -> None:
     """What is never trained is kept by the run, for whoever builds the model."""
     run = run_of()
     base = np.array([1.0, 2.0, 3.0], np.float32)
-    with join({"base": jnp.asarray(base), "w": jnp.zeros(1)}, run, frozen=["base"]):
+    with join({"base": jnp.asarray(base), "w": jnp.zeros(1)}, run=run, frozen=["base"]):
         (kept,) = run.constants.values()
 
     assert bytes(kept) == base.tobytes()
@@ -261,12 +261,12 @@ def test_integers_are_constants_and_counters_are_each_ones_own() -> None:
         "w": jnp.zeros(1),
     }
     other = {**params, "count": jnp.asarray(9), "key": jax.random.key(1)}
-    with join(params, run, island="north"):
-        later = join(other, run, island="south")
+    with join(params, run=run, island="north"):
+        later = join(other, run=run, island="south")
         assert int(later.params["count"]) == 9
         later.leave()
         with pytest.raises(ModelError, match=r"'table' is a constant"):
-            join({**other, "table": jnp.zeros(4, jnp.int32)}, run)
+            join({**other, "table": jnp.zeros(4, jnp.int32)}, run=run)
 
 
 def test_buffers_are_averaged_as_they_are() -> None:
@@ -276,7 +276,7 @@ def test_buffers_are_averaged_as_they_are() -> None:
 
     def live(name: str, mean: float) -> Params:
         params = {"stats": {"mean": jnp.zeros(1)}, "w": jnp.zeros(1)}
-        with join(params, run, island=name, buffers=["stats."]) as island:
+        with join(params, run=run, island=name, buffers=["stats."]) as island:
             params = island.params
             island.stepped({**params, "stats": {"mean": jnp.array([mean])}})
         return island.params
@@ -288,7 +288,7 @@ def test_buffers_are_averaged_as_they_are() -> None:
 
 def test_evaluating_gives_the_anchor_and_leaves_the_loop_alone() -> None:
     """The anchor of the last round, in a tree like the loop's."""
-    with join(weights(8.0, dtype=jnp.bfloat16), run_of(every=2)) as island:
+    with join(weights(8.0, dtype=jnp.bfloat16), run=run_of(every=2)) as island:
         params = train(island, steps=3)
         with island.evaluating() as at:
             # Two steps down were agreed; the third is the loop's own.
@@ -302,7 +302,7 @@ def test_evaluating_gives_the_anchor_and_leaves_the_loop_alone() -> None:
 
 def test_sync_now_returns_what_was_adopted() -> None:
     """Work between two rounds is agreed at once."""
-    with join(weights(8.0), run_of(every=100)) as island:
+    with join(weights(8.0), run=run_of(every=100)) as island:
         params = island.sync_now(train(island, steps=3))
 
         assert values(params) == [5.0]
@@ -312,7 +312,7 @@ def test_sync_now_returns_what_was_adopted() -> None:
 def test_a_flag_ends_the_loop() -> None:
     """Nothing is raised; the last parameters are those that stepped returned."""
     run = run_of(run={"end_rounds": 1})
-    with join(weights(8.0), run, on_end="flag") as island:
+    with join(weights(8.0), run=run, on_end="flag") as island:
         params = island.params
         while not island.should_stop:
             params = island.stepped(moved(params, 1.0))
@@ -324,15 +324,15 @@ def test_a_flag_ends_the_loop() -> None:
 def test_work_that_has_not_counted_departs() -> None:
     """Leaving gives away what was made since the last round."""
     run = run_of(every=100)
-    with join(weights(8.0), run) as island:
+    with join(weights(8.0), run=run) as island:
         train(island, steps=3)
 
-    assert values(join(weights(0.0), run, island="other").params) == [5.0]
+    assert values(join(weights(0.0), run=run, island="other").params) == [5.0]
 
 
 def test_reports_are_metrics() -> None:
     """What the loop says is what loggers read, beside what the island counts."""
-    with join(weights(8.0), run_of()) as island:
+    with join(weights(8.0), run=run_of()) as island:
         island.report(tokens=32, loss=jnp.asarray(2.5), accuracy=0.5)
         island.stepped(moved(island.params, 1.0))
         found = island.metrics()
@@ -349,7 +349,7 @@ def test_equal_losses_tell_of_equal_rows() -> None:
     """Islands that began with the same rows can be warned of."""
     told = []
     for _ in range(2):
-        with join(weights(8.0), run_of()) as island:
+        with join(weights(8.0), run=run_of()) as island:
             for loss in (0.5, 0.25, 0.125):
                 island.report(tokens=4, loss=jnp.asarray(loss))
             told.append(island._host.tally.stats(1.0).first_batch)
@@ -360,7 +360,7 @@ def test_equal_losses_tell_of_equal_rows() -> None:
 
 def test_an_island_without_a_run_trains_alone() -> None:
     """The word none is said, so that nothing is forgotten."""
-    with join(weights(8.0), "none") as island:
+    with join(weights(8.0), run="none") as island:
         assert values(train(island, steps=2)) == [6.0]
 
 
@@ -374,11 +374,11 @@ def test_an_error_loses_only_what_was_not_sealed() -> None:
 
     with (
         pytest.raises(ZeroDivisionError),
-        join(weights(8.0), run, island="north") as island,
+        join(weights(8.0), run=run, island="north") as island,
     ):
         fail(island)
 
-    with join(weights(0.0), run, island="south") as later:
+    with join(weights(0.0), run=run, island="south") as later:
         assert values(later.params) == [6.0]
 
 
@@ -397,22 +397,22 @@ def test_an_interrupted_step_may_have_taken_its_arrays(
     is_ours = error is Interrupted
     with (
         nullcontext() if is_ours else pytest.raises(error),
-        join(weights(8.0), run, island="north") as island,
+        join(weights(8.0), run=run, island="north") as island,
     ):
         interrupted(island)
 
-    with join(weights(0.0), run, island="south") as later:
+    with join(weights(0.0), run=run, island="south") as later:
         assert values(later.params) == [6.0]
 
 
 def test_the_settings_are_the_runs() -> None:
     """An island has none of its own, and its seed is its own."""
     run = MemoryRun(RunSettings())
-    with join(weights(8.0), run, island="north") as island:
+    with join(weights(8.0), run=run, island="north") as island:
         assert island.settings == run.settings
         assert island.name == "north"
         assert island.slot == 0
         assert island.place == (0, 1)
-        other = join(weights(8.0), run, island="south")
+        other = join(weights(8.0), run=run, island="south")
         assert other.seed != island.seed
         other.leave()

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from atoll.errors import ModelError, UsageError
-from atoll.jax import lens
+from atoll.jax import plan as lens
 
 pytestmark = pytest.mark.jax
 

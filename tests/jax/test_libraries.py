@@ -31,7 +31,7 @@ def mean_of(tree: Any) -> float:
 def test_parameters_of_nnx_are_named_without_their_wrapping() -> None:
     """A split module is a tree, and merges with what came back."""
     graph, state = nnx.split(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
-    with join(state, run_of()) as island:
+    with join(state, run=run_of()) as island:
         assert list(island.anchor()) == ["bias", "kernel"]
         trained = island.stepped(lowered(island.params))
 
@@ -51,7 +51,7 @@ def test_batch_statistics_of_linen_are_buffers() -> None:
             return normal
 
     variables = Net().init(jax.random.key(0), jnp.ones((4, 2)))
-    with join(variables, run_of(), buffers=["batch_stats."]) as island:
+    with join(variables, run=run_of(), buffers=["batch_stats."]) as island:
         names = list(island.anchor())
         island.stepped(lowered(island.params))
 
@@ -65,10 +65,10 @@ def test_an_equinox_module_is_split_first() -> None:
     """Functions in a tree are refused by name; its arrays alone are trained."""
     module = eqx.nn.MLP(2, 2, width_size=4, depth=1, key=jax.random.key(0))
     with pytest.raises(UsageError, match=r"'activation' is of the type"):
-        join(module, run_of())
+        join(module, run=run_of())
 
     arrays, rest = eqx.partition(module, eqx.is_array)
-    with join(arrays, run_of()) as island:
+    with join(arrays, run=run_of()) as island:
         assert next(iter(island.anchor())) == "layers.0.weight"
         before = mean_of(island.params)
         trained = island.stepped(lowered(island.params))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from atoll.errors import UsageError
-from atoll.jax import pieces
-from atoll.jax.pieces import Leaf
+from atoll.jax import fragments as pieces
+from atoll.jax.fragments import Leaf
 from atoll.settings import SyncSection
 
 pytestmark = pytest.mark.jax
@@ -29,7 +29,7 @@ def layers(
 ) -> list[dict[str, tuple[int, ...] | None]]:
     """Return, for each fragment, which layers it has of each leaf."""
     found = pieces.lay_out(STACKED, stacks, sync)
-    return [{p.of.name: p.layers for p in fragment.pieces} for fragment in found]
+    return [{p.leaf_spec.name: p.layers for p in fragment.pieces} for fragment in found]
 
 
 def test_layers_of_stacks_of_different_depth_are_dealt_out() -> None:
@@ -72,8 +72,8 @@ def test_a_piece_is_read_and_written_with_or_without_islands() -> None:
     alone = np.arange(24, dtype=np.float32).reshape(4, 6)
     for lead, whole in ((0, alone), (1, np.stack([alone, alone + 100]))):
         x = jax.numpy.asarray(whole)
-        part = pieces.take(x, piece, piece.at, lead=lead)
-        back = pieces.put(x, part + 1, piece, piece.at, lead=lead)
+        part = pieces.take(x, piece, piece.layer_indices, lead=lead)
+        back = pieces.put(x, part + 1, piece, piece.layer_indices, lead=lead)
 
         np.testing.assert_array_equal(part, whole[..., list(piece.layers or ())])
         assert float((back - x).sum()) == part.size

@@ -10,6 +10,7 @@ import pytest
 
 import atoll.jax
 import atoll.torch
+from atoll.errors import UsageError
 
 pytestmark = [pytest.mark.jax, pytest.mark.torch]
 
@@ -56,9 +57,32 @@ def test_join_takes_the_keywords_of_its_twin() -> None:
     assert {"island", "on_end", "checkpoint"} <= theirs.keys() & ours.keys()
     assert all(f"`join({name}=)`" in torch_column for name in theirs.keys() - ours)
     assert theirs.keys() - ours == {"count"}
-    assert ours.keys() - theirs == {"buffers", "frozen", "names", "optimizer"}
+    assert ours.keys() - theirs == {"buffers", "frozen", "names"}
     for name in ours.keys() - theirs:
         assert f"{name}=)`" in jax_column, name
+
+
+def test_join_takes_its_arguments_in_the_order_of_its_twin() -> None:
+    """The weights, the optimizer, the run; shared keywords have one order."""
+    ours = inspect.signature(atoll.jax.join).parameters
+    theirs = inspect.signature(atoll.torch.join).parameters
+
+    assert list(ours)[:3] == ["params", "optimizer", "run"]
+    assert list(theirs)[:3] == ["model", "optimizer", "run"]
+    assert [name for name in ours if name in theirs] == [
+        name for name in theirs if name in ours
+    ]
+    for name in ("island", "on_end", "checkpoint"):
+        assert ours[name].annotation == theirs[name].annotation
+        assert ours[name].kind is theirs[name].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_a_run_in_the_place_of_the_optimizer_is_refused() -> None:
+    """A run as the second argument would be taken for the optimizer's state."""
+    with pytest.raises(
+        UsageError, match=r"optimizer='none' is a run\. Pass the run as"
+    ):
+        atoll.jax.join({}, "none")
 
 
 def test_an_island_has_the_members_of_its_twin() -> None:

@@ -67,7 +67,7 @@ def live(
     params, state = begun()
     components = COMPONENTS if is_exact else None
     policy = Policy(directory, components=components)
-    with join(params, run, optimizer=state, island="a", checkpoint=policy) as island:
+    with join(params, state, run, island="a", checkpoint=policy) as island:
         params, state = island.params, island.optimizer
         while True:
             slope = jnp.asarray(float(island.inner_steps % 3))
@@ -105,7 +105,7 @@ def test_an_island_takes_back_its_optimizer_and_the_runs_weights(
     run = run_of(every=2)
     live(run, tmp_path, until=5, is_exact=False)
     params, state = begun()
-    later = join(params, run, optimizer=state, island="a", checkpoint=tmp_path)
+    later = join(params, state, run, island="a", checkpoint=tmp_path)
 
     assert int(later.optimizer[0][0].count) == 5
     assert values(later.params) == later.anchor()["w"].tolist()
@@ -115,7 +115,7 @@ def test_an_island_takes_back_its_optimizer_and_the_runs_weights(
 def test_a_step_that_gives_no_optimizer_is_refused(tmp_path: Path) -> None:
     """A checkpoint without moments would be found out too late."""
     params, state = begun()
-    island = join(params, run_of(), optimizer=state, checkpoint=tmp_path)
+    island = join(params, state, run_of(), checkpoint=tmp_path)
     with pytest.raises(UsageError, match=r"island\.stepped\(params, optimizer=state\)"):
         island.stepped(island.params)
     island.leave()
@@ -137,7 +137,7 @@ def test_trees_that_were_not_saved_are_refused(
     params, state = change(*begun())
     policy = Policy(tmp_path, components=COMPONENTS)
     with pytest.raises(UsageError, match=match):
-        join(params, "none", optimizer=state, checkpoint=policy)
+        join(params, state, "none", checkpoint=policy)
 
 
 def test_every_kind_of_number_comes_back(tmp_path: Path) -> None:
@@ -148,9 +148,9 @@ def test_every_kind_of_number_comes_back(tmp_path: Path) -> None:
     state |= {"none": jnp.zeros((0, 2)), "one": jnp.asarray(1.5)}
     blank = jax.tree.map(jnp.zeros_like, state)
     state, blank = {**state, "steps": 3}, {**blank, "steps": 0}
-    join(weights(1.0), "none", optimizer=state, checkpoint=tmp_path).leave()
+    join(weights(1.0), state, "none", checkpoint=tmp_path).leave()
 
-    later = join(weights(1.0), "none", optimizer=blank, checkpoint=tmp_path)
+    later = join(weights(1.0), blank, "none", checkpoint=tmp_path)
     found = later.optimizer
     later.leave()
 
@@ -164,11 +164,11 @@ def test_numbers_that_would_be_narrowed_are_refused(tmp_path: Path) -> None:
     """Without x64 JAX makes fp64 fp32 and says nothing: going on would not be exact."""
     with jax.enable_x64(True):
         state = {"v": jnp.full(2, 1.0 + 2.0**-40, "float64")}
-        join(weights(1.0), "none", optimizer=state, checkpoint=tmp_path).leave()
+        join(weights(1.0), state, "none", checkpoint=tmp_path).leave()
 
     blank = {"v": jnp.zeros(2)}
     with pytest.raises(UsageError, match=r"float64, which JAX makes float32"):
-        join(weights(1.0), "none", optimizer=blank, checkpoint=tmp_path)
+        join(weights(1.0), blank, "none", checkpoint=tmp_path)
 
 
 def test_sharded_parameters_keep_their_shardings() -> None:

@@ -152,7 +152,7 @@ def in_jax(run: MemoryRun, name: str, steps: list[Arrays], *, is_dyadic: bool) -
     params = tree_of(drawn([99], is_dyadic=is_dyadic))
     lived = []
     with atoll.jax.join(
-        params, run, island=name, on_end="flag", names=list(SHAPES)
+        params, run=run, island=name, on_end="flag", names=list(SHAPES)
     ) as island:
         params = island.params
         for step in steps:
@@ -282,7 +282,7 @@ def test_a_torch_modules_state_is_a_tree() -> None:
     )
     optimizer = torch.optim.SGD(module.parameters(), lr=0.25)
     with (
-        atoll.jax.join(params, run, island="jax") as ours,
+        atoll.jax.join(params, run=run, island="jax") as ours,
         atoll.torch.join(module, optimizer, run, island="torch") as theirs,
     ):
         assert ours.digest == theirs.digest
@@ -308,7 +308,7 @@ def test_half_precision_is_cast_alike(kind: str) -> None:
             ways.append((module["w"].detach().float().numpy().tolist(), digest))
         else:
             params = {"w": jnp.asarray(values, kind)}
-            with atoll.jax.join(params, run) as ours:
+            with atoll.jax.join(params, run=run) as ours:
                 params = ours.params
                 for _ in range(3):
                     params = ours.stepped(

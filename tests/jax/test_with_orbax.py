@@ -75,7 +75,7 @@ def test_shapes_are_enough_to_restore(tmp_path: Path) -> None:
 def test_a_step_is_never_written_again(tmp_path: Path) -> None:
     """What is there stays what it is."""
     save(tmp_path, made(3.0), step=9, settings=SETTINGS)
-    with pytest.raises(UsageError, match=r"step-9 is there already"):
+    with pytest.raises(UsageError, match=r"step-9 exists already"):
         save(tmp_path, made(5.0), step=9, settings=SETTINGS)
 
     assert same(restore(tmp_path, made(0.0), settings=SETTINGS).state, made(3.0))
@@ -110,7 +110,7 @@ def test_an_absent_step_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds no state that was saved whole"):
         restore(tmp_path, made(0.0), settings=SETTINGS)
     save(tmp_path, made(3.0), step=1, settings=SETTINGS)
-    with pytest.raises(UsageError, match=r"step-7 is not there\. There are step-1"):
+    with pytest.raises(UsageError, match=r"step-7 does not exist\. There are step-1"):
         restore(tmp_path, made(0.0), settings=SETTINGS, step=7)
 
 
@@ -177,7 +177,7 @@ def test_a_plain_checkpoint_seeds_a_run_and_a_run_exports_one(tmp_path: Path) ->
         orbax.save(tmp_path / "seed", {"w": jnp.array([4.0, 8.0])})
         orbax.wait_until_finished()
         seed = orbax.restore(tmp_path / "seed", {"w": jnp.zeros(2)})
-        with join(seed, run_of(every=2)) as island:
+        with join(seed, run=run_of(every=2)) as island:
             train(island, steps=3)
             with island.evaluating() as at:
                 orbax.save(tmp_path / "out", at.params)

@@ -10,15 +10,15 @@ import json
 from pathlib import Path
 
 from atoll.journal import (
-    CountedSet,
-    Created,
-    Ended,
-    EpochSet,
-    Joined,
+    CountedRecord,
+    CreatedRecord,
+    EndedRecord,
+    EpochRecord,
+    JoinedRecord,
     Journal,
-    Left,
-    MoveSet,
-    PauseSet,
+    LeftRecord,
+    MoveRecord,
+    PauseRecord,
 )
 from atoll.simulate.disk import SimDisk
 from tests.journal.runs import RUN, Run, a_departing
@@ -29,7 +29,7 @@ MOVED_FILES = [
 ]
 """By version of the log's format, oldest first."""
 
-CREATED = Created(
+CREATED = CreatedRecord(
     run=RUN,
     settings={"run": {"name": "lagoon"}, "outer": {"lr": 0.5}},
     fingerprint="0123456789abcdef",
@@ -42,18 +42,18 @@ def golden_run() -> Run:
     run.journal = Journal.create(run.disk, CREATED)
     run.found()
     append = run.journal.append
-    append(Joined(island="a", incarnation=1, slot=0, key_digest=bytes(range(32))))
-    append(Joined(island="tokyo é", incarnation=1, slot=1, nonce=b"once"))
+    append(JoinedRecord(island="a", incarnation=1, slot=0, key_digest=bytes(range(32))))
+    append(JoinedRecord(island="tokyo é", incarnation=1, slot=1, nonce=b"once"))
     run.commit(0, value=0.5, islands=2)
     run.commit(1, value=-0.25, down="bf16")
     run.journal.compact(0)
-    append(EpochSet(number=1, values={"outer.lr": 0.25, "run.end_rounds": None}))
+    append(EpochRecord(number=1, values={"outer.lr": 0.25, "run.end_rounds": None}))
     run.commit(0, is_void=True)
-    append(Left(island="a", incarnation=1, reason="lease"))
-    append(Joined(island="a", incarnation=2, slot=0))
+    append(LeftRecord(island="a", incarnation=1, reason="lease"))
+    append(JoinedRecord(island="a", incarnation=2, slot=0))
     run.journal.stage(*a_departing(0, 3, "a"))
     run.commit(1, value=2.0)
-    append(Ended(reason="drained"))
+    append(EndedRecord(reason="drained"))
     run.journal.sync()
     run.journal.seal()
     return run
@@ -82,11 +82,11 @@ def moved_run() -> Run:
         )
     append = run.journal.append
     append(
-        CountedSet(fragment=0, island="tokyo é", round=1, inner_steps=20, tokens=300)
+        CountedRecord(fragment=0, island="tokyo é", round=1, inner_steps=20, tokens=300)
     )
-    append(PauseSet(is_paused=True))
-    append(Joined(island="tokyo é", incarnation=4, slot=2, nonce=b"once"))
-    append(MoveSet(target="s3://lagoon/run", nonce="ab" * 16))
+    append(PauseRecord(is_paused=True))
+    append(JoinedRecord(island="tokyo é", incarnation=4, slot=2, nonce=b"once"))
+    append(MoveRecord(target="s3://lagoon/run", nonce="ab" * 16))
     run.journal.sync()
     run.journal.seal()
     run.states = there.states

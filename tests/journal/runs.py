@@ -7,13 +7,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from atoll.disk import Disk
-from atoll.journal import Created, EpochSet, Joined, Journal, Left
+from atoll.journal import (
+    CreatedRecord,
+    EpochRecord,
+    JoinedRecord,
+    Journal,
+    LeftRecord,
+)
 from atoll.settings import RunSettings
 from atoll.testing import vector_model
 from atoll.weights import FragmentState
 from atoll.wire import (
+    FrameKind,
     Header,
-    Kind,
     OuterValues,
     Roster,
     RosterEntry,
@@ -32,9 +38,9 @@ State = tuple[int, bytes, bytes]
 """A round, and the bytes of its anchor and velocity."""
 
 
-def a_created() -> Created:
+def a_created() -> CreatedRecord:
     settings = RunSettings()
-    return Created(
+    return CreatedRecord(
         run=RUN, settings=settings.to_dict(), fingerprint=settings.fingerprint
     )
 
@@ -68,7 +74,7 @@ def an_agreed(
     verdict = Verdict.LATE if is_void else Verdict.COUNTED
     entries = [an_entry(f"island-{n:03d}", verdict=verdict) for n in range(islands)]
     header = Header(
-        kind=Kind.AGREED,
+        kind=FrameKind.AGREED,
         run=RUN,
         fragment=fragment,
         round=state.round + 1,
@@ -85,7 +91,7 @@ def an_agreed(
 def a_departing(fragment: int, round: int, island: str, value: float = 1.0) -> Framed:
     body = np.full(3, value, np.float32).view(np.uint8)
     header = Header(
-        kind=Kind.DEPARTING,
+        kind=FrameKind.DEPARTING,
         run=RUN,
         fragment=fragment,
         round=round,
@@ -188,7 +194,7 @@ class Run:
         known = self.journal.recorded.members
         before = known.get(island)
         self.journal.append(
-            Joined(
+            JoinedRecord(
                 island=island,
                 incarnation=before.incarnation + 1 if before else 1,
                 slot=before.slot if before else len(known),
@@ -199,11 +205,13 @@ class Run:
     def leave(self, island: str) -> None:
         member = self.journal.recorded.members.get(island)
         if member and not member.has_left:
-            self.journal.append(Left(island=island, incarnation=member.incarnation))
+            self.journal.append(
+                LeftRecord(island=island, incarnation=member.incarnation)
+            )
 
     def set_epoch(self) -> None:
         number = len(self.journal.recorded.epochs) + 1
-        self.journal.append(EpochSet(number=number, values={"outer.lr": 0.25}))
+        self.journal.append(EpochRecord(number=number, values={"outer.lr": 0.25}))
 
     def draft(self, fragment: int, island: str, value: float = 1.0) -> None:
         round = self.journal.recorded.fragment(fragment).round + 1

@@ -15,7 +15,7 @@ from atoll.disk import Data
 from atoll.errors import DiskFull, UsageError
 from atoll.journal import Journal
 from atoll.simulate.disk import SimDisk
-from atoll.simulate.life import ProcessDead
+from atoll.simulate.scheduler import ProcessDead
 from tests.journal.runs import Run, View, view
 
 Act = Callable[[Run], None]

@@ -8,7 +8,11 @@ from dataclasses import replace
 import pytest
 
 from atoll.errors import UsageError
-from atoll.journal import Counted, CountedSet, Journal
+from atoll.journal import (
+    CountedRecord,
+    CountedUpdate,
+    Journal,
+)
 from atoll.protocol import ModelSpec
 from atoll.simulate.disk import SimDisk
 from atoll.wire import Header
@@ -88,12 +92,14 @@ def test_how_far_islands_had_come_is_known() -> None:
     here = brought(a_run_elsewhere())
     for island in ("a", "island-000"):
         here.journal.append(
-            CountedSet(fragment=0, island=island, round=2, inner_steps=20, tokens=300)
+            CountedRecord(
+                fragment=0, island=island, round=2, inner_steps=20, tokens=300
+            )
         )
     here.commit(0)
 
     counted = here.reopen().journal.recorded.counted
-    assert counted[0, "a"] == Counted(2, 20, 300)
+    assert counted[0, "a"] == CountedUpdate(2, 20, 300)
     assert counted[0, "island-000"].round == ROUNDS + 1
 
 
@@ -119,12 +125,12 @@ def _passed_again(run: Run, here: Run) -> None:
 
 
 def _counted_ahead(run: Run, here: Run) -> None:
-    ahead = CountedSet(fragment=0, island="a", round=4, inner_steps=1, tokens=1)
+    ahead = CountedRecord(fragment=0, island="a", round=4, inner_steps=1, tokens=1)
     here.journal.append(ahead)
 
 
 def _counted_nowhere(run: Run, here: Run) -> None:
-    ahead = CountedSet(fragment=2, island="a", round=0, inner_steps=1, tokens=1)
+    ahead = CountedRecord(fragment=2, island="a", round=0, inner_steps=1, tokens=1)
     here.journal.append(ahead)
 
 

@@ -38,11 +38,11 @@ def test_a_crash_at_any_moment_leaves_a_whole_constant_or_none() -> None:
             disk.crash_at(0)
             disk.crash(is_power_cut=True)
             again = Journal.open(disk).constants
-            assert set(disk.names("constants/")) == {name_of(d) for d in again.kept}
-            for _ in again.kept:
+            assert set(disk.names("constants/")) == {name_of(d) for d in again.complete}
+            for _ in again.complete:
                 assert b"".join(again.parts(BASE_SPEC)) == BASE
             again.store(BASE_SPEC, [BASE])
-            assert again.kept == {BASE_SPEC.digest}
+            assert again.complete == {BASE_SPEC.digest}
             continue
         break
     assert call > 6
@@ -75,7 +75,7 @@ def test_what_is_not_the_constant_is_forgotten() -> None:
         files.store(BASE_SPEC, [BASE[:40]])
 
     assert disk.names("constants/") == []
-    assert files.kept == set()
+    assert files.complete == set()
 
 
 def test_a_constant_that_is_gone_is_told() -> None:
@@ -88,7 +88,7 @@ def test_a_constant_that_is_gone_is_told() -> None:
     disk.remove(name_of(BASE_SPEC.digest))
     again = Journal.open(disk)
 
-    assert again.constants.kept == {TABLE_SPEC.digest}
+    assert again.constants.complete == {TABLE_SPEC.digest}
     (said,) = again.damage
     assert said.startswith("The constant 'base' is not in constants/")
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import DiskFull
 from atoll.simulate.disk import SimDisk
-from atoll.simulate.life import ProcessDead
+from atoll.simulate.scheduler import ProcessDead
 from tests.journal.runs import Run
 from tests.journal.stories import (
     ACTS,

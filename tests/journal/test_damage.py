@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from atoll.errors import CorruptError
 from atoll.journal import Journal
-from atoll.journal.departing import departing_name
+from atoll.journal.files import departing_name
 from atoll.simulate.disk import SimDisk
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, OuterValues, pack, with_body
+from atoll.wire import FrameKind, Header, OuterValues, pack, with_body
 from tests.journal.runs import (
     NESTEROV,
     RUN,
@@ -296,7 +296,7 @@ def test_a_log_that_lost_the_founding_is_not_a_new_run(name: str) -> None:
     disk.write_new("states/0/0", [FILES["states/0/3"]])
     disk.write_new(name, [b"anything"])
 
-    with pytest.raises(CorruptError, match=f"{name} is there, and the log has no"):
+    with pytest.raises(CorruptError, match=f"{name} exists, and the log has no"):
         Journal.open(disk)
     assert name in disk.names("")
 
@@ -309,7 +309,7 @@ def test_a_journal_without_its_log_is_no_new_one(name: str) -> None:
     disk = SimDisk()
     disk.write_new(name, [b"anything"])
 
-    with pytest.raises(CorruptError, match=f"{name} is there, and no log that names"):
+    with pytest.raises(CorruptError, match=f"{name} exists, and no log that names"):
         Journal.open(disk)
     with pytest.raises(CorruptError, match="Restore the journal from a copy"):
         Journal.create(disk, a_created())
@@ -386,13 +386,13 @@ def test_a_mean_of_another_length_is_refused() -> None:
 def test_a_state_file_with_anything_else_in_it_is_done_without() -> None:
     """A frame of another kind, or a state with NaN in it, is no state."""
     update = Header(
-        kind=Kind.UPDATE, run=RUN, fragment=0, round=6, island="a", elements=1
+        kind=FrameKind.UPDATE, run=RUN, fragment=0, round=6, island="a", elements=1
     )
     zeros = np.zeros(4, np.uint8)
     nan = np.full(10, np.nan, np.float32).view(np.uint8)
     digest = a_run().journal.recorded.fragments[0].digests[6]
     state = Header(
-        kind=Kind.STATE,
+        kind=FrameKind.STATE,
         run=RUN,
         fragment=0,
         round=6,

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from atoll.journal import Counted, Ended, EpochSet, Journal
-from atoll.journal.receipt_key import load_receipt_key
+from atoll.journal import (
+    CountedUpdate,
+    EndedRecord,
+    EpochRecord,
+    Journal,
+)
+from atoll.journal.files import load_receipt_key
 from atoll.simulate.disk import SimDisk
 from atoll.wire import Verdict
 from tests.journal.golden import (
@@ -41,9 +46,9 @@ def test_the_golden_journal_says_what_it_said(file: Path) -> None:
     assert view(recorded.journal) == view(run.journal)
     recorded.check()
     assert found.created == CREATED
-    assert found.ended == Ended(reason="drained")
+    assert found.ended == EndedRecord(reason="drained")
     assert found.epochs == [
-        EpochSet(number=1, values={"outer.lr": 0.25, "run.end_rounds": None})
+        EpochRecord(number=1, values={"outer.lr": 0.25, "run.end_rounds": None})
     ]
     assert {m.island: (m.incarnation, m.slot) for m in found.members.values()} == {
         "a": (2, 0),
@@ -87,7 +92,7 @@ def test_the_golden_journal_of_a_moved_run_says_what_it_said(file: Path) -> None
 
     assert view(recorded.journal) == view(run.journal)
     recorded.check()
-    assert found.counted == {(0, "tokyo é"): Counted(1, 20, 300)}
+    assert found.counted == {(0, "tokyo é"): CountedUpdate(1, 20, 300)}
     assert [(each.round, each.arrived) for each in found.fragments] == [(2, 2), (1, 1)]
     assert found.is_paused
     assert found.move is not None

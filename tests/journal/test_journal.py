@@ -9,7 +9,15 @@ import pytest
 
 from atoll.disk import Data
 from atoll.errors import UsageError
-from atoll.journal import Created, Ended, EpochSet, Joined, Journal, Left, Staged
+from atoll.journal import (
+    CreatedRecord,
+    EndedRecord,
+    EpochRecord,
+    JoinedRecord,
+    Journal,
+    LeftRecord,
+    StagedRecord,
+)
 from atoll.settings import RunSettings
 from atoll.simulate.disk import SimDisk
 from atoll.weights import FragmentState
@@ -42,7 +50,7 @@ def test_a_run_is_created_once() -> None:
 def test_settings_come_back_as_they_were() -> None:
     """The settings in the journal are the run's, and have its fingerprint."""
     settings = RunSettings.from_dict({"sync": {"sync_every": 7}, "outer": {"lr": 0.3}})
-    created = Created(
+    created = CreatedRecord(
         run=RUN, settings=settings.to_dict(), fingerprint=settings.fingerprint
     )
     disk = SimDisk()
@@ -66,7 +74,7 @@ def test_everything_that_was_recorded_comes_back() -> None:
     run.commit(1, islands=3)
     run.commit(0, is_void=True)
     run.stage(0, "a")
-    run.journal.append(Ended(reason="drained"))
+    run.journal.append(EndedRecord(reason="drained"))
     run.journal.sync()
     before = view(run.journal)
 
@@ -78,7 +86,7 @@ def test_everything_that_was_recorded_comes_back() -> None:
         ("a", 1, 1),
     ]
     assert not recorded.members["b"].has_left
-    assert recorded.epochs == [EpochSet(number=1, values={"outer.lr": 0.25})]
+    assert recorded.epochs == [EpochRecord(number=1, values={"outer.lr": 0.25})]
     assert recorded.model is not None
     assert [tensor.name for tensor in recorded.model.tensors] == ["w0", "w1"]
     assert sorted(recorded.rosters) == [(0, 1), (0, 2), (1, 1)]
@@ -86,7 +94,7 @@ def test_everything_that_was_recorded_comes_back() -> None:
     assert (0, 3) not in recorded.rosters
     assert [e.verdict for e in recorded.rosters[0, 2].entries] == [Verdict.LATE]
     assert len(recorded.rosters[1, 1].counted) == 3
-    assert recorded.ended == Ended(reason="drained")
+    assert recorded.ended == EndedRecord(reason="drained")
     run.check()
 
 
@@ -268,7 +276,7 @@ def test_a_new_name_takes_the_slot_of_one_that_never_counted() -> None:
     """The other name is forgotten, and a journal that is opened again agrees."""
     run = Run(SimDisk()).start()
     run.join("a")
-    run.journal.append(Joined(island="b", incarnation=1, slot=0))
+    run.journal.append(JoinedRecord(island="b", incarnation=1, slot=0))
     assert list(run.journal.recorded.members) == ["b"]
 
     run.reopen()
@@ -285,7 +293,7 @@ def test_a_name_that_counted_keeps_its_slot() -> None:
 
     for slot in (0, 1):
         with pytest.raises(UsageError, match="a slot belongs to one name for life"):
-            run.journal.append(Joined(island="c", incarnation=1, slot=slot))
+            run.journal.append(JoinedRecord(island="c", incarnation=1, slot=slot))
 
 
 @pytest.mark.parametrize(
@@ -293,30 +301,34 @@ def test_a_name_that_counted_keeps_its_slot() -> None:
     [
         (lambda run: run.found(), "has been founded already"),
         (
-            lambda run: run.journal.append(Joined(island="a", incarnation=1, slot=0)),
+            lambda run: run.journal.append(
+                JoinedRecord(island="a", incarnation=1, slot=0)
+            ),
             "Incarnation 1 of island 'a' cannot follow incarnation 1",
         ),
         (
-            lambda run: run.journal.append(Joined(island="a", incarnation=2, slot=1)),
+            lambda run: run.journal.append(
+                JoinedRecord(island="a", incarnation=2, slot=1)
+            ),
             "a slot belongs to one name for life",
         ),
         (
-            lambda run: run.journal.append(Left(island="a", incarnation=2)),
+            lambda run: run.journal.append(LeftRecord(island="a", incarnation=2)),
             "Incarnation 2 of island 'a' cannot leave",
         ),
         (
-            lambda run: run.journal.append(Left(island="z", incarnation=1)),
+            lambda run: run.journal.append(LeftRecord(island="z", incarnation=1)),
             "cannot leave: the journal knows None",
         ),
         (
-            lambda run: run.journal.append(EpochSet(number=2, values={})),
+            lambda run: run.journal.append(EpochRecord(number=2, values={})),
             "Epoch 2 cannot follow epoch 0",
         ),
         (
             lambda run: run.journal.append(
-                Staged(fragment=0, round=9, island="a", digest=bytes(32))
+                StagedRecord(fragment=0, round=9, island="a", digest=bytes(32))
             ),
-            "Staged comes with files of its own",
+            "StagedRecord has its own files",
         ),
         (
             lambda run: run.journal.stage(*a_departing(7, 1, "a")),
@@ -407,16 +419,18 @@ def later(run: Run) -> FragmentState:
 def test_an_end_is_said_once() -> None:
     """A run that has ended cannot end again."""
     run = Run(SimDisk()).start()
-    run.journal.append(Ended(reason="drained"))
+    run.journal.append(EndedRecord(reason="drained"))
 
     with pytest.raises(UsageError, match="has ended already: 'drained'"):
-        run.journal.append(Ended())
+        run.journal.append(EndedRecord())
 
 
 def test_another_runs_frames_are_refused() -> None:
     """A frame belongs to the run that it names."""
     disk = SimDisk()
-    journal = Journal.create(disk, Created(run="atoll", settings={}, fingerprint=""))
+    journal = Journal.create(
+        disk, CreatedRecord(run="atoll", settings={}, fingerprint="")
+    )
     run = Run(SimDisk()).start()
     frames = [
         state.to_frame(run=RUN, fragment=index, outer=NESTEROV)

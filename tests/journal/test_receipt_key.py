@@ -7,8 +7,10 @@ import pytest
 from atoll.errors import CorruptError, UsageError
 from atoll.journal import Journal
 from atoll.journal.encoding import encode
-from atoll.journal.recorded import MAX_LOST_ROUNDS
-from atoll.journal.records import Recovered
+from atoll.journal.records import (
+    RecoveredRecord,
+)
+from atoll.journal.replay import MAX_LOST_ROUNDS
 from atoll.simulate.disk import SimDisk
 from tests.journal.golden import FILES, golden_run
 from tests.journal.test_golden import stored
@@ -57,7 +59,7 @@ def _flipped(data: bytes, bit: int) -> bytes:
 def test_a_recovery_to_a_round_that_cannot_have_been_is_named(round: int) -> None:
     """0.1.0 wrote such a record for any island: it is not counted to, but told."""
     run = golden_run()
-    record = Recovered(fragment=0, round=round, digest=bytes(16))
+    record = RecoveredRecord(fragment=0, round=round, digest=bytes(16))
     with pytest.raises(UsageError, match=f"no run loses more than {MAX_LOST_ROUNDS}"):
         run.journal.recorded.require(record)
     run.journal._log.append(encode(record))

@@ -12,32 +12,36 @@ from hypothesis import strategies as st
 
 from atoll.errors import CorruptError, UsageError
 from atoll.journal import (
-    Arrived,
-    Committed,
-    ConstantKept,
-    CountedSet,
-    Created,
-    Ended,
-    EpochSet,
-    Founded,
-    Joined,
-    Left,
-    MoveSet,
-    Passed,
-    PauseSet,
-    Recovered,
-    Staged,
+    ArrivedRecord,
+    CommittedRecord,
+    ConstantRecord,
+    CountedRecord,
+    CreatedRecord,
+    EndedRecord,
+    EpochRecord,
+    FoundedRecord,
+    JoinedRecord,
+    LeftRecord,
+    MoveRecord,
+    PassedRecord,
+    PauseRecord,
+    RecoveredRecord,
+    StagedRecord,
 )
 from atoll.journal.encoding import LAYOUT, decode, encode
-from atoll.journal.records import Agreed, Place, Record
+from atoll.journal.records import (
+    AgreedRecord,
+    BodyLocation,
+    Record,
+)
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.weights import FragmentState
 from atoll.wire import pack
 from tests.journal.runs import a_created, an_agreed
 
 STATE = FragmentState.found(np.zeros(3, np.float32), "nesterov")
-AGREED = Agreed(pack(an_agreed(STATE, 2, islands=3)[0]))
-VOID = Agreed(pack(an_agreed(STATE, 2, is_void=True)[0]))
+AGREED = AgreedRecord(pack(an_agreed(STATE, 2, islands=3)[0]))
+VOID = AgreedRecord(pack(an_agreed(STATE, 2, is_void=True)[0]))
 MODEL = ModelSpec(
     (
         TensorSpec(name="wörd", shape=(3, 0, 7), dtype="bfloat16", role="parameter"),
@@ -46,29 +50,38 @@ MODEL = ModelSpec(
 )
 RECORDS: list[Record] = [
     a_created(),
-    Founded(model=MODEL, digests=(bytes(16), bytes(range(16)))),
-    Joined(island="tokyo-1", incarnation=3, slot=7, key_digest=b"k" * 32, nonce=b"n"),
-    Left(island="an island with a name", incarnation=2**64 - 1, reason="lease"),
-    EpochSet(number=1, values={"outer.lr": 0.1, "run.end_rounds": None}),
-    ConstantKept(digest=bytes(range(32)), size=2**64 - 1),
-    PauseSet(is_paused=True),
-    MoveSet(target="s3://lagoon/run", nonce="ab", is_over=True),
-    Staged(fragment=2**32 - 1, round=9, island="é", digest=bytes(32)),
-    Committed(agreed=AGREED, digest_after=bytes(16), epoch=4, place=Place()),
-    Committed(
-        agreed=AGREED, digest_after=bytes(16), epoch=0, place=Place(file=3, first=99)
+    FoundedRecord(model=MODEL, digests=(bytes(16), bytes(range(16)))),
+    JoinedRecord(
+        island="tokyo-1", incarnation=3, slot=7, key_digest=b"k" * 32, nonce=b"n"
     ),
-    Committed(agreed=VOID, digest_after=bytes(16), epoch=0, place=None),
-    Recovered(fragment=2, round=8, digest=bytes(16), outcomes=(AGREED, VOID)),
-    Arrived(model=MODEL, rounds=(0, 2**64 - 1), digests=(bytes(16), bytes(range(16)))),
-    Passed(
+    LeftRecord(island="an island with a name", incarnation=2**64 - 1, reason="lease"),
+    EpochRecord(number=1, values={"outer.lr": 0.1, "run.end_rounds": None}),
+    ConstantRecord(digest=bytes(range(32)), size=2**64 - 1),
+    PauseRecord(is_paused=True),
+    MoveRecord(target="s3://lagoon/run", nonce="ab", is_over=True),
+    StagedRecord(fragment=2**32 - 1, round=9, island="é", digest=bytes(32)),
+    CommittedRecord(
+        agreed=AGREED, digest_after=bytes(16), epoch=4, location=BodyLocation()
+    ),
+    CommittedRecord(
+        agreed=AGREED,
+        digest_after=bytes(16),
+        epoch=0,
+        location=BodyLocation(file=3, first=99),
+    ),
+    CommittedRecord(agreed=VOID, digest_after=bytes(16), epoch=0, location=None),
+    RecoveredRecord(fragment=2, round=8, digest=bytes(16), outcomes=(AGREED, VOID)),
+    ArrivedRecord(
+        model=MODEL, rounds=(0, 2**64 - 1), digests=(bytes(16), bytes(range(16)))
+    ),
+    PassedRecord(
         fragment=2,
         bases=(bytes(16), bytes(range(16))),
         outcomes=(AGREED, VOID),
-        places=(Place(file=3, first=99), None),
+        locations=(BodyLocation(file=3, first=99), None),
     ),
-    CountedSet(fragment=1, island="é", round=9, inner_steps=2**64 - 1, tokens=7),
-    Ended(reason="end_rounds"),
+    CountedRecord(fragment=1, island="é", round=9, inner_steps=2**64 - 1, tokens=7),
+    EndedRecord(reason="end_rounds"),
 ]
 EACH = pytest.mark.parametrize("record", RECORDS, ids=lambda r: type(r).__name__)
 
@@ -95,7 +108,7 @@ def test_a_record_cut_short_or_long_is_corrupt(record: Record) -> None:
     for size in range(len(payload)):
         with pytest.raises(CorruptError):
             decode(payload[:size])
-    with pytest.raises(CorruptError, match="say nothing"):
+    with pytest.raises(CorruptError, match="are unused"):
         decode(payload + b"\0")
 
 
@@ -187,60 +200,90 @@ def test_an_unknown_type_names_the_remedy() -> None:
     ("kind", "values", "match"),
     [
         (
-            Created,
+            CreatedRecord,
             {"run": "a/b", "settings": {}, "fingerprint": ""},
             "must not contain",
         ),
-        (Founded, {"model": MODEL, "digests": ()}, "0 fragments must be from 1"),
-        (Founded, {"model": MODEL, "digests": (b"x",)}, "1 bytes; it must have 16"),
-        (Joined, {"island": "", "incarnation": 1, "slot": 0}, "must be a name"),
-        (Joined, {"island": "a", "incarnation": -1, "slot": 0}, "incarnation=-1 must"),
+        (FoundedRecord, {"model": MODEL, "digests": ()}, "0 fragments must be from 1"),
         (
-            Joined,
+            FoundedRecord,
+            {"model": MODEL, "digests": (b"x",)},
+            "1 bytes; it must have 16",
+        ),
+        (JoinedRecord, {"island": "", "incarnation": 1, "slot": 0}, "must be a name"),
+        (
+            JoinedRecord,
+            {"island": "a", "incarnation": -1, "slot": 0},
+            "incarnation=-1 must",
+        ),
+        (
+            JoinedRecord,
             {"island": "a", "incarnation": 1, "slot": 0, "nonce": bytes(65)},
             "nonce has 65 bytes, above the limit of 64",
         ),
-        (Left, {"island": "a", "incarnation": 1, "reason": "\n"}, "not printable"),
-        (EpochSet, {"number": 2**64, "values": {}}, "number=18446744073709551616 must"),
         (
-            Staged,
+            LeftRecord,
+            {"island": "a", "incarnation": 1, "reason": "\n"},
+            "not printable",
+        ),
+        (
+            EpochRecord,
+            {"number": 2**64, "values": {}},
+            "number=18446744073709551616 must",
+        ),
+        (
+            StagedRecord,
             {"fragment": 2**32, "round": 1, "island": "a", "digest": bytes(32)},
             "fragment=4294967296 must",
         ),
         (
-            Committed,
-            {"agreed": VOID, "digest_after": bytes(16), "epoch": 0, "place": Place()},
+            CommittedRecord,
+            {
+                "agreed": VOID,
+                "digest_after": bytes(16),
+                "epoch": 0,
+                "location": BodyLocation(),
+            },
             "unless it is void",
         ),
-        (Agreed, {"packed": b"short"}, "a header of 5 bytes must have 160"),
+        (AgreedRecord, {"packed": b"short"}, "a header of 5 bytes must have 160"),
         (
-            Recovered,
+            RecoveredRecord,
             {"fragment": 0, "round": 1, "digest": bytes(16), "outcomes": (VOID,) * 3},
             "3 outcomes must be at most 2",
         ),
         (
-            Arrived,
+            ArrivedRecord,
             {"model": MODEL, "rounds": (1,), "digests": (bytes(16),) * 2},
             "1 rounds are not those of 2 fragments",
         ),
-        (Arrived, {"model": MODEL, "rounds": (), "digests": ()}, "0 fragments must be"),
         (
-            Passed,
+            ArrivedRecord,
+            {"model": MODEL, "rounds": (), "digests": ()},
+            "0 fragments must be",
+        ),
+        (
+            PassedRecord,
             {"fragment": 0, "bases": (bytes(16),) * 1025},
             "1025 bases must be at most 1024",
         ),
         (
-            Passed,
+            PassedRecord,
             {"fragment": 0, "bases": (), "outcomes": (VOID,) * 3},
             "3 outcomes must be at most 2",
         ),
         (
-            Passed,
-            {"fragment": 0, "bases": (), "outcomes": (VOID,), "places": (Place(),)},
+            PassedRecord,
+            {
+                "fragment": 0,
+                "bases": (),
+                "outcomes": (VOID,),
+                "locations": (BodyLocation(),),
+            },
             "unless it is void",
         ),
         (
-            CountedSet,
+            CountedRecord,
             {"fragment": 0, "island": "", "round": 1, "inner_steps": 1, "tokens": 1},
             "must be a name",
         ),
@@ -257,4 +300,4 @@ def test_a_wrong_record_cannot_be_made(
 def test_what_json_cannot_say_is_refused() -> None:
     """A value that JSON has no form for is a usage error, with the value."""
     with pytest.raises(UsageError, match="cannot be written as JSON"):
-        encode(EpochSet(number=1, values={"outer.lr": float("nan")}))
+        encode(EpochRecord(number=1, values={"outer.lr": float("nan")}))

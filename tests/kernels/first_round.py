@@ -13,19 +13,12 @@ import sys
 import numpy as np
 
 from atoll import RunSettings, kernels
-from atoll.island.vectors import vector_model
+from atoll.island.numpy_model import vector_model
 from atoll.kernels.layouts import STATE_PIECE
 from atoll.protocol.judge import judge_updates
-from atoll.weights import (
-    FragmentState,
-    UpdateCheck,
-    agree,
-    lay_out,
-    seal,
-    terms_of,
-)
-from atoll.weights.agree import Framed
-from atoll.wire import Header, Kind, with_body
+from atoll.weights import FragmentState, UpdateCheck, agree, lay_out, seal, terms_of
+from atoll.weights.reduce import Framed
+from atoll.wire import FrameKind, Header, with_body
 
 ELEMENTS = 2 * STATE_PIECE + 3
 
@@ -71,7 +64,7 @@ def updates(settings: RunSettings, weights: dict[str, int]) -> dict[str, Framed]
     kernels.use("numba")
     headers = {
         name: Header(
-            kind=Kind.UPDATE,
+            kind=FrameKind.UPDATE,
             run="run",
             fragment=0,
             round=1,

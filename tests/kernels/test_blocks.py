@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import UsageError
 from atoll.kernels import over_blocks, usable_threads
-from atoll.kernels.blocks import MOST_THREADS
+from atoll.kernels.blocks import MAX_THREADS
 
 
 @given(
@@ -82,7 +82,7 @@ def test_no_block_and_no_thread_are_refused(block: int, threads: int) -> None:
 
 def test_as_many_threads_are_of_use_as_there_are_cores_up_to_a_few() -> None:
     """One core at least, and no more than a few however large the machine is."""
-    assert 1 <= usable_threads() <= MOST_THREADS
+    assert 1 <= usable_threads() <= MAX_THREADS
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which cores")

@@ -11,7 +11,6 @@ import pytest
 from atoll.kernels import with_numpy
 from atoll.kernels.layouts import E3M0_BLOCK, LANES, e3m0_bytes
 from atoll.kernels.with_numba import squares as compiled
-from atoll.kernels.with_numpy import squares as plain
 from tests.kernels.vectors import LENGTHS, SHAPES
 
 Size = Callable[[int], int]
@@ -22,7 +21,7 @@ CODECS: dict[str, tuple[type[np.generic], Size]] = {
     "e3m0": (np.uint8, e3m0_bytes),
 }
 
-modules = pytest.mark.parametrize("module", [plain, compiled])
+modules = pytest.mark.parametrize("module", [with_numpy, compiled])
 codecs = pytest.mark.parametrize("name", CODECS)
 
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from atoll.exchange.bucket.sight import LEASE_S as STORE_LEASE_S
+from atoll.exchange.bucket.view import LEASE_S as STORE_LEASE_S
 from atoll.protocol.membership import LEASE_S
 from tests.e2e.stage import Settings
 from tests.kill_storm.accounts import Books, closed_books

@@ -19,9 +19,9 @@ from atoll.clock import SystemClock
 from atoll.errors import Unreachable
 from atoll.exchange import Exchange, Frame
 from atoll.island import Host
-from atoll.island.reach import is_coordinator
+from atoll.island.connection import is_coordinator
 from atoll.protocol import JoinReply, JoinRequest, Reception
-from atoll.testing import Vectors, vector_model
+from atoll.testing import VectorView, vector_model
 from tests.e2e.bucket_island import reach
 from tests.e2e.island_process import Kept, Line, arguments, reach_again, report, train
 from tests.kill_storm.lives import Marks, joined_file, open_marks, report_file, write
@@ -30,7 +30,7 @@ from tests.kill_storm.lives import Marks, joined_file, open_marks, report_file, 
 class Counted:
     """Training that takes one unit per step from this process's own coordinate."""
 
-    def __init__(self, view: Vectors, marks: Marks, *, coordinate: int, unit: int):
+    def __init__(self, view: VectorView, marks: Marks, *, coordinate: int, unit: int):
         self._view, self._marks = view, marks
         self._coordinate, self._unit = coordinate, np.float32(unit)
         self.work = [0.0 for _ in view.local]
@@ -61,7 +61,7 @@ class Marking(Kept):
 def live(way: Line, said: argparse.Namespace) -> None:
     """Take part in a run, and write a report when the island has left it."""
     marks = open_marks(said.folder, said.process)
-    view = Vectors(fill=0.0)
+    view = VectorView(fill=0.0)
     model = vector_model({f"blocks.{n}.weight": (said.elements,) for n in range(2)})
     exchange = Marking(way.exchange, said.folder / "updates", marks)
     request = JoinRequest(model=model, island=said.name)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from atoll.cli.bucket.control import say
 from atoll.cli.bucket.observing import Observing
-from atoll.exchange.bucket.making import make_run
+from atoll.exchange.bucket.create import make_run
 from atoll.security import Role, token_file
 from atoll.settings import RunSettings
 from atoll.store import open_store

@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from atoll.errors import Unreachable
-from atoll.launch.base import Launcher
-from atoll.launch.handle import Handle
+from atoll.launch.base import Handle, Launcher
 from atoll.launch.registry import open_launcher as open_other
 
 FALTERS = ("poll", "logs", "cancel")

@@ -12,10 +12,10 @@ import pytest
 
 import atoll
 from atoll.launch import IslandSpec
+from atoll.launch.api import Launched, launch_spec, plan_spec
 from atoll.launch.base import Plan
-from atoll.launch.book import Book
-from atoll.launch.launching import Launched, launch_spec, plan_spec
-from atoll.launch.passes import PASS
+from atoll.launch.credentials import PASS
+from atoll.launch.launches import Book
 
 SECRETS = ("ZED", "HIDDEN", PASS)
 """What every island of `both` is given, by their names."""

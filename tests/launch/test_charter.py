@@ -15,7 +15,7 @@ import pytest
 from atoll.coordinator.app import Coordinator
 from atoll.errors import CorruptError, UsageError
 from atoll.launch.bootstrap import bootstrap_words
-from atoll.launch.charter import CHARTER, MAX_CHARTER_BYTES, Charter, make_charter
+from atoll.launch.credentials import CHARTER, MAX_CHARTER_BYTES, Charter, make_charter
 from atoll.launch.spec import IslandSpec
 from atoll.security import run_tokens
 from atoll.settings import RunSettings

@@ -10,11 +10,10 @@ import pytest
 import atoll
 from atoll import RunSettings
 from atoll.bundle.archive import MAX_CODE_BYTES, MAX_CODE_FILES, pack
-from atoll.coordinator.code_files import CodeFiles
+from atoll.coordinator.directory import CodeFiles
 from atoll.errors import CorruptError, Refused, UsageError
 from atoll.launch import code as shipping
-from atoll.launch.code import extract, fetch_code, pack_code, ship_code
-from atoll.launch.ignoring import code_files
+from atoll.launch.code import code_files, extract, fetch_code, pack_code, ship_code
 from atoll.wire import blake3_digest
 
 
@@ -152,7 +151,7 @@ def test_a_repository_of_many_files_is_shipped(
     """As many as are packed are kept by a coordinator and let out, and no more."""
     files = {f"d{n // 100}/f{n}.py": b"" for n in range(MAX_CODE_FILES)}
     data = pack(files, most_files=MAX_CODE_FILES)
-    CodeFiles(tmp_path).keep(blake3_digest(data).hex(), data)
+    CodeFiles(tmp_path).store(blake3_digest(data).hex(), data)
 
     assert len(data) < MAX_CODE_BYTES - shipping.MAX_SHIPPED_BYTES
     more = pack({**files, "more.py": b""}, most_files=MAX_CODE_FILES + 1)

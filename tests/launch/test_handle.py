@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import CorruptError, UsageError
-from atoll.launch.base import Order
-from atoll.launch.handle import MAX_HANDLE_BYTES, Handle
+from atoll.launch.base import MAX_HANDLE_BYTES, Handle, Order
 from atoll.launch.spec import IslandSpec
 
 HANDLE = Handle(

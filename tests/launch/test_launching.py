@@ -24,15 +24,14 @@ from atoll.errors import (
     Unreachable,
     UsageError,
 )
-from atoll.launch import IslandSpec, Launched, Restarts, State, book, engines, launch
-from atoll.launch.book import Book, Record
+from atoll.launch import IslandSpec, Launched, Restarts, State, engines, launch
+from atoll.launch import launches as book
+from atoll.launch.api import SILENT_S, Patience, failures, launch_spec
 from atoll.launch.bootstrap import bootstrap_words
 from atoll.launch.bootstrap import main as bootstrap
-from atoll.launch.launching import launch_spec
-from atoll.launch.passes import Pass
-from atoll.launch.patience import SILENT_S, Patience
-from atoll.launch.references import resolve
-from atoll.launch.summary import failures
+from atoll.launch.credentials import Pass
+from atoll.launch.launches import Book, Record
+from atoll.launch.spec import resolve
 from atoll.security import Secret
 from tests.cli.runs import ISLAND, as_user
 from tests.launch.faltering import Faltering
@@ -266,7 +265,7 @@ def test_failures_are_grouped_by_cause() -> None:
     """Each cause once, and the same last words once."""
     said = {0: ["x"], 1: ["x"], 2: ["y"]}
     reports = [
-        atoll.launch.Report(index=i, name=f"a-{i}", state=State.FAILED, why="code 1")
+        atoll.launch.Report(index=i, name=f"a-{i}", state=State.FAILED, reason="code 1")
         for i in said
     ]
 
@@ -315,7 +314,7 @@ def test_a_pass_gives_an_island_the_same_key_anywhere(tmp_path: Path) -> None:
 def test_a_bootstrap_needs_an_index(capsys: pytest.CaptureFixture[str]) -> None:
     """An engine that does not tell it is an error, never island 0."""
     spec = IslandSpec(
-        command=("train.py",), run="/r", name="a", restarts=Restarts(most=0)
+        command=("train.py",), run="/r", name="a", restarts=Restarts(max_restarts=0)
     )
     words = bootstrap_words(spec, index_from="NO_SUCH_INDEX", first=2)
     with pytest.raises(SystemExit, match="NO_SUCH_INDEX='' is no index"):

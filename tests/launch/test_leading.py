@@ -6,14 +6,13 @@ import json
 import signal
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from atoll.launch.base import Report, State
 from atoll.launch.leading import TOLD_TO_GO, exit_code, with_requirements
 from atoll.launch.spec import Restarts
-from atoll.launch.states import Report, State
 
 ENDS = "import sys; print('life', flush=True); sys.exit(7)"
 LEAVES = (
@@ -102,7 +101,7 @@ def test_requirements_are_words_and_no_script(tmp_path: Path) -> None:
 def _leader(
     code: str, *, restarts: Restarts | None = None, leave_after_s: float = 1e6
 ) -> subprocess.Popen[str]:
-    policy = json.dumps(asdict(restarts or Restarts()))
+    policy = json.dumps((restarts or Restarts()).to_dict())
     words = [sys.executable, "-m", "atoll.launch.leading", "--name", "a-0"]
     words += ["--restarts", policy, "--leave-after-s", str(leave_after_s), "--"]
     return subprocess.Popen(

@@ -12,7 +12,7 @@ import pytest
 
 from atoll.errors import UsageError
 from atoll.launch import engines
-from atoll.launch.options import read_options
+from atoll.launch.base import read_options
 from atoll.launch.registry import engine_names, open_launcher
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from atoll.errors import UsageError
-from atoll.launch.command import spelt_out
-from atoll.launch.spec import IslandSpec, Resources, Restarts
+from atoll.launch.base import Report, State
+from atoll.launch.spec import IslandSpec, Resources, Restarts, spec_to_form, spelt_out
 from atoll.settings import RunSettings
 
 
@@ -110,7 +110,30 @@ def test_impossible_resources_are_refused(given: dict[str, Any], message: str) -
 
 def test_impossible_restarts_are_refused() -> None:
     """A policy that could not be followed is told."""
-    with pytest.raises(UsageError, match="most=-1"):
-        Restarts(most=-1)
+    with pytest.raises(UsageError, match="max_restarts=-1"):
+        Restarts(max_restarts=-1)
     with pytest.raises(UsageError, match="first_pause_s=9"):
         Restarts(first_pause_s=9.0, longest_pause_s=1.0)
+
+
+def test_a_report_is_stored_under_its_first_names() -> None:
+    """A supervisor's file of an earlier launch is read, and its bytes do not change."""
+    report = Report(
+        index=1, name="a-1", state=State.FAILED, exit_code=3, reason="r", host="n2"
+    )
+    stored = {"index": 1, "name": "a-1", "state": "failed", "restarts": 0}
+    stored |= {"exit_code": 3, "why": "r", "place": "n2"}
+
+    assert list(report.to_dict().items()) == list(stored.items())
+    assert Report.from_dict(stored) == report
+
+
+def test_restarts_are_stored_under_their_first_names() -> None:
+    """An earlier launch is scaled with its policy, and its bytes do not change."""
+    restarts = Restarts(max_restarts=5, crash_window_s=2.0, max_crashes=4)
+    stored = {"most": 5, "first_pause_s": 1.0, "longest_pause_s": 60.0}
+    stored |= {"at_once_s": 2.0, "most_at_once": 4}
+
+    assert list(restarts.to_dict().items()) == list(stored.items())
+    assert Restarts.from_dict(stored) == restarts
+    assert spec_to_form(spec(restarts=restarts))["restarts"] == stored

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from atoll.errors import Refused, Unreachable
-from atoll.launch.handle import Handle
-from atoll.launch.registry import open_launcher
-from atoll.launch.understanding import Understanding
+from atoll.launch.base import Handle
+from atoll.launch.registry import Understanding, open_launcher
 from tests.cli.runs import as_user
 
 HANDLE = Handle(
@@ -82,6 +81,6 @@ def test_every_launcher_is_given_out_so(
         (tmp_path / program).write_text(f"#!/bin/sh\necho '{said}'\n")
         (tmp_path / program).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    message = r"What slurm answers to 'poll' .*'many' \(accounts\.py, line \d+\)"
+    message = r"What slurm answers to 'poll' .*'many' \(scheduler\.py, line \d+\)"
     with pytest.raises(Unreachable, match=message):
         open_launcher("slurm").poll(HANDLE)

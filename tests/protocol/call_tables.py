@@ -10,38 +10,39 @@ import numpy as np
 
 from atoll import RunSettings
 from atoll.coordinator import Service
-from atoll.exchange import (
+from atoll.exchange import Frame, Outcome
+from atoll.exchange.calls import (
     AgreedCall,
     Call,
     FoundCall,
-    Frame,
     HeartbeatCall,
     JoinCall,
     KeepCall,
     LeaveCall,
     OfferCall,
-    Outcome,
     OutcomeCall,
     PublishCall,
     RecoverCall,
     Reply,
     StateCall,
 )
-from atoll.journal import Journal, Recorded
+from atoll.journal import (
+    Journal,
+    RecordedRun,
+)
 from atoll.protocol import (
-    Beat,
-    Holding,
+    Heartbeat,
+    HeldRound,
     JoinRequest,
     ModelSpec,
     Reception,
     TensorSpec,
 )
-from atoll.protocol.tables import Row, Table
+from atoll.protocol.tables import DecisionRow, DecisionTable
 from atoll.simulate import SimDisk
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, OuterValues, blake3_digest, with_body
-from atoll.wire.receipt import outcome_receipt
-from atoll.wire.voucher import voucher
+from atoll.wire import FrameKind, Header, OuterValues, blake3_digest, with_body
+from atoll.wire.proofs import outcome_receipt, voucher
 from tests.protocol.drivers import MODEL as TRAINED
 
 SETTINGS = RunSettings.from_dict(
@@ -62,15 +63,15 @@ CONSTANT = TensorSpec(
 MODEL = ModelSpec((*TRAINED.tensors, CONSTANT))
 OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
 
-_ANY_UPDATE = Header(kind=Kind.UPDATE, run="run", fragment=0, round=3, island="a")
+_ANY_UPDATE = Header(kind=FrameKind.UPDATE, run="run", fragment=0, round=3, island="a")
 
-CALLS = Table(
-    title="What a call is answered",
+CALLS = DecisionTable(
+    title="Responses to calls",
     columns={
         "call": (
             "JoinCall",
             "JoinCall, again",
-            "JoinCall, an earlier life has published",
+            "JoinCall, an earlier incarnation has published",
             "KeepCall, a part",
             "KeepCall, the last part",
             "KeepCall, again",
@@ -82,7 +83,7 @@ CALLS = Table(
             "OfferCall",
             "PublishCall, others are missing",
             "PublishCall, departing",
-            "PublishCall, nobody else is missing",
+            "PublishCall, no other island is missing",
             "PublishCall, again",
             "AgreedCall, by which roster",
             "AgreedCall, agreed",
@@ -96,106 +97,114 @@ CALLS = Table(
     },
     answer="answer; durable by then",
     rows=(
-        Row(
+        DecisionRow(
             ("JoinCall",),
             "JoinReply; the membership",
-            "An incarnation that was answered is never given again.",
+            "An incarnation is never assigned twice.",
         ),
-        Row(
+        DecisionRow(
             ("JoinCall, again",),
             "JoinReply; nothing new",
-            "The nonce says that it is the same life.",
+            "The nonce shows that it is the same incarnation.",
         ),
-        Row(
-            ("JoinCall, an earlier life has published",),
+        DecisionRow(
+            ("JoinCall, an earlier incarnation has published",),
             "JoinReply; the membership, the update",
-            "Its update stands, and nobody is left to send it again.",
+            "Its update is valid, and no process is left to send it again.",
         ),
-        Row(
+        DecisionRow(
             ("KeepCall, a part",),
             "Kept; nothing new",
-            "It is on the disk, and a crash forgets it: the founder brings it again.",
+            "Written but not durable: after a crash the founder sends it again.",
         ),
-        Row(
+        DecisionRow(
             ("KeepCall, the last part",),
             "Kept; the constant",
-            "All of it has the digest that names it.",
+            "The complete constant has the digest in its name.",
         ),
-        Row(
+        DecisionRow(
             ("KeepCall, again",),
             "Kept; nothing new",
-            "What is there is not taken twice.",
+            "Bytes that are stored already are not written twice.",
         ),
-        Row(
+        DecisionRow(
             ("FoundCall",),
             "Position; every fragment's state",
-            "The weights of round 0 are files before anybody takes them.",
+            "The weights of round 0 are files before any island takes them.",
         ),
-        Row(
+        DecisionRow(
             ("FoundCall, again",),
             "Position; nothing new",
             "The same digests are the same founding.",
         ),
-        Row(
+        DecisionRow(
             ("RecoverCall",),
             "Position; the outcome, the state",
-            "What only an island had is in the journal again.",
+            "The state that only an island had is in the journal again.",
         ),
-        Row(
+        DecisionRow(
             ("RecoverCall, again",),
             "Position; nothing new",
             "A state that is not lost changes nothing.",
         ),
-        Row(("HeartbeatCall",), "Position; nothing new", "A lease is only in memory."),
-        Row(("OfferCall",), "wanted; nothing new", "Judged by the header alone."),
-        Row(
+        DecisionRow(
+            ("HeartbeatCall",), "Position; nothing new", "A lease is only in memory."
+        ),
+        DecisionRow(("OfferCall",), "wanted; nothing new", "Decided by the header."),
+        DecisionRow(
             ("PublishCall, others are missing",),
             "staged; nothing new",
             "The island keeps the bytes until an outcome lists them.",
         ),
-        Row(
+        DecisionRow(
             ("PublishCall, departing",),
             "staged; the update",
-            "Its owner goes, and nobody could send it again.",
+            "Its owner leaves, and no process could send it again.",
         ),
-        Row(
-            ("PublishCall, nobody else is missing",),
+        DecisionRow(
+            ("PublishCall, no other island is missing",),
             "staged; the outcome, the state",
             "The round was closed by this update and committed.",
         ),
-        Row(
+        DecisionRow(
             ("PublishCall, again",),
             "staged; nothing new",
             "Counting is keyed by fragment, round and island.",
         ),
-        Row(
+        DecisionRow(
             ("AgreedCall, by which roster",),
             "Outcome; nothing new",
             "The outcome's header, its pieces blank: only the islands can fill it.",
         ),
-        Row(
+        DecisionRow(
             ("AgreedCall, agreed",),
             "Outcome; the outcome, the state",
-            "Committed at once, with every island's own word for it.",
+            "Committed immediately, with a voucher of every island.",
         ),
-        Row(
+        DecisionRow(
             ("AgreedCall, again",),
             "Outcome; nothing new",
-            "The same outcome is the same bringing.",
+            "The same outcome is the same upload.",
         ),
-        Row(
+        DecisionRow(
             ("OutcomeCall, its round is open",),
             "None; nothing new",
-            "With a heartbeat in the call the answer is a position.",
+            "With a heartbeat in the call the response is a position.",
         ),
-        Row(
+        DecisionRow(
             ("OutcomeCall, its round is over",),
             "Outcome; nothing new",
-            "Its record was durable before anybody could be told.",
+            "Its record was durable before any island could read it.",
         ),
-        Row(("StateCall",), "Frame; nothing new", "The state of a durable round."),
-        Row(("LeaveCall",), "None; the leaving", "A restart does not wait for it."),
-        Row(("LeaveCall, again",), "None; nothing new", "Who has gone has gone."),
+        DecisionRow(
+            ("StateCall",), "Frame; nothing new", "The state of a durable round."
+        ),
+        DecisionRow(
+            ("LeaveCall",), "None; the leaving", "A restart does not wait for it."
+        ),
+        DecisionRow(
+            ("LeaveCall, again",), "None; nothing new", "The island has left already."
+        ),
     ),
 )
 
@@ -242,11 +251,14 @@ def _story() -> list[tuple[str, Making]]:
         ("PublishCall, others are missing", _publish("a")),
         ("PublishCall, again", _publish("a")),
         ("OutcomeCall, its round is open", lambda s: OutcomeCall(0, 1)),
-        ("JoinCall, an earlier life has published", _join("a", nonce=b"2", after=1)),
-        ("PublishCall, departing", _publish("b", kind=Kind.DEPARTING)),
+        (
+            "JoinCall, an earlier incarnation has published",
+            _join("a", nonce=b"2", after=1),
+        ),
+        ("PublishCall, departing", _publish("b", kind=FrameKind.DEPARTING)),
         ("LeaveCall", lambda s: LeaveCall("b", 1)),
         ("LeaveCall, again", lambda s: LeaveCall("b", 1)),
-        ("PublishCall, nobody else is missing", _publish("c")),
+        ("PublishCall, no other island is missing", _publish("c")),
         ("OutcomeCall, its round is over", lambda s: OutcomeCall(0, 1)),
         ("StateCall", lambda s: StateCall(0)),
         ("the end", lambda s: StateCall(0)),
@@ -270,17 +282,19 @@ def _keep(first: int, last: int) -> Making:
     return lambda service: call
 
 
-def _beat(incarnation: int, *holds: Holding) -> HeartbeatCall:
+def _beat(incarnation: int, *holds: HeldRound) -> HeartbeatCall:
     """Let island a say what it holds."""
-    return HeartbeatCall(Beat(island="a", incarnation=incarnation, step=0, holds=holds))
+    return HeartbeatCall(
+        Heartbeat(island="a", incarnation=incarnation, step=0, holds=holds)
+    )
 
 
-def _publish(name: str, *, kind: Kind = Kind.UPDATE) -> Making:
+def _publish(name: str, *, kind: FrameKind = FrameKind.UPDATE) -> Making:
     return lambda service: PublishCall(_update(service, name, kind=kind))
 
 
 @cache
-def _later() -> tuple[Holding, RecoverCall]:
+def _later() -> tuple[HeldRound, RecoverCall]:
     """Return what island a has from a coordinator whose last round was lost."""
     service = Service.create(SimDisk(), SETTINGS, run="run", now_s=0.0)
     _tell(service, until="the end")
@@ -290,11 +304,11 @@ def _later() -> tuple[Holding, RecoverCall]:
     state = service.handle(StateCall(0), 0.0)
     assert isinstance(state, Frame)
     outcomes = [service.journal.outcome(0, round)[0] for round in (1, 2)]
-    holding = Holding(state.header.round, state.header.base)
+    holding = HeldRound(state.header.round, state.header.base)
     return holding, RecoverCall("a", 2, state, tuple(outcomes))
 
 
-def _proven(service: Service) -> tuple[Holding, RecoverCall]:
+def _proven(service: Service) -> tuple[HeldRound, RecoverCall]:
     """Return the same with receipts, as if this very coordinator had lost it."""
     holding, call = _later()
     receipt = service.receipts.of_state(0, holding.round, holding.digest)
@@ -342,7 +356,7 @@ def _update(
     name: str,
     *,
     round: int = 1,
-    kind: Kind = Kind.UPDATE,
+    kind: FrameKind = FrameKind.UPDATE,
     incarnation: int = 1,
 ) -> Frame:
     body = np.ones(3, np.float32).view(np.uint8)
@@ -360,7 +374,7 @@ def _update(
     return Frame(with_body(header, body), body)
 
 
-def _facts(recorded: Recorded) -> set[tuple[object, ...]]:
+def _facts(recorded: RecordedRun) -> set[tuple[object, ...]]:
     """Return what a journal holds, each fact with the word the table has for it."""
     members = recorded.members.values()
     return {

@@ -14,25 +14,25 @@ from atoll.errors import (
     Unreachable,
     UsageError,
 )
-from atoll.protocol import Holding, JoinRequest, decide
+from atoll.protocol import HeldRound, JoinRequest, decide
 from atoll.protocol.coordinator import advance
+from atoll.protocol.coordinator_state import CoordinatorState, Founding
 from atoll.protocol.events import (
     Committed,
     Event,
-    Joining,
-    Offered,
+    JoinRequested,
     Recovered,
-    Say,
+    Respond,
     Tick,
+    UpdateOffered,
     Welcome,
 )
-from atoll.protocol.island_rejoin import Since, what_is_left
-from atoll.protocol.island_state import Book
+from atoll.protocol.island import CountedSince, remaining_work
+from atoll.protocol.island_types import FragmentSync
 from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.rounds import Phase, Round
-from atoll.protocol.run_state import CoordinatorState, Founding
 from atoll.testing import vector_model
-from atoll.wire import Header, Kind, OuterValues, Roster, Verdict
+from atoll.wire import FrameKind, Header, OuterValues, Roster, Verdict
 
 Driver = Callable[..., str]
 
@@ -87,7 +87,7 @@ def state_of(
 def update(name: str, **fields: object) -> Header:
     """Return the header of an update for the open round."""
     basic = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run="run",
         fragment=0,
         round=OPEN_ROUND,
@@ -111,7 +111,7 @@ def next_phase(
 ) -> str:
     """Drive a round with islands a and b, of whom c may be missing."""
     staged = {"a": update("a")} | ({"b": update("b")} if quorum == "yes" else {})
-    live = {*staged, *(() if missing == "nobody" else ("c",))}
+    live = {*staged, *(() if missing == "none" else ("c",))}
     round = open_round(
         phase=Phase(phase),
         opened_s=OPENED_LONG_AGO_S if missing == "late" else NOW_S,
@@ -121,8 +121,8 @@ def next_phase(
     )
     first = {
         "all": member("a"),
-        "not all heard": member("a", is_heard=False),
-        "rounds lost": member("a", holds=(Holding(OPEN_ROUND, bytes(16)),)),
+        "some not heard": member("a", is_heard=False),
+        "rounds lost": member("a", holds=(HeldRound(OPEN_ROUND, bytes(16)),)),
     }[known]
     state = replace(
         state_of(
@@ -138,11 +138,11 @@ def next_phase(
     if event == "Committed":
         happened = Committed(0, Roster(()), bytes(16), OUTER)
     if event == "Recovered":
-        happened = Recovered(0, Holding(OPEN_ROUND, bytes(16)), (), OUTER)
+        happened = Recovered(0, HeldRound(OPEN_ROUND, bytes(16)), (), OUTER)
     try:
         after, _ = advance(state, happened, NOW_S)
     except AssertionError:
-        return "cannot be"
+        return "impossible"
     return after.rounds[0].phase.value
 
 
@@ -152,12 +152,12 @@ def reception(
     """Offer an update of island a to a run in which one may stand."""
     distance = {"over": -1, "the open one": 0, "the next": 1, "a later one": 2}
     number = OPEN_ROUND + distance[its_round]
-    offered = update("a", round=number, kind=Kind[kind.upper()], incarnation=2)
+    offered = update("a", round=number, kind=FrameKind[kind.upper()], incarnation=2)
     stands = {
         "nothing": {},
         "the same": {"a": offered},
         "another": {"a": replace(offered, weight=7)},
-        "an earlier life's": {"a": replace(offered, weight=7, incarnation=1)},
+        "an earlier incarnation's": {"a": replace(offered, weight=7, incarnation=1)},
     }[standing]
     where = "ahead" if its_round == "the next" else "staged"
     round = open_round(
@@ -170,19 +170,19 @@ def reception(
         "in step": member("a", incarnation=2),
         "not heard yet": member("a", incarnation=2, is_heard=False),
         "ahead of the run": member(
-            "a", incarnation=2, holds=(Holding(OPEN_ROUND, bytes(16)),)
+            "a", incarnation=2, holds=(HeldRound(OPEN_ROUND, bytes(16)),)
         ),
     }[its_island]
     state = state_of(sender, member("b"), rounds=(round,), start_islands=9)
     try:
-        _, (said,) = advance(state, Offered(offered), NOW_S)
+        _, (said,) = advance(state, UpdateOffered(offered), NOW_S)
     except Refused:
         return "refused"
-    assert isinstance(said, Say)
+    assert isinstance(said, Respond)
     return str(said.answer)
 
 
-def whose_name(name: str, key: str, nonce: str, life: str, room: str) -> str:
+def whose_name(name: str, key: str, nonce: str, incarnation: str, room: str) -> str:
     """Join as island a, or without a name, in a run that may know it and be full."""
     before = {
         "none": member("island-0", lease_until_s=NOW_S - 1),
@@ -201,10 +201,10 @@ def whose_name(name: str, key: str, nonce: str, life: str, room: str) -> str:
     request = JoinRequest(
         model=MODEL,
         island=None if name == "none" else "a",
-        incarnation={"later than known": 7, "not later": 2}.get(life),
-        after=before.incarnation if life == "new" else 0,
+        incarnation={"later than known": 7, "not later": 2}.get(incarnation),
+        after=before.incarnation if incarnation == "new" else 0,
     )
-    joining = Joining(
+    joining = JoinRequested(
         request,
         before.key if key == "the same" else b"another",
         before.nonce if nonce == "the same" else b"another",
@@ -226,30 +226,30 @@ def _which_life(now: Member, before: Member, request: JoinRequest) -> str:
     assert now.lease_until_s == NOW_S + LEASE_S
     if (now.island, now.nonce, now.key) == (before.island, before.nonce, before.key):
         assert now.incarnation == before.incarnation
-        return "same life"
+        return "same incarnation"
     if request.incarnation:
         assert now.incarnation == request.incarnation
-        return "goes on"
+        return "continues"
     is_first = now.island != before.island
     assert now.incarnation == (1 if is_first else before.incarnation + 1)
     assert is_first or now.slot == before.slot
-    return "first life" if is_first else "next life"
+    return "first incarnation" if is_first else "next incarnation"
 
 
 def who_founds(model: str, founder: str) -> str:
     """Join as island a, in a run that b may be founding."""
-    joining = Joining(JoinRequest(model=MODEL, island="a"), b"key of a", b"nonce")
+    joining = JoinRequested(JoinRequest(model=MODEL, island="a"), b"key of a", b"nonce")
     state = state_of(
         member("a"), member("b"), rounds=(open_round(),) if model != "none" else ()
     )
     if model == "another":
         state = replace(state, model=vector_model({"w": (4,)}))
-    if founder != "nobody":
+    if founder != "no island":
         founding = Founding(
-            island="a" if founder == "this life" else "b",
+            island="a" if founder == "this island" else "b",
             incarnation=1,
             model=MODEL,
-            until_s=NOW_S + (-1 if founder == "one that is silent" else 1),
+            until_s=NOW_S + (-1 if founder == "a silent island" else 1),
         )
         state = replace(state, founding=founding)
     try:
@@ -262,13 +262,15 @@ def who_founds(model: str, founder: str) -> str:
 
 def what_becomes(verdict: str, missed: str, passed: str) -> str:
     """Take the outcome of round 5, with so many rounds after it."""
-    book = Book(taken=OPEN_ROUND - 1, missed=int(missed))
+    book = FragmentSync(taken=OPEN_ROUND - 1, missed=int(missed))
     through = OPEN_ROUND + int(passed)
     return decide(book, Verdict[verdict.upper()], through=through).value
 
 
 def what_remains(since: str, update: str, base: str) -> str:
     """Restart an island that has saved work, at a run with this past."""
-    return what_is_left(
-        Since(since), is_refused=update == "refused", is_base_known=base == "known"
+    return remaining_work(
+        CountedSince(since),
+        is_refused=update == "refused",
+        is_base_known=base == "known",
     ).value

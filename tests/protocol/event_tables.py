@@ -5,32 +5,32 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from atoll.errors import LeaseLost
-from atoll.protocol import Beat, Holding, JoinRequest
+from atoll.protocol import Heartbeat, HeldRound, JoinRequest
 from atoll.protocol.coordinator import advance
+from atoll.protocol.coordinator_state import CoordinatorState, Founding, Move
 from atoll.protocol.events import (
-    Beaten,
-    Closed,
     Committed,
+    ConnectionLost,
     Event,
     Founded,
-    Gathered,
-    Joining,
+    HeartbeatReceived,
+    JoinRequested,
     Leave,
-    Moved,
-    Moving,
-    NewValues,
-    Offered,
-    Pausing,
+    MoveCancelled,
+    MoveCompleted,
+    MoveRequested,
+    PauseRequested,
     Recovered,
-    Saving,
-    Staying,
-    Stopping,
-    Stored,
+    SaveRequested,
+    SettingsChanged,
+    StopRequested,
     Tick,
+    UpdateOffered,
+    UpdatesGathered,
+    UpdateStored,
 )
 from atoll.protocol.rounds import Phase
-from atoll.protocol.run_state import CoordinatorState, Founding, Move
-from atoll.protocol.tables import ANY, Row, Table
+from atoll.protocol.tables import ANY, DecisionRow, DecisionTable
 from atoll.wire import Roster
 from tests.protocol.drivers import (
     MODEL,
@@ -44,154 +44,178 @@ from tests.protocol.drivers import (
     update,
 )
 
-EVENTS = Table(
-    title="What an event does",
+EVENTS = DecisionTable(
+    title="Effects of events",
     columns={
         "event": (
-            "Joining",
+            "JoinRequested",
             "Founded",
-            "Beaten",
-            "Offered",
-            "Stored",
-            "Stored, nobody else is missing",
-            "Gathered",
+            "HeartbeatReceived",
+            "UpdateOffered",
+            "UpdateStored",
+            "UpdateStored, no other island is missing",
+            "UpdatesGathered",
             "Leave",
-            "Leave, nobody else is missing",
-            "Closed",
+            "Leave, no other island is missing",
+            "ConnectionLost",
             "Tick",
-            "Tick, who is missing is late",
+            "Tick, the missing islands are late",
             "Committed",
             "Recovered",
-            "NewValues",
-            "Stopping",
-            "Pausing",
-            "Saving",
-            "Moving",
-            "Moved",
-            "Staying",
+            "SettingsChanged",
+            "StopRequested",
+            "PauseRequested",
+            "SaveRequested",
+            "MoveRequested",
+            "MoveCompleted",
+            "MoveCancelled",
         )
     },
     answer="changes, then actions",
     rows=(
-        Row(
-            ("Joining",),
-            "members, joins; Remember, Welcome",
-            "Durable before it is answered: an incarnation is given once.",
+        DecisionRow(
+            ("JoinRequested",),
+            "members, joins; Persist, Welcome",
+            "Durable before the response: an incarnation is assigned once.",
         ),
-        Row(
+        DecisionRow(
             ("Founded",),
-            "founding, model, rounds; Say",
+            "founding, model, rounds; Respond",
             "The weights are durable already; the first rounds exist.",
         ),
-        Row(
-            ("Beaten",), "members; Say", "A lease renewed; the answer is the position."
+        DecisionRow(
+            ("HeartbeatReceived",),
+            "members; Respond",
+            "A lease renewed; the response is the position.",
         ),
-        Row(
-            ("Offered",), "nothing; Say", "By its header alone: the body may stay away."
+        DecisionRow(
+            ("UpdateOffered",),
+            "nothing; Respond",
+            "Decided by its header: the body is not needed.",
         ),
-        Row(
-            ("Stored",),
-            "members, rounds; Say",
+        DecisionRow(
+            ("UpdateStored",),
+            "members, rounds; Respond",
             "Staged, and one more arrival of this island is known.",
         ),
-        Row(
-            ("Stored, nobody else is missing",),
-            "members, rounds; Say, Close",
+        DecisionRow(
+            ("UpdateStored, no other island is missing",),
+            "members, rounds; Respond, CloseRound",
             "The staged set is frozen by the event that completes it.",
         ),
-        Row(
-            ("Gathered",),
-            "members, rounds; Say, Close",
-            "All at once; whose host asks only what would be keeps the state before.",
+        DecisionRow(
+            ("UpdatesGathered",),
+            "members, rounds; Respond, CloseRound",
+            "All updates in one event; a host that only previews keeps the old state.",
         ),
-        Row(("Leave",), "members; Remember", "Nobody waits for who has gone."),
-        Row(
-            ("Leave, nobody else is missing",),
-            "members, rounds; Remember, Close",
-            "Those who stay do not wait.",
+        DecisionRow(
+            ("Leave",),
+            "members; Persist",
+            "No island waits for an island that has left.",
         ),
-        Row(("Closed",), "members; none", "A hint: the lease ends a second from now."),
-        Row(("Tick",), "nothing; none", "Time alone changes nothing before it is due."),
-        Row(
-            ("Tick, who is missing is late",),
-            "rounds; Close",
-            "`wakes_at` said when to look.",
+        DecisionRow(
+            ("Leave, no other island is missing",),
+            "members, rounds; Persist, CloseRound",
+            "The remaining islands do not wait.",
         ),
-        Row(
+        DecisionRow(
+            ("ConnectionLost",),
+            "members; none",
+            "A hint: the lease ends a second from now.",
+        ),
+        DecisionRow(
+            ("Tick",), "nothing; none", "Time alone changes nothing before a deadline."
+        ),
+        DecisionRow(
+            ("Tick, the missing islands are late",),
+            "rounds; CloseRound",
+            "`wakes_at` gave the time of this tick.",
+        ),
+        DecisionRow(
             ("Committed",),
             "rounds; none",
-            "The next round opens; what counted is added up.",
+            "The next round opens; the counted progress is added.",
         ),
-        Row(
+        DecisionRow(
             ("Recovered",),
-            "rounds; Say",
-            "The round after the state that an island has brought, which is durable.",
+            "rounds; Respond",
+            "The round after the uploaded state, which is durable.",
         ),
-        Row(
-            ("NewValues",),
-            "settings, epoch; Remember",
-            "An epoch, durable before it is in force.",
+        DecisionRow(
+            ("SettingsChanged",),
+            "settings, epoch; Persist",
+            "An epoch, durable before it takes effect.",
         ),
-        Row(
-            ("Stopping",),
-            "rounds, settings, epoch, last_round; Remember, Say",
-            "The furthest published round is the last, by an epoch of its own.",
+        DecisionRow(
+            ("StopRequested",),
+            "rounds, settings, epoch, last_round; Persist, Respond",
+            "The highest published round is the last, in a separate epoch.",
         ),
-        Row(
-            ("Pausing",),
-            "is_paused; Remember, Say",
-            "Updates are staged, and nothing closes.",
+        DecisionRow(
+            ("PauseRequested",),
+            "is_paused; Persist, Respond",
+            "Updates are staged, and no round closes.",
         ),
-        Row(
-            ("Saving",),
-            "saves; Say",
-            "Islands are told with their next heartbeat; nothing waits for them.",
+        DecisionRow(
+            ("SaveRequested",),
+            "saves; Respond",
+            "Islands get the request with their next heartbeat; no round waits.",
         ),
-        Row(
-            ("Moving",),
-            "move; Remember, Say",
-            "Nothing closes, and nobody comes, goes or publishes until it is there.",
+        DecisionRow(
+            ("MoveRequested",),
+            "move; Persist, Respond",
+            "Meanwhile no round closes, and no island joins, leaves or publishes.",
         ),
-        Row(
-            ("Moved",),
-            "move; Remember, Say",
-            "Every island is told where the run is, for good.",
+        DecisionRow(
+            ("MoveCompleted",),
+            "move; Persist, Respond",
+            "Every island gets the run's new location, permanently.",
         ),
-        Row(
-            ("Staying",),
-            "move; Remember, Say",
-            "The run is not there, and will not be: all goes on here.",
+        DecisionRow(
+            ("MoveCancelled",),
+            "move; Persist, Respond",
+            "The move is cancelled: everything continues here.",
         ),
     ),
 )
 
-FENCES = Table(
-    title="Who may speak",
+FENCES = DecisionTable(
+    title="Fencing",
     columns={
-        "event": ("Beaten", "Offered", "Stored", "Leave", "Closed"),
+        "event": (
+            "HeartbeatReceived",
+            "UpdateOffered",
+            "UpdateStored",
+            "Leave",
+            "ConnectionLost",
+        ),
         "from": (
-            "the present life",
-            "a silent life",
-            "an earlier life",
+            "the current incarnation",
+            "a silent incarnation",
+            "an earlier incarnation",
             "left",
-            "nobody",
+            "an unknown island",
         ),
     },
     answer="answer",
     rows=(
-        Row((ANY, "the present life"), "heard", "It holds the lease."),
-        Row(
-            (ANY, "a silent life"),
+        DecisionRow((ANY, "the current incarnation"), "heard", "It holds the lease."),
+        DecisionRow(
+            (ANY, "a silent incarnation"),
             "heard",
-            "Its lease ran out: nobody waits for it, but it may be alive.",
+            "Its lease has expired: no round waits for it, but it may be alive.",
         ),
-        Row(
-            (ANY, "an earlier life"),
+        DecisionRow(
+            (ANY, "an earlier incarnation"),
             "LeaseLost",
-            "A later incarnation fences every earlier one, for good.",
+            "A later incarnation fences every earlier one permanently.",
         ),
-        Row((ANY, "left"), "LeaseLost", "Who has left joins again."),
-        Row((ANY, "nobody"), "LeaseLost", "The run does not know the name."),
+        DecisionRow(
+            (ANY, "left"), "LeaseLost", "An island that has left must join again."
+        ),
+        DecisionRow(
+            (ANY, "an unknown island"), "LeaseLost", "The run does not know the name."
+        ),
     ),
 )
 
@@ -226,33 +250,33 @@ def _before(event: str) -> CoordinatorState:
     )
     speaker = member("a", lease_until_s=NOW_S + 10)
     state = state_of(speaker, member("b"), rounds=(round,))
-    if event in ("Moved", "Staying"):
+    if event in ("MoveCompleted", "MoveCancelled"):
         state = replace(state, move=Move(target="s3://lagoon", nonce="nonce"))
-    return replace(state, model=MODEL) if event == "Moving" else state
+    return replace(state, model=MODEL) if event == "MoveRequested" else state
 
 
 def _event(name: str) -> Event:
-    beat = Beat(island="a", incarnation=1, step=3)
+    beat = Heartbeat(island="a", incarnation=1, step=3)
     request = JoinRequest(model=MODEL, island="c")
     events: dict[str, Event] = {
-        "Joining": Joining(request, b"key of c", b"nonce"),
+        "JoinRequested": JoinRequested(request, b"key of c", b"nonce"),
         "Founded": Founded("a", 1, (bytes(16),), (OUTER,)),
-        "Beaten": Beaten(beat),
-        "Offered": Offered(update("a")),
-        "Stored": Stored(update("a")),
-        "Gathered": Gathered((update("a"), update("b"))),
+        "HeartbeatReceived": HeartbeatReceived(beat),
+        "UpdateOffered": UpdateOffered(update("a")),
+        "UpdateStored": UpdateStored(update("a")),
+        "UpdatesGathered": UpdatesGathered((update("a"), update("b"))),
         "Leave": Leave("a", 1),
-        "Closed": Closed("a", 1),
+        "ConnectionLost": ConnectionLost("a", 1),
         "Tick": Tick(),
         "Committed": Committed(0, Roster(()), bytes(16), OUTER),
-        "Recovered": Recovered(0, Holding(OPEN_ROUND, bytes(16)), (), OUTER),
-        "NewValues": NewValues({"run.patience": 5.0}),
-        "Stopping": Stopping(),
-        "Pausing": Pausing(is_paused=True),
-        "Saving": Saving(),
-        "Moving": Moving("s3://lagoon", "nonce"),
-        "Moved": Moved("s3://lagoon"),
-        "Staying": Staying("s3://lagoon"),
+        "Recovered": Recovered(0, HeldRound(OPEN_ROUND, bytes(16)), (), OUTER),
+        "SettingsChanged": SettingsChanged({"run.patience": 5.0}),
+        "StopRequested": StopRequested(),
+        "PauseRequested": PauseRequested(is_paused=True),
+        "SaveRequested": SaveRequested(),
+        "MoveRequested": MoveRequested("s3://lagoon", "nonce"),
+        "MoveCompleted": MoveCompleted("s3://lagoon"),
+        "MoveCancelled": MoveCancelled("s3://lagoon"),
     }
     return events[name.partition(",")[0]]
 
@@ -260,11 +284,11 @@ def _event(name: str) -> Event:
 def may_speak(event: str, sender: str) -> str:
     """Send an event as incarnation 1 of island a."""
     known = {
-        "the present life": [member("a")],
-        "a silent life": [member("a", lease_until_s=NOW_S - 1)],
-        "an earlier life": [member("a", incarnation=2)],
+        "the current incarnation": [member("a")],
+        "a silent incarnation": [member("a", lease_until_s=NOW_S - 1)],
+        "an earlier incarnation": [member("a", incarnation=2)],
         "left": [member("a", has_left=True)],
-        "nobody": [],
+        "an unknown island": [],
     }[sender]
     state = state_of(*known, member("b"), rounds=(open_round(),), quorum=2)
     try:

@@ -10,26 +10,26 @@ from atoll.protocol import (
     Await,
     End,
     Event,
+    FragmentsRequested,
     IslandState,
     Leaving,
-    Plan,
+    OutcomeTaken,
     Position,
+    PublishRest,
     Resend,
-    Rest,
     Seal,
     Stepped,
     SyncNow,
+    SyncPlan,
     Take,
-    Taken,
-    Wanted,
     advance,
 )
-from atoll.protocol.island_state import REFUSALS, Book, Flight
-from atoll.protocol.tables import ANY, YES_NO, Row, Table
+from atoll.protocol.island_types import REFUSALS, FragmentSync, RoundInFlight
+from atoll.protocol.tables import ANY, YES_NO, DecisionRow, DecisionTable
 from atoll.wire import Verdict
 
 SYNC_EVERY = 4
-PLAN = Plan(sync_every=SYNC_EVERY, num_fragments=1, overlap_steps=2)
+PLAN = SyncPlan(sync_every=SYNC_EVERY, num_fragments=1, overlap_steps=2)
 LAST = 9
 """The last round of a run that has one."""
 
@@ -38,17 +38,17 @@ SAID: dict[type[Action], str] = {
     Await: "await",
     Take: "take",
     Resend: "resend",
-    Rest: "rest",
+    PublishRest: "rest",
     End: "end",
 }
 
-BOOKS = Table(
-    title="What an island does when",
+BOOKS = DecisionTable(
+    title="Actions of an island",
     columns={
         "event": ("a step", "a send point", "a take point", "SyncNow", "Leaving"),
         "the fragment is": (
             "free",
-            "spoken for",
+            "reserved",
             "a round ahead",
             "in flight",
             "in flight, for the last round",
@@ -57,50 +57,60 @@ BOOKS = Table(
     },
     answer="actions",
     rows=(
-        Row((ANY, "over"), "none", "No round opens beyond the last."),
-        Row(("a step", ANY), "none", "A step that synchronises nothing costs nothing."),
-        Row(
+        DecisionRow((ANY, "over"), "none", "No round opens beyond the last."),
+        DecisionRow(
+            ("a step", ANY), "none", "A step that synchronises nothing costs nothing."
+        ),
+        DecisionRow(
             ("a take point", "in flight or in flight, for the last round"),
             "take",
-            "The outcome is waited for here, never taken earlier.",
+            "The island waits for the outcome here, and never takes it earlier.",
         ),
-        Row(("a take point", ANY), "none", "Nothing is in flight."),
-        Row(("a send point", "free"), "seal", "The window's work goes out."),
-        Row(
-            ("a send point", "spoken for"),
+        DecisionRow(("a take point", ANY), "none", "Nothing is in flight."),
+        DecisionRow(("a send point", "free"), "seal", "The window's work is sent."),
+        DecisionRow(
+            ("a send point", "reserved"),
             "await",
-            "An earlier life's update stands: this life only takes the outcome.",
+            "An earlier incarnation's update is valid: only the outcome is taken.",
         ),
-        Row(
+        DecisionRow(
             ("a send point", "a round ahead"),
             "none",
-            "Its round belongs to a later step: `sync_now` or a summons was earlier.",
+            "Its round belongs to a later step: it was sealed ahead of schedule.",
         ),
-        Row(
+        DecisionRow(
             ("a send point or SyncNow", "in flight or in flight, for the last round"),
             "take",
             "One update in flight per fragment: taken first, sealed after.",
         ),
-        Row(
-            ("SyncNow", "spoken for"), "await, take", "As at a send point, and at once."
+        DecisionRow(
+            ("SyncNow", "reserved"),
+            "await, take",
+            "As at a send point, and immediately.",
         ),
-        Row(("SyncNow", ANY), "seal, take", "Everything goes out, and is waited for."),
-        Row(
+        DecisionRow(
+            ("SyncNow", ANY),
+            "seal, take",
+            "Everything is sent, and the island waits for the outcome.",
+        ),
+        DecisionRow(
             ("Leaving", "in flight"),
             "resend, rest",
-            "The sealed bytes again, then what came since, for the round after.",
+            "The sealed bytes again, then the work since, for the next round.",
         ),
-        Row(
+        DecisionRow(
             ("Leaving", "in flight, for the last round"),
             "resend",
             "There is no round after it.",
         ),
-        Row(("Leaving", ANY), "rest", "One departing update, for the open round."),
+        DecisionRow(
+            ("Leaving", ANY), "rest", "One departing update, for the open round."
+        ),
     ),
 )
 
-ARRIVALS = Table(
-    title="When an outcome was taken",
+ARRIVALS = DecisionTable(
+    title="After an outcome",
     columns={
         "verdict": ("counted", "late", "refused", "refused a third time"),
         "due": YES_NO,
@@ -109,69 +119,75 @@ ARRIVALS = Table(
     },
     answer="then",
     rows=(
-        Row(
+        DecisionRow(
             ("refused a third time", ANY, ANY, ANY),
             "Refused",
             "The optimizer's moments are poisoned: a fresh start is the cure.",
         ),
-        Row(
+        DecisionRow(
             ("late", ANY, "ahead, round open", "yes"),
             "jump, end",
             "Nothing is sealed beyond the last round.",
         ),
-        Row((ANY, ANY, "ahead, round over", "yes"), "jump, end", "As above."),
-        Row((ANY, ANY, ANY, "yes"), "end", "Every fragment has its last round."),
-        Row(
+        DecisionRow((ANY, ANY, "ahead, round over", "yes"), "jump, end", "As above."),
+        DecisionRow(
+            (ANY, ANY, ANY, "yes"), "end", "Every fragment has its last round."
+        ),
+        DecisionRow(
             ("late", "no", "ahead, round open", ANY),
             "jump, seal",
-            "In step with the others; a send point jumped over is sent at once.",
+            "In step with the others; a skipped send point is sent immediately.",
         ),
-        Row(
+        DecisionRow(
             (ANY, "no", "ahead, round over", ANY),
             "jump, await, take",
-            "The committed rounds say where the run is; the one missed is taken first.",
+            "Committed rounds give the run's position; the missed one is taken first.",
         ),
-        Row(
+        DecisionRow(
             ("late", "yes", "ahead, round open", ANY),
             "jump, seal, take",
-            "It was wanted now: sealed where the others are, and waited for.",
+            "It was wanted now: sealed at the others' step, then taken.",
         ),
-        Row((ANY, "yes", "ahead, round over", ANY), "jump, seal, take", "As above."),
-        Row((ANY, "yes", ANY, ANY), "seal, take", "It was wanted now."),
-        Row((ANY, ANY, ANY, ANY), "none", "Training goes on."),
+        DecisionRow(
+            (ANY, "yes", "ahead, round over", ANY), "jump, seal, take", "As above."
+        ),
+        DecisionRow((ANY, "yes", ANY, ANY), "seal, take", "It was wanted now."),
+        DecisionRow((ANY, ANY, ANY, ANY), "none", "Training continues."),
     ),
 )
 
-SUMMONS = Table(
-    title="When all islands wait",
+SUMMONS = DecisionTable(
+    title="Islands that wait for each other",
     columns={
         "the wanted fragment is": (
             "free",
             "free, and a round behind",
-            "spoken for",
+            "reserved",
             "in flight, for its open round",
             "in flight, for an earlier round",
         )
     },
     answer="actions",
     rows=(
-        Row(
+        DecisionRow(
             ("free",),
             "seal 1, take 0, take 1",
-            "It publishes before its time, and goes on waiting for its own.",
+            "It publishes ahead of schedule, and keeps waiting for its own outcome.",
         ),
-        Row(
-            ("spoken for",),
+        DecisionRow(
+            ("reserved",),
             "seal 1, take 0, take 1",
-            "What an earlier life sent was lost with a restart: nothing stands.",
+            "The earlier incarnation's update was lost with a restart.",
         ),
-        Row(("in flight, for its open round",), "take 0", "It is on its way already."),
-        Row(
+        DecisionRow(
+            ("in flight, for its open round",), "take 0", "It is being sent already."
+        ),
+        DecisionRow(
             ("in flight, for an earlier round",),
             "take 1, take 0",
-            "That round is over; taken, the open one is sealed for.",
+            "That round is over: it is taken, then the open one is sealed.",
         ),
-        Row(
+        DecisionRow(
             ("free, and a round behind",),
             "await 1, take 1, take 0",
             "The round that it missed is taken first.",
@@ -198,26 +214,28 @@ def what_follows(event: str, fragment: str) -> str:
     return _said(actions)
 
 
-def _book(fragment: str) -> Book:
+def _book(fragment: str) -> FragmentSync:
     take_at = 7
     return {
-        "free": Book(taken=1),
-        "spoken for": Book(taken=1, is_spoken_for=True),
-        "a round ahead": Book(taken=2),
-        "in flight": Book(taken=1, flight=Flight(round=2, take_at=take_at)),
-        "in flight, for the last round": Book(
-            taken=LAST - 1, flight=Flight(round=LAST, take_at=take_at)
+        "free": FragmentSync(taken=1),
+        "reserved": FragmentSync(taken=1, is_spoken_for=True),
+        "a round ahead": FragmentSync(taken=2),
+        "in flight": FragmentSync(
+            taken=1, flight=RoundInFlight(round=2, take_at=take_at)
         ),
-        "over": Book(taken=LAST),
+        "in flight, for the last round": FragmentSync(
+            taken=LAST - 1, flight=RoundInFlight(round=LAST, take_at=take_at)
+        ),
+        "over": FragmentSync(taken=LAST),
     }[fragment]
 
 
 def after_the_outcome(verdict: str, due: str, run: str, last: str) -> str:
     """Take round 2 at step 10; round 3 belongs to step 12, which others may be past."""
-    book = Book(
+    book = FragmentSync(
         taken=1,
         refused=REFUSALS - 1 if "third" in verdict else 0,
-        flight=Flight(round=2, take_at=10),
+        flight=RoundInFlight(round=2, take_at=10),
         is_due=due == "yes",
     )
     position = Position(
@@ -225,7 +243,7 @@ def after_the_outcome(verdict: str, due: str, run: str, last: str) -> str:
         rounds=(4 if "over" in run else 3,),
         last_round=2 if last == "yes" else None,
     )
-    event = Taken(
+    event = OutcomeTaken(
         fragment=0,
         verdict=Verdict[verdict.split()[0].upper()],
         through=2,
@@ -242,21 +260,21 @@ def after_the_outcome(verdict: str, due: str, run: str, last: str) -> str:
 def when_summoned(fragment: str) -> str:
     """Wait for fragment 0, while others wait for round 3 of fragment 1."""
     wanted = {
-        "free": Book(taken=2),
-        "free, and a round behind": Book(taken=1),
-        "spoken for": Book(taken=2, is_spoken_for=True),
-        "in flight, for its open round": Book(
-            taken=2, flight=Flight(round=3, take_at=8)
+        "free": FragmentSync(taken=2),
+        "free, and a round behind": FragmentSync(taken=1),
+        "reserved": FragmentSync(taken=2, is_spoken_for=True),
+        "in flight, for its open round": FragmentSync(
+            taken=2, flight=RoundInFlight(round=3, take_at=8)
         ),
-        "in flight, for an earlier round": Book(
-            taken=1, flight=Flight(round=2, take_at=8)
+        "in flight, for an earlier round": FragmentSync(
+            taken=1, flight=RoundInFlight(round=2, take_at=8)
         ),
     }[fragment]
-    waiting = Book(taken=2, flight=Flight(round=3, take_at=6))
+    waiting = FragmentSync(taken=2, flight=RoundInFlight(round=3, take_at=6))
     position = Position(step=6, rounds=(3, 3), wanted=(1,))
     _, actions = advance(
         IslandState(step=6, books=(waiting, wanted)),
-        Wanted(0, position),
+        FragmentsRequested(0, position),
         replace(PLAN, num_fragments=2),
     )
     numbered = [

@@ -22,7 +22,7 @@ from atoll.protocol.tables import (
     TRANSITIONS,
     WORK,
 )
-from atoll.protocol.tables import Table as Decision
+from atoll.protocol.tables import DecisionTable as Decision
 from tests.protocol.call_tables import CALLS, answered
 from tests.protocol.drivers import (
     Driver,
@@ -81,9 +81,9 @@ TYPES = {
     ),
     "Messages": (
         messages,
-        ("JoinRequest", "JoinReply", "Position", "Beat", "Holding"),
+        ("JoinRequest", "JoinReply", "Position", "Heartbeat", "HeldRound"),
     ),
-    "Actions": (events, ("Welcome", "Remember", "Say", "Close")),
+    "Actions": (events, ("Welcome", "Persist", "Respond", "CloseRound")),
 }
 """Types whose fields the page lists, as the code has them."""
 
@@ -110,7 +110,7 @@ def as_markdown(table: Decision) -> str:
     lines.append(_line(["---"] * (len(table.columns) + 2)))
     for row in table.rows:
         cells = ["" if cell == ANY else cell for cell in row.when]
-        lines.append(_line([*cells, f"**{row.then}**", row.why]))
+        lines.append(_line([*cells, f"**`{row.then}`**", row.reason]))
     return "".join(lines)
 
 

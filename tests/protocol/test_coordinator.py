@@ -9,34 +9,42 @@ import pytest
 from atoll import RunSettings
 from atoll.algorithm.pace import Arrivals
 from atoll.errors import LeaseLost, ModelError, Refused, Unreachable, UsageError
-from atoll.protocol import Beat, Holding, JoinRequest, ModelSpec, Position
+from atoll.protocol import Heartbeat, HeldRound, JoinRequest, ModelSpec, Position
 from atoll.protocol.coordinator import advance, wakes_at
+from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.events import (
     Action,
-    Beaten,
-    Close,
-    Closed,
+    CloseRound,
     Committed,
+    ConnectionLost,
     Epoch,
     Event,
     Founded,
-    Joining,
+    HeartbeatReceived,
+    JoinRequested,
     Leave,
-    NewValues,
-    Offered,
-    Pausing,
-    Remember,
-    Say,
-    Stopping,
-    Stored,
+    PauseRequested,
+    Persist,
+    Respond,
+    SettingsChanged,
+    StopRequested,
     Tick,
+    UpdateOffered,
+    UpdateStored,
     Welcome,
 )
+from atoll.protocol.join_leave import IDLE_MEMORY_S, TRUSTED_IDLE_NAMES
 from atoll.protocol.membership import CLOSED_S, LEASE_S
 from atoll.protocol.rounds import Phase, Reception
-from atoll.protocol.run_state import CoordinatorState
 from atoll.testing import vector_model
-from atoll.wire import Header, Kind, OuterValues, Progress, Verdict, with_body
+from atoll.wire import (
+    FrameKind,
+    Header,
+    OuterValues,
+    TrainingProgress,
+    Verdict,
+    with_body,
+)
 
 MODEL = vector_model({"w": (3,)})
 OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
@@ -59,8 +67,12 @@ class Desk:
         """Let an island stand still for the open round, and return what is wanted."""
         waits_for = (fragment, self.state.rounds[fragment].number)
         incarnation = self.state.members.known[name].incarnation
-        beat = Beat(island=name, incarnation=incarnation, step=0, waits_for=waits_for)
-        said = next(a for a in self.do(Beaten(beat)) if isinstance(a, Say))
+        beat = Heartbeat(
+            island=name, incarnation=incarnation, step=0, waits_for=waits_for
+        )
+        said = next(
+            a for a in self.do(HeartbeatReceived(beat)) if isinstance(a, Respond)
+        )
         assert isinstance(said.answer, Position)
         return said.answer.wanted
 
@@ -71,7 +83,7 @@ class Desk:
         after = known.incarnation if known else 0
         model = fields.get("model", MODEL)
         request = JoinRequest(island=name, model=model, after=after)
-        actions = self.do(Joining(request, key or name.encode(), nonce))
+        actions = self.do(JoinRequested(request, key or name.encode(), nonce))
         welcome = next(a for a in actions if isinstance(a, Welcome))
         if welcome.is_founder:
             many = self.fragments
@@ -80,12 +92,12 @@ class Desk:
         return welcome
 
     def publish(self, name: str, **fields: object) -> list[Action]:
-        return self.do(Stored(self.header(name, **fields)))
+        return self.do(UpdateStored(self.header(name, **fields)))
 
     def header(self, name: str, **fields: object) -> Header:
         round = self.state.rounds[0]
         header = Header(
-            kind=Kind.UPDATE,
+            kind=FrameKind.UPDATE,
             run="run",
             fragment=0,
             round=round.number,
@@ -97,15 +109,17 @@ class Desk:
         return replace(header, **fields)  # type: ignore[arg-type]
 
     def commit(self, close: Action) -> list[Action]:
-        assert isinstance(close, Close)
+        assert isinstance(close, CloseRound)
         base = bytes([close.round]) * 16
         return self.do(Committed(close.fragment, close.roster, base, OUTER))
 
     def beat(self, *names: str) -> None:
         for name in names:
             member = self.state.members.known[name]
-            beat = Beat(island=name, incarnation=member.incarnation, step=member.step)
-            self.do(Beaten(beat))
+            beat = Heartbeat(
+                island=name, incarnation=member.incarnation, step=member.step
+            )
+            self.do(HeartbeatReceived(beat))
 
     @property
     def open_round(self) -> int:
@@ -117,8 +131,8 @@ def desk(**run: object) -> Desk:
     return Desk(CoordinatorState(run="run", settings=settings))
 
 
-def closings(actions: list[Action]) -> list[Close]:
-    return [action for action in actions if isinstance(action, Close)]
+def closings(actions: list[Action]) -> list[CloseRound]:
+    return [action for action in actions if isinstance(action, CloseRound)]
 
 
 def started(*names: str, **run: object) -> Desk:
@@ -132,11 +146,11 @@ def test_the_first_island_founds_and_the_others_ask_again_until_it_has() -> None
     """While a founder brings its weights, another joining is put off."""
     table = desk()
     request = JoinRequest(island="a", model=MODEL)
-    welcome = table.do(Joining(request, b"a", b"1"))[1]
+    welcome = table.do(JoinRequested(request, b"a", b"1"))[1]
     assert isinstance(welcome, Welcome)
     assert welcome.is_founder
 
-    other = Joining(JoinRequest(island="b", model=MODEL), b"b", b"1")
+    other = JoinRequested(JoinRequest(island="b", model=MODEL), b"b", b"1")
     with pytest.raises(Unreachable, match="founding the run"):
         table.do(other)
     table.do(Founded("a", 1, (bytes(16),), (OUTER,)))
@@ -147,7 +161,7 @@ def test_the_first_island_founds_and_the_others_ask_again_until_it_has() -> None
 def test_a_founder_whose_lease_ran_out_gives_way() -> None:
     """The next island founds, and the first one's weights come too late."""
     table = desk()
-    table.do(Joining(JoinRequest(island="a", model=MODEL), b"a", b"1"))
+    table.do(JoinRequested(JoinRequest(island="a", model=MODEL), b"a", b"1"))
     table.now_s = LEASE_S + 1
     assert table.join("b").is_founder
 
@@ -158,7 +172,7 @@ def test_a_founder_whose_lease_ran_out_gives_way() -> None:
 def test_a_repeated_joining_is_the_same_life() -> None:
     """A reply that was lost costs nothing: same incarnation, founder or not."""
     table = desk()
-    joining = Joining(JoinRequest(island="a", model=MODEL), b"a", b"1")
+    joining = JoinRequested(JoinRequest(island="a", model=MODEL), b"a", b"1")
     first, again = table.do(joining)[1], table.do(joining)[1]
     assert isinstance(first, Welcome)
     assert isinstance(again, Welcome)
@@ -190,9 +204,14 @@ def test_a_later_life_fences_the_earlier_for_good() -> None:
     stale = table.header("a")
     table.join("a", nonce=b"2")
     before = table.state
-    beat = Beat(island="a", incarnation=1, step=99)
+    beat = Heartbeat(island="a", incarnation=1, step=99)
 
-    for event in (Stored(stale), Offered(stale), Beaten(beat), Leave("a", 1)):
+    for event in (
+        UpdateStored(stale),
+        UpdateOffered(stale),
+        HeartbeatReceived(beat),
+        Leave("a", 1),
+    ):
         with pytest.raises(LeaseLost, match=r"knows incarnation 2"):
             table.do(event)
     assert table.state == before
@@ -206,7 +225,7 @@ def test_an_update_of_an_earlier_life_stands() -> None:
     assert welcome.spoken_for == (0,)
 
     other = table.header("a", weight=7)
-    assert table.do(Offered(other)) == [Say(Reception.SPOKEN_FOR)]
+    assert table.do(UpdateOffered(other)) == [Respond(Reception.SPOKEN_FOR)]
     assert table.state.rounds[0].staged["a"].weight != 7
 
 
@@ -216,7 +235,7 @@ def test_a_second_update_of_one_life_is_refused() -> None:
     table.publish("a")
 
     with pytest.raises(Refused, match="stands for round 1"):
-        table.do(Offered(table.header("a", weight=7)))
+        table.do(UpdateOffered(table.header("a", weight=7)))
 
 
 def test_a_round_that_is_due_closes_before_a_header_is_judged() -> None:
@@ -230,10 +249,10 @@ def test_a_round_that_is_due_closes_before_a_header_is_judged() -> None:
         rounds=(replace(table.state.rounds[0], opened_s=-UPPER_S, first_s=-UPPER_S),),
     )
 
-    closing, said = table.do(Offered(table.header("b")))
+    closing, said = table.do(UpdateOffered(table.header("b")))
 
-    assert isinstance(closing, Close)
-    assert said == Say(Reception.CLOSING)
+    assert isinstance(closing, CloseRound)
+    assert said == Respond(Reception.CLOSING)
 
 
 def test_another_model_is_refused() -> None:
@@ -263,19 +282,19 @@ def test_nothing_is_staged_while_a_round_closes() -> None:
     assert c.member.slot == 2
     table.publish("b")
 
-    assert table.do(Offered(table.header("c"))) == [Say(Reception.CLOSING)]
+    assert table.do(UpdateOffered(table.header("c"))) == [Respond(Reception.CLOSING)]
 
 
 def test_a_repeat_is_staged_once_and_known_after_the_commit() -> None:
     """The answers are staged, staged again, and committed."""
     table = started("a", "b")
     header = table.header("a")
-    assert table.do(Offered(header)) == [Say(Reception.WANTED)]
-    assert table.do(Stored(header))[0] == Say(Reception.STAGED)
-    assert table.do(Stored(header))[0] == Say(Reception.STAGED)
+    assert table.do(UpdateOffered(header)) == [Respond(Reception.WANTED)]
+    assert table.do(UpdateStored(header))[0] == Respond(Reception.STAGED)
+    assert table.do(UpdateStored(header))[0] == Respond(Reception.STAGED)
     table.commit(closings(table.publish("b"))[0])
 
-    assert table.do(Offered(header)) == [Say(Reception.COMMITTED)]
+    assert table.do(UpdateOffered(header)) == [Respond(Reception.COMMITTED)]
     assert table.open_round == 2
 
 
@@ -349,7 +368,7 @@ def test_a_closed_connection_shortens_the_wait() -> None:
     """After a second the island is not waited for, unless it beats again."""
     table = started("a", "b")
     table.publish("a")
-    table.do(Closed("b", 1))
+    table.do(ConnectionLost("b", 1))
     table.now_s = CLOSED_S + 0.1
 
     assert closings(table.do(Tick()))
@@ -428,8 +447,8 @@ def test_an_absurd_step_is_refused() -> None:
     """Newcomers would be sent to a schedule step that nobody can have reached."""
     table = started("a", "b")
 
-    with pytest.raises(Refused, match="nobody gets beyond 400"):
-        table.do(Beaten(Beat(island="a", incarnation=1, step=10**12)))
+    with pytest.raises(Refused, match="no island gets beyond 400"):
+        table.do(HeartbeatReceived(Heartbeat(island="a", incarnation=1, step=10**12)))
     assert table.state.position(0.0).step == 0
 
 
@@ -450,10 +469,10 @@ def test_nothing_is_wanted_of_too_few() -> None:
     assert table.wait("a", 0) == ()
 
     table.wait("b", 1)
-    table.do(Pausing(True))
+    table.do(PauseRequested(True))
     assert table.wait("a", 0) == ()
 
-    table.do(Pausing(False))
+    table.do(PauseRequested(False))
     assert table.wait("a", 0) == (1,)
 
 
@@ -478,7 +497,7 @@ def test_who_left_before_the_run_began_does_not_begin_it() -> None:
     table.join("b")
     assert not table.state.has_started
 
-    table.publish("b", kind=Kind.DEPARTING)
+    table.publish("b", kind=FrameKind.DEPARTING)
     table.do(Leave("b", 1))
     table.join("c")
     assert table.state.has_started
@@ -487,8 +506,8 @@ def test_who_left_before_the_run_began_does_not_begin_it() -> None:
 def test_a_departing_update_counts_for_its_round_and_the_next() -> None:
     """Its owner has gone; roster and quorum count it all the same."""
     table = started("a", "b")
-    table.publish("b", kind=Kind.DEPARTING)
-    table.publish("b", kind=Kind.DEPARTING, round=2)
+    table.publish("b", kind=FrameKind.DEPARTING)
+    table.publish("b", kind=FrameKind.DEPARTING, round=2)
     table.do(Leave("b", 1))
     (close,) = closings(table.publish("a"))
     assert close.roster.entry("b") is not None
@@ -517,19 +536,19 @@ def test_frames_of_another_run_or_fragment_are_refused() -> None:
 def test_new_values_are_an_epoch() -> None:
     """What may change is in force at once; what may not is refused by name."""
     table = started("a")
-    assert table.do(NewValues({"run.quorum": 2})) == [
-        Remember(Epoch(1, {"run.quorum": 2}))
+    assert table.do(SettingsChanged({"run.quorum": 2})) == [
+        Persist(Epoch(1, {"run.quorum": 2}))
     ]
     assert (table.state.epoch, table.state.settings.run.quorum) == (1, 2)
 
     with pytest.raises(UsageError, match=r"sync.sync_every cannot change"):
-        table.do(NewValues({"sync.sync_every": 5}))
+        table.do(SettingsChanged({"sync.sync_every": 5}))
 
 
 def test_the_outer_values_of_a_round_are_fixed_when_it_opens() -> None:
     """A new rate is for the round that opens next."""
     table = started("a")
-    table.do(NewValues({"outer.lr": 0.25}))
+    table.do(SettingsChanged({"outer.lr": 0.25}))
     (close,) = closings(table.publish("a"))
 
     assert close.outer == OUTER
@@ -539,9 +558,9 @@ def test_a_stopped_run_finishes_the_rounds_under_way() -> None:
     """The furthest published round is the last, and nothing opens beyond it."""
     table = started("a", "b")
     table.publish("a")
-    remembered, said = table.do(Stopping())
-    assert remembered == Remember(Epoch(1, {"run.end_rounds": 1}))
-    assert isinstance(said, Say)
+    remembered, said = table.do(StopRequested())
+    assert remembered == Persist(Epoch(1, {"run.end_rounds": 1}))
+    assert isinstance(said, Respond)
     assert isinstance(said.answer, Position)
     assert said.answer.last_round == 1
     table.commit(closings(table.publish("b"))[0])
@@ -554,7 +573,7 @@ def test_no_round_stays_open_beyond_a_stop() -> None:
     table = started("a", "b")
     table.publish("a")
     table.commit(closings(table.publish("b"))[0])
-    table.do(Stopping())
+    table.do(StopRequested())
 
     assert table.state.last_round == 1
     assert table.state.rounds[0].phase is Phase.ENDED
@@ -563,31 +582,31 @@ def test_no_round_stays_open_beyond_a_stop() -> None:
 def test_a_later_end_opens_what_had_ended() -> None:
     """And an end that is behind what was published is refused."""
     table = started("a")
-    table.do(NewValues({"run.end_rounds": 1}))
+    table.do(SettingsChanged({"run.end_rounds": 1}))
     table.commit(closings(table.publish("a"))[0])
     assert table.state.rounds[0].number == 2
 
-    table.do(NewValues({"run.end_rounds": 3}))
+    table.do(SettingsChanged({"run.end_rounds": 3}))
     (close,) = closings(table.publish("a"))
     table.commit(close)
     with pytest.raises(UsageError, match=r"end_rounds=1 is over: round 2"):
-        table.do(NewValues({"run.end_rounds": 1}))
+        table.do(SettingsChanged({"run.end_rounds": 1}))
 
 
 def test_a_decay_begins_where_nobody_has_been() -> None:
     """It must be learnt with the outcome before it; where the run ends is too late."""
     table = started("a")
-    table.do(NewValues({"run.decay_round": 2}))
+    table.do(SettingsChanged({"run.decay_round": 2}))
     table.commit(closings(table.publish("a"))[0])
     assert table.state.position(table.now_s).decay_round == 2
     with pytest.raises(UsageError, match=r"decay_round=2 is not ahead of .* Give 3 or"):
-        table.do(NewValues({"run.decay_round": 2}))
+        table.do(SettingsChanged({"run.decay_round": 2}))
     with pytest.raises(
         UsageError, match=r"=8 is beyond the run's last round, 5\. Give 5"
     ):
-        table.do(NewValues({"run.decay_round": 8, "run.end_rounds": 5}))
-    table.do(NewValues({"run.decay_round": 8}))
-    table.do(Stopping())
+        table.do(SettingsChanged({"run.decay_round": 8, "run.end_rounds": 5}))
+    table.do(SettingsChanged({"run.decay_round": 8}))
+    table.do(StopRequested())
 
     assert table.state.position(table.now_s).decay_round == 8
 
@@ -598,14 +617,14 @@ def test_with_overlap_a_decay_begins_a_round_later() -> None:
     overlapped = table.state.settings.with_values({"sync.overlap_steps": 2})
     table.state = replace(table.state, settings=overlapped)
     with pytest.raises(UsageError, match=r"=2 is not ahead of every .* Give 3 or more"):
-        table.do(NewValues({"run.decay_round": 2}))
-    table.do(NewValues({"run.decay_round": 3}))
+        table.do(SettingsChanged({"run.decay_round": 2}))
+    table.do(SettingsChanged({"run.decay_round": 3}))
 
 
 def test_a_founder_that_lives_keeps_its_founding() -> None:
     """Its heartbeats renew it, as they do its lease."""
     table = desk()
-    table.do(Joining(JoinRequest(island="a", model=MODEL), b"a", b"1"))
+    table.do(JoinRequested(JoinRequest(island="a", model=MODEL), b"a", b"1"))
     for _ in range(4):
         table.now_s += LEASE_S / 2
         table.beat("a")
@@ -618,8 +637,10 @@ def test_what_an_island_holds_never_goes_back() -> None:
     """A heartbeat that was overtaken by a later one changes nothing about it."""
     table = started("a")
     for held in (4, 3):
-        holds = (Holding(held, bytes(16)),)
-        table.do(Beaten(Beat(island="a", incarnation=1, step=0, holds=holds)))
+        holds = (HeldRound(held, bytes(16)),)
+        table.do(
+            HeartbeatReceived(Heartbeat(island="a", incarnation=1, step=0, holds=holds))
+        )
 
     assert table.state.members.known["a"].holds[0].round == 4
 
@@ -627,30 +648,93 @@ def test_what_an_island_holds_never_goes_back() -> None:
 def test_other_values_do_not_undo_a_stop() -> None:
     """Only new `end_rounds` say that a run goes on."""
     table = started("a")
-    table.publish("a", kind=Kind.DEPARTING)
-    table.do(Stopping())
-    table.do(NewValues({"run.quorum": 1, "run.patience": 5.0}))
+    table.publish("a", kind=FrameKind.DEPARTING)
+    table.do(StopRequested())
+    table.do(SettingsChanged({"run.quorum": 1, "run.patience": 5.0}))
     last = table.state.last_round
     assert last is not None
 
-    table.do(NewValues({"run.end_rounds": last + 7}))
+    table.do(SettingsChanged({"run.end_rounds": last + 7}))
     assert table.state.last_round == last + 7
 
 
 def test_a_paused_run_stages_and_does_not_close() -> None:
     """Resuming closes what could have closed."""
     table = started("a")
-    table.do(Pausing(is_paused=True))
+    table.do(PauseRequested(is_paused=True))
     assert not closings(table.publish("a"))
 
-    assert closings(table.do(Pausing(is_paused=False)))
+    assert closings(table.do(PauseRequested(is_paused=False)))
 
 
 def test_the_run_ends_by_tokens() -> None:
     """The sum of the islands' lowest counted progress reaches end_tokens."""
     table = started("a", end_tokens=100)
-    draft = table.header("a", refused="", elements=3, progress=Progress(tokens=150))
+    draft = table.header(
+        "a", refused="", elements=3, progress=TrainingProgress(tokens=150)
+    )
     header = with_body(draft, bytes(12))
-    table.commit(closings(table.do(Stored(header)))[0])
+    table.commit(closings(table.do(UpdateStored(header)))[0])
 
     assert table.state.rounds[0].phase is Phase.ENDED
+
+
+def publish_counted(table: Desk, name: str) -> list[CloseRound]:
+    """Publish an update that will count, and return what it closes."""
+    header = table.header(name, refused="", elements=3)
+    return closings(table.do(UpdateStored(with_body(header, bytes(12)))))
+
+
+def commit_round_of(table: Desk, name: str) -> None:
+    (close,) = publish_counted(table, name)
+    table.commit(close)
+
+
+def join_and_fall_silent(table: Desk, names: list[str]) -> None:
+    for name in names:
+        table.now_s += 1.0  # within the burst limit of joins
+        table.join(name)
+        table.beat("a")
+    table.now_s += LEASE_S + 1.0
+    table.beat("a")
+
+
+@pytest.mark.parametrize("silent", [TRUSTED_IDLE_NAMES - 1, TRUSTED_IDLE_NAMES])
+def test_a_newcomer_is_waited_for_unless_many_never_published(silent: int) -> None:
+    """Names that join and publish nothing hold a few rounds, and not all later ones."""
+    table = started("a")
+    commit_round_of(table, "a")
+    join_and_fall_silent(table, [f"idle-{number}" for number in range(silent)])
+    table.join("newcomer")
+    commit_round_of(table, "a")  # it was opened before the newcomer came
+
+    is_waited_for = not publish_counted(table, "a")
+    assert is_waited_for == (silent < TRUSTED_IDLE_NAMES)
+
+
+def test_a_newcomer_whose_update_counted_is_waited_for_again() -> None:
+    """What others did under many names does not keep an island apart."""
+    table = started("a")
+    commit_round_of(table, "a")
+    names = [f"idle-{number}" for number in range(TRUSTED_IDLE_NAMES)]
+    join_and_fall_silent(table, names)
+    table.join("newcomer")
+    publish_counted(table, "newcomer")
+    commit_round_of(table, "a")
+
+    assert not publish_counted(table, "a")
+    assert publish_counted(table, "newcomer")
+
+
+def test_newcomers_are_waited_for_again_after_a_while() -> None:
+    """Idle names are held against newcomers for ten minutes."""
+    table = started("a")
+    commit_round_of(table, "a")
+    names = [f"idle-{number}" for number in range(TRUSTED_IDLE_NAMES)]
+    join_and_fall_silent(table, names)
+    table.now_s += IDLE_MEMORY_S
+    table.join("newcomer")
+    table.beat("a")
+    commit_round_of(table, "a")
+
+    assert not publish_counted(table, "a")

@@ -13,33 +13,35 @@ from atoll.protocol import (
     Action,
     Await,
     End,
-    How,
+    FragmentsRequested,
     IslandState,
     Leaving,
     NeverOpens,
-    Plan,
+    OutcomeTaken,
     Position,
+    PublishRest,
     Resend,
-    Rest,
     Seal,
     Stepped,
     SyncNow,
+    SyncPlan,
     Take,
-    Taken,
-    Wanted,
+    WorkDecision,
     advance,
     decide,
     join_at,
     verdict_of,
     wakes_at,
 )
-from atoll.protocol.island_state import Book, Flight
+from atoll.protocol.island_types import FragmentSync, RoundInFlight
 from atoll.wire import Roster, RosterEntry, Verdict
 
-PLAN = Plan(sync_every=10, num_fragments=2, overlap_steps=3)
+PLAN = SyncPlan(sync_every=10, num_fragments=2, overlap_steps=3)
 
 
-def start(plan: Plan = PLAN, *, step: int = 0, last: int | None = None) -> IslandState:
+def start(
+    plan: SyncPlan = PLAN, *, step: int = 0, last: int | None = None
+) -> IslandState:
     """Return an island that has just joined, with every first round open."""
     rounds = (1,) * plan.num_books
     return join_at(Position(step=step, rounds=rounds, last_round=last), plan)
@@ -53,7 +55,7 @@ def taken(
     through: int | None = None,
     step: int = 0,
     last: int | None = None,
-) -> Taken:
+) -> OutcomeTaken:
     """Return the outcome of what is in flight, with the run at schedule step `step`."""
     flight = state.books[fragment].flight
     assert flight is not None
@@ -63,11 +65,13 @@ def taken(
         for index, book in enumerate(state.books)
     )
     position = Position(step=step, rounds=rounds, last_round=last)
-    return Taken(fragment=fragment, verdict=verdict, through=through, position=position)
+    return OutcomeTaken(
+        fragment=fragment, verdict=verdict, through=through, position=position
+    )
 
 
 def walk(
-    plan: Plan, steps: int, *, last: int | None = None
+    plan: SyncPlan, steps: int, *, last: int | None = None
 ) -> list[tuple[int, list[Action]]]:
     """Return what a steady island does at each step at which it does something."""
     state, diary = start(plan, last=last), []
@@ -104,7 +108,7 @@ def test_fragments_are_sealed_on_schedule_and_taken_after_the_overlap() -> None:
 
 def test_without_overlap_everything_due_is_sealed_before_anything_is_awaited() -> None:
     """Fragments due together are all published before the island waits for one."""
-    plan = Plan(sync_every=1, num_fragments=2, overlap_steps=0)
+    plan = SyncPlan(sync_every=1, num_fragments=2, overlap_steps=0)
 
     assert walk(plan, 1) == [(1, [Seal(0, 1), Seal(1, 1), Take(0, 1), Take(1, 1)])]
 
@@ -121,7 +125,7 @@ def test_buffers_go_with_the_last_fragment() -> None:
 
 def test_the_run_ends_when_every_fragment_has_taken_its_last_round() -> None:
     """No fragment is sealed beyond the last round, and `End` comes once."""
-    plan = Plan(sync_every=4, num_fragments=2, overlap_steps=1)
+    plan = SyncPlan(sync_every=4, num_fragments=2, overlap_steps=1)
 
     assert walk(plan, 12, last=1)[-1] == (5, [Take(1, 1), End()])
 
@@ -132,7 +136,7 @@ def test_a_round_that_never_opens_ends_its_fragment_and_no_other() -> None:
     Round 2 was the last. It has the state after round 2 of fragment 0 and after round
     1 of fragment 1, and is told first that round 3 of fragment 0 will not open.
     """
-    plan = Plan(sync_every=4, num_fragments=2, overlap_steps=0)
+    plan = SyncPlan(sync_every=4, num_fragments=2, overlap_steps=0)
     state = join_at(Position(step=9, rounds=(3, 2)), plan)
     state, actions = advance(state, Stepped(10), plan)
     assert actions == [Seal(0, 3), Take(0, 3)]
@@ -142,13 +146,13 @@ def test_a_round_that_never_opens_ends_its_fragment_and_no_other() -> None:
     state, actions = advance(state, Stepped(12), plan)
     assert actions == [Seal(1, 2), Take(1, 2)]
     over = Position(step=12, rounds=(3, 3), last_round=2)
-    late = Taken(fragment=1, verdict=Verdict.LATE, through=2, position=over)
+    late = OutcomeTaken(fragment=1, verdict=Verdict.LATE, through=2, position=over)
     assert advance(state, late, plan)[1] == [End()]
 
 
 def test_a_round_that_never_opens_is_the_end_where_nothing_else_is_open() -> None:
     """Every fragment has its last round already."""
-    plan = Plan(sync_every=4, num_fragments=1, overlap_steps=0)
+    plan = SyncPlan(sync_every=4, num_fragments=1, overlap_steps=0)
     state = join_at(Position(step=9, rounds=(3,)), plan)
     state, _ = advance(state, Stepped(12), plan)
 
@@ -165,7 +169,7 @@ def test_every_fragment_is_sealed_once_per_period_whatever_divides(
     sync_every: int, num_fragments: int, overlap: int, has_buffers: bool
 ) -> None:
     """After k periods each fragment has sealed rounds 1 to k, each once, in order."""
-    plan = Plan(
+    plan = SyncPlan(
         sync_every=sync_every,
         num_fragments=num_fragments,
         overlap_steps=min(overlap, sync_every - 1),
@@ -218,20 +222,25 @@ def test_what_is_jumped_over_is_only_taken_when_its_round_is_over() -> None:
 
 def test_a_round_is_not_sealed_before_its_step() -> None:
     """Round 2 of fragment 1 belongs to step 20, though it is open since step 8."""
-    state = IslandState(step=8, books=(Book(taken=1), Book(taken=1)))
+    state = IslandState(step=8, books=(FragmentSync(taken=1), FragmentSync(taken=1)))
 
     assert wakes_at(state, PLAN) == 15
     state, actions = advance(state, Stepped(15), PLAN)
     assert actions == [Seal(0, 2)]
-    assert wakes_at(replace(state, books=(Book(taken=2), Book(taken=1))), PLAN) == 20
+    assert (
+        wakes_at(
+            replace(state, books=(FragmentSync(taken=2), FragmentSync(taken=1))), PLAN
+        )
+        == 20
+    )
 
 
 def test_a_fragment_that_is_a_round_behind_is_sealed_again_at_once() -> None:
     """At step 18 round 1 of fragment 1 was late: round 2 was due at step 10 + 10."""
-    flight = Flight(round=1, take_at=18)
-    books = (Book(taken=2), Book(taken=0, flight=flight))
+    flight = RoundInFlight(round=1, take_at=18)
+    books = (FragmentSync(taken=2), FragmentSync(taken=0, flight=flight))
     state = IslandState(step=21, books=books)
-    late = Taken(
+    late = OutcomeTaken(
         fragment=1,
         verdict=Verdict.LATE,
         through=1,
@@ -245,7 +254,10 @@ def test_the_committed_rounds_tell_where_the_run_is() -> None:
     """Round 3 of fragment 0 is over, so everybody is at step 25 or beyond."""
     state = IslandState(
         step=14,
-        books=(Book(taken=2, flight=Flight(round=3, take_at=14)), Book(taken=2)),
+        books=(
+            FragmentSync(taken=2, flight=RoundInFlight(round=3, take_at=14)),
+            FragmentSync(taken=2),
+        ),
     )
     counted = taken(state, 0)
 
@@ -277,7 +289,7 @@ def test_sync_now_seals_all_and_then_takes_the_phase() -> None:
     assert (state.step, actions) == (15, [])
 
 
-def blocked_on(fragment: int, *, plan: Plan = PLAN) -> IslandState:
+def blocked_on(fragment: int, *, plan: SyncPlan = PLAN) -> IslandState:
     """Return an island that has sealed round 1 of `fragment` and stands still."""
     step = (5, 10)[fragment]
     state, _ = advance(start(plan, step=step - 1), Stepped(step), plan)
@@ -289,7 +301,7 @@ def test_a_summoned_island_seals_what_others_wait_for_and_goes_on_waiting() -> N
     state = blocked_on(0)
     position = Position(step=11, rounds=(1, 1), wanted=(1,))
 
-    state, actions = advance(state, Wanted(0, position), PLAN)
+    state, actions = advance(state, FragmentsRequested(0, position), PLAN)
 
     assert actions == [Seal(1, 1), Take(0, 1), Take(1, 1)]
     state, _ = advance(state, taken(state, 0), PLAN)
@@ -303,7 +315,10 @@ def test_a_summons_for_what_is_on_its_way_changes_nothing() -> None:
     state = blocked_on(0)
     position = Position(step=11, rounds=(1, 1), wanted=(0,))
 
-    assert advance(state, Wanted(0, position), PLAN) == (state, [Take(0, 1)])
+    assert advance(state, FragmentsRequested(0, position), PLAN) == (
+        state,
+        [Take(0, 1)],
+    )
 
 
 def test_an_earlier_lifes_update_that_the_run_wants_is_sealed_anew() -> None:
@@ -313,7 +328,7 @@ def test_an_earlier_lifes_update_that_the_run_wants_is_sealed_anew() -> None:
     assert actions == [Await(0, 1)]
 
     position = Position(step=5, rounds=(1, 1), wanted=(0,))
-    _, actions = advance(state, Wanted(0, position), PLAN)
+    _, actions = advance(state, FragmentsRequested(0, position), PLAN)
 
     assert actions == [Seal(0, 1), Take(0, 1)]
 
@@ -323,7 +338,7 @@ def test_a_summoned_island_takes_the_rounds_that_are_over_first() -> None:
     state = blocked_on(0)
     position = Position(step=11, rounds=(1, 3), wanted=(1,))
 
-    state, actions = advance(state, Wanted(0, position), PLAN)
+    state, actions = advance(state, FragmentsRequested(0, position), PLAN)
     assert actions == [Await(1, 1), Take(1, 1), Take(0, 1)]
 
     late = taken(state, 1, Verdict.LATE, through=2, step=11)
@@ -336,7 +351,7 @@ def test_leaving_sends_the_flight_again_and_the_rest_for_the_round_after() -> No
 
     _, actions = advance(state, Leaving(), PLAN)
 
-    assert actions == [Resend(0, 1), Rest(0, 2), Rest(1, 1)]
+    assert actions == [Resend(0, 1), PublishRest(0, 2), PublishRest(1, 1)]
 
 
 def test_leaving_sends_nothing_for_a_round_that_will_not_open() -> None:
@@ -345,12 +360,12 @@ def test_leaving_sends_nothing_for_a_round_that_will_not_open() -> None:
 
     _, actions = advance(state, Leaving(), PLAN)
 
-    assert actions == [Resend(0, 1), Rest(1, 1)]
+    assert actions == [Resend(0, 1), PublishRest(1, 1)]
 
 
 def test_three_refusals_in_succession_raise() -> None:
     """Twice refused an island goes on; the third time it is told to stop."""
-    plan = Plan(sync_every=1, num_fragments=1, overlap_steps=0)
+    plan = SyncPlan(sync_every=1, num_fragments=1, overlap_steps=0)
     state = start(plan)
     for step in (1, 2):
         state, _ = advance(state, Stepped(step), plan)
@@ -363,7 +378,7 @@ def test_three_refusals_in_succession_raise() -> None:
 
 def test_a_counted_round_forgives_earlier_refusals() -> None:
     """Refusals are counted in succession only."""
-    plan = Plan(sync_every=1, num_fragments=1, overlap_steps=0)
+    plan = SyncPlan(sync_every=1, num_fragments=1, overlap_steps=0)
     state = start(plan)
     for step in range(1, 12):
         verdict = Verdict.COUNTED if step % 3 == 0 else Verdict.REFUSED
@@ -376,22 +391,24 @@ def test_a_counted_round_forgives_earlier_refusals() -> None:
 @pytest.mark.parametrize(
     ("missed", "verdict", "through", "how"),
     [
-        (0, Verdict.COUNTED, 5, How.ADOPT),
-        (2, Verdict.COUNTED, 5, How.ADOPT),
-        (0, Verdict.COUNTED, 6, How.REBASE),
-        (0, Verdict.LATE, 5, How.CARRY),
-        (1, Verdict.LATE, 5, How.CARRY),
-        (0, Verdict.LATE, 6, How.CARRY),
-        (2, Verdict.LATE, 5, How.DROP),
-        (0, Verdict.LATE, 7, How.DROP),
-        (2, Verdict.REFUSED, 5, How.REFUSE),
+        (0, Verdict.COUNTED, 5, WorkDecision.ADOPT),
+        (2, Verdict.COUNTED, 5, WorkDecision.ADOPT),
+        (0, Verdict.COUNTED, 6, WorkDecision.REBASE),
+        (0, Verdict.LATE, 5, WorkDecision.CARRY),
+        (1, Verdict.LATE, 5, WorkDecision.CARRY),
+        (0, Verdict.LATE, 6, WorkDecision.CARRY),
+        (2, Verdict.LATE, 5, WorkDecision.DROP),
+        (0, Verdict.LATE, 7, WorkDecision.DROP),
+        (2, Verdict.REFUSED, 5, WorkDecision.REFUSE),
     ],
 )
 def test_the_verdict_decides_what_becomes_of_work(
-    missed: int, verdict: Verdict, through: int, how: How
+    missed: int, verdict: Verdict, through: int, how: WorkDecision
 ) -> None:
     """Work is carried over two missed rounds, and dropped with the third."""
-    book = Book(taken=4, missed=missed, flight=Flight(round=5, take_at=0))
+    book = FragmentSync(
+        taken=4, missed=missed, flight=RoundInFlight(round=5, take_at=0)
+    )
 
     assert decide(book, verdict, through=through) is how
 

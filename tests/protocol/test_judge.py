@@ -12,7 +12,7 @@ from atoll.protocol.judge import (
     refuse_all,
 )
 from atoll.settings import RunSettings
-from atoll.wire import Header, Kind, Roster, Verdict, with_body
+from atoll.wire import FrameKind, Header, Roster, Verdict, with_body
 
 BASE = b"\1" * 16
 
@@ -20,7 +20,7 @@ BASE = b"\1" * 16
 def header(island: str, norm: float, *, refused: str = "") -> Header:
     body = b"" if refused else np.float32(norm).tobytes()
     made = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run="run",
         fragment=0,
         round=1,

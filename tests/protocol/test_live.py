@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.island.vectors import vector_model
-from atoll.protocol import Beat, JoinRequest
-from atoll.protocol.membership import LEASE_S, Live, Member, Members
+from atoll.island.numpy_model import vector_model
+from atoll.protocol import Heartbeat, JoinRequest
+from atoll.protocol.membership import LEASE_S, LiveMembers, Member, Members
 
 MODEL = vector_model({"w": (3,)})
 NAMES = ("a", "b", "c", "d")
@@ -38,7 +38,7 @@ def after(members: Members, what: str, name: str, now_s: float, step: int) -> Me
     if member is None or member.has_left or what == "look":
         return members
     if what == "beat":
-        beat = Beat(island=name, incarnation=member.incarnation, step=step)
+        beat = Heartbeat(island=name, incarnation=member.incarnation, step=step)
         return members.beat(member, beat, now_s=now_s)
     if what == "close":
         return members.close(member, now_s=now_s)
@@ -67,10 +67,10 @@ def test_it_is_what_a_look_at_every_member_gives(
     for what, name, wait_s, step in said:
         now_s += wait_s
         members = after(members, what, name, now_s, step)
-        seen, counted = members.look(now_s), Live.of(members.known, now_s)
+        seen, counted = members.look(now_s), LiveMembers.of(members.known, now_s)
 
         assert seen.names == counted.names
-        assert seen.unheard == counted.unheard
+        assert seen.unreported == counted.unreported
         assert dict(seen.steps) == dict(counted.steps)
         assert seen.median_step == counted.median_step
 
@@ -79,10 +79,12 @@ def test_the_median_is_the_higher_of_two() -> None:
     """Of steps 1, 2, 3 and 5 it is 3; of nobody's, 0."""
     steps = {1: 1, 2: 1, 3: 1, 5: 1}
     names = frozenset(NAMES)
-    live = Live(names=names, from_s=0, until_s=1, steps=steps, unheard=frozenset())
+    live = LiveMembers(
+        names=names, from_s=0, until_s=1, steps=steps, unreported=frozenset()
+    )
 
     assert live.median_step == 3
-    assert Live.of({}, 0.0).median_step == 0
+    assert LiveMembers.of({}, 0.0).median_step == 0
 
 
 def test_a_beat_looks_at_nobody_else() -> None:

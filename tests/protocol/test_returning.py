@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.protocol import JoinRequest
-from atoll.protocol.events import Closed, Joining, Tick, Welcome
+from atoll.protocol.events import ConnectionLost, JoinRequested, Tick, Welcome
 from atoll.protocol.membership import CLOSED_S, LEASE_S
 from tests.protocol.test_coordinator import MODEL, Desk, closings, started
 
@@ -17,7 +17,7 @@ def returning(table: Desk, name: str, *, nonce: bytes = b"2") -> Welcome:
         after=known.incarnation if known else 0,
         returns=True,
     )
-    actions = table.do(Joining(request, name.encode(), nonce))
+    actions = table.do(JoinRequested(request, name.encode(), nonce))
     return next(each for each in actions if isinstance(each, Welcome))
 
 
@@ -32,7 +32,7 @@ def test_a_closed_connection_does_not_end_the_wait() -> None:
     """Its next life is expected, though nobody is at the other end."""
     table = two()
     table.publish("a")
-    table.do(Closed("b", 2))
+    table.do(ConnectionLost("b", 2))
     table.now_s += 2 * CLOSED_S
     assert not closings(table.do(Tick()))
     table.now_s += LEASE_S
@@ -46,7 +46,7 @@ def test_its_next_life_is_waited_for_in_the_same_round() -> None:
     """An island that begins anew is a candidate of the next round, this one of this."""
     table = two()
     table.publish("a")
-    table.do(Closed("b", 2))
+    table.do(ConnectionLost("b", 2))
     again = returning(table, "b", nonce=b"3")
 
     assert again.member.incarnation == 3
@@ -58,7 +58,7 @@ def test_the_deadline_ends_the_wait() -> None:
     """Nobody waits for the dead beyond what they would have for the living."""
     table = two()
     table.publish("a")
-    table.do(Closed("b", 2))
+    table.do(ConnectionLost("b", 2))
     latest_s = table.state.rounds[0].late_at_s(
         "b", table.state.members, table.state.settings
     )

@@ -7,11 +7,17 @@ from typing import get_args
 
 import pytest
 
-from atoll.exchange import Call
-from atoll.protocol import Action, Event, How
+from atoll.exchange.calls import Call
+from atoll.protocol import Action, Event, WorkDecision
 from atoll.protocol.coordinator import HANDLERS
 from atoll.protocol.rounds import Phase, Reception
-from atoll.protocol.tables import RECEPTION, TRANSITIONS, WORK, Row, Table
+from atoll.protocol.tables import (
+    RECEPTION,
+    TRANSITIONS,
+    WORK,
+    DecisionRow,
+    DecisionTable,
+)
 from tests.protocol.call_tables import CALLS
 from tests.protocol.drivers import Driver
 from tests.protocol.event_tables import EVENTS
@@ -23,13 +29,15 @@ EACH_TABLE = pytest.mark.parametrize(
 )
 
 
-def named(table: Table) -> set[str]:
+def named(table: DecisionTable) -> set[str]:
     """Return what stands before the comma in the values of the first column."""
     return {value.partition(",")[0] for value in next(iter(table.columns.values()))}
 
 
 @EACH_TABLE
-def test_the_machine_does_what_the_table_says(table: Table, driver: Driver) -> None:
+def test_the_machine_does_what_the_table_says(
+    table: DecisionTable, driver: Driver
+) -> None:
     """Every combination of a table is put to the real machine, and none differs."""
     differing = {
         values: (table[values], answer)
@@ -41,7 +49,7 @@ def test_the_machine_does_what_the_table_says(table: Table, driver: Driver) -> N
 
 
 @EACH_TABLE
-def test_no_row_is_idle(table: Table, driver: Driver) -> None:
+def test_no_row_is_idle(table: DecisionTable, driver: Driver) -> None:
     """Each row decides something, and every combination is decided by one."""
     deciding = {table.row(values) for values in table.combinations()}
 
@@ -49,7 +57,7 @@ def test_no_row_is_idle(table: Table, driver: Driver) -> None:
 
 
 @EACH_TABLE
-def test_cells_are_values_of_their_column(table: Table, driver: Driver) -> None:
+def test_cells_are_values_of_their_column(table: DecisionTable, driver: Driver) -> None:
     """A misspelt cell would silently fit nothing."""
     for row in table.rows:
         for cell, values in zip(row.when, table.columns.values(), strict=True):
@@ -58,8 +66,10 @@ def test_cells_are_values_of_their_column(table: Table, driver: Driver) -> None:
 
 def test_a_combination_without_a_row_is_an_error() -> None:
     """A table with a hole does not answer with somebody else's row."""
-    rows = (Row(("x",), "then", "why"),)
-    table = Table(title="small", columns={"c": ("x", "y")}, answer="a", rows=rows)
+    rows = (DecisionRow(("x",), "then", "why"),)
+    table = DecisionTable(
+        title="small", columns={"c": ("x", "y")}, answer="a", rows=rows
+    )
 
     with pytest.raises(LookupError, match=r"No row of 'small' fits \('y',\)"):
         table["x",]
@@ -67,10 +77,10 @@ def test_a_combination_without_a_row_is_an_error() -> None:
 
 def test_every_phase_and_answer_is_in_a_table() -> None:
     """No phase, reception or fate of work exists beside the tables."""
-    answers = {row.then for row in TRANSITIONS.rows} - {"cannot be"}
+    answers = {row.then for row in TRANSITIONS.rows} - {"impossible"}
     assert answers == set(Phase) == set(TRANSITIONS.columns["phase"])
     assert {row.then for row in RECEPTION.rows} == {*Reception, "refused"}
-    assert {row.then for row in WORK.rows} == set(How)
+    assert {row.then for row in WORK.rows} == set(WorkDecision)
 
 
 def test_every_event_action_and_call_is_in_a_table() -> None:

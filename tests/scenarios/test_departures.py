@@ -10,10 +10,12 @@ import pytest
 from atoll import RunSettings
 from atoll.errors import AtollWarning
 from atoll.island import Host
-from atoll.simulate.lives import Departure
+from atoll.simulate.islands import (
+    PlannedDeparture,
+)
 from atoll.testing import (
     FaultPlan,
-    Vectors,
+    VectorView,
     VirtualIsland,
     VirtualRun,
     simulate,
@@ -42,7 +44,7 @@ def lives(run: RunSettings, *stops: Stop) -> VirtualRun:
     """Let i1 live once for each stop, making steps of -1; i0 makes none, and stays."""
 
     def live(island: VirtualIsland, stop: Stop) -> Host:
-        weights = Vectors()
+        weights = VectorView()
         host = island.join(vector_model({"w": (3,)}), weights)
         steps = 0
         while not host.has_ended and not stop(host, steps):
@@ -103,7 +105,7 @@ def test_a_fragment_that_has_ended_does_not_keep_another_from_departing() -> Non
         }
     )
     plan = FaultPlan().slow("i0", factor=4.0).freeze("i1", at_s=1.8, for_s=19.0)
-    leaving = {"i1": Departure(after_steps=4)}
+    leaving = {"i1": PlannedDeparture(after_steps=4)}
     with pytest.warns(AtollWarning, match="no round took what it has learnt"):
         result = simulate(two, islands=2, faults=plan, departures=leaving)
 

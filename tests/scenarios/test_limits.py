@@ -5,8 +5,9 @@ from __future__ import annotations
 from copy import deepcopy
 
 from atoll.coordinator import Service
-from atoll.exchange import HeartbeatCall, Outcome, OutcomeCall
-from atoll.protocol import Beat
+from atoll.exchange import Outcome
+from atoll.exchange.calls import HeartbeatCall, OutcomeCall
+from atoll.protocol import Heartbeat
 from atoll.simulate import SimDisk
 from atoll.wire import Roster, Verdict
 from tests.coordinator.desk import anchor, coordinator, update
@@ -58,7 +59,7 @@ def test_two_coordinators_on_copies_of_a_journal_part() -> None:
     service, (a, b) = coordinator(disk, "a", "b")
     copy = Service.open(deepcopy(disk), now_s=1.0)
     for name in ("a", "b"):
-        beat = Beat(island=name, incarnation=1, step=0)
+        beat = Heartbeat(island=name, incarnation=1, step=0)
         copy.handle(HeartbeatCall(beat), 1.0)
     for each, value in ((service, 1.0), (copy, 3.0)):
         each.handle(update(each, a, value), 1.0)

@@ -7,10 +7,12 @@ import pytest
 
 from atoll import RunSettings
 from atoll.errors import AtollWarning, Refused
-from atoll.simulate.lives import Departure
+from atoll.simulate.islands import (
+    PlannedDeparture,
+)
 from atoll.testing import (
     FaultPlan,
-    Vectors,
+    VectorView,
     VirtualIsland,
     VirtualRun,
     simulate,
@@ -24,7 +26,7 @@ MODEL = vector_model({"h.0.w": (70,), "h.1.w": (50,), "head": (7,)})
 
 def loop(island: VirtualIsland) -> str:
     """Train on noise, and return the digest that this island ends with."""
-    weights = Vectors()
+    weights = VectorView()
     host = island.join(MODEL, weights)
     noise = np.random.default_rng(NAMES.index(island.name) + ISLANDS * island.life)
     while not host.has_ended:
@@ -110,7 +112,7 @@ def test_who_leaves_brings_first_what_the_run_has_lost(
 ) -> None:
     """The only island of a run goes: no round that it has taken goes with it."""
     plan = FaultPlan().rollback("coordinator", at_s=3.0, for_s=for_s)
-    leaving = {"i0": Departure(after_steps=steps)}
+    leaving = {"i0": PlannedDeparture(after_steps=steps)}
     alone = one_fragment(start_islands=1).with_values(
         {"sync.sync_every": 8, "sync.overlap_steps": 7}
     )

@@ -13,35 +13,37 @@ from hypothesis import strategies as st
 from atoll.errors import UsageError
 from atoll.security import (
     ROUTES,
-    Action,
-    Answer,
-    Audit,
-    Codes,
+    AuditAction,
+    AuditAnswer,
+    AuditEvent,
+    AuditKind,
+    OneTimeCodes,
     Role,
-    Route,
-    What,
+    RouteRule,
     make_token,
     route_of,
 )
-from atoll.security.policy import Need
+from atoll.security.policy import (
+    Requirement,
+)
 
 TOKEN = make_token(Role.OPERATOR)
-CODE = Codes(TOKEN).make(now_s=0.0)
+CODE = OneTimeCodes(TOKEN).make(now_s=0.0)
 SECRETS = [TOKEN.reveal(), CODE.reveal(), TOKEN.digest().hex()]
 
 
-def made(**changes: Any) -> Audit:
+def made(**changes: Any) -> AuditEvent:
     """Return an audit of a control, with some fields changed."""
     fields: dict[str, Any] = {
-        "what": What.CONTROL,
-        "answer": Answer.ALLOWED,
+        "what": AuditKind.CONTROL,
+        "answer": AuditAnswer.ALLOWED,
         "address": "10.0.0.7",
         "at_unix_s": 12.5,
         "role": Role.OPERATOR,
         "route": route_of("POST", "/control/stop"),
-        "action": Action.STOP,
+        "action": AuditAction.STOP,
     }
-    return Audit(**fields | changes)
+    return AuditEvent(**fields | changes)
 
 
 def test_an_audit_says_who_did_what() -> None:
@@ -59,18 +61,20 @@ def test_an_audit_says_who_did_what() -> None:
 
 def test_nobody_has_no_role() -> None:
     """A refused stranger is recorded as one."""
-    event = made(answer=Answer.NO_TOKEN, role=None, action=None).as_event()
+    event = made(answer=AuditAnswer.NO_TOKEN, role=None, action=None).as_event()
 
     assert event["role"] == "none"
     assert "action" not in event
 
 
-@pytest.mark.parametrize("field", [each.name for each in dataclasses.fields(Audit)])
+@pytest.mark.parametrize(
+    "field", [each.name for each in dataclasses.fields(AuditEvent)]
+)
 @pytest.mark.parametrize("secret", SECRETS, ids=["token", "code", "digest"])
 def test_no_field_takes_a_secret(field: str, secret: str) -> None:
     """Text that somebody wrote is refused in every field, and not repeated."""
     attempts: list[Any] = [secret, TOKEN]
-    attempts += [Route("GET", f"/{secret}", Need.ISLAND)]
+    attempts += [RouteRule("GET", f"/{secret}", Requirement.ISLAND)]
     for attempt in attempts:
         with pytest.raises(UsageError, match=r"audit|ROUTES") as caught:
             made(**{field: attempt})

@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtensionOID
 
 from atoll.errors import CorruptError, NoSuchFile, UsageError
 from atoll.security import fingerprint, parse_pin
-from atoll.security.certificate import coordinator_certificate, load_certificate
+from atoll.security.certificates import coordinator_certificate, load_certificate
 from tests.security.shown import everything_shown
 
 NOW = 1_800_000_000.0  # 2027-01-15
@@ -26,7 +26,7 @@ YEAR_S = 365.25 * 86400
 ASK = """
 import sys
 from pathlib import Path
-from atoll.security.certificate import coordinator_certificate
+from atoll.security.certificates import coordinator_certificate
 print(coordinator_certificate(Path(sys.argv[1]), hosts=[], unix_s=1.8e9).pin)
 """
 

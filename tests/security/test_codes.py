@@ -8,8 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from atoll.errors import Refused
-from atoll.security import Codes, MustWait, Role, Secret, make_token
-from atoll.security.codes import LIFETIME_S, MAX_OUTSTANDING, MAX_WRONG, WrongTries
+from atoll.security import (
+    MustWait,
+    OneTimeCodes,
+    Role,
+    Secret,
+    make_token,
+)
+from atoll.security.tokens import LIFETIME_S, MAX_OUTSTANDING, MAX_WRONG, WrongTries
 from tests.security.shown import everything_shown
 
 TOKEN = make_token(Role.ISLAND)
@@ -17,7 +23,7 @@ WRONG = "0" * 32
 HERE, THERE = "192.0.2.1", "192.0.2.2"
 
 
-def fail(codes: Codes, *, now_s: float) -> None:
+def fail(codes: OneTimeCodes, *, now_s: float) -> None:
     """Try a wrong code."""
     with pytest.raises(Refused, match=r"wrong, was used, or is older.*atoll invite"):
         codes.redeem(WRONG, address=HERE, now_s=now_s)
@@ -25,7 +31,7 @@ def fail(codes: Codes, *, now_s: float) -> None:
 
 def test_a_code_opens_once() -> None:
     """The second attempt gets the answer of a wrong code, and not the code back."""
-    codes = Codes(TOKEN)
+    codes = OneTimeCodes(TOKEN)
     code = codes.make(now_s=0.0)
 
     assert codes.redeem(code.reveal(), address=HERE, now_s=1.0) == TOKEN
@@ -37,7 +43,7 @@ def test_a_code_opens_once() -> None:
 
 def test_one_of_many_at_the_same_time_is_let_in() -> None:
     """Threads that bring the same code get one token among them."""
-    codes = Codes(TOKEN)
+    codes = OneTimeCodes(TOKEN)
     text = codes.make(now_s=0.0).reveal()
 
     def attempt(_: int) -> Secret | None:
@@ -54,7 +60,7 @@ def test_one_of_many_at_the_same_time_is_let_in() -> None:
 
 def test_a_code_expires() -> None:
     """An hour after it was made it is worth nothing; just before, it is."""
-    codes = Codes(TOKEN)
+    codes = OneTimeCodes(TOKEN)
     first, second = codes.make(now_s=0.0), codes.make(now_s=0.0)
 
     assert codes.redeem(first.reveal(), address=HERE, now_s=LIFETIME_S - 0.001) == TOKEN
@@ -64,7 +70,7 @@ def test_a_code_expires() -> None:
 
 def test_codes_are_unguessable_and_not_kept() -> None:
     """They have 128 bits, differ, and the memory of the coordinator holds digests."""
-    codes = Codes(TOKEN)
+    codes = OneTimeCodes(TOKEN)
     made = [codes.make(now_s=0.0) for _ in range(MAX_OUTSTANDING)]
 
     assert len(set(made)) == MAX_OUTSTANDING
@@ -74,7 +80,7 @@ def test_codes_are_unguessable_and_not_kept() -> None:
 
 def test_only_so_many_are_outstanding() -> None:
     """One more is refused until one is used, or expires."""
-    codes = Codes(TOKEN)
+    codes = OneTimeCodes(TOKEN)
     made = [codes.make(now_s=float(i)) for i in range(MAX_OUTSTANDING)]
     # The oldest was made at 0 and expires at 3600: at 100 that is 3500 s ahead.
     with pytest.raises(Refused, match=r"64 invites are not used yet.* wait 3500 s"):
@@ -87,7 +93,7 @@ def test_only_so_many_are_outstanding() -> None:
     assert codes.outstanding(now_s=LIFETIME_S) == MAX_OUTSTANDING
 
 
-def guess(codes: Codes, count: int, address: str = HERE) -> None:
+def guess(codes: OneTimeCodes, count: int, address: str = HERE) -> None:
     """Try wrong codes, each another one, at times 0, 1, ..."""
     for second in range(count):
         with pytest.raises(Refused, match="wrong, was used, or is older"):
@@ -96,7 +102,7 @@ def guess(codes: Codes, count: int, address: str = HERE) -> None:
 
 def test_after_ten_wrong_codes_an_address_waits() -> None:
     """Waiting attempts do not lengthen the wait, and other addresses do not wait."""
-    codes = Codes(TOKEN)
+    codes = OneTimeCodes(TOKEN)
     guess(codes, MAX_WRONG)
 
     # The first of the ten came at 0, so the minute is over at 60.
@@ -116,7 +122,7 @@ def test_after_ten_wrong_codes_an_address_waits() -> None:
 @pytest.mark.parametrize("address", [HERE, THERE, "2001:db8::1"])
 def test_a_right_code_opens_from_every_address_at_every_time(address: str) -> None:
     """Nobody who guesses keeps out who was invited, not even from the same address."""
-    codes = Codes(TOKEN)
+    codes = OneTimeCodes(TOKEN)
     code = codes.make(now_s=0.0)
     for guesser in (HERE, "2001:db8::2"):
         guess(codes, MAX_WRONG, guesser)
@@ -138,7 +144,7 @@ def test_a_caller_with_many_addresses_is_one(
     one: str, other: str, is_same: bool
 ) -> None:
     """A /64 of IPv6 belongs to one caller; IPv4 is IPv4 however it is written."""
-    codes = Codes(TOKEN)
+    codes = OneTimeCodes(TOKEN)
     guess(codes, MAX_WRONG, one)
 
     expected = MustWait if is_same else Refused
@@ -149,7 +155,7 @@ def test_a_caller_with_many_addresses_is_one(
 
 def test_a_code_that_was_wrong_ten_times_waits_wherever_it_comes_from() -> None:
     """A script that repeats a used code from many machines is told to wait."""
-    codes = Codes(TOKEN)
+    codes = OneTimeCodes(TOKEN)
     for number in range(MAX_WRONG):
         with pytest.raises(Refused, match="This code is wrong"):
             codes.redeem(WRONG, address=f"198.51.100.{number}", now_s=0.0)
@@ -169,7 +175,7 @@ def test_wrong_tries_take_bounded_memory() -> None:
 
 def test_slow_mistakes_make_nobody_wait() -> None:
     """Nine wrong codes a minute are nine refusals."""
-    codes = Codes(TOKEN)
+    codes = OneTimeCodes(TOKEN)
     for attempt in range(50):
         fail(codes, now_s=attempt * 6.7)
 
@@ -182,7 +188,7 @@ def test_slow_mistakes_make_nobody_wait() -> None:
 @pytest.mark.parametrize("strange", ["", "x" * 10**6, "\ud800", "\0" * 32, "ö" * 32])
 def test_strange_codes_are_wrong_codes(strange: str) -> None:
     """Whatever comes by the wire gets the one answer."""
-    codes = Codes(TOKEN)
+    codes = OneTimeCodes(TOKEN)
     codes.make(now_s=0.0)
 
     with pytest.raises(Refused, match="This code is wrong"):
@@ -194,7 +200,7 @@ def test_a_code_is_compared_with_all(
     which: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """How long an answer takes does not say how near the code was."""
-    codes = Codes(TOKEN)
+    codes = OneTimeCodes(TOKEN)
     made = [codes.make(now_s=0.0) for _ in range(3)]
     compared: list[bytes] = []
     compare = hmac.compare_digest

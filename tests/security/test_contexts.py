@@ -27,8 +27,12 @@ from atoll.security import (
     listening_context,
     secured,
 )
-from atoll.security.authority import issue_island_certificate, make_authority
-from atoll.security.certificate import Certificate, coordinator_certificate
+from atoll.security.certificates import (
+    Certificate,
+    coordinator_certificate,
+    issue_island_certificate,
+    make_authority,
+)
 
 OTHER_PIN = "sha256:" + "00" * 32
 
@@ -102,7 +106,7 @@ def test_no_certificate_is_not_the_pinned_one() -> None:
     """Nothing shown, or something else, is refused; the right one is not."""
     with pytest.raises(Refused, match="showed no certificate"):
         check_pin(None, OTHER_PIN)
-    with pytest.raises(Refused, match="Ask whoever runs it for a new invite"):
+    with pytest.raises(Refused, match="Ask its operator for a new invite"):
         check_pin(b"", OTHER_PIN)
     check_pin(b"der", fingerprint(b"der"))
     check_pin(b"der", None)

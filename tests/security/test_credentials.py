@@ -168,7 +168,7 @@ def test_two_that_write_at_the_same_time_both_keep_theirs(tmp_path: Path) -> Non
         list(pool.map(learn, Role))
 
     found = [known.find(url) for url in urls]
-    assert [each.kept for each in found if each] == [tokens] * len(urls)
+    assert [each.tokens for each in found if each] == [tokens] * len(urls)
     suffixes = [path.suffix for path in (tmp_path / "runs").iterdir()]
     assert sorted(suffixes) == ["", *[".json"] * len(urls)]
 
@@ -225,7 +225,7 @@ def test_damage_is_found_not_shown_and_can_be_replaced(
     path.write_text(change(json.loads(path.read_text())))
 
     with pytest.raises(
-        CorruptError, match=r"not what was remembered.*Remove it"
+        CorruptError, match=r"not the stored credential.*Remove it"
     ) as seen:
         known.find(URL)
     assert ISLAND.reveal()[:20] not in everything_shown(seen.value)

@@ -10,7 +10,7 @@ from atoll.errors import UsageError
 from atoll.security import (
     ROUTES,
     UNLISTED,
-    Need,
+    Requirement,
     Role,
     needed_role,
     require_safe_listening,
@@ -42,28 +42,28 @@ def test_an_empty_host_is_every_interface() -> None:
 @pytest.mark.parametrize(
     ("request_line", "need"),
     [
-        ("GET /health", Need.NOTHING),
-        ("HEAD /health", Need.NOTHING),
-        ("GET /info", Need.ISLAND),
-        ("GET /status", Need.ISLAND),
-        ("GET /metrics", Need.ISLAND),
-        ("GET /events", Need.ISLAND),
-        ("POST /islands/tokyo-1", Need.ISLAND),
-        ("POST /islands/tokyo-1/heartbeat", Need.ISLAND),
-        ("DELETE /islands/%C3%AEle", Need.ISLAND),
-        ("PUT /fragments/0/rounds/12/updates/tokyo-1", Need.ISLAND),
-        ("GET /fragments/0/rounds/12/outcome", Need.ISLAND),
-        ("GET /state/3", Need.ISLAND),
-        ("GET /anchor", Need.ISLAND),
-        ("POST /anchor", Need.ISLAND),
-        ("GET /code/abc", Need.ISLAND),
-        ("PUT /code/abc", Need.OPERATOR),
-        ("POST /control/stop", Need.OPERATOR),
-        ("POST /invites", Need.OPERATOR),
-        ("POST /invites/redeem", Need.CODE),
+        ("GET /health", Requirement.NOTHING),
+        ("HEAD /health", Requirement.NOTHING),
+        ("GET /info", Requirement.ISLAND),
+        ("GET /status", Requirement.ISLAND),
+        ("GET /metrics", Requirement.ISLAND),
+        ("GET /events", Requirement.ISLAND),
+        ("POST /islands/tokyo-1", Requirement.ISLAND),
+        ("POST /islands/tokyo-1/heartbeat", Requirement.ISLAND),
+        ("DELETE /islands/%C3%AEle", Requirement.ISLAND),
+        ("PUT /fragments/0/rounds/12/updates/tokyo-1", Requirement.ISLAND),
+        ("GET /fragments/0/rounds/12/outcome", Requirement.ISLAND),
+        ("GET /state/3", Requirement.ISLAND),
+        ("GET /anchor", Requirement.ISLAND),
+        ("POST /anchor", Requirement.ISLAND),
+        ("GET /code/abc", Requirement.ISLAND),
+        ("PUT /code/abc", Requirement.OPERATOR),
+        ("POST /control/stop", Requirement.OPERATOR),
+        ("POST /invites", Requirement.OPERATOR),
+        ("POST /invites/redeem", Requirement.CODE),
     ],
 )
-def test_every_route_has_its_need(request_line: str, need: Need) -> None:
+def test_every_route_has_its_need(request_line: str, need: Requirement) -> None:
     """The table, as it is promised."""
     method, path = request_line.split(" ")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import CorruptError, NoSuchFile, UsageError
-from atoll.security.private import (
+from atoll.security.private_files import (
     make_private,
     private_directory,
     read_private,

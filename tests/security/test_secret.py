@@ -10,7 +10,7 @@ import pickle
 
 import pytest
 
-from atoll.security.secret import Secret, digest_of, is_among
+from atoll.security.tokens import Secret, digest_of, is_among
 
 TEXT = "atoll_o_" + "x" * 43
 

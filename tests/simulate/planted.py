@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from atoll.coordinator import Service
-from atoll.exchange import Frame, Outcome, OutcomeCall
-from atoll.island.memory import Whole
-from atoll.island.slot import Sealed, Slot
+from atoll.exchange import Frame, Outcome
+from atoll.exchange.calls import OutcomeCall
+from atoll.island.fragment import IslandFragment, UpdateInFlight
+from atoll.island.memory import WholeMemory
 from atoll.journal import Journal
 from atoll.journal.log import Log
 from atoll.protocol import Reception
@@ -81,12 +82,16 @@ def carried_update_keeps_its_new_residual() -> AbstractContextManager[object]:
     """What the codec left of an update that missed its round is kept all the same."""
 
     def settle(
-        real: Any, memory: Whole, slot: Slot, sealed: Sealed, verdict: Verdict
+        real: Any,
+        memory: WholeMemory,
+        slot: IslandFragment,
+        sealed: UpdateInFlight,
+        verdict: Verdict,
     ) -> None:
         is_missed = verdict is Verdict.LATE and sealed.residual_after is not None
         real(memory, slot, sealed, Verdict.COUNTED if is_missed else verdict)
 
-    return replaced(Whole, "settle_residual", settle)
+    return replaced(WholeMemory, "settle_residual", settle)
 
 
 @contextmanager

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
-from atoll.exchange.bucket.closing import Closing
 from atoll.exchange.bucket.documents import MemberDocument
-from atoll.exchange.bucket.known_members import KnownMembers
-from atoll.exchange.bucket.known_updates import KnownUpdates
-from atoll.exchange.bucket.leftovers import Leftovers
-from atoll.exchange.bucket.living import Living
+from atoll.exchange.bucket.member import MemberLease
+from atoll.exchange.bucket.round_closer import LateUpdates, RoundCloser
 from atoll.exchange.bucket.states import States
+from atoll.exchange.bucket.view import MemberView, UpdateView
 from atoll.protocol.values import changed
 from atoll.wire import Header
 from tests.simulate.planted import Bug, replaced
@@ -21,32 +19,32 @@ from tests.simulate.planted import Bug, replaced
 def closes_by_what_it_saw_before() -> AbstractContextManager[object]:
     """A round is closed by the last look at it, and looked at afterwards."""
 
-    def settle(real: Any, closing: Closing, fragment: int) -> None:
+    def settle(real: Any, closing: RoundCloser, fragment: int) -> None:
         document = closing._due(fragment) if closing._lookout.founded else None
         if document is not None:
             closing._close(document)
             return
         real(closing, fragment)
 
-    return replaced(Closing, "settle", settle)
+    return replaced(RoundCloser, "settle", settle)
 
 
 def counts_what_no_successor_names() -> AbstractContextManager[object]:
     """Whoever has the name of a member speaks for it, whichever life it was."""
 
-    def may_speak(real: Any, updates: KnownUpdates, header: Header) -> bool:
+    def may_speak(real: Any, updates: UpdateView, header: Header) -> bool:
         return header.island in updates._sight.documents
 
-    return replaced(KnownUpdates, "_may_speak", may_speak)
+    return replaced(UpdateView, "_may_speak", may_speak)
 
 
 def leaves_behind_what_farewells_name() -> AbstractContextManager[object]:
     """What somebody left in a round that is closed by now is thought to be settled."""
 
-    def bring(real: Any, leftovers: Leftovers, fragment: int) -> None:
+    def bring(real: Any, leftovers: LateUpdates, fragment: int) -> None:
         leftovers._settled.update(leftovers.unseen(fragment))
 
-    return replaced(Leftovers, "bring", bring)
+    return replaced(LateUpdates, "bring", bring)
 
 
 @contextmanager
@@ -54,14 +52,14 @@ def lives_by_the_writers_clock() -> Iterator[None]:
     """A heartbeat says when it was made, and a lease runs from then."""
     written: dict[tuple[str, int, int], float] = {}
 
-    def put(real: Any, living: Living, member: MemberDocument) -> None:
+    def put(real: Any, living: MemberLease, member: MemberDocument) -> None:
         beat = member.beat
         said = (beat.island, beat.incarnation, member.beats)
         written[said] = living._timing.now_s()
         real(living, member)
 
     def see(
-        real: Any, known: KnownMembers, document: MemberDocument, now_s: float
+        real: Any, known: MemberView, document: MemberDocument, now_s: float
     ) -> None:
         real(known, document, now_s)
         sight, beat = known._sight, document.beat
@@ -74,8 +72,8 @@ def lives_by_the_writers_clock() -> Iterator[None]:
             sight.settle(now_s)
 
     with ExitStack() as stack:
-        stack.enter_context(replaced(Living, "_put", put))
-        stack.enter_context(replaced(KnownMembers, "see", see))
+        stack.enter_context(replaced(MemberLease, "_put", put))
+        stack.enter_context(replaced(MemberView, "see", see))
         yield
 
 
@@ -91,7 +89,7 @@ def collects_rosters() -> AbstractContextManager[object]:
 def puts_rosters_over_others() -> AbstractContextManager[object]:
     """A roster is put whether there is one or not."""
 
-    def close(real: Any, closing: Closing, document: Any) -> None:
+    def close(real: Any, closing: RoundCloser, document: Any) -> None:
         store = closing._store
         closing._store = _Overwriting(store)
         try:
@@ -99,7 +97,7 @@ def puts_rosters_over_others() -> AbstractContextManager[object]:
         finally:
             closing._store = store
 
-    return replaced(Closing, "_close", close)
+    return replaced(RoundCloser, "_close", close)
 
 
 class _Overwriting:

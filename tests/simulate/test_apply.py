@@ -8,13 +8,19 @@ from typing import Any
 import pytest
 
 from atoll.errors import DiskFull, UsageError
-from atoll.simulate import FaultPlan, Latency, Reply, World, apply
+from atoll.simulate import (
+    FaultPlan,
+    Latency,
+    ReplyFunction,
+    SimWorld,
+    apply,
+)
 
 
 def pulses(plan: FaultPlan, *, until_s: float = 10.0) -> list[tuple[float, int]]:
     """Return when a process finished a second of work each, and in which life."""
     seen: list[tuple[float, int]] = []
-    with World(0) as world:
+    with SimWorld(0) as world:
         process = world.add("a")
 
         def program() -> None:
@@ -87,10 +93,10 @@ def heard(plan: FaultPlan, *, every_s: float = 1.0) -> list[tuple[float, object]
     """Return what `b` heard of 0, 1, 2, ... that `a` sends, one a second, at 0.25 s."""
     seen: list[tuple[float, object]] = []
     latency = Latency(base_s=0.25, jitter_s=0.0)
-    with World(0, latency=latency, corrupter=lambda it, _: "spoilt") as world:
+    with SimWorld(0, latency=latency, corrupter=lambda it, _: "spoilt") as world:
         a, b = world.add("a"), world.add("b")
 
-        def listen(request: object, reply: Reply) -> None:
+        def listen(request: object, reply: ReplyFunction) -> None:
             seen.append((world.scheduler.now_s, request))
 
         def send() -> None:
@@ -164,7 +170,7 @@ def test_disk_faults_last_their_window() -> None:
         .disk_read_only("a", at_s=4.75, for_s=0.5)
     )
     seen: list[str] = []
-    with World(0) as world:
+    with SimWorld(0) as world:
         process = world.add("a")
 
         def program() -> None:
@@ -190,7 +196,7 @@ def test_clock_faults_change_the_clock_of_their_process_only() -> None:
     plan = (
         FaultPlan().clock_jump("a", by_s=100, at_s=1).clock_drift("a", rate=2, at_s=2)
     )
-    with World(0) as world:
+    with SimWorld(0) as world:
         world.add("a")
         world.add("b")
         start_s = {name: clock.now_s() for name, clock in world.clocks.items()}
@@ -207,7 +213,7 @@ def test_clock_faults_change_the_clock_of_their_process_only() -> None:
 def test_faults_of_a_round_happen_once_when_it_is_reached() -> None:
     """The caller says which round was reached; its faults follow in that instant."""
     plan = FaultPlan().kill("a", at_round=3, back_after_s=1).freeze("a", at_round=9)
-    with World(0) as world:
+    with SimWorld(0) as world:
         process = world.add("a")
         process.start(lambda: None)
         armed = apply(plan, world)
@@ -227,7 +233,7 @@ def test_faults_of_a_round_happen_once_when_it_is_reached() -> None:
 
 def test_a_process_may_report_the_round_that_kills_it() -> None:
     """Faults wait for the event that reached their round, so that all of them come."""
-    with World(0) as world:
+    with SimWorld(0) as world:
         process, other, seen = world.add("a"), world.add("b"), []
         armed = apply(FaultPlan().kill("a", at_round=1).kill("b", at_round=1), world)
 
@@ -249,7 +255,7 @@ def test_a_process_may_report_the_round_that_kills_it() -> None:
 def test_a_plan_says_since_when_it_is_calm() -> None:
     """Calm is when the last fault has ended: never before, and at once without any."""
     plan = FaultPlan().kill("a", at_s=1, back_after_s=4).freeze("a", at_s=2, for_s=1)
-    with World(0) as world:
+    with SimWorld(0) as world:
         world.add("a").start(lambda: None)
         armed = apply(plan.loss("*", rate=1, for_s=3), world)
         world.scheduler.run(4.9)
@@ -265,7 +271,7 @@ def test_a_plan_says_since_when_it_is_calm() -> None:
 
 def test_a_plan_for_somebody_else_is_refused() -> None:
     """A process that the world does not have is named, with the nearest one."""
-    with World(0) as world:
+    with SimWorld(0) as world:
         world.add("i1")
         for plan in (
             FaultPlan().kill("i7", at_s=1),
@@ -278,7 +284,7 @@ def test_a_plan_for_somebody_else_is_refused() -> None:
 
 def test_a_name_is_given_once() -> None:
     """Two processes of one name would be one to the network."""
-    with World(0) as world:
+    with SimWorld(0) as world:
         world.add("a")
         with pytest.raises(UsageError, match="'a' is there already"):
             world.add("a")

@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from atoll.clock import Clock
 from atoll.errors import UsageError
-from atoll.simulate import Scheduler, SimClock, World
+from atoll.simulate import (
+    Scheduler,
+    SimClock,
+    SimWorld,
+)
 
 
 def test_a_drifting_clock_shows_its_rate() -> None:
@@ -60,7 +64,7 @@ def test_a_jump_back_is_to_stand_still() -> None:
 
 def test_a_sleep_by_the_clock_takes_its_time_there() -> None:
     """Three seconds of a clock at rate 1.5 are two true ones."""
-    with World(0) as world:
+    with SimWorld(0) as world:
         process = world.add("a", clock_rate=1.5)
         process.start(lambda: world.clocks["a"].sleep(3.0))
         world.scheduler.run()
@@ -70,7 +74,7 @@ def test_a_sleep_by_the_clock_takes_its_time_there() -> None:
 
 def test_an_alarm_of_a_frozen_process_rings_at_the_thaw() -> None:
     """A clock goes on while its process is frozen; the process learns of it later."""
-    with World(0) as world:
+    with SimWorld(0) as world:
         process, seen = world.add("a"), []
 
         def program() -> None:
@@ -88,7 +92,7 @@ def test_an_alarm_of_a_frozen_process_rings_at_the_thaw() -> None:
 
 def test_an_alarm_of_a_dead_process_never_rings() -> None:
     """The next life of a process is not woken by the alarms of the last."""
-    with World(0) as world:
+    with SimWorld(0) as world:
         process, seen = world.add("a"), []
 
         def program() -> None:
@@ -121,7 +125,7 @@ def test_a_clock_never_goes_back_and_no_sleep_is_short(
 ) -> None:
     """Whatever happens to a clock, it grows, and who slept finds the time has come."""
     shown: list[float] = []
-    with World(0) as world:
+    with SimWorld(0) as world:
         clock, process = SimClock(world.scheduler), world.add("a")
         for at_s, (what, value) in changes:
             act = clock.jump if what == "jump" else clock.set_rate

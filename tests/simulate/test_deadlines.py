@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.algorithm.pace import KNOWN
+from atoll.algorithm.pace import MIN_ARRIVALS
 from atoll.protocol.membership import LEASE_S
 from atoll.simulate import FaultPlan
 from atoll.wire import Roster, Verdict
@@ -64,9 +64,9 @@ def test_a_deadline_is_learned_from_the_fifth_arrival_on() -> None:
     """The upper bound holds for five rounds; in the sixth it is about a window."""
     ran = run(FaultPlan(), hours=0.15)
 
-    for learned_s in ran.learned_s[:KNOWN]:
+    for learned_s in ran.learned_s[:MIN_ARRIVALS]:
         assert set(learned_s.values()) == {UPPER_S}
-    for deadline in ran.learned_s[KNOWN].values():
+    for deadline in ran.learned_s[MIN_ARRIVALS].values():
         # A window and three spreads, of a twentieth of it or somewhat more each.
         assert WINDOW_S < deadline < 1.5 * WINDOW_S
 
@@ -76,7 +76,7 @@ def test_once_its_pace_is_known_an_island_that_stalls_is_late() -> None:
     ran = run(stall(7.5), hours=0.25)
     (at, *_) = late_rounds(ran, "i3")
 
-    assert at >= KNOWN
+    assert at >= MIN_ARRIVALS
     deadline = ran.learned_s[at]["i3"]
     assert lengths_s(ran)[at] == pytest.approx(deadline, abs=A_NAP_S)
     assert ran.lost == 0.0
@@ -86,7 +86,7 @@ def test_a_slow_and_steady_island_counts_in_every_round() -> None:
     """Six times slower than the others, it is never late, before and after."""
     ran = run(FaultPlan().slow("i3", factor=6.0))
 
-    assert len(ran.rosters) > KNOWN
+    assert len(ran.rosters) > MIN_ARRIVALS
     for roster in ran.rosters:
         assert set(verdicts(roster).values()) == {Verdict.COUNTED}
         assert len(roster.entries) == NUM_ISLANDS
@@ -162,7 +162,7 @@ CLAIMS: dict[str, dict[str, tuple[float, ...]]] = {
     "one dies now and then": {"lost": (30.0,), "windows_per_hour": (30.0,)},
     "one freezes for 40 s": {"windows_per_hour": (120.0, 600.0)},
     "one stalls for 5 min": {"lost": (30.0,), "windows_per_hour": (600.0,)},
-    "one hangs for good": {"windows_per_hour": (600.0,)},
+    "one hangs forever": {"windows_per_hour": (600.0,)},
 }
 """In which scenario learned deadlines are better, by what, than which timeouts."""
 

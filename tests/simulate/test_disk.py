@@ -11,7 +11,11 @@ from hypothesis import strategies as st
 
 from atoll.disk import Disk
 from atoll.errors import DiskFull, NoSuchFile, UsageError
-from atoll.simulate import ProcessDead, SimDisk, World
+from atoll.simulate import (
+    ProcessDead,
+    SimDisk,
+    SimWorld,
+)
 from atoll.testing.disk_contract import DISK_CLAIMS, Claim
 
 SEEDS = range(40)
@@ -282,7 +286,7 @@ def test_a_crash_can_be_put_at_every_call(call: int, after: bool) -> None:
 @pytest.mark.parametrize("after", [False, True])
 def test_a_crash_at_a_call_ends_the_process(call: int, after: bool) -> None:
     """The process that made the call is dead, its `finally` block without effect."""
-    with World(0) as world:
+    with SimWorld(0) as world:
         process, disk = world.add("a"), world.disks["a"]
 
         def program() -> None:
@@ -302,7 +306,7 @@ def test_a_crash_at_a_call_ends_the_process(call: int, after: bool) -> None:
 
 def test_a_disk_outlives_its_process() -> None:
     """What was synced before a crash is there for the next life."""
-    with World(0) as world:
+    with SimWorld(0) as world:
         process, disk = world.add("a"), world.disks["a"]
         seen: list[bytes] = []
 

@@ -11,32 +11,40 @@ import numpy as np
 import pytest
 
 from atoll import RunSettings
-from atoll.coordinator.committing import Committing
+from atoll.coordinator.commit import Committer
 from atoll.errors import LeaseLost
-from atoll.island.courier import Courier
-from atoll.island.slot import Slot
+from atoll.island.fragment import IslandFragment
+from atoll.island.sync_worker import SyncWorker
 from atoll.protocol.membership import Members
 from atoll.protocol.rounds import Round
-from atoll.simulate import World
+from atoll.simulate import (
+    SimWorld,
+)
 from atoll.simulate.invariants import ALL, Invariant
 from atoll.simulate.invariants.bounds import (
+    EveryoneCounts,
     check_bytes,
     check_unconfirmed,
+    longest_silence_s,
     most_bytes_in_flight,
 )
 from atoll.simulate.invariants.claims import Report
-from atoll.simulate.invariants.liveness import EveryoneCounts, longest_silence_s
-from atoll.simulate.invariants.rounds import Rounds
-from atoll.simulate.invariants.truth import Commit, Truth
+from atoll.simulate.invariants.history import (
+    CommittedRound,
+    History,
+)
+from atoll.simulate.invariants.watch import (
+    RoundCheck,
+)
 from atoll.simulate.run import MODEL, simulate
 from atoll.weights import FragmentState, lay_out
 from atoll.wire import (
+    FrameKind,
     Header,
-    Kind,
     OuterValues,
-    Progress,
     Roster,
     RosterEntry,
+    TrainingProgress,
     Verdict,
     codec,
     state_digest,
@@ -58,7 +66,9 @@ SETTINGS = RunSettings.from_dict(
 LAYOUT = lay_out(MODEL, SETTINGS)
 
 
-def spoilt_state(real: Any, courier: Courier, slot: Slot, *words: Any) -> None:
+def spoilt_state(
+    real: Any, courier: SyncWorker, slot: IslandFragment, *words: Any
+) -> None:
     """One weight of i1's anchor is another."""
     real(courier, slot, *words)
     if courier._joined.island == "i1":
@@ -85,10 +95,10 @@ def in_ages(real: Any, round: Round, *words: Any) -> float:
 
 
 PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "same state": lambda: replaced(Courier, "_apply_all", spoilt_state),
-    "tokens conserved": lambda: replaced(Courier, "_header", wrong_tokens),
+    "same state": lambda: replaced(SyncWorker, "_apply_all", spoilt_state),
+    "tokens conserved": lambda: replaced(SyncWorker, "_header", wrong_tokens),
     "progress": lambda: replaced(Round, "can_close", lambda *words: False),
-    "bounded": lambda: replaced(Committing, "_forget", lambda *words: None),
+    "bounded": lambda: replaced(Committer, "_forget", lambda *words: None),
     "deadlines bounded": lambda: replaced(Round, "late_at_s", in_ages),
     "islands go on": lambda: replaced(Members, "require", expelled),
 }
@@ -146,7 +156,7 @@ def zeros(name: str) -> np.ndarray:
 def update(round: int, *, inner_steps: int = 4) -> Header:
     """Return the header of an update of zeros."""
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run="run",
         fragment=0,
         round=round,
@@ -155,12 +165,12 @@ def update(round: int, *, inner_steps: int = 4) -> Header:
         base=bytes(16),
         codec="e3m0",
         elements=LAYOUT[0].elements,
-        progress=Progress(inner_steps=inner_steps),
+        progress=TrainingProgress(inner_steps=inner_steps),
     )
     return with_body(header, zeros("e3m0"))
 
 
-def outcome(round: int, *counted: Header) -> Commit:
+def outcome(round: int, *counted: Header) -> CommittedRound:
     """Return the outcome of a round of zeros, or a void one."""
     entries = tuple(
         RosterEntry(
@@ -174,7 +184,7 @@ def outcome(round: int, *counted: Header) -> Commit:
     )
     body = zeros("int8") if counted else np.empty(0, np.uint8)
     header = Header(
-        kind=Kind.AGREED,
+        kind=FrameKind.AGREED,
         run="run",
         fragment=0,
         round=round,
@@ -185,14 +195,14 @@ def outcome(round: int, *counted: Header) -> Commit:
         outer=OuterValues(optimizer="nesterov", lr=0.5, momentum=0.5),
         roster=Roster(entries),
     )
-    return Commit(with_body(header, body), body.tobytes(), bytes(16), 0.0)
+    return CommittedRound(with_body(header, body), body.tobytes(), bytes(16), 0.0)
 
 
 @pytest.mark.parametrize("rounds", [(2,), (1, 1), (1, 3), (1, 2, 3, 4, 5, 6, 7)])
 def test_rounds_out_of_order_are_found(rounds: tuple[int, ...]) -> None:
     """A round is skipped, repeated, or beyond the last."""
     judged = Judged()
-    watched = Rounds(Truth(), SETTINGS, LAYOUT, judged.report)
+    watched = RoundCheck(History(), SETTINGS, LAYOUT, judged.report)
     for round in rounds:
         watched.committed(outcome(round))
 
@@ -202,7 +212,7 @@ def test_rounds_out_of_order_are_found(rounds: tuple[int, ...]) -> None:
 def test_an_update_that_nobody_published_is_found() -> None:
     """A roster counts what was never on its way."""
     judged = Judged()
-    watched = Rounds(Truth(), SETTINGS, LAYOUT, judged.report)
+    watched = RoundCheck(History(), SETTINGS, LAYOUT, judged.report)
     watched.committed(outcome(1, update(1)))
 
     assert judged.names[0] == "counted once"
@@ -210,8 +220,8 @@ def test_an_update_that_nobody_published_is_found() -> None:
 
 def test_inner_steps_that_count_again_are_found() -> None:
     """An update of round 2 holds steps that an update of round 1 went beyond."""
-    judged, truth = Judged(), Truth()
-    watched = Rounds(truth, SETTINGS, LAYOUT, judged.report)
+    judged, truth = Judged(), History()
+    watched = RoundCheck(truth, SETTINGS, LAYOUT, judged.report)
     for round, inner_steps in {1: 8, 2: 6}.items():
         header = update(round, inner_steps=inner_steps)
         truth.publish(header, zeros("e3m0"))
@@ -249,7 +259,7 @@ def test_an_island_that_came_or_went_starts_two_rounds_of_grace() -> None:
 def test_a_state_of_a_round_that_was_never_committed_is_found() -> None:
     """An island is ahead of the journal."""
     judged = Judged()
-    watched = Rounds(Truth(), SETTINGS, LAYOUT, judged.report)
+    watched = RoundCheck(History(), SETTINGS, LAYOUT, judged.report)
     state = FragmentState(np.zeros(3, np.float32), [np.zeros(3, np.float32)], round=2)
     watched.holds("i0", 0, state)
 
@@ -260,7 +270,7 @@ def test_too_many_bytes_in_flight_are_found() -> None:
     """More than the strands of all islands can have sent."""
     judged = Judged()
     most = most_bytes_in_flight(LAYOUT, islands=3, flight_s=10.0)
-    with World(0) as world:
+    with SimWorld(0) as world:
         world.network.counts.bytes_in_flight = most
         check_bytes(world.network, most, judged.report)
         assert judged.names == []

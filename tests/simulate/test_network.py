@@ -10,8 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.simulate import Latency, Network, Reply, Weather, World
-from atoll.simulate.network import Counts
+from atoll.simulate import (
+    Latency,
+    LinkConditions,
+    Network,
+    ReplyFunction,
+    SimWorld,
+)
+from atoll.simulate.network import (
+    MessageCounts,
+)
 
 EXACT = Latency(base_s=0.25, jitter_s=0.0)
 
@@ -20,7 +28,7 @@ EXACT = Latency(base_s=0.25, jitter_s=0.0)
 class Talk:
     """Two processes, `a` that asks and `b` that echoes, and what each of them saw."""
 
-    world: World
+    world: SimWorld
     heard: list[tuple[float, object]] = field(default_factory=list)
     answers: list[tuple[float, object]] = field(default_factory=list)
 
@@ -28,7 +36,7 @@ class Talk:
         self.a, self.b = self.world.add("a"), self.world.add("b")
         self.b.start(lambda: self.world.network.listen(self.b, self.echo))
 
-    def echo(self, request: object, reply: Reply) -> None:
+    def echo(self, request: object, reply: ReplyFunction) -> None:
         self.heard.append((self.world.scheduler.now_s, request))
         reply(request, size_bytes=100)
 
@@ -64,7 +72,7 @@ class Talk:
         return [request for _, request in self.heard]
 
 
-def left_over(counts: Counts) -> int:
+def left_over(counts: MessageCounts) -> int:
     """Return how many copies of messages are unaccounted for."""
     ended = counts.delivered + counts.lost + counts.cut + counts.unheard
     return counts.sent + counts.duplicated - ended - counts.in_flight
@@ -72,7 +80,7 @@ def left_over(counts: Counts) -> int:
 
 def test_a_call_takes_two_latencies() -> None:
     """A request and its answer take 0.25 seconds each."""
-    with World(0, latency=EXACT) as world:
+    with SimWorld(0, latency=EXACT) as world:
         talk = Talk(world)
         talk.call(2)
         talk.run()
@@ -83,10 +91,10 @@ def test_a_call_takes_two_latencies() -> None:
 
 def test_an_answer_may_come_much_later() -> None:
     """Who is asked may keep the reply and answer from a timer of its own."""
-    with World(0, latency=EXACT) as world:
+    with SimWorld(0, latency=EXACT) as world:
         talk = Talk(world)
 
-        def answer_later(request: object, reply: Reply) -> None:
+        def answer_later(request: object, reply: ReplyFunction) -> None:
             talk.b.after(1.0, lambda: reply("later"))
 
         world.network.listen(talk.b, answer_later)
@@ -100,7 +108,7 @@ def test_an_answer_may_come_much_later() -> None:
 
 def test_an_exception_is_raised_where_it_arrives() -> None:
     """An answer that is an exception is the caller's."""
-    with World(0, latency=EXACT) as world:
+    with SimWorld(0, latency=EXACT) as world:
         talk = Talk(world)
         refusal = Refused("not you")
         talk.b.crash()
@@ -116,12 +124,12 @@ def test_an_exception_is_raised_where_it_arrives() -> None:
 def test_no_answer_is_unreachable_after_the_timeout() -> None:
     """A lost request, a lost answer and a dead peer look the same to who asks."""
     for link in ("a->b", "b->a", "b"):
-        with World(0, latency=EXACT) as world:
+        with SimWorld(0, latency=EXACT) as world:
             talk = Talk(world)
             if link == "b":
                 talk.b.crash()
             else:
-                world.network.expose(Weather(link=link, loss=1.0))
+                world.network.expose(LinkConditions(link=link, loss=1.0))
             talk.call(1)
             talk.run()
 
@@ -150,10 +158,10 @@ def test_every_copy_of_every_message_is_accounted_for(
     until_s: float,
 ) -> None:
     """What is sent or duplicated is delivered, lost, cut, unheard or in flight."""
-    with World(seed) as world:
+    with SimWorld(seed) as world:
         talk, network = Talk(world), world.network
         network.expose(
-            Weather(link="*", loss=loss, duplicate=duplicate, spread_s=spread_s)
+            LinkConditions(link="*", loss=loss, duplicate=duplicate, spread_s=spread_s)
         )
         if cut:
             world.scheduler.at(2.0, lambda: network.cut([["a"]]))
@@ -173,9 +181,9 @@ def _assert_accounted(network: Network) -> None:
 
 def test_a_duplicate_is_heard_twice_and_answered_once() -> None:
     """Each copy reaches the listener; who asked takes the first answer."""
-    with World(0, latency=EXACT) as world:
+    with SimWorld(0, latency=EXACT) as world:
         talk = Talk(world)
-        world.network.expose(Weather(link="a->b", duplicate=1.0))
+        world.network.expose(LinkConditions(link="a->b", duplicate=1.0))
         talk.call(1)
 
         assert talk.run() == [0, 0]
@@ -184,9 +192,9 @@ def test_a_duplicate_is_heard_twice_and_answered_once() -> None:
 
 def test_spread_lets_messages_overtake() -> None:
     """With a spread well above their distance, messages arrive out of order."""
-    with World(0, latency=EXACT) as world:
+    with SimWorld(0, latency=EXACT) as world:
         talk = Talk(world)
-        world.network.expose(Weather(link="a->b", spread_s=10.0))
+        world.network.expose(LinkConditions(link="a->b", spread_s=10.0))
         talk.ask(20, every_s=0.1)
         heard = talk.run()
 
@@ -196,10 +204,10 @@ def test_spread_lets_messages_overtake() -> None:
 
 def test_delays_add_up() -> None:
     """Two delays of 1 and 2 seconds on a latency of 0.25 make 3.25."""
-    with World(0, latency=EXACT) as world:
+    with SimWorld(0, latency=EXACT) as world:
         talk = Talk(world)
-        world.network.expose(Weather(link="a", delay_s=1.0))
-        world.network.expose(Weather(link="a->b", delay_s=2.0))
+        world.network.expose(LinkConditions(link="a", delay_s=1.0))
+        world.network.expose(LinkConditions(link="a->b", delay_s=2.0))
         talk.ask(1)
         talk.run()
 
@@ -208,9 +216,9 @@ def test_delays_add_up() -> None:
 
 def test_a_throttled_link_sends_in_turn() -> None:
     """Messages of 100 bytes at 50 bytes per second leave 2 seconds apart."""
-    with World(0, latency=EXACT) as world:
+    with SimWorld(0, latency=EXACT) as world:
         talk = Talk(world)
-        world.network.expose(Weather(link="a->b", bytes_per_s=50.0))
+        world.network.expose(LinkConditions(link="a->b", bytes_per_s=50.0))
         talk.ask(3)
         talk.run()
 
@@ -219,8 +227,8 @@ def test_a_throttled_link_sends_in_turn() -> None:
 
 def test_weather_is_over_when_it_clears() -> None:
     """A message sent after the loss has ended arrives."""
-    with World(0, latency=EXACT) as world:
-        talk, weather = Talk(world), Weather(link="*", loss=1.0)
+    with SimWorld(0, latency=EXACT) as world:
+        talk, weather = Talk(world), LinkConditions(link="*", loss=1.0)
         world.network.expose(weather)
         world.scheduler.at(1.5, lambda: world.network.clear(weather))
         talk.ask(4, every_s=1.0)
@@ -230,7 +238,7 @@ def test_weather_is_over_when_it_clears() -> None:
 
 def test_a_partition_cuts_what_is_sent_and_what_is_due() -> None:
     """From 1 s to 3 s nothing passes: neither sent in it nor arriving in it."""
-    with World(0, latency=EXACT) as world:
+    with SimWorld(0, latency=EXACT) as world:
         talk = Talk(world)
         cuts = []
         world.scheduler.at(1.0, lambda: cuts.append(world.network.cut([["a"], ["b"]])))
@@ -247,7 +255,7 @@ def test_a_partition_cuts_what_is_sent_and_what_is_due() -> None:
 @given(st.lists(st.lists(st.sampled_from("abcdef"), max_size=3), max_size=3))
 def test_partitions_part_groups_and_the_rest(groups: list[list[str]]) -> None:
     """Two are parted exactly when their groups differ; the unnamed are one group."""
-    with World(0) as world:
+    with SimWorld(0) as world:
         cut = world.network.cut(groups)
 
     def group(name: str) -> int:
@@ -270,19 +278,22 @@ def test_partitions_part_groups_and_the_rest(groups: list[list[str]]) -> None:
 def test_a_link_is_named_by_one_end_or_two(link: str, touched: set[str]) -> None:
     """`a->b` is a direction, `a` all of a's links, `*` all there are."""
     ends = [("a", "b"), ("b", "a"), ("b", "c")]
-    weather = Weather(link=link)
+    weather = LinkConditions(link=link)
 
     assert {f"{s}->{d}" for s, d in ends if weather.touches(s, d)} == touched
 
 
 def test_corruption_needs_somebody_who_knows_how() -> None:
     """A network changes messages only as its world says, and never silently not."""
-    with World(0) as world, pytest.raises(UsageError, match=r"Give Network a corrupt"):
-        world.network.expose(Weather(link="a", corrupt=1.0))
+    with (
+        SimWorld(0) as world,
+        pytest.raises(UsageError, match=r"Give Network a corrupt"),
+    ):
+        world.network.expose(LinkConditions(link="a", corrupt=1.0))
 
-    with World(0, corrupter=lambda request, rng: "spoilt") as world:
+    with SimWorld(0, corrupter=lambda request, rng: "spoilt") as world:
         talk = Talk(world)
-        world.network.expose(Weather(link="a->b", corrupt=1.0))
+        world.network.expose(LinkConditions(link="a->b", corrupt=1.0))
         talk.ask(2)
 
         assert talk.run() == ["spoilt", "spoilt"]
@@ -292,9 +303,9 @@ def test_traffic_of_one_link_does_not_change_another() -> None:
     """The fate of a's messages is the same, however much c sends."""
 
     def fates(chatter: int) -> list[tuple[float, object]]:
-        with World(7) as world:
+        with SimWorld(7) as world:
             talk, other = Talk(world), world.add("c")
-            world.network.expose(Weather(link="*", loss=0.5))
+            world.network.expose(LinkConditions(link="*", loss=0.5))
             talk.ask(30, every_s=0.1)
 
             def chat() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atoll.errors import UsageError
 from atoll.simulate import FaultPlan, random_plan
 from atoll.simulate.faults import KINDS, Kill, Partition
-from atoll.simulate.plan_file import MAX_FAULTS, MAX_FILE_BYTES, parsed
+from atoll.simulate.plan import MAX_FAULTS, MAX_FILE_BYTES, parse_plan
 from atoll.simulate.storms import random_store_plan
 
 EVERYTHING = (
@@ -148,7 +148,7 @@ def test_storms_survive_a_file(seed: int, islands: list[str]) -> None:
     """Any storm over islands of any names is the same after writing and reading."""
     plan = random_plan(seed, islands, span_s=600.0, coordinator="the coordinator")
 
-    assert FaultPlan(parsed(plan.to_toml().encode())) == plan
+    assert FaultPlan(parse_plan(plan.to_toml().encode())) == plan
 
 
 HOSTILE: dict[str, bytes] = {
@@ -196,7 +196,7 @@ def test_a_missing_file_is_said_to_be(tmp_path: Path) -> None:
 def test_no_bytes_end_in_anything_but_a_usage_error(data: bytes) -> None:
     """Whatever a file holds, it is a plan or refused."""
     try:
-        parsed(data)
+        parse_plan(data)
     except UsageError:
         return
 

@@ -15,23 +15,23 @@ from hypothesis import strategies as st
 
 from atoll.errors import UsageError
 from atoll.simulate import (
-    Happening,
-    Process,
+    GreenletFuture,
     ProcessFailed,
-    Promise,
-    Reply,
-    World,
+    ReplyFunction,
+    SimProcess,
+    SimWorld,
+    TraceEvent,
     timeline,
 )
 
 
 @pytest.fixture(name="world")
-def fixture_world() -> Iterator[World]:
-    with World(0) as world:
+def fixture_world() -> Iterator[SimWorld]:
+    with SimWorld(0) as world:
         yield world
 
 
-def test_a_crash_leaves_nothing_running(world: World) -> None:
+def test_a_crash_leaves_nothing_running(world: SimWorld) -> None:
     """Greenlets, timers and spawned greenlets of a dead life never run again."""
     process, seen = world.add("a"), []
 
@@ -53,9 +53,11 @@ def test_a_crash_leaves_nothing_running(world: World) -> None:
     assert not process.is_alive
 
 
-def last_acts(world: World, process: Process, heard: list[object]) -> dict[str, object]:
+def last_acts(
+    world: SimWorld, process: SimProcess, heard: list[object]
+) -> dict[str, object]:
     """Return all that a process could do to the world, by name."""
-    scheduler, promise = world.scheduler, Promise[int](world.scheduler)
+    scheduler, promise = world.scheduler, GreenletFuture[int](world.scheduler)
     peer, disk = world.processes["peer"], world.disks["a"]
     return {
         "call": lambda: world.network.call(process, "peer", "from hell", timeout_s=1.0),
@@ -90,7 +92,7 @@ ACTS = (
 @pytest.mark.parametrize("restarts", [False, True])
 def test_what_a_dead_process_does_last_has_no_effect(act: str, restarts: bool) -> None:
     """No `finally` block of a crashed process has an effect, even after a restart."""
-    with World(0) as world:
+    with SimWorld(0) as world:
         heard: list[object] = []
         process, peer = world.add("a"), world.add("peer")
         peer.start(lambda: world.network.listen(peer, lambda it, _: heard.append(it)))
@@ -126,7 +128,7 @@ def test_what_a_dead_process_does_last_has_no_effect(act: str, restarts: bool) -
 
 def test_every_act_is_tried() -> None:
     """The list above names all that `last_acts` can do."""
-    with World(0) as world:
+    with SimWorld(0) as world:
         world.add("peer")
         assert tuple(last_acts(world, world.add("a"), [])) == ACTS
 
@@ -139,7 +141,7 @@ def test_a_closed_world_leaves_nothing_in_memory() -> None:
 
     def live() -> weakref.ref[Weights]:
         weights = Weights()
-        with World(0) as world:
+        with SimWorld(0) as world:
 
             def program() -> None:
                 held = weights
@@ -156,7 +158,7 @@ def test_a_closed_world_leaves_nothing_in_memory() -> None:
     assert reference() is None
 
 
-def test_a_foreign_thread_is_refused(world: World) -> None:
+def test_a_foreign_thread_is_refused(world: SimWorld) -> None:
     """A program that starts real threads learns that they cannot use the ports."""
     process = world.add("a")
 
@@ -172,10 +174,10 @@ def test_a_foreign_thread_is_refused(world: World) -> None:
 def test_a_process_that_crashes_itself_does_not_return() -> None:
     """Nothing after one's own crash is executed, be it in a greenlet or a callback."""
     seen = []
-    with World(0) as world:
+    with SimWorld(0) as world:
         first, second = world.add("a"), world.add("b")
 
-        def crash(process: Process) -> None:
+        def crash(process: SimProcess) -> None:
             process.crash()
             seen.append("after")
 
@@ -188,7 +190,7 @@ def test_a_process_that_crashes_itself_does_not_return() -> None:
     assert seen == []
 
 
-def test_a_process_can_crash_another_from_its_greenlet(world: World) -> None:
+def test_a_process_can_crash_another_from_its_greenlet(world: SimWorld) -> None:
     """The one that crashes goes on at once; the crashed one is unwound after it."""
     seen: list[str] = []
     victim, culprit = world.add("v"), world.add("c")
@@ -218,7 +220,7 @@ def test_a_process_can_crash_another_from_its_greenlet(world: World) -> None:
 
 def test_a_program_that_will_not_die_is_found() -> None:
     """Catching one's own death for ever is an error, not a hang."""
-    with World(0) as world:
+    with SimWorld(0) as world:
         process = world.add("zombie")
         gate = [True]
 
@@ -237,7 +239,7 @@ def test_a_program_that_will_not_die_is_found() -> None:
         gate[0] = False  # so that its collection ends it
 
 
-def test_errors_of_the_dying_are_nobodys(world: World) -> None:
+def test_errors_of_the_dying_are_nobodys(world: SimWorld) -> None:
     """A `finally` block that fails in a dead process does not end the run."""
     process = world.add("a")
 
@@ -264,7 +266,7 @@ def test_timers_that_fell_due_while_frozen_fire_at_the_thaw_in_order(
     """A timer fires at its moment, or at the thaw if it was frozen then, in order."""
     frozen_s, thawed_s = span
     seen: list[tuple[float, int]] = []
-    with World(0) as world:
+    with SimWorld(0) as world:
         process = world.add("a")
 
         def fire(index: int) -> None:
@@ -285,11 +287,11 @@ def test_timers_that_fell_due_while_frozen_fire_at_the_thaw_in_order(
     assert seen == [(fire_s, index) for fire_s, _, index in in_order]
 
 
-def test_a_frozen_process_gets_its_messages_at_the_thaw(world: World) -> None:
+def test_a_frozen_process_gets_its_messages_at_the_thaw(world: SimWorld) -> None:
     """What arrives at a frozen process is kept, and in order, until it goes on."""
     process, sender, seen = world.add("a"), world.add("b"), []
 
-    def listen(request: object, reply: Reply) -> None:
+    def listen(request: object, reply: ReplyFunction) -> None:
         seen.append((world.scheduler.now_s, request))
 
     def send() -> None:
@@ -307,7 +309,7 @@ def test_a_frozen_process_gets_its_messages_at_the_thaw(world: World) -> None:
     assert [at_s for at_s, _ in seen[1:]] == [7.0, 7.0]
 
 
-def test_a_process_killed_while_frozen_never_gets_its_timers(world: World) -> None:
+def test_a_process_killed_while_frozen_never_gets_its_timers(world: SimWorld) -> None:
     """A freeze keeps timers for this life only; its late thaw leaves the next alone."""
     process, seen = world.add("a"), []
     process.start(lambda: process.after(2.0, lambda: seen.append(process.incarnation)))
@@ -326,7 +328,7 @@ def test_a_process_killed_while_frozen_never_gets_its_timers(world: World) -> No
     assert seen == [2]
 
 
-def test_freezes_add_up(world: World) -> None:
+def test_freezes_add_up(world: SimWorld) -> None:
     """A process frozen twice goes on after two thaws."""
     process, seen = world.add("a"), []
     process.start(
@@ -346,7 +348,7 @@ def test_freezes_add_up(world: World) -> None:
         process.thaw()
 
 
-def test_slow_work_takes_longer(world: World) -> None:
+def test_slow_work_takes_longer(world: SimWorld) -> None:
     """Slowdowns multiply: 2 seconds at factors 3 and 2 take 12."""
     process = world.add("a")
     process.slowdowns += [3.0, 2.0]
@@ -356,7 +358,7 @@ def test_slow_work_takes_longer(world: World) -> None:
     assert world.scheduler.now_s == 12.0
 
 
-def test_only_the_dead_can_be_restarted(world: World) -> None:
+def test_only_the_dead_can_be_restarted(world: SimWorld) -> None:
     """A restart needs a death before it and a program, and says which is missing."""
     process = world.add("a")
     with pytest.raises(UsageError, match="has no program yet"):
@@ -369,7 +371,7 @@ def test_only_the_dead_can_be_restarted(world: World) -> None:
         process.restart()
 
 
-def test_a_crash_of_the_dead_changes_nothing(world: World) -> None:
+def test_a_crash_of_the_dead_changes_nothing(world: SimWorld) -> None:
     """Two crashes are one."""
     process = world.add("a")
     process.start(lambda: None)
@@ -381,9 +383,9 @@ def test_a_crash_of_the_dead_changes_nothing(world: World) -> None:
     assert process.incarnation == 2
 
 
-def test_a_timeline_can_be_read(world: World) -> None:
+def test_a_timeline_can_be_read(world: SimWorld) -> None:
     """Without a trace nothing is kept; with one, every line has time, who and what."""
-    happenings: list[Happening] = []
+    happenings: list[TraceEvent] = []
     process = world.add("i2")
     world.scheduler.trace = happenings.append
     process.start(lambda: None)

@@ -6,7 +6,11 @@ import pytest
 
 from atoll import RunSettings
 from atoll.simulate import FaultPlan, random_plan
-from atoll.simulate.run import Departure, Simulated, simulate
+from atoll.simulate.run import (
+    PlannedDeparture,
+    Simulated,
+    simulate,
+)
 
 ISLANDS = 4
 NAMES = [f"i{number}" for number in range(ISLANDS)]
@@ -78,7 +82,7 @@ def test_an_island_that_is_stopped_beyond_its_lease_comes_back() -> None:
 
 def test_an_island_that_leaves_gives_its_work_away_and_may_return() -> None:
     """All of it counts; its next life takes part to the end."""
-    leaving = {"i3": Departure(after_steps=17, back_after_s=5.0)}
+    leaving = {"i3": PlannedDeparture(after_steps=17, back_after_s=5.0)}
     result = simulate(SETTINGS, islands=ISLANDS, departures=leaving)
 
     survived(result)

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import UsageError
-from atoll.simulate import Process, ProcessFailed, Promise, Scheduler
+from atoll.simulate import (
+    GreenletFuture,
+    ProcessFailed,
+    Scheduler,
+    SimProcess,
+)
 from atoll.simulate.scheduler import STALLED_EVENTS
 
 
@@ -96,20 +101,20 @@ def test_sleeping_takes_exactly_its_time() -> None:
                 scheduler.sleep(seconds)
                 seen.append((scheduler.now_s, name))
 
-        Process("a", scheduler).start(lambda: sleep("a", 3.0))
-        Process("b", scheduler).start(lambda: sleep("b", 2.0))
+        SimProcess("a", scheduler).start(lambda: sleep("a", 3.0))
+        SimProcess("b", scheduler).start(lambda: sleep("b", 2.0))
         scheduler.run()
 
     assert seen == [(2.0, "b"), (3.0, "a"), (4.0, "b"), (6.0, "a")]
 
 
 def waits(
-    act: Callable[[Promise[int]], object], *, timeout_s: float | None = None
+    act: Callable[[GreenletFuture[int]], object], *, timeout_s: float | None = None
 ) -> tuple[object, float]:
     """Return what a greenlet got from a promise, and when."""
     got: list[tuple[object, float]] = []
     with Scheduler(0) as scheduler:
-        promise = Promise[int](scheduler)
+        promise = GreenletFuture[int](scheduler)
 
         def wait() -> None:
             try:
@@ -117,7 +122,7 @@ def waits(
             except Exception as exc:
                 got.append((exc, scheduler.now_s))
 
-        Process("a", scheduler).start(wait)
+        SimProcess("a", scheduler).start(wait)
         scheduler.at(5.0, lambda: act(promise))
         scheduler.run(20.0)
     return got[0] if got else (None, math.inf)
@@ -151,7 +156,7 @@ def test_a_value_in_time_cancels_the_timeout() -> None:
 
 def test_a_promise_is_kept_once() -> None:
     """Setting a second value is an error, and the first one stands."""
-    promise = Promise[int](Scheduler(0))
+    promise = GreenletFuture[int](Scheduler(0))
     promise.set(1)
 
     with pytest.raises(UsageError, match="kept already"):
@@ -169,7 +174,7 @@ def test_an_error_in_a_greenlet_names_process_and_time() -> None:
             scheduler.sleep(2.5)
             raise ValueError("broken")
 
-        Process("i3", scheduler).start(fail)
+        SimProcess("i3", scheduler).start(fail)
 
         with pytest.raises(
             ProcessFailed, match=r"'i3' \(incarnation 1\) .* 2.500000 s: ValueError: br"
@@ -197,8 +202,8 @@ def test_the_run_can_go_on_after_an_error() -> None:
             scheduler.sleep(2.0)
             seen.append(scheduler.now_s)
 
-        Process("bad", scheduler).start(lambda: 1 // 0)
-        Process("good", scheduler).start(fine)
+        SimProcess("bad", scheduler).start(lambda: 1 // 0)
+        SimProcess("good", scheduler).start(fine)
         with pytest.raises(ProcessFailed, match="bad"):
             scheduler.run()
         scheduler.run()
@@ -210,7 +215,7 @@ def test_what_is_over_is_not_resumed() -> None:
     """A late call of `resume` runs nothing, least of all what came to its place."""
     seen: list[str] = []
     with Scheduler(0) as scheduler:
-        process = Process("i1", scheduler)
+        process = SimProcess("i1", scheduler)
         kept: list[Callable[[], None]] = []
 
         def first() -> None:
@@ -235,7 +240,7 @@ def test_what_follows_a_failure_is_none_the_worse_for_it() -> None:
     """Strands that come after one that raised, died or ended live as if alone."""
     seen: list[float] = []
     with Scheduler(0) as scheduler:
-        process = Process("i1", scheduler)
+        process = SimProcess("i1", scheduler)
 
         def sleeper() -> None:
             scheduler.sleep(1.0)
@@ -259,7 +264,7 @@ def test_after_every_event_the_invariants_are_asked() -> None:
     counts: list[int] = []
     with Scheduler(0) as scheduler:
         scheduler.after_event = lambda: counts.append(scheduler.events)
-        Process("a", scheduler).start(lambda: scheduler.sleep(1.0))
+        SimProcess("a", scheduler).start(lambda: scheduler.sleep(1.0))
         scheduler.run()
 
         assert counts == [1, 2]

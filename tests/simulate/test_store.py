@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from atoll.errors import NoSuchObject, Unreachable, UsageError
-from atoll.exchange.bucket.pauses import TRIES
-from atoll.simulate import FaultPlan, Latency, World, apply
+from atoll.exchange.bucket.exchange import TRIES
+from atoll.simulate import FaultPlan, Latency, SimWorld, apply
+from atoll.simulate.hosts import GreenletTiming
 from atoll.simulate.store import REQUEST_S, SENT_BYTES_PER_S, Bucket, SimStore
-from atoll.simulate.timing import GreenletTiming
-from atoll.store import Item, Patient
+from atoll.store import Item, RetryingStore
 from atoll.testing.store_contract import STORE_CLAIMS
 
 BY_THREADS = {
@@ -28,7 +28,7 @@ class Shore:
     """One store, and processes that use it."""
 
     def __init__(self, *names: str, faults: FaultPlan | None = None) -> None:
-        self.world = World(3, latency=Latency(base_s=0.25, jitter_s=0.0))
+        self.world = SimWorld(3, latency=Latency(base_s=0.25, jitter_s=0.0))
         self.bucket = Bucket(self.world)
         self.bucket.begin()
         for name in names:
@@ -156,9 +156,9 @@ def test_a_patient_caller_gets_there_and_is_the_first_once() -> None:
 
     def act(name: str) -> Callable[[SimStore], object]:
         pause, rng = shore.world.scheduler.sleep, random.Random(name)
-        return lambda store: Patient(store, pause=pause, tries=TRIES, rng=rng).put_new(
-            "k", [name.encode()]
-        )
+        return lambda store: RetryingStore(
+            store, pause=pause, tries=TRIES, rng=rng
+        ).put_new("k", [name.encode()])
 
     for name in ("a", "b", "c"):
         shore.start(name, act(name))

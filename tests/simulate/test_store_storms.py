@@ -11,12 +11,11 @@ from dataclasses import replace
 import pytest
 
 from atoll import RunSettings
-from atoll.exchange.bucket.publishing import Publishing
+from atoll.exchange.bucket.exchange import UpdatePublisher
 from atoll.simulate import FaultPlan, simulate
-from atoll.simulate.run import Departure, Simulated
-from atoll.simulate.storming import main
-from atoll.simulate.trace import Commit, Happening
-from atoll.simulate.trials import ISLANDS, STORE_ROUNDS, store_storm, store_trial
+from atoll.simulate.run import PlannedDeparture, Simulated
+from atoll.simulate.trace import CommitTrace, TraceEvent
+from atoll.simulate.trials import ISLANDS, STORE_ROUNDS, main, store_storm, store_trial
 from tests.simulate.planted import replaced
 
 SETTINGS = RunSettings.from_dict(
@@ -34,7 +33,7 @@ def bucket(
     *,
     islands: int = 4,
     settings: RunSettings = SETTINGS,
-    departures: dict[str, Departure] | None = None,
+    departures: dict[str, PlannedDeparture] | None = None,
 ) -> Simulated:
     """Return what came of a run in a bucket, in which everything held."""
     result = simulate(
@@ -150,7 +149,7 @@ def test_an_island_may_be_cut_off_from_the_store() -> None:
 
 def test_an_island_may_leave_and_come_back() -> None:
     """What it left counts once, or is reported."""
-    departures = {"i2": Departure(after_steps=7, back_after_s=5.0)}
+    departures = {"i2": PlannedDeparture(after_steps=7, back_after_s=5.0)}
     result = bucket(departures=departures)
 
     assert result.rounds == (8,)
@@ -173,7 +172,7 @@ def test_what_is_left_while_a_roster_is_on_its_way_counts(
         islands=5,
         faults=plan,
         seed=4,
-        departures={"i2": Departure(after_steps=3, back_after_s=back_after_s)},
+        departures={"i2": PlannedDeparture(after_steps=3, back_after_s=back_after_s)},
         trace=lambda each: counted.extend(_counted("i2", each)),
         store=True,
     )
@@ -183,11 +182,11 @@ def test_what_is_left_while_a_roster_is_on_its_way_counts(
     assert counted[:2] == ["late", "counted"]
 
 
-def _counted(island: str, happening: Happening) -> list[str]:
+def _counted(island: str, happening: TraceEvent) -> list[str]:
     """Return how a roster lists an island, if this is one."""
     if happening.what != "commit":
         return []
-    return [Commit.parsed(happening.about).verdicts.get(island, "")]
+    return [CommitTrace.parsed(happening.about).verdicts.get(island, "")]
 
 
 def test_a_run_in_a_bucket_ends_by_its_tokens() -> None:
@@ -232,18 +231,18 @@ def test_the_order_of_sets_changes_nothing() -> None:
 def test_a_failed_trial_becomes_a_test_ready_to_paste() -> None:
     """It says that the run is in a bucket."""
 
-    def lost(real: object, publishing: Publishing, *words: object) -> None:
+    def lost(real: object, publishing: UpdatePublisher, *words: object) -> None:
         raise LookupError("nobody publishes")
 
     plan = FaultPlan().kill("i1", at_s=1.0).outage("store", rate=0.5, for_s=3.0)
-    with replaced(Publishing, "put", lost):
+    with replaced(UpdatePublisher, "put", lost):
         smallest = replace(store_trial(3), plan=plan, departures={}).shrunk()
 
     assert smallest.plan == FaultPlan()
     assert "store=True" in smallest.as_test()
     pasted: dict[str, Callable[[], None]] = {}
     exec(smallest.as_test(), pasted)
-    with replaced(Publishing, "put", lost), pytest.raises(AssertionError):
+    with replaced(UpdatePublisher, "put", lost), pytest.raises(AssertionError):
         pasted["test_storm_of_seed_3"]()
 
 

@@ -7,11 +7,25 @@ from types import ModuleType
 
 import pytest
 
-from atoll.simulate import FaultPlan, Happening, page, wording
-from atoll.simulate.page import Page, table, wrap
-from atoll.simulate.story import Entry, Narrator, Tone
-from atoll.simulate.trace import Commit
-from atoll.simulate.wording import beginning, ending, kinds, lasts_s
+from atoll.simulate import (
+    FaultPlan,
+    TraceEvent,
+)
+from atoll.simulate import report as page
+from atoll.simulate import story as wording
+from atoll.simulate.report import Page, table, wrap
+from atoll.simulate.story import (
+    Narrator,
+    StoryEntry,
+    Tone,
+    describe_end,
+    describe_start,
+    fault_kinds,
+    lasts_s,
+)
+from atoll.simulate.trace import (
+    CommitTrace,
+)
 
 ISLANDS = ("i0", "i1", "i2")
 EVERY_FAULT = (
@@ -37,29 +51,29 @@ EVERY_FAULT = (
 )
 
 
-def told(plan: FaultPlan, *happenings: Happening) -> list[Entry]:
+def told(plan: FaultPlan, *happenings: TraceEvent) -> list[StoryEntry]:
     """Return what is written of these happenings."""
-    entries: list[Entry] = []
+    entries: list[StoryEntry] = []
     narrator = Narrator(plan, ISLANDS, entries.append)
     for happening in happenings:
         narrator.hear(happening)
     return entries
 
 
-def begun(plan: FaultPlan, at_s: float) -> list[Happening]:
+def begun(plan: FaultPlan, at_s: float) -> list[TraceEvent]:
     """Return the happenings by which a simulation begins these faults."""
     return [
-        Happening(at_s, "fault", fault.kind, str(fault.values()))
+        TraceEvent(at_s, "fault", fault.kind, str(fault.values()))
         for fault in plan.faults
     ]
 
 
-def commit(at_s: float, round: int, fragment: int = 0, **verdicts: str) -> Happening:
-    about = str(Commit(fragment, round, verdicts))
-    return Happening(at_s, "coordinator", "commit", about)
+def commit(at_s: float, round: int, fragment: int = 0, **verdicts: str) -> TraceEvent:
+    about = str(CommitTrace(fragment, round, verdicts))
+    return TraceEvent(at_s, "coordinator", "commit", about)
 
 
-def lines(*happenings: Happening, is_whole: bool = False) -> list[str]:
+def lines(*happenings: TraceEvent, is_whole: bool = False) -> list[str]:
     """Return the page of these happenings."""
     page = Page(ISLANDS, rounds=9, is_whole=is_whole)
     said = [
@@ -70,7 +84,7 @@ def lines(*happenings: Happening, is_whole: bool = False) -> list[str]:
 
 def test_every_fault_begins_and_ends_in_words() -> None:
     """No kind of fault is without its sentence."""
-    assert [beginning(fault) for fault in EVERY_FAULT.faults] == [
+    assert [describe_start(fault) for fault in EVERY_FAULT.faults] == [
         "crashes, to be back in 2.5 s",
         "stands still, for 3 s",
         "takes 4 times as long for its work, for 5 s",
@@ -91,7 +105,7 @@ def test_every_fault_begins_and_ends_in_words() -> None:
         "has an object damaged: cut",
     ]
     lasting = [fault for fault in EVERY_FAULT.faults[2:] if lasts_s(fault)]
-    assert [ending(fault) for fault in lasting] == [
+    assert [describe_end(fault) for fault in lasting] == [
         "is slowed down no more",
         "delay of messages from i0 to i1 is over",
         "loss of messages of i0 is over",
@@ -106,13 +120,13 @@ def test_every_fault_begins_and_ends_in_words() -> None:
         "has lists that are up to date again",
         "gets rosters at once again",
     ]
-    assert kinds(FaultPlan().kill("i0", at_s=1)) == "1 fault (1 kill)"
+    assert fault_kinds(FaultPlan().kill("i0", at_s=1)) == "1 fault (1 kill)"
 
 
 def test_a_fault_is_over_when_its_time_has_passed() -> None:
     """The end is told at its own instant, before whatever happens next."""
     plan = FaultPlan().loss("i0", rate=0.5, at_s=2, for_s=5)
-    entries = told(plan, *begun(plan, 2.0), Happening(9.0, "i1", "leave"))
+    entries = told(plan, *begun(plan, 2.0), TraceEvent(9.0, "i1", "leave"))
 
     assert [(each.at_s, each.what) for each in entries] == [
         (2.0, "loss"),
@@ -124,7 +138,7 @@ def test_a_fault_is_over_when_its_time_has_passed() -> None:
 def test_what_another_fault_keeps_up_is_not_over() -> None:
     """Of two that overlap, only the last end is an end."""
     plan = FaultPlan().slow("i0", factor=2, for_s=3).slow("i0", factor=3, for_s=8)
-    entries = told(plan, *begun(plan, 0.0), Happening(9.0, "i1", "leave"))
+    entries = told(plan, *begun(plan, 0.0), TraceEvent(9.0, "i1", "leave"))
 
     assert [each.at_s for each in entries if each.what == "slow over"] == [8.0]
 
@@ -132,13 +146,13 @@ def test_what_another_fault_keeps_up_is_not_over() -> None:
 def test_a_crash_says_whether_its_process_will_be_back() -> None:
     """A plan knows; a kill of what is not running changes nothing, and says so."""
     plan = FaultPlan().kill("i0", at_s=1)
-    crash = Happening(1.0, "i0", "crash", "incarnation 1")
+    crash = TraceEvent(1.0, "i0", "crash", "incarnation 1")
 
     assert told(FaultPlan(), crash)[0].text == "crashes"
     assert told(plan, *begun(plan, 1.0), crash) == [
-        Entry(1.0, "i0", "crash", "crashes, and will not come back", Tone.BAD)
+        StoryEntry(1.0, "i0", "crash", "crashes, and will not come back", Tone.BAD)
     ]
-    missed, _ = told(plan, *begun(plan, 1.0), Happening(2.0, "i1", "leave"))
+    missed, _ = told(plan, *begun(plan, 1.0), TraceEvent(2.0, "i1", "leave"))
     assert missed.text == "is not running: this kill changes nothing"
 
 
@@ -166,8 +180,8 @@ def test_a_round_in_which_nobody_counted_is_void() -> None:
 
 def test_islands_that_join_together_share_a_line() -> None:
     """A later life joins by itself: which one matters."""
-    joins = [Happening(0.1, each, "join", "incarnation 1") for each in ISLANDS]
-    again = Happening(30.0, "i1", "join", "incarnation 2")
+    joins = [TraceEvent(0.1, each, "join", "incarnation 1") for each in ISLANDS]
+    again = TraceEvent(30.0, "i1", "join", "incarnation 2")
 
     assert lines(*joins, again) == [
         "  0:00  3 islands    join: i0 i1 i2",
@@ -184,12 +198,12 @@ def test_messages_are_weighed_and_not_told() -> None:
         ("send", "coordinator->i0"),
         ("deliver", "coordinator->i0"),
     ):
-        narrator.hear(Happening(1.0, link, what, "PublishCall, 300 bytes"))
+        narrator.hear(TraceEvent(1.0, link, what, "PublishCall, 300 bytes"))
 
     tally = narrator.tallies["i0"]
     assert (tally.bytes_up, tally.bytes_down) == (300, 300)
     assert (
-        told(FaultPlan(), Happening(1.0, "i0->i1", "send", "JoinCall, 1 bytes")) == []
+        told(FaultPlan(), TraceEvent(1.0, "i0->i1", "send", "JoinCall, 1 bytes")) == []
     )
 
 

@@ -10,13 +10,28 @@ import pytest
 from atoll import RunSettings
 from atoll.exchange import CoordinatorExchange
 from atoll.island import Host
-from atoll.island.vectors import Vectors, vector_model
+from atoll.island.numpy_model import VectorView, vector_model
 from atoll.protocol import JoinRequest
-from atoll.simulate import FaultPlan, Happening, World, apply, random_plan, timeline
-from atoll.simulate.hosts import CoordinatorHost, Greenlets, Wire
-from atoll.simulate.process import Process
+from atoll.simulate import (
+    FaultPlan,
+    SimWorld,
+    TraceEvent,
+    apply,
+    random_plan,
+    timeline,
+)
+from atoll.simulate.hosts import (
+    CoordinatorHost,
+    GreenletBackground,
+    SimLine,
+)
+from atoll.simulate.process import (
+    SimProcess,
+)
 from atoll.simulate.run import simulate
-from atoll.simulate.trace import Commit
+from atoll.simulate.trace import (
+    CommitTrace,
+)
 
 NAMES = [f"i{number}" for number in range(4)]
 ROUNDS = 6
@@ -34,8 +49,8 @@ MODEL = vector_model({"h.0.w": (7,), "h.1.w": (5,)})
 class Told:
     """A run whose rosters can be read afterwards, beside what was told of it."""
 
-    def __init__(self, world: World, plan: FaultPlan) -> None:
-        self.happenings: list[Happening] = []
+    def __init__(self, world: SimWorld, plan: FaultPlan) -> None:
+        self.happenings: list[TraceEvent] = []
         self._world, self._open = world, set(NAMES)
         world.scheduler.trace = self.happenings.append
         self.coordinator = CoordinatorHost(world, SETTINGS)
@@ -46,18 +61,18 @@ class Told:
         apply(plan, world)
         world.scheduler.run(600.0)
 
-    def _train(self, process: Process) -> None:
+    def _train(self, process: SimProcess) -> None:
         exchange = CoordinatorExchange(
-            Wire(self._world, process),
+            SimLine(self._world, process),
             key=process.name.encode(),
             nonce=str(process.incarnation).encode(),
         )
         host = Host(
             exchange,
-            Vectors(),
+            VectorView(),
             JoinRequest(model=MODEL, island=process.name),
             clock=self._world.clocks[process.name],
-            background=Greenlets(process),
+            background=GreenletBackground(process),
         )
         while not host.has_ended:
             process.work(0.5)
@@ -67,9 +82,9 @@ class Told:
         if not self._open:
             self._world.scheduler.stop()
 
-    def commits(self) -> list[Commit]:
+    def commits(self) -> list[CommitTrace]:
         return [
-            Commit.parsed(each.about)
+            CommitTrace.parsed(each.about)
             for each in self.happenings
             if each.what == "commit"
         ]
@@ -80,7 +95,7 @@ class Told:
 
 def tell(plan: FaultPlan, seed: int = 0) -> Told:
     """Return a run under `plan`, with every committed round as its journal has it."""
-    with World(seed) as world:
+    with SimWorld(seed) as world:
         told = Told(world, plan)
         service = told.coordinator.service
         assert service is not None
@@ -102,7 +117,7 @@ def everything(rounds: int = ROUNDS) -> Iterator[tuple[int, int]]:
 
 def test_a_line_of_a_timeline_says_when_who_and_what() -> None:
     """Columns are aligned, and nothing trails behind the last word."""
-    told = [Happening(0.25, "i0", "join"), Happening(12.0, "i10", "crash", "life 2")]
+    told = [TraceEvent(0.25, "i0", "join"), TraceEvent(12.0, "i10", "crash", "life 2")]
 
     assert list(timeline(told)) == [
         "     0.250000 s  i0            join",
@@ -113,9 +128,9 @@ def test_a_line_of_a_timeline_says_when_who_and_what() -> None:
 @pytest.mark.parametrize("verdicts", [{}, {"i0": "counted"}, {"a b": "late", "c": "x"}])
 def test_a_commit_can_be_read_from_its_text(verdicts: dict[str, str]) -> None:
     """What a happening is about is the round, whatever the islands are called."""
-    commit = Commit(fragment=1, round=12, verdicts=verdicts)
+    commit = CommitTrace(fragment=1, round=12, verdicts=verdicts)
 
-    assert Commit.parsed(str(commit)) == commit
+    assert CommitTrace.parsed(str(commit)) == commit
 
 
 def test_a_calm_run_tells_how_it_began_and_ended() -> None:
@@ -155,7 +170,7 @@ def test_a_coordinator_says_what_it_came_back_with() -> None:
     """Its next life has the rounds that were committed before it died."""
     told = tell(FaultPlan().kill("coordinator", at_s=20.0, back_after_s=5.0))
     before = [each for each in told.happenings if each.at_s < 20.0]
-    rounds = [Commit.parsed(h.about).round for h in before if h.what == "commit"]
+    rounds = [CommitTrace.parsed(h.about).round for h in before if h.what == "commit"]
     first, second = (h.about for h in told.happenings if h.what == "open")
 
     assert first == "no weights"
@@ -178,7 +193,7 @@ def test_a_run_below_its_quorum_pauses_and_goes_on() -> None:
 def test_telling_changes_nothing() -> None:
     """A run that is traced is the run that it would have been."""
     plan = random_plan(5, NAMES, span_s=40.0)
-    told: list[Happening] = []
+    told: list[TraceEvent] = []
     traced = simulate(SETTINGS, islands=4, faults=plan, seed=5, trace=told.append)
 
     assert traced == simulate(SETTINGS, islands=4, faults=plan, seed=5)

@@ -11,8 +11,7 @@ from atoll.errors import LeaseLost
 from atoll.protocol.membership import Members
 from atoll.settings import RunSettings
 from atoll.simulate import FaultPlan
-from atoll.simulate.storming import main, weather
-from atoll.simulate.trials import ISLANDS, ROUNDS, storm, trial
+from atoll.simulate.trials import ISLANDS, ROUNDS, main, storm, trial, weather
 from tests.simulate.planted import replaced
 
 

@@ -6,7 +6,9 @@ import pytest
 
 from atoll import RunSettings
 from atoll.simulate import FaultPlan, Latency
-from atoll.simulate.lives import Hours
+from atoll.simulate.islands import (
+    TimeSpent,
+)
 from atoll.simulate.run import Conditions, Simulated, simulate
 from atoll.testing import vector_model
 
@@ -78,7 +80,7 @@ def test_an_island_that_is_dead_or_frozen_does_not_train() -> None:
 
 def test_hours_are_those_of_all_lives() -> None:
     """4 s and 2 s as a member, 3 s of them in inner steps: a half."""
-    hours = Hours()
+    hours = TimeSpent()
     assert hours.utilisation(1.0) == 0.0
     hours.begin(1.0)
     hours.training_s += 2.0

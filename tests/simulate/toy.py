@@ -12,7 +12,14 @@ from collections.abc import Iterable
 from functools import partial
 
 from atoll.errors import DiskError, Unreachable, UsageError
-from atoll.simulate import FaultPlan, Happening, Reply, World, apply, random_plan
+from atoll.simulate import (
+    FaultPlan,
+    ReplyFunction,
+    SimWorld,
+    TraceEvent,
+    apply,
+    random_plan,
+)
 from atoll.simulate import timeline as lines
 
 ISLANDS = ("i0", "i1", "i2")
@@ -26,8 +33,8 @@ class Toy:
         self.syncs = syncs
         """Without, the coordinator confirms what a power cut may lose."""
 
-        self.world = World(seed, corrupter=lambda request, rng: request)
-        self.happenings: list[Happening] = []
+        self.world = SimWorld(seed, corrupter=lambda request, rng: request)
+        self.happenings: list[TraceEvent] = []
         self.world.scheduler.trace = self.happenings.append
         self.confirmed = dict.fromkeys(ISLANDS, 0)
         self.world.add("coordinator").start(self._coordinate)
@@ -80,7 +87,7 @@ class Toy:
         own, known = disk["coordinator"], set(self.journal())
         segment = f"log/{process.incarnation:08}"
 
-        def take(request: object, reply: Reply) -> None:
+        def take(request: object, reply: ReplyFunction) -> None:
             nonlocal segment
             assert isinstance(request, tuple)
             line = f"{request[0]} {request[1]}"

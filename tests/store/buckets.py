@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 import obstore
 from obstore.exceptions import BaseError
 
-from atoll.store.with_obstore import RETRIES, ObstoreStore
+from atoll.store.obstore import RETRIES, ObstoreStore
 from tests.engines import engine, free_port, free_ports, running
 
 BUCKET = "atoll"

@@ -7,7 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from atoll.errors import UsageError
-from atoll.store import Patient, Probed, Store, Traits, probe, require_put_new
+from atoll.store import (
+    ProbedStore,
+    RetryingStore,
+    Store,
+    StoreTraits,
+    probe,
+    require_put_new,
+)
 from atoll.testing.store_contract import (
     STORE_CLAIMS,
     WEAK_STORE_CLAIMS,
@@ -44,7 +51,7 @@ def test_a_weak_bucket_is_a_store_but_for_what_it_lacks(
 def test_what_a_weak_bucket_lacks_is_found(weak: Settings) -> None:
     """It replaces what must stay, and has no ranges; the probe says both."""
     store = s3_store(weak)
-    assert probe(store) == Traits(has_put_new=False, has_ranges=False)
+    assert probe(store) == StoreTraits(has_put_new=False, has_ranges=False)
     assert store.items("") == []
 
 
@@ -55,4 +62,4 @@ def test_whoever_needs_put_if_absent_refuses_a_weak_bucket(weak: Settings) -> No
 
 
 def _weak_store(where: Settings) -> Callable[[], Store]:
-    return lambda: Patient(Probed(s3_store(where)))
+    return lambda: RetryingStore(ProbedStore(s3_store(where)))

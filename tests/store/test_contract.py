@@ -8,9 +8,13 @@ from pathlib import Path
 import obstore
 import pytest
 
-from atoll.store import FileStore, MemoryStore, Patient
-from atoll.store.with_fsspec import FsspecStore
-from atoll.store.with_obstore import ObstoreStore
+from atoll.store import (
+    FileStore,
+    MemoryStore,
+    RetryingStore,
+)
+from atoll.store.fsspec import FsspecStore
+from atoll.store.obstore import ObstoreStore
 from atoll.testing.store_contract import (
     STORE_CLAIMS,
     WEAK_STORE_CLAIMS,
@@ -31,7 +35,7 @@ def _openers(directory: Path) -> dict[str, OpenStore]:
         "obstore memory": lambda: ObstoreStore(
             obstore.store.MemoryStore(), name="memory"
         ),
-        "patient memory": lambda: Patient(MemoryStore()),
+        "patient memory": lambda: RetryingStore(MemoryStore()),
     }
 
 

@@ -9,8 +9,7 @@ import pytest
 
 from atoll.errors import StoreDenied, UsageError
 from atoll.store import open_store, probe
-from atoll.store.answers import explained
-from atoll.store.credentials import credentials_of
+from atoll.store.obstore import credentials_of, explained
 from tests.store.buckets import ACCOUNT, ACCOUNT_KEY, BUCKET, KEY, SECRET, Settings
 
 

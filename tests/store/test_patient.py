@@ -10,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import StoreDenied, Unreachable
-from atoll.store import Data, MemoryStore, Patient, Tries
+from atoll.store import (
+    Data,
+    MemoryStore,
+    RetryingStore,
+    RetryPolicy,
+)
 
 
 class Failing(MemoryStore):
@@ -33,8 +38,8 @@ class Failing(MemoryStore):
         return is_first
 
 
-def patient(store: MemoryStore, pauses_s: list[float]) -> Patient:
-    return Patient(store, pause=pauses_s.append, rng=random.Random(1))
+def patient(store: MemoryStore, pauses_s: list[float]) -> RetryingStore:
+    return RetryingStore(store, pause=pauses_s.append, rng=random.Random(1))
 
 
 def test_what_fails_for_a_moment_is_asked_again() -> None:
@@ -43,7 +48,7 @@ def test_what_fails_for_a_moment_is_asked_again() -> None:
     store = Failing("lost", "lost", "lost")
 
     assert patient(store, pauses_s).put_new("key", [b"1"])
-    assert pauses_s == list(Tries().waits_s(random.Random(1)))[:3]
+    assert pauses_s == list(RetryPolicy().waits_s(random.Random(1)))[:3]
 
 
 def test_a_put_whose_answer_was_lost_is_ours() -> None:
@@ -74,7 +79,7 @@ def test_tries_end() -> None:
     store = Failing(*["lost"] * 99)
     with pytest.raises(Unreachable):
         patient(store, []).put_new("key", [b"1"])
-    assert store.asked == Tries().most
+    assert store.asked == RetryPolicy().max_tries
 
 
 def test_a_permission_is_not_asked_for_again() -> None:
@@ -88,7 +93,7 @@ def test_a_permission_is_not_asked_for_again() -> None:
 @given(st.integers(1, 12), st.integers(0, 2**32))
 def test_waits_are_bounded(tries: int, seed: int) -> None:
     """One fewer than tries, none above the longest, none below half of its turn."""
-    bounds = Tries(most=tries)
+    bounds = RetryPolicy(max_tries=tries)
     waits_s = list(bounds.waits_s(random.Random(seed)))
     assert len(waits_s) == tries - 1
     for number, wait_s in enumerate(waits_s):

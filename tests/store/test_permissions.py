@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import StoreDenied
-from atoll.store import FileStore, Patient, Store, probe
+from atoll.store import (
+    FileStore,
+    RetryingStore,
+    Store,
+    probe,
+)
 from tests.store.buckets import (
     ACCOUNT,
     EVERYTHING,
@@ -50,7 +55,7 @@ def removes(store: Store) -> None:
 def refuses(act: Callable[[Store], object], store: Store) -> str:
     """Return what a store says when it does not let us."""
     with pytest.raises(StoreDenied) as told:
-        act(Patient(store, pause=_never))
+        act(RetryingStore(store, pause=_never))
     return str(told.value)
 
 

@@ -10,8 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import NoSuchObject, Unreachable, UsageError
-from atoll.store import Counted, MemoryStore, Patient, Probed, Ranged, Traits
-from atoll.store.ranged import num_ranges
+from atoll.store import (
+    CountedStore,
+    MemoryStore,
+    ProbedStore,
+    RangedStore,
+    RetryingStore,
+    StoreTraits,
+)
+from atoll.store.client import num_ranges
 from atoll.testing.store_contract import STORE_CLAIMS, Claim
 from tests.store.buckets import Settings, s3_store
 
@@ -40,13 +47,13 @@ class Watched(MemoryStore):
 @pytest.mark.parametrize("claim", STORE_CLAIMS, ids=lambda each: each.__name__)
 def test_it_is_a_store(claim: Claim) -> None:
     """With ranges so short that every object is large."""
-    claim(lambda: Ranged(MemoryStore(), at_once=3, range_bytes=1000))
+    claim(lambda: RangedStore(MemoryStore(), at_once=3, range_bytes=1000))
 
 
 def test_a_large_object_of_s3_comes_by_ranges(s3: Settings) -> None:
     """The same bytes, by as many requests as it has ranges."""
-    counted = Counted(s3_store(s3))
-    store = Ranged(Patient(counted), at_once=4, range_bytes=2**20)
+    counted = CountedStore(s3_store(s3))
+    store = RangedStore(RetryingStore(counted), at_once=4, range_bytes=2**20)
     whole = bytes(number % 251 for number in range(5_000_001))
     store.put_new("large", [whole])
 
@@ -61,7 +68,7 @@ def test_reads_are_made_together_and_no_more_than_allowed() -> None:
     """Four at once, of nine ranges and the three of another reader."""
     inner = Watched(together=4)
     MemoryStore.put(inner, "key", [WHOLE[:90]])
-    store = Ranged(inner, at_once=4, range_bytes=10)
+    store = RangedStore(inner, at_once=4, range_bytes=10)
     others = threading.Thread(target=store.get, args=("key", 0, 30))
     others.start()
 
@@ -72,9 +79,9 @@ def test_reads_are_made_together_and_no_more_than_allowed() -> None:
 
 def test_a_stream_keeps_a_window_in_memory() -> None:
     """While nobody takes the first range, only `at_once` have been asked for."""
-    counted = Counted(MemoryStore())
+    counted = CountedStore(MemoryStore())
     counted.put("key", [WHOLE])
-    store = Ranged(counted, at_once=3, range_bytes=10)
+    store = RangedStore(counted, at_once=3, range_bytes=10)
     parts = store.stream("key", 0, 100)
 
     assert bytes(next(parts)) == WHOLE[:10]
@@ -94,7 +101,7 @@ def test_any_range_is_what_the_store_has(
     """However it is cut."""
     inner = MemoryStore()
     inner.put("key", [WHOLE])
-    store = Ranged(inner, at_once=at_once, range_bytes=range_bytes)
+    store = RangedStore(inner, at_once=at_once, range_bytes=range_bytes)
     try:
         found = bytes(store.get("key", first, size))
         assert found == bytes(inner.get("key", first, size))
@@ -104,9 +111,9 @@ def test_any_range_is_what_the_store_has(
 
 def test_a_small_object_takes_one_request() -> None:
     """Also if its size is not known."""
-    counted = Counted(MemoryStore())
+    counted = CountedStore(MemoryStore())
     counted.put("key", [WHOLE])
-    store = Ranged(counted, range_bytes=101)
+    store = RangedStore(counted, range_bytes=101)
     assert bytes(store.get("key")) == bytes(store.get("key", 0, 100)) == WHOLE
     assert counted.requests.gets == 2
 
@@ -119,7 +126,7 @@ def test_what_is_left_goes_along_with_the_range_before(
     size: int, sizes: list[int]
 ) -> None:
     """Less than an eighth of a range is not worth a request."""
-    store = Ranged(MemoryStore(), range_bytes=80)
+    store = RangedStore(MemoryStore(), range_bytes=80)
     store.put("key", [WHOLE])
     assert _sizes(store.stream("key", 0, size)) == sizes
     assert num_ranges(size, range_bytes=80) == len(sizes)
@@ -127,16 +134,16 @@ def test_what_is_left_goes_along_with_the_range_before(
 
 def test_a_bound_that_is_a_byte_above_a_range_costs_nothing() -> None:
     """Who asks for one byte more, to see what is too long, asks once."""
-    counted = Counted(MemoryStore())
+    counted = CountedStore(MemoryStore())
     counted.put("key", [WHOLE])
-    store = Ranged(counted, range_bytes=120)
+    store = RangedStore(counted, range_bytes=120)
     assert bytes(store.get("key", 0, 121)) == WHOLE
     assert counted.requests.gets == 1
 
 
 def test_what_is_not_there_is_told() -> None:
     """By the first range."""
-    store = Ranged(MemoryStore(), range_bytes=10)
+    store = RangedStore(MemoryStore(), range_bytes=10)
     with pytest.raises(NoSuchObject):
         store.get("key", 0, 100)
 
@@ -150,7 +157,7 @@ class Growing(MemoryStore):
 
 def test_an_object_that_grows_is_not_put_together_wrongly() -> None:
     """A range that is short must be the last."""
-    store = Ranged(Growing(), at_once=2, range_bytes=10)
+    store = RangedStore(Growing(), at_once=2, range_bytes=10)
     with pytest.raises(Unreachable, match=r"'key' grew"):
         store.get("key", 0, 40)
 
@@ -158,13 +165,13 @@ def test_an_object_that_grows_is_not_put_together_wrongly() -> None:
 class Rangeless(MemoryStore):
     """Cannot read a part of an object."""
 
-    traits = Traits(has_ranges=False)
+    traits = StoreTraits(has_ranges=False)
 
 
 def test_a_store_without_ranges_is_read_whole_and_once() -> None:
     """Each range would cost the whole object."""
-    counted = Counted(Rangeless())
-    store = Ranged(Probed(counted), range_bytes=10)
+    counted = CountedStore(Rangeless())
+    store = RangedStore(ProbedStore(counted), range_bytes=10)
     store.put("key", [WHOLE])
     before = counted.requests
     assert bytes(store.get("key", 5, 90)) == WHOLE[5:95]
@@ -175,7 +182,7 @@ def test_a_store_without_ranges_is_read_whole_and_once() -> None:
 def test_bounds_are_checked(bounds: dict[str, int]) -> None:
     """Nothing at once is nothing ever."""
     with pytest.raises(UsageError, match="must be 1 at least"):
-        Ranged(MemoryStore(), **bounds)
+        RangedStore(MemoryStore(), **bounds)
 
 
 def _sizes(parts: Iterator[memoryview]) -> list[int]:
@@ -184,6 +191,6 @@ def _sizes(parts: Iterator[memoryview]) -> list[int]:
 
 def test_a_stream_comes_in_ranges() -> None:
     """So that whoever reads it needs memory for one."""
-    store = Ranged(MemoryStore(), range_bytes=40)
+    store = RangedStore(MemoryStore(), range_bytes=40)
     store.put("key", [WHOLE])
     assert _sizes(store.stream("key", 0, 100)) == [40, 40, 20]

@@ -13,8 +13,8 @@ import pytest
 from atoll.errors import RemoteError, Unreachable
 from atoll.store import FileStore, Item, Store
 from atoll.store.files import TEMPORARY
-from atoll.store.with_fsspec import FsspecStore
-from atoll.store.with_obstore import ObstoreStore
+from atoll.store.fsspec import FsspecStore
+from atoll.store.obstore import ObstoreStore
 from tests.store.buckets import (
     Settings,
     as_without,

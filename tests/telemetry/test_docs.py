@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.island.tally import Tally
+from atoll.island.progress import IslandCounters
 from atoll.telemetry import EVENTS, METRICS, jsonl
-from atoll.telemetry.kinds import MAX_ITEMS, MAX_TEXT
+from atoll.telemetry.events import MAX_ITEMS, MAX_TEXT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
 
@@ -18,10 +18,10 @@ PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
 def event_rows() -> Iterator[str]:
     """Yield the rows of the table of events, as the page must have them."""
     for name, event in EVENTS.items():
-        yield f"| `{name}` | | | {event.about} |"
+        yield f"| `{name}` | | | {event.description} |"
         for key, field in event.fields.items():
             holds = field.kind.value + ", or absent" * field.is_optional
-            yield f"| | `{key}` | {holds} | {field.about} |"
+            yield f"| | `{key}` | {holds} | {field.description} |"
 
 
 def metric_rows() -> Iterator[str]:
@@ -29,7 +29,7 @@ def metric_rows() -> Iterator[str]:
     for metric in METRICS:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         cell = f" {labels} " if labels else " "
-        yield f"| `{metric.name}` | {metric.type} |{cell}| {metric.about} |"
+        yield f"| `{metric.name}` | {metric.type} |{cell}| {metric.description} |"
 
 
 def table(heading: str) -> list[str]:
@@ -55,7 +55,7 @@ def test_the_page_lists_what_an_island_counts() -> None:
     listed = {re.findall(r"`(atoll/\w+)`", row)[0] for row in table("Any other logger")}
 
     of_the_run = {"atoll/round", "atoll/run_steps", "atoll/run_tokens"}
-    assert listed == set(Tally().metrics()) | of_the_run
+    assert listed == set(IslandCounters().metrics()) | of_the_run
 
 
 @pytest.mark.parametrize(

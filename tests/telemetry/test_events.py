@@ -11,18 +11,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import UsageError
-from atoll.security import Answer, Audit, Codes, Role, What, make_token
-from atoll.telemetry import EVENTS, Event, Events, Kind
-from atoll.telemetry.events import RESERVED, checked
-from atoll.telemetry.kinds import MAX_ITEMS, MAX_NAME, MAX_TEXT
+from atoll.security import (
+    AuditAnswer,
+    AuditEvent,
+    AuditKind,
+    OneTimeCodes,
+    Role,
+    make_token,
+)
+from atoll.telemetry import (
+    EVENTS,
+    Event,
+    EventBus,
+    ValueKind,
+)
+from atoll.telemetry.events import MAX_ITEMS, MAX_NAME, MAX_TEXT, RESERVED, checked
 
-VALUES: dict[Kind, st.SearchStrategy[Any]] = {
-    Kind.TEXT: st.text() | st.text("\ud800\x00\x1b\n…", max_size=2000),
-    Kind.WHOLE: st.integers(),
-    Kind.NUMBER: st.floats() | st.integers(),
-    Kind.NAMES: st.lists(st.text()) | st.just(["i"] * 500),
-    Kind.NUMBERS: st.dictionaries(st.text(), st.floats() | st.integers()),
-    Kind.VALUES: st.dictionaries(st.text(), st.floats() | st.text() | st.none()),
+VALUES: dict[ValueKind, st.SearchStrategy[Any]] = {
+    ValueKind.TEXT: st.text() | st.text("\ud800\x00\x1b\n…", max_size=2000),
+    ValueKind.INTEGER: st.integers(),
+    ValueKind.NUMBER: st.floats() | st.integers(),
+    ValueKind.NAMES: st.lists(st.text()) | st.just(["i"] * 500),
+    ValueKind.NUMBERS: st.dictionaries(st.text(), st.floats() | st.integers()),
+    ValueKind.VALUES: st.dictionaries(st.text(), st.floats() | st.text() | st.none()),
 }
 
 
@@ -119,7 +130,7 @@ def test_whatever_is_emitted_is_one_line_of_json(
     """Values of the right kinds never raise, and always fit on a line."""
     name, fields = drawn
 
-    event = Events(unix_s=lambda: 1.0).emit(name, **fields)
+    event = EventBus(unix_s=lambda: 1.0).emit(name, **fields)
 
     line = json.dumps(event.as_dict(), allow_nan=False)
     assert "\n" not in line
@@ -129,7 +140,7 @@ def test_whatever_is_emitted_is_one_line_of_json(
 def test_secrets_are_blotted_out() -> None:
     """A token or a code that got into a message is not written."""
     token = make_token(Role.OPERATOR)
-    code = Codes(token).make(now_s=0.0)
+    code = OneTimeCodes(token).make(now_s=0.0)
     message = f"GET with Bearer {token.reveal()} at atoll://h:1/r,code={code.reveal()}."
 
     kept = checked("disk_failed", {"message": message})["message"]
@@ -142,10 +153,13 @@ def test_secrets_are_blotted_out() -> None:
 
 def test_an_audit_is_an_event() -> None:
     """What security records is emitted as it stands."""
-    audit = Audit(
-        what=What.REQUEST, answer=Answer.NO_TOKEN, address="10.0.0.7", at_unix_s=1.0
+    audit = AuditEvent(
+        what=AuditKind.REQUEST,
+        answer=AuditAnswer.NO_TOKEN,
+        address="10.0.0.7",
+        at_unix_s=1.0,
     )
 
-    event = Events().emit("audit", **audit.as_event())
+    event = EventBus().emit("audit", **audit.as_event())
 
     assert event.fields["answer"] == "no_token"

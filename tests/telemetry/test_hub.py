@@ -9,8 +9,11 @@ from queue import SimpleQueue
 import pytest
 
 from atoll.errors import UsageError
-from atoll.telemetry import Event, Events
-from atoll.telemetry.hub import KEPT
+from atoll.telemetry import (
+    Event,
+    EventBus,
+)
+from atoll.telemetry.bus import MAX_RETAINED
 
 PATIENCE_S = 60.0
 
@@ -40,7 +43,7 @@ def rounds(events: list[Event]) -> list[object]:
 
 def test_events_are_numbered_and_timed() -> None:
     """The first is number 1, and the hub's clock says when."""
-    events = Events(unix_s=lambda: 12.5)
+    events = EventBus(unix_s=lambda: 12.5)
 
     first = events.emit("run_created")
     second = events.emit("run_paused")
@@ -51,7 +54,7 @@ def test_events_are_numbered_and_timed() -> None:
 
 def test_what_is_refused_is_told_to_nobody() -> None:
     """A wrong event takes no number."""
-    events = Events()
+    events = EventBus()
 
     with pytest.raises(UsageError, match="No event"):
         events.emit("nothing")
@@ -61,11 +64,13 @@ def test_what_is_refused_is_told_to_nobody() -> None:
 
 def test_a_late_reader_gets_what_is_kept() -> None:
     """Of 1,500 events the last 1,000 can be read, and those after a number."""
-    events = Events()
-    for number in range(1, KEPT + 501):
+    events = EventBus()
+    for number in range(1, MAX_RETAINED + 501):
         events.emit("run_ended", round=number)
 
-    assert [event.number for event in events.after(0)] == list(range(501, KEPT + 501))
+    assert [event.number for event in events.after(0)] == list(
+        range(501, MAX_RETAINED + 501)
+    )
     assert [event.number for event in events.after(1498)] == [1499, 1500]
     assert [event.number for event in events.after(1000, limit=2)] == [1001, 1002]
     assert events.after(1500) == []
@@ -73,7 +78,7 @@ def test_a_late_reader_gets_what_is_kept() -> None:
 
 def test_a_number_from_an_earlier_life_misses_nothing() -> None:
     """A reader that outlived a coordinator's restart gets all that is kept."""
-    events = Events()
+    events = EventBus()
     events.emit("run_created")
 
     assert [event.number for event in events.after(900)] == [1]
@@ -81,7 +86,7 @@ def test_a_number_from_an_earlier_life_misses_nothing() -> None:
 
 def test_a_sink_gets_every_event_in_order() -> None:
     """Also when several threads emit at the same time."""
-    events, seen = Events(), list[Event]()
+    events, seen = EventBus(), list[Event]()
     subscription = events.subscribe(seen.append, name="list")
 
     with ThreadPoolExecutor(4) as pool:
@@ -95,7 +100,7 @@ def test_a_sink_gets_every_event_in_order() -> None:
 
 def test_a_late_sink_begins_where_it_asks() -> None:
     """Nothing is missed or doubled between what is kept and what is new."""
-    events, seen = Events(), list[Event]()
+    events, seen = EventBus(), list[Event]()
     for number in range(3):
         events.emit("run_ended", round=number)
 
@@ -108,7 +113,7 @@ def test_a_late_sink_begins_where_it_asks() -> None:
 
 def test_a_stuck_sink_disturbs_nobody() -> None:
     """Emitting returns, and the others hear, while one sink hangs."""
-    events, stuck, seen = Events(), Stuck(), SimpleQueue[Event]()
+    events, stuck, seen = EventBus(), Stuck(), SimpleQueue[Event]()
     events.subscribe(stuck, name="stuck", max_waiting=2)
     events.subscribe(seen.put, name="well")
 
@@ -123,7 +128,7 @@ def test_a_stuck_sink_disturbs_nobody() -> None:
 
 def test_a_slow_sink_is_told_of_what_it_missed() -> None:
     """What found no room is counted and becomes an event for all."""
-    events, stuck, heard = Events(), Stuck(), SimpleQueue[Event]()
+    events, stuck, heard = EventBus(), Stuck(), SimpleQueue[Event]()
     events.subscribe(stuck, name="slow", max_waiting=2)
     events.emit("run_ended", round=0)
     assert stuck.is_busy.wait(PATIENCE_S)
@@ -143,7 +148,7 @@ def test_a_slow_sink_is_told_of_what_it_missed() -> None:
 
 def test_a_broken_sink_is_told_of_ever_less() -> None:
     """A sink that always raises fills neither the log nor its own queue."""
-    events, heard = Events(), list[Event]()
+    events, heard = EventBus(), list[Event]()
     broken_one = events.subscribe(broken, name="broken")
     well = events.subscribe(heard.append, name="well")
     for number in range(100):
@@ -162,7 +167,7 @@ def test_a_broken_sink_is_told_of_ever_less() -> None:
 
 def test_a_sink_may_emit() -> None:
     """A sink that tells of its trouble hears itself, and nothing hangs."""
-    events, seen = Events(), SimpleQueue[Event]()
+    events, seen = EventBus(), SimpleQueue[Event]()
 
     def telling(event: Event) -> None:
         if event.name == "run_created":
@@ -179,7 +184,7 @@ def test_a_sink_may_emit() -> None:
 
 def test_closing_does_not_wait_for_ever() -> None:
     """A sink that hangs is left behind after the time that is given."""
-    events, stuck = Events(), Stuck()
+    events, stuck = EventBus(), Stuck()
     subscription = events.subscribe(stuck, name="stuck")
     events.emit("run_created")
     assert stuck.is_busy.wait(PATIENCE_S)
@@ -193,7 +198,7 @@ def test_closing_does_not_wait_for_ever() -> None:
 
 def test_after_closing_events_are_kept_and_sinks_are_left_alone() -> None:
     """The last words of a coordinator can still be read."""
-    events, seen = Events(), list[Event]()
+    events, seen = EventBus(), list[Event]()
     events.subscribe(seen.append, name="list")
     events.emit("run_created")
     events.close(within_s=PATIENCE_S)
@@ -207,17 +212,17 @@ def test_after_closing_events_are_kept_and_sinks_are_left_alone() -> None:
 
 def test_events_are_counted_by_name() -> None:
     """Also those that are kept no longer."""
-    events = Events()
+    events = EventBus()
     events.subscribe(lambda event: None, name="none")
-    for number in range(KEPT + 1):
+    for number in range(MAX_RETAINED + 1):
         events.emit("run_ended", round=number)
     events.close(within_s=PATIENCE_S)
 
-    assert events.counters().events == {"run_ended": KEPT + 1}
+    assert events.counters().events == {"run_ended": MAX_RETAINED + 1}
     assert events.counters().dropped == {"none": 0}
 
 
 def test_a_queue_has_room_for_one() -> None:
     """A sink that could never get anything is refused."""
     with pytest.raises(UsageError, match="max_waiting=0 must be at least 1"):
-        Events().subscribe(broken, name="none", max_waiting=0)
+        EventBus().subscribe(broken, name="none", max_waiting=0)

@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 
 from atoll.errors import UsageError
-from atoll.telemetry import Event, Events, JsonlWriter
+from atoll.telemetry import (
+    Event,
+    EventBus,
+    JsonlWriter,
+)
 from atoll.telemetry.events import checked
 
 FULL = Path("/dev/full")
@@ -146,7 +150,7 @@ def test_a_directory_that_is_not_there_stops_nothing(tmp_path: Path) -> None:
 
 def test_a_failure_told_through_the_hub_does_not_feed_itself(tmp_path: Path) -> None:
     """The event about a full disk fails too, and that is not told again."""
-    events = Events()
+    events = EventBus()
     (tmp_path / "events.jsonl").symlink_to(FULL)
     write = JsonlWriter(
         tmp_path, on_failure=lambda said: events.emit("disk_failed", message=said)

@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.telemetry import METRICS, Counters, Events, render
+from atoll.telemetry import (
+    METRICS,
+    Counters,
+    EventBus,
+    render,
+)
 from tests.telemetry.statuses import island, status, trouble
 
 parser = pytest.importorskip("prometheus_client.parser")
@@ -94,7 +99,7 @@ def test_a_loss_that_is_not_finite_is_shown_as_such() -> None:
 
 def test_events_are_counted_on_the_page() -> None:
     """What the hub counted is there, by name and by sink."""
-    events = Events()
+    events = EventBus()
     events.subscribe(lambda event: None, name="jsonl")
     events.emit("run_created")
     events.close(within_s=60.0)
@@ -133,6 +138,6 @@ def test_every_metric_has_help_and_type() -> None:
             assert name.endswith("_total")
             name = name.removesuffix("_total")
         assert families[name].type == metric.type
-        assert families[name].documentation == metric.about
+        assert families[name].documentation == metric.description
         for sample in families[name].samples:
             assert tuple(sample.labels) == metric.labels

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from atoll.telemetry import amounts, cells, render_status
-from atoll.telemetry.status_view import MAX_ISLANDS
+from atoll.telemetry import render_status
+from atoll.telemetry import text as amounts
+from atoll.telemetry import text as cells
+from atoll.telemetry.status_page import MAX_ISLANDS
 from tests.telemetry.statuses import committed, island, status, trouble
 
 HOSTILE = "x\x1b[2J\x1b]0;own\x07\r\n\u202e\u2028\x9b31m"
@@ -166,7 +168,7 @@ def test_any_name_is_printable_and_fits(name: str, width: int) -> None:
     text = page(document, width)
 
     assert text.replace("\n", "").isprintable()
-    assert all(cells.cells(line) <= width for line in text.splitlines())
+    assert all(cells.width_of(line) <= width for line in text.splitlines())
 
 
 def test_colours_change_nothing_but_colours() -> None:

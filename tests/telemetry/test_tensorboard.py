@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
-from atoll.telemetry import Event, Events, tensorboard
+from atoll.telemetry import (
+    Event,
+    EventBus,
+    tensorboard,
+)
 from atoll.telemetry.tensorboard import MAX_TAGS, TensorBoardWriter, scalars_of
 
 proto = pytest.importorskip("tensorboardX.proto.event_pb2")
@@ -22,14 +26,14 @@ proto = pytest.importorskip("tensorboardX.proto.event_pb2")
 def loss(**changes: Any) -> Event:
     """Return an island's report of its loss."""
     fields = {"island": "i0", "round": 1, "inner_steps": 40, "tokens": 5000}
-    return Events().emit("loss_reported", **fields | {"loss": 2.5} | changes)
+    return EventBus().emit("loss_reported", **fields | {"loss": 2.5} | changes)
 
 
 def committed(**changes: Any) -> Event:
     """Return a round of fragment 2 that took three seconds."""
     fields = {"fragment": 2, "round": 7, "counted": 4, "late": 1, "refused": 0}
     more = {"seconds": 3.0, "bytes": 100, "digest": "ab", "tokens": 9000}
-    return Events().emit("round_committed", **fields | more | changes)
+    return EventBus().emit("round_committed", **fields | more | changes)
 
 
 def records(file: Path) -> Iterator[Any]:
@@ -66,7 +70,7 @@ def test_a_round_is_drawn_against_its_number() -> None:
 def test_what_is_not_known_is_not_drawn() -> None:
     """A loss that was not finite leaves a gap, and other events leave nothing."""
     assert list(scalars_of(loss(loss=None))) == []
-    assert list(scalars_of(Events().emit("run_created"))) == []
+    assert list(scalars_of(EventBus().emit("run_created"))) == []
 
 
 def test_a_file_holds_what_was_drawn(tmp_path: Path) -> None:
@@ -131,7 +135,7 @@ def test_closing_is_safe_to_repeat(tmp_path: Path) -> None:
 
 def test_nothing_is_made_before_it_is_needed(tmp_path: Path) -> None:
     """A run without a report leaves no empty file."""
-    TensorBoardWriter(tmp_path / "curves")(Events().emit("run_created"))
+    TensorBoardWriter(tmp_path / "curves")(EventBus().emit("run_created"))
 
     assert not (tmp_path / "curves").exists()
 

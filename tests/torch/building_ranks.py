@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import torch
-import torch.distributed as dist
-from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.multiprocessing.spawn import spawn
 
 import atoll.torch
-from atoll.island import anchors
+from atoll.island import run_reader
 
 
 class Net(torch.nn.Module):
@@ -31,24 +25,21 @@ class Net(torch.nn.Module):
         self.register_buffer("cos", torch.arange(4).float().cos(), persistent=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.second(self.first(self.base(rows * self.cos)))
-        return found
+        output: torch.Tensor = self.second(self.first(self.base(rows * self.cos)))
+        return output
 
 
-def live(rank: int, run: str, folder: str) -> None:
-    """Build, and save what this rank has and how many bytes of weights it read."""
-    torch.set_num_threads(1)
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+def build_rank(rank: int, run: str) -> tuple[dict[str, list[float]], int]:
+    """Build, and return every tensor's values and the number of elements read."""
     mesh = init_device_mesh("cpu", (2,))
-    read: list[int] = []
-    inner = anchors.AnchorWeights.read
+    element_counts: list[int] = []
+    read = run_reader.AnchorWeights.read
 
-    def counted(self: anchors.AnchorWeights, name: str, first: int, last: int):  # type: ignore[no-untyped-def]
-        read.append(last - first)
-        return inner(self, name, first, last)
+    def counted(self: run_reader.AnchorWeights, name: str, first: int, last: int):  # type: ignore[no-untyped-def]
+        element_counts.append(last - first)
+        return read(self, name, first, last)
 
-    anchors.AnchorWeights.read = counted  # type: ignore[method-assign]
+    run_reader.AnchorWeights.read = counted  # type: ignore[method-assign]
 
     def make() -> Net:
         net = Net()
@@ -58,19 +49,10 @@ def live(rank: int, run: str, folder: str) -> None:
         return net
 
     built = atoll.torch.build(make, run)
-    state: dict[str, torch.Tensor] = {
+    tensors: dict[str, torch.Tensor] = {
         name: p.full_tensor()  # type: ignore[attr-defined]
         for name, p in built.named_parameters()
     }
-    told = {
-        **state,
-        "table": built.table,
-        "cos": built.cos,
-        "read": torch.tensor(sum(read)),
-    }
-    save_file(told, Path(folder) / f"{rank}.safetensors")
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    spawn(live, args=tuple(sys.argv[1:3]), nprocs=2)  # type: ignore[no-untyped-call]
+    tensors |= {"table": built.table, "cos": built.cos}
+    values = {name: tensor.flatten().tolist() for name, tensor in tensors.items()}
+    return values, sum(element_counts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.errors import UsageError
-from atoll.torch.agreement import decided
+from atoll.torch.from_run import decided
 
 
 def decide(rank: int, is_refused: bool) -> tuple[list[int], str]:

@@ -80,25 +80,25 @@ def a_part_alone(rank: int) -> list[str]:
 def one_rank_differs(rank: int) -> list[str]:
     """The second rank has built another model."""
     model = Last(net(0, hidden=7 + rank))
-    return said_by(rank, Stage(module=model, index=0, of=1), settings(1))
+    return said_by(rank, Stage(module=model, index=0, num_stages=1), settings(1))
 
 
 def a_stage_twice(rank: int) -> list[str]:
     """Both ranks declare tensors of one name, in different stages."""
-    return said_by(rank, Stage(module=net(0), index=rank, of=2), settings(1))
+    return said_by(rank, Stage(module=net(0), index=rank, num_stages=2), settings(1))
 
 
 def a_stage_missing(rank: int) -> list[str]:
     """Both ranks declare the first of two stages."""
     module = DistributedDataParallel(net(0))
-    return said_by(rank, Stage(module=module, index=0, of=2), settings(1))
+    return said_by(rank, Stage(module=module, index=0, num_stages=2), settings(1))
 
 
 def a_tie_to_nothing(rank: int) -> list[str]:
     if rank == 0:
         return said_by(rank, stage(0, 0), settings(1))
     ties = {"layers.1.bias": "nowhere"}
-    tied = Stage(module=Last(net(0)), index=1, of=2, ties=ties)
+    tied = Stage(module=Last(net(0)), index=1, num_stages=2, ties=ties)
     return said_by(rank, tied, settings(1))
 
 
@@ -108,14 +108,18 @@ def no_such_name(rank: int) -> list[str]:
         return said_by(rank, stage(0, 0), settings(1))
     names = {"layer.weight": "layers.1.weight"}
     return said_by(
-        rank, Stage(module=Last(net(0)), index=1, of=2, names=names), settings(1)
+        rank,
+        Stage(module=Last(net(0)), index=1, num_stages=2, names=names),
+        settings(1),
     )
 
 
 def other_numbers_of_stages(rank: int) -> list[str]:
     """The ranks do not agree on how long their pipeline is."""
     part = stage(rank, 0)
-    longer = Stage(module=part.module, index=rank, of=2 + rank, names=part.names)
+    longer = Stage(
+        module=part.module, index=rank, num_stages=2 + rank, names=part.names
+    )
     return said_by(rank, longer, settings(1))
 
 
@@ -222,7 +226,7 @@ def failing(rank: int, run: RunSettings, who: int) -> dict[str, Any]:
 
 def killed(rank: int, run: RunSettings) -> dict[str, Any]:
     """The second rank is killed where it trains alone: no collective waits for it."""
-    model = Stage(module=wrapped("ddp", net(0), 2), index=0, of=1)
+    model = Stage(module=wrapped("ddp", net(0), 2), index=0, num_stages=1)
     optimizer = torch.optim.SGD(model.module.parameters(), lr=0.1)
     island = atoll.torch.join(model, optimizer, place_of(run), island="a")
     if rank == 1:

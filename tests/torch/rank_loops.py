@@ -210,8 +210,8 @@ def stage(rank: int, seed: int, hidden: int = 7) -> Stage:
     whole = net(seed, hidden)
     if rank == 0:
         names = {"layer.": "layers.0."}
-        return Stage(module=First(whole), index=0, of=2, names=names)
-    return Stage(module=Last(whole), index=1, of=2)
+        return Stage(module=First(whole), index=0, num_stages=2, names=names)
+    return Stage(module=Last(whole), index=1, num_stages=2)
 
 
 def train_pipeline(
@@ -290,10 +290,10 @@ class Token(torch.nn.Module):
 def train_tied(rank: int, run: str | RunSettings) -> dict[str, Any]:
     """Train a tied pipeline: both copies take the sum of both gradients."""
     if rank == 0:
-        part = Stage(module=Token(0), index=0, of=2)
+        part = Stage(module=Token(0), index=0, num_stages=2)
     else:
         ties = {"head.weight": "tok.weight"}
-        part = Stage(module=Head(0), index=1, of=2, ties=ties)
+        part = Stage(module=Head(0), index=1, num_stages=2, ties=ties)
     (weight,) = part.module.parameters()
     optimizer = torch.optim.SGD([weight], lr=0.01)
     with atoll.torch.join(part, optimizer, place_of(run), island="a") as island:

@@ -59,7 +59,7 @@ class Loop:
             directory,
             every_rounds=9 if self.is_dealt else 1,
             components=COMPONENTS if exact else None,
-            also={} if self.is_dealt else {"data": self.data},
+            extra={} if self.is_dealt else {"data": self.data},
         )
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")

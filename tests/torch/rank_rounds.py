@@ -16,15 +16,14 @@ from atoll.clock import SystemClock
 from atoll.errors import LeaseLost
 from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
-from atoll.protocol import Beat, JoinRequest, ModelSpec, Position
+from atoll.protocol import Heartbeat, JoinRequest, ModelSpec, Position
 from atoll.torch import Island
-from atoll.torch.life import Alone, Life
+from atoll.torch.host import Alone, Life
 from atoll.torch.model import TorchModel, TorchView
-from atoll.torch.ranks.constants import RankConstants
-from atoll.torch.ranks.forming import form
-from atoll.torch.ranks.kinds import team_of
-from atoll.torch.ranks.spread import Spread
-from atoll.torch.ranks.view import RankView
+from atoll.torch.ranks.join import form
+from atoll.torch.ranks.parallelism import team_of
+from atoll.torch.ranks.sharded_memory import Spread
+from atoll.torch.ranks.view import RankConstants, RankView
 from tests.island.scripted import ScriptedRun
 from tests.torch.rank_loops import Net, net, rows_of, settings, wrapped
 
@@ -105,7 +104,7 @@ class Losing:
         self.join, self.publish, self.state = run.join, run.publish, run.state
         self.outcome, self.leave = run.outcome, run.leave
 
-    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         self._beats += 1
         if self._beats > 4:
             raise LeaseLost("Another incarnation holds the name.")

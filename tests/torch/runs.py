@@ -20,7 +20,7 @@ from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
 from atoll.protocol import JoinRequest
 from atoll.torch import Island
-from atoll.torch.life import Alone
+from atoll.torch.host import Alone
 from atoll.torch.model import TorchModel, TorchView
 from atoll.weights import FragmentState
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.torch
 
 SCRIPT = """
 import json, resource, torch, atoll.torch
-from atoll.torch.build_recording import record
+from atoll.torch.construction import record
 
 WIDTH, LAYERS = 2048, 16                       # 64 M parameters, 256 MiB
 

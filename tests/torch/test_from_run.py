@@ -15,9 +15,9 @@ from atoll import RunSettings
 from atoll.bundle import Bundle
 from atoll.errors import ModelError, UsageError
 from atoll.exchange import MemoryRun
-from atoll.island import consent
-from atoll.island.definitions import Definition, definition_of
+from atoll.island import model_definition as consent
 from atoll.island.environment import definitions_from_environment
+from atoll.island.model_definition import ModelDefinition, definition_of
 from tests.bundle.samples import PLAIN, WITH_CODE, a_bundle, tiny_config
 from tests.cli.runs import as_user
 from tests.torch.processes import Group, run_groups
@@ -157,7 +157,7 @@ def asked_of(patch: pytest.MonkeyPatch, answer: str) -> list[str]:
     return questions
 
 
-def definition(files: Mapping[str, bytes] = WITH_CODE) -> Definition:
+def definition(files: Mapping[str, bytes] = WITH_CODE) -> ModelDefinition:
     return definition_of(run_of(files))
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from atoll.errors import RemoteError
-from atoll.torch.ranks.halt import Halt
+from atoll.torch.ranks.leader import Halt
 
 pytestmark = pytest.mark.torch
 

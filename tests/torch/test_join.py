@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 
 import atoll.torch
 from atoll.errors import LeaseLost, ModelError, UsageError
-from atoll.protocol import Beat
+from atoll.protocol import Heartbeat
 from tests.torch.runs import Weights, anchor_of, run_of, sgd, together, train
 
 pytestmark = pytest.mark.torch
@@ -88,8 +90,8 @@ def test_an_island_that_left_comes_back_as_its_next_incarnation() -> None:
             assert second_life.seed == first_life.seed
             assert second_life.inner_steps == 0
             with pytest.raises(LeaseLost, match="incarnation 1"):
-                run.heartbeat(Beat(island="b", incarnation=1, step=3))
-            run.heartbeat(Beat(island="b", incarnation=2, step=3))
+                run.heartbeat(Heartbeat(island="b", incarnation=1, step=3))
+            run.heartbeat(Heartbeat(island="b", incarnation=2, step=3))
 
 
 def test_a_life_that_was_replaced_is_told_at_its_next_step() -> None:
@@ -270,3 +272,32 @@ def test_what_is_no_optimizer_is_refused_before_joining(optimizer: object) -> No
         atoll.torch.join(model, optimizer, run)  # type: ignore[arg-type]
     with atoll.torch.join(model, sgd(model), run) as island:
         assert island.slot == 0
+
+
+PLAIN_JOIN = """
+import sys
+import torch
+import atoll.torch
+from atoll.exchange import MemoryRun
+
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.{optimizer}(model.parameters(), lr=0.1)
+assert "torch.distributed.tensor" in sys.modules, "an optimizer no longer loads DTensor"
+with atoll.torch.join(model, optimizer, MemoryRun()):
+    model(torch.ones(1)).sum().backward()
+    optimizer.step()
+print(*(name for name in sys.modules if name.startswith("atoll.")))
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_a_plain_join_loads_nothing_of_sharded_ranks(optimizer: str) -> None:
+    """The parameters decide, although every optimizer loads DTensor."""
+    code = PLAIN_JOIN.format(optimizer=optimizer)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = done.stdout.split()
+
+    assert "atoll.torch.join" in loaded
+    assert [name for name in loaded if name.startswith("atoll.torch.ranks")] == []

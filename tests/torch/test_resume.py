@@ -73,8 +73,8 @@ class Loop:
 
     def run_until(self, steps: int) -> None:
         """Train up to an inner step of all lives, then die."""
-        also = {"scheduler": self.scheduler, "data": self.rows}
-        policy = Policy(self.directory, also=also, **self.policy)
+        extra = {"scheduler": self.scheduler, "data": self.rows}
+        policy = Policy(self.directory, extra=extra, **self.policy)
         island = atoll.torch.join(
             self.model, self.optimizer, self.run, island="a", checkpoint=policy
         )
@@ -165,7 +165,7 @@ def test_what_is_no_policy_is_refused() -> None:
     (model,) = networks(1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with pytest.raises(UsageError, match="neither a directory nor an"):
-        atoll.torch.join(model, optimizer, a_run(), checkpoint=7)
+        atoll.torch.join(model, optimizer, a_run(), checkpoint=7)  # type: ignore[arg-type]
 
 
 def test_a_solo_island_keeps_its_weights_too(tmp_path: Path) -> None:

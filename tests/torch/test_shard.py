@@ -29,8 +29,8 @@ from atoll.checkpoint import COMPONENTS, Policy
 from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
 from atoll.torch import Island, shard
-from atoll.torch.first_batch import digest_of
 from atoll.torch.island import life_of
+from atoll.torch.shard import digest_of
 from tests.torch.runs import Weights, run_of, sgd, train
 from tests.torch.test_resume import die
 

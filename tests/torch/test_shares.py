@@ -9,8 +9,7 @@ import pytest
 
 from atoll.errors import ModelError
 from atoll.protocol import ModelSpec, TensorSpec
-from atoll.torch.ranks.holdings import Holding
-from atoll.torch.ranks.shares import Shares, Table, model_of
+from atoll.torch.ranks.ownership import Holding, Shares, Table, model_of
 from atoll.weights import FragmentLayout
 from atoll.wire import STATE_PIECE
 
@@ -77,7 +76,7 @@ def test_every_element_has_one_owner(table: Table) -> None:
     owners = np.zeros(LAYOUT[0].elements, int)
     for rank in range(len(table)):
         owned, holds = shares.owned(rank, 0), shares.held(rank, 0)
-        owners[owned.cut(0, len(owners)).at] += 1
+        owners[owned.cut(0, len(owners)).positions] += 1
         assert owned.inside(holds).elements == owned.elements
         assert shares.part(rank, 0).elements == owned.elements
     assert (owners == 1).all()

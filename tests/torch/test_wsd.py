@@ -23,7 +23,7 @@ from atoll.checkpoint import COMPONENTS, Policy
 from atoll.errors import AtollWarning, UsageError
 from atoll.exchange import MemoryRun
 from atoll.torch import WSD, Island
-from atoll.torch.fixed_schedules import length_of
+from atoll.torch.island import length_of
 from tests.torch.runs import Weights, run_of, sgd, train
 from tests.torch.test_resume import die
 

@@ -16,7 +16,7 @@ from examples import minimal
 WIDTH = 32
 """60 thousand parameters: a step costs milliseconds."""
 
-Prepare = Callable[[int, minimal.GPT, Optimizer], object]
+Prepare = Callable[[int, minimal.TinyGPT, Optimizer], object]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def train(
     eras, held_out = minimal.read_eras(settings.run.start_islands)
     run = MemoryRun(settings)
     numbers = range(len(eras))
-    models = [minimal.GPT(WIDTH, seed=seed) for _ in eras]
+    models = [minimal.TinyGPT(WIDTH, seed=seed) for _ in eras]
 
     def live(number: int) -> Island:
         model, data_seed = models[number], len(eras) * seed + number

@@ -33,7 +33,7 @@ def _one_thread_per_island() -> Iterator[None]:
 def train_at_two_bits(settings: RunSettings, *, seed: int) -> Trained:
     """Train with an up codec of 2 bits that leaves no residual behind."""
 
-    def prepare(_: int, model: minimal.GPT, optimizer: Optimizer) -> None:
+    def prepare(_: int, model: minimal.TinyGPT, optimizer: Optimizer) -> None:
         TwoBit(model, optimizer, sync_every=settings.sync.sync_every)
 
     return train(settings, seed=seed, prepare=prepare)
@@ -76,7 +76,7 @@ def test_the_bytes_an_island_shows_are_those_it_encoded() -> None:
 
 def test_two_bits_are_two_bits() -> None:
     """What the codec of this test sends has three levels, and only at a seal."""
-    model = minimal.GPT(width=8)
+    model = minimal.TinyGPT(width=8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     TwoBit(model, optimizer, sync_every=2)
     before = [weights.detach().clone() for weights in model.parameters()]

@@ -42,7 +42,7 @@ def settings() -> RunSettings:
     return settings
 
 
-def dawdle(number: int, model: minimal.GPT, optimizer: Optimizer) -> None:
+def dawdle(number: int, model: minimal.TinyGPT, optimizer: Optimizer) -> None:
     """Make each island but the first do useless work before it computes a loss."""
 
     def work(*arguments: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.optim import Optimizer
 
-from examples.minimal import GPT
+from examples.minimal import TinyGPT
 
 
 class TwoBit:
@@ -19,7 +19,9 @@ class TwoBit:
     were registered, so this must be made before the island joins.
     """
 
-    def __init__(self, model: GPT, optimizer: Optimizer, *, sync_every: int) -> None:
+    def __init__(
+        self, model: TinyGPT, optimizer: Optimizer, *, sync_every: int
+    ) -> None:
         self._weights = list(model.parameters())
         self._anchor: list[torch.Tensor] = []
         self._sync_every, self._steps = sync_every, 0

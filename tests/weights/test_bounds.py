@@ -9,8 +9,8 @@ from atoll.algorithm.outer import LARGEST_MOMENT, LARGEST_NORM
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState
 from atoll.wire import (
+    FrameKind,
     Header,
-    Kind,
     OuterValues,
     Roster,
     RosterEntry,
@@ -36,7 +36,7 @@ ROSTER = Roster(
 
 def agreed(state: FragmentState, mean: np.ndarray, outer: OuterValues) -> Header:
     header = Header(
-        kind=Kind.AGREED,
+        kind=FrameKind.AGREED,
         run="run",
         fragment=0,
         round=state.round + 1,

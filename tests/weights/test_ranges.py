@@ -47,8 +47,10 @@ def test_a_cut_says_where_the_elements_are_on_both_sides(seed: int) -> None:
     kept = np.flatnonzero(mask(ranges, 60))
     for first, last in itertools.combinations(range(61), 2):
         cut = ranges.cut(first, last)
-        assert kept[cut.own].tolist() == np.arange(first, last)[cut.at].tolist()
-        assert cut.size == len(kept[cut.own])
+        assert (
+            kept[cut.compact].tolist() == np.arange(first, last)[cut.positions].tolist()
+        )
+        assert cut.size == len(kept[cut.compact])
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -13,8 +13,8 @@ from atoll.algorithm import outer as text
 from atoll.errors import CorruptError
 from atoll.weights import FragmentState
 from atoll.wire import (
+    FrameKind,
     Header,
-    Kind,
     OuterValues,
     Roster,
     RosterEntry,
@@ -51,7 +51,7 @@ def agreed(
     body = np.empty(codec(down).body_bytes(len(mean)), np.uint8)
     codec(down).encode(mean, body)
     header = Header(
-        kind=Kind.AGREED,
+        kind=FrameKind.AGREED,
         run="run",
         fragment=0,
         round=state.round + 1,
@@ -175,7 +175,7 @@ def test_a_void_round_uses_its_number_and_moves_nothing() -> None:
     digest = state.digest
     header, _ = agreed(state, np.ones(9, np.float32), OUTERS[1])
     void = Header(
-        kind=Kind.AGREED,
+        kind=FrameKind.AGREED,
         run="run",
         fragment=0,
         round=1,

@@ -22,11 +22,11 @@ from atoll.weights import (
     seal,
     terms_of,
 )
-from atoll.weights.agree import Framed
+from atoll.weights.reduce import Framed
 from atoll.wire import (
     PIECE_ELEMENTS,
+    FrameKind,
     Header,
-    Kind,
     OuterValues,
     Roster,
     RosterEntry,
@@ -119,7 +119,7 @@ def frame_of(state: FragmentState, down: str, outer: OuterValues) -> Framed:
     body = np.empty(codec(down).body_bytes(ELEMENTS), np.uint8)
     codec(down).encode(normal(1), body)
     header = Header(
-        kind=Kind.AGREED,
+        kind=FrameKind.AGREED,
         run="run",
         fragment=0,
         round=state.round + 1,
@@ -159,7 +159,7 @@ def agreed_by(terms: Terms, threads: int) -> Framed:
     came = {}
     for name, update in zip("ab", updates(terms.up.name, [1, 1]), strict=True):
         header = Header(
-            kind=Kind.UPDATE,
+            kind=FrameKind.UPDATE,
             run="run",
             fragment=0,
             round=1,

@@ -9,9 +9,8 @@ from atoll.errors import CorruptError, Refused
 from atoll.settings import RunSettings
 from atoll.testing import vector_model
 from atoll.weights import UpdateCheck, lay_out, terms_of
-from atoll.weights.body_norm import BodyNorm
-from atoll.weights.norm import Norm
-from atoll.wire import Header, Kind, codec, piece_count, piece_range, with_body
+from atoll.weights.norm import BodyNorm, Norm
+from atoll.wire import FrameKind, Header, codec, piece_count, piece_range, with_body
 from tests.kernels.vectors import KINDS, serving
 
 CODECS = ("fp32", "bf16", "bf16-stochastic", "int8", "e3m0", "topk-2bit")
@@ -40,7 +39,7 @@ def check_of(name: str, body: np.ndarray, norm: float) -> UpdateCheck:
     settings = RunSettings.from_dict({"wire": {"up": name}, "outer": outer})
     (layout,) = lay_out(vector_model({"w": (ELEMENTS,)}), settings)
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run="run",
         fragment=0,
         round=1,

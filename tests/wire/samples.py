@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from atoll.wire.codecs import codec
 from atoll.wire.frame import with_body
-from atoll.wire.header import Header, Kind, OuterValues, Progress
+from atoll.wire.header import FrameKind, Header, OuterValues, TrainingProgress
 from atoll.wire.roster import Roster, RosterEntry, Verdict
 
 NESTEROV = OuterValues(optimizer="nesterov", lr=0.5, momentum=0.875)
@@ -21,7 +21,7 @@ def body_of(name: str, elements: int) -> NDArray[np.uint8]:
 def an_update(**changes: object) -> Header:
     """Return an update of five elements, not sealed, with `changes`."""
     values: dict[str, object] = {
-        "kind": Kind.UPDATE,
+        "kind": FrameKind.UPDATE,
         "run": "lagoon",
         "fragment": 2,
         "round": 7,
@@ -33,7 +33,7 @@ def an_update(**changes: object) -> Header:
         "elements": 5,
         "weight": 9,
         "norm": 1.25,
-        "progress": Progress(inner_steps=700, tokens=5000, cursor=b"row 12"),
+        "progress": TrainingProgress(inner_steps=700, tokens=5000, cursor=b"row 12"),
     }
     return Header(**(values | changes))  # type: ignore[arg-type]
 
@@ -41,7 +41,7 @@ def an_update(**changes: object) -> Header:
 def an_agreed(**changes: object) -> Header:
     """Return an agreed frame of five elements, not sealed, with `changes`."""
     values: dict[str, object] = {
-        "kind": Kind.AGREED,
+        "kind": FrameKind.AGREED,
         "run": "lagoon",
         "fragment": 2,
         "round": 7,
@@ -56,7 +56,7 @@ def an_agreed(**changes: object) -> Header:
 def a_state(**changes: object) -> Header:
     """Return a state of five elements and one moment, not sealed, with `changes`."""
     values: dict[str, object] = {
-        "kind": Kind.STATE,
+        "kind": FrameKind.STATE,
         "run": "lagoon",
         "fragment": 2,
         "round": 7,

@@ -19,6 +19,11 @@ from atoll.wire.codecs import codec
 from atoll.wire.digests import PIECE_ELEMENTS
 from atoll.wire.files import read_frame, read_header, write_frame
 from atoll.wire.frame import (
+    FIXED,
+    PREFIX,
+    PREFIX_BYTES,
+    FixedFields,
+    FramePrefix,
     frame_bytes,
     header_length,
     pack,
@@ -28,8 +33,7 @@ from atoll.wire.frame import (
     verify_piece,
     with_body,
 )
-from atoll.wire.header import Header, Kind, OuterValues, Progress
-from atoll.wire.layout import FIXED, PREFIX, PREFIX_BYTES, Fixed, Prefix
+from atoll.wire.header import FrameKind, Header, OuterValues, TrainingProgress
 from atoll.wire.roster import Roster, Verdict
 from atoll.wire.text import as_reason, reason_fault
 from tests.wire.samples import (
@@ -55,7 +59,7 @@ def updates(draw: st.DrawFn) -> Header:
     is_refused = draw(st.booleans())
     return sealed(
         Header(
-            kind=draw(st.sampled_from([Kind.UPDATE, Kind.DEPARTING])),
+            kind=draw(st.sampled_from([FrameKind.UPDATE, FrameKind.DEPARTING])),
             run=draw(NAMES),
             fragment=draw(st.integers(0, 2**32 - 1)),
             round=draw(U64),
@@ -68,7 +72,7 @@ def updates(draw: st.DrawFn) -> Header:
             elements=0 if is_refused else draw(st.integers(1, 9000)),
             weight=draw(st.integers(0 if is_refused else 1, 2**64 - 1)),
             norm=draw(NORMS),
-            progress=Progress(
+            progress=TrainingProgress(
                 inner_steps=draw(U64), tokens=draw(U64), cursor=draw(st.binary())
             ),
             refused="not finite" if is_refused else "",
@@ -129,7 +133,9 @@ def test_the_page_and_the_layout_agree() -> None:
     said = re.findall(r"^ {4}(\d+) +(\d+) +(\w+)", page, flags=re.MULTILINE)
     formats = re.findall(r"\d*[a-zA-Z]", PREFIX.format + FIXED.format)
     built, at = [], 0
-    for name, form in zip(Prefix._fields + Fixed._fields, formats, strict=True):
+    for name, form in zip(
+        FramePrefix._fields + FixedFields._fields, formats, strict=True
+    ):
         size = struct.calcsize("<" + form)
         built.append((str(at), str(size), name.removesuffix("_too")))
         at += size
@@ -195,7 +201,10 @@ def test_a_wrong_update_cannot_be_built(
         ({"outer": replace(NESTEROV, count=3)}, "count=3 must be 0 in the agreed"),
         ({"island": "a"}, "island='a' and incarnation=0 must be empty in the agreed"),
         ({"incarnation": 1}, "incarnation=1 must be empty in the agreed"),
-        ({"progress": Progress(tokens=1)}, "progress and refused must be empty in the"),
+        (
+            {"progress": TrainingProgress(tokens=1)},
+            "progress and refused must be empty in the",
+        ),
         ({"refused": "norm"}, "progress and refused must be empty in the agreed"),
         ({"elements": 0}, "elements=0 with 1 counted islands"),
         ({"roster": Roster(())}, "elements=5 with 0 counted islands"),
@@ -217,7 +226,10 @@ def test_a_wrong_agreed_frame_cannot_be_built(
         ({"codec": "bf16"}, "codec='bf16' must be 'fp32' in the state frame"),
         ({"elements": 0}, "elements=0 must be a positive multiple of 2"),
         ({"incarnation": 1}, "incarnation=1 must be 0 without an island"),
-        ({"progress": Progress(cursor=b"c")}, "must be empty in the state frame"),
+        (
+            {"progress": TrainingProgress(cursor=b"c")},
+            "must be empty in the state frame",
+        ),
     ],
 )
 def test_a_wrong_state_cannot_be_built(
@@ -251,16 +263,16 @@ def test_wrong_outer_values_cannot_be_built(
 def test_wrong_progress_cannot_be_built() -> None:
     """Counters fit in 64 bits, and a cursor in 4096 bytes."""
     with pytest.raises(UsageError, match="tokens=-1 must be from 0"):
-        Progress(tokens=-1)
+        TrainingProgress(tokens=-1)
     with pytest.raises(UsageError, match="4097 bytes is above the limit of 4096"):
-        Progress(cursor=bytes(4097))
+        TrainingProgress(cursor=bytes(4097))
 
 
 @settings(deadline=None)
 @given(text=st.text(max_size=700))
 def test_any_text_can_be_made_a_reason(text: str) -> None:
     """`as_reason` gives what a frame can carry, whatever an error said."""
-    assert reason_fault(as_reason(text), what="reason") is None
+    assert reason_fault(as_reason(text), field="reason") is None
     assert as_reason("norm 91 above 10") == "norm 91 above 10"
 
 
@@ -328,7 +340,7 @@ def test_a_header_that_is_sealed_again_forgets_the_first_body() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"kind": Kind.DEPARTING}, {"incarnation": 4}, {"epoch": 2}]
+    "changes", [{"kind": FrameKind.DEPARTING}, {"incarnation": 4}, {"epoch": 2}]
 )
 def test_the_same_work_sent_again_is_the_same_update(
     changes: dict[str, object],
@@ -348,9 +360,9 @@ def test_any_other_work_is_another_update() -> None:
         {"island": "tokyo-2"},
         {"base": bytes(16)},
         {"weight": 10},
-        {"progress": Progress(inner_steps=701, tokens=5000, cursor=b"row 12")},
-        {"progress": Progress(inner_steps=700, tokens=5001, cursor=b"row 12")},
-        {"progress": Progress(inner_steps=700, tokens=5000, cursor=b"row 13")},
+        {"progress": TrainingProgress(inner_steps=701, tokens=5000, cursor=b"row 12")},
+        {"progress": TrainingProgress(inner_steps=700, tokens=5001, cursor=b"row 12")},
+        {"progress": TrainingProgress(inner_steps=700, tokens=5000, cursor=b"row 13")},
         {"codec": "bf16-stochastic"},
         {"seed": 1},
         {"elements": 6},

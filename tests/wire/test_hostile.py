@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from atoll.errors import CorruptError
 from atoll.wire.codecs import codec
 from atoll.wire.files import read_frame
-from atoll.wire.frame import header_length, pack, unpack
-from atoll.wire.layout import PREFIX_BYTES
+from atoll.wire.frame import PREFIX_BYTES, header_length, pack, unpack
 from tests.wire.samples import a_state, an_agreed, an_update, sealed
 
 GOLDEN = {

@@ -1,7 +1,7 @@
-"""What an island's local weights become once the outcome of a round is known.
+"""The local weights of an island after the outcome of a round.
 
 All values are fp32; the caller casts to the parameter's dtype afterwards. *Loaded*
-means the anchor cast to that dtype and back: what the island was really given.
+means the anchor cast to that dtype and back: the values that the island loaded.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from atoll.algorithm.arithmetic import A, flush, fp32
 
 
 def pseudo_gradient(loaded: A, local: A) -> A:
-    """Return what was loaded minus what is there: positive means descend."""
+    """Return the loaded anchor minus the local weights: positive means descend."""
     return flush(loaded - local)
 
 
 def rebase(anchor: A, local_now: A, local_at_seal: A) -> A:
-    """Return the new anchor plus what was learnt since the seal.
+    """Return the new anchor plus the local change since the seal.
 
     local <- anchor + (local_now - local_at_seal). Without steps in flight it is the
     anchor itself.

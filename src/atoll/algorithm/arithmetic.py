@@ -45,8 +45,8 @@ def flush(x: A) -> A:
     """
     # XLA turns `x * mask` into a selection, which would lose a NaN under the mask
     # `abs(x) >= TINY`. The inverted comparison keeps NaN on the side that is kept.
-    kept: A = x * ~(abs(x) < TINY) + 0.0
-    return kept
+    flushed: A = x * ~(abs(x) < TINY) + 0.0
+    return flushed
 
 
 def divide(x: A, by: float) -> A:

@@ -1,4 +1,4 @@
-"""Error feedback: what a lossy codec left out of one update is in the next.
+"""Error feedback: the error of a lossy codec is added to the next update.
 
 Sealing is tentative. The island keeps the residual from before a seal until it has the
 outcome of that round, and the outcome chooses:
@@ -27,7 +27,7 @@ def seal(
 
     `roundtrip` encodes and decodes. Over T counted seals
     sum beta**(T-t) D_t = sum beta**(T-t) q_t + e_T, to rounding (Seide et al. 2014;
-    decay 0.95 in SparseLoCo, arXiv 2508.15706). Whatever `roundtrip` raises, `residual`
+    decay 0.95 in SparseLoCo, arXiv 2508.15706). If `roundtrip` raises, `residual`
     is still the island's.
 
     >>> import numpy as np

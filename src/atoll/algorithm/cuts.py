@@ -11,7 +11,7 @@ def even_cuts(sizes: Sequence[int], count: int) -> list[int]:
     """Return where each stretch but the first begins; the largest is least.
 
     Sizes are positive and no fewer than `count`. Among the cuts that reach that least
-    size, each stretch is as near as can be to the mean of what is left.
+    size, each stretch is as near as possible to the mean of the remaining sizes.
 
     >>> even_cuts([1, 1, 1, 5, 1, 1], 3)  # 3, 5, 2
     [3, 4]
@@ -21,16 +21,18 @@ def even_cuts(sizes: Sequence[int], count: int) -> list[int]:
     needed = _needed(ends, limit)
     cuts: list[int] = []
     start = 0
-    for left in range(count - 1, 0, -1):
+    for remaining_cuts in range(count - 1, 0, -1):
         possible = [
             cut
-            for cut in range(start + 1, len(sizes) - left + 1)
-            if ends[cut] - ends[start] <= limit and needed[cut] <= left
+            for cut in range(start + 1, len(sizes) - remaining_cuts + 1)
+            if ends[cut] - ends[start] <= limit and needed[cut] <= remaining_cuts
         ]
         goal = ends[-1] - ends[start]
         start = min(
             possible,
-            key=lambda cut: abs((ends[cut] - ends[start]) * (left + 1) - goal),
+            key=lambda cut: abs(
+                (ends[cut] - ends[start]) * (remaining_cuts + 1) - goal
+            ),
         )
         cuts.append(start)
     return cuts

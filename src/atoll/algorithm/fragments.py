@@ -3,7 +3,7 @@
 A *block* is one numbered member of a container, found from names: in
 `encoder.layers.3.mlp.weight` the outermost number that has a name after it and at least
 one sibling makes block 3 of `encoder.layers`. Several containers (encoder and decoder,
-the stages of a convolutional net) all count, in model order. What lies in no block
+the stages of a convolutional net) all count, in model order. Tensors in no block
 (embeddings, final norm, head) is the *rest*.
 
 A tensor is never cut. An embedding larger than all blocks together stays whole: with
@@ -49,7 +49,7 @@ def split(
             blocks among the others.
 
     Raises:
-        UsageError: the model cannot be split so; the message says what can.
+        UsageError: the model cannot be split so; the message names a possible split.
 
     >>> names = ["embed", "h.0.w", "h.1.w", "h.2.w", "h.3.w", "norm"]
     >>> shapes = [(8,), (4,), (4,), (4,), (4,), (1,)]
@@ -145,16 +145,18 @@ def _own_rest(tensors: Sequence[Named], count: int, order: str) -> Partition:
 def _home_of_blocks(tensors: Sequence[Named], count: int, order: str) -> dict[str, int]:
     """Return the fragment, of `count`, of each name that lies in a block."""
     numbers = blocks([name for name, _ in tensors])
-    found = len(set(numbers.values()))
-    if count > found:
+    num_blocks = len(set(numbers.values()))
+    if count > num_blocks:
         raise UsageError(
             f"{count} fragments of blocks need as many blocks, and the names show "
-            f"{found}. " + (f"Ask for at most {found}, or s" if found else "S") + "et "
+            f"{num_blocks}. "
+            + (f"Ask for at most {num_blocks}, or s" if num_blocks else "S")
+            + "et "
             'fragment_order = "by_size", which needs no blocks.'
         )
     if order == "strided":
         return {name: number % count for name, number in numbers.items()}
-    return {name: number * count // found for name, number in numbers.items()}
+    return {name: number * count // num_blocks for name, number in numbers.items()}
 
 
 def _by_size(tensors: Sequence[Named], count: int, rest: str) -> Partition:
@@ -189,12 +191,12 @@ def _sizes(tensors: Sequence[Named], partition: Partition) -> list[int]:
 
 
 def _require_known(order: str, rest: str) -> None:
-    for key, value, known in (
+    for key, value, choices in (
         ("fragment_order", order, ("strided", "sequential", "by_size")),
         ("rest", rest, ("balanced", "own")),
     ):
-        if value not in known:
-            raise UsageError(f"{key} = {value!r} must be one of {', '.join(known)}.")
+        if value not in choices:
+            raise UsageError(f"{key} = {value!r} must be one of {', '.join(choices)}.")
 
 
 def _require_names(tensors: Sequence[Named], count: int) -> None:

@@ -47,8 +47,8 @@ def shares(weights: Sequence[int]) -> list[float]:
         raise UsageError(
             f"weights={list(weights)} must be one or more integers from 1 to 2**64 - 1."
         )
-    whole = sum(weights)
-    return [fp32(weight / whole) for weight in weights]
+    total = sum(weights)
+    return [fp32(weight / total) for weight in weights]
 
 
 def weighted(values: Sequence[A], weights: Sequence[int]) -> A:
@@ -83,7 +83,7 @@ def radial(values: Sequence[Vector], weights: Sequence[int]) -> Vector:
 
     Keeps the length of orthogonal updates, which the mean shrinks by N**-0.5. Where
     directions cancel, or a length is beyond fp32, it is the weighted mean. One island's
-    value is returned as it is. The paper leaves embeddings to the mean.
+    value is returned unchanged. The paper leaves embeddings to the mean.
     Numpy only: it is computed in one place and distributed as bytes.
     """
     flushed = [flush(value) for value in values]
@@ -94,7 +94,7 @@ def radial(values: Sequence[Vector], weights: Sequence[int]) -> Vector:
     ]
     direction = _weighted(units, weights)
     unit_length = norm(direction)
-    # Scalars go through the same text, at a tenth of what vectors of one cost.
+    # Scalars use the same code, ten times as fast as vectors of one element.
     scalars: list[Any] = [np.float32(x) for x in lengths]
     radius = float(weighted(scalars, weights))
     if len(values) == 1 or unit_length < CANCELLED or math.isinf(radius):

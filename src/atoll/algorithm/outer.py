@@ -15,7 +15,7 @@ from atoll.algorithm.arithmetic import A, divide, flush, fp32, power
 from atoll.errors import UsageError
 
 LARGEST_NORM = 2.0**50
-"""The largest norm of an update that may count, whatever is usual in its run.
+"""The largest norm of an update that may count in any run.
 
 It keeps every outer step finite, so that no result has to be checked. An element of a
 mean is then at most 2^51, even after a lossy codec. Momentum is at most 1 - 2^-24, so
@@ -73,7 +73,7 @@ def nesterov(mean: A, velocity: A, *, lr: float, momentum: float) -> tuple[A, A]
 
 
 class AdamScalars(NamedTuple):
-    """What an Adam step needs beside the settings, each exact in fp32.
+    """Inputs of an Adam step beside the settings, each exact in fp32.
 
     The corrections may be arrays of one element, where a program is compiled once for
     all outer steps.
@@ -161,10 +161,11 @@ class Delay:
     def __post_init__(self) -> None:
         if self.buffer < 1:
             raise UsageError(f"buffer={self.buffer} must be at least 1 arrival.")
-        most = fp32(1.0 / self.buffer)
-        if not 0.0 <= self.activation <= most:
+        max_activation = fp32(1.0 / self.buffer)
+        if not 0.0 <= self.activation <= max_activation:
             raise UsageError(
-                f"activation={self.activation} must lie between 0 and 1/buffer={most}."
+                f"activation={self.activation} must lie between 0 and "
+                f"1/buffer={max_activation}."
             )
 
     def share(self, *, is_last: bool) -> float:
@@ -190,7 +191,7 @@ def delayed_nesterov(
     change = -eta (D/N + share mu b)                    (arXiv 2401.09135)
 
     share is c, and 1 - (N - 1) c for the N-th, so that the shares of a buffer sum to 1.
-    `arrival` counts from 0 over the life of the run.
+    `arrival` counts from 0 over the whole run.
     With c = 0, N arrivals from one base move the anchor as one Nesterov step on their
     mean; with N = 1 every arrival is that step.
     """

@@ -1,8 +1,8 @@
 """How long an island may take: learned from its own arrivals, within bounds.
 
 An island is late beyond the median of its last arrivals plus `patience` spreads. So a
-slow, steady island is waited for and one that stopped is not, without a timeout that
-anybody tunes. Everything here is a value; whoever calls holds the clock.
+slow, steady island is waited for and one that stopped is not, without a timeout to
+tune. All functions here are pure: the caller passes times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cached_property
 
 from atoll.errors import UsageError
 
-KNOWN = 5
+MIN_ARRIVALS = 5
 """Arrivals before a deadline is learned at all."""
 
 LAST = 21
@@ -45,7 +45,9 @@ class Arrivals:
     def spread_s(self) -> float:
         """How far from the median arrivals are, scaled to a standard deviation."""
         median_s = self.median_s
-        distance = statistics.median([abs(each - median_s) for each in self.seconds])
+        distance = statistics.median(
+            [abs(arrival_s - median_s) for arrival_s in self.seconds]
+        )
         return max(NORMAL_SPREAD * distance, LEAST_SPREAD * median_s)
 
     def then(self, arrival_s: float) -> Arrivals:
@@ -60,15 +62,15 @@ def deadline_s(
 ) -> float:
     """Return how long after its round opens an island is late.
 
-    median + patience * spread, within the bounds; `upper_s` until `KNOWN` arrivals are
-    known. The spread is the median distance from the median, scaled to a standard
-    deviation: one extraordinary arrival moves neither.
+    median + patience * spread, within the bounds; `upper_s` before
+    `MIN_ARRIVALS` arrivals. The spread is the median distance from the median, scaled
+    to a standard deviation: one extraordinary arrival moves neither.
 
     >>> steady = Arrivals((9.0, 10.0, 10.0, 11.0, 500.0))
     >>> round(deadline_s(steady, patience=3.0, lower_s=1.0, upper_s=600.0), 3)
     14.448
     """
-    if len(arrivals.seconds) < KNOWN:
+    if len(arrivals.seconds) < MIN_ARRIVALS:
         return upper_s
     late_s = arrivals.median_s + patience * arrivals.spread_s
     return min(max(late_s, lower_s), upper_s)

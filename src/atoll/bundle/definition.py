@@ -1,4 +1,4 @@
-"""A run's model definition: what it has, what it is called, what of it is code."""
+"""A run's model definition: its files, its name in the settings, and its code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any, Self
 
 import blake3
 
-from atoll.bundle.archive import MAX_BYTES, MAX_FILES, pack, unpack
-from atoll.bundle.names import WEIGHTS
+from atoll.bundle.archive import MAX_BYTES, MAX_FILES, WEIGHTS, pack, unpack
 from atoll.errors import CorruptError, UsageError
+from atoll.settings import RunSettings
 
 CONFIG, MANIFEST = "config.json", "bundle.toml"
 """What says how the model is made: to `transformers`, or by a factory."""
@@ -271,3 +271,21 @@ def _texts(said: Any) -> Iterator[str]:
             yield each
         elif isinstance(each, dict | list):
             left += each.values() if isinstance(each, dict) else each
+
+
+def defined_by(bundle: Bundle | None, settings: RunSettings) -> RunSettings:
+    """Return settings that name a bundle, if one is given.
+
+    Raises:
+        UsageError: they name another.
+    """
+    if bundle is None:
+        return settings
+    named = settings.run.bundle
+    if named not in (None, bundle.digest):
+        raise UsageError(
+            f"The run file has run.bundle={named!r}, and the directory that was given "
+            f"is bundle {bundle.digest}. Give the other's directory, or leave "
+            "run.bundle out."
+        )
+    return settings.with_values({"run.bundle": bundle.digest})

@@ -1,15 +1,12 @@
 """Owns what a training is resumed from, on disk. Does not know what a tensor is.
 
-Start reading at `saving.save` and `loading.load`, then `manifest` and `tree`.
+Start reading at `saver.save` and `loader.load`, then `manifest` and `tree`.
 """
 
-from atoll.checkpoint.components import COMPONENTS
-from atoll.checkpoint.discovery import Found, newest
-from atoll.checkpoint.faces import Stateful
-from atoll.checkpoint.loading import Loaded, load
-from atoll.checkpoint.policy import Policy
-from atoll.checkpoint.ranks import Ranks
-from atoll.checkpoint.saving import Saver, save
+from atoll.checkpoint.frameworks import Ranks, Stateful
+from atoll.checkpoint.loader import Found, Loaded, load, newest
+from atoll.checkpoint.manifest import COMPONENTS
+from atoll.checkpoint.saver import Policy, Saver, save
 
 __all__ = [
     "COMPONENTS",

@@ -1,17 +1,36 @@
-"""Arrays as a checkpoint knows them: a kind of number, a shape, and bytes.
+"""Arrays of a checkpoint, and safe reading of their files.
 
 Rule 1: a kind is one of safetensors' own, so that any reader of it can read ours.
 Rule 2: bytes are little-endian, in C order, without gaps.
+
+An array file is safetensors, written in pieces: 8 bytes with the header's length, a
+header of JSON with each array's kind, shape and offsets, then the arrays one after the
+other.
+
+Files may be torn, changed, or written to harm.
+Rule 3: only a regular file is opened, never the target of a link.
+Rule 4: every size is bounded before anything is read or parsed.
+Rule 5: a wrong file raises CorruptError, whichever exception Python raised.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Hashable
+import os
+import stat
+import struct
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
+
+from atoll.disk import Data
+from atoll.errors import CorruptError
 
 Bytes = NDArray[np.uint8]
 
@@ -53,7 +72,7 @@ _OF_NUMPY = {
 _TO_NUMPY = {kind: np.dtype(text) for text, kind in _OF_NUMPY.items()}
 
 
-class Array(Protocol):
+class CheckpointArray(Protocol):
     """Numbers that are to be written. The writer of a checkpoint is the only caller."""
 
     @property
@@ -94,7 +113,7 @@ def kind_of(dtype: np.dtype[np.generic]) -> str | None:
 
 
 class NumpyArray:
-    """An array of numpy. Implements `Array`."""
+    """An array of numpy. Implements `CheckpointArray`."""
 
     offset = None
 
@@ -119,7 +138,7 @@ class NumpyArray:
 
 
 class HostArray:
-    """Bytes that were copied for a checkpoint, or read from one. Implements `Array`."""
+    """Bytes in memory, to or from a checkpoint. Implements `CheckpointArray`."""
 
     def __init__(
         self,
@@ -148,3 +167,241 @@ class HostArray:
         if self.kind not in _TO_NUMPY:
             return None
         return self._data.view(_TO_NUMPY[self.kind]).reshape(self.shape)
+
+
+MAX_JSON_BYTES = 2**28
+_PIECE_BYTES = 2**22
+
+
+def open_regular(path: Path) -> tuple[int, int]:
+    """Return a handle to a file and its size.
+
+    Raises:
+        CorruptError: it is not there, or is no regular file.
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        handle = os.open(path, flags)
+    except FileNotFoundError as exc:
+        raise CorruptError(f"{path.name} is missing") from exc
+    except OSError as exc:
+        raise CorruptError(f"{path.name} cannot be read: {exc.strerror}") from exc
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        raise CorruptError(f"{path.name} is no regular file")
+    return handle, status.st_size
+
+
+def read_exactly(handle: int, first: int, into: Bytes, path: Path) -> None:
+    """Fill `into` from a place of a file on.
+
+    Raises:
+        CorruptError: the file ends before that, or cannot be read.
+    """
+    view = into.data if len(into) else memoryview(b"")
+    while view:
+        try:
+            size = os.preadv(handle, [view[:_PIECE_BYTES]], first)
+        except OSError as exc:
+            raise CorruptError(f"{path.name} cannot be read: {exc.strerror}") from exc
+        if size == 0:
+            raise CorruptError(f"{path.name} ends {len(view)} bytes too early")
+        view, first = view[size:], first + size
+
+
+def read_bounded(path: Path, *, limit_bytes: int = MAX_JSON_BYTES) -> bytes:
+    """Return a whole file.
+
+    Raises:
+        CorruptError: it is not there, or longer than the limit.
+    """
+    handle, size = open_regular(path)
+    try:
+        if size > limit_bytes:
+            raise CorruptError(
+                f"{path.name} has {size} bytes, more than the {limit_bytes} allowed"
+            )
+        data = np.empty(size, np.uint8)
+        read_exactly(handle, 0, data, path)
+        return data.tobytes()
+    finally:
+        os.close(handle)
+
+
+def parse_json(data: bytes, path: Path) -> object:
+    """Return what JSON says, refusing what is not JSON and keys that come twice."""
+    try:
+        return json.loads(
+            data, object_pairs_hook=_without_twins, parse_constant=_no_constant
+        )
+    except (ValueError, RecursionError) as exc:
+        raise CorruptError(f"{path.name} is no JSON: {str(exc)[:200]}") from exc
+
+
+def digest_of(path: Path) -> tuple[int, str]:
+    """Return the size and the BLAKE3 digest of a file."""
+    handle, size = open_regular(path)
+    try:
+        hasher = blake3()
+        piece = np.empty(min(size, _PIECE_BYTES), np.uint8)
+        for first in range(0, size, _PIECE_BYTES):
+            part = piece[: min(_PIECE_BYTES, size - first)]
+            read_exactly(handle, first, part, path)
+            hasher.update(part.data)
+        return size, hasher.hexdigest()
+    finally:
+        os.close(handle)
+
+
+def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key comes twice")
+    return found
+
+
+def _no_constant(word: str) -> object:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+MAX_HEADER_BYTES = 2**28
+MAX_ARRAYS = 2**21
+MAX_DIMENSIONS = 32
+_METADATA = "__metadata__"
+_ALIGNMENT = 8
+
+
+def array_file_parts(arrays: Mapping[str, CheckpointArray]) -> Iterator[Data]:
+    """Yield the bytes of a file that holds these arrays."""
+    header: dict[str, object] = {_METADATA: _sharding(arrays)}
+    end = 0
+    for name, array in arrays.items():
+        first, end = end, end + size_bytes(array.kind, array.shape)
+        header[name] = {
+            "dtype": array.kind,
+            "shape": list(array.shape),
+            "data_offsets": [first, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    yield struct.pack("<Q", len(text)) + text
+    for array in arrays.values():
+        yield array.flat().data
+
+
+def _sharding(arrays: Mapping[str, CheckpointArray]) -> dict[str, str]:
+    """Return where pieces belong, as torch.distributed.checkpoint's own files say it.
+
+    Its reader of safetensors can then put our shards together, too.
+    """
+    if all(array.offset is None for array in arrays.values()):
+        return {"format": "pt"}
+    offsets = {
+        name: {"saved_offsets": list(array.offset or (0,) * len(array.shape))}
+        for name, array in arrays.items()
+    }
+    return {"format": "pt", "DCP_SHARDING_INFO": json.dumps(offsets)}
+
+
+@dataclass(frozen=True)
+class _Place:
+    kind: str
+    shape: tuple[int, ...]
+    first: int
+
+
+class ArrayFile:
+    """The arrays of a file, each of which is read when it is asked for.
+
+    Raises:
+        CorruptError: the file is not such a file, or says what cannot be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        handle, size = open_regular(path)
+        try:
+            self._places = _places(handle, size, path)
+        finally:
+            os.close(handle)
+
+    def names(self) -> set[str]:
+        return set(self._places)
+
+    def read(self, name: str) -> HostArray:
+        """Return an array, in memory that is the caller's alone."""
+        place = self._places.get(name)
+        if place is None:
+            raise CorruptError(f"{self.path} has no array {name[:200]!r}.")
+        data: Bytes = np.empty(size_bytes(place.kind, place.shape), np.uint8)
+        handle, _ = open_regular(self.path)
+        try:
+            read_exactly(handle, place.first, data, self.path)
+        finally:
+            os.close(handle)
+        return HostArray(data, place.kind, place.shape)
+
+
+def _places(handle: int, size: int, path: Path) -> dict[str, _Place]:
+    length = np.empty(8, np.uint8)
+    read_exactly(handle, 0, length, path)
+    (header_bytes,) = struct.unpack("<Q", length.tobytes())
+    if header_bytes > min(MAX_HEADER_BYTES, size - 8):
+        raise CorruptError(
+            f"{path} announces a header of {header_bytes} bytes, which is more than "
+            f"the file or than {MAX_HEADER_BYTES}."
+        )
+    text = np.empty(header_bytes, np.uint8)
+    read_exactly(handle, 8, text, path)
+    header = parse_json(text.tobytes(), path)
+    if not isinstance(header, dict) or len(header) > MAX_ARRAYS:
+        raise CorruptError(
+            f"The header of {path} is no object of at most {MAX_ARRAYS}."
+        )
+    header.pop(_METADATA, None)
+    start = 8 + header_bytes
+    found = {}
+    end = 0
+    # In the order of the file each array begins where the last one ended: no byte is
+    # in two arrays, and none is in nobody's.
+    for name, entry in sorted(header.items(), key=lambda item: _first(item[1], path)):
+        place, last = _place(entry, end, path)
+        found[name] = _Place(place.kind, place.shape, start + place.first)
+        end = last
+    if start + end != size:
+        raise CorruptError(f"{path} has {size} bytes, and its header {start + end}.")
+    return found
+
+
+def _first(entry: object, path: Path) -> tuple[int, int]:
+    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not (
+        isinstance(offsets, list)
+        and len(offsets) == 2
+        and all(type(each) is int and each >= 0 for each in offsets)
+    ):
+        raise CorruptError(f"The header of {path} does not say where its arrays are.")
+    return offsets[0], offsets[1]
+
+
+def _place(entry: dict[str, object], end: int, path: Path) -> tuple[_Place, int]:
+    kind, shape = entry.get("dtype"), entry.get("shape")
+    first, last = _first(entry, path)
+    is_right = (
+        isinstance(kind, str)
+        and kind in SIZES
+        and isinstance(shape, list)
+        and len(shape) <= MAX_DIMENSIONS
+        and all(type(each) is int and 0 <= each < 2**48 for each in shape)
+        and first == end
+        and last - first == size_bytes(kind, tuple(shape))
+    )
+    if not is_right:
+        raise CorruptError(
+            f"The header of {path} has an array of {str(kind)[:20]} and "
+            f"{str(shape)[:80]} from {first} to {last}, which cannot be."
+        )
+    assert isinstance(kind, str)
+    assert isinstance(shape, list)
+    return _Place(kind, tuple(shape), first), last

@@ -1,26 +1,73 @@
-"""What a checkpoint says of itself: its files, its components and its weights.
+"""The manifest of a checkpoint, and the directory that holds a run's checkpoints.
 
 Rule 1: the manifest is written last, so a directory without one was never finished.
 Rule 2: every file is listed with its size and digest, and the manifest has its own.
-Rule 3: a checkpoint has its weights, or says that they are external. One that has
-        neither is not valid: nobody can tell it from one that lost them.
+Rule 3: a checkpoint has its weights, or records that they are external. One that has
+        neither is not valid: it could have lost them.
+Rule 4: a checkpoint is written under a name that ends in "~", made durable, and then
+        renamed. A checkpoint under its own name is whole.
+Rule 5: a number is used once. The highest is the newest, whatever was resumed from.
+Rule 6: only files that a manifest of ours lists are removed, and never the last valid
+        checkpoint.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from blake3 import blake3
 
-from atoll.checkpoint.components import COMPONENTS, MODEL
-from atoll.checkpoint.mistrust import parse_json, read_bounded
+from atoll.checkpoint.arrays import parse_json, read_bounded
 from atoll.checkpoint.tree import Json
-from atoll.errors import CorruptError
+from atoll.disk import LOCK, TEMPORARY, sync_directory
+from atoll.disk.base import translated
+from atoll.errors import CorruptError, UsageError
+from atoll.settings.rules import nearest
+
+COMPONENTS = ("model", "optimizer", "scheduler", "trainer", "data", "rng", "island")
+"""In the order in which they are restored: an island builds on model and optimizer."""
+
+MODEL = "model"
+RNG = "rng"
+
+
+def chosen_components(
+    names: Iterable[str] | None, *, default: Iterable[str] = COMPONENTS
+) -> tuple[str, ...]:
+    """Return the chosen components in our order; None chooses the default.
+
+    Raises:
+        UsageError: a name is not one of `COMPONENTS`. A misspelt "model" must not make
+            a checkpoint that has no weights.
+    """
+    if isinstance(names, str):
+        raise UsageError(
+            f"components={names!r} is a word. Write components=[{names!r}]."
+        )
+    wanted = set(check_names(default if names is None else names))
+    return tuple(name for name in COMPONENTS if name in wanted)
+
+
+def check_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names as a tuple if each of them is one of `COMPONENTS`."""
+    listed = tuple(names)
+    for name in listed:
+        if name not in COMPONENTS:
+            raise UsageError(
+                f"{name!r} is no component of a checkpoint. "
+                f"Did you mean {nearest(str(name), COMPONENTS)!r}? "
+                f"Known are {', '.join(COMPONENTS)}."
+            )
+    return listed
+
 
 MANIFEST = "manifest.json"
 FORMAT = "atoll-checkpoint"
@@ -60,8 +107,8 @@ class Manifest:
     files: Mapping[str, FileEntry]
     """By name: a tree per component and rank, and its arrays if it has any."""
 
-    at: Mapping[str, Json] = field(default_factory=dict)
-    """What the writer said of the moment: a round, a number of inner steps."""
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    """Values of the caller of `save`, such as a round or a number of inner steps."""
 
     def part_of(self, component: str, rank: int) -> int:
         """Return the rank whose part of a component a rank restores: its own or 0's."""
@@ -101,7 +148,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "num_ranks": manifest.num_ranks,
         "components": list(manifest.components),
         "weights": manifest.weights,
-        "at": manifest.at,
+        "at": manifest.metadata,
         "files": {
             name: {"size_bytes": entry.size_bytes, "digest": entry.digest}
             for name, entry in sorted(manifest.files.items())
@@ -139,20 +186,20 @@ def _digest(body: Mapping[str, object]) -> str:
 
 def _parse(body: Mapping[str, object]) -> Manifest:
     num_ranks, weights = body.get("num_ranks"), body.get("weights")
-    components, at = body.get("components"), body.get("at")
+    components, metadata = body.get("components"), body.get("at")
     if type(num_ranks) is not int or not 1 <= num_ranks <= MAX_RANKS:
         raise CorruptError(f"{MANIFEST} speaks of {str(num_ranks)[:20]} ranks")
     if not isinstance(components, list) or any(c not in COMPONENTS for c in components):
         raise CorruptError(f"{MANIFEST} has components that are not known")
-    if not isinstance(at, dict):
-        raise CorruptError(f"{MANIFEST} does not say at what moment it was written")
+    if not isinstance(metadata, dict):
+        raise CorruptError(f"{MANIFEST} has no 'at'")
     _check_weights(MODEL in components, weights)
     return Manifest(
         num_ranks=num_ranks,
         components=tuple(c for c in COMPONENTS if c in components),
         weights="here" if weights == "here" else "external",
         files=parse_files(body.get("files")),
-        at=at,
+        metadata=metadata,
     )
 
 
@@ -201,3 +248,169 @@ def _check_parts(manifest: Manifest) -> None:
     for name in manifest.files:
         if name.replace(".safetensors", ".json") not in expected:
             raise CorruptError(f"{MANIFEST} lists {name}, of no component that it has")
+
+
+_NAME = re.compile(r"checkpoint-([0-9]{8})(~?)")
+MAX_NUMBER = 10**8 - 1
+
+
+def checkpoint_name(number: int) -> str:
+    """Return the name of a checkpoint's directory."""
+    return f"checkpoint-{number:08d}"
+
+
+def number_of(path: Path) -> int | None:
+    """Return a finished checkpoint's number; None if the name is not of one."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match and not match[2] else None
+
+
+def finished(root: Path) -> list[Path]:
+    """Return the directories of checkpoints that were finished, the newest first."""
+    with translated(root):
+        if not root.is_dir():
+            return []
+        found = [path for path in root.iterdir() if number_of(path) is not None]
+    return sorted((path for path in found if _is_directory(path)), reverse=True)
+
+
+def next_number(root: Path) -> int:
+    """Return a number above all that were ever used, finished or not."""
+    with translated(root):
+        taken = [_NAME.fullmatch(path.name) for path in root.iterdir()]
+    number = max((int(match[1]) for match in taken if match), default=0) + 1
+    if number > MAX_NUMBER:
+        raise UsageError(f"{root} has no numbers left. Save to another directory.")
+    return number
+
+
+@contextmanager
+def owned(root: Path) -> Iterator[None]:
+    """Be the only process that writes checkpoints to a directory, in the block.
+
+    What a process that died left unfinished is removed.
+
+    Raises:
+        UsageError: another process does, and is alive.
+    """
+    handle = own(root)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def own(root: Path) -> int:
+    """Be the only process that writes to a directory, until the handle is closed."""
+    with translated(root):
+        _make(root)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(root / LOCK, flags, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        os.close(handle)
+        raise UsageError(
+            f"Another process saves its checkpoints to {root}, and is alive. "
+            "Give every island a directory of its own, or stop that process first."
+        ) from exc
+    sweep(root)
+    return handle
+
+
+def begin(root: Path, number: int) -> Path:
+    """Make the directory in which a checkpoint is written, durable after `commit`."""
+    path = root / (checkpoint_name(number) + TEMPORARY)
+    with translated(path):
+        path.mkdir(mode=0o700)
+    return path
+
+
+def commit(unfinished: Path) -> Path:
+    """Make a directory, all files of which are durable, a checkpoint."""
+    path = unfinished.with_name(unfinished.name.removesuffix(TEMPORARY))
+    with translated(path):
+        sync_directory(unfinished)
+        os.rename(unfinished, path)
+        sync_directory(path.parent)
+    return path
+
+
+def sweep(root: Path) -> None:
+    """Remove what was left unfinished. The caller owns the directory."""
+    for path in root.iterdir():
+        match = _NAME.fullmatch(path.name)
+        if match and match[2] and _is_directory(path):
+            _remove(path, [name for name in os.listdir(path) if is_our_file(name)])
+
+
+def retain(root: Path, keep: int, newest: Path) -> list[Path]:
+    """Remove all but the `keep` newest checkpoints that are whole; return those.
+
+    `newest` has just been written: it is valid, and stays. What is not whole is not
+    counted and not touched: somebody may want to see what happened to it.
+    """
+    whole = [newest]
+    for path in finished(root):
+        if path == newest:
+            continue
+        manifest = _manifest_if_whole(path)
+        if manifest is None:
+            continue
+        whole.append(path)
+        if len(whole) > keep:
+            retire(path, manifest)
+    return whole[keep:]
+
+
+def retire(path: Path, manifest: Manifest) -> None:
+    """Remove a checkpoint, unless somebody has put something else into it.
+
+    It loses its name first, so that half of it is never taken for a checkpoint.
+    """
+    ours = {MANIFEST, *manifest.files}
+    unfinished = path.with_name(path.name + TEMPORARY)
+    with suppress(OSError):  # what cannot be removed now is found another time
+        if set(os.listdir(path)) <= ours:
+            os.rename(path, unfinished)
+            _remove(unfinished, sorted(ours))
+
+
+def missing_from(path: Path, manifest: Manifest) -> str | None:
+    """Return what a checkpoint lacks by the sizes of its files; None if nothing."""
+    for name, entry in manifest.files.items():
+        try:
+            size = (path / name).lstat().st_size
+        except OSError:
+            return f"{name} is missing"
+        if size != entry.size_bytes:
+            return f"{name} has {size} bytes instead of {entry.size_bytes}"
+    return None
+
+
+def _manifest_if_whole(path: Path) -> Manifest | None:
+    try:
+        manifest = read_manifest(path)
+    except CorruptError:
+        return None
+    return None if missing_from(path, manifest) else manifest
+
+
+def _remove(path: Path, names: list[str]) -> None:
+    with suppress(OSError):  # what stays is swept another time
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(path / name)
+        os.rmdir(path)  # refused where somebody else has put something
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _make(root: Path) -> None:
+    if not root.is_dir():
+        _make(root.parent)
+        with suppress(FileExistsError):
+            root.mkdir(mode=0o700)
+        sync_directory(root.parent)

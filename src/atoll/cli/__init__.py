@@ -7,59 +7,64 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
 from atoll import __version__
-from atoll.cli.cancel import cancel
-from atoll.cli.certify import certify
-from atoll.cli.control import control
-from atoll.cli.demo import demo
-from atoll.cli.doctor import doctor
-from atoll.cli.events import events
-from atoll.cli.export import export
-from atoll.cli.init import init
-from atoll.cli.inspect import inspect
-from atoll.cli.invite import invite
-from atoll.cli.join import join
-from atoll.cli.launch import launch
-from atoll.cli.logs import logs
-from atoll.cli.move import move
-from atoll.cli.ps import ps
-from atoll.cli.scale import scale
-from atoll.cli.serve import serve
-from atoll.cli.simulate import simulate
-from atoll.cli.status import status
 from atoll.errors import AtollError, UsageError, exit_code
 
-__all__ = ["VERBS", "app", "main"]
+__all__ = ["VERBS", "load_command", "main"]
 
-VERBS: dict[str, Callable[..., None]] = {
-    "demo": demo,
-    "serve": serve,
-    "init": init,
-    "invite": invite,
-    "certify": certify,
-    "join": join,
-    "launch": launch,
-    "ps": ps,
-    "logs": logs,
-    "cancel": cancel,
-    "scale": scale,
-    "status": status,
-    "control": control,
-    "move": move,
-    "events": events,
-    "export": export,
-    "doctor": doctor,
-    "inspect": inspect,
-    "simulate": simulate,
+VERBS = {
+    "demo": "Train a small language model on four islands.",
+    "serve": "Serve a run: a new one, or the one that the directory holds.",
+    "init": "Make a run in a store, where islands meet without a coordinator.",
+    "invite": "Print the command to paste on another machine; for operators.",
+    "certify": "Make a certificate for a machine that is to join a run.",
+    "join": "Run a command as an island of a run.",
+    "launch": "Start islands of a run on an engine, and follow them to its end.",
+    "ps": "List launched islands: their states, restarts and last metrics.",
+    "logs": "Print the output of launched islands, restarts included.",
+    "cancel": "End launched islands; each leaves its run cleanly if it can.",
+    "scale": "Scale a launch to N islands.",
+    "status": "Print where a run is, who takes part, and why it waits.",
+    "control": "Control a run: pause, resume, save, stop, drain, evict, set.",
+    "move": "Move a run from its coordinator into a store, or back.",
+    "events": "Print the last events of a run that its coordinator keeps.",
+    "export": "Write agreed weights into a safetensors file.",
+    "doctor": "Check the connection from this machine to a run, step by step.",
+    "inspect": "Print the header of a frame, and verify its body piece by piece.",
+    "simulate": "Simulate islands and a coordinator in virtual time.",
 }
+"""Every verb with its summary. The function of a verb is `atoll.cli.VERB.VERB`.
+
+The summary equals the first line of that function's docstring, so that `atoll --help`
+need not import the verbs.
+"""
+
+
+class VerbGroup(TyperGroup):
+    """The group of verbs. Imports the module of a verb when the verb is called.
+
+    The help of the group and the shell's completion of a verb use the summaries.
+    """
+
+    def resolve_command(
+        self, ctx: Any, args: list[str]
+    ) -> tuple[str | None, Any, list[str]]:
+        """Return the called verb, its command, and the arguments after the verb."""
+        verb, command, rest = super().resolve_command(ctx, args)
+        return verb, command if verb is None else load_command(verb), rest
+
 
 app = typer.Typer(
     name="atoll",
+    cls=VerbGroup,
     help="Train one model on machines that talk rarely.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -67,14 +72,21 @@ app = typer.Typer(
     # A fixed width keeps `--help` the same text on every terminal.
     context_settings={"terminal_width": 80, "help_option_names": ["-h", "--help"]},
 )
-for _name, _verb in VERBS.items():
-    app.command(_name)(_verb)
+for _verb, _summary in VERBS.items():
+    app.command(_verb, help=_summary)(lambda: None)
+
+
+def load_command(verb: str) -> Any:
+    """Import the module of a verb, and return the command with all its parameters."""
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command(verb)(getattr(import_module(f"atoll.cli.{verb}"), verb))
+    return typer.main.get_command(single)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit: 0 done, else the code of whose fault it was.
 
-    Whoever is read by `head` and no further ends with 1, and without a word.
+    A command that writes to a closed pipe, as before `head`, exits with 1 silently.
     """
     try:
         try:
@@ -87,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             typer.echo(f"atoll: {exc}", err=True)
             sys.exit(exit_code(exc))
     except BrokenPipeError:
-        # What is left in the buffer would be written, and complain, at the very end.
+        # At exit Python flushes the buffer, which would fail again and print that.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -11,15 +11,15 @@ from typing import Any, Self
 
 from atoll.cli.names import url_of
 from atoll.errors import Refused, RunEnded, Unreachable
-from atoll.exchange.forms import Incoming
-from atoll.exchange.forms.failures import read_failure
-from atoll.http import Caller, Fetching, Reply
-from atoll.island.environment import Surroundings, surroundings_from_environment
-from atoll.island.reach import call_to
+from atoll.exchange.api import Incoming
+from atoll.exchange.api.replies import read_failure
+from atoll.http import Download, HttpClient, HttpReply
+from atoll.island.connection import call_to
+from atoll.island.environment import CredentialPaths, surroundings_from_environment
 from atoll.security import Credentials, Role, RunUrl, certificate_refusal
 
 
-def surroundings_for(url: RunUrl) -> Surroundings:
+def surroundings_for(url: RunUrl) -> CredentialPaths:
     """Return this user's surroundings, with the certificate that is shown to a run.
 
     It is the one that ATOLL_CERTIFICATE names, or else the one that was remembered.
@@ -39,7 +39,7 @@ class Asking:
     def __init__(
         self,
         url: RunUrl,
-        caller: Caller,
+        caller: HttpClient,
         headers: Mapping[str, str] | None = None,
         *,
         shown: Path | None = None,
@@ -86,9 +86,9 @@ class Asking:
         *,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        fetching: Fetching | None = None,
+        fetching: Download | None = None,
         timeout_s: float | None = None,
-    ) -> Reply:
+    ) -> HttpReply:
         """Return a good answer.
 
         Raises:
@@ -115,7 +115,7 @@ class Asking:
         return reply
 
 
-def _failure(reply: Reply) -> Exception:
+def _failure(reply: HttpReply) -> Exception:
     said = reply.headers.get("content-type", "")
     failure = read_failure(reply.status, said, Incoming.of(bytes(reply.body)))
     # To a person that a run is over is an answer like any other no.

@@ -12,11 +12,9 @@ import typer
 from atoll.cli.launches import launches_of, tell_table, with_island
 from atoll.cli.names import RUN
 from atoll.errors import AtollError, RemoteError, Unreachable
-from atoll.launch.base import GRACE_S
-from atoll.launch.book import Record
-from atoll.launch.launching import Launched
-from atoll.launch.states import Report
-from atoll.launch.summary import rows
+from atoll.launch.api import Launched, rows
+from atoll.launch.base import GRACE_S, Report
+from atoll.launch.launches import Record
 
 LOOK_S = 0.2
 MORE_S = 60.0
@@ -33,7 +31,7 @@ def cancel(
         float, typer.Option(min=0, help="For islands to leave before they are killed.")
     ] = GRACE_S,
 ) -> None:
-    """End islands that were launched: each leaves its run cleanly if it can.
+    """End launched islands; each leaves its run cleanly if it can.
 
     Without names all of them, and then the coordinator that was launched with them.
     RUN may be the id of a launch, as `atoll ps` shows it.

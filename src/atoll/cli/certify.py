@@ -12,7 +12,7 @@ import typer
 
 from atoll.cli.names import complete, directory_of
 from atoll.errors import NoSuchFile
-from atoll.security.private import private_directory
+from atoll.security.private_files import private_directory
 
 OPERATOR = "operator"
 """Names the certificate of whoever serves the run."""
@@ -45,7 +45,7 @@ def certify(
     the first call; served with --island-certificates DIR/authority.pem, a run lets in
     nobody without.
     """
-    from atoll.security.authority import issue_island_certificate, make_authority
+    from atoll.security.certificates import issue_island_certificate, make_authority
 
     directory = private_directory(directory_of(run))
     authority = make_authority(directory, unix_s=time.time())
@@ -74,7 +74,7 @@ def own_certificate(directory: Path, authority: Path | None) -> Path | None:
     None if no certificates are asked for, if others sign them, or if the authority's
     key is kept elsewhere and there is none yet.
     """
-    from atoll.security.authority import AUTHORITY, issue_island_certificate
+    from atoll.security.certificates import AUTHORITY, issue_island_certificate
 
     if authority is None or authority.absolute() != (directory / AUTHORITY).absolute():
         return None

@@ -47,8 +47,9 @@ def control(
         bool, typer.Option("--json", help="Print the status afterwards.")
     ] = False,
 ) -> None:
-    """Pause, resume, save, stop or drain a run, evict an island, or set values.
+    """Control a run: pause, resume, save, stop, drain, evict, set.
 
+    evict removes one island from the run.
     save has every island save a checkpoint of its own with its next heartbeat, and run
     what its program has given to on_save.
     set makes a new epoch: quorum, patience, limits and the end are in force at once,

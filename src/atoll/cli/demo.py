@@ -32,8 +32,12 @@ def demo(
         bool, typer.Option("--json", help="Print the results as JSON.")
     ] = False,
 ) -> None:
-    """Train a small language model on four islands, and compare with data parallel."""
-    from atoll.demo import files, table
+    """Train a small language model on four islands.
+
+    Without --quick the model is also trained data parallel, for comparison.
+    """
+    from atoll.demo import files
+    from atoll.demo import report as table
 
     results = _results(directory, is_quick=quick)
     report = files.report(directory)
@@ -41,13 +45,14 @@ def demo(
     if as_json:
         typer.echo(json.dumps(results))
         return
-    typer.echo(table.text(results))
+    typer.echo(table.table_text(results))
     typer.echo(f"\nThe curves are in {report.resolve().as_uri()}")
 
 
 def _results(directory: Path, *, is_quick: bool) -> Results:
-    from atoll.demo import results, run_file
-    from atoll.demo.running import run_islands
+    from atoll.demo import files as run_file
+    from atoll.demo import results
+    from atoll.demo.run import run_islands
 
     for name in NEEDED:
         if find_spec(name) is None:
@@ -57,7 +62,7 @@ def _results(directory: Path, *, is_quick: bool) -> Results:
             f"{directory} is there already. Remove it, or choose another --dir."
         )
     directory.mkdir(mode=0o700, parents=True)
-    settings = run_file.settings(quick=is_quick)
+    settings = run_file.run_settings(quick=is_quick)
     progress = Progress()
     islands, status = run_islands(directory, settings, on_look=progress.show)
     progress.leave()
@@ -69,7 +74,7 @@ def _beside(
     directory: Path, islands: list[dict[str, Any]], progress: Progress
 ) -> ParallelResults:
     from atoll.demo import files
-    from atoll.demo.eras import read_eras
+    from atoll.demo.dataset import read_eras
     from atoll.demo.parallel import train_beside
 
     every = 10 if can_redraw(sys.stderr) else 200
@@ -100,13 +105,13 @@ class Progress:
 
     def show(self, status: Mapping[str, Any]) -> None:
         """Show how far each island is."""
-        from atoll.demo.progress import lines
+        from atoll.demo.report import progress_lines
 
         if can_redraw(sys.stderr):
-            self.draw(lines(status))
+            self.draw(progress_lines(status))
         elif status["round"] // 10 > self._told:
             self._told = status["round"] // 10
-            self.draw(lines(status))
+            self.draw(progress_lines(status))
 
     def draw(self, lines: list[str]) -> None:
         """Draw lines over the last ones; on no terminal, below them."""

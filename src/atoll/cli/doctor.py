@@ -19,7 +19,7 @@ from atoll.cli.asking import Asking, surroundings_for
 from atoll.cli.names import RUN, StoreUrl, place_of, url_of
 from atoll.cli.terminal import painted
 from atoll.disk import require_able
-from atoll.disk.room import RECORDS_BYTES
+from atoll.disk.space import RECORDS_BYTES
 from atoll.errors import (
     AtollError,
     DiskFull,
@@ -28,12 +28,12 @@ from atoll.errors import (
     UsageError,
     exit_code,
 )
-from atoll.exchange.forms import PROTOCOL, parse_info
-from atoll.exchange.forms.heads import PROTOCOL_HEADER
-from atoll.island.reach import CONNECT_S, call_to
+from atoll.exchange.api import PROTOCOL, parse_info
+from atoll.exchange.api.routes import PROTOCOL_HEADER
+from atoll.island.connection import CONNECT_S, call_to
 from atoll.security import Credentials, Role, RunUrl, calling_context, secured
-from atoll.security.private import private_directory
-from atoll.telemetry.amounts import size as shown_size
+from atoll.security.private_files import private_directory
+from atoll.telemetry.text import format_size as shown_size
 
 SKEW_S = 5.0
 """Beyond this, times in events and logs of two machines are hard to compare."""
@@ -204,7 +204,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look, step by step, at what stands between this machine and a run.
+    """Check the connection from this machine to a run, step by step.
 
     Exits with 0 when every step is well, and otherwise with the code of the first
     that failed, which says what to do.

@@ -12,7 +12,7 @@ import typer
 from atoll.cli.asking import Asking
 from atoll.cli.names import RUN
 from atoll.cli.terminal import painted
-from atoll.telemetry.cells import shown
+from atoll.telemetry.text import printable
 
 WAIT_S = 40.0
 """For an answer that comes within 20 s, if only to say that nothing happened."""
@@ -29,7 +29,7 @@ def events(
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
 ) -> None:
-    """Print the last events of a run, as far as its coordinator keeps them."""
+    """Print the last events of a run that its coordinator keeps."""
     last = 0
     with Asking.of(run) as asking:
         found = asking.get("/events")
@@ -49,7 +49,7 @@ def _show(event: dict[str, Any], *, as_json: bool) -> None:
         return
     at = time.strftime("%H:%M:%S", time.localtime(event["at"]))
     fields = (
-        f"{key}={shown(_brief(value))}"
+        f"{key}={printable(_brief(value))}"
         for key, value in event.items()
         if key not in HEAD
     )

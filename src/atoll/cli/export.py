@@ -19,7 +19,7 @@ import typer
 from atoll.cli.asking import Asking
 from atoll.cli.names import RUN, StoreUrl, place_of
 from atoll.errors import CorruptError, Unreachable, UsageError
-from atoll.http import Fetching, Reply
+from atoll.http import Download, HttpReply
 from atoll.security import RunUrl
 
 TRIES = 120
@@ -63,12 +63,13 @@ def export(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Write agreed weights into a safetensors file: the newest, or those of a round.
+    """Write agreed weights into a safetensors file.
 
-    Every trained parameter and floating buffer is in it, in its own dtype, and the
-    constants (frozen parameters, integer buffers) that the run keeps; what it does not
-    keep is named. A tied tensor is there once, by its first name. With --format hf the
-    configuration and the tokenizer of the run's bundle are written beside them.
+    The weights are the newest, or those of --round. Every trained parameter and
+    floating buffer is in the file, in its own dtype, and the constants (frozen
+    parameters, integer buffers) that the run keeps; what it does not keep is named.
+    A tied tensor is there once, by its first name. With --format hf the configuration
+    and the tokenizer of the run's bundle are written beside them.
     """
     place = place_of(run)
     if form is Form.HF:
@@ -122,7 +123,7 @@ def _from_coordinator(url: RunUrl, draft: Path, round: int | None) -> int:
         return int(_fetch(asking, draft, round).headers["content-length"])
 
 
-def _fetch(asking: Asking, draft: Path, round: int | None) -> Reply:
+def _fetch(asking: Asking, draft: Path, round: int | None) -> HttpReply:
     target = "/anchor" if round is None else f"/anchor?round={round}"
 
     def into(size: int) -> memoryview:
@@ -130,13 +131,13 @@ def _fetch(asking: Asking, draft: Path, round: int | None) -> Reply:
         return memoryview(np.memmap(draft, np.uint8, "w+", shape=(size,)).data)
 
     with _bar() as progress:
-        fetching = Fetching(into, progress)
+        fetching = Download(into, progress)
         return _again(
             lambda: asking.call("GET", target, fetching=fetching, timeout_s=FILE_S)
         )
 
 
-def _again(fetch: Callable[[], Reply]) -> Reply:
+def _again(fetch: Callable[[], HttpReply]) -> HttpReply:
     """Ask until no round is in the way, or the network has failed too often.
 
     A body that broke off goes on where it was.

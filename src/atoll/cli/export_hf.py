@@ -16,8 +16,7 @@ from atoll.bundle.definition import CONFIG, MANIFEST
 from atoll.cli.names import StoreUrl
 from atoll.disk import sync_directory
 from atoll.errors import UsageError
-from atoll.island.consent import require_consent
-from atoll.island.definitions import definition_of
+from atoll.island.model_definition import definition_of, require_consent
 from atoll.security import RunUrl
 
 WEIGHTS = "model.safetensors"
@@ -45,7 +44,7 @@ def export_hf(
         )
     with _draft(out) as draft:
         facts = take(draft / WEIGHTS)
-        _call_as_saved(draft / WEIGHTS, where, runs_code=bool(bundle.code))
+        _call_as_saved(draft / WEIGHTS, where, trust_remote_code=bool(bundle.code))
         for name, content in bundle.files.items():
             if name != MANIFEST:
                 _write(draft / name, content)
@@ -64,14 +63,14 @@ def _definition(
     return definition.bundle, definition.directory
 
 
-def _call_as_saved(file: Path, directory: Path, *, runs_code: bool) -> None:
+def _call_as_saved(file: Path, directory: Path, *, trust_remote_code: bool) -> None:
     """Give every tensor the name that `from_pretrained` looks for."""
     saved_names = _saved_names()
     with file.open("r+b") as opened:
         size = int.from_bytes(opened.read(8), "little")
         head = json.loads(opened.read(size))
         said = {key: v for key, v in head.pop("__metadata__").items() if key != UNKNOWN}
-        names = saved_names(directory, head.keys(), runs_code=runs_code)
+        names = saved_names(directory, head.keys(), trust_remote_code=trust_remote_code)
         renamed = {names[name]: entry for name, entry in head.items()}
         text = json.dumps({"__metadata__": said, **renamed}, separators=(",", ":"))
         # Shorter than before, since what a run needs is left out: the rest stays put.

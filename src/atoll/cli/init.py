@@ -54,7 +54,7 @@ def init(
     """
     from atoll.bundle import Bundle, defined_by
     from atoll.exchange.bucket import ThreadTiming
-    from atoll.exchange.bucket.opening import reliable, require_no_coordinator
+    from atoll.exchange.bucket.create import reliable, require_no_coordinator
 
     place = _store_url(url)
     packed = None if bundle is None else Bundle.of_directory(bundle)
@@ -96,11 +96,11 @@ def _make(
 ) -> SettingsDocument:
     """Make the run; with weights also found it, or go on where that was cut off."""
     from atoll.exchange.base import Frame
-    from atoll.exchange.bucket.making import found_run, make_run
+    from atoll.exchange.bucket.create import found_run, make_run
 
     if weights is None:
         return make_run(store, settings, url=url, bundle=bundle)
-    from atoll.coordinator.weights_file import WeightsFile
+    from atoll.coordinator.initial_weights import WeightsFile
 
     file = WeightsFile(weights)
     model = file.model()

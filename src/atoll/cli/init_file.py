@@ -6,10 +6,16 @@ from pathlib import Path
 
 import typer
 
-from atoll.coordinator.app import JOURNAL, open_service
-from atoll.coordinator.first_weights import CALLED, discard, keep, kept
+from atoll.coordinator.directory import open_service
+from atoll.coordinator.initial_weights import (
+    INIT_FILE,
+    WeightsFile,
+    discard,
+    find_init_file,
+    store_init_file,
+)
+from atoll.coordinator.move import JOURNAL
 from atoll.coordinator.service import Service
-from atoll.coordinator.weights_file import WeightsFile
 from atoll.disk import SystemDisk
 from atoll.errors import CorruptError, UsageError
 from atoll.settings import RunSettings
@@ -28,7 +34,7 @@ def settle(directory: Path, settings: RunSettings | None, init: Path | None) -> 
     root = directory / JOURNAL
     if init is not None:
         WeightsFile(init)  # judged before anything is made
-    elif kept(root) is None:
+    elif find_init_file(root) is None:
         return
     is_kept = init is None or _is_kept_for_new_run(root, init)
     disk, service = open_service(directory, settings, now_s=0.0)
@@ -38,8 +44,8 @@ def settle(directory: Path, settings: RunSettings | None, init: Path | None) -> 
             _tell_unused(directory, init)
             return
         if init is not None and not is_kept:
-            keep(disk, init)
-        _found_or_wait(service, root, called=str(init or CALLED))
+            store_init_file(disk, init)
+        _found_or_wait(service, root, called=str(init or INIT_FILE))
     finally:
         disk.close()
 
@@ -50,14 +56,14 @@ def _is_kept_for_new_run(root: Path, init: Path) -> bool:
     try:
         if disk.names("log/"):
             return False
-        keep(disk, init)
+        store_init_file(disk, init)
         return True
     finally:
         disk.close()
 
 
 def _found_or_wait(service: Service, root: Path, *, called: str) -> None:
-    path = kept(root)
+    path = find_init_file(root)
     assert path is not None
     try:
         file = WeightsFile(path, called=called)

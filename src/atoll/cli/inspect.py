@@ -49,7 +49,7 @@ def inspect(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print what a frame says, and verify its body piece by piece.
+    """Print the header of a frame, and verify its body piece by piece.
 
     Exits with 0 when the frame is verified, 2 when the file cannot be read, 5 when
     the frame is corrupt. The documents of a run in a store are printed, too; so is

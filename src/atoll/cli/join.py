@@ -14,13 +14,18 @@ from atoll.cli.asking import Asking, surroundings_for
 from atoll.cli.names import Names, StoreUrl, complete, place_of
 from atoll.clock import SystemClock
 from atoll.errors import Refused, UsageError
-from atoll.exchange.forms import Info
-from atoll.http import Caller
+from atoll.exchange.api import Info
+from atoll.http import HttpClient
+from atoll.island.connection import (
+    CONNECT_S,
+    SILENCE_S,
+    connect_read_only,
+    wait_until_up,
+)
 from atoll.island.environment import (
     definitions_from_environment,
     surroundings_from_environment,
 )
-from atoll.island.reach import CONNECT_S, SILENCE_S, reach_to_look, wait_until_up
 from atoll.security import (
     Credentials,
     Invite,
@@ -115,11 +120,11 @@ def _consent(run: str, bundle: str | None, trusted: str | None) -> dict[str, str
                 "that first."
             )
         return {CONSENT: trusted}
-    from atoll.island.consent import SAID_NO, asked, is_at_terminal, is_trusted
+    from atoll.island.model_definition import SAID_NO, asked, is_at_terminal, is_trusted
 
     if bundle is None or not is_at_terminal():
         return {}
-    from atoll.island.definitions import definition_of
+    from atoll.island.model_definition import definition_of
 
     definition, around = definition_of(run), definitions_from_environment()
     if not definition.bundle.code or around.consent is not None:
@@ -135,9 +140,8 @@ def _require_joinable(place: StoreUrl, certificate: Path | None) -> str | None:
         UsageError: there is none, or the store cannot keep one.
         StoreDenied: a permission is missing.
     """
-    from atoll.exchange.bucket import Lookout, ThreadTiming
-    from atoll.exchange.bucket.making import require_able
-    from atoll.exchange.bucket.opening import reliable, require_there
+    from atoll.exchange.bucket import BucketReader, ThreadTiming
+    from atoll.exchange.bucket.create import reliable, require_able, require_there
 
     if certificate is not None:
         raise UsageError(
@@ -148,7 +152,7 @@ def _require_joinable(place: StoreUrl, certificate: Path | None) -> str | None:
     timing = ThreadTiming()
     try:
         store = reliable(place.url, timing.pause)
-        lookout = Lookout.open(store, timing, url=place.url)
+        lookout = BucketReader.open(store, timing, url=place.url)
         require_able(store, lookout.sight.settings, url=place.url)
     finally:
         timing.close()
@@ -210,7 +214,7 @@ def _credentials() -> Credentials:
 
 def _is_member(invite: Invite) -> bool:
     known = _credentials().find(str(invite.url))
-    if known is None or known.pin != invite.pin or not known.kept:
+    if known is None or known.pin != invite.pin or not known.tokens:
         return False
     try:
         return _info(invite.url).run == invite.run
@@ -220,7 +224,7 @@ def _is_member(invite: Invite) -> bool:
 
 def _redeem(invite: Invite) -> None:
     around = surroundings_for(invite.url)
-    caller = Caller(
+    caller = HttpClient(
         invite.address.host,
         invite.address.port,
         timeout_s=SILENCE_S,
@@ -251,7 +255,7 @@ def _info(url: RunUrl) -> Info:
 
     Waits as long as an island does, and says so; Ctrl-C ends it.
     """
-    caller, _, info = reach_to_look(
+    caller, _, info = connect_read_only(
         str(url), surroundings=surroundings_for(url), clock=SystemClock()
     )
     caller.close()

@@ -24,9 +24,8 @@ from atoll.cli.launch_view import Following
 from atoll.cli.names import place_of
 from atoll.cli.run_file import Assignments
 from atoll.errors import UsageError
+from atoll.launch.api import Launched, end_after, inside_of, launch_spec, plan_spec
 from atoll.launch.base import LISTEN_THERE, Plan
-from atoll.launch.inside import inside_of
-from atoll.launch.launching import Launched, end_after, launch_spec, plan_spec
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
 
@@ -86,7 +85,9 @@ def launch(
                 accelerator=accelerator,
                 time_limit_s=time_limit_s,
             ),
-            restarts=Restarts() if restarts is None else Restarts(most=restarts),
+            restarts=Restarts()
+            if restarts is None
+            else Restarts(max_restarts=restarts),
         )
 
     words = pairs("--option", options)

@@ -10,10 +10,8 @@ from typing import Any
 import typer
 
 from atoll.errors import RemoteError, Unreachable
-from atoll.launch.launching import Launched
-from atoll.launch.patience import Patience
-from atoll.launch.states import Report, State
-from atoll.launch.summary import LAST_LINES, failures
+from atoll.launch.api import LAST_LINES, Launched, Patience, failures
+from atoll.launch.base import Report, State
 
 STARTS_S = 90.0
 LOOK_S = 0.1
@@ -130,8 +128,8 @@ def _seen(launched: Launched, patience: Patience) -> tuple[Report, list[str]] | 
 def _tell_waiting(before: Report | None, now: Report | None) -> None:
     if now is None or now.state is not State.PENDING:
         return
-    if now.why not in ("", before.why if before else ""):
-        typer.echo(f"atoll: {now.name} waits: {now.why}", err=True)
+    if now.reason not in ("", before.reason if before else ""):
+        typer.echo(f"atoll: {now.name} waits: {now.reason}", err=True)
 
 
 def _facts(line: str) -> dict[str, Any] | None:
@@ -167,6 +165,6 @@ def change(before: Report | None, now: Report) -> list[str]:
         now.restarts,
     ):
         return []
-    why = f": {now.why}" if now.why else ""
+    why = f": {now.reason}" if now.reason else ""
     life = f" (restart {now.restarts})" if now.restarts else ""
     return [f"{now.name} is {now.state.value}{life}{why}"]

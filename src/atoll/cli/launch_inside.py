@@ -23,10 +23,10 @@ from atoll.cli.launch_run import (
 from atoll.cli.names import Names
 from atoll.errors import UsageError
 from atoll.island.environment import surroundings_from_environment
+from atoll.launch.api import Launched, end_after
 from atoll.launch.base import Plan
-from atoll.launch.book import Book, Record
-from atoll.launch.charter import Charter, make_charter
-from atoll.launch.launching import Launched, end_after
+from atoll.launch.credentials import Charter, make_charter
+from atoll.launch.launches import Book, Record
 from atoll.launch.spec import IslandSpec
 from atoll.security import Credentials
 

@@ -17,11 +17,9 @@ from atoll.cli.launch_coordinator import facts_of
 from atoll.cli.names import place_of, served
 from atoll.cli.run_file import settings_of
 from atoll.errors import SettingsError, UsageError
-from atoll.launch.book import COORDINATOR, Book, Record
-from atoll.launch.inside import Inside
-from atoll.launch.launching import Launched, end_after, launch_spec
-from atoll.launch.looking import look_at, try_look
-from atoll.launch.orders import is_in_sight
+from atoll.launch.api import Inside, Launched, end_after, is_in_sight, launch_spec
+from atoll.launch.launches import COORDINATOR, Book, Record
+from atoll.launch.run_status import look_at, try_look
 from atoll.launch.spec import IslandSpec
 from atoll.settings import RunSettings
 from atoll.settings.parsing import read_toml

@@ -19,11 +19,9 @@ from atoll.cli.launch_coordinator import ENDS_S, CoordinatorLaunch, change, fail
 from atoll.cli.launches import table_lines
 from atoll.cli.terminal import can_redraw
 from atoll.errors import Unreachable
-from atoll.launch.launching import Launched
-from atoll.launch.looking import Looks, RunLook
-from atoll.launch.patience import Patience
-from atoll.launch.states import Report, State
-from atoll.launch.summary import rows
+from atoll.launch.api import Launched, Patience, rows
+from atoll.launch.base import Report, State
+from atoll.launch.run_status import Looks, RunLook
 
 NEAR_S, FAR_S = 0.5, 5.0
 """Between two looks: at this machine's islands, and at those of engines elsewhere."""
@@ -143,7 +141,7 @@ class Following:
             page += [
                 "",
                 f"run {self._look.run}: {self._look.state}, "
-                f"round {self._look.round}{of}. {self._look.why}".rstrip(),
+                f"round {self._look.round}{of}. {self._look.reason}".rstrip(),
             ]
         return page
 

@@ -10,9 +10,9 @@ import typer
 from atoll.cli.names import place_of, served
 from atoll.cli.terminal import width
 from atoll.errors import UsageError
-from atoll.launch.book import Book, Record
+from atoll.launch.launches import Book, Record
 from atoll.settings.rules import nearest
-from atoll.telemetry.cells import Cell, shown, table
+from atoll.telemetry.text import Cell, printable, table
 
 LEAST_NAME = 8
 
@@ -69,6 +69,6 @@ def tell_table(rows: Sequence[Sequence[str]], *, left: int) -> None:
 
 def table_lines(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
     """Return rows as lines, within the terminal."""
-    grid = [[Cell(shown(text)) for text in row] for row in rows]
-    filled = table(grid, left=left, least=LEAST_NAME, width=width())
+    grid = [[Cell(printable(text)) for text in row] for row in rows]
+    filled = table(grid, left_columns=left, min_width=LEAST_NAME, width=width())
     return ["  ".join(cell.text for cell in row).rstrip() for row in filled]

@@ -11,8 +11,7 @@ import typer
 from atoll.cli.launches import launches_of, with_island
 from atoll.cli.names import RUN
 from atoll.errors import Unreachable
-from atoll.launch.launching import Launched
-from atoll.launch.patience import Patience
+from atoll.launch.api import Launched, Patience
 
 EVERY_S = 1.0
 
@@ -64,7 +63,7 @@ def logs(
         bool, typer.Option("--follow", "-f", help="Go on until all are over.")
     ] = False,
 ) -> None:
-    """Print what islands that were launched have said, all of their lives.
+    """Print the output of launched islands, restarts included.
 
     Lines of several islands begin with the island's name.
     """

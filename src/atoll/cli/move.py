@@ -43,12 +43,12 @@ def move(
         bool, typer.Option("--json", help="Print JSON: where the run is afterwards.")
     ] = False,
 ) -> None:
-    """Take a run from its coordinator into a store, or back; islands follow.
+    """Move a run from its coordinator into a store, or back.
 
-    Nothing closes meanwhile, and nothing is lost. Interrupted at any moment, the run is
-    at one of the two: say the same again to go on. The coordinator that a run leaves
-    sends islands on as long as it is served; the one that it goes to is served after
-    this, on this machine, as HOST:PORT.
+    Islands follow. Nothing closes meanwhile, and nothing is lost. Interrupted at any
+    moment, the run is at one of the two: say the same again to go on. The coordinator
+    that a run leaves sends islands on as long as it is served; the one that it goes to
+    is served after this, on this machine, as HOST:PORT.
     """
     source = place_of(run)
     if _spelt(target) == str(source) and not back:

@@ -18,9 +18,9 @@ from pathlib import Path
 import typer
 
 from atoll.errors import CorruptError, NoSuchFile, UsageError
-from atoll.island.environment import Surroundings, surroundings_from_environment
+from atoll.island.environment import CredentialPaths, surroundings_from_environment
 from atoll.security import Credentials, Role, RunUrl, parse_run_url
-from atoll.security.private import (
+from atoll.security.private_files import (
     private_directory,
     read_private,
     remove_private,
@@ -119,7 +119,7 @@ def directory_of(run: str) -> Path:
             return path.absolute()
         raise
     known = Credentials(surroundings_from_environment().credentials).find(str(url))
-    token = known.kept.get(Role.OPERATOR) if known else None
+    token = known.tokens.get(Role.OPERATOR) if known else None
     if not isinstance(token, Path):
         raise UsageError(
             f"{run[:128]!r} is not served by this user on this machine, and what "
@@ -154,7 +154,7 @@ def note_served(directory: Path, url: str, *, is_open: bool) -> None:
 class Names:
     """The names of runs that a user has started or joined here."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: CredentialPaths) -> None:
         self._directory = surroundings.credentials.parent / "names"
 
     def remember(self, name: str, url: str) -> None:
@@ -214,7 +214,7 @@ def _in_store(run: str) -> StoreUrl:
 
     What goes there takes its time to load, and most commands do not.
     """
-    from atoll.exchange.bucket.opening import require_no_coordinator
+    from atoll.exchange.bucket.create import require_no_coordinator
 
     require_no_coordinator(run)
     is_plain = "://" not in run

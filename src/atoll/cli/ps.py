@@ -10,11 +10,10 @@ import typer
 from atoll.cli.launches import launches_of, tell_table
 from atoll.cli.names import complete
 from atoll.errors import AtollError
-from atoll.launch.book import Book, Record
-from atoll.launch.launching import Launched
-from atoll.launch.looking import try_look
-from atoll.launch.states import Report
-from atoll.launch.summary import rows
+from atoll.launch.api import Launched, rows
+from atoll.launch.base import Report
+from atoll.launch.launches import Book, Record
+from atoll.launch.run_status import try_look
 
 
 def ps(
@@ -32,7 +31,7 @@ def ps(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List islands that were launched: their states, restarts and last metrics.
+    """List launched islands: their states, restarts and last metrics.
 
     Without RUN, launches of which nothing runs are left out unless --all.
     """
@@ -67,7 +66,7 @@ def _is_over(reports: tuple[Report, ...]) -> bool:
 
 
 def _form(record: Record, reports: tuple[Report, ...], trouble: str) -> dict[str, Any]:
-    islands = [{**vars(each), "state": each.state.value} for each in reports]
+    islands = [report.to_dict() for report in reports]
     return {
         "launch": json.loads(record.handle.to_json()),
         "islands": islands,

@@ -10,9 +10,9 @@ import typer
 from atoll.cli.launches import launches_of
 from atoll.cli.names import RUN
 from atoll.errors import UsageError
-from atoll.launch.book import Record
-from atoll.launch.launching import Launched, launch_spec
-from atoll.launch.looking import try_look
+from atoll.launch.api import Launched, launch_spec
+from atoll.launch.launches import Record
+from atoll.launch.run_status import try_look
 
 
 def scale(
@@ -23,9 +23,10 @@ def scale(
         typer.Option(metavar="NAME", help="Of islands, where several were launched."),
     ] = None,
 ) -> None:
-    """Have N islands of a launch: NAME-0 to the last are live afterwards.
+    """Scale a launch to N islands.
 
-    More are launched as the first ones were; those beyond N leave cleanly.
+    Afterwards NAME-0 to NAME-(N-1) are live. More are launched as the first ones were;
+    those beyond N leave cleanly.
     """
     launches = launches_of(run)
     records = _of_name(launches, name)

@@ -17,7 +17,7 @@ from atoll.cli.asking import Asking
 from atoll.cli.names import served
 from atoll.cli.run_file import Assignments, settings_of
 from atoll.errors import SettingsError, UsageError
-from atoll.exchange.forms import parse_info
+from atoll.exchange.api import parse_info
 from atoll.security import parse_run_url
 from atoll.settings import RunSettings
 
@@ -96,12 +96,12 @@ def serve(
     Exits with 0 on SIGTERM and SIGINT, after a clean close.
     """
     from atoll.cli.serving import serving
-    from atoll.coordinator.app import Listening
+    from atoll.coordinator.app import ListenOptions
 
     logging.basicConfig(level=logging.WARNING, format="atoll: %(message)s")
     settings = _settings(run_file, assignments) if run_file else None
     place = _place(settings, directory, assignments)
-    listening = Listening(
+    listening = ListenOptions(
         host=host,
         port=_port(place, port),
         has_tls=not no_tls,
@@ -134,7 +134,7 @@ def _with_bundle(
     if directory is None:
         return settings
     from atoll.bundle import Bundle, defined_by
-    from atoll.coordinator.bundles import keep
+    from atoll.coordinator.directory import store_bundle
 
     if settings is None:
         raise UsageError(
@@ -143,7 +143,7 @@ def _with_bundle(
         )
     bundle = Bundle.of_directory(directory)
     settings = defined_by(bundle, settings)
-    keep(place, bundle)
+    store_bundle(place, bundle)
     return settings
 
 

@@ -15,11 +15,11 @@ import typer
 from atoll.cli import init_file
 from atoll.cli.certify import own_certificate
 from atoll.cli.names import Names, note_served
-from atoll.coordinator.app import Coordinator, Listening
-from atoll.http.descriptors import raise_soft_limit
+from atoll.coordinator.app import Coordinator, ListenOptions
+from atoll.http.listener import raise_soft_limit
 from atoll.island.environment import surroundings_from_environment
 from atoll.security import Credentials, Role, parse_run_url, token_file
-from atoll.security.private import private_directory
+from atoll.security.private_files import private_directory
 from atoll.settings import RunSettings
 
 if TYPE_CHECKING:  # an extra
@@ -69,7 +69,7 @@ class Serving:
 def serving(
     directory: Path,
     settings: RunSettings | None,
-    listening: Listening,
+    listening: ListenOptions,
     *,
     init: Path | None,
     has_tensorboard: bool,

@@ -17,12 +17,16 @@ from atoll.cli.terminal import can_redraw, painted, width
 from atoll.errors import UsageError
 
 if TYPE_CHECKING:  # the simulator needs greenlet, which may not be installed
-    from atoll.simulate.page import Line
-    from atoll.simulate.report import Facts
+    from atoll.simulate.report import (
+        Facts,
+        PageLine,
+    )
     from atoll.simulate.run import Simulated
     from atoll.simulate.setup import Setup
     from atoll.simulate.story import Narrator
-    from atoll.simulate.trace import Happening
+    from atoll.simulate.trace import (
+        TraceEvent,
+    )
 
 MAX_ISLANDS, MAX_ROUNDS, MAX_SEED = 1024, 10_000, 2**63 - 1
 
@@ -76,7 +80,7 @@ def simulate(
         bool, typer.Option("--json", help="Print one JSON object per line.")
     ] = False,
 ) -> None:
-    """Run islands and a coordinator in virtual time, and print what happens.
+    """Simulate islands and a coordinator in virtual time.
 
     With --store there is no coordinator: rounds are decided by rosters in a bucket.
     The same options print the same bytes. With --json the first object is the setup,
@@ -115,8 +119,8 @@ def _require_greenlet() -> None:
 
 
 def _as_text(setup: Setup, everything: bool, command: str) -> bool:
-    from atoll.simulate import page as pages
     from atoll.simulate import report
+    from atoll.simulate import report as pages
     from atoll.simulate.story import Narrator
 
     columns = width(pages.WIDTH)
@@ -164,7 +168,7 @@ def _run(setup: Setup, narrator: Narrator) -> Simulated:
 
     progress = Progress(setup.rounds)
 
-    def trace(happening: Happening) -> None:
+    def trace(happening: TraceEvent) -> None:
         narrator.hear(happening)
         progress.hear(happening)
 
@@ -188,7 +192,7 @@ class Progress:
         self._rounds = rounds
         self._is_shown = can_redraw(sys.stderr) and not sys.stdout.isatty()
 
-    def hear(self, happening: Happening) -> None:
+    def hear(self, happening: TraceEvent) -> None:
         if self._is_shown and happening.what == "commit":
             number = happening.about.split()[1]
             typer.echo(f"\rround {number} of {self._rounds} ", err=True, nl=False)
@@ -198,7 +202,7 @@ class Progress:
             typer.echo("\r\x1b[K", err=True, nl=False)
 
 
-def _print(lines: Iterable[Line]) -> None:
+def _print(lines: Iterable[PageLine]) -> None:
     for line in lines:
         colour = COLOURS.get(line.tone)
         typer.echo(painted(line.text, fg=colour) if colour else line.text)

@@ -1,11 +1,11 @@
 """Owns a run's settings, membership, rounds and weights, and makes them durable.
 
-Does not know who trains. `service`, `questions` and `restore` do not know how calls
-arrive either: the simulator drives them too, and `app.Coordinator` serves them.
-Start reading at `service.Service`, then `office` and `routes`.
+Does not know the training loop. `service`, `long_polls` and `restore` do not know HTTP
+either: the simulator drives them too, and `app.Coordinator` serves them.
+Start reading at `service.Service`, then `threads` and `routes`.
 """
 
-from atoll.coordinator.questions import Questions
+from atoll.coordinator.long_polls import LongPolls
 from atoll.coordinator.service import Service
 
-__all__ = ["Questions", "Service"]
+__all__ = ["LongPolls", "Service"]

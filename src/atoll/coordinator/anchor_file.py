@@ -1,8 +1,8 @@
 """The anchor as users take it away: one safetensors file, sent from the disk.
 
 The file has every tensor that the run carries, cast to the tensor's own dtype, and the
-constants that it keeps, which are sent from where they lie. Its metadata say of which
-round each fragment is, and what the model is, in its own order.
+constants that it keeps, which are sent from where they lie. Its metadata contain the
+round of each fragment, and the model in its own order.
 
 The present anchor is in memory. One of a round that is over comes from the journal, a
 piece at a time, while its states and means still lead there.
@@ -22,16 +22,18 @@ from pathlib import Path
 import numpy as np
 
 from atoll import kernels
-from atoll.coordinator.office import Office
 from atoll.coordinator.spool import nameless, write_all
-from atoll.coordinator.states import StateFile, at_once
+from atoll.coordinator.states import StateFile, try_lock
+from atoll.coordinator.threads import ThreadedService
 from atoll.errors import CorruptError, Refused
 from atoll.http import FilePart, FileParts
-from atoll.journal import Past
+from atoll.journal import (
+    PastAnchors,
+)
 from atoll.journal.constants import name_of
 from atoll.protocol import ModelSpec, TensorSpec
-from atoll.protocol.constants import DTYPES, has
-from atoll.protocol.run_state import CoordinatorState
+from atoll.protocol.coordinator_state import CoordinatorState
+from atoll.protocol.model import DTYPES, has
 from atoll.weights import FragmentLayout, lay_out
 from atoll.weights.layout import F32, blocks
 from atoll.wire import blake3_digest
@@ -42,19 +44,19 @@ ALIGNED_BYTES = 8
 LONGEST_ROUND = 2**64 - 1
 
 
-Taken = tuple[int, bytes]
+WrittenAnchor = tuple[int, bytes]
 """The round of a fragment whose anchor was written, and the digest of its state."""
 
 Put = Callable[[F32, int], None]
-"""Writes a stretch of a fragment's anchor, given its first element's place there."""
+"""Writes a range of a fragment's anchor, given the index of its first element."""
 
-Fill = Callable[[int, Put], Taken]
-"""Puts the anchor of a fragment, in stretches."""
+Fill = Callable[[int, Put], WrittenAnchor]
+"""Writes the anchor of a fragment, range by range."""
 
 
 @dataclass(frozen=True)
 class AnchorFile:
-    """An anchor in a file without a name, and all that is sent with it."""
+    """An anchor in an anonymous file, and the parts to send."""
 
     file: StateFile
     body: FileParts
@@ -65,22 +67,28 @@ class AnchorFile:
 
 
 class AnchorFiles:
-    """Has a file of the newest anchor that somebody asked for, and of an older one."""
+    """Caches a file of the newest requested anchor, and one of an older anchor."""
 
-    def __init__(self, office: Office, directory: Path, root: Path) -> None:
-        self._office, self._directory, self._root = office, directory, root
+    def __init__(
+        self, threaded_service: ThreadedService, directory: Path, root: Path
+    ) -> None:
+        self._threaded_service, self._directory, self._root = (
+            threaded_service,
+            directory,
+            root,
+        )
         self._lock = threading.Lock()
         self._file: AnchorFile | None = None
         self._past_file: AnchorFile | None = None
 
     def newest(self) -> AnchorFile:
-        """Return the present anchor, written if nobody has asked before.
+        """Return the file of the present anchor; write it on first request.
 
         Raises:
             Refused: the run has no weights yet.
             Unreachable: a round is being committed: ask again.
         """
-        with at_once(self._lock, "copy of the anchor"):
+        with try_lock(self._lock, "copy of the anchor"):
             return self._newest(self._state())
 
     def at(self, round: int) -> AnchorFile:
@@ -88,22 +96,24 @@ class AnchorFiles:
 
         Raises:
             Refused: the run has no weights yet, or the round is not kept.
-            CorruptError: what the journal keeps of it is damaged.
+            CorruptError: its data in the journal is damaged.
         """
-        with at_once(self._lock, "copy of the anchor"):
+        with try_lock(self._lock, "copy of the anchor"):
             state = self._state()
-            past = self._office.change_by(lambda service, _: service.journal.past)
+            past = self._threaded_service.change_by(
+                lambda service, _: service.journal.past
+            )
             _require_kept(past, round)
             digests = [past.digest(index, round) for index in range(len(state.rounds))]
-            digest = _joined([(round, each) for each in digests])
+            digest = _joined([(round, state_digest) for state_digest in digests])
             if digest == _digest(state):
                 file = self._newest(state)
-                if file.digest == digest:  # the run may have gone on meanwhile
+                if file.digest == digest:  # a round may have been committed meanwhile
                     return file
             return self._past(state, past, round, digest)
 
     def _state(self) -> CoordinatorState:
-        state, _ = self._office.look()
+        state, _ = self._threaded_service.look()
         if state.model is None:
             raise Refused(
                 "The run has no weights yet: its first island brings them. Ask again "
@@ -118,9 +128,9 @@ class AnchorFiles:
         return self._file
 
     def _past(
-        self, state: CoordinatorState, past: Past, round: int, digest: str
+        self, state: CoordinatorState, past: PastAnchors, round: int, digest: str
     ) -> AnchorFile:
-        def fill(index: int, put: Put) -> Taken:
+        def fill(index: int, put: Put) -> WrittenAnchor:
             first = 0
             for piece in past.anchor(index, round):
                 put(piece, first)
@@ -136,104 +146,119 @@ class AnchorFiles:
                 raise
         return self._past_file
 
-    def _present(self, index: int, put: Put) -> Taken:
-        with self._office.reading(index) as held:
-            put(held.anchor, 0)
-            return held.round, held.digest
+    def _present(self, index: int, put: Put) -> WrittenAnchor:
+        with self._threaded_service.reading(index) as fragment:
+            put(fragment.anchor, 0)
+            return fragment.round, fragment.digest
 
     def _write(self, state: CoordinatorState, fill: Fill) -> AnchorFile:
         assert state.model is not None
         layout = lay_out(state.model, state.settings)
-        kept = self._office.change_by(lambda service, _: service.catalogue.kept)
-        plan = FilePlan.of(state.run, state.model, fragments=len(layout), kept=kept)
-        constants = self._office.change_by(lambda service, _: service.journal.constants)
+        kept_constants = self._threaded_service.change_by(
+            lambda service, _: service.catalogue.kept
+        )
+        plan = FilePlan.of(
+            state.run, state.model, fragments=len(layout), kept_constants=kept_constants
+        )
+        constants = self._threaded_service.change_by(
+            lambda service, _: service.journal.constants
+        )
         for constant in plan.constants:
             constants.require_sound(constant)
-        room = self._office.change_by(lambda service, _: service.journal.room)
+        room = self._threaded_service.change_by(lambda service, _: service.journal.room)
         room.require(plan.size_bytes, what="a copy of the anchor to send")
         handle = nameless(self._directory)
         try:
-            taken = [
+            written = [
                 fill(index, partial(plan.write, handle, fragment))
                 for index, fragment in enumerate(layout)
             ]
             os.lseek(handle, 0, os.SEEK_SET)
-            rounds = [round for round, _ in taken]
+            rounds = [round for round, _ in written]
             write_all(handle, memoryview(plan.head(rounds)))
         except BaseException:
             os.close(handle)
             raise
         file = StateFile(
             round=min(rounds),
-            digest=_joined(taken),
+            digest=_joined(written),
             handle=handle,
             size_bytes=plan.size_bytes,
         )
         return AnchorFile(file, self._parts(plan, handle))
 
     def _parts(self, plan: FilePlan, handle: int) -> FileParts:
-        """Return what is sent: the file, with constants where it has holes."""
-        parts, at = [], 0
+        """Return the parts to send: the file, with constants in its holes."""
+        parts, position = [], 0
         for constant in plan.constants:
             first, last = (
-                plan.head_bytes + each for each in plan.places[constant.name]
+                plan.head_bytes + offset for offset in plan.offsets[constant.name]
             )
-            parts.append(FilePart(file=handle, first=at, length=first - at))
+            parts.append(FilePart(file=handle, first=position, length=first - position))
             file = self._root / name_of(constant.digest)
             parts.append(FilePart(file=file, length=last - first))
-            at = last
-        parts.append(FilePart(file=handle, first=at, length=plan.size_bytes - at))
+            position = last
+        parts.append(
+            FilePart(file=handle, first=position, length=plan.size_bytes - position)
+        )
         return FileParts(tuple(part for part in parts if part.length))
 
 
 @dataclass(frozen=True)
 class FilePlan:
-    """Where everything lies in the file, known before the rounds are."""
+    """The layout of the file, which does not depend on the rounds."""
 
     run: str
     model: ModelSpec
-    places: Mapping[str, tuple[int, int]]
+    offsets: Mapping[str, tuple[int, int]]
     """The first byte of a tensor and the one after its last, from the data on."""
 
     head_bytes: int
 
     @classmethod
     def of(
-        cls, run: str, model: ModelSpec, *, fragments: int, kept: Collection[str]
+        cls,
+        run: str,
+        model: ModelSpec,
+        *,
+        fragments: int,
+        kept_constants: Collection[str],
     ) -> FilePlan:
-        places = _places(model, kept)
-        draft = cls(run, model, places, 0).head([LONGEST_ROUND] * fragments)
-        return cls(run, model, places, len(draft))
+        offsets = _offsets(model, kept_constants)
+        draft = cls(run, model, offsets, 0).head([LONGEST_ROUND] * fragments)
+        return cls(run, model, offsets, len(draft))
 
     @property
     def size_bytes(self) -> int:
-        return self.head_bytes + max((last for _, last in self.places.values()))
+        return self.head_bytes + max((last for _, last in self.offsets.values()))
 
     @property
     def constants(self) -> list[TensorSpec]:
         """Those that are in the file, in its order."""
-        held = self.model.with_role("constant")
-        there = [each for each in held if each.name in self.places]
-        return sorted(there, key=lambda each: self.places[each.name])
+        constants = self.model.with_role("constant")
+        included = [constant for constant in constants if constant.name in self.offsets]
+        return sorted(included, key=lambda constant: self.offsets[constant.name])
 
     def head(self, rounds: Sequence[int]) -> bytes:
-        """Return what stands before the data, filled up to `head_bytes`."""
+        """Return the safetensors header, padded to `head_bytes`."""
         table: dict[str, object] = {
             "__metadata__": {
                 "format": "pt",
                 "atoll.run": self.run,
                 "atoll.round": str(min(rounds)),
                 "atoll.rounds": json.dumps(list(rounds)),
-                "atoll.model": json.dumps([_row(each) for each in self.model.tensors]),
+                "atoll.model": json.dumps(
+                    [_row(tensor_spec) for tensor_spec in self.model.tensors]
+                ),
             }
         }
         for tensor in self.model.tensors:
-            if tensor.name not in self.places:
+            if tensor.name not in self.offsets:
                 continue
             table[tensor.name] = {
                 "dtype": DTYPES[tensor.dtype][0],
                 "shape": list(tensor.shape),
-                "data_offsets": list(self.places[tensor.name]),
+                "data_offsets": list(self.offsets[tensor.name]),
             }
         text = json.dumps(table, separators=(",", ":")).encode()
         size = max(8 + len(text), self.head_bytes)
@@ -245,31 +270,35 @@ class FilePlan:
     ) -> None:
         """Write a stretch of a fragment's vector, which begins with element `first`."""
         last = first + len(values)
-        at = bisect_right(fragment.offsets, first) - 1
+        index = bisect_right(fragment.offsets, first) - 1
         for tensor, start, end in zip(
-            fragment.tensors[at:],
-            fragment.offsets[at:],
-            fragment.offsets[at + 1 :],
+            fragment.tensors[index:],
+            fragment.offsets[index:],
+            fragment.offsets[index + 1 :],
             strict=False,
         ):
             if start >= last:
                 return
             low, high = max(start, first), min(end, last)
-            place = self.places[tensor.name][0]
-            place += DTYPES[tensor.dtype][1] * (low - start)
-            os.lseek(handle, self.head_bytes + place, os.SEEK_SET)
+            offset = self.offsets[tensor.name][0]
+            offset += DTYPES[tensor.dtype][1] * (low - start)
+            os.lseek(handle, self.head_bytes + offset, os.SEEK_SET)
             for part in _parts(tensor.dtype, values[low - first : high - first]):
                 write_all(handle, part)
 
 
-def _places(model: ModelSpec, kept: Collection[str]) -> dict[str, tuple[int, int]]:
+def _offsets(
+    model: ModelSpec, kept_constants: Collection[str]
+) -> dict[str, tuple[int, int]]:
     """Return where each tensor lies; wide elements first, so that all are aligned."""
-    held = [t for t in model.tensors if t.role != "constant" or has(kept, t)]
-    places, at = {}, 0
-    for tensor in sorted(held, key=lambda each: -DTYPES[each.dtype][1]):
-        first, at = at, at + DTYPES[tensor.dtype][1] * int(np.prod(tensor.shape))
-        places[tensor.name] = (first, at)
-    return places
+    included = [
+        t for t in model.tensors if t.role != "constant" or has(kept_constants, t)
+    ]
+    offsets, end = {}, 0
+    for tensor in sorted(included, key=lambda spec: -DTYPES[spec.dtype][1]):
+        first, end = end, end + DTYPES[tensor.dtype][1] * int(np.prod(tensor.shape))
+        offsets[tensor.name] = (first, end)
+    return offsets
 
 
 def _row(tensor: TensorSpec) -> list[object]:
@@ -293,23 +322,24 @@ def _parts(dtype: str, values: F32) -> Iterator[memoryview]:
         yield memoryview(part.tobytes())
 
 
-def _require_kept(past: Past, round: int) -> None:
-    kept = past.rounds()
-    if round not in kept:
+def _require_kept(past: PastAnchors, round: int) -> None:
+    available = past.rounds()
+    if round not in available:
         raise Refused(
-            f"The anchor of round {round} is not kept: {listed_rounds(kept)} can be "
-            "had. Leave the round out to take the newest of each fragment."
+            f"The anchor of round {round} is not kept. Available: "
+            f"{listed_rounds(available)}. Leave the round out to take the newest of "
+            "each fragment."
         )
 
 
 def listed_rounds(rounds: Sequence[int]) -> str:
-    """Return rounds in words, with what stands between the ends of a stretch left out.
+    """Return rounds as text, with each range given by its two ends.
 
     >>> listed_rounds([0, 10, 11, 12])
     'rounds 0, 10 to 12'
     """
-    firsts = [each for each in rounds if each - 1 not in rounds]
-    lasts = [each for each in rounds if each + 1 not in rounds]
+    firsts = [number for number in rounds if number - 1 not in rounds]
+    lasts = [number for number in rounds if number + 1 not in rounds]
     parts = [
         str(first) if first == last else f"{first} to {last}"
         for first, last in zip(firsts, lasts, strict=True)
@@ -318,10 +348,10 @@ def listed_rounds(rounds: Sequence[int]) -> str:
 
 
 def _digest(state: CoordinatorState) -> str:
-    return _joined([(each.number - 1, each.base) for each in state.rounds])
+    return _joined([(round.number - 1, round.base) for round in state.rounds])
 
 
-def _joined(taken: Sequence[Taken]) -> str:
+def _joined(written: Sequence[WrittenAnchor]) -> str:
     """Return what names an anchor: a void round leaves the weights, and is another."""
-    named = b"".join(round.to_bytes(8, "little") + digest for round, digest in taken)
+    named = b"".join(round.to_bytes(8, "little") + digest for round, digest in written)
     return blake3_digest(named).hex()[:32]

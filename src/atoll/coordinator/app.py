@@ -1,70 +1,92 @@
-"""A coordinator as people run it: a directory, a port, tokens and threads.
+"""The coordinator process: a directory, a port, tokens and threads.
 
-journal/      the run itself; the only thing that must not be lost
-spool/        updates on their way; empty when the process has ended
-events.jsonl  what happened
-*.token       who may ask
+journal/      the run itself; the only part that must not be lost
+spool/        updates in flight; empty when the process has ended
+events.jsonl  the events of the run
+*.token       the tokens of islands, operators and observers
 certificate   for TLS
 bundle/       the model's definition, if the run has one
-move.json     by which move the run has come, if it has: see `arrival`
+move.json     the move that brought the run here, if one did: see `move`
+
+Connections: when the peer closes the last connection of an island, the island may be
+gone. That is only a hint: a connection may break and be opened again, so an island
+whose lease still runs gets a grace period. Idle connections that the coordinator closes
+itself give no hint.
+
+Audit events: every permitted change is reported. Denials are rate-limited per kind, and
+the next reported one carries the number of those left out. So a stranger at the port
+can neither fill a disk nor crowd out other events.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from atoll import __version__, kernels
 from atoll.clock import Clock, SystemClock
-from atoll.coordinator.arrival import JOURNAL as JOURNAL
-from atoll.coordinator.arrival import require_arrived
-from atoll.coordinator.audits import Audits
-from atoll.coordinator.bundles import as_created, kept
-from atoll.coordinator.code_files import CodeFiles
-from atoll.coordinator.connections import Connections
-from atoll.coordinator.office import Office
-from atoll.coordinator.operators import Operators, answered
-from atoll.coordinator.routes import Desk, Routes, as_response
-from atoll.coordinator.service import Service
+from atoll.coordinator.directory import CodeFiles, find_bundle, open_service
+from atoll.coordinator.operators import Operators, error_response
+from atoll.coordinator.routes import RouteContext, Routes, as_response
 from atoll.coordinator.spool import Spool
 from atoll.coordinator.states import StateFiles
-from atoll.coordinator.status import run_state, status_of
-from atoll.coordinator.watcher import Watcher
-from atoll.disk import SystemDisk
+from atoll.coordinator.status import Watcher, run_state, status_of
+from atoll.coordinator.threads import ThreadedService
 from atoll.errors import AtollError, LeaseLost, Refused, RunEnded, UsageError
-from atoll.exchange.forms import (
-    Answer,
+from atoll.exchange.api import (
+    EncodedReply,
     Info,
     error_parts,
     info_parts,
     model_fingerprint,
 )
-from atoll.exchange.forms.info import Limits as InfoLimits
-from atoll.http import Later, Limits, Listener, Problem, Request, Response
+from atoll.exchange.api.replies import Limits as InfoLimits
+from atoll.http import (
+    DeferredResponse,
+    HandshakeFault,
+    Listener,
+    ListenerLimits,
+    Problem,
+    Request,
+    Response,
+    ShedReason,
+)
 from atoll.http.response import as_problem
-from atoll.protocol import Beat, Stats
+from atoll.protocol import Heartbeat, Stats
+from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
 from atoll.protocol.rounds import Phase
-from atoll.protocol.run_state import CoordinatorState
 from atoll.security import (
-    Codes,
+    UNLISTED,
+    AuditAction,
+    AuditAnswer,
+    AuditEvent,
+    AuditKind,
+    MustWait,
+    OneTimeCodes,
+    RateLimiter,
     Role,
+    RouteRule,
     Tokens,
     listening_context,
     needed_role,
     require,
     require_safe_listening,
+    route_of,
     run_tokens,
 )
-from atoll.security.private import require_own_directory
 from atoll.settings import RunSettings
-from atoll.telemetry import Events, JsonlWriter
+from atoll.telemetry import (
+    EventBus,
+    JsonlWriter,
+)
 
 SPOOL, EVENTS = "spool", "events.jsonl"
 
@@ -72,59 +94,14 @@ log = logging.getLogger("atoll")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listening:
-    """Where a coordinator listens, and how."""
+class ListenOptions:
+    """Address and TLS options of a coordinator's listener."""
 
     host: str = "127.0.0.1"
     port: int = 0
     has_tls: bool = True
     island_certificates: Path | None = None
-    """Of an authority: islands must show a certificate that it has signed."""
-
-
-def open_service(
-    directory: Path, settings: RunSettings | None, *, now_s: float
-) -> tuple[SystemDisk, Service]:
-    """Return the run of a directory, begun if it has none.
-
-    Raises:
-        UsageError: there is no run and no settings are given, the run there has
-            others, or is on its way still; or the directory belongs to another user,
-            or others can change it.
-    """
-    require_arrived(directory)
-    if directory.exists():
-        require_own_directory(directory)
-    disk = SystemDisk(directory / JOURNAL)
-    try:
-        return disk, _service(disk, directory, settings, now_s)
-    except BaseException:
-        disk.close()
-        raise
-
-
-def _service(
-    disk: SystemDisk, directory: Path, settings: RunSettings | None, now_s: float
-) -> Service:
-    if not disk.names("log/"):
-        if settings is None:
-            raise UsageError(f"{directory} holds no run. Give a run file to begin one.")
-        run = f"{settings.run.name}-{secrets.token_hex(6)}"
-        return Service.create(disk, settings, run=run, now_s=now_s)
-    service = Service.open(disk, now_s=now_s)
-    created = service.journal.recorded.created
-    assert created is not None
-    if settings is not None:
-        there = RunSettings.from_dict(created.settings)
-        settings = as_created(settings, there, where=directory)
-    if settings is not None and settings.fingerprint != created.fingerprint:
-        raise UsageError(
-            f"{directory} holds run {created.run!r} with settings "
-            f"{created.fingerprint[:12]}, and the run file has "
-            f"{settings.fingerprint[:12]}. Choose another directory, or change what "
-            "can change with `atoll control RUN set`."
-        )
-    return service
+    """Certificate of an authority that must have signed the certificates of islands."""
 
 
 class Coordinator:
@@ -135,43 +112,43 @@ class Coordinator:
         directory: Path,
         settings: RunSettings | None,
         *,
-        listening: Listening | None = None,
+        listening: ListenOptions | None = None,
         clock: Clock | None = None,
-        limits: Limits | None = None,
+        limits: ListenerLimits | None = None,
     ) -> None:
-        self.listening = listening or Listening()
+        self.listening = listening or ListenOptions()
         require_safe_listening(self.listening.host, has_tls=self.listening.has_tls)
         self.directory, self._clock = directory, clock or SystemClock()
         self._started_unix_s, now_s = time.time(), self._clock.now_s()
         is_new = not (directory / EVENTS).exists()
         self._disk, self._service = open_service(directory, settings, now_s=now_s)
         self.run = self._service.state.run
-        self._bundle = self._find_bundle()
+        self._bundle = self._locate_bundle()
         self.fault: Exception | None = None
-        """What should never happen, and did: see the events."""
+        """The last unexpected exception; the events have it too."""
 
         self._trouble = ""
-        self._tell_events(is_new=is_new)
-        self._open_office(now_s)
-        self._people(directory)
-        self._open_desk(Spool(directory / SPOOL, self._service.journal.room), limits)
+        self._open_events(is_new=is_new)
+        self._open_service(now_s)
+        self._open_operators(directory)
+        self._open_routes(Spool(directory / SPOOL, self._service.journal.room), limits)
         self._connections = Connections()
         self._listener = self._listen(limits)
 
-    def _find_bundle(self) -> Path | None:
+    def _locate_bundle(self) -> Path | None:
         try:
-            return kept(self.directory, self._service.state.settings.run.bundle)
+            return find_bundle(self.directory, self._service.state.settings.run.bundle)
         except BaseException:
             self._disk.close()
             raise
 
-    def _tell_events(self, *, is_new: bool) -> None:
-        """Write down what happens, from the run's beginning if that is now."""
-        self.events = Events()
-        self._audits = Audits(self.events, self._clock)
+    def _open_events(self, *, is_new: bool) -> None:
+        """Open the event bus and its log file; report a new run."""
+        self.events = EventBus()
+        self._audit_log = AuditLog(self.events, self._clock)
         self._jsonl = JsonlWriter(
             self.directory,
-            on_failure=lambda said: self.events.emit("disk_failed", message=said),
+            on_failure=lambda message: self.events.emit("disk_failed", message=message),
         )
         self.events.subscribe(self._jsonl, name="jsonl")
         if is_new:
@@ -179,43 +156,45 @@ class Coordinator:
             if self._service.state.model is not None:
                 self.events.emit("run_founded", island="")  # by `serve --init`
 
-    def _open_office(self, now_s: float) -> None:
-        """Let one thread change the run, and people see what it does."""
+    def _open_service(self, now_s: float) -> None:
+        """Start the watcher and wrap the service for use by threads."""
         self._watcher = Watcher(self.events, self._service.state, now_s)
         self._service.failing = self._failing
-        self._office = Office(
+        self._threaded_service = ThreadedService(
             self._service,
             clock=self._clock,
             watch=self._watcher.look,
             on_fault=self._faulted,
         )
 
-    def _open_desk(self, spool: Spool, limits: Limits | None) -> None:
-        """Let islands ask, and their bodies go by the spool."""
+    def _open_routes(self, spool: Spool, limits: ListenerLimits | None) -> None:
+        """Create the routes of islands, whose request bodies go through the spool."""
         self._service.after_block = spool.release
         self._service.use_threads(kernels.usable_threads())
         self._routes = Routes(
-            Desk(
+            RouteContext(
                 run=self.run,
-                office=self._office,
+                threaded_service=self._threaded_service,
                 spool=spool,
                 states=StateFiles(
-                    self._office, self.directory / SPOOL, self._service.journal.room
+                    self._threaded_service,
+                    self.directory / SPOOL,
+                    self._service.journal.room,
                 ),
                 journal=self._service.journal,
                 root=self._disk.root,
                 info=self._info,
                 max_body_bytes=self._max_body_bytes,
-                max_request_bytes=(limits or Limits()).max_body_bytes,
+                max_request_bytes=(limits or ListenerLimits()).max_body_bytes,
                 failing=self._failing,
-                heard=self._heard,
+                on_beat=self._on_beat,
                 unproven=self._unproven,
             )
         )
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens."""
+        """The address of the listener."""
         return self._listener.address
 
     @property
@@ -231,19 +210,19 @@ class Coordinator:
 
     @property
     def has_ended(self) -> bool:
-        state, _ = self._office.look()
+        state, _ = self._threaded_service.look()
         return run_state(state, 0.0) == "ended"
 
     def start(self) -> None:
-        """Serve from now on."""
+        """Start the threads and the listener."""
         self._watcher.tell_damage(self._service)  # before a signal can end this process
-        self._office.start()
+        self._threaded_service.start()
         self._listener.start()
         # Kernels take seconds to load, which the first update would wait for.
         threading.Thread(target=self._warm, name="atoll-warm", daemon=True).start()
 
     def _warm(self) -> None:
-        settings = self._office.look()[0].settings
+        settings = self._threaded_service.look()[0].settings
         try:
             kernels.warm(
                 up=settings.wire.up,
@@ -254,9 +233,9 @@ class Coordinator:
             self._failed(None, exc)
 
     def close(self, *, grace_s: float = 5.0) -> None:
-        """Stop serving; everything that was promised is durable. Safe to repeat."""
+        """Stop serving; everything that was acknowledged is durable. Safe to repeat."""
         self._listener.close(grace_s)
-        self._office.close()
+        self._threaded_service.close()
         with suppress(UsageError):  # the disk was closed before
             self._service.seal()
         self.events.close()
@@ -265,8 +244,8 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         """Return the status document."""
-        state, now_s = self._office.look()
-        said = status_of(
+        state, now_s = self._threaded_service.look()
+        document = status_of(
             state,
             now_s,
             stats=dict(self._watcher.stats),
@@ -274,8 +253,8 @@ class Coordinator:
             since_unix_s=self._watcher.since_unix_s,
         )
         counts = self._listener.counts
-        return said | {
-            "why": self._trouble or said["why"] + self._fault_text(state),
+        return document | {
+            "why": self._trouble or document["why"] + self._fault_text(state),
             "version": __version__,
             "started_unix_s": self._started_unix_s,
             "now_unix_s": time.time(),
@@ -293,29 +272,29 @@ class Coordinator:
                 "parked_bytes": counts.parked_bytes,
                 "bulk_active": counts.bulk_active,
                 "bulk_waiting": counts.bulk_waiting,
-                "long_polls": self._office.open_questions,
+                "long_polls": self._threaded_service.open_polls,
                 "shed": dict(counts.shed),
             },
         }
 
     def _disk_room(self) -> dict[str, int]:
-        """Return what is free, and what of it is kept for the journal."""
+        """Return the free space, and the part reserved for the journal."""
         room = self._service.journal.room
         return {"free_bytes": room.free_bytes, "reserve_bytes": room.reserve_bytes}
 
     def _fault_text(self, state: CoordinatorState) -> str:
-        """Return what to add to why the run waits, if a round could not be reduced."""
+        """Return the suffix for the wait reason after a failed reduction."""
         is_closing = any(round.phase is Phase.CLOSING for round in state.rounds)
         if self.fault is None or not is_closing:
             return ""
         return f" A fault occurred: {type(self.fault).__name__}: {self.fault}"
 
-    def _people(self, directory: Path) -> None:
+    def _open_operators(self, directory: Path) -> None:
         tokens = run_tokens(directory)
         self._tokens = Tokens(tokens)
-        codes = Codes(tokens[Role.ISLAND])
+        codes = OneTimeCodes(tokens[Role.ISLAND])
         self._operators = Operators(
-            self._office,
+            self._threaded_service,
             self.events,
             self.status,
             codes,
@@ -325,10 +304,10 @@ class Coordinator:
             bundle=self._bundle,
         )
 
-    def _listen(self, limits: Limits | None) -> Listener:
+    def _listen(self, limits: ListenerLimits | None) -> Listener:
         tls, self._pin = None, None
         if self.listening.has_tls:
-            from atoll.security.certificate import coordinator_certificate
+            from atoll.security.certificates import coordinator_certificate
 
             certificate = coordinator_certificate(
                 self.directory, hosts=[self.listening.host], unix_s=time.time()
@@ -347,15 +326,15 @@ class Coordinator:
             limits=limits,
             on_closed=self._closed,
             on_error=self._failed,
-            on_refused_handshake=self._audits.refused_handshake,
-            on_shed=self._audits.shed,
+            on_refused_handshake=self._audit_log.refused_handshake,
+            on_shed=self._audit_log.shed,
             judge=self._denied,
             owner=_island_of,
             verifies=True,
         )
 
     def _denied(self, request: Request) -> Response | None:
-        """Return what who may not ask is told; None if a request may be handled."""
+        """Return the error response for a denied request; None if it is permitted."""
         needed = needed_role(request.method, request.target.partition("?")[0])
         role = self._tokens.role_of(request.headers.get("authorization"))
         if role is not None:
@@ -364,30 +343,30 @@ class Coordinator:
             if needed is not None:
                 require(role, needed)
         except Refused as exc:
-            self._audits.denied(request, role)
+            self._audit_log.denied(request, role)
             status = 401 if role is None else 403
             return replace(as_response(error_parts(exc)), status=status)
         if needed is None and request.is_bulk:
-            said = "Nobody without a token may send so much, or be asked for it."
-            return as_problem(Problem(413, "length", said))
+            message = "A request without a token may not have so large a body."
+            return as_problem(Problem(413, "length", message))
         return None
 
-    def _handle(self, request: Request) -> Response | Later:
+    def _handle(self, request: Request) -> Response | DeferredResponse:
         denied = self._denied(request)
         if denied is not None:
             return denied
         role = self._tokens.role_of(request.headers.get("authorization"))
         try:
-            own = self._operators.handle(request, self._clock.now_s())
+            response = self._operators.handle(request, self._clock.now_s())
         except (AtollError, RunEnded) as exc:
-            self._audits.failed(request, role, exc)
-            return answered(exc)  # type: ignore[arg-type]
-        if request.method in ("POST", "PUT") and own is not None:
-            self._audits.allowed(request, role)
-        return own if own is not None else self._routes.handle(request)
+            self._audit_log.failed(request, role, exc)
+            return error_response(exc)  # type: ignore[arg-type]
+        if request.method in ("POST", "PUT") and response is not None:
+            self._audit_log.allowed(request, role)
+        return response if response is not None else self._routes.handle(request)
 
-    def _info(self) -> Answer:
-        state, _ = self._office.look()
+    def _info(self) -> EncodedReply:
+        state, _ = self._threaded_service.look()
         return info_parts(
             Info(
                 run=self.run,
@@ -404,73 +383,73 @@ class Coordinator:
         )
 
     def _max_body_bytes(self) -> int:
-        return self._office.look()[0].settings.limits.max_body_bytes
+        return self._threaded_service.look()[0].settings.limits.max_body_bytes
 
-    def _heard(self, request: Request, beat: Beat | None) -> None:
-        """Remember who is at the other end of a connection, and what it told."""
+    def _on_beat(self, request: Request, beat: Heartbeat | None) -> None:
+        """Record the island of a connection, and the statistics in its heartbeat."""
         if beat is None:
             return
-        who = (beat.island, beat.incarnation)
-        self._connections.heard(request.connection, who)
+        incarnation = (beat.island, beat.incarnation)
+        self._connections.heard(request.connection, incarnation)
         if beat.stats is not None:
             self._tell(beat)
 
     def _unproven(self, request: Request, island: str) -> None:
-        """Audit a call that speaks for an island without its key."""
+        """Audit a call that names an island without the proof of its key."""
         role = self._tokens.role_of(request.headers.get("authorization"))
-        self._audits.unproven(request, role, island)
+        self._audit_log.unproven(request, role, island)
 
-    def _tell(self, beat: Beat) -> None:
+    def _tell(self, beat: Heartbeat) -> None:
         assert beat.stats is not None
         before = self._watcher.stats.get(beat.island)
         self._watcher.stats[beat.island] = beat.stats
         self._report_dropped(beat.island, before, beat.stats)
         if before is not None and _progress(before) == _progress(beat.stats):
-            return  # one that stands still would push all else out of the events
+            return  # without progress it would only crowd out other events
         self.events.emit(
             "loss_reported",
             island=beat.island,
-            round=min((held.round for held in beat.holds), default=0),
+            round=min((holding.round for holding in beat.holds), default=0),
             inner_steps=beat.stats.inner_steps,
             tokens=beat.stats.tokens,
             loss=beat.stats.loss,
         )
 
     def _report_dropped(self, island: str, before: Stats | None, now: Stats) -> None:
-        """Emit an event when an island says that it has dropped more work."""
-        known = (before.dropped_steps if before else None) or 0
+        """Emit an event when an island reports more dropped work."""
+        reported = (before.dropped_steps if before else None) or 0
         total = now.dropped_steps or 0
-        if total > known:
+        if total > reported:
             self.events.emit(
-                "work_dropped", island=island, steps=total - known, total_steps=total
+                "work_dropped", island=island, steps=total - reported, total_steps=total
             )
 
     def _closed(self, tag: object) -> None:
-        """Take the hint of an island whose last connection is gone."""
+        """Handle the close of an island's last connection."""
         assert isinstance(tag, tuple)
         if self._connections.closed(tag):
-            with suppress(LeaseLost):  # it has left, or lives again elsewhere
-                self._office.closed(*tag)
+            with suppress(LeaseLost):  # it has left, or has a newer incarnation
+                self._threaded_service.closed(*tag)
 
-    def _failing(self, said: str) -> None:
-        """Tell people, once, that the disk takes nothing; nothing means it does."""
-        before, self._trouble = self._trouble, said
-        if said and not before:
-            self.events.emit("disk_failed", message=said)
+    def _failing(self, message: str) -> None:
+        """Report a failing disk once; an empty message means that it works again."""
+        before, self._trouble = self._trouble, message
+        if message and not before:
+            self.events.emit("disk_failed", message=message)
 
     def _faulted(self, exc: Exception) -> None:
         self.fault = exc
         self._failed(None, exc)
 
     def _failed(self, request: Request | None, exc: Exception) -> None:
-        where = request.path if request else "the coordinator"
-        said = f"{where}: {type(exc).__name__}: {exc}"
-        log.error("%s", said, exc_info=exc)
-        self.events.emit("fault", message=said)
+        source = request.path if request else "the coordinator"
+        message = f"{source}: {type(exc).__name__}: {exc}"
+        log.error("%s", message, exc_info=exc)
+        self.events.emit("fault", message=message)
 
 
 def _island_of(request: Request) -> str:
-    """Return the island that a request names, for its share of the lanes; or nothing.
+    """Return the island that a request names, or an empty string; lanes share by it.
 
     It is not proven yet. Shares are counted by address as well, so that a false
     name from another address does not use up the island's share.
@@ -483,3 +462,174 @@ def _island_of(request: Request) -> str:
 
 def _progress(stats: Stats) -> tuple[int, int, float | None]:
     return stats.inner_steps, stats.tokens, stats.loss
+
+
+MAX_PER_INCARNATION = 64
+"""Connections of one incarnation; beyond it the oldest is aborted.
+
+An island keeps four, and opens a few more while it moves fragments.
+"""
+
+IslandIncarnation = tuple[str, int]
+"""An island and its incarnation."""
+
+
+class TaggedConnection(Protocol):
+    """A connection with a tag for its owner."""
+
+    tag: object
+    is_open: bool
+
+    def abort(self) -> None:
+        """Close the connection immediately, from any thread."""
+
+
+class Connections:
+    """Tracks the connections of each incarnation. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_incarnation: dict[IslandIncarnation, list[TaggedConnection]] = (
+            defaultdict(list)
+        )
+
+    def heard(
+        self, connection: TaggedConnection, incarnation: IslandIncarnation
+    ) -> None:
+        """Record the owner of a connection; it may have had another before."""
+        with self._lock:
+            if connection.tag == incarnation:
+                return
+            connection.tag = incarnation
+            self._prune(incarnation)
+            self._by_incarnation[incarnation].append(connection)
+            while len(self._by_incarnation[incarnation]) > MAX_PER_INCARNATION:
+                self._by_incarnation[incarnation].pop(0).abort()
+
+    def closed(self, incarnation: IslandIncarnation) -> bool:
+        """Return whether the incarnation has no open connection left."""
+        with self._lock:
+            self._prune(incarnation)
+            is_last = not self._by_incarnation[incarnation]
+            if is_last:
+                del self._by_incarnation[incarnation]
+            return is_last
+
+    def _prune(self, incarnation: IslandIncarnation) -> None:
+        connections = self._by_incarnation[incarnation]
+        connections[:] = [
+            connection
+            for connection in connections
+            if connection.is_open and connection.tag == incarnation
+        ]
+
+
+_ACTIONS = {action.value: action for action in AuditAction}
+_KINDS = {"control": AuditKind.CONTROL, "invites": AuditKind.CODE_MADE}
+
+
+class AuditLog:
+    """Emits audit events. Thread-safe."""
+
+    def __init__(
+        self,
+        events: EventBus,
+        clock: Clock,
+        *,
+        unix_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._events, self._clock, self._unix_s = events, clock, unix_s
+        self._sparing = RateLimiter()
+
+    def allowed(self, request: Request, role: Role | None) -> None:
+        """Audit a permitted change."""
+        self._tell(_kind_of(request), AuditAnswer.ALLOWED, request, role=role)
+
+    def denied(self, request: Request, role: Role | None) -> None:
+        """Audit a request whose token is missing or insufficient."""
+        answer = AuditAnswer.NO_TOKEN if role is None else AuditAnswer.WRONG_ROLE
+        self._tell(_kind_of(request), answer, request, role=role)
+
+    def failed(
+        self, request: Request, role: Role | None, exc: AtollError | RunEnded
+    ) -> None:
+        """Audit a wrong invitation code; other failures are not audited."""
+        if request.segments[:1] == ("invites",):
+            waits = isinstance(exc, MustWait)
+            answer = AuditAnswer.MUST_WAIT if waits else AuditAnswer.WRONG_CODE
+            self._tell(_kind_of(request), answer, request, role=role)
+
+    def unproven(self, request: Request, role: Role | None, island: str) -> None:
+        """Audit a call that lacks the proof of the island it names."""
+        self._emit(
+            AuditKind.REQUEST,
+            AuditAnswer.WRONG_PROOF,
+            request.address[0],
+            role=role,
+            route=route_of(request.method, request.target.partition("?")[0]),
+            island=island,
+        )
+
+    def refused_handshake(self, address: str, fault: HandshakeFault) -> None:
+        """Audit a failed TLS handshake; a callback of the listener."""
+        self._emit(AuditKind.HANDSHAKE, AuditAnswer(fault.value), address)
+
+    def shed(self, address: str, reason: ShedReason) -> None:
+        """Audit a connection closed by a limit; a callback of the listener."""
+        self._emit(AuditKind.CONNECTION, AuditAnswer(reason.value), address)
+
+    def _tell(
+        self,
+        kind: AuditKind,
+        answer: AuditAnswer,
+        request: Request,
+        *,
+        role: Role | None,
+    ) -> None:
+        self._emit(
+            kind,
+            answer,
+            request.address[0],
+            role=role,
+            route=route_of(request.method, request.target.partition("?")[0]),
+            action=_ACTIONS.get((*request.segments, "", "")[1])
+            if kind is AuditKind.CONTROL
+            else None,
+        )
+
+    def _emit(
+        self,
+        kind: AuditKind,
+        answer: AuditAnswer,
+        address: str,
+        *,
+        role: Role | None = None,
+        route: RouteRule = UNLISTED,
+        action: AuditAction | None = None,
+        island: str = "",
+    ) -> None:
+        untold: int | None = 0
+        if answer is not AuditAnswer.ALLOWED:
+            untold = self._sparing.untold((kind, answer), now_s=self._clock.now_s())
+        if untold is None:
+            return
+        audit = AuditEvent(
+            what=kind,
+            answer=answer,
+            address=address,
+            at_unix_s=self._unix_s(),
+            role=role,
+            route=route,
+            action=action,
+            untold=untold,
+        )
+        # The name of a member, which events contain already: not text from the caller.
+        member = {"island": island} if island else {}
+        self._events.emit("audit", **audit.as_event(), **member)
+
+
+def _kind_of(request: Request) -> AuditKind:
+    first, then = (*request.segments, "", "")[:2]
+    if (first, then) == ("invites", "redeem"):
+        return AuditKind.CODE_REDEEMED
+    return _KINDS.get(first, AuditKind.REQUEST)

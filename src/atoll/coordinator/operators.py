@@ -1,4 +1,4 @@
-"""What people and their tools ask: status, metrics, events, control."""
+"""HTTP routes of operators: status, metrics, events, control."""
 
 from __future__ import annotations
 
@@ -12,32 +12,37 @@ from typing import Any
 from atoll.bundle.archive import MAX_CODE_BYTES
 from atoll.coordinator.anchor_file import CONTENT_TYPE as SAFETENSORS
 from atoll.coordinator.anchor_file import AnchorFiles
-from atoll.coordinator.belongings import belongings_of, update_of
-from atoll.coordinator.code_files import CodeFiles
-from atoll.coordinator.office import Office
+from atoll.coordinator.directory import CodeFiles
+from atoll.coordinator.move import moved_run_of, update_of
+from atoll.coordinator.threads import ThreadedService
 from atoll.errors import AtollError, Refused, UsageError
-from atoll.exchange.bucket.arriving import BELONGINGS, Left
-from atoll.exchange.forms import error_parts
-from atoll.exchange.forms.failures import TARGET
-from atoll.exchange.forms.fields import hexed, require_name
-from atoll.exchange.forms.frames import buffers_of
-from atoll.exchange.forms.heads import whole_text
-from atoll.exchange.forms.routes import Takes
-from atoll.exchange.forms.text import MAX_LARGE_BYTES, SEE, dump, load
-from atoll.http import FilePart, Later, Request, Response, as_json, ranged
+from atoll.exchange.api import error_parts
+from atoll.exchange.api.fields import (
+    MAX_LARGE_BYTES,
+    SEE,
+    dump,
+    hexed,
+    load,
+    require_name,
+)
+from atoll.exchange.api.frames import buffers_of
+from atoll.exchange.api.replies import TARGET
+from atoll.exchange.api.routes import BodyKind, whole_text
+from atoll.exchange.bucket.move_in import MOVED_RUN, UnclaimedUpdate
+from atoll.http import DeferredResponse, FilePart, Request, Response, as_json, ranged
 from atoll.protocol.events import (
     Event,
     Leave,
-    Moved,
-    Moving,
-    NewValues,
-    Pausing,
-    Saving,
-    Staying,
-    Stopping,
+    MoveCancelled,
+    MoveCompleted,
+    MoveRequested,
+    PauseRequested,
+    SaveRequested,
+    SettingsChanged,
+    StopRequested,
 )
-from atoll.security import Codes
-from atoll.telemetry import Events, render
+from atoll.security import OneTimeCodes
+from atoll.telemetry import EventBus, render
 from atoll.telemetry.prometheus import CONTENT_TYPE
 from atoll.wire.digests import view_of
 from atoll.wire.text import reason_fault
@@ -45,42 +50,48 @@ from atoll.wire.text import reason_fault
 MAX_COMMAND_BYTES = 64 * 1024
 ARCHIVE = "application/x-tar"
 EVENTS_WAIT_S = 20.0
-"""How long a question for new events may stay open."""
+"""Timeout of a long poll for new events."""
 
 MAX_READERS = 256
-"""Questions for new events that stay open; beyond it the oldest is answered empty."""
+"""Open long polls for new events; beyond it the oldest is answered empty."""
 
 NONCE = hexed(16, 16)
-"""What names a move."""
+"""The identifier of a move."""
 
 Status = Callable[[], dict[str, Any]]
 
 
 class Operators:
-    """Answers the routes that are not an island's."""
+    """Handles the routes of operators and tools."""
 
     def __init__(
         self,
-        office: Office,
-        events: Events,
+        threaded_service: ThreadedService,
+        events: EventBus,
         status: Status,
-        codes: Codes,
+        codes: OneTimeCodes,
         *,
         spool: Path,
         root: Path,
         code: CodeFiles,
         bundle: Path | None = None,
     ) -> None:
-        self._office, self._events, self._status = office, events, status
+        self._threaded_service, self._events, self._status = (
+            threaded_service,
+            events,
+            status,
+        )
         self._codes, self._bundle, self._code = codes, bundle, code
-        self._anchors = AnchorFiles(office, spool, root)
+        self._anchors = AnchorFiles(threaded_service, spool, root)
         self._lock = threading.Lock()
-        self._readers: dict[Later, int] = {}
+        self._readers: dict[DeferredResponse, int] = {}
         """Open event requests and the event number each one follows, oldest first."""
 
         events.subscribe(lambda event: self._wake(), name="readers")
 
-    def handle(self, request: Request, now_s: float) -> Response | Later | None:
+    def handle(
+        self, request: Request, now_s: float
+    ) -> Response | DeferredResponse | None:
         """Return the answer to a request, or None if it is an island's."""
         match request.method, *request.segments:
             case "GET", "health":
@@ -103,57 +114,61 @@ class Operators:
             case "GET", "code", digest:
                 return _archive(request, self._code.find(digest))
             case "PUT", "code", digest:
-                self._code.keep(digest, request.body.read(MAX_CODE_BYTES))
+                self._code.store(digest, request.body.read(MAX_CODE_BYTES))
                 return as_json({"digest": digest})
             case "GET", "belongings":
                 return self._belongings()
             case "GET", "belongings", fragment, round, island:
-                left = Left(
+                unclaimed = UnclaimedUpdate(
                     fragment=whole_text(fragment, "fragment"),
                     round=whole_text(round, "round"),
                     island=require_name(island, "island"),
                 )
-                return self._update(left)
+                return self._update(unclaimed)
             case "POST", "control", action:
                 return self._control(action, _command(request))
             case "POST", "invites":
                 code = self._codes.make(now_s=now_s)
                 return as_json({"code": code.reveal()})
             case "POST", "invites", "redeem":
-                said = _command(request).get("code")
+                invite = _command(request).get("code")
                 token = self._codes.redeem(
-                    str(said), address=request.address[0], now_s=now_s
+                    str(invite), address=request.address[0], now_s=now_s
                 )
                 return as_json({"token": token.reveal()})
         return None
 
-    def _control(self, action: str, said: Mapping[str, Any]) -> Response:
-        self._office.change(_event(action, said, self._office))
+    def _control(self, action: str, fields: Mapping[str, Any]) -> Response:
+        self._threaded_service.change(_event(action, fields, self._threaded_service))
         if action in ("stop", "drain"):
-            last = self._office.look()[0].last_round
+            last = self._threaded_service.look()[0].last_round
             self._events.emit("run_stopped", last_round=last)
         return as_json(self._status())
 
     def _belongings(self) -> Response:
-        """Answer with what a run on its way takes along."""
-        found = self._office.change_by(belongings_of)
-        said = dump(BELONGINGS.write(found), what="belongings", most=MAX_LARGE_BYTES)
-        return Response(headers={"Content-Type": Takes.JSON.value}, body=said)
+        """Answer with the description of a run that is being moved."""
+        moved = self._threaded_service.change_by(moved_run_of)
+        body = dump(MOVED_RUN.write(moved), what="belongings", most=MAX_LARGE_BYTES)
+        return Response(headers={"Content-Type": BodyKind.JSON.value}, body=body)
 
-    def _update(self, left: Left) -> Response:
-        frame = self._office.change_by(lambda service, _: update_of(service, left))
+    def _update(self, unclaimed: UnclaimedUpdate) -> Response:
+        frame = self._threaded_service.change_by(
+            lambda service, _: update_of(service, unclaimed)
+        )
         return Response(
-            headers={"Content-Type": Takes.FRAME.value},
+            headers={"Content-Type": BodyKind.FRAME.value},
             body=[view_of(part) for part in buffers_of(frame)],
         )
 
-    def _read_events(self, request: Request) -> Response | Later:
+    def _read_events(self, request: Request) -> Response | DeferredResponse:
         """Answer with events after a number, once there are any."""
         after = whole_text(request.query.get("after", "0"), "after")
-        found = self._events.after(after)
-        if found or "wait" not in request.query:
-            return as_json([each.as_dict() for each in found])
-        later = Later(wait_s=EVENTS_WAIT_S, default=lambda: self._give_up(later))
+        events = self._events.after(after)
+        if events or "wait" not in request.query:
+            return as_json([event.as_dict() for event in events])
+        later = DeferredResponse(
+            wait_s=EVENTS_WAIT_S, default=lambda: self._give_up(later)
+        )
         later.on_gone(partial(self._forget, later))
         with self._lock:
             self._readers[later] = after
@@ -164,27 +179,27 @@ class Operators:
             oldest.set(as_json([]))
         return later
 
-    def _forget(self, later: Later) -> None:
+    def _forget(self, later: DeferredResponse) -> None:
         with self._lock:
             self._readers.pop(later, None)
 
-    def _give_up(self, later: Later) -> Response:
+    def _give_up(self, later: DeferredResponse) -> Response:
         self._forget(later)
         return as_json([])
 
     def _anchor(self, request: Request) -> Response:
         """Answer with the weights, as a file that every framework reads."""
-        asked = request.query.get("round")
-        if asked is None:
+        round_text = request.query.get("round")
+        if round_text is None:
             file = self._anchors.newest()
         else:
-            file = self._anchors.at(whole_text(asked, "round"))
-        said = {"Content-Type": SAFETENSORS}
-        response = ranged(request, file.body, etag=file.digest, headers=said)
+            file = self._anchors.at(whole_text(round_text, "round"))
+        headers = {"Content-Type": SAFETENSORS}
+        response = ranged(request, file.body, etag=file.digest, headers=headers)
         return replace(response, done=partial(_keep, file))
 
     def _definition(self, request: Request) -> Response:
-        """Answer with what defines the model, as it was given."""
+        """Answer with the bundle that defines the model."""
         path = self._bundle
         if path is None:
             raise Refused(
@@ -197,72 +212,76 @@ class Operators:
         with self._lock:
             readers, self._readers = self._readers, {}
         for later, after in readers.items():
-            found = self._events.after(after)
+            events = self._events.after(after)
             if not later.is_gone:
-                later.set(as_json([each.as_dict() for each in found]))
+                later.set(as_json([event.as_dict() for event in events]))
 
 
 def _archive(request: Request, path: Path) -> Response:
-    """Answer with a file that is called by its digest."""
+    """Answer with a file that is named by its digest."""
     part = FilePart(file=path, length=path.stat().st_size)
     return ranged(request, part, etag=path.name, headers={"Content-Type": ARCHIVE})
 
 
 def _keep(file: object) -> None:
-    """Hold a file until it has been sent: its handle is closed with its last owner."""
+    """Keep a reference to a file until it is sent: its last owner closes it."""
 
 
-def _event(action: str, said: Mapping[str, Any], office: Office) -> Event:
+def _event(
+    action: str, fields: Mapping[str, Any], threaded_service: ThreadedService
+) -> Event:
     match action:
         case "pause" | "resume":
-            return Pausing(is_paused=action == "pause")
+            return PauseRequested(is_paused=action == "pause")
         case "save":
-            return Saving()
+            return SaveRequested()
         case "stop" | "drain":
-            return Stopping()
+            return StopRequested()
         case "evict":
-            return _eviction(str(said.get("island", "")), office)
+            return _eviction(str(fields.get("island", "")), threaded_service)
         case "set":
-            values = said.get("values")
+            values = fields.get("values")
             if not isinstance(values, dict) or not values:
                 raise UsageError("Say what to set, as KEY=VALUE.")
-            return NewValues(values)
+            return SettingsChanged(values)
         case "move" | "moved" | "stay":
-            return _moving(action, said)
-    known = "pause, resume, save, stop, drain, evict, set, move, moved, stay"
-    raise UsageError(f"{action!r} is no action. Known are: {known}.")
+            return _moving(action, fields)
+    actions = "pause, resume, save, stop, drain, evict, set, move, moved, stay"
+    raise UsageError(f"{action!r} is no action. Known are: {actions}.")
 
 
-def _moving(action: str, said: Mapping[str, Any]) -> Moving | Moved | Staying:
-    target = TARGET.read(said.get("target"), "target")
-    if fault := reason_fault(target, what="target"):
+def _moving(
+    action: str, fields: Mapping[str, Any]
+) -> MoveRequested | MoveCompleted | MoveCancelled:
+    target = TARGET.read(fields.get("target"), "target")
+    if fault := reason_fault(target, field="target"):
         raise UsageError(f"{fault}. Give the URL of a store.")
     match action:
         case "move":
-            return Moving(target, NONCE.read(said.get("nonce"), "nonce").hex())
+            return MoveRequested(target, NONCE.read(fields.get("nonce"), "nonce").hex())
         case "moved":
-            return Moved(target)
-    return Staying(target)
+            return MoveCompleted(target)
+    return MoveCancelled(target)
 
 
-def _eviction(island: str, office: Office) -> Leave:
-    state, _ = office.look()
+def _eviction(island: str, threaded_service: ThreadedService) -> Leave:
+    state, _ = threaded_service.look()
     member = state.members.known.get(island)
     if member is None:
-        known = ", ".join(sorted(state.members.known)) or "none"
-        raise UsageError(f"No island is called {island!r}. Known are: {known}.")
+        names = ", ".join(sorted(state.members.known)) or "none"
+        raise UsageError(f"No island is called {island!r}. Known are: {names}.")
     return Leave(island, member.incarnation, reason="evicted")
 
 
 def _command(request: Request) -> Mapping[str, Any]:
     data = request.body.read(MAX_COMMAND_BYTES)
-    said = load(data or b"{}", what="command", most=MAX_COMMAND_BYTES)
-    if not isinstance(said, dict):
+    fields = load(data or b"{}", what="command", most=MAX_COMMAND_BYTES)
+    if not isinstance(fields, dict):
         raise UsageError(f"A command is a JSON object. {SEE}")
-    return said
+    return fields
 
 
-def answered(exc: AtollError) -> Response:
+def error_response(exc: AtollError) -> Response:
     """Return the answer to a request that was refused."""
     answer = error_parts(exc)
     return Response(

@@ -1,4 +1,8 @@
-"""What a coordinator is after a restart: exactly what its journal says."""
+"""From a journal to the state of a coordinator, and from its changes to records.
+
+The restored state is exactly the recorded one; `record_of` is the inverse for one
+change of the state machine.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,32 @@ from dataclasses import dataclass, replace
 
 from atoll.errors import CorruptError
 from atoll.exchange import Frame
-from atoll.journal import Journal, Recorded
-from atoll.protocol.counted import Counted, CountedUpdates
-from atoll.protocol.ending import end_by_tokens, end_of
+from atoll.journal import (
+    EpochRecord,
+    JoinedRecord,
+    Journal,
+    LeftRecord,
+    MoveRecord,
+    PauseRecord,
+    RecordedRun,
+)
+from atoll.protocol.coordinator_state import CoordinatorState, Move
+from atoll.protocol.events import Epoch, Leave, MoveCancelled, PauseRequested
 from atoll.protocol.membership import LEASE_S, Member, Members
+from atoll.protocol.operators import end_by_tokens, end_of
+from atoll.protocol.progress import CountedUpdates, CountedWork
 from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
-from atoll.protocol.run_state import CoordinatorState, Move
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, Layout, lay_out, terms_of
 from atoll.wire import Header
 
 Key = tuple[int, int, str]
-"""Fragment, round and island: what an update is counted by."""
+"""Fragment, round and island of an update."""
 
 
 @dataclass(frozen=True)
 class Restored:
-    """Everything that a coordinator holds in memory."""
+    """The memory of a coordinator."""
 
     state: CoordinatorState
     layout: Layout
@@ -34,8 +47,8 @@ class Restored:
 def restore(journal: Journal, *, now_s: float) -> Restored:
     """Return the coordinator of a journal.
 
-    Every journalled member counts as live for one lease from now on: who was there
-    before the restart is waited for until it can have spoken.
+    Every journalled member counts as live for one lease from now on: the run waits for
+    members of the time before the restart until they can have reported.
     """
     recorded = journal.recorded
     settings, last_round = _settings(recorded)
@@ -55,7 +68,7 @@ def restore(journal: Journal, *, now_s: float) -> Restored:
         move=_move(recorded),
     )
     headers = {key: frame.header for key, frame in spool.items()}
-    # Which round is the last is told by the rounds; how they stand, by the last one.
+    # The rounds determine the last round, and the last round their phases.
     for _ in range(2):
         rounds = tuple(
             _round(recorded, state, layout, index, headers, now_s)
@@ -65,7 +78,7 @@ def restore(journal: Journal, *, now_s: float) -> Restored:
     return Restored(state, layout, weights, spool)
 
 
-def _settings(recorded: Recorded) -> tuple[RunSettings, int | None]:
+def _settings(recorded: RecordedRun) -> tuple[RunSettings, int | None]:
     created = recorded.created
     assert created is not None
     settings = RunSettings.from_dict(created.settings)
@@ -78,34 +91,34 @@ def _settings(recorded: Recorded) -> tuple[RunSettings, int | None]:
     return end_of(settings, [epoch.values for epoch in recorded.epochs])
 
 
-def _move(recorded: Recorded) -> Move | None:
+def _move(recorded: RecordedRun) -> Move | None:
     move = recorded.move
     if move is None:
         return None
     return Move(target=move.target, nonce=move.nonce, is_over=move.is_over)
 
 
-def _members(recorded: Recorded, now_s: float) -> Members:
+def _members(recorded: RecordedRun, now_s: float) -> Members:
     return Members(
         {
-            each.island: Member(
-                island=each.island,
-                incarnation=each.incarnation,
-                slot=each.slot,
-                key=each.key_digest,
-                nonce=each.nonce,
+            member.island: Member(
+                island=member.island,
+                incarnation=member.incarnation,
+                slot=member.slot,
+                key=member.key_digest,
+                nonce=member.nonce,
                 lease_until_s=now_s + LEASE_S,
-                has_left=each.has_left,
-                left_because=each.reason,
+                has_left=member.has_left,
+                left_because=member.reason,
                 is_heard=False,
                 unheard_until_s=now_s + LEASE_S,
             )
-            for each in recorded.members.values()
+            for member in recorded.members.values()
         }
     )
 
 
-def _counted(recorded: Recorded) -> CountedUpdates:
+def _counted(recorded: RecordedRun) -> CountedUpdates:
     fragments = range(len(recorded.fragments))
     islands = sorted({island for _, island in recorded.counted})
     by_island = {
@@ -115,15 +128,19 @@ def _counted(recorded: Recorded) -> CountedUpdates:
     return CountedUpdates(by_island)
 
 
-def _last_counted(recorded: Recorded, fragment: int, island: str) -> Counted | None:
+def _last_counted(
+    recorded: RecordedRun, fragment: int, island: str
+) -> CountedWork | None:
     last = recorded.counted.get((fragment, island))
     if last is None:
         return None
-    return Counted(round=last.round, inner_steps=last.inner_steps, tokens=last.tokens)
+    return CountedWork(
+        round=last.round, inner_steps=last.inner_steps, tokens=last.tokens
+    )
 
 
 def _round(
-    recorded: Recorded,
+    recorded: RecordedRun,
     state: CoordinatorState,
     layout: Layout,
     index: int,
@@ -133,7 +150,7 @@ def _round(
     fragment = recorded.fragments[index]
     number = fragment.round + 1
     is_last = state.last_round is not None and fragment.round >= state.last_round
-    has_started = any(each.round for each in recorded.fragments)
+    has_started = any(other.round for other in recorded.fragments)
     phase = Phase.OPEN if has_started else Phase.WAITING
     return Round(
         fragment=index,
@@ -155,3 +172,28 @@ def _staged(headers: Mapping[Key, Header], index: int, round: int) -> dict[str, 
         for (fragment, number, island), header in headers.items()
         if (fragment, number) == (index, round)
     }
+
+
+def record_of(
+    change: Member | Leave | Epoch | PauseRequested | Move | MoveCancelled,
+) -> JoinedRecord | LeftRecord | EpochRecord | PauseRecord | MoveRecord:
+    """Return the record of a change."""
+    match change:
+        case Member():
+            return JoinedRecord(
+                island=change.island,
+                incarnation=change.incarnation,
+                slot=change.slot,
+                key_digest=change.key,
+                nonce=change.nonce,
+            )
+        case Leave(island, incarnation, reason):
+            return LeftRecord(island=island, incarnation=incarnation, reason=reason)
+        case Epoch(number, values):
+            return EpochRecord(number=number, values=values)
+        case PauseRequested(is_paused):
+            return PauseRecord(is_paused=is_paused)
+        case Move(target=target, nonce=nonce, is_over=is_over):
+            return MoveRecord(target=target, nonce=nonce, is_over=is_over)
+        case MoveCancelled():
+            return MoveRecord()

@@ -1,8 +1,8 @@
-"""A coordinator without a socket: the machine, its journal and its weights.
+"""A coordinator without HTTP: the state machine, its journal and its weights.
 
-One call is handled at a time. What a reply promises is durable before it is returned;
-whatever dies in between is found again when the journal is opened, and the island's
-repeat of the call gets the same answer.
+The service handles one call at a time. A reply's promises are durable before it is
+returned. After a crash in between, the journal restores the state, and an island that
+repeats the call gets the same answer.
 """
 
 from __future__ import annotations
@@ -12,93 +12,99 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from atoll.coordinator.brought import (
+from atoll.coordinator.commit import (
+    Committer,
+    ReceiptIssuer,
+    RunConcurrently,
+    WriteAhead,
+)
+from atoll.coordinator.commit import PendingOutcome as PendingOutcome
+from atoll.coordinator.restore import Key, record_of, restore
+from atoll.coordinator.submissions import (
+    CollectiveClose,
+    CollectiveRound,
     founding_states,
     header_bytes,
     is_same_founding,
     lost_outcomes,
+    require_sound,
     reserve_bytes,
     states_bytes,
     verified_state,
 )
-from atoll.coordinator.committing import Beside, Committing
-from atoll.coordinator.committing import Pending as Pending
-from atoll.coordinator.drafting import Drafting
-from atoll.coordinator.gathered import Closing, Gathering, require_sound
-from atoll.coordinator.receipts import ReceiptIssuer
-from atoll.coordinator.remembering import record_of
-from atoll.coordinator.restore import Key, restore
 from atoll.disk import Disk
-from atoll.disk.room import RECORDS_BYTES
+from atoll.disk.space import RECORDS_BYTES
 from atoll.errors import DiskError, Refused, RunEnded, Unreachable
-from atoll.exchange import (
+from atoll.exchange import Frame, Outcome
+from atoll.exchange.calls import (
     AgreedCall,
     Call,
     FoundCall,
-    Frame,
     HeartbeatCall,
     JoinCall,
     KeepCall,
     Kept,
     LeaveCall,
     OfferCall,
-    Outcome,
     OutcomeCall,
     PublishCall,
     RecoverCall,
     Reply,
     StateCall,
 )
-from atoll.journal import Created, Journal
+from atoll.journal import (
+    CreatedRecord,
+    Journal,
+)
 from atoll.protocol import (
-    Beat,
-    Holding,
+    Heartbeat,
+    HeldRound,
     JoinReply,
     Phase,
     Position,
     Reception,
     TensorSpec,
 )
-from atoll.protocol.constants import Catalogue, keepable, to_bring
 from atoll.protocol.coordinator import advance, wakes_at
 from atoll.protocol.events import (
     Action,
-    Beaten,
-    Close,
+    CloseRound,
     Committed,
     Event,
     Founded,
-    Joining,
+    HeartbeatReceived,
+    JoinRequested,
     Leave,
-    Offered,
+    Persist,
     Recovered,
-    Remember,
-    Say,
-    Stored,
+    Respond,
     Tick,
+    UpdateOffered,
+    UpdateStored,
     Welcome,
 )
-from atoll.protocol.moving import require_here, require_staying
-from atoll.protocol.presence import reply_to
+from atoll.protocol.join_leave import reply_to
+from atoll.protocol.model import ConstantCatalogue, keepable, to_bring
+from atoll.protocol.operators import require_here, require_staying
 from atoll.settings import RunSettings
 from atoll.weights import Layout, UpdateCheck, lay_out, require_state, terms_of
-from atoll.wire import Header, Kind, OuterValues, blake3_digest, verify_body
+from atoll.wire import FrameKind, Header, OuterValues, blake3_digest, verify_body
 
 RETRY_S = 1.0
-"""How soon a record that the disk refused is tried again."""
+"""Delay before a record that the disk refused is written again."""
 
 MAX_REFUSALS = 100
-"""How many are remembered until somebody looks."""
+"""Number of refusals kept until the watcher reads them."""
 
-Defer = Callable[[Close], None]
-"""Takes note of a round that is to be reduced: by `agree`, then `commit`."""
+Defer = Callable[[CloseRound], None]
+"""Queues a closing round for `agree`, then `commit`."""
 
 
 class Service:
-    """Handles the calls of islands for one run. One caller at a time, but for `agree`.
+    """Handles the calls of islands for one run. One caller at a time, except `agree`.
 
-    A round is reduced and committed where it closes; a host with threads does it
-    elsewhere: see `defer_to`.
+    A round is reduced and committed in the call that closes it; a host with threads
+    defers that: see `defer_to`.
     """
 
     def __init__(self, journal: Journal, *, now_s: float) -> None:
@@ -109,59 +115,60 @@ class Service:
         self._layout = restored.layout
         self._keep_reserve()
         self._spool = restored.spool
-        self._committing = Committing(journal, self.weights, self._spool)
-        self.drafting = Drafting(journal, self._spool)
+        self._committer = Committer(journal, self.weights, self._spool)
+        self.write_ahead = WriteAhead(journal, self._spool)
         self.defer: Defer | None = None
         self.after_block: Callable[[], None] | None = None
         """Called while updates are reduced, when a block of each has been read."""
-        self.failing: Callable[[str], None] = lambda said: None
-        """Told why the disk takes nothing, and an empty sentence when it does again."""
+        self.failing: Callable[[str], None] = lambda reason: None
+        """Called with the reason when the disk fails, with an empty string when it
+        works."""
         self.refusals: deque[tuple[Header, str]] = deque(maxlen=MAX_REFUSALS)
-        """Updates that were sealed with values that cannot count, for who looks on."""
+        """Updates with invalid values, and the reasons, for the watcher."""
         self.receipts = ReceiptIssuer(journal)
         self.recoveries: deque[tuple[str, int, int]] = deque(maxlen=MAX_REFUSALS)
-        """Island, fragment and round of states that were brought back."""
+        """Island, fragment and round of recovered states."""
         self.damage: list[str] = []
-        """What was found to be wrong on the disk, in sentences."""
+        """Damage found on the disk, in sentences."""
 
     @classmethod
     def create(
         cls, disk: Disk, settings: RunSettings, *, run: str, now_s: float
     ) -> Service:
         """Begin a run on an empty disk."""
-        created = Created(
+        created = CreatedRecord(
             run=run, settings=settings.to_dict(), fingerprint=settings.fingerprint
         )
         return cls(Journal.create(disk, created), now_s=now_s)
 
     @classmethod
     def open(cls, disk: Disk, *, now_s: float) -> Service:
-        """Go on with the run whose journal is on a disk."""
+        """Resume the run whose journal is on a disk."""
         return cls(Journal.open(disk), now_s=now_s)
 
-    def defer_to(self, defer: Defer, *, beside: Beside) -> None:
-        """Leave the rounds that close to a host with threads.
+    def defer_to(self, defer: Defer, *, run_concurrently: RunConcurrently) -> None:
+        """Pass closing rounds to a host with threads.
 
-        By `beside` an outcome is written while its outer step is taken.
+        `run_concurrently` writes an outcome while its outer step is taken.
         """
-        self.defer, self._committing.beside = defer, beside
+        self.defer, self._committer.run_concurrently = defer, run_concurrently
 
     def use_threads(self, threads: int) -> None:
-        """Let rounds be reduced and stepped by so many threads at once."""
-        self._committing.threads = threads
+        """Set the number of threads that reduce and step a round."""
+        self._committer.threads = threads
 
     def handle(self, call: Call, now_s: float) -> Reply:
         """Return the answer to a call; repeating a call is the same call.
 
         Raises:
             AtollError: the call is refused, and nothing has changed.
-            RunEnded: the round that is asked for will never open.
+            RunEnded: the requested round will never open.
         """
         require_here(self.state)
         match call:
             case JoinCall(request, key, nonce):
                 digest = blake3_digest(key)
-                return self._join(Joining(request, digest, nonce), now_s)
+                return self._join(JoinRequested(request, digest, nonce), now_s)
             case FoundCall():
                 return self._found(call, now_s)
             case KeepCall():
@@ -171,7 +178,7 @@ class Service:
             case HeartbeatCall(beat):
                 return self._beat(beat, now_s)
             case OfferCall(header):
-                return self._advance(Offered(header), now_s)
+                return self._advance(UpdateOffered(header), now_s)
             case PublishCall(frame, beat):
                 return self._publish(frame, now_s, beat=beat)
             case AgreedCall():
@@ -191,50 +198,50 @@ class Service:
         return self._spool
 
     def tick(self, now_s: float) -> float:
-        """Do what time alone makes due, and return when to call again."""
-        for pending in self._committing.pending:
+        """Process expired deadlines, and return when to call again."""
+        for pending in self._committer.pending:
             self.commit(pending, now_s)
         if self.defer is None:
             self.compact()
         self._advance(Tick(), now_s)
-        retry_s = now_s + RETRY_S if self._committing.is_behind else float("inf")
+        retry_s = now_s + RETRY_S if self._committer.is_behind else float("inf")
         return min(wakes_at(self.state, now_s), retry_s)
 
     def compact(self) -> None:
-        """Write states where means have piled up; what fails is tried again.
+        """Write states where means have piled up; the next call retries failures.
 
-        May run beside everything else, in a thread of its own.
+        May run concurrently with all other calls.
         """
         self.seal()
-        self.damage += self._committing.compact()
+        self.damage += self._committer.compact()
 
     def seal(self) -> None:
-        """Have the end of the log in a second place; what fails is tried again."""
+        """Copy the end of the log to a second file; the next call retries a failure."""
         with suppress(DiskError):
             self.journal.seal()
 
     def change(self, event: Event, now_s: float) -> Reply:
-        """Carry out what an operator asks for."""
+        """Apply an operator's command."""
         return self._advance(event, now_s)
 
     def _beat(
-        self, beat: Beat, now_s: float, *, is_asking: bool = True
+        self, beat: Heartbeat, now_s: float, *, is_asking: bool = True
     ) -> Position | Reception | None:
-        """Take a beat whose holdings are proven; any other is refused."""
+        """Process a heartbeat whose holdings are proven; any other is refused."""
         self.state.members.require(beat.island, beat.incarnation)
         proven = self.receipts.proven_beat(beat, self.state.rounds)
-        return self._advance(Beaten(proven, is_asking=is_asking), now_s)
+        return self._advance(HeartbeatReceived(proven, is_asking=is_asking), now_s)
 
-    def _join(self, event: Joining, now_s: float) -> JoinReply:
-        known, request = self.state.members.known, event.request
+    def _join(self, event: JoinRequested, now_s: float) -> JoinReply:
+        members, request = self.state.members.known, event.request
         if request.holds:
-            who = request.island or ""
-            holds = self.receipts.proven(who, request.holds, self.state.rounds)
+            name = request.island or ""
+            holds = self.receipts.proven(name, request.holds, self.state.rounds)
             event = replace(event, request=replace(request, holds=holds))
         state, actions = advance(self.state, event, now_s)
-        welcome = next(each for each in actions if isinstance(each, Welcome))
+        welcome = next(action for action in actions if isinstance(action, Welcome))
         member = welcome.member
-        before = known.get(member.island)
+        before = members.get(member.island)
         self._keep_updates_of(member.island, welcome.spoken_for)
         if before is None or before.incarnation != member.incarnation:
             self.journal.note(record_of(member))
@@ -243,10 +250,10 @@ class Service:
         return reply_to(self.state, welcome)
 
     def _keep_updates_of(self, island: str, spoken_for: tuple[int, ...]) -> None:
-        """Make an earlier life's updates durable: nobody is left to send them again."""
+        """Make an earlier incarnation's updates durable: it cannot send them again."""
         for fragment in spoken_for:
             number = self.state.rounds[fragment].number
-            self._committing.keep(fragment, number, island)
+            self._committer.keep(fragment, number, island)
 
     def _found(self, call: FoundCall, now_s: float) -> Reply:
         if self.state.model is not None and is_same_founding(
@@ -256,7 +263,9 @@ class Service:
         founding = self.state.founding_of(call.island, call.incarnation)
         layout = lay_out(founding.model, self.state.settings)
         weights = founding_states(call, layout, self.state.settings)
-        outers = tuple(terms_of(each, self.state.settings).outer for each in layout)
+        outers = tuple(
+            terms_of(fragment, self.state.settings).outer for fragment in layout
+        )
         digests = tuple(state.digest for state in weights)
         event = Founded(call.island, call.incarnation, digests, outers)
         advanced, actions = advance(self.state, event, now_s)
@@ -270,12 +279,12 @@ class Service:
         return self._perform(actions, now_s)
 
     def _keep_reserve(self) -> None:
-        """Keep what the next commits need free on the disk."""
+        """Reserve disk space for the next commits."""
         needed = reserve_bytes(self._layout, self.state.settings)
         self.journal.room.reserve_bytes = RECORDS_BYTES + needed
 
     def _keep(self, call: KeepCall) -> Kept:
-        """Take a part of a constant from who founds the run."""
+        """Store a part of a constant that the founder uploads."""
         constant = self.awaited_constant(call.island, call.incarnation, call.digest)
         return Kept(self.journal.constants.take(constant, call.first, call.part))
 
@@ -284,7 +293,7 @@ class Service:
     ) -> TensorSpec:
         """Return a constant that a founder may bring.
 
-        What another founder has brought, and this one's model has not, goes.
+        Removes constants of another founder that this one's model does not have.
 
         Raises:
             FoundingLost: this island does not found the run.
@@ -292,34 +301,37 @@ class Service:
             Refused: its model has no such constant, or the run keeps none.
         """
         model = self.state.founding_of(island, incarnation).model
-        awaited = {each.digest: each for each in to_bring(model, self.state.settings)}
+        awaited = {
+            constant.digest: constant
+            for constant in to_bring(model, self.state.settings)
+        }
         if digest not in awaited:
             raise Refused(
-                f"Nothing with the digest {digest[:12]} is to be brought: the model of "
+                f"No constant with the digest {digest[:12]} is expected: the model of "
                 f"{island!r} has {len(awaited)} constants for this run."
             )
         self.journal.constants.keep_only(awaited)
         return awaited[digest]
 
     @property
-    def catalogue(self) -> Catalogue:
-        """The constants of the run's model, and which of them are here."""
-        return Catalogue.of(self.state.model, self.journal.constants.kept)
+    def catalogue(self) -> ConstantCatalogue:
+        """The constants of the run's model, and which of them are stored."""
+        return ConstantCatalogue.of(self.state.model, self.journal.constants.complete)
 
     def states_bytes(self, island: str, incarnation: int) -> int:
-        """Return what the states of all fragments take, for who may bring them.
+        """Return the size of the states that an island may upload.
 
         Raises:
-            FoundingLost, LeaseLost: this island may not.
+            FoundingLost, LeaseLost: this island may not upload states.
         """
         layout = self.brought_layout(island, incarnation)
         return states_bytes(layout, self.state.settings)
 
     def brought_layout(self, island: str, incarnation: int) -> Layout:
-        """Return the layout of the states that an island may bring.
+        """Return the layout of the states that an island may upload.
 
         Raises:
-            FoundingLost, LeaseLost: it may bring none.
+            FoundingLost, LeaseLost: it may upload none.
         """
         if self.state.model is None:
             model = self.state.founding_of(island, incarnation).model
@@ -328,29 +340,29 @@ class Service:
         return self._layout
 
     def header_bytes(self, fragment: int) -> int:
-        """Return what the header of an update may take, at the most."""
-        sizes = [each.elements for each in self._layout]
-        known = sizes[fragment : fragment + 1]
-        return header_bytes(max(known or sizes, default=0))
+        """Return the largest size of an update's header."""
+        sizes = [fragment_layout.elements for fragment_layout in self._layout]
+        selected = sizes[fragment : fragment + 1]
+        return header_bytes(max(selected or sizes, default=0))
 
     def awaits_state(self, header: Header, now_s: float) -> bool:
         """Return whether a state is the one that the run has lost."""
         if header.fragment >= len(self.state.rounds):
             return False
         lost = self.state.lost_state(header.fragment, now_s)
-        return lost == Holding(header.round, header.base)
+        return lost == HeldRound(header.round, header.base)
 
     def _recover(self, call: RecoverCall, now_s: float) -> Reply:
-        """Take a state that only islands have; one that is not lost changes nothing."""
+        """Restore a lost state; any other state changes nothing."""
         frame = call.state
         header, fragment = frame.header, frame.header.fragment
         require_staying(self.state)
         self.state.members.require(call.island, call.incarnation)
         self.receipts.require_recovery(call, self._open_round(fragment))
         lost = self.state.lost_state(fragment, now_s)
-        if lost is None or lost != Holding(header.round, header.base):
+        if lost is None or lost != HeldRound(header.round, header.base):
             return self.state.position(now_s)
-        if self.defer and not self._committing.is_pending(fragment):
+        if self.defer and not self._committer.is_pending(fragment):
             self.settled_round(fragment)
         terms = terms_of(self._layout[fragment], self.state.settings)
         require_state(header, self._layout[fragment], terms, round=lost.round)
@@ -359,50 +371,52 @@ class Service:
         outcomes = lost_outcomes(call, committed, lost.round)
         self.journal.recover((header, frame.body), outcomes)
         self.weights[fragment] = state
-        self._committing.end(fragment, lost.round)
-        rosters = tuple((each.round, each.roster) for each in outcomes if each.roster)
+        self._committer.end(fragment, lost.round)
+        rosters = tuple(
+            (outcome.round, outcome.roster) for outcome in outcomes if outcome.roster
+        )
         event = Recovered(fragment, lost, rosters, terms.outer)
         self.recoveries.append((call.island, fragment, lost.round))
         return self._advance(event, now_s)
 
     def offer(
-        self, header: Header, now_s: float, *, beat: Beat | None = None
+        self, header: Header, now_s: float, *, beat: Heartbeat | None = None
     ) -> Reception:
-        """Return whether an update is wanted, by its header alone."""
+        """Return the reception of an update, by its header alone."""
         if beat:
             self._beat(beat, now_s, is_asking=False)
-        reception = self._advance(Offered(header), now_s)
+        reception = self._advance(UpdateOffered(header), now_s)
         assert isinstance(reception, Reception)
-        if reception is Reception.STAGED and header.kind is Kind.DEPARTING:
-            self._committing.keep(header.fragment, header.round, header.island)
+        if reception is Reception.STAGED and header.kind is FrameKind.DEPARTING:
+            self._committer.keep(header.fragment, header.round, header.island)
         if reception is Reception.WANTED:
-            self._require_place(header)
+            self._require_room(header)
         return reception
 
-    def _require_place(self, header: Header) -> None:
-        """Return if a round has a place for an update, before its body is read.
+    def _require_room(self, header: Header) -> None:
+        """Check that a round has room for an update, before its body is read.
 
-        Islands the round has waited for since it opened have one. Others share as many
-        as the run may have islands: names that come and go cannot fill the disk.
+        Every island that the round has waited for since it opened has room. The others
+        share `run.max_islands` slots: names that come and go cannot fill the disk.
 
         Raises:
-            Unreachable: there is none: ask again, in the next round.
+            Unreachable: there is no room: ask again, in the next round.
         """
         round = self.state.rounds[header.fragment]
         standing = round.staged if header.round == round.number else round.ahead
         if header.island in standing or header.island in round.candidates:
             return
         others = len(standing.keys() - round.candidates)
-        most = self.state.settings.run.most_islands
-        if others >= most:
+        max_islands = self.state.settings.run.most_islands
+        if others >= max_islands:
             raise Unreachable(
                 f"Round {header.round} of fragment {header.fragment} holds {others} "
-                f"updates of islands that joined after it opened, and takes {most} "
-                "(run.max_islands). Ask again when it is over."
+                f"updates of islands that joined after it opened, and takes "
+                f"{max_islands} (run.max_islands). Ask again when it is over."
             )
 
     def check_of(self, header: Header) -> UpdateCheck:
-        """Return what judges the body of an update that is wanted."""
+        """Return the check for the body of a wanted update."""
         layout = self._layout[header.fragment]
         return UpdateCheck(
             header,
@@ -412,20 +426,20 @@ class Service:
         )
 
     def take(self, frame: Frame, now_s: float) -> Reception:
-        """Stage an update whose body is here and judged, if it is wanted still."""
+        """Stage an update whose body is received and checked, if it is still wanted."""
         reception = self.offer(frame.header, now_s)
         return self._stage(frame, now_s) if reception is Reception.WANTED else reception
 
     def _stage(self, frame: Frame, now_s: float) -> Reception:
         header = frame.header
-        if header.kind is Kind.DEPARTING:
+        if header.kind is FrameKind.DEPARTING:
             self.journal.stage(header, frame.body)
         self._spool[header.fragment, header.round, header.island] = frame
-        reception = self._advance(Stored(header), now_s)
+        reception = self._advance(UpdateStored(header), now_s)
         assert isinstance(reception, Reception)
         return reception
 
-    def _publish(self, frame: Frame, now_s: float, *, beat: Beat | None) -> Reply:
+    def _publish(self, frame: Frame, now_s: float, *, beat: Heartbeat | None) -> Reply:
         reception = self.offer(frame.header, now_s, beat=beat)
         if reception is not Reception.WANTED:
             return reception
@@ -438,21 +452,21 @@ class Service:
     def _agreed(self, call: AgreedCall, now_s: float) -> Reply:
         if call.agreed is not None:
             require_sound(call.agreed)
-        found = self.gather(call, now_s)
-        if isinstance(found, Close):
-            self.commit(self.agree(found), now_s)
-            found = self.gather(call, now_s)
-            assert not isinstance(found, Close)
-        return found
+        result = self.gather(call, now_s)
+        if isinstance(result, CloseRound):
+            self.commit(self.agree(result), now_s)
+            result = self.gather(call, now_s)
+            assert not isinstance(result, CloseRound)
+        return result
 
-    def gather(self, call: AgreedCall, now_s: float) -> Reply | Close:
-        """Return what updates come to that their islands reduce, or why they may not.
+    def gather(self, call: AgreedCall, now_s: float) -> Reply | CloseRound:
+        """Return the outcome of updates that a collective reduces, or their reception.
 
-        What they have agreed on, whose body is sound, closes the round: whoever gets
-        a `Close` has it agreed and committed, then asks again.
+        An agreed frame with a sound body closes the round: on a `CloseRound` the caller
+        runs `agree` and `commit`, then calls again.
 
         Raises:
-            Refused: it is not what the round comes to.
+            Refused: the agreed frame is not the outcome of the round.
             Unreachable: no round closes now: ask again.
         """
         require_here(self.state)
@@ -463,30 +477,32 @@ class Service:
             is_theirs = call.agreed and call.agreed.header == over.agreed.header
             return over if is_theirs else Reception.COMMITTED
         self.settled_round(call.fragment)
-        gathering = self._gathering(call.fragment)
-        found = gathering.judge(call, self.state, now_s)
-        if not isinstance(found, Closing):
-            return found
+        collective_round = self._collective_round(call.fragment)
+        result = collective_round.judge(call, self.state, now_s)
+        if not isinstance(result, CollectiveClose):
+            return result
         assert call.agreed is not None
-        self._committing.brought[call.fragment] = call.agreed
-        self.state = found.state
-        self._perform(found.others, now_s)
-        return found.close
+        self._committer.collective_outcomes[call.fragment] = call.agreed
+        self.state = result.state
+        self._perform(result.others, now_s)
+        return result.close
 
-    def _gathering(self, fragment: int) -> Gathering:
+    def _collective_round(self, fragment: int) -> CollectiveRound:
         layout = self._layout[fragment]
         terms = terms_of(layout, self.state.settings)
-        return Gathering(layout, terms, base=self.weights[fragment].digest)
+        return CollectiveRound(layout, terms, base=self.weights[fragment].digest)
 
     def agreed_bytes(self, fragment: int) -> int:
-        """Return what islands may bring at most of a round that they have reduced."""
+        """Return the largest size of a round that a collective has reduced."""
         self._open_round(fragment)
-        return self._gathering(fragment).most_bytes(len(self.state.members.known))
+        return self._collective_round(fragment).most_bytes(
+            len(self.state.members.known)
+        )
 
     def _outcome(self, call: OutcomeCall, now_s: float) -> Outcome | None:
         last = self.state.last_round
         if call.round < self._open_round(call.fragment):
-            agreed = self._committing.outcome(
+            agreed = self._committer.outcome(
                 call.fragment, call.round, has_body=call.has_body
             )
             return self.receipts.with_receipts(agreed, self.state.position(now_s))
@@ -497,7 +513,7 @@ class Service:
         return None
 
     def settled_round(self, fragment: int) -> int:
-        """Return the round of a fragment's state, which nobody is changing.
+        """Return the round of a fragment's state, which no thread is changing.
 
         Raises:
             Unreachable: a round is being committed: ask again.
@@ -526,7 +542,7 @@ class Service:
         )
 
     def outer_of(self, fragment: int) -> OuterValues:
-        """Return what a fragment's outer optimizer is set to now."""
+        """Return the current values of a fragment's outer optimizer."""
         return terms_of(self._layout[fragment], self.state.settings).outer
 
     def _open_round(self, fragment: int) -> int:
@@ -546,34 +562,34 @@ class Service:
     def _advance(self, event: Event, now_s: float) -> Position | Reception | None:
         state, actions = advance(self.state, event, now_s)
         for action in actions:
-            if isinstance(action, Remember):
-                self.journal.note(record_of(action.what))
+            if isinstance(action, Persist):
+                self.journal.note(record_of(action.change))
         self.state = state
         return self._perform(actions, now_s)
 
     def _perform(
         self, actions: list[Action], now_s: float
     ) -> Position | Reception | None:
-        said = None
+        reply = None
         for action in actions:
             match action:
-                case Say(answer):
-                    said = answer
-                case Close() if self.defer:
+                case Respond(answer):
+                    reply = answer
+                case CloseRound() if self.defer:
                     self.defer(action)
-                case Close():
+                case CloseRound():
                     self.commit(self.agree(action), now_s)
-                case Remember() | Welcome():
+                case Persist() | Welcome():
                     pass
-        return said
+        return reply
 
-    def agree(self, close: Close) -> Pending:
+    def agree(self, close: CloseRound) -> PendingOutcome:
         """Return the outcome of a closing round, and take its outer step.
 
-        May run beside other calls: nobody else looks at a fragment that is closing.
+        May run concurrently: no other call reads a fragment that is closing.
         """
         layout = self._layout[close.fragment]
-        return self._committing.agree(
+        return self._committer.agree(
             close,
             layout,
             terms_of(layout, self.state.settings),
@@ -581,13 +597,13 @@ class Service:
             after_block=self.after_block,
         )
 
-    def commit(self, pending: Pending, now_s: float) -> None:
+    def commit(self, pending: PendingOutcome, now_s: float) -> None:
         """Make an outcome durable, and open the next round.
 
-        A disk that refuses is tried again: nobody learns of the outcome before.
+        After a disk error the next tick retries; no island sees the outcome before.
         """
         try:
-            self._committing.commit(pending)
+            self._committer.commit(pending)
         except DiskError as exc:
             self.failing(str(exc))
             return

@@ -1,8 +1,12 @@
-"""Updates on their way into a round: in files without a name, not in memory.
+"""Updates before their round closes: in anonymous files, not in memory.
 
 A body is written as it arrives and read block by block when its round closes. The
-files have no names, so that they vanish with the process, however it ends: what was
-not committed is sent again.
+files have no names, so they vanish with the process: islands send updates again that
+were not committed.
+
+Anonymous files are reused. A body comes with every round and is as large as the last
+one. The kernel keeps the pages of an existing file, and fresh pages cost several times
+the time of filling them.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,10 +25,15 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.coordinator.spare_files import SpareFile, SpareFiles
-from atoll.disk import Claim, Room, open_nameless, sweep_nameless
+from atoll.disk import (
+    DiskSpace,
+    SpaceReservation,
+    open_nameless,
+    sweep_nameless,
+)
 from atoll.errors import DiskError, DiskFull
 from atoll.exchange import Frame
+from atoll.trace import span
 from atoll.weights import UpdateCheck
 from atoll.wire import Header, codec, piece_range, verify_piece
 from atoll.wire.digests import view_of
@@ -32,23 +42,23 @@ ReadInto = Callable[[memoryview], int]
 """Fills a view with the next bytes of a body, or raises."""
 
 RELEASE_BLOCKS = 16
-"""So many blocks of all bodies may be resident at once, while a round is reduced."""
+"""Blocks of all bodies that may be resident while a round is reduced."""
 
 
 MOVED_BYTES = 2**20
-"""Of a body at once: what a core has just read is then still in its cache."""
+"""Bytes of a body per copy: small enough to stay in a core's cache."""
 
 UNBOUNDED_BYTES = 2**62
-"""The free space of a disk that nobody watches."""
+"""The free space of a disk without a limit."""
 
 
 class Spool:
-    """Takes bodies in. Any number of threads may, at once."""
+    """Receives bodies into files. Thread-safe."""
 
-    def __init__(self, directory: Path, room: Room | None = None) -> None:
+    def __init__(self, directory: Path, room: DiskSpace | None = None) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
         sweep_nameless(directory)
-        self._room = room or Room(lambda: UNBOUNDED_BYTES)
+        self._room = room or DiskSpace(lambda: UNBOUNDED_BYTES)
         self._files = SpareFiles(lambda: nameless(directory))
         self._room.reclaimers.append(self._files.clear)
         self._maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
@@ -56,40 +66,40 @@ class Spool:
         self._blocks = 0
 
     def take(self, header: Header, read_into: ReadInto, check: UpdateCheck) -> Frame:
-        """Return the update whose body comes next, verified piece by piece.
+        """Read the body of an update, verify it piece by piece, and return the update.
 
         Raises:
-            CorruptError, Refused: the body is not what the header or the run says.
-            DiskError: it cannot be kept; asking again may help.
+            CorruptError, Refused: the body does not match the header or the run.
+            DiskError: it cannot be stored; a retry may help.
         """
         if not header.body_bytes:
             check.finish()
             return Frame(header, np.empty(0, np.uint8))
-        with self._file(header.body_bytes, what="this update") as (file, claim):
+        with self._file(header.body_bytes, content="this update") as (file, claim):
             self._fill(file.handle, header, read_into, check.piece, claim)
         check.finish()
         return Frame(header, self._mapped(file, header.body_bytes))
 
     def take_state(self, header: Header, read_into: ReadInto) -> SpooledState:
-        """Return the state whose body comes next, verified piece by piece.
+        """Read the body of a state, verify it piece by piece, and return the state.
 
         Raises:
-            CorruptError: the body is not what the header says.
-            DiskError: it cannot be kept; asking again may help.
+            CorruptError: the body does not match the header.
+            DiskError: it cannot be stored; a retry may help.
         """
-        with self._file(header.body_bytes, what="this state") as (file, claim):
+        with self._file(header.body_bytes, content="this state") as (file, claim):
             if header.body_bytes:
                 verify = partial(verify_piece, header)
                 self._fill(file.handle, header, read_into, verify, claim)
         return SpooledState(header, file)
 
     def take_bytes(self, size_bytes: int, read_into: ReadInto) -> memoryview:
-        """Return so many of the next bytes of a body, mapped from a file.
+        """Return the next `size_bytes` of a body, mapped from a file.
 
         Raises:
-            DiskError: they cannot be kept; asking again may help.
+            DiskError: they cannot be stored; a retry may help.
         """
-        with self._file(size_bytes, what="this body") as (file, claim):
+        with self._file(size_bytes, content="this body") as (file, claim):
             buffer = memoryview(bytearray(min(MOVED_BYTES, size_bytes)))
             for first in range(0, size_bytes, MOVED_BYTES):
                 moved = buffer[: size_bytes - first]
@@ -99,23 +109,25 @@ class Spool:
         return memoryview(self._files.mapped(file, size_bytes))
 
     @contextmanager
-    def _file(self, size_bytes: int, *, what: str) -> Iterator[tuple[SpareFile, Claim]]:
-        """Give a file, and room for what it does not have yet."""
+    def _file(
+        self, size_bytes: int, *, content: str
+    ) -> Iterator[tuple[SpareFile, SpaceReservation]]:
+        """Yield a file, and a reservation for the space that it lacks."""
         file = self._files.file(size_bytes)
         more_bytes = max(0, size_bytes - file.size_bytes)
-        with self._room.claiming(more_bytes, what=what) as claim:
+        with self._room.claiming(more_bytes, what=content) as claim:
             yield file, claim
 
     def release(self) -> None:
-        """Give back the memory of what was read; called after every block."""
+        """Release the resident pages of all bodies; called after every block."""
         self._blocks += 1
         if self._blocks * len(self._maps) < RELEASE_BLOCKS:
             return
         self._blocks = 0
         with self._lock:  # an update of another round may arrive meanwhile
             maps = list(self._maps)
-        for each in maps:
-            each.madvise(mmap.MADV_DONTNEED)
+        for mapped in maps:
+            mapped.madvise(mmap.MADV_DONTNEED)
 
     def _fill(
         self,
@@ -123,21 +135,23 @@ class Spool:
         header: Header,
         read_into: ReadInto,
         verify: Callable[[int, memoryview], None],
-        claim: Claim,
+        claim: SpaceReservation,
     ) -> None:
         packing, count = codec(header.codec), len(header.pieces)
-        spans = [piece_range(packing, header.elements, each) for each in range(count)]
-        # Several small pieces are moved at once: each move may have to wait for others.
+        spans = [piece_range(packing, header.elements, index) for index in range(count)]
+        # Small pieces are copied in batches: each copy may have to wait for the GIL.
         at_once = max(1, MOVED_BYTES // spans[0][1])
         buffer = memoryview(bytearray(spans[min(at_once, count) - 1][1]))
         for first in range(0, count, at_once):
-            here = spans[first : first + at_once]
-            offset, end = here[0][0], here[-1][1]
+            batch = spans[first : first + at_once]
+            offset, end = batch[0][0], batch[-1][1]
             moved = buffer[: end - offset]
             read_into(moved)
-            for index, (start, stop) in enumerate(here, first):
-                verify(index, moved[start - offset : stop - offset])
-            write_all(handle, moved)
+            with span("check"):
+                for index, (start, stop) in enumerate(batch, first):
+                    verify(index, moved[start - offset : stop - offset])
+            with span("spool"):
+                write_all(handle, moved)
             claim.wrote(len(moved))
 
     def _mapped(self, file: SpareFile, size: int) -> np.ndarray:
@@ -149,13 +163,13 @@ class Spool:
 
 @dataclass(frozen=True)
 class SpooledState:
-    """A state whose body lies in a file without a name, verified when it came."""
+    """A verified state whose body is in an anonymous file."""
 
     header: Header
     file: SpareFile
 
     def load(self) -> Frame:
-        """Return the state with its body in memory, which is the caller's alone."""
+        """Return the state with its body in memory, owned by the caller."""
         body = np.empty(self.header.body_bytes, np.uint8)
         view, first = view_of(body), 0
         while first < len(view):
@@ -171,7 +185,7 @@ class SpooledState:
 
 
 def nameless(directory: Path) -> int:
-    """Return a new file without a name, which vanishes with its last handle."""
+    """Return a new anonymous file, which vanishes with its last handle."""
     try:
         return open_nameless(directory)
     except OSError as exc:
@@ -191,6 +205,60 @@ def _translated(exc: OSError) -> DiskError:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return DiskFull(
             "The coordinator's disk has no room for this update. Free some space "
-            "there; the update is sent again by itself."
+            "there; the island sends the update again."
         )
     return DiskError(f"The coordinator's disk failed: {exc.strerror}. Ask again.")
+
+
+KEPT_FILES = 8
+"""Largest number of idle files; further ones are closed, which frees their space."""
+
+SMALL_BYTES = 2**20
+"""Smaller files are not reused."""
+
+
+class SpareFile:
+    """An anonymous file; it is closed with this object."""
+
+    def __init__(self, handle: int) -> None:
+        self.handle, self.size_bytes = handle, 0
+
+    def __del__(self) -> None:
+        os.close(self.handle)
+
+
+class SpareFiles:
+    """A pool of files created by `make`. Thread-safe."""
+
+    def __init__(self, make: Callable[[], int]) -> None:
+        self._make = make
+        # No lock: a finalizer may return a file while this thread searches for one.
+        self._idle: deque[SpareFile] = deque(maxlen=KEPT_FILES)
+
+    def file(self, size_bytes: int) -> SpareFile:
+        """Return a file for `size_bytes` bytes with arbitrary content."""
+        for _ in range(len(self._idle)):
+            try:
+                file = self._idle.popleft()
+            except IndexError:  # another thread was faster
+                break
+            if size_bytes <= file.size_bytes <= 2 * size_bytes:
+                os.lseek(file.handle, 0, os.SEEK_SET)
+                return file
+            self._idle.append(file)
+        return SpareFile(self._make())
+
+    def clear(self) -> None:
+        """Close the idle files, which frees their space."""
+        self._idle.clear()
+
+    def mapped(self, file: SpareFile, size_bytes: int) -> mmap.mmap:
+        """Map the first bytes of a file, which returns to the pool with the mapping.
+
+        Every view of them keeps them.
+        """
+        mapped = mmap.mmap(file.handle, size_bytes, prot=mmap.PROT_READ)
+        file.size_bytes = max(file.size_bytes, size_bytes)
+        if size_bytes >= SMALL_BYTES:
+            weakref.finalize(mapped, self._idle.append, file).atexit = False
+        return mapped

@@ -1,23 +1,38 @@
-"""What a coordinator says of its run to people: one document, kept stable."""
+"""A run as people see it: the status document, and events for its changes.
+
+The keys of the status document are stable. The watcher compares the state after each
+change with the one before, and emits the difference as events.
+"""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, compress, repeat
+from operator import is_not
 from statistics import median
 from typing import Any
 
+from atoll.coordinator.service import Service
+from atoll.protocol import Stats
+from atoll.protocol.coordinator_state import CoordinatorState, held_by
 from atoll.protocol.membership import LEASE_S, Member
-from atoll.protocol.messages import Stats
-from atoll.protocol.recovery import held_by
 from atoll.protocol.rounds import Phase, Round
-from atoll.protocol.run_state import CoordinatorState
+from atoll.security.audit import (
+    RateLimiter,
+)
+from atoll.telemetry import (
+    EventBus,
+)
+from atoll.wire import Header, Verdict
 
 DEAR_SHARE = 1 / 3
-"""Beyond this share of waiting, status names the cure."""
+"""Share of waiting beyond which the status suggests a remedy."""
 
 MAX_NAMES = 8
-"""So many islands are named in a sentence."""
+"""Largest number of islands named in a sentence."""
 
 
 def status_of(
@@ -28,26 +43,26 @@ def status_of(
     verdicts: Mapping[str, Mapping[str, Any]],
     since_unix_s: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return where the run is, who takes part, and whom it waits for.
+    """Return the status document: progress, members, and awaited islands.
 
     Args:
-        state: Of the run.
-        now_s: By the coordinator's clock.
-        stats: What each island told last.
-        verdicts: What became of each island's updates.
-        since_unix_s: Since when the run is in a state, as far as that is known.
+        state: State of the run.
+        now_s: Time of the coordinator's clock.
+        stats: Last statistics of each island.
+        verdicts: Last verdict on each island's updates.
+        since_unix_s: Start time of each run state, where known.
     """
     missing = waits_for(state, now_s)
-    shares = [_share(each) for each in stats.values()]
-    word = run_state(state, now_s)
+    shares = [_share(island_stats) for island_stats in stats.values()]
+    run_phase = run_state(state, now_s)
     return {
         "run": state.run,
         "name": state.settings.run.name,
         "bundle": state.settings.run.bundle,
         "settings_authority": "run",
-        "state": word,
+        "state": run_phase,
         "why": why(state, now_s, missing),
-        "since_unix_s": (since_unix_s or {}).get(word),
+        "since_unix_s": (since_unix_s or {}).get(run_phase),
         "waits_for": missing,
         "round": min((round.number for round in state.rounds), default=1) - 1,
         "rounds": [round.number for round in state.rounds],
@@ -73,7 +88,7 @@ def status_of(
 
 
 def run_state(state: CoordinatorState, now_s: float) -> str:
-    """Return the one word for where the run is."""
+    """Return the state of the run, as one word."""
     if state.model is None:
         return "ended" if state.last_round == 0 else "founding"
     if state.move is not None:
@@ -91,7 +106,7 @@ def run_state(state: CoordinatorState, now_s: float) -> str:
 def why(
     state: CoordinatorState, now_s: float, missing: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return why the run does not go on, in a sentence; empty if it does."""
+    """Return why the run makes no progress, in a sentence; empty if it does."""
     live, run = len(state.members.live(now_s)), state.settings.run
     match run_state(state, now_s):
         case "founding" if state.founding and now_s <= state.founding.until_s:
@@ -100,23 +115,25 @@ def why(
             return "Waits for the first island, which brings the weights."
         case "moving" if state.move:
             return (
-                f"On its way to {state.move.target}: say `atoll move` again to go on, "
+                f"Moves to {state.move.target}: run `atoll move` again to resume, "
                 "or with --back to stay."
             )
         case "moved" if state.move:
-            return f"It goes on at {state.move.target}. Islands that ask are told."
+            return f"The run has moved to {state.move.target}. Islands are redirected."
         case "paused":
-            return f"Paused by an operator: `{_control(state)} resume` goes on."
+            return f"Paused by an operator. Resume it with `{_control(state)} resume`."
         case "ended" if not state.last_round:
             return "Stopped by an operator before any update."
         case "ended":
             return f"Round {state.last_round} was the last."
         case "waiting" if not state.has_started:
-            more = run.start_islands - live
-            return f"Waits for {more} more of start_islands={run.start_islands}."
+            missing_count = run.start_islands - live
+            return (
+                f"Waits for {missing_count} more of start_islands={run.start_islands}."
+            )
         case "waiting":
             return _too_few(state, now_s)
-    names = sorted({each["island"] for each in missing})
+    names = sorted({row["island"] for row in missing})
     return (
         _why_not_known(state, now_s)
         or (f"Waits for {_listed(names)}." if names else "")
@@ -125,14 +142,14 @@ def why(
 
 
 def _why_not_known(state: CoordinatorState, now_s: float) -> str:
-    """Return what a restarted coordinator waits for before it closes a round."""
+    """Return why a restarted coordinator does not close a round yet."""
     members = state.members
-    unheard = sorted(members.look(now_s).unheard)
-    if unheard:
-        until_s = max(members.known[name].unheard_until_s for name in unheard)
+    unreported = sorted(members.look(now_s).unreported)
+    if unreported:
+        until_s = max(members.known[name].unheard_until_s for name in unreported)
         return (
             f"The coordinator has restarted, and waits up to {until_s - now_s:.0f} s "
-            f"for {_listed(unheard)} to report what they hold."
+            f"for {_listed(unreported)} to report their rounds."
         )
     for round in state.rounds:
         lost = state.lost_state(round.fragment, now_s)
@@ -145,13 +162,13 @@ def _why_not_known(state: CoordinatorState, now_s: float) -> str:
             return (
                 f"The run has lost rounds {round.number} to {lost.round} of fragment "
                 f"{round.fragment}, and waits for {_listed(holders)} to bring its "
-                f"state. `{_control(state)} evict ISLAND` goes on without it."
+                f"state. `{_control(state)} evict ISLAND` continues without it."
             )
     return ""
 
 
 def _why_not_closed(state: CoordinatorState) -> str:
-    """Return why a round that waits for no island is open or closing still."""
+    """Return why a round that waits for no island is still open or closing."""
     quorum = state.settings.run.quorum
     for round in state.rounds:
         name = f"Round {round.number} of fragment {round.fragment}"
@@ -163,16 +180,16 @@ def _why_not_closed(state: CoordinatorState) -> str:
 
 
 def _too_few(state: CoordinatorState, now_s: float) -> str:
-    """Say how many more islands are needed, and whose return would help."""
+    """Return how many islands are missing for the quorum, and which have left."""
     members, quorum = state.members, state.settings.run.quorum
     live = members.live(now_s)
-    said = f"Waits for {quorum - len(live)} more of quorum={quorum}"
+    sentence = f"Waits for {quorum - len(live)} more of quorum={quorum}"
     silent = sorted(
         name
-        for name, each in members.known.items()
-        if name not in live and not each.has_left
+        for name, member in members.known.items()
+        if name not in live and not member.has_left
     )
-    return f"{said}. Silent: {_listed(silent)}." if silent else f"{said}."
+    return f"{sentence}. Silent: {_listed(silent)}." if silent else f"{sentence}."
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -183,7 +200,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def waits_for(state: CoordinatorState, now_s: float) -> list[dict[str, Any]]:
-    """Return who is awaited by rounds that others have published for."""
+    """Return the islands that rounds with updates wait for."""
     return [
         _awaited(state, round, island, now_s)
         for round in state.rounds
@@ -222,7 +239,7 @@ def island_of(
         "lease_s": max(0.0, left_s),
         "seen_s": max(0.0, LEASE_S - left_s),
         "step": member.step,
-        "round": min((held.round for held in member.holds), default=0),
+        "round": min((holding.round for holding in member.holds), default=0),
         "pace_s": median(paces) if paces else None,
         "waits_for": waits and {"fragment": waits[0], "round": waits[1]},
         "loss": stats.loss,
@@ -243,16 +260,16 @@ def island_of(
 
 
 def same_data(stats: Mapping[str, Stats]) -> list[list[str]]:
-    """Return the islands that have begun with the same batch, group by group."""
+    """Return groups of islands that have started with the same batch."""
     groups: dict[str, list[str]] = {}
-    for name, each in sorted(stats.items()):
-        if each.first_batch:
-            groups.setdefault(each.first_batch, []).append(name)
+    for name, island_stats in sorted(stats.items()):
+        if island_stats.first_batch:
+            groups.setdefault(island_stats.first_batch, []).append(name)
     return [names for names in groups.values() if len(names) > 1]
 
 
 def cure(state: CoordinatorState, shares: Sequence[float]) -> str | None:
-    """Return what would help when waiting costs more than a third of the time."""
+    """Return a remedy when islands wait for more than a third of the time."""
     if max(shares, default=0.0) <= DEAR_SHARE:
         return None
     sync = state.settings.sync
@@ -277,3 +294,303 @@ def _standing(member: Member, now_s: float) -> str:
     if member.has_left:
         return "left"
     return "live" if member.is_live(now_s) else "silent"
+
+
+RECENT = 50
+"""Rounds that status shows."""
+
+
+class Watcher:
+    """Emits events after every change, under the service's lock."""
+
+    def __init__(self, events: EventBus, state: CoordinatorState, now_s: float) -> None:
+        self._events = events
+        self._seen = state
+        self._live = state.members.live(now_s)
+        self._silent = frozenset(state.members.known) - self._live
+        self._sparing = RateLimiter()
+        self._reported: set[str] = set()
+        """Damage that has been reported."""
+
+        self.stats: dict[str, Stats] = {}
+        self.verdicts: dict[str, dict[str, Any]] = defaultdict(dict)
+        self.recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self.since_unix_s: dict[str, float] = {}
+        """Time at which the run was paused, lost its quorum, or ended."""
+
+    def look(self, service: Service, now_s: float) -> None:
+        """Emit events for the changes since the last call."""
+        self._tell_refusals(service, now_s)
+        self.tell_damage(service)
+        self._tell_unproven(service, now_s)
+        while service.recoveries:
+            island, fragment, round = service.recoveries.popleft()
+            self._events.emit(
+                "state_recovered", island=island, fragment=fragment, round=round
+            )
+        seen, state = self._seen, service.state
+        if state.members is not seen.members:
+            self._tell_members(service, seen, state)
+        # By time alone: when all have gone, nothing else changes.
+        self._tell_silence(state, now_s)
+        if state is seen:
+            return
+        self._seen = state
+        if state.rounds is not seen.rounds:
+            self._tell_rounds(service, seen, state, now_s)
+        self._tell_operator(service, seen, state)
+
+    def tell_damage(self, service: Service) -> None:
+        """Report damage on the disk, once."""
+        cut = service.journal.cut
+        if cut is not None and not self._reported:
+            self._events.emit(
+                "journal_cut", file=cut.name, first_byte=cut.first, bytes=cut.size
+            )
+            self._reported.add(str(cut))
+        for line in (*service.journal.reports, *service.damage):
+            if line not in self._reported:
+                self._events.emit("journal_damaged", message=line)
+                self._reported.add(line)
+
+    def _tell_refusals(self, service: Service, now_s: float) -> None:
+        """Report updates with invalid values, which no round lists.
+
+        The rate is limited: an island may send many of them.
+        """
+        while service.refusals:
+            header, reason = service.refusals.popleft()
+            if self._sparing.untold(header.island, now_s=now_s) is not None:
+                self._note(header.island, Verdict.REFUSED, reason, header)
+
+    def _tell_unproven(self, service: Service, now_s: float) -> None:
+        """Report holdings that were refused, at a bounded rate for each island."""
+        unproven = service.receipts.unproven
+        while unproven:
+            island, fragment, round = unproven.popleft()
+            if self._sparing.untold(("holding", island), now_s=now_s) is not None:
+                self._events.emit(
+                    "holding_refused", island=island, fragment=fragment, round=round
+                )
+
+    def _tell_members(
+        self, service: Service, seen: CoordinatorState, state: CoordinatorState
+    ) -> None:
+        for member in _changed(seen.members.known, state.members.known):
+            island = member.island
+            before = seen.members.known.get(island)
+            if before is None:
+                self._report_removed(seen, state)
+            if before is None or before.incarnation != member.incarnation:
+                version = self.stats.get(island, Stats()).version
+                self._events.emit(
+                    "island_joined",
+                    island=island,
+                    incarnation=member.incarnation,
+                    version=version,
+                )
+                if before is not None and before.key != member.key:
+                    self._events.emit(
+                        "island_taken_over",
+                        island=island,
+                        incarnation=member.incarnation,
+                    )
+            elif member.has_left and not before.has_left:
+                self._events.emit(
+                    "island_left",
+                    island=island,
+                    incarnation=member.incarnation,
+                    reason=_reason(service, island),
+                )
+
+    def _report_removed(self, seen: CoordinatorState, state: CoordinatorState) -> None:
+        """Emit an event for a name that made room for a new one."""
+        for island in seen.members.known.keys() - state.members.known.keys():
+            self._events.emit("island_forgotten", island=island)
+            self.stats.pop(island, None)
+            self.verdicts.pop(island, None)
+
+    def _tell_silence(self, state: CoordinatorState, now_s: float) -> None:
+        members, live = state.members, state.members.live(now_s)
+        self._note_quorum(state, len(live))
+        if live is self._live:
+            return  # the same object until a member joins, leaves or falls silent
+        self._live = live
+        present = {
+            name for name, member in members.known.items() if not member.has_left
+        }
+        silent = frozenset(present) - live
+        for island in sorted(silent - self._silent):
+            self._events.emit("island_silent", island=island)
+        for island in sorted((self._silent - silent) & present):
+            self._events.emit("island_returned", island=island)
+        self._silent = silent
+
+    def _note_quorum(self, state: CoordinatorState, live: int) -> None:
+        """Record when a started run lost its quorum."""
+        if state.has_started and live < state.settings.run.quorum:
+            self.since_unix_s.setdefault("waiting", time.time())
+        else:
+            self.since_unix_s.pop("waiting", None)
+
+    def _tell_rounds(
+        self,
+        service: Service,
+        seen: CoordinatorState,
+        state: CoordinatorState,
+        now_s: float,
+    ) -> None:
+        if state.rounds and not seen.rounds:
+            founder = seen.founding.island if seen.founding else ""
+            self._events.emit("run_founded", island=founder)
+        for before, after in zip(seen.rounds, state.rounds, strict=False):
+            if before is after:
+                continue
+            self._tell_staged(before, after, now_s)
+            if after.phase is Phase.CLOSING and before.phase is not Phase.CLOSING:
+                self._tell_closing(state, after, now_s)
+            if after.number > before.number:
+                self._tell_committed(service, before, after, now_s)
+            if after.phase is Phase.OPEN and (
+                before.phase is Phase.WAITING or after.number > before.number
+            ):
+                self._tell_opened(after)
+
+    def _tell_staged(self, before: Round, after: Round, now_s: float) -> None:
+        if after.number != before.number:
+            return
+        for island in after.staged.keys() - before.staged.keys():
+            header = after.staged[island]
+            self._events.emit(
+                "update_staged",
+                island=island,
+                fragment=after.fragment,
+                round=after.number,
+                bytes=header.body_bytes,
+                seconds=max(0.0, now_s - after.opened_s),
+            )
+
+    def _tell_closing(
+        self, state: CoordinatorState, round: Round, now_s: float
+    ) -> None:
+        self._events.emit(
+            "round_closing",
+            fragment=round.fragment,
+            round=round.number,
+            staged=len(round.staged),
+            missing=sorted(round.missing(state.members, now_s)),
+        )
+
+    def _tell_opened(self, round: Round) -> None:
+        self._events.emit(
+            "round_opened",
+            fragment=round.fragment,
+            round=round.number,
+            islands=len(round.candidates),
+        )
+
+    def _tell_committed(
+        self, service: Service, before: Round, after: Round, now_s: float
+    ) -> None:
+        """Report the outcomes that are known; a recovery may have skipped many."""
+        positions = service.journal.recorded.fragments[after.fragment].positions
+        first = max(before.number, after.number - RECENT)
+        for number in range(first, after.number):
+            if number not in positions:
+                continue
+            header, _ = service.journal.outcome(after.fragment, number, has_body=False)
+            self._tell_outcome(header, before, after, now_s)
+
+    def _tell_outcome(
+        self, header: Header, before: Round, after: Round, now_s: float
+    ) -> None:
+        assert header.roster is not None
+        count = {verdict: 0 for verdict in Verdict}
+        for entry in header.roster.entries:
+            count[entry.verdict] += 1
+            self._note(entry.island, entry.verdict, entry.reason, header)
+        fields = {
+            "fragment": header.fragment,
+            "round": header.round,
+            "counted": count[Verdict.COUNTED],
+            "late": count[Verdict.LATE],
+            "refused": count[Verdict.REFUSED],
+            "seconds": max(0.0, now_s - before.opened_s),
+            "bytes": header.body_bytes,
+        }
+        event = self._events.emit(
+            "round_committed",
+            **fields,
+            digest=after.base.hex(),
+            tokens=self._seen.counted.tokens,
+            stall_share=self._stall_share(),
+        )
+        self.recent.append({**fields, "committed_unix_s": event.at_unix_s})
+
+    def _stall_share(self) -> float | None:
+        all_stats = list(self.stats.values())  # others write there meanwhile
+        seconds = sum(stats.seconds for stats in all_stats)
+        waited_s = sum(stats.wait_s for stats in all_stats)
+        return min(1.0, waited_s / seconds) if seconds > 0 else None
+
+    def _note(self, island: str, verdict: Verdict, reason: str, header: Header) -> None:
+        noted = self.verdicts[island]
+        name = verdict.name.lower()
+        noted[name] = noted.get(name, 0) + 1
+        noted["last"] = name
+        position = {"fragment": header.fragment, "round": header.round}
+        if verdict is Verdict.REFUSED:
+            noted["because"] = reason
+            self._events.emit(
+                "update_refused", island=island, reason=reason, **position
+            )
+        elif verdict is Verdict.LATE:
+            self._events.emit("update_late", island=island, **position)
+
+    def _tell_operator(
+        self, service: Service, seen: CoordinatorState, state: CoordinatorState
+    ) -> None:
+        for epoch in service.journal.recorded.epochs[seen.epoch : state.epoch]:
+            values = dict(epoch.values)
+            self._events.emit("epoch_set", epoch=epoch.number, values=values)
+        if state.is_paused != seen.is_paused:
+            name = "run_paused" if state.is_paused else "run_resumed"
+            self.since_unix_s["paused"] = self._events.emit(name).at_unix_s
+        if state.move != seen.move:
+            self._tell_move(state)
+        if _has_ended(state) and not _has_ended(seen):
+            last = min(round.number for round in state.rounds) - 1
+            event = self._events.emit("run_ended", round=last)
+            self.since_unix_s["ended"] = event.at_unix_s
+
+    def _tell_move(self, state: CoordinatorState) -> None:
+        if state.move is None:
+            self._events.emit("run_stays")
+        else:
+            name = "run_moved" if state.move.is_over else "run_moving"
+            self._events.emit(name, target=state.move.target)
+
+
+def _changed(
+    before: Mapping[str, Member], after: Mapping[str, Member]
+) -> Iterator[Member]:
+    """Yield the members that have changed.
+
+    They keep their order, so that they can be compared place by place, without a
+    look at each, after every message of every island. When one was forgotten, those
+    after it are yielded too.
+    """
+    is_other = map(is_not, after.values(), chain(before.values(), repeat(None)))
+    return compress(after.values(), is_other)
+
+
+def _reason(service: Service, island: str) -> str:
+    """Return why an island has left, in the journal's words."""
+    member = service.journal.recorded.members.get(island)
+    return (member.reason if member else "") or "left"
+
+
+def _has_ended(state: CoordinatorState) -> bool:
+    return bool(state.rounds) and all(
+        round.phase is Phase.ENDED for round in state.rounds
+    )

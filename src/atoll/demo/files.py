@@ -1,8 +1,12 @@
-"""What is where in the directory of a demo, beside the coordinator's own files."""
+"""The paths in the directory of a demo, and the run file of the package."""
 
 from __future__ import annotations
 
+import tomllib
+from importlib.resources import files
 from pathlib import Path
+
+from atoll.settings import RunSettings
 
 
 def text(directory: Path) -> Path:
@@ -28,3 +32,18 @@ def log(directory: Path, shard: int | None = None) -> Path:
 def report(directory: Path) -> Path:
     """The page with the curves."""
     return directory / "report.html"
+
+
+QUICK_ROUNDS = 24
+"""Enough to see the loss fall, in less than a minute."""
+
+
+def run_file_text() -> str:
+    """Return the run file as it is read, comments included."""
+    return files("atoll.demo").joinpath("run.toml").read_text()
+
+
+def run_settings(*, quick: bool = False) -> RunSettings:
+    """Return the demo's settings; a quick one has fewer rounds."""
+    read = RunSettings.from_dict(tomllib.loads(run_file_text()))
+    return read.with_values({"run.end_rounds": QUICK_ROUNDS}) if quick else read

@@ -2,7 +2,11 @@
 
     ATOLL_RUN=... python -m atoll.demo.island --shard 0 --of 4 --results era.json
 
-trains on one era until the run ends, and writes what it saw.
+trains on one era until the run ends, and writes its results.
+
+Anchors are kept during the run and evaluated at its end: an evaluation in between would
+let every other island wait for this one. Anchors are the same on all islands, so each
+island evaluates a share of them.
 """
 
 from __future__ import annotations
@@ -11,20 +15,101 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import atoll.torch
-from atoll.demo.anchors import Anchors
-from atoll.demo.data import batches, held_out_rows
-from atoll.demo.diary import Diary
-from atoll.demo.eras import Era, read_messages, split_by_era
-from atoll.demo.model import CONTEXT, GPT, loss_of, write
-from atoll.demo.recipe import ROWS, inner_lr, make_optimizer, num_steps, set_lr
-from atoll.demo.results import IslandResults
+from atoll.demo.dataset import Era, read_messages, split_by_era
+from atoll.demo.model import (
+    CONTEXT,
+    GPT,
+    ROWS,
+    batches,
+    evaluate,
+    held_out_rows,
+    inner_lr,
+    loss_of,
+    make_optimizer,
+    num_rounds,
+    num_steps,
+    set_lr,
+    write,
+)
+from atoll.demo.results import IslandResults, Point
 from atoll.exchange import MemoryRun
+from atoll.torch import Island
+
+
+class KeptAnchors:
+    """One shard's copies of the anchor: all have about `looks`, evenly over the run.
+
+    The last one is shard 0's.
+    """
+
+    def __init__(self, *, looks: int, shard: int, of: int) -> None:
+        self._looks, self._shard, self._of = looks, shard, of
+        self._taken = -1
+        self._kept: dict[int, dict[str, Tensor]] = {}
+
+    def look(self, island: Island) -> None:
+        """Keep the anchor if it is time to, and this shard's turn."""
+        due = island.round * self._looks // num_rounds(island.settings)
+        if due > self._taken:
+            self._taken = due
+            if (self._looks - due) % self._of == self._shard:
+                self._kept[island.round] = island.anchor()
+
+    def judge(self, model: GPT, held_out: Tensor, *, round_tokens: int) -> list[Point]:
+        """Return each anchor's loss by the tokens of all islands that are in it.
+
+        Afterwards the model is the last of them.
+        """
+        losses: list[Point] = []
+        for round, weights in sorted(self._kept.items()):
+            model.load_state_dict(weights)
+            losses.append((float(round * round_tokens), evaluate(model, held_out)))
+        return losses
+
+
+SHORTEST_WAIT_S = 0.005
+"""A shorter one is the cost of looking, and nobody would see it in a picture."""
+
+
+class MetricsLog:
+    """Losses, rounds and waits of an island by the time since its first entry."""
+
+    def __init__(self) -> None:
+        self.started_unix_s = time.time()
+        self.seconds = 0.0
+        self.losses: list[Point] = []
+        self.rounds: list[Point] = []
+        self.waits: list[Point] = []
+        self._started_s: float | None = None
+        self._wait_s = 0.0
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Write down what an island counts of itself, once for each inner step."""
+        now_s = time.monotonic()
+        if self._started_s is None:
+            self._started_s, self.started_unix_s = now_s, time.time()
+        self.seconds = now_s - self._started_s
+        self.losses.append((metrics["atoll/tokens"], metrics["atoll/loss"]))
+        self._note_round(metrics["atoll/round"])
+        self._note_wait(metrics["atoll/wait_s"])
+
+    def _note_round(self, round: float) -> None:
+        if not self.rounds or self.rounds[-1][1] < round:
+            self.rounds.append((self.seconds, round))
+
+    def _note_wait(self, wait_s: float) -> None:
+        waited_s, self._wait_s = wait_s - self._wait_s, wait_s
+        if waited_s >= SHORTEST_WAIT_S:
+            self.waits.append((max(0.0, self.seconds - waited_s), self.seconds))
+
 
 LOOKS = 12
 """Anchors that all islands keep together: enough for a curve."""
@@ -47,7 +132,7 @@ def train(
         run: None reads ATOLL_RUN.
     """
     era, optimizer = eras[shard], make_optimizer(model)
-    diary, anchors = Diary(), Anchors(looks=LOOKS, shard=shard, of=len(eras))
+    diary, anchors = MetricsLog(), KeptAnchors(looks=LOOKS, shard=shard, of=len(eras))
     with atoll.torch.join(model, optimizer, run, island=era.name) as island:
         peak, steps = inner_lr(island.settings), num_steps(island.settings)
         for batch in batches(era.text, rows=rows, seed=shard):
@@ -71,7 +156,7 @@ def train(
 
 
 def _results(
-    island: atoll.torch.Island, diary: Diary, shard: int, *, lr: float
+    island: atoll.torch.Island, diary: MetricsLog, shard: int, *, lr: float
 ) -> IslandResults:
     metrics = island.metrics()
     return {

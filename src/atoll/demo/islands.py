@@ -21,20 +21,20 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from atoll.demo import files, run_file
-from atoll.demo.eras import read_eras
+from atoll.demo import files
+from atoll.demo.dataset import read_eras
+from atoll.demo.files import run_settings
 
 
 def load() -> Callable[..., None]:
     """Load what every island would load, and return how to be one."""
     gc.disable()  # what is loaded stays: there is no garbage in it to look for
     from atoll.demo.island import live
-    from atoll.demo.model import GPT
-    from atoll.demo.recipe import make_optimizer
-    from atoll.island.loading import load_kernels
+    from atoll.demo.model import GPT, make_optimizer
+    from atoll.island.memory import load_kernels
 
     make_optimizer(GPT())  # torch loads half of itself with the first optimizer
-    load_kernels(run_file.settings())
+    load_kernels(run_settings())
     gc.freeze()
     gc.enable()
     return live

@@ -13,10 +13,19 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from atoll.demo.data import batches, held_out_rows
-from atoll.demo.eras import Era
-from atoll.demo.model import CONTEXT, GPT, evaluate, loss_of
-from atoll.demo.recipe import DATA_PARALLEL_LR, ROWS, make_optimizer, set_lr
+from atoll.demo.dataset import Era
+from atoll.demo.model import (
+    CONTEXT,
+    DATA_PARALLEL_LR,
+    GPT,
+    ROWS,
+    batches,
+    evaluate,
+    held_out_rows,
+    loss_of,
+    make_optimizer,
+    set_lr,
+)
 from atoll.demo.results import IslandResults, ParallelResults, Point
 
 OnStep = Callable[[int, int, float], None]

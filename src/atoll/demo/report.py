@@ -1,18 +1,30 @@
-"""The demo's report: one HTML page that needs nothing but itself.
+"""The demo's report: one HTML page that needs no other file, a table, and progress.
 
-No script, no font, no picture and no style from elsewhere; whatever was not written
-here, such as an island's name, is escaped.
+The page has no script, no font, no picture and no style from elsewhere; text from other
+machines, such as an island's name, is escaped.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from html import escape
 from importlib.resources import files
+from typing import Any, NamedTuple
 
-from atoll.demo import figures, pictures, table
-from atoll.demo.results import Results
+from atoll.demo.charts import (
+    bytes_chart,
+    format_bytes,
+    format_count,
+    format_few,
+    format_seconds,
+    format_share,
+    held_out_chart,
+    island_chart,
+    timeline_chart,
+)
+from atoll.demo.results import ParallelResults, Results
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -29,7 +41,7 @@ MARK = (
 def page(results: Results) -> str:
     """Return the whole page."""
     style = files("atoll.demo").joinpath("report.css").read_text()
-    heading = f"{figures.of_few(len(results['islands']))} islands, one model"
+    heading = f"{format_few(len(results['islands']))} islands, one model"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -44,8 +56,8 @@ def page(results: Results) -> str:
 
 def sentence(results: Results) -> str:
     """Return what happened."""
-    count = figures.of_few(len(results["islands"]))
-    size = figures.of_count(results["islands"][0]["num_parameters"])
+    count = format_few(len(results["islands"]))
+    size = format_count(results["islands"][0]["num_parameters"])
     told = (
         f"{count} processes, each reading another era of presidents' messages to "
         f"Congress, trained one GPT of {size} parameters together in "
@@ -61,9 +73,7 @@ def _beside(results: Results, other: float) -> str:
     share = results["loss"] / other - 1
     if abs(share) < 0.0005:
         return "with the same loss"
-    return (
-        f"{figures.of_share(abs(share))} {'above' if share > 0 else 'below'} its loss"
-    )
+    return f"{format_share(abs(share))} {'above' if share > 0 else 'below'} its loss"
 
 
 def _opening(results: Results, heading: str) -> str:
@@ -91,14 +101,14 @@ def _numbers(results: Results) -> str:
             f"than data parallel in bf16, {results['ratio_fp32']:.0f}{TIMES} in fp32",
         ),
         _card(
-            figures.of_share(results["stall_share"]),
+            format_share(results["stall_share"]),
             "time waiting",
             "rounds travel while the islands go on training",
         ),
         _card(
-            figures.of_seconds(results["seconds"]),
+            format_seconds(results["seconds"]),
             "of training",
-            f"{results['rounds']} rounds, {figures.of_count(results['tokens'])} tokens",
+            f"{results['rounds']} rounds, {format_count(results['tokens'])} tokens",
         ),
     ]
     return f'<section class="cards">{"".join(cards)}</section>'
@@ -126,9 +136,9 @@ def _learning(results: Results) -> str:
     )
     own = "Each island reads other years, and has a loss of its own; the model is one."
     return (
-        _section("What it learnt", words, pictures.held_out(results))
+        _section("What it learnt", words, held_out_chart(results))
         + "\n"
-        + _section("What each island saw", own, pictures.by_island(results))
+        + _section("What each island saw", own, island_chart(results))
     )
 
 
@@ -140,7 +150,7 @@ def _bytes(results: Results) -> str:
         "data parallel averages a gradient in every step, worked out for the best "
         "all-reduce there is."
     )
-    return _section("What travelled", words, pictures.moved(results))
+    return _section("What travelled", words, bytes_chart(results))
 
 
 def _time(results: Results) -> str:
@@ -148,18 +158,18 @@ def _time(results: Results) -> str:
         "One lane for each island, a shade for each round. Where a lane is orange, "
         "training stood still because a round was not there yet."
     )
-    return _section("How the time went", words, pictures.timeline(results))
+    return _section("How the time went", words, timeline_chart(results))
 
 
 def _table(results: Results) -> str:
-    def line(row: table.Row, cell: str) -> str:
+    def line(row: TableRow, cell: str) -> str:
         label, islands, parallel = map(escape, row)
         cells = "".join(f"<{cell}>{each}</{cell}>" for each in (islands, parallel))
         return f"<tr><th>{label}</th>{cells}</tr>"
 
-    body = "".join(line(row, "td") for row in table.rows(results))
-    head = line(table.heading(results), "th")
-    words = table.NOTE
+    body = "".join(line(row, "td") for row in table_rows(results))
+    head = line(table_heading(results), "th")
+    words = NOTE
     inside = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
     return _section("Side by side", words, inside)
 
@@ -190,7 +200,7 @@ def _again(results: Results) -> str:
     quick = "" if results["parallel"] is not None else " --quick"
     count = len(results["islands"])
     commands = (
-        f'pip install "atoll[demo]"\natoll demo{quick}\n\n'
+        f'pip install ".[demo]"  # in a clone\natoll demo{quick}\n\n'
         "# or by hand, on one machine or several\n"
         "atoll serve run.toml --dir demo-run\n"
         "atoll join RUN -- python -m atoll.demo.island "
@@ -208,3 +218,118 @@ def run_file(tables: Mapping[str, Mapping[str, object]]) -> str:
         if values
     ]
     return "\n".join(parts)
+
+
+LINK_BITS_PER_S = 100e6
+"""A link between two sites that many people have."""
+
+ABSENT = "-"
+
+NOTE = """\
+Bytes of data parallel are worked out: 2(M - 1)/M gradients each way in every step, in
+bf16, as in a ring of M. Those of islands are what they really encoded."""
+
+
+class TableRow(NamedTuple):
+    """One line of the table."""
+
+    label: str
+    islands: str
+    parallel: str
+
+
+def table_heading(results: Results) -> TableRow:
+    """Return what the columns are."""
+    return TableRow("", f"{len(results['islands'])} islands", "data parallel")
+
+
+def table_rows(results: Results) -> list[TableRow]:
+    """Return what is compared; what data parallel would send is worked out, in bf16."""
+    ring, parallel = results["ring_bytes_bf16"], results["parallel"]
+    return [
+        *_learnt(results, parallel),
+        TableRow("sent by each", _bytes_cell(results["bytes_up"]), _bytes_cell(ring)),
+        TableRow(
+            "received by each", _bytes_cell(results["bytes_down"]), _bytes_cell(ring)
+        ),
+        TableRow("bytes, times those of islands", "1", _times(results["ratio_bf16"])),
+        TableRow("the same, gradients in fp32", "1", _times(results["ratio_fp32"])),
+        TableRow("each way at 100 Mbit/s", _sent_s(_larger(results)), _sent_s(ring)),
+        TableRow("stall", format_share(results["stall_share"]), ABSENT),
+        TableRow("training took", format_seconds(results["seconds"]), _took(parallel)),
+    ]
+
+
+def table_text(results: Results) -> str:
+    """Return the table for a terminal, with what must be known to read it."""
+    lines = [table_heading(results), *table_rows(results)]
+    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
+    aligned = [
+        f"{label:{widths[0]}}   {islands:>{widths[1]}}   {parallel:>{widths[2]}}"
+        for label, islands, parallel in lines
+    ]
+    return "\n".join([*aligned, "", NOTE])
+
+
+def _learnt(results: Results, parallel: ParallelResults | None) -> list[TableRow]:
+    loss, tokens = results["loss"], results["tokens"]
+    if parallel is None:
+        other = (ABSENT, ABSENT, ABSENT)
+    else:
+        other_loss = parallel["loss"]
+        other = (
+            _loss(other_loss),
+            _loss(math.exp(other_loss)),
+            f"{parallel['tokens']:,}",
+        )
+    return [
+        TableRow("loss on held-out text, nats per byte", _loss(loss), other[0]),
+        TableRow("perplexity per byte", _loss(results["perplexity"]), other[1]),
+        TableRow("tokens", f"{tokens:,}", other[2]),
+    ]
+
+
+def _larger(results: Results) -> float:
+    return max(results["bytes_up"], results["bytes_down"])
+
+
+def _loss(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f}"
+
+
+def _bytes_cell(size_bytes: float) -> str:
+    return format_bytes(size_bytes)
+
+
+def _sent_s(size_bytes: float) -> str:
+    return format_seconds(8 * size_bytes / LINK_BITS_PER_S)
+
+
+def _took(parallel: ParallelResults | None) -> str:
+    return ABSENT if parallel is None else format_seconds(parallel["seconds"])
+
+
+BAR = 24
+
+
+def progress_lines(status: Mapping[str, Any]) -> list[str]:
+    """Return a line for each island of a status document, and why the run waits."""
+    last_round = status["last_round"] or 1
+    islands = sorted(status["islands"], key=lambda each: str(each["island"]))
+    told = [_line(each, last_round) for each in islands]
+    return [*told, *([status["why"]] if status["why"] else [])]
+
+
+def _line(island: Mapping[str, Any], last_round: int) -> str:
+    done = min(1.0, island["round"] / last_round)
+    filled = round(done * BAR)
+    loss = "     " if island["loss"] is None else f"{island['loss']:5.3f}"
+    return (
+        f"{island['island']:<12} {'━' * filled}{'╌' * (BAR - filled)} "
+        f"round {island['round']:>3} of {last_round}   loss {loss}   "
+        f"{island['tokens']:>9,} tokens   waited {100 * island['wait_share']:4.1f} %"
+    )

@@ -1,11 +1,9 @@
-"""Owns files that survive a power cut. Does not know what is in them.
+"""Owns files that survive a power cut. Does not know their content.
 
-Start reading at `port.Disk`, then `system`; `whole` writes the files that are large.
+Start reading at `base.Disk`, then `system`; `files` writes the files that are large.
 """
 
-from atoll.disk.abilities import Abilities, require_able
-from atoll.disk.nameless import open_nameless, sweep_nameless
-from atoll.disk.port import (
+from atoll.disk.base import (
     LOCK,
     MAX_NAME_BYTES,
     MAX_PART_BYTES,
@@ -14,9 +12,12 @@ from atoll.disk.port import (
     Disk,
     check_name,
 )
-from atoll.disk.room import Claim, Room
-from atoll.disk.system import SystemDisk
-from atoll.disk.whole import sync_directory, write_all
+from atoll.disk.files import open_nameless, sweep_nameless, sync_directory, write_all
+from atoll.disk.space import (
+    DiskSpace,
+    SpaceReservation,
+)
+from atoll.disk.system import Abilities, SystemDisk, require_able
 
 __all__ = [
     "LOCK",
@@ -24,10 +25,10 @@ __all__ = [
     "MAX_PART_BYTES",
     "TEMPORARY",
     "Abilities",
-    "Claim",
     "Data",
     "Disk",
-    "Room",
+    "DiskSpace",
+    "SpaceReservation",
     "SystemDisk",
     "check_name",
     "open_nameless",

@@ -1,26 +1,170 @@
-"""The machine's own disk: a directory that one process owns."""
+"""The machine's own disk: a directory that one process owns.
+
+A run needs abilities that network and user-space file systems may lack. A run that
+finds out in the middle of a round has lost the round, so each is tried once, at the
+start.
+"""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import mmap
 import os
+import secrets
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.disk.abilities import attempt, require_able
-from atoll.disk.failures import translated
-from atoll.disk.port import LOCK, NAME, TEMPORARY, Data, check_name
-from atoll.disk.whole import give_up_memory, sync_directory, write_all, write_whole
-from atoll.errors import AtollError, DiskFull, UsageError
+from atoll.disk.base import LOCK, NAME, TEMPORARY, Data, check_name, translated
+from atoll.disk.files import (
+    give_up_memory,
+    open_nameless,
+    sync_directory,
+    write_all,
+    write_whole,
+)
+from atoll.errors import AtollError, DiskError, DiskFull, UsageError
+
+_UNABLE = {
+    errno.EBUSY,
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.ENODEV,
+    errno.ENOLCK,
+    errno.ENOSYS,
+    errno.ENOTTY,
+    errno.EOPNOTSUPP,
+    errno.EPERM,
+}
+"""Errors of an unsupported operation. A full or broken disk has other errors."""
+
+_PROBE = b"atoll"
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """Optional features of a file system."""
+
+    has_tmpfile: bool
+    """Files without a name; otherwise they have one for a moment."""
+
+    has_links: bool
+    """Second names of a file; otherwise private files are made under a lock."""
+
+
+def require_able(directory: Path) -> Abilities:
+    """Test the features that a run needs of the file system of a directory.
+
+    Raises:
+        DiskError: the run would not be safe there, or the disk fails (`DiskFull`,
+            `DiskDenied`).
+    """
+    path = directory / f"probe-{secrets.token_hex(8)}{TEMPORARY}"
+    other = path.with_name(f"other-{path.name}")
+    try:
+        with translated(directory):
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            handle = os.open(path, flags, 0o600)
+            try:
+                os.write(handle, _PROBE)
+                attempt(directory, "lock files", lambda: _lock(handle, path))
+                attempt(directory, "make files durable", lambda: os.fsync(handle))
+            finally:
+                os.close(handle)
+            has_links = _has_links(path, other)
+            attempt(directory, "replace files", lambda: os.replace(path, other))
+            attempt(
+                directory,
+                "make names durable",
+                lambda: sync_directory(directory),
+            )
+            attempt(
+                directory,
+                "keep an open file without a name",
+                lambda: _read_nameless(directory),
+            )
+            return Abilities(has_tmpfile=_has_tmpfile(directory), has_links=has_links)
+    finally:
+        for leftover in (path, other):
+            with suppress(OSError):
+                leftover.unlink()
+
+
+def attempt(directory: Path, feature: str, act: Callable[[], object]) -> None:
+    """Call `act`, which tests a feature that a run needs.
+
+    Raises:
+        DiskError: the file system does not have the feature.
+        OSError: another failure.
+    """
+    try:
+        act()
+    except OSError as exc:
+        if exc.errno not in _UNABLE:
+            raise
+        raise DiskError(
+            f"The file system of {directory} cannot {feature} ({exc.strerror}), and a "
+            "run would not be safe there. Choose a directory on a local disk, such as "
+            "ext4 or XFS; `atoll doctor --dir DIRECTORY` tests a directory."
+        ) from exc
+
+
+def _lock(handle: int, path: Path) -> None:
+    """Take a lock, and check that a second handle cannot take it."""
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    second = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(second)
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    raise OSError(errno.ENOLCK, "a lock was given twice")
+
+
+def _read_nameless(directory: Path) -> None:
+    """Write to a file without a name, and read it back, as the spool does."""
+    handle = open_nameless(directory)
+    try:
+        os.write(handle, _PROBE)
+        with mmap.mmap(handle, len(_PROBE), prot=mmap.PROT_READ) as mapped:
+            if mapped[:] != _PROBE:
+                raise OSError(errno.EINVAL, "it reads back other bytes")
+    finally:
+        os.close(handle)
+
+
+def _has_links(path: Path, other: Path) -> bool:
+    try:
+        os.link(path, other)
+    except OSError as exc:
+        if exc.errno not in _UNABLE | {errno.EMLINK, errno.EXDEV}:
+            raise
+        return False
+    return True
+
+
+def _has_tmpfile(directory: Path) -> bool:
+    flag = getattr(os, "O_TMPFILE", None)
+    if flag is None:
+        return False
+    try:
+        os.close(os.open(directory, flag | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError:
+        return False
+    return True
+
 
 _READ_BYTES = 2**23
 UNKNOWN_BYTES = 2**62
-"""The room on a file system that does not tell: whatever is written, it may fit."""
+"""Free space of a file system that does not report it: assume that all fits."""
 
 _WARM_BYTES = 2**20
-"""Of a file that is smaller, the memory is not worth asking back."""
+"""Smaller files are left in the page cache."""
 
 
 class SystemDisk:
@@ -40,16 +184,16 @@ class SystemDisk:
         """Files whose directory entries are not durable yet."""
 
         self._making = threading.Lock()
-        """Whoever finds a directory that another thread has made finds it durable."""
+        """Held while a directory is made: other threads see only durable ones."""
 
         self._warm: dict[Path, Path] = {}
-        """By directory: the last large file written there, which is still in memory."""
+        """By directory: the last large file written there, still in the page cache."""
 
         with translated(self.root):
             _make_directory(self.root)
             self._lock: int | None = _take_lock(self.root / LOCK)
             try:
-                with suppress(DiskFull):  # a run that is there waits for room
+                with suppress(DiskFull):  # an existing run waits for room
                     require_able(self.root)
                 _sweep(self.root)
             except BaseException:
@@ -57,7 +201,7 @@ class SystemDisk:
                 raise
 
     def close(self) -> None:
-        """Give the directory up. Safe to repeat."""
+        """Release the directory. Safe to repeat."""
         for name in list(self._appending):
             self._forget(name)
         if self._lock is not None:
@@ -77,7 +221,7 @@ class SystemDisk:
         path = self._path(name)
         try:
             with translated(path):
-                # The handle that wrote is the one that is told of a failed write.
+                # Only the handle that wrote gets the error of a failed write.
                 handle = self._appending.get(name)
                 if handle is None:
                     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -104,7 +248,7 @@ class SystemDisk:
                 os.rename(temporary, path)
                 sync_directory(path.parent)
             except BaseException:
-                self._unlisted.add(name)  # in case that it can be made, not removed
+                self._unlisted.add(name)  # it may have been made, and not be removable
                 for leftover in (temporary, path):
                     with suppress(OSError):
                         os.unlink(leftover)
@@ -126,8 +270,8 @@ class SystemDisk:
         if folder:
             check_name(folder)
         with translated(self.root / folder):
-            found = [n for n in _names(self.root, folder) if n.startswith(prefix)]
-        return sorted(found)
+            matches = [n for n in _names(self.root, folder) if n.startswith(prefix)]
+        return sorted(matches)
 
     def remove(self, name: str) -> None:
         path = self._path(name)
@@ -139,9 +283,9 @@ class SystemDisk:
     def free_bytes(self) -> int:
         self._require_open()
         with translated(self.root):
-            found = os.statvfs(self.root)
-        # Some file systems of FUSE do not say how large they are.
-        return found.f_bavail * found.f_frsize if found.f_blocks else UNKNOWN_BYTES
+            stats = os.statvfs(self.root)
+        # Some FUSE file systems do not report their size.
+        return stats.f_bavail * stats.f_frsize if stats.f_blocks else UNKNOWN_BYTES
 
     def _path(self, name: str) -> Path:
         self._require_open()
@@ -154,14 +298,14 @@ class SystemDisk:
             raise UsageError(f"The disk at {self.root} is closed. Open it again.")
 
     def _cool(self, directory: Path) -> None:
-        """Give the memory of a directory's last large file to the one that comes now.
+        """Free the page cache of a directory's last large file for the next one.
 
-        That one is durable, and seldom read when the next is there. Memory that was
-        never used costs a machine several times what it takes to write a file to it.
+        The last file is durable, and seldom read after the next is written. Writing
+        into fresh memory is several times slower than into memory that was used.
         """
         last = self._warm.pop(directory, None)
         if last is not None:
-            with suppress(OSError):  # it may have been removed
+            with suppress(OSError):  # it may be gone
                 give_up_memory(last)
 
     def _make_directory(self, directory: Path) -> None:
@@ -181,7 +325,7 @@ class SystemDisk:
     def _forget(self, name: str) -> None:
         handle = self._appending.pop(name, None)
         if handle is not None:
-            with suppress(OSError):  # close repeats what a failed write has said
+            with suppress(OSError):  # close repeats the error of a failed write
                 os.close(handle)
 
 
@@ -209,7 +353,7 @@ def _take_lock(path: Path) -> int:
 
 
 def _sweep(root: Path) -> None:
-    """Remove what a dead owner left unfinished, and make what it left durable."""
+    """Remove unfinished files of a dead owner, and make its other files durable."""
     for folder, _, files in os.walk(root):
         for file in files:
             if file.endswith(TEMPORARY):

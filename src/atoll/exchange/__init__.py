@@ -3,53 +3,30 @@
 Start reading at `base.Exchange`, then `memory`; `coordinator` reaches a run elsewhere.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from atoll.exchange.base import Exchange, Frame, Outcome
-from atoll.exchange.calls import (
-    LONG_POLL_S,
-    AgreedCall,
-    Call,
-    FoundCall,
-    HeartbeatCall,
-    JoinCall,
-    KeepCall,
-    Kept,
-    LeaveCall,
-    OfferCall,
-    OutcomeCall,
-    PublishCall,
-    RecoverCall,
-    Reply,
-    StateCall,
-    size_of,
-)
-from atoll.exchange.constants import Constants, Keeper, KeepingExchange
-from atoll.exchange.coordinator import CoordinatorExchange, Line
+from atoll.exchange.coordinator import CoordinatorExchange
 from atoll.exchange.memory import MemoryRun
 
+if TYPE_CHECKING:
+    from atoll.exchange.collective import CollectiveRun
+
 __all__ = [
-    "LONG_POLL_S",
-    "AgreedCall",
-    "Call",
-    "Constants",
+    "CollectiveRun",
     "CoordinatorExchange",
     "Exchange",
-    "FoundCall",
     "Frame",
-    "HeartbeatCall",
-    "JoinCall",
-    "KeepCall",
-    "Keeper",
-    "KeepingExchange",
-    "Kept",
-    "LeaveCall",
-    "Line",
     "MemoryRun",
-    "OfferCall",
     "Outcome",
-    "OutcomeCall",
-    "PublishCall",
-    "RecoverCall",
-    "Reply",
-    "StateCall",
-    "size_of",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        # Only islands that share a process group load the collective.
+        if name == "CollectiveRun":
+            from atoll.exchange.collective import CollectiveRun
+
+            return CollectiveRun
+        raise AttributeError(f"module 'atoll.exchange' has no attribute {name!r}")

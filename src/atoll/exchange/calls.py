@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.exchange.base import Frame, Outcome
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
+from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position, Reception
 from atoll.wire import Header, frame_bytes
 from atoll.wire.digests import Bytes, view_of
 
@@ -18,36 +18,36 @@ LONG_POLL_S = 2.0
 
 @dataclass(frozen=True)
 class JoinCall:
-    """Take part, as who holds this key."""
+    """Join as the holder of this key."""
 
     request: JoinRequest
     key: bytes
     nonce: bytes
-    """Made once per life: a repeat of the call is the same life, not the next."""
+    """Created once per incarnation: a repeated call does not make a new one."""
 
 
 @dataclass(frozen=True)
 class FoundCall:
-    """Bring the run's first weights, one state frame per fragment."""
+    """Upload the run's first weights, one state frame per fragment."""
 
     island: str
     incarnation: int
     states: tuple[Frame, ...]
     is_given: bool = field(default=False, compare=False)
-    """Nobody else has these bodies: whoever is called may keep them."""
+    """True: no other object uses these bodies, so the callee may keep them."""
 
 
 @dataclass(frozen=True)
 class KeepCall:
-    """Bring a part of a constant, before the first weights; an empty one only asks."""
+    """Upload a part of a constant before the first weights; an empty one is a query."""
 
     island: str
     incarnation: int
     digest: str
-    """Of the whole constant, in hex: it names which one."""
+    """Digest of the whole constant, in hex; it identifies the constant."""
 
     first: int
-    """Where the part begins, in bytes."""
+    """Offset of the part, in bytes."""
 
     part: Bytes = b""
 
@@ -61,12 +61,12 @@ class Kept:
 
 @dataclass(frozen=True)
 class RecoverCall:
-    """Bring a state that the run has lost, with the headers of its last outcomes."""
+    """Upload a state that the run has lost, with the headers of its last outcomes."""
 
     island: str
     incarnation: int
     state: Frame
-    """With its receipt: nothing is taken without."""
+    """With its receipt, which is required."""
 
     outcomes: tuple[Header, ...]
     receipts: tuple[bytes, ...] = ()
@@ -75,41 +75,41 @@ class RecoverCall:
 
 @dataclass(frozen=True)
 class HeartbeatCall:
-    """Say that the island lives."""
+    """Renew the island's lease."""
 
-    beat: Beat
+    beat: Heartbeat
 
 
 @dataclass(frozen=True)
 class OfferCall:
-    """Ask whether an update is wanted, by its header alone."""
+    """Ask whether an update is wanted, by its header."""
 
     header: Header
 
 
 @dataclass(frozen=True)
 class PublishCall:
-    """Bring an update, departing or not."""
+    """Upload an update, departing or not."""
 
     frame: Frame
-    beat: Beat | None = None
-    """Where the island is: its seals tell that better than the last heartbeat."""
+    beat: Heartbeat | None = None
+    """The island's position at the seal, newer than its last heartbeat."""
 
 
 @dataclass(frozen=True)
 class AgreedCall:
-    """Bring what islands have reduced among themselves; before, ask by which roster."""
+    """Upload a mean that islands have reduced, or ask for its roster first."""
 
     island: str
     incarnation: int
     updates: tuple[Header, ...]
-    """Of all that take part, for one round of one fragment."""
+    """Of all participating islands, for one round of one fragment."""
 
     agreed: Frame | None = None
-    """None: nothing is changed; the answer is what the outcome's header would be."""
+    """None: a preview; the reply is the header that the outcome would have."""
 
     vouchers: tuple[bytes, ...] = ()
-    """Each island's own word for the agreed frame, in the order of `updates`."""
+    """A voucher of each island for the agreed frame, in the order of `updates`."""
 
     @property
     def fragment(self) -> int:
@@ -122,18 +122,18 @@ class AgreedCall:
 
 @dataclass(frozen=True)
 class OutcomeCall:
-    """Ask what a round came to."""
+    """Ask for the outcome of a round."""
 
     fragment: int
     round: int
     wait_s: float = 0.0
-    """How long the answer may wait for the outcome."""
+    """How long the response may wait for the outcome."""
 
-    beat: Beat | None = None
-    """Who asks: a question is as good as a heartbeat."""
+    beat: Heartbeat | None = None
+    """The asking island's heartbeat; the poll renews its lease."""
 
     has_body: bool = field(default=True, compare=False)
-    """False: the header is enough, for who sends the body from where it lies."""
+    """False: the header is enough; the caller sends the body from its file."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class StateCall:
 
 @dataclass(frozen=True)
 class LeaveCall:
-    """Go."""
+    """Leave the run."""
 
     island: str
     incarnation: int

@@ -20,7 +20,7 @@ from atoll.errors import (
     RunMoved,
     Unreachable,
 )
-from atoll.exchange.base import Frame, Outcome
+from atoll.exchange.base import Constants, Frame, Outcome, another
 from atoll.exchange.calls import (
     LONG_POLL_S,
     AgreedCall,
@@ -37,10 +37,9 @@ from atoll.exchange.calls import (
     Reply,
     StateCall,
 )
-from atoll.exchange.constants import Constants, another
 from atoll.exchange.receipts import ReceiptCache
 from atoll.protocol import (
-    Beat,
+    Heartbeat,
     JoinReply,
     JoinRequest,
     ModelSpec,
@@ -49,11 +48,11 @@ from atoll.protocol import (
     Stats,
     TensorSpec,
 )
-from atoll.protocol.constants import bytes_of, to_bring
+from atoll.protocol.model import bytes_of, to_bring
 from atoll.weights import lay_out
-from atoll.wire import Header, Kind, blake3_digest
+from atoll.wire import FrameKind, Header, blake3_digest
 from atoll.wire.digests import Bytes, view_of
-from atoll.wire.voucher import voucher
+from atoll.wire.proofs import voucher
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Between two attempts at a coordinator that does not answer; doubled each time."""
@@ -66,7 +65,7 @@ HEARTBEAT_S = 3.0
 """A fifth of the lease, so that several may be lost."""
 
 
-class Line(Protocol):
+class CoordinatorLine(Protocol):
     """Takes one call to the coordinator. `CoordinatorExchange` is the only caller."""
 
     def call(self, call: Call) -> Reply:
@@ -91,7 +90,7 @@ class CoordinatorExchange:
 
     def __init__(
         self,
-        line: Line,
+        line: CoordinatorLine,
         *,
         key: bytes,
         nonce: bytes,
@@ -104,7 +103,7 @@ class CoordinatorExchange:
         self.moved: Callable[[RunMoved], None] | None = None
         """Told in the background that the run is elsewhere, for who follows it."""
         self._position: Position | None = None
-        self._beat: Beat | None = None
+        self._beat: Heartbeat | None = None
         self._lost: LeaseLost | None = None
         self._request: JoinRequest | None = None
         self._states: list[Frame] = []
@@ -122,7 +121,7 @@ class CoordinatorExchange:
         )
         self._fragments = len(lay_out(request.model, reply.settings))
         self._position = reply.position
-        self._beat = Beat(
+        self._beat = Heartbeat(
             island=reply.island,
             incarnation=reply.incarnation,
             step=reply.position.step,
@@ -141,7 +140,7 @@ class CoordinatorExchange:
             except NameKnown as exc:
                 request = replace(request, after=exc.incarnation)
 
-    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         if self._lost is not None:
             raise self._lost
         self._beat = beat
@@ -153,13 +152,13 @@ class CoordinatorExchange:
     def publish(self, frame: Frame) -> Reception:
         header = frame.header
         match header.kind:
-            case Kind.STATE if header.round:
+            case FrameKind.STATE if header.round:
                 outcomes, self._outcomes = tuple(self._outcomes), []
                 call = self._receipts.recovery(frame, outcomes)
                 self._position = cast(Position, self._ask(call))
-            case Kind.STATE:
+            case FrameKind.STATE:
                 self._found(frame)
-            case Kind.AGREED:
+            case FrameKind.AGREED:
                 self._outcomes.append(header)
             case _:
                 self._unconfirmed[header.fragment, header.round] = frame
@@ -288,7 +287,7 @@ class CoordinatorExchange:
         except (CorruptError, RemoteError):
             return  # the next call says the same, and meets the same: beats go on
 
-    def _told(self) -> Beat | None:
+    def _told(self) -> Heartbeat | None:
         """Return the beat with what people are told, and with receipts."""
         beat = self._beat
         if beat is None:

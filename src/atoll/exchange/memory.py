@@ -7,29 +7,40 @@ left, never by time: so the same islands give the same bits. Islands may be thre
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from statistics import median_high
 
+import numpy as np
+
 from atoll.bundle import Bundle, defined_by
-from atoll.errors import Refused, RunEnded
-from atoll.exchange.base import Frame, Outcome
-from atoll.exchange.constants import Constants, verified
-from atoll.exchange.fragment import RunFragment
-from atoll.exchange.members import Members
+from atoll.errors import LeaseLost, Refused, RunEnded, UsageError
+from atoll.exchange.base import Constants, Frame, Outcome, verified
 from atoll.protocol import (
-    Beat,
+    Heartbeat,
     JoinReply,
     JoinRequest,
     ModelSpec,
     Position,
     Reception,
+    judge_updates,
 )
-from atoll.protocol.constants import to_bring
-from atoll.protocol.plausible import max_schedule_step
-from atoll.settings import RunSettings
-from atoll.weights import Layout, lay_out
-from atoll.wire import Kind, verify_body
+from atoll.protocol.judge import Norms, norms_after
+from atoll.protocol.model import to_bring
+from atoll.protocol.progress import CountedWork, max_schedule_step
+from atoll.settings import RunSection, RunSettings
+from atoll.weights import (
+    FragmentLayout,
+    FragmentState,
+    Layout,
+    agree,
+    lay_out,
+    require_state,
+    require_update,
+    terms_of,
+)
+from atoll.wire import FrameKind, Roster, update_digest, verify_body
+from atoll.wire.text import new_name_fault
 
 
 class MemoryRun:
@@ -44,10 +55,10 @@ class MemoryRun:
         self.settings = defined_by(bundle, settings or RunSettings())
         self.id = f"{self.settings.run.name}-{self.settings.fingerprint[:12]}"
         self._changed = threading.Condition()
-        self._members = Members(self.settings.run)
+        self._members = MemoryMembers(self.settings.run)
         self._model: ModelSpec | None = None
         self._layout: Layout = ()
-        self._fragments: list[RunFragment] = []
+        self._fragments: list[MemoryFragment] = []
         self._constants: dict[str, bytes] = {}
         self._last_round = self.settings.run.end_rounds
         self._position = self._where()
@@ -97,7 +108,7 @@ class MemoryRun:
                 ),
             )
 
-    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         # No lock: a step that synchronises nothing must not wait for a reduction.
         self._members.require(beat.island, beat.incarnation)
         last_step = max_schedule_step(self._position.rounds, self.settings)
@@ -121,7 +132,7 @@ class MemoryRun:
             self._members.require(header.island, header.incarnation)
             fragment = self._fragment(header.run, header.fragment)
             reception = Reception.STAGED
-            if header.kind is Kind.STATE:
+            if header.kind is FrameKind.STATE:
                 fragment.found(frame)
             elif self._never_opens(header.round):
                 reception = Reception.COMMITTED
@@ -199,9 +210,9 @@ class MemoryRun:
     def _is_founded(self) -> bool:
         return all(fragment.is_founded for fragment in self._fragments)
 
-    def _empty_fragments(self) -> list[RunFragment]:
+    def _empty_fragments(self) -> list[MemoryFragment]:
         return [
-            RunFragment(self.id, index, layout, self.settings)
+            MemoryFragment(self.id, index, layout, self.settings)
             for index, layout in enumerate(self._layout)
         ]
 
@@ -256,7 +267,7 @@ class MemoryRun:
     def _never_opens(self, round: int) -> bool:
         return self._last_round is not None and round > self._last_round
 
-    def _fragment(self, run: str, index: int) -> RunFragment:
+    def _fragment(self, run: str, index: int) -> MemoryFragment:
         if run != self.id:
             raise Refused(
                 f"The frame belongs to run {run!r}, and this is {self.id!r}. "
@@ -268,3 +279,257 @@ class MemoryRun:
                 f"{len(self._fragments)}. Take the settings from the run."
             )
         return self._fragments[index]
+
+
+KEPT_BODIES = 2
+"""Agreed bodies kept for islands that come late; rosters are kept for good."""
+
+
+class MemoryFragment:
+    """State and rounds of one fragment. The run's lock guards every call."""
+
+    def __init__(
+        self, run: str, index: int, layout: FragmentLayout, settings: RunSettings
+    ) -> None:
+        self.run, self.index, self.layout, self.settings = run, index, layout, settings
+        self.terms = terms_of(layout, settings)
+        self.candidates: set[str] = set()
+        self.outcomes: dict[int, Frame] = {}
+        self.counted_in: dict[str, int] = {}
+        """The last round that counted each island."""
+        self.counted: dict[str, tuple[int, int]] = {}
+        """Inner steps and tokens of each island that ever counted, cumulative."""
+        self._staged: dict[int, dict[str, Frame]] = {}
+        self._state: FragmentState | None = None
+        self._bases: set[bytes] = set()
+        self._norms: Norms = {}
+
+    @property
+    def is_founded(self) -> bool:
+        return self._state is not None
+
+    @property
+    def state(self) -> FragmentState:
+        assert self._state is not None
+        return self._state
+
+    @property
+    def open_round(self) -> int:
+        return (self._state.round if self._state else 0) + 1
+
+    @property
+    def staged(self) -> Collection[str]:
+        """The islands that have published for the open round."""
+        return self._staged.get(self.open_round, {}).keys()
+
+    @property
+    def highest_staged(self) -> int:
+        return max([self.open_round - 1, *(n for n, s in self._staged.items() if s)])
+
+    def found(self, frame: Frame) -> None:
+        """Take the founder's weights as round 0."""
+        if self._state is not None:
+            raise Refused(
+                f"Fragment {self.index} has been founded. Join again to take its state."
+            )
+        require_state(frame.header, self.layout, self.terms, round=0)
+        self._state = FragmentState.from_frame(frame.header, frame.body.copy())
+        self._bases.add(self._state.digest)
+
+    def last_counted(self, island: str) -> CountedWork | None:
+        """Return the last update of an island that counted, if any has."""
+        if island not in self.counted_in:
+            return None
+        inner_steps, tokens = self.counted[island]
+        return CountedWork(
+            round=self.counted_in[island], inner_steps=inner_steps, tokens=tokens
+        )
+
+    def state_frame(self) -> Frame:
+        return Frame(
+            *self.state.to_frame(
+                run=self.run, fragment=self.index, outer=self.terms.outer
+            )
+        )
+
+    def stage(self, frame: Frame) -> Reception:
+        """Hold an update for its round, and say whether it stands.
+
+        One whose round is over changes nothing, nor does one whose island spoke for
+        the round in an earlier life: what that life sent stands.
+        """
+        header = frame.header
+        if header.round < self.open_round:
+            return Reception.COMMITTED
+        furthest = self.open_round + (header.kind is FrameKind.DEPARTING)
+        if header.round > furthest:
+            raise Refused(
+                f"Round {header.round} of fragment {self.index} cannot be published "
+                f"yet: round {self.open_round} is open."
+            )
+        staged = self._staged.setdefault(header.round, {})
+        if header.island not in staged:
+            require_update(header, frame.body, self.layout, self.terms)
+        standing = staged.setdefault(header.island, frame)
+        if standing.header.incarnation < header.incarnation:
+            return Reception.SPOKEN_FOR
+        if update_digest(standing.header) != update_digest(header):
+            raise Refused(
+                f"Another update of island {header.island!r} stands for round "
+                f"{header.round} of fragment {self.index}. Wait for its outcome."
+            )
+        return Reception.STAGED
+
+    def can_close(self, last_round: int | None) -> bool:
+        """Return whether every candidate has published, and a quorum has."""
+        staged = self._staged.get(self.open_round, {})
+        if last_round is not None and self.open_round > last_round:
+            return False
+        has_quorum = len(staged) >= self.settings.run.quorum
+        return has_quorum and self.candidates <= staged.keys()
+
+    def close(self, live: frozenset[str]) -> None:
+        """Commit the open round, and open the next one for `live`."""
+        staged = self._staged[self.open_round]
+        roster = judge_updates(
+            (frame.header for frame in staged.values()),
+            base=self.state.digest,
+            known_bases=self._bases,
+            norms=self._norms,
+            counted=self.last_counted,
+            settings=self.settings,
+        )
+        outcome = self._agree(roster, staged)
+        assert outcome.header.roster is not None
+        self._norms = norms_after(
+            self._norms,
+            (frame.header for frame in staged.values()),
+            outcome.header.roster,
+        )
+        self.state.apply(outcome.header, outcome.body)
+        del self._staged[outcome.header.round]
+        self._bases.add(self.state.digest)
+        self._record(outcome)
+        self.candidates = set(live)
+
+    def _record(self, outcome: Frame) -> None:
+        self.outcomes[outcome.header.round] = outcome
+        old = outcome.header.round - KEPT_BODIES
+        if old in self.outcomes:
+            self.outcomes[old] = Frame(self.outcomes[old].header, np.empty(0, np.uint8))
+        assert outcome.header.roster is not None
+        for entry in outcome.header.roster.counted:
+            self.counted[entry.island] = (entry.inner_steps, entry.tokens)
+            self.counted_in[entry.island] = outcome.header.round
+
+    def _agree(self, roster: Roster, staged: dict[str, Frame]) -> Frame:
+        return Frame(
+            *agree(
+                self.layout,
+                self.terms,
+                roster,
+                {name: (frame.header, frame.body) for name, frame in staged.items()},
+                run=self.run,
+                fragment=self.index,
+                round=self.open_round,
+                base=self.state.digest,
+                outer=self.terms.outer,
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryMember:
+    """One life of one island."""
+
+    island: str
+    incarnation: int
+    slot: int
+
+
+class MemoryMembers:
+    """Live islands, and the slots and incarnations of all that ever joined."""
+
+    def __init__(self, settings: RunSection) -> None:
+        self._settings = settings
+        self._known: dict[str, MemoryMember] = {}
+        self._live: dict[str, MemoryMember] = {}
+        self.steps: dict[str, int] = {}
+        """The schedule step each live island reported last."""
+
+        self.waits: dict[str, tuple[int, int]] = {}
+        """The fragment and round whose outcome an island stands still for."""
+
+    @property
+    def live(self) -> frozenset[str]:
+        return frozenset(self._live)
+
+    @property
+    def has_started(self) -> bool:
+        """True from the moment `start_islands` have joined, though some have left."""
+        return len(self._known) >= self._settings.start_islands
+
+    def forget(self, island: str) -> None:
+        """Take back a name whose island never took part."""
+        del self._known[island]
+
+    def add(self, name: str | None, *, step: int) -> MemoryMember:
+        """Make `name` live at a schedule step; None takes the first free `island-<n>`.
+
+        Raises:
+            UsageError: a live island has the name, no frame could carry it, or the
+                run is full.
+        """
+        if name is not None and (fault := new_name_fault(name, field="island")):
+            raise UsageError(f"{fault}. Give this island another name.")
+        if name in self._live:
+            raise UsageError(
+                f"Island {name!r} is live in this run already. "
+                "Give this island another name, or let that one leave first."
+            )
+        limit = self._settings.most_islands
+        if len(self._live) >= limit:
+            raise UsageError(
+                f"The run has {len(self._live)} islands, and max_islands={limit}. "
+                "Wait for one to leave, or raise run.max_islands in a new run."
+            )
+        member = self._next_life(name if name is not None else self._free_name())
+        self._known[member.island] = self._live[member.island] = member
+        self.steps[member.island] = step
+        return member
+
+    def remove(self, island: str, incarnation: int) -> bool:
+        """Forget a live member; return False when it was not live."""
+        member = self._live.get(island)
+        if member is None or member.incarnation != incarnation:
+            return False
+        del self._live[island], self.steps[island]
+        self.waits.pop(island, None)
+        return True
+
+    def require(self, island: str, incarnation: int) -> None:
+        """Return when this life of the island is live.
+
+        Raises:
+            LeaseLost: it has left, or a later one has taken its place.
+        """
+        member = self._live.get(island)
+        if member is None or member.incarnation != incarnation:
+            raise LeaseLost(
+                f"Island {island!r} is not live as incarnation {incarnation}. "
+                "Join again to go on."
+            )
+
+    def _next_life(self, name: str) -> MemoryMember:
+        before = self._known.get(name)
+        if before is None:
+            return MemoryMember(island=name, incarnation=1, slot=len(self._known))
+        return MemoryMember(
+            island=name, incarnation=before.incarnation + 1, slot=before.slot
+        )
+
+    def _free_name(self) -> str:
+        number = 0
+        while f"island-{number}" in self._known:
+            number += 1
+        return f"island-{number}"

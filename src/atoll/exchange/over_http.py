@@ -12,18 +12,18 @@ from collections.abc import Callable, Mapping
 
 from atoll.clock import Clock
 from atoll.errors import CorruptError, Refused, Unreachable
-from atoll.exchange.calls import Call, OutcomeCall, Reply
-from atoll.exchange.forms import (
+from atoll.exchange.api import (
+    EncodedRequest,
     Incoming,
     Proofs,
-    Sent,
     apart,
     parse_reply,
     to_request,
 )
-from atoll.http import Caller, Fetching, fetch
-from atoll.http import Reply as HttpReply
-from atoll.weights import Spare
+from atoll.exchange.calls import Call, OutcomeCall, Reply
+from atoll.http import Download, HttpClient, download
+from atoll.http import HttpReply as HttpReply
+from atoll.weights import BodyPool
 from atoll.wire.digests import view_of
 
 SPOILT_TRIES = 3
@@ -39,7 +39,7 @@ class HttpLine:
 
     def __init__(
         self,
-        caller: Caller,
+        caller: HttpClient,
         *,
         clock: Clock,
         headers: Mapping[str, str],
@@ -48,7 +48,7 @@ class HttpLine:
         self._caller, self._clock, self._run = caller, clock, run
         self._headers = dict(headers)
         self._ended = threading.Event()
-        self._spare = Spare()
+        self._spare = BodyPool()
         self._gives_up_at_s = float("inf")
         self.proofs = Proofs()
         """Of the lives that joined over this line. Lines to one run may share it."""
@@ -104,9 +104,9 @@ class HttpLine:
 
     def _ask_once(self, call: Call) -> Reply:
         sent = to_request(call, run=self._run, proof=self.proofs.of(call))
-        fetching = Fetching(self._into)
+        fetching = Download(self._into)
         try:
-            reply = fetch(
+            reply = download(
                 lambda: self._send(sent, fetching), fetching, pause=self.pause
             )
         except Refused as exc:  # by the caller itself: another certificate
@@ -115,7 +115,7 @@ class HttpLine:
             raise _another(f"it answers {reply.status}")
         return parse_reply(call, reply.status, reply.headers, Incoming.of(reply.body))
 
-    def _send(self, sent: Sent, fetching: Fetching) -> HttpReply:
+    def _send(self, sent: EncodedRequest, fetching: Download) -> HttpReply:
         reply = self._caller.call(
             sent.method,
             sent.target,

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from atoll.exchange.base import Frame, Outcome
 from atoll.exchange.calls import RecoverCall
-from atoll.protocol import Beat
+from atoll.protocol import Heartbeat
 from atoll.wire import Header
 
 KEPT_ROUNDS = 16
@@ -36,7 +36,7 @@ class ReceiptCache:
         _keep(self._outcomes, outcome.agreed.header, outcome.agreed.receipt)
         _keep(self._states, outcome.agreed.header, outcome.receipt)
 
-    def with_receipts(self, beat: Beat) -> Beat:
+    def with_receipts(self, beat: Heartbeat) -> Heartbeat:
         """Return the beat with the receipt of every holding that has one."""
         if not self._states:
             return beat

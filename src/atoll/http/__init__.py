@@ -1,45 +1,48 @@
-"""Owns HTTP/1.1 over one port: a listener, and a caller. Does not know what is said.
+"""Owns HTTP/1.1 over one port: a listener and a client. Does not know the routes.
 
-Start reading at `listener.Listener`, then `serving`; for the other side at
-`caller.Caller`.
+Start reading at `listener.Listener`, then `server`; for the other side at
+`client.HttpClient`.
 """
 
-from atoll.http.body import Body
-from atoll.http.caller import Caller, Reply
-from atoll.http.fetching import Fetching, at_most, fetch
-from atoll.http.handshakes import Unfit
-from atoll.http.later import Later
-from atoll.http.limits import Limits
-from atoll.http.listener import Counts, Listener
-from atoll.http.origin import origin_of
-from atoll.http.problem import Problem
-from atoll.http.ranges import ranged
-from atoll.http.request import Request
-from atoll.http.response import FilePart, FileParts, Response, as_json, as_problem
-from atoll.http.shed import Shed
-from atoll.http.stream import Stream
+from atoll.http.client import HttpClient, HttpReply
+from atoll.http.connection import ListenerLimits, origin_of
+from atoll.http.download import Download, at_most, download
+from atoll.http.handshake import HandshakeFault
+from atoll.http.listener import Listener, ListenerCounts
+from atoll.http.registry import ShedReason
+from atoll.http.request import Request, RequestBody, ranged
+from atoll.http.response import (
+    DeferredResponse,
+    FilePart,
+    FileParts,
+    Problem,
+    Response,
+    ResponseStream,
+    as_json,
+    as_problem,
+)
 
 __all__ = [
-    "Body",
-    "Caller",
-    "Counts",
-    "Fetching",
+    "DeferredResponse",
+    "Download",
     "FilePart",
     "FileParts",
-    "Later",
-    "Limits",
+    "HandshakeFault",
+    "HttpClient",
+    "HttpReply",
     "Listener",
+    "ListenerCounts",
+    "ListenerLimits",
     "Problem",
-    "Reply",
     "Request",
+    "RequestBody",
     "Response",
-    "Shed",
-    "Stream",
-    "Unfit",
+    "ResponseStream",
+    "ShedReason",
     "as_json",
     "as_problem",
     "at_most",
-    "fetch",
+    "download",
     "origin_of",
     "ranged",
 ]

@@ -1,10 +1,15 @@
-"""One port, HTTP/1.1, threads for what moves and none for what waits.
+"""A listener: one port, HTTP/1.1, and a fixed number of threads.
 
-Theory of operation. The lot's thread accepts connections and watches all that nobody
-works on: silent ones, heads and small bodies on their way, requests whose answer comes
-later, streams. What is complete goes to a small pool, which runs the handler and sends
-the answer; bulk bodies have lanes of their own. So the number of threads is fixed, a
-slow or silent sender holds none of them, and a closed connection is noticed at once.
+Theory of operation. The event loop's thread accepts connections and watches all that no
+other thread works on: silent connections, heads and small bodies that are arriving,
+requests with a deferred response, streams. A complete request goes to a small pool,
+which runs the handler and sends the response; bulk bodies have separate lanes. So the
+number of threads is fixed, a slow or silent sender holds none of them, and a closed
+connection is noticed immediately.
+
+File descriptors limit the connections: a connection is a descriptor, and so is a file
+of the journal and an update being received. Without a descriptor nothing is committed,
+so connections get at most half of them.
 """
 
 from __future__ import annotations
@@ -21,44 +26,45 @@ from typing import Final
 
 from atoll.clock import Clock
 from atoll.errors import UsageError
-from atoll.http.channel import Channel
-from atoll.http.crew import Crew
-from atoll.http.descriptors import connection_budget
-from atoll.http.handshakes import OnUnfit, Unfit
-from atoll.http.limits import Limits
-from atoll.http.lot import Lot
-from atoll.http.origin import origin_of
-from atoll.http.problem import Problem
-from atoll.http.register import Register
+from atoll.http.connection import Connection, ListenerLimits, origin_of
+from atoll.http.event_loop import EventLoop
+from atoll.http.handshake import HandshakeFault, OnHandshakeFault
+from atoll.http.registry import (
+    ConnectionRegistry,
+    OnClosed,
+    OnShed,
+    ShedCounter,
+    ShedReason,
+)
 from atoll.http.request import Request
-from atoll.http.response import as_problem, head_of
-from atoll.http.serving import Handle, Judge, OnClosed, OnError, Serving
-from atoll.http.shed import OnShed, Shed, ShedCounter
+from atoll.http.response import Problem, as_problem, head_of
+from atoll.http.server import Handle, Judge, OnError, RequestServer
+from atoll.http.thread_pools import ThreadPools
 
 BACKLOG: Final = 1024
 ACCEPTED_AT_ONCE: Final = 64
 PAUSE_S: Final = 0.2
-"""Before accepting again when the process has no descriptor left."""
+"""Pause before accepting again when the process has no descriptor left."""
 
 CLEAR_S: Final = 0.05
 JOIN_S: Final = 0.5
-"""For threads to end; one that is stuck in a handler is left behind."""
+"""Time for threads to end; a thread that is stuck in a handler is abandoned."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
-    """What a listener holds and has moved."""
+class ListenerCounts:
+    """Counts of a listener's connections, bodies and bytes."""
 
     connections: int
     unverified: int
-    """Of them, without a verified token."""
+    """Those without a verified token."""
 
     parked_answers: int
     """Small responses waiting for a slow reader."""
 
     parked_bytes: int
     shed: Mapping[str, int]
-    """Connections that were closed for room so far, by reason."""
+    """Connections closed to make room so far, by reason."""
 
     bulk_active: int
     bulk_waiting: int
@@ -78,7 +84,7 @@ def _ignore_closed(tag: object) -> None:
     pass
 
 
-def _ignore_unfit(address: str, why: Unfit) -> None:
+def _ignore_handshake_fault(address: str, fault: HandshakeFault) -> None:
     pass
 
 
@@ -86,19 +92,20 @@ def _no_owner(request: Request) -> str:
     return ""
 
 
-def _ignore_shed(address: str, why: Shed) -> None:
+def _ignore_shed(address: str, reason: ShedReason) -> None:
     pass
 
 
 class Listener:
-    """Hands each request to `handle`, on one of its threads.
+    """Calls `handle` for each request, on a thread of a pool.
 
-    `on_error` is told of every exception a handler did not mean to raise; `on_closed`
-    of the tag of a connection that its other side has closed, soon after it happened
-    unless a handler is at work for it; `on_refused_handshake` of who did not get
-    through TLS, and why. The last two and all `on_gone` run one after the other on a
-    thread of their own. `on_shed` gets the address of a connection that is closed for
-    room, and why, on the lot's thread.
+    `on_error` receives every exception of a handler other than `Problem`. `on_closed`
+    receives the tag of a connection that the other side has closed, soon afterwards
+    unless its handler is running. `on_refused_handshake` receives the address of a
+    client whose TLS handshake failed, and the fault. The last two and all `on_gone`
+    callbacks run one after the other on one separate thread. `on_shed` receives the
+    address of a connection that is closed to make room, and the reason, on the loop's
+    thread.
 
     With `verifies`, connections count as unverified until `judge` or `handle` sets
     `request.connection.is_verified`; without it, all of them count as verified.
@@ -113,118 +120,120 @@ class Listener:
         port: int,
         clock: Clock,
         tls: ssl.SSLContext | None = None,
-        limits: Limits | None = None,
+        limits: ListenerLimits | None = None,
         on_error: OnError = _ignore_error,
         on_closed: OnClosed = _ignore_closed,
-        on_refused_handshake: OnUnfit = _ignore_unfit,
+        on_refused_handshake: OnHandshakeFault = _ignore_handshake_fault,
         on_shed: OnShed = _ignore_shed,
         judge: Judge = _no_objection,
         owner: Callable[[Request], str] = _no_owner,
         verifies: bool = False,
     ) -> None:
-        self._limits, self._clock, self._tls = limits or Limits(), clock, tls
+        self._limits, self._clock, self._tls = limits or ListenerLimits(), clock, tls
         self._verifies, self._shed = verifies, ShedCounter(on_shed)
-        failed = partial(on_error, None)
-        self._door = _door(host, port)
-        self._name = self._door.getsockname()
+        report_error = partial(on_error, None)
+        self._listening_socket = _listening_socket(host, port)
+        self._name = self._listening_socket.getsockname()
         self.max_connections = min(self._limits.max_connections, connection_budget())
-        self._register = Register(self._limits, max_connections=self.max_connections)
-        self._lot = Lot(clock=clock, on_error=failed)
-        self._crew = Crew(
-            lot=self._lot,
+        self._registry = ConnectionRegistry(
+            self._limits, max_connections=self.max_connections
+        )
+        self._event_loop = EventLoop(clock=clock, on_error=report_error)
+        self._pools = ThreadPools(
+            event_loop=self._event_loop,
             limits=self._limits,
             clock=clock,
-            on_error=failed,
-            on_cut=partial(self._shed.note, why=Shed.SLOW_TRANSFER),
+            on_error=report_error,
+            on_cut=partial(self._shed.note, reason=ShedReason.SLOW_TRANSFER),
         )
-        self._serving = Serving(
+        self._server = RequestServer(
             handle,
-            lot=self._lot,
-            crew=self._crew,
-            register=self._register,
+            event_loop=self._event_loop,
+            pools=self._pools,
+            registry=self._registry,
             limits=self._limits,
             clock=clock,
             on_error=on_error,
             on_closed=on_closed,
-            on_unfit=on_refused_handshake,
+            on_handshake_fault=on_refused_handshake,
             owner=owner,
-            on_slow_reader=partial(self._shed.note, why=Shed.SLOW_READER),
+            on_slow_reader=partial(self._shed.note, reason=ShedReason.SLOW_READER),
             judge=judge,
         )
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens; the port is known even if 0 was asked for."""
+        """Host and port it listens on; the actual port if 0 was requested."""
         host, port = self._name[:2]
         return str(host), int(port)
 
     @property
-    def counts(self) -> Counts:
-        lanes = self._crew.lanes_in, self._crew.lanes_out
-        bytes_in, bytes_out = self._register.moved_bytes
-        parked = self._serving.parked
-        return Counts(
-            connections=len(self._register),
-            unverified=self._register.num_unverified,
+    def counts(self) -> ListenerCounts:
+        both = self._pools.lanes_in, self._pools.lanes_out
+        bytes_in, bytes_out = self._registry.moved_bytes
+        parked = self._server.parked
+        return ListenerCounts(
+            connections=len(self._registry),
+            unverified=self._registry.num_unverified,
             parked_answers=len(parked),
             parked_bytes=parked.size_bytes,
             shed=self._shed.counts(),
-            bulk_active=sum(each.active for each in lanes),
-            bulk_waiting=sum(each.waiting for each in lanes),
+            bulk_active=sum(lanes.active for lanes in both),
+            bulk_waiting=sum(lanes.waiting for lanes in both),
             bytes_in=bytes_in,
             bytes_out=bytes_out,
         )
 
     def start(self) -> None:
         """Accept connections from now on."""
-        self._crew.start()
-        self._lot.call(self._open)
-        self._lot.start()
+        self._pools.start()
+        self._event_loop.call(self._open)
+        self._event_loop.start()
 
     def close(self, grace_s: float = 5.0) -> None:
-        """Stop accepting, let what is under way end within `grace_s`, then cut it.
+        """Stop accepting; abort the requests that do not end within `grace_s`.
 
-        Whoever waits for a Later gets its default at once, and streams end. Safe to
-        repeat; never takes much longer than `grace_s`, whatever a handler does.
+        A deferred response gets its default immediately, and streams end. Safe to
+        repeat. It never takes much longer than `grace_s`, even if a handler is stuck.
         """
-        self._register.is_closing = True
+        self._registry.is_closing = True
         until_s = time.monotonic() + grace_s
-        self._lot.call(self._clear)
-        # Again and again: a connection may be parked just after the lot was cleared.
-        while not self._register.wait_until_empty(CLEAR_S):
+        self._event_loop.call(self._clear)
+        # Repeatedly: a connection may be parked just after the loop was cleared.
+        while not self._registry.wait_until_empty(CLEAR_S):
             if time.monotonic() >= until_s:
                 break
-            self._lot.call(self._clear)
-        self._register.abort()
-        self._register.wait_until_empty(JOIN_S)
-        self._crew.close(time.monotonic() + JOIN_S)
-        self._lot.close(JOIN_S)
-        self._register.close()
-        self._door.close()
+            self._event_loop.call(self._clear)
+        self._registry.abort()
+        self._registry.wait_until_empty(JOIN_S)
+        self._pools.close(time.monotonic() + JOIN_S)
+        self._event_loop.close(JOIN_S)
+        self._registry.close()
+        self._listening_socket.close()
 
     def _open(self) -> None:
-        if not self._register.is_closing:
-            self._lot.open_door(self._door, self._arrive)
+        if not self._registry.is_closing:
+            self._event_loop.start_accepting(self._listening_socket, self._accept)
 
     def _clear(self) -> None:
-        self._lot.shut_door(self._door)
-        self._door.close()
-        for watch in self._lot.parked():
-            watch.hurry()
+        self._event_loop.stop_accepting(self._listening_socket)
+        self._listening_socket.close()
+        for watch in self._event_loop.parked():
+            watch.on_listener_closing()
 
-    def _arrive(self) -> None:
+    def _accept(self) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             try:
-                sock, address = self._door.accept()
+                sock, address = self._listening_socket.accept()
             except (BlockingIOError, ConnectionError):
                 return
-            except OSError:  # no descriptor left: asking again at once would spin
-                self._lot.shut_door(self._door)
-                pause = threading.Timer(PAUSE_S, self._lot.call, [self._open])
+            except OSError:  # no descriptor left: an immediate retry would spin
+                self._event_loop.stop_accepting(self._listening_socket)
+                pause = threading.Timer(PAUSE_S, self._event_loop.call, [self._open])
                 pause.daemon = True
                 pause.start()
                 return
-            with contextlib.suppress(OSError):  # who has gone already is not served
+            with contextlib.suppress(OSError):  # the client has disconnected already
                 self._admit(sock, address)
 
     def _admit(self, sock: socket.socket, address: tuple[str, int]) -> None:
@@ -238,31 +247,31 @@ class Listener:
             sock = self._tls.wrap_socket(
                 sock, server_side=True, do_handshake_on_connect=False
             )
-        channel = Channel(
+        connection = Connection(
             sock, (address[0], address[1]), limits=self._limits, clock=self._clock
         )
-        channel.is_verified = not self._verifies
-        self._register.add(channel)
-        self._serving.admit(channel, is_encrypted=self._tls is not None)
+        connection.is_verified = not self._verifies
+        self._registry.add(connection)
+        self._server.admit(connection, is_encrypted=self._tls is not None)
 
     def _make_room(self, host: str) -> bool:
         """Close connections until one more is allowed; False: there is no room.
 
-        There may be several to close: those of a burst that have had their moment.
+        There may be several to close: those of a burst whose grace period is over.
         """
         origin, now_s = origin_of(host), self._clock.now_s()
         while True:
-            found = self._register.victim(
+            choice = self._registry.victim(
                 origin, is_verified=not self._verifies, now_s=now_s
             )
-            if found is None:
+            if choice is None:
                 return True
-            victim, why = found
+            victim, reason = choice
             if victim is None:
-                self._shed.note_address(host, why)
+                self._shed.note_address(host, reason)
                 return False
-            self._shed.note(victim, why)
-            victim.abort()  # whoever owns it now finds it ended, and closes it
+            self._shed.note(victim, reason)
+            victim.abort()  # its owner notices the end, and closes it
 
     def _turn_away(self, sock: socket.socket) -> None:
         with sock:
@@ -275,13 +284,57 @@ class Listener:
             sock.shutdown(socket.SHUT_WR)
 
 
-def _door(host: str, port: int) -> socket.socket:
+def _listening_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        door = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening_socket = socket.create_server(
+            (host, port), family=family, backlog=BACKLOG
+        )
     except OSError as exc:
         raise UsageError(
             f"Cannot listen on {host}:{port}: {exc.strerror}. Choose another port."
         ) from exc
-    door.setblocking(False)
-    return door
+    listening_socket.setblocking(False)
+    return listening_socket
+
+
+WANTED: Final = 16384
+"""Enough for the default limit of connections, and as many files."""
+
+RESERVED: Final = 128
+"""Reserved for files: the journal, 64 bodies in lanes, a few for libraries."""
+
+FEWEST: Final = 16
+"""Connections that are accepted even if descriptors are scarcer."""
+
+
+def raise_soft_limit() -> int:
+    """Raise the soft limit of descriptors towards `WANTED`; return the new limit.
+
+    The limit stays unchanged if the system refuses to raise it.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
+    if soft == resource.RLIM_INFINITY or soft >= target:
+        return _finite(soft)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    except (OSError, ValueError):  # macOS has a lower bound than its hard limit
+        return _finite(soft)
+    return target
+
+
+def connection_budget() -> int:
+    """Return the number of connections that leaves enough descriptors for files."""
+    import resource
+
+    soft = _finite(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return max(FEWEST, min(soft // 2, soft - RESERVED))
+
+
+def _finite(limit: int) -> int:
+    import resource
+
+    return 2**20 if limit == resource.RLIM_INFINITY else limit

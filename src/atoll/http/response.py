@@ -1,18 +1,143 @@
-"""What a handler gives back: a status, headers, and a body that is never joined."""
+"""Responses of a handler: raised errors, bodies, streams and deferred responses.
+
+A body is never joined or copied: memory views, ranges of files and streams are sent
+unchanged. A handler that cannot answer yet returns a deferred response, which holds no
+thread; a stream has no known end and is fed from any thread.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from atoll.errors import UsageError
-from atoll.http.problem import Problem
-from atoll.http.stream import Stream
+
+RETRY_AFTER_S: Final = 5
+
+
+class Problem(Exception):
+    """Ends a request with `status` and a short JSON body.
+
+    A handler may raise one; a body that does not arrive as declared raises one.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.headers = dict(headers or {})
+
+
+def busy(reason: str = "Too many bodies are being transferred.") -> Problem:
+    """Return the problem of a body that gets no lane, or loses it."""
+    return Problem(
+        503,
+        "busy",
+        f"{reason} Try again in {RETRY_AFTER_S} s.",
+        headers={"retry-after": str(RETRY_AFTER_S)},
+    )
+
+
+BUFFERED_BYTES: Final = 2**20
+
+
+class ResponseStream:
+    """Feeds one response. A reader that falls `max_buffered_bytes` behind is dropped.
+
+    No thread waits for it: pushed data is buffered, and sent when the socket is
+    writable.
+    """
+
+    def __init__(self, *, max_buffered_bytes: int = BUFFERED_BYTES) -> None:
+        self._max_buffered_bytes = max_buffered_bytes
+        self._lock = threading.Lock()
+        self._parts: deque[bytes] = deque()
+        self._size = 0
+        self._is_closed = False
+        self._is_gone = False
+        self._is_notified = False
+        self._on_data: Callable[[], None] | None = None
+        self._gone_callbacks: list[Callable[[], None]] = []
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the reader has disconnected or was dropped."""
+        return self._is_gone
+
+    def push(self, data: bytes) -> bool:
+        """Buffer `data` for the reader; return False if there is no reader left."""
+        with self._lock:
+            if self._is_gone or self._is_closed:
+                return False
+            self._parts.append(data)
+            self._size += len(data)
+            is_kept = self._size <= self._max_buffered_bytes
+            if not is_kept:
+                self._is_gone = True
+        self._notify()
+        return is_kept
+
+    def close(self) -> None:
+        """End the body after the pushed data."""
+        with self._lock:
+            self._is_closed = True
+        self._notify()
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call back once when the reader disconnects, is dropped, or has read all."""
+        with self._lock:
+            if not self._is_gone:
+                self._gone_callbacks.append(callback)
+                return
+        callback()
+
+    # The following methods are for the listener.
+
+    def attach(self, on_data: Callable[[], None]) -> None:
+        """Have `on_data` called when there is data to take."""
+        with self._lock:
+            self._on_data = on_data
+        on_data()
+
+    def take(self) -> tuple[bytes, bool]:
+        """Return the data pushed since the last call, and whether it has ended."""
+        with self._lock:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            self._size = 0
+            self._is_notified = False
+            return data, self._is_closed
+
+    def lose(self) -> list[Callable[[], None]]:
+        """Mark the reader as gone; return the callbacks that the caller must run."""
+        with self._lock:
+            self._is_gone = True
+            callbacks, self._gone_callbacks = self._gone_callbacks, []
+            self._parts.clear()
+        return callbacks
+
+    def _notify(self) -> None:
+        with self._lock:
+            on_data = None if self._is_notified else self._on_data
+            self._is_notified = self._on_data is not None
+        if on_data is not None:
+            on_data()
+
 
 JSON = "application/json"
 OCTETS = "application/octet-stream"
@@ -32,38 +157,39 @@ class FilePart:
 
 @dataclass(frozen=True)
 class FileParts:
-    """Ranges of files, one after the other; each is opened when its turn comes."""
+    """Ranges of files, in order; each file is opened when its range is sent."""
 
     parts: tuple[FilePart, ...]
 
 
-Body = bytes | Sequence[memoryview] | FilePart | FileParts | Stream
+ResponseBody = bytes | Sequence[memoryview] | FilePart | FileParts | ResponseStream
 
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
-    """An answer. It may be given to many requests."""
+    """A response. It may answer many requests."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: Body = b""
-    """Views are sent as they are: leave their memory alone until `done`."""
+    body: ResponseBody = b""
+    """Views are sent without a copy: do not change their memory until `done`."""
 
     trailer: Callable[[], bytes] | None = None
-    """Makes the last bytes of the body, after all others were sent; it may wait.
+    """Returns the last bytes of the body, after all others were sent; it may block.
 
-    If it raises, or gives another number of bytes than `trailer_bytes`, the connection
-    is closed: the other side has a body that is too short, and knows it.
+    If it raises, or returns another number of bytes than `trailer_bytes`, the
+    connection is closed: the reader sees that the body is too short.
     """
 
     trailer_bytes: int = 0
     done: Callable[[], None] | None = None
-    """Called once for each request it answers, sent or not: the body is not needed."""
+    """Called once per answered request, sent or not: the body is no longer needed."""
 
     def __post_init__(self) -> None:
         if (self.trailer is None) != (self.trailer_bytes == 0):
             raise UsageError(
-                f"trailer_bytes={self.trailer_bytes} must say how long the trailer is."
+                f"trailer_bytes={self.trailer_bytes} must be the length of the "
+                "trailer, and 0 without one."
             )
         for name, value in self.headers.items():
             if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value)):
@@ -71,18 +197,18 @@ class Response:
 
     @property
     def length_bytes(self) -> int:
-        """What the body has, with its trailer; a stream has no length."""
+        """Length of the body with its trailer; 0 for a stream."""
         return length_of(self.body) + self.trailer_bytes
 
     def is_bulk(self, small_bytes: int) -> bool:
-        """Return whether sending it may take long, and so needs a lane."""
+        """Return whether it needs a lane, because sending it may take long."""
         return self.length_bytes > small_bytes or self.trailer is not None
 
 
 def as_json(
     value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return `value` as an answer in JSON."""
+    """Return a JSON response with `value`."""
     text = json.dumps(value, separators=(",", ":"))
     return Response(
         status=status,
@@ -92,23 +218,23 @@ def as_json(
 
 
 def as_problem(problem: Problem) -> Response:
-    """Return what is told about a problem: its code and its one sentence."""
-    said = {"error": problem.code, "message": problem.message}
-    return as_json(said, status=problem.status, headers=problem.headers)
+    """Return the response for a problem: JSON with its code and message."""
+    document = {"error": problem.code, "message": problem.message}
+    return as_json(document, status=problem.status, headers=problem.headers)
 
 
-def length_of(body: Body) -> int:
-    """Return how many bytes a body has; none for a stream."""
+def length_of(body: ResponseBody) -> int:
+    """Return the length of a body in bytes; 0 for a stream."""
     if isinstance(body, FilePart):
         return body.length
     if isinstance(body, FileParts):
         return sum(part.length for part in body.parts)
-    if isinstance(body, Stream):
+    if isinstance(body, ResponseStream):
         return 0
     return len(body) if isinstance(body, bytes) else sum(view.nbytes for view in body)
 
 
-def cut(body: Body, first: int, size: int) -> Body:
+def range_of(body: ResponseBody, first: int, size: int) -> ResponseBody:
     """Return a range of a body, without copying views or files."""
     if isinstance(body, FilePart):
         return replace(body, first=body.first + first, length=size)
@@ -116,38 +242,38 @@ def cut(body: Body, first: int, size: int) -> Body:
         return _cut_files(body, first, first + size)
     if isinstance(body, bytes):
         return body[first : first + size]
-    if isinstance(body, Stream):
+    if isinstance(body, ResponseStream):
         raise UsageError("A stream has no ranges.")
     return _cut_views(body, first, first + size)
 
 
 def _cut_views(views: Sequence[memoryview], first: int, last: int) -> list[memoryview]:
-    kept, start = [], 0
+    selected, start = [], 0
     for view in views:
         flat = view.cast("B")
         low, high = max(first - start, 0), min(last - start, len(flat))
         if low < high:
-            kept.append(flat[low:high])
+            selected.append(flat[low:high])
         start += len(flat)
-    return kept
+    return selected
 
 
 def _cut_files(body: FileParts, first: int, last: int) -> FileParts:
-    kept, start = [], 0
+    selected, start = [], 0
     for part in body.parts:
         low, high = max(first - start, 0), min(last - start, part.length)
         if low < high:
-            kept.append(replace(part, first=part.first + low, length=high - low))
+            selected.append(replace(part, first=part.first + low, length=high - low))
         start += part.length
-    return FileParts(tuple(kept))
+    return FileParts(tuple(selected))
 
 
 def head_of(response: Response, *, is_last: bool, is_chunked: bool) -> bytes:
-    """Return the status line and headers, as they are sent."""
+    """Return the encoded status line and headers."""
     headers = {name.lower(): value for name, value in response.headers.items()}
     if is_chunked:
         headers["transfer-encoding"] = "chunked"
-    elif not isinstance(response.body, Stream) and has_body(response.status):
+    elif not isinstance(response.body, ResponseStream) and has_body(response.status):
         headers["content-length"] = str(response.length_bytes)
     if is_last:
         headers["connection"] = "close"
@@ -157,7 +283,7 @@ def head_of(response: Response, *, is_last: bool, is_chunked: bool) -> bytes:
 
 
 def has_body(status: int) -> bool:
-    """Return whether an answer with this status has a body, be it an empty one."""
+    """Return whether a response with this status has a body, possibly empty."""
     return status not in {HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED}
 
 
@@ -166,3 +292,69 @@ def _phrase(status: int) -> str:
         return HTTPStatus(status).phrase
     except ValueError:
         return "Other"
+
+
+class DeferredResponse:
+    """Returned by a handler that cannot answer yet.
+
+    Exactly one response is sent: the first that is set, or after `wait_s` the result of
+    `default`. If the client has disconnected, none is sent.
+    """
+
+    def __init__(self, *, wait_s: float, default: Callable[[], Response]) -> None:
+        self.wait_s = wait_s
+        self.default = default
+        self._lock = threading.Lock()
+        self._response: Response | None = None
+        self._is_settled = False
+        self._is_gone = False
+        self._deliver: Callable[[Response], None] | None = None
+        self._gone_callbacks: list[Callable[[], None]] = []
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the client has disconnected meanwhile."""
+        return self._is_gone
+
+    def set(self, response: Response) -> bool:
+        """Set the response, from any thread; return False if it is too late."""
+        with self._lock:
+            if self._is_settled:
+                return False
+            self._is_settled = True
+            self._response = response
+            deliver = self._deliver
+        if deliver is not None:
+            deliver(response)
+        return True
+
+    def on_gone(self, callback: Callable[[], None]) -> None:
+        """Call back once if the client disconnects before the response."""
+        with self._lock:
+            if not self._is_gone:
+                self._gone_callbacks.append(callback)
+                return
+        callback()
+
+    # The following methods are for the listener.
+
+    def attach(self, deliver: Callable[[Response], None]) -> None:
+        """Have `deliver` called with the response; immediately if it is set already."""
+        with self._lock:
+            self._deliver = deliver
+            response = self._response
+        if response is not None:
+            deliver(response)
+
+    def expire(self) -> bool:
+        """Settle it without a response; return False if one was set before."""
+        with self._lock:
+            was_settled, self._is_settled = self._is_settled, True
+        return not was_settled
+
+    def lose(self) -> list[Callable[[], None]]:
+        """Mark the client as gone; return the callbacks that the caller must run."""
+        with self._lock:
+            self._is_gone = self._is_settled = True
+            callbacks, self._gone_callbacks = self._gone_callbacks, []
+        return callbacks

@@ -1,22 +1,21 @@
-"""Owns an island's life: its host memory, its background threads, its membership.
+"""Owns an island: its host memory, its background threads, its membership.
 
 Does not know which framework trains, nor how frames travel.
-Start reading at `view.ParameterView`, then `host.Host`.
+Start reading at `base.ParameterView`, then `host.Host`, `driver` and `sync_worker`.
 """
 
-from atoll.island.background import Background, Hand, Promise, Threads
+from atoll.island.base import Hand, ParameterView, Promise, Runtime, ThreadRuntime
 from atoll.island.host import Host
-from atoll.island.joining import join_run
-from atoll.island.tally import Tally
-from atoll.island.view import ParameterView
+from atoll.island.join import join_run
+from atoll.island.progress import IslandCounters
 
 __all__ = [
-    "Background",
     "Hand",
     "Host",
+    "IslandCounters",
     "ParameterView",
     "Promise",
-    "Tally",
-    "Threads",
+    "Runtime",
+    "ThreadRuntime",
     "join_run",
 ]

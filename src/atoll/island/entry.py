@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from atoll.errors import FoundingLost, NonFinite, Unreachable, UsageError
 from atoll.exchange import Exchange, Frame
-from atoll.island.background import Background
-from atoll.island.fetching import fetch_state as fetch_state
+from atoll.island.base import Runtime
+from atoll.island.fragment import IslandFragment
 from atoll.island.memory import Memory
-from atoll.island.resuming import Entry, Resumed, resume
-from atoll.island.saved import SavedIsland
-from atoll.island.slot import Slot
-from atoll.island.tally import Tally
+from atoll.island.progress import IslandCounters
+from atoll.island.resume import EnteredIsland, ResumeReport, resume
+from atoll.island.resume import fetch_state as fetch_state
+from atoll.island.saved_state import SavedIsland
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.weights import FragmentLayout, FragmentState, lay_out, terms_of
 from atoll.weights.layout import first_non_finite
@@ -30,9 +30,9 @@ def enter(
     request: JoinRequest,
     *,
     leaving: AbstractContextManager[object],
-    saved: Saved | None = None,
+    saved: ResumeSource | None = None,
     bring: Bring | None = None,
-) -> Entry:
+) -> EnteredIsland:
     """Join, and return the reply with one slot per fragment.
 
     Afterwards the live weights are the run's, or those of a checkpoint that goes on. On
@@ -55,11 +55,11 @@ def enter(
 
 
 @dataclass(frozen=True)
-class Saved:
+class ResumeSource:
     """A checkpoint's island, and what works behind it."""
 
     island: SavedIsland
-    background: Background
+    background: Runtime
 
 
 def _enter(
@@ -67,22 +67,28 @@ def _enter(
     memory: Memory,
     request: JoinRequest,
     joined: JoinReply,
-    saved: Saved | None,
-) -> Entry:
+    saved: ResumeSource | None,
+) -> EnteredIsland:
     layout = lay_out(request.model, joined.settings)
     memory.lay_out(layout, joined)
     if saved is not None and not joined.is_founder:
         island = saved.island
         return resume(exchange, memory, joined, layout, island, saved.background)
-    tally, resumed = _founder(joined, saved.island) if saved else (Tally(), None)
+    tally, resumed = (
+        _founder(joined, saved.island) if saved else (IslandCounters(), None)
+    )
     slots = [
         _slot(exchange, memory, joined, index, fragment)
         for index, fragment in enumerate(layout)
     ]
-    return Entry(joined=joined, slots=slots, tally=tally, resumed=resumed)
+    for slot in slots:
+        slot.settle(tally.inner_steps, tally.tokens)
+    return EnteredIsland(joined=joined, slots=slots, tally=tally, resumed=resumed)
 
 
-def _founder(joined: JoinReply, saved: SavedIsland) -> tuple[Tally, Resumed]:
+def _founder(
+    joined: JoinReply, saved: SavedIsland
+) -> tuple[IslandCounters, ResumeReport]:
     """Return what goes on of an island whose run has to be founded anew."""
     if not saved.is_exact:
         raise UsageError(
@@ -92,8 +98,11 @@ def _founder(joined: JoinReply, saved: SavedIsland) -> tuple[Tally, Resumed]:
         )
     steps, tokens = saved.progress
     why = "the run is empty: it is founded with the weights of the checkpoint"
-    resumed = Resumed(is_exact=False, why=why, saved=saved.progress)
-    return Tally(inner_steps=steps, tokens=tokens), resumed
+    resumed = ResumeReport(is_exact=False, why=why, saved=saved.progress)
+    tally = IslandCounters(
+        inner_steps=steps, tokens=tokens, earlier_steps=steps, earlier_tokens=tokens
+    )
+    return tally, resumed
 
 
 def _slot(
@@ -102,7 +111,7 @@ def _slot(
     joined: JoinReply,
     index: int,
     layout: FragmentLayout,
-) -> Slot:
+) -> IslandFragment:
     state = None if joined.is_founder else fetch_state(exchange, index)
     slot = memory.begin(index, layout, terms_of(layout, joined.settings), state)
     if joined.is_founder:
@@ -124,7 +133,7 @@ def state_frame(
     return Frame(header, body)
 
 
-def _founding(joined: JoinReply, slot: Slot, state: FragmentState) -> Frame:
+def _founding(joined: JoinReply, slot: IslandFragment, state: FragmentState) -> Frame:
     """Return the frame that founds a fragment."""
     layout, anchor = slot.layout, state.anchor
     if (bad := first_non_finite(anchor)) is not None:

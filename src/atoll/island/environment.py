@@ -11,7 +11,7 @@ from atoll.security import credentials_directory
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class CredentialPaths:
     """Where an island's credentials are."""
 
     credentials: Path
@@ -29,7 +29,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Definitions:
+class DefinitionPolicy:
     """Where models' definitions are put, and whose code may run."""
 
     staged: Path
@@ -65,7 +65,7 @@ def island_from_environment() -> str | None:
     return os.environ.get("ATOLL_ISLAND") or None
 
 
-def surroundings_from_environment() -> Surroundings:
+def surroundings_from_environment() -> CredentialPaths:
     """Return where this user's credentials are.
 
     Raises:
@@ -73,7 +73,7 @@ def surroundings_from_environment() -> Surroundings:
     """
     xdg = os.environ.get("XDG_CONFIG_HOME")
     credentials = credentials_directory(Path.home(), xdg_config_home=xdg)
-    return Surroundings(
+    return CredentialPaths(
         credentials=credentials,
         keys=credentials.parent / "keys",
         token_file=_path("ATOLL_TOKEN_FILE"),
@@ -83,10 +83,10 @@ def surroundings_from_environment() -> Surroundings:
     )
 
 
-def definitions_from_environment() -> Definitions:
+def definitions_from_environment() -> DefinitionPolicy:
     """Return where definitions are, and what this user lets run of them."""
     rank = os.environ.get("RANK", "")  # as torchrun says it
-    return Definitions(
+    return DefinitionPolicy(
         staged=_cache() / "atoll" / "bundles",
         trusted=surroundings_from_environment().credentials.parent / "trusted",
         consent=os.environ.get("ATOLL_TRUST_CODE") or None,

@@ -10,24 +10,18 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import (
-    AbstractContextManager,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 from atoll.clock import Clock
 from atoll.errors import AtollWarning, Unreachable
 from atoll.exchange import Exchange
-from atoll.island.background import Background, Threads
-from atoll.island.driving import Driver
-from atoll.island.entry import Bring, Saved, enter
-from atoll.island.memory import Memory, Whole
-from atoll.island.run_clock import RunClock
-from atoll.island.saved import SavedIsland
-from atoll.island.saving import still
-from atoll.island.view import ParameterView
+from atoll.island.base import ParameterView, Runtime, ThreadRuntime
+from atoll.island.driver import Driver
+from atoll.island.entry import Bring, ResumeSource, enter
+from atoll.island.memory import Memory, WholeMemory
+from atoll.island.progress import RunClock
+from atoll.island.saved_state import SavedIsland
+from atoll.island.snapshot import still
 from atoll.protocol import JoinRequest, Position, Stats, Stepped, SyncNow
 from atoll.weights.layout import F32
 from atoll.wire import blake3_digest
@@ -48,7 +42,7 @@ class Host:
         request: JoinRequest,
         *,
         clock: Clock,
-        background: Background | None = None,
+        background: Runtime | None = None,
         leaving: AbstractContextManager[object] | None = None,
         memory: Memory | None = None,
         saved: SavedIsland | None = None,
@@ -57,14 +51,14 @@ class Host:
         self._exchange, self._clock = exchange, clock
         self._leaving = leaving or nullcontext()
         self._joined_at_s = clock.now_s()
-        memory = memory or Whole(view)
-        background = background or Threads()
+        memory = memory or WholeMemory(view)
+        background = background or ThreadRuntime()
         entry = enter(
             exchange,
             memory,
             request,
             leaving=self._leaving,
-            saved=Saved(saved, background) if saved else None,
+            saved=ResumeSource(saved, background) if saved else None,
             bring=bring,
         )
         self.joined, self.slots, self.tally = entry.joined, entry.slots, entry.tally

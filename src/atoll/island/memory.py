@@ -1,28 +1,36 @@
-"""The port between an island's host and the memory that its weights are in.
+"""The memory of an island's weights: anchor, velocity and residual of its fragments.
 
-`Whole` is the memory of one process. Of an island of many ranks each rank holds a part;
-its leader then has a memory that lets every rank do with its part what `Whole` does.
+`Memory` is the port; `WholeMemory` keeps all weights in this process. Host buffers are
+reused, because the first touch of fresh memory costs more than a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
 
+from atoll import kernels
+from atoll.errors import UsageError
 from atoll.exchange import Frame
-from atoll.island.buffers import Buffers
-from atoll.island.leftover import difference_left, residual_left
-from atoll.island.resumed_updates import remaking, require_sizes, resumed_update
-from atoll.island.saved import SavedFragment, SavedIsland
-from atoll.island.saving import as_work, fragments_of
-from atoll.island.slot import Sealed, Slot
-from atoll.island.view import ParameterView
+from atoll.island.base import ParameterView
+from atoll.island.fragment import IslandFragment, UpdateInFlight
+from atoll.island.saved_state import (
+    SavedFragment,
+    SavedIsland,
+    difference_left,
+    residual_left,
+)
+from atoll.island.snapshot import as_work, fragments_of
 from atoll.protocol import JoinReply
-from atoll.protocol.island_rejoin import Left
-from atoll.settings import SyncSection
+from atoll.protocol.island import RemainingWork
+from atoll.settings import RunSettings, SyncSection
 from atoll.weights import FragmentLayout, FragmentState, Layout, Terms, adopt, seal
 from atoll.weights.layout import F32
 from atoll.wire import Verdict, state_digest
@@ -46,33 +54,40 @@ class Memory(Protocol):
         layout: FragmentLayout,
         terms: Terms,
         state: FragmentState | None,
-    ) -> Slot:
+    ) -> IslandFragment:
         """Return a fragment in the run's state, which the live weights are from now on.
 
         With None the run is founded: the live weights are the anchor.
         """
         ...
 
-    def hold(self, slot: Slot, number: int) -> F32:
+    def hold(self, slot: IslandFragment, number: int) -> F32:
         """Copy the live weights, for a sealed update of this number."""
         ...
 
-    def take(self, slot: Slot, sealed: Sealed, way: str, *, keep_local: float) -> None:
+    def take(
+        self,
+        slot: IslandFragment,
+        sealed: UpdateInFlight,
+        way: str,
+        *,
+        keep_local: float,
+    ) -> None:
         """Make of the live weights what an outcome makes of them: see `adopt`."""
         ...
 
-    def forget(self, sealed: Sealed) -> None:
+    def forget(self, sealed: UpdateInFlight) -> None:
         """Let the memory of an update serve others."""
         ...
 
-    def measure(self, slot: Slot) -> bytes:
+    def measure(self, slot: IslandFragment) -> bytes:
         """Return the digest of the state that is there, whatever is remembered."""
         ...
 
     def seal(
         self,
-        slot: Slot,
-        sealed: Sealed,
+        slot: IslandFragment,
+        sealed: UpdateInFlight,
         *,
         seed: int,
         decay: float,
@@ -85,24 +100,31 @@ class Memory(Protocol):
         """
         ...
 
-    def keep_loaded(self, slot: Slot, sealed: Sealed) -> None:
+    def keep_loaded(self, slot: IslandFragment, sealed: UpdateInFlight) -> None:
         """Let an update's base be the anchor as loaded: its work is to be carried."""
         ...
 
-    def apply(self, slot: Slot, agreed: Frame) -> None:
+    def apply(self, slot: IslandFragment, agreed: Frame) -> None:
         """Take the outer step of a verified outcome: see `FragmentState.apply`."""
         ...
 
-    def replace(self, slot: Slot, state: FragmentState) -> None:
+    def replace(self, slot: IslandFragment, state: FragmentState) -> None:
         """Take the run's state of a fragment instead of the one that is there."""
         ...
 
-    def settle(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
+    def settle(
+        self, slot: IslandFragment, sealed: UpdateInFlight, verdict: Verdict
+    ) -> None:
         """Settle the residual by an update's verdict, and keep its bytes no longer."""
         ...
 
     def since(
-        self, slot: Slot, flying: Sealed, rest: Sealed, *, is_settled: bool
+        self,
+        slot: IslandFragment,
+        flying: UpdateInFlight,
+        rest: UpdateInFlight,
+        *,
+        is_settled: bool,
     ) -> None:
         """Let `rest` hold what was learnt since `flying` was sealed, and no more.
 
@@ -110,17 +132,17 @@ class Memory(Protocol):
         """
         ...
 
-    def has_left_over(self, slot: Slot) -> bool:
+    def has_left_over(self, slot: IslandFragment) -> bool:
         """Return whether the codec has left over anything that is not in flight."""
         ...
 
-    def whole(self, slot: Slot) -> FragmentState:
+    def whole(self, slot: IslandFragment) -> FragmentState:
         """Return the state of the whole fragment, to be sent or looked at."""
         ...
 
     def saving(
         self,
-        slots: Sequence[Slot],
+        slots: Sequence[IslandFragment],
         sync: SyncSection,
         *,
         made: tuple[int, int],
@@ -146,7 +168,7 @@ class Memory(Protocol):
 
     def resume(
         self, index: int, layout: FragmentLayout, terms: Terms, saved: SavedFragment
-    ) -> Slot:
+    ) -> IslandFragment:
         """Return a fragment as it stood, with its update in flight.
 
         The live weights are those of the checkpoint already.
@@ -154,7 +176,7 @@ class Memory(Protocol):
         ...
 
     def remake(
-        self, slot: Slot, saved: SavedFragment, *, seed: int, decay: float
+        self, slot: IslandFragment, saved: SavedFragment, *, seed: int, decay: float
     ) -> tuple[np.ndarray, float]:
         """Return body and norm of a saved update, and keep what its codec leaves over.
 
@@ -163,20 +185,24 @@ class Memory(Protocol):
         """
         ...
 
-    def give(self, slot: Slot, saved: SavedFragment, left: Left) -> None:
+    def give(
+        self, slot: IslandFragment, saved: SavedFragment, left: RemainingWork
+    ) -> None:
         """Add what is left of saved work to the live weights."""
         ...
 
-    def leave_over(self, slot: Slot, saved: SavedFragment, left: Left) -> None:
+    def leave_over(
+        self, slot: IslandFragment, saved: SavedFragment, left: RemainingWork
+    ) -> None:
         """Let the residual be that of what is left, if anything is."""
         ...
 
 
-class Whole:
+class WholeMemory:
     """All of the weights in this process. Implements `Memory`."""
 
     def __init__(self, view: ParameterView) -> None:
-        self._view, self.buffers = view, Buffers()
+        self._view, self.buffers = view, HostBuffers()
         self._layout: Layout = ()
 
     def lay_out(self, layout: Layout, joined: JoinReply) -> None:
@@ -189,7 +215,7 @@ class Whole:
         layout: FragmentLayout,
         terms: Terms,
         state: FragmentState | None,
-    ) -> Slot:
+    ) -> IslandFragment:
         if state is None:
             anchor = np.empty(layout.elements, np.float32)
             self._view.read(index, anchor)
@@ -197,16 +223,23 @@ class Whole:
         else:
             self._view.write(index, state.anchor)
         residual = np.zeros(layout.elements, np.float32) if terms.has_feedback else None
-        return Slot(
+        return IslandFragment(
             index=index, layout=layout, state=state, up=terms.up, residual=residual
         )
 
-    def hold(self, slot: Slot, number: int) -> F32:
+    def hold(self, slot: IslandFragment, number: int) -> F32:
         local = self.buffers.vector(slot.layout.elements)
         self._view.read(slot.index, local)
         return local
 
-    def take(self, slot: Slot, sealed: Sealed, way: str, *, keep_local: float) -> None:
+    def take(
+        self,
+        slot: IslandFragment,
+        sealed: UpdateInFlight,
+        way: str,
+        *,
+        keep_local: float,
+    ) -> None:
         if way == "replace":
             self._view.write(slot.index, slot.state.anchor)
             return
@@ -223,17 +256,17 @@ class Whole:
         self._view.write(slot.index, local)
         self.buffers.give_back(local)
 
-    def forget(self, sealed: Sealed) -> None:
+    def forget(self, sealed: UpdateInFlight) -> None:
         self.buffers.give_back(sealed.base)
 
-    def measure(self, slot: Slot) -> bytes:
+    def measure(self, slot: IslandFragment) -> bytes:
         state = slot.state
         return state_digest(state.anchor, state.moments, state.count)
 
     def seal(
         self,
-        slot: Slot,
-        sealed: Sealed,
+        slot: IslandFragment,
+        sealed: UpdateInFlight,
         *,
         seed: int,
         decay: float,
@@ -260,36 +293,43 @@ class Whole:
             raise
         return body, norm
 
-    def keep_loaded(self, slot: Slot, sealed: Sealed) -> None:
+    def keep_loaded(self, slot: IslandFragment, sealed: UpdateInFlight) -> None:
         slot.layout.load(slot.state.anchor, sealed.base)
 
-    def apply(self, slot: Slot, agreed: Frame) -> None:
+    def apply(self, slot: IslandFragment, agreed: Frame) -> None:
         slot.state.apply(agreed.header, agreed.body)
 
-    def replace(self, slot: Slot, state: FragmentState) -> None:
+    def replace(self, slot: IslandFragment, state: FragmentState) -> None:
         slot.state = state
 
-    def settle(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
+    def settle(
+        self, slot: IslandFragment, sealed: UpdateInFlight, verdict: Verdict
+    ) -> None:
         self.settle_residual(slot, sealed, verdict)
         if sealed.frame is not None and sealed.frame.header.elements:
             self.buffers.give_back(sealed.frame.body)
 
     def since(
-        self, slot: Slot, flying: Sealed, rest: Sealed, *, is_settled: bool
+        self,
+        slot: IslandFragment,
+        flying: UpdateInFlight,
+        rest: UpdateInFlight,
+        *,
+        is_settled: bool,
     ) -> None:
         if not is_settled:
             slot.residual = flying.residual_after
         np.subtract(flying.base, rest.base, out=rest.base)
 
-    def has_left_over(self, slot: Slot) -> bool:
+    def has_left_over(self, slot: IslandFragment) -> bool:
         return slot.has_left_over()
 
-    def whole(self, slot: Slot) -> FragmentState:
+    def whole(self, slot: IslandFragment) -> FragmentState:
         return slot.state
 
     def saving(
         self,
-        slots: Sequence[Slot],
+        slots: Sequence[IslandFragment],
         sync: SyncSection,
         *,
         made: tuple[int, int],
@@ -307,10 +347,10 @@ class Whole:
 
     def resume(
         self, index: int, layout: FragmentLayout, terms: Terms, saved: SavedFragment
-    ) -> Slot:
+    ) -> IslandFragment:
         anchor, *moments = saved.vectors
         state = FragmentState(anchor, moments, round=saved.round, count=saved.count)
-        return Slot(
+        return IslandFragment(
             index=index,
             layout=layout,
             state=state,
@@ -320,12 +360,14 @@ class Whole:
         )
 
     def remake(
-        self, slot: Slot, saved: SavedFragment, *, seed: int, decay: float
+        self, slot: IslandFragment, saved: SavedFragment, *, seed: int, decay: float
     ) -> tuple[np.ndarray, float]:
         with remaking(slot, saved) as sealed:
             return self.seal(slot, sealed, seed=seed, decay=decay, is_difference=True)
 
-    def give(self, slot: Slot, saved: SavedFragment, left: Left) -> None:
+    def give(
+        self, slot: IslandFragment, saved: SavedFragment, left: RemainingWork
+    ) -> None:
         difference = difference_left(saved, left)
         if difference is None:
             return
@@ -334,12 +376,16 @@ class Whole:
         local += difference
         self._view.write(slot.index, local)
 
-    def leave_over(self, slot: Slot, saved: SavedFragment, left: Left) -> None:
+    def leave_over(
+        self, slot: IslandFragment, saved: SavedFragment, left: RemainingWork
+    ) -> None:
         residual = residual_left(saved, left)
         if slot.residual is not None and residual is not None:
             slot.residual = residual.copy()
 
-    def settle_residual(self, slot: Slot, sealed: Sealed, verdict: Verdict) -> None:
+    def settle_residual(
+        self, slot: IslandFragment, sealed: UpdateInFlight, verdict: Verdict
+    ) -> None:
         """Keep the new residual if the update counted, else the one from before it.
 
         The verdict decides, not what becomes of the work since: an update that counted
@@ -353,3 +399,113 @@ class Whole:
             slot.residual[:] = 0.0
         self.buffers.give_back(sealed.residual_after)
         sealed.residual_after = None
+
+
+class HostBuffers:
+    """Gives out vectors and takes them back. Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._free: dict[tuple[type, int], list[np.ndarray]] = defaultdict(list)
+        self._lock = threading.Lock()
+
+    def vector(self, elements: int) -> F32:
+        """Return an fp32 vector whose content means nothing."""
+        return self._take(np.float32, elements)
+
+    def body(self, size_bytes: int) -> np.ndarray:
+        """Return a byte vector whose content means nothing."""
+        return self._take(np.uint8, size_bytes)
+
+    def give_back(self, *buffers: np.ndarray | None) -> None:
+        """Make buffers available again; None is passed over."""
+        with self._lock:
+            for buffer in buffers:
+                if buffer is not None:
+                    self._free[buffer.dtype.type, len(buffer)].append(buffer)
+
+    def _take(self, dtype: type, length: int) -> np.ndarray:
+        with self._lock:
+            free = self._free[dtype, length]
+            if free:
+                return free.pop()
+        return np.empty(length, dtype)
+
+
+def resumed_update(index: int, saved: SavedFragment) -> UpdateInFlight | None:
+    """Return a fragment's update in flight, as a checkpoint has it.
+
+    Its number is below all that this life gives.
+    """
+    update = saved.update
+    if update is None:
+        return None
+    return UpdateInFlight(
+        number=-1 - index,
+        round=update.round,
+        base=update.base,
+        inner_steps=update.inner_steps,
+        tokens=update.tokens,
+        weight=update.weight,
+        arrival=Future(),
+        is_awaited=update.is_awaited,
+        residual_after=update.residual_after,
+    )
+
+
+@contextmanager
+def remaking(slot: IslandFragment, saved: SavedFragment) -> Iterator[UpdateInFlight]:
+    """Let a slot be as it was when a saved update was being sealed.
+
+    What was loaded minus what was there is the saved difference with the other sign,
+    exactly: so the bytes are those that the dead life sent, if it did.
+    """
+    update = saved.update
+    assert update is not None
+    sealed = UpdateInFlight(
+        round=update.round,
+        base=-update.base,
+        inner_steps=update.inner_steps,
+        tokens=update.tokens,
+        weight=update.weight,
+        arrival=Future(),
+    )
+    now = slot.residual
+    if now is not None and saved.residual is not None:
+        slot.residual = saved.residual
+    try:
+        yield sealed
+    finally:
+        slot.residual = now
+    update.residual_after = sealed.residual_after
+
+
+def require_sizes(sizes: Sequence[int], saved: Sequence[SavedFragment]) -> None:
+    """Return when saved vectors have these sizes.
+
+    Raises:
+        UsageError: they are of another model, or another part of it.
+    """
+    theirs = [_elements(each) for each in saved]
+    if theirs != list(sizes):
+        raise UsageError(
+            f"The checkpoint has fragments of {theirs} elements, and the run of "
+            f"{list(sizes)}: it is of another model, or of one that is spread otherwise"
+            ". Give this island another directory."
+        )
+
+
+def _elements(saved: SavedFragment) -> int:
+    vector = saved.vectors[0] if saved.vectors else saved.difference
+    return 0 if vector is None else len(vector)
+
+
+def load_kernels(settings: RunSettings) -> None:
+    """Load, or compile, the kernels of a run that has these settings.
+
+    Takes seconds, once in a process; whoever forks afterwards has them as well.
+    """
+    kernels.warm(
+        up=settings.wire.up,
+        down=settings.wire.down,
+        optimizer=settings.outer.optimizer,
+    )

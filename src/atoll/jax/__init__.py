@@ -1,14 +1,13 @@
 """Owns what JAX users touch. Does not know how updates travel between machines.
 
 Start reading at `join` for an island in a run; for islands that share a program at
-`diloco`, then `law` and `programs`.
+`diloco`, then `programs` and `outer_step`.
 """
 
 from atoll.jax.diloco import diloco
-from atoll.jax.island import Evaluation, Island
-from atoll.jax.join import join
+from atoll.jax.island import Evaluation, Island, join
+from atoll.jax.programs import collective_bytes
 from atoll.jax.state import DilocoState
-from atoll.jax.traffic import collective_bytes
 from atoll.jax.with_orbax import Restored, restore, save
 
 __all__ = [

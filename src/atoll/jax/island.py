@@ -1,31 +1,114 @@
-"""What a training loop of JAX holds of its run.
+"""The island of a JAX training loop, and the parts of its checkpoints.
 
-Nothing is changed in place: the loop gives its parameters after every inner step, and
-goes on with those that it gets back.
+Nothing is changed in place: the loop passes its parameters after every inner step, and
+continues with the returned ones. A checkpoint has trees, by the names of their leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
+import jax
 import numpy as np
 
+from atoll.checkpoint import Policy
 from atoll.errors import RunEnded, UsageError
-from atoll.island import Host
-from atoll.island.keeping import Keeping, OnSave
-from atoll.island.seeds import island_seed
+from atoll.exchange import MemoryRun
+from atoll.island import Host, join_run
+from atoll.island.checkpoints import (
+    CheckpointLike,
+    IslandCheckpoints,
+    OnSave,
+    as_policy,
+    tell_fresh,
+)
+from atoll.island.identity import island_seed
+from atoll.island.join import is_alone
 from atoll.island.signals import Interrupted, Termination
-from atoll.jax.leaves import Tree
-from atoll.jax.resuming import OptimizerPart
-from atoll.jax.view import JaxView, by_name
+from atoll.jax.model import (
+    JaxConstants,
+    JaxModel,
+    JaxView,
+    Tree,
+    by_name,
+    named_leaves,
+    require_here,
+    with_leaves,
+)
 from atoll.settings import RunSettings
 from atoll.weights.layout import F32
 
 P = TypeVar("P")
+OnEnd = Literal["raise", "flag"]
+
+
+def join(
+    params: P,
+    optimizer: Tree = None,
+    run: MemoryRun | str | None = None,
+    *,
+    island: str | None = None,
+    on_end: OnEnd = "raise",
+    checkpoint: str | os.PathLike[str] | Policy | None = None,
+    names: Mapping[str, str] | Sequence[str] = (),
+    frozen: Iterable[str] = (),
+    buffers: Iterable[str] = (),
+) -> Island[P]:
+    """Make a tree of parameters one island of a run, and return the island.
+
+    Afterwards `island.params` are the run's weights, with the dtypes and shardings of
+    the tree; the first island of an empty run founds it with its own. Every call of
+    `island.stepped(params)` is an inner step.
+
+    Args:
+        params: a tree of arrays on the devices of this process.
+        optimizer: the optimizer's state, for checkpoints; any tree, or None.
+        run: a `MemoryRun`, a coordinator's address, an object store's URL or a path, or
+            None to read ATOLL_RUN; "none" trains alone.
+        island: this island's name in the run; None reads ATOLL_ISLAND, and without it
+            lets the run choose one.
+        on_end: "raise" ends the loop with `RunEnded`, which the `with` block swallows;
+            "flag" sets `island.should_stop`.
+        checkpoint: a directory, or an `atoll.checkpoint.Policy`. The newest checkpoint
+            there is restored, and new ones are saved by the policy.
+        names: from paths in the tree to the run's names, in the run's order; or a list
+            of paths, if only the order differs. A path that ends in a dot stands for
+            all that begin with it. Other leaves follow, under their paths.
+        frozen: paths of leaves that are not trained: compared, and never sent.
+        buffers: paths of floating leaves that are no parameters, such as the statistics
+            of a normalisation: averaged without an outer step.
+
+    Raises:
+        ModelError: the tree is not the run's, naming the array and both sides.
+        UsageError: an argument is impossible, the name is taken, or the checkpoint is
+            of another run.
+        CorruptError: there are checkpoints, and none is valid.
+    """
+    if on_end not in ("raise", "flag"):
+        raise UsageError(f"on_end={on_end!r} is not one of raise, flag.")
+    if isinstance(optimizer, MemoryRun | str):
+        raise UsageError(
+            f"optimizer={optimizer!r} is a run. Pass the run as the third argument or "
+            "as run=."
+        )
+    model = JaxModel.of(params, names=names, frozen=frozen, buffers=buffers)
+    view = JaxView(model, params)
+    optimizer_part = OptimizerPart(optimizer, is_kept=checkpoint is not None)
+    keeping = keeping_of(checkpoint, view, optimizer_part, run)
+    constants = JaxConstants(model, params)
+    host = join_run(
+        run, view, model.spec, island=island, keeping=keeping, constants=constants
+    )
+    if keeping is None:
+        tell_fresh(host.joined, is_fresh=True)
+    else:
+        keeping.begin(host)
+    return Island(host, view, optimizer_part, on_end=on_end, keeping=keeping)
 
 
 @dataclass(frozen=True)
@@ -49,7 +132,7 @@ class Island(Generic[P]):
         optimizer: OptimizerPart,
         *,
         on_end: str,
-        keeping: Keeping | None = None,
+        keeping: IslandCheckpoints | None = None,
     ) -> None:
         self._host, self._view, self._optimizer = host, view, optimizer
         self._keeping, self._on_save = keeping, OnSave()
@@ -61,9 +144,9 @@ class Island(Generic[P]):
 
     @property
     def params(self) -> P:
-        """The live weights: the run's at joining, then what an inner step returned.
+        """The live weights: the run's at joining, then those of the last inner step.
 
-        After the last round they are here, as `stepped` raises then.
+        Read the final weights here: after the last round, `stepped` raises.
         """
         self._has_begun = True
         tree: P = self._view.tree
@@ -81,7 +164,7 @@ class Island(Generic[P]):
 
     @property
     def slot(self) -> int:
-        """A small number that belongs to the name for the life of the run."""
+        """A small number that belongs to the island's name throughout the run."""
         return self._host.joined.slot
 
     @property
@@ -91,7 +174,7 @@ class Island(Generic[P]):
 
     @property
     def settings(self) -> RunSettings:
-        """The run's settings: an island has none of its own."""
+        """The run's settings, which all islands share."""
         return self._host.settings
 
     @property
@@ -134,7 +217,7 @@ class Island(Generic[P]):
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop should end; with `on_end="flag"` nothing else says so.
+        """Whether the loop should end; the only signal with `on_end="flag"`.
 
         It should when the run is over, and when SIGTERM came inside the `with` block.
         """
@@ -150,7 +233,7 @@ class Island(Generic[P]):
         tally.tokens += tokens
 
     def metrics(self) -> dict[str, float]:
-        """Return what this island counted, and what it reported last, for any logger.
+        """Return this island's counters and its last report, for any logger.
 
         Reads a reported array's value, which may wait for a device.
         """
@@ -160,11 +243,11 @@ class Island(Generic[P]):
             "atoll/run_steps": self.run_steps,
             "atoll/run_tokens": self.run_tokens,
             **tally.metrics(),
-            **{f"atoll/{name}": float(each) for name, each in tally.reported.items()},
+            **{f"atoll/{name}": float(value) for name, value in tally.reported.items()},
         }
 
     def stepped(self, params: P, *, optimizer: Tree = None) -> P:
-        """Count one inner step, whose parameters these are; return those to go on with.
+        """Count one inner step that returned `params`; return the next params.
 
         They are the same arrays, unless an outcome was due: then they are new ones.
         `optimizer` is the optimizer's state now, if a checkpoint is to have it.
@@ -187,7 +270,7 @@ class Island(Generic[P]):
         return self.params
 
     def sync_now(self, params: P) -> P:
-        """Put all work into the open rounds now; return what to go on with.
+        """Put all work into the open rounds now; return the params to continue with.
 
         Others keep their schedule, so this may wait for them; it stands for the next
         send of each fragment.
@@ -210,10 +293,10 @@ class Island(Generic[P]):
         self._close_keeping()
 
     def on_save(self, function: Callable[[], object]) -> None:
-        """Have a function called whenever this island is asked to save.
+        """Register a function to call whenever this island must save.
 
-        That is by an operator, and by SIGTERM before the island leaves: between two
-        inner steps, in the thread that trains.
+        That is on an operator's command, and on SIGTERM before the island leaves:
+        between two inner steps, in the thread that trains.
         """
         self._on_save.add(function)
 
@@ -229,7 +312,7 @@ class Island(Generic[P]):
     def evaluating(self) -> Iterator[Evaluation[P]]:
         """Give the newest anchor as parameters; inside, nothing is trained.
 
-        With overlap the anchor may be a round ahead of what local weights have taken.
+        With overlap the anchor may be a round ahead of the local weights.
         """
         self._require_local()
         read = [self._read_anchor(slot.index) for slot in self._host.slots]
@@ -251,7 +334,7 @@ class Island(Generic[P]):
         trace: TracebackType | None,
     ) -> bool:
         self._termination.heed()
-        # Work before an error may be what caused it: then only what was sealed counts.
+        # Work before an error may have caused it: then only sealed work counts.
         is_error = isinstance(error, Exception) and not isinstance(error, RunEnded)
         # An inner step that was interrupted may have taken the arrays with it.
         is_torn = error is not None and self._view.was_donated
@@ -270,7 +353,7 @@ class Island(Generic[P]):
 
     @property
     def _returns(self) -> bool:
-        """Whether this life is interrupted, and its next goes on to the bit."""
+        """Whether this incarnation is interrupted, and its next resumes bit by bit."""
         is_exact = self._keeping is not None and self._keeping.is_exact
         return is_exact and self._has_saved_at_end and not self._host.has_ended
 
@@ -282,7 +365,7 @@ class Island(Generic[P]):
             )
         self._view.give(params)
         if not self._has_stepped:
-            self._view.require_same()  # a mistake shows at once, and not at a sync
+            self._view.require_same()  # a mistake shows now, and not at a sync
             self._has_stepped = True
 
     def _read_anchor(self, fragment: int) -> tuple[F32, int]:
@@ -290,11 +373,11 @@ class Island(Generic[P]):
         return flat, self._host.read_anchor(fragment, flat)
 
     def _save_if_asked(self) -> None:
-        """Save when an operator says so, and once before the island is ended."""
+        """Save on an operator's command, and once before the island ends."""
         is_last = self._termination.is_asked and not self._has_saved_at_end
         saves = self._host.position.saves
         is_wanted = saves > self._saves
-        self._saves = saves  # a coordinator that restarts begins anew
+        self._saves = saves  # a restarted coordinator counts from zero
         if not is_last and not is_wanted:
             return
         self._has_saved_at_end |= is_last
@@ -321,3 +404,115 @@ class Island(Generic[P]):
         if self._host.has_ended:
             raise RunEnded(f"The run has reached its last round, {self.round}.")
         raise RunEnded("SIGTERM came: this island leaves the run.")
+
+
+class ModelPart:
+    """The `model` component: the live weights. Implements `Stateful`."""
+
+    def __init__(self, view: JaxView) -> None:
+        self._view = view
+
+    def state_dict(self) -> object:
+        return state_of(self._view.tree)
+
+    def load_state_dict(self, state: object) -> None:
+        self._view.give(restored(self._view.tree, state, "params"))
+
+
+class OptimizerPart:
+    """The `optimizer` component: the loop's last state. Implements `Stateful`."""
+
+    def __init__(self, tree: Tree, *, is_kept: bool) -> None:
+        self.tree = tree
+        self._is_kept = is_kept and tree is not None
+        self._structure: Any = jax.tree_util.tree_structure(tree)
+        self._is_known = False
+
+    def give(self, tree: Tree) -> None:
+        """Take note of the state after an inner step.
+
+        Raises:
+            UsageError: there are checkpoints that need it, and it is not that.
+        """
+        self.tree = tree
+        if self._is_kept and (tree is None or not self._is_known):
+            self._require_same()  # later ones are looked at when they are saved
+
+    def state_dict(self) -> object:
+        self._require_same()
+        return state_of(self.tree)
+
+    def load_state_dict(self, state: object) -> None:
+        self.tree = restored(self.tree, state, "optimizer")
+
+    def _require_same(self) -> None:
+        if jax.tree_util.tree_structure(self.tree) != self._structure:
+            raise UsageError(
+                "The island keeps the optimizer's state in its checkpoints, and this "
+                "inner step gave another tree or none. "
+                "Call island.stepped(params, optimizer=state)."
+            )
+        self._is_known = True
+
+
+def keeping_of(
+    checkpoint: CheckpointLike | None,
+    view: JaxView,
+    optimizer: OptimizerPart,
+    run: object,
+) -> IslandCheckpoints | None:
+    """Restore what `checkpoint=` holds, and return what saves it; None without one.
+
+    Raises:
+        UsageError: it is neither a policy nor a directory, its trees do not fit, or
+            there is no optimizer to save.
+        CorruptError: there are checkpoints, and none is valid.
+    """
+    if checkpoint is None:
+        return None
+    policy = as_policy(checkpoint)
+    if optimizer.tree is None and "optimizer" in policy.chosen():
+        raise UsageError(
+            "checkpoint= keeps the optimizer, and none was given. Pass its state as "
+            "optimizer=, to join and to every stepped; optimizer=() if it has none."
+        )
+    objects = {"model": ModelPart(view), "optimizer": optimizer}
+    return IslandCheckpoints(policy, objects, is_alone=is_alone(run))
+
+
+def state_of(tree: Tree) -> dict[str, Any]:
+    """Return the leaves of a tree by name, for a checkpoint."""
+    leaves = dict(named_leaves(tree))
+    for name, leaf in leaves.items():
+        require_here(name, leaf)
+    return leaves
+
+
+def restored(tree: Tree, state: object, component: str) -> Tree:
+    """Return a tree with the leaves that a checkpoint had of it."""
+    assert isinstance(state, dict)
+    live = dict(named_leaves(tree))
+    for name in sorted(live.keys() ^ state.keys()):
+        other = "checkpoint" if name in live else "program"
+        raise UsageError(
+            f"{component} has the leaf {name!r}, which is not in the {other}. "
+            "Give the trees that were saved."
+        )
+    for name, leaf in live.items():
+        _require_alike(f"{component}.{name}", leaf, state[name])
+    return with_leaves(tree, lambda name, leaf: state[name])
+
+
+def _require_alike(name: str, live: Any, saved: Any) -> None:
+    live_kind, saved_kind = _kind(live), _kind(saved)
+    if live_kind != saved_kind:
+        raise UsageError(
+            f"{name} is {live_kind} here, and {saved_kind} in the checkpoint. "
+            "Give the trees that were saved."
+        )
+
+
+def _kind(leaf: Any) -> str:
+    if isinstance(leaf, jax.Array | np.ndarray):
+        return f"{leaf.dtype} of shape {leaf.shape}"
+    return f"a {type(leaf).__name__}"

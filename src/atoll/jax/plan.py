@@ -1,56 +1,65 @@
-"""All that is known of a run before its first inner step: shapes, kinds, times, places.
+"""The plan of a run: shapes, kinds, times and layout, before its first inner step.
 
-Everything here is a function of one island's train state, abstract or not, and of what
-`diloco` was given.
+Everything here is a function of one island's train state, abstract or not, and of the
+arguments of `diloco`.
+
+`find` selects the leaves of a train state that are its parameters. `params_of` only
+reads: it is called once on a state of tracers, and the leaves that it returns are
+recognised by identity. So every selection can be written back, through dataclasses,
+dictionaries, modules and filters alike, and a function that computes instead of
+selecting is refused.
+
+On a mesh, islands lie along one axis, and everything else as the user laid it out.
+Without a mesh no array gets a layout, and the same programs run on one device.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array, lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from atoll.jax import lens as lenses
-from atoll.jax import pieces
-from atoll.jax.law import Cut, Law, cut
-from atoll.jax.pieces import Kind, Leaf, Piece
-from atoll.jax.placing import Place, Spec
-from atoll.jax.state import DilocoState, Drift, Flights
-from atoll.jax.timetable import Timetable
+from atoll.errors import ModelError, UsageError
+from atoll.jax import fragments as pieces
+from atoll.jax.fragments import Kind, Leaf, Piece
+from atoll.jax.outer_step import Cut, Law, cut
+from atoll.jax.state import DilocoState, Drift, Flights, Timetable
 from atoll.settings import RunSettings
 
 TrainStep = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
-class Given:
-    """What `diloco` was given."""
+class DilocoOptions:
+    """The arguments of `diloco`."""
 
     train_step: TrainStep
     params_of: Callable[[Any], Any]
     settings: RunSettings
     law: Law
-    place: Place
+    island_mesh: IslandMesh
     stacks: Mapping[str, int]
 
 
 class Plan:
-    """How one shape of train state is synchronised."""
+    """The fragments, schedule and shardings for one shape of train state."""
 
-    def __init__(self, given: Given, state: Any) -> None:
-        self.given = given
-        self.law, self.place = given.law, given.place
-        self.lens = lenses.find(given.params_of, state)
-        flat, self.whole = jax.tree.flatten(state)
-        self.specs = [self.place.spec_of(leaf) for leaf in flat]
+    def __init__(self, options: DilocoOptions, state: Any) -> None:
+        self.options = options
+        self.law, self.island_mesh = options.law, options.island_mesh
+        self.lens = find(options.params_of, state)
+        flat, self.structure = jax.tree.flatten(state)
+        self.specs = [self.island_mesh.spec_of(leaf) for leaf in flat]
         self._abstract = [_abstract(leaf) for leaf in flat]
-        sync = given.settings.sync
-        found = pieces.lay_out(self._leaves(), given.stacks, sync)
-        self.kinds = pieces.kinds(found)
-        self.fragments = found
+        sync = options.settings.sync
+        self.fragments = pieces.lay_out(self._leaves(), options.stacks, sync)
+        self.kinds = pieces.kinds(self.fragments)
         self.times = Timetable(
             sync.sync_every, sync.num_fragments, sync.overlap_steps, self.kinds
         )
@@ -64,42 +73,44 @@ class Plan:
 
     @property
     def overlap_steps(self) -> int:
-        return self.given.settings.sync.overlap_steps
+        return self.options.settings.sync.overlap_steps
 
     def outer_spec(self, leaf: Leaf) -> Spec:
         """Return how a leaf of the outer state lies on the mesh."""
         shape = [0 if i == leaf.axis else size for i, size in enumerate(leaf.shape)]
-        return self.place.outer_spec(leaf.spec, shape)
+        return self.island_mesh.outer_spec(leaf.spec, shape)
 
     def folded_spec(self, piece: Piece) -> Spec:
         """Return how the mean of a folded piece lies on the mesh."""
         if self.is_spread(piece):
-            return self.outer_spec(piece.of)
-        return () if self.law.up.block else piece.of.spec
+            return self.outer_spec(piece.leaf_spec)
+        return () if self.law.up.block else piece.leaf_spec.spec
 
     def is_spread(self, piece: Piece) -> bool:
-        """Return whether each place merges a part of a piece, and not all of it.
+        """Return whether each device merges only a part of a piece.
 
-        Only where an axis is left along which it can be cut into slices.
+        That needs a free axis along which the piece can be cut into slices.
         """
-        spec = self.outer_spec(piece.of)
-        if self.law.up.block or spec == piece.of.spec:
+        spec = self.outer_spec(piece.leaf_spec)
+        if self.law.up.block or spec == piece.leaf_spec.spec:
             return False
         free = [size for size, axis in zip(piece.shape, spec, strict=False) if not axis]
         return self.overlap_steps <= 1 or max(free, default=0) > 1
 
     def abstract(self) -> DilocoState:
-        """Return the shapes, dtypes and places of a whole state."""
-        islands = self.given.place.num_islands
+        """Return the shapes, dtypes and shardings of a whole state."""
+        islands = self.options.island_mesh.num_islands
         leaves = [
-            self._array((islands, *leaf.shape), leaf.dtype, (self.place.axis, *spec))
+            self._array(
+                (islands, *leaf.shape), leaf.dtype, (self.island_mesh.axis, *spec)
+            )
             for leaf, spec in zip(self._abstract, self.specs, strict=True)
         ]
         outer = self._tree([self._outer(leaf) for leaf in self._leaves()])
         count = len(self.fragments)
         return DilocoState(
             inner_steps=jax.ShapeDtypeStruct((), jnp.int32),
-            islands=jax.tree.unflatten(self.whole, leaves),
+            islands=jax.tree.unflatten(self.structure, leaves),
             anchor=outer,
             velocity=(outer,) * self.law.num_velocities,
             residual=self._residual(),
@@ -121,14 +132,14 @@ class Plan:
             lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.abstract()
         )
         copies = [
-            jnp.broadcast_to(leaf, (self.place.num_islands, *jnp.shape(leaf)))
+            jnp.broadcast_to(leaf, (self.island_mesh.num_islands, *jnp.shape(leaf)))
             for leaf in leaves
         ]
-        # A copy: what is returned will be consumed, and the caller's array must not be.
+        # A copy: the state is donated later, and the caller's array must not be.
         anchor = [jnp.array(leaf, jnp.float32, copy=True) for leaf in parameters]
         return DilocoState(
             inner_steps=zeros.inner_steps,
-            islands=jax.tree.unflatten(self.whole, copies),
+            islands=jax.tree.unflatten(self.structure, copies),
             anchor=self._tree(anchor),
             velocity=zeros.velocity,
             residual=zeros.residual,
@@ -143,9 +154,9 @@ class Plan:
             sealed=tuple(self._sealed(piece, slots) for piece in kind.pieces),
             at_seal=tuple(
                 self._array(
-                    (slots, self.place.num_islands, *piece.shape),
-                    piece.of.dtype,
-                    (None, self.place.axis, *piece.of.spec),
+                    (slots, self.island_mesh.num_islands, *piece.shape),
+                    piece.leaf_spec.dtype,
+                    (None, self.island_mesh.axis, *piece.leaf_spec.spec),
                 )
                 for piece in kind.pieces
                 if self.law.rebases
@@ -158,22 +169,22 @@ class Plan:
                 )
                 for piece in kind.pieces
             ),
-            squares=self._array((slots, self.place.num_islands), jnp.float32),
+            squares=self._array((slots, self.island_mesh.num_islands), jnp.float32),
         )
 
     def _sealed(self, piece: Piece, slots: int) -> tuple[Any, ...]:
-        islands = self.place.num_islands
+        islands = self.island_mesh.num_islands
         shape = (islands, *piece.shape)
         encoded = jax.eval_shape(
             lambda x: self.law.up.encode(self.law.up.fold(x, lead=1)),
             jax.ShapeDtypeStruct(shape, jnp.float32),
         )
-        spec = () if self.law.up.block else piece.of.spec
+        spec = () if self.law.up.block else piece.leaf_spec.spec
         return tuple(
             self._array(
-                (slots, *each.shape), each.dtype, (None, self.place.axis, *spec)
+                (slots, *part.shape), part.dtype, (None, self.island_mesh.axis, *spec)
             )
-            for each in encoded
+            for part in encoded
         )
 
     def _residual(self) -> Any:
@@ -182,9 +193,9 @@ class Plan:
         return self._tree(
             [
                 self._array(
-                    (self.place.num_islands, *leaf.shape),
+                    (self.island_mesh.num_islands, *leaf.shape),
                     jnp.float32,
-                    (self.place.axis, *leaf.spec),
+                    (self.island_mesh.axis, *leaf.spec),
                 )
                 for leaf in self._leaves()
             ]
@@ -205,7 +216,7 @@ class Plan:
     def _stacks_of(self, leaf: Leaf) -> dict[str, int]:
         return {
             stack: axis
-            for stack, axis in self.given.stacks.items()
+            for stack, axis in self.options.stacks.items()
             if leaf.name == stack or leaf.name.startswith(f"{stack}.")
         }
 
@@ -215,11 +226,230 @@ class Plan:
     def _array(
         self, shape: Sequence[int], dtype: Any, spec: Spec = ()
     ) -> jax.ShapeDtypeStruct:
-        place = self.place.named(*spec)
-        return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=place)
+        sharding = self.island_mesh.named(*spec)
+        return jax.ShapeDtypeStruct(tuple(shape), dtype, sharding=sharding)
 
 
 def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         leaf = jax.typeof(leaf)  # a number of Python's, too, has the dtype JAX gives it
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+
+CARRIED_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Lens:
+    """The parameters among the leaves of a train state."""
+
+    indices: tuple[int, ...]
+    """Which leaves of the state they are, in the order of the parameter tree."""
+
+    names: tuple[str, ...]
+    """Their paths, joined by dots as PyTorch joins names."""
+
+    shape: Any
+    """The structure of the parameter tree."""
+
+    def get(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return the parameters among the leaves of a state."""
+        return [leaves[index] for index in self.indices]
+
+    def put(self, leaves: Sequence[Any], parameters: Sequence[Any]) -> list[Any]:
+        """Return the leaves of a state with other parameters."""
+        changed = list(leaves)
+        for index, value in zip(self.indices, parameters, strict=True):
+            changed[index] = value
+        return changed
+
+
+def find(params_of: Callable[[Any], Any], state: Any) -> Lens:
+    """Return where `params_of` looks in a state like this one.
+
+    Raises:
+        UsageError: it selects nothing, one leaf twice, or something that is no leaf.
+        ModelError: a parameter has a dtype that cannot be carried.
+    """
+    leaves, structure = jax.tree.flatten(state)
+    lenses: list[Lens] = []
+
+    def look(traced: list[Any]) -> tuple[()]:
+        selected = params_of(jax.tree.unflatten(structure, traced))
+        lenses.append(_recognise(selected, traced))
+        return ()
+
+    jax.eval_shape(look, leaves)
+    return lenses[0]
+
+
+def name_of(path: Sequence[Any]) -> str:
+    """Return a path of a tree as a name: `layers.3.w`."""
+    return ".".join(_step(key) for key in path)
+
+
+def _step(key: Any) -> str:
+    for attribute in ("key", "name", "idx"):
+        if hasattr(key, attribute):  # JAX has one class of key for each kind of tree
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _recognise(selected: Any, traced: Sequence[Any]) -> Lens:
+    index_of = {id(leaf): index for index, leaf in enumerate(traced)}
+    paths, shape = jax.tree_util.tree_flatten_with_path(selected)
+    names = tuple(name_of(path) for path, _ in paths)
+    if not paths:
+        raise UsageError("params_of selects nothing. Return the parameters to train.")
+    indices: list[int] = []
+    for name, (_, leaf) in zip(names, paths, strict=True):
+        _require_leaf(name, id(leaf) in index_of)
+        _require_dtype(name, leaf)
+        indices.append(index_of[id(leaf)])
+    for index, times in Counter(indices).items():
+        if times > 1:
+            raise UsageError(
+                f"params_of selects {names[indices.index(index)]!r} {times} times. "
+                "Select each parameter once, a tied one under its first name."
+            )
+    return Lens(tuple(indices), names, shape)
+
+
+def _require_leaf(name: str, is_leaf: bool) -> None:
+    if not is_leaf:
+        raise UsageError(
+            f"params_of returns something for {name!r} that is no leaf of the state, "
+            "so that it could not be written back. Select leaves; compute nothing."
+        )
+
+
+def _require_dtype(name: str, leaf: Any) -> None:
+    if jnp.dtype(leaf.dtype).name not in CARRIED_DTYPES:
+        raise ModelError(
+            f"{name!r} has dtype {leaf.dtype}, and only {', '.join(CARRIED_DTYPES)} "
+            "can be carried. Let params_of leave it out, or cast it."
+        )
+
+
+Spec = tuple[Any, ...]
+"""One entry per axis of an array: an axis of the mesh, several of them, or None."""
+
+
+@dataclass(frozen=True)
+class IslandMesh:
+    """The mesh of a run, and the axis of it along which its islands lie."""
+
+    mesh: Mesh | None
+    axis: str
+    num_islands: int
+    spread_outer: bool = False
+    """Whether anchor and velocity lie along the islands' axis as well."""
+
+    def __post_init__(self) -> None:
+        if self.mesh is None:
+            if self.spread_outer:
+                raise UsageError(
+                    "spread_outer=True needs a mesh to spread the outer state over. "
+                    "Give one, or leave it out."
+                )
+            return
+        if self.axis not in self.mesh.axis_names:
+            raise UsageError(
+                f"axis={self.axis!r} is none of the mesh's axes "
+                f"{self.mesh.axis_names}. Name the one that islands lie along."
+            )
+        if any(kind != AxisType.Auto for kind in self.mesh.axis_types):
+            raise UsageError(
+                f"the mesh's axes are {self.mesh.axis_types}, and programs leave it to "
+                "the compiler where things lie. Make it with "
+                "axis_types=(jax.sharding.AxisType.Auto,) * number of axes."
+            )
+        if self.num_islands % self.width:
+            raise UsageError(
+                f"num_islands={self.num_islands} must be a multiple of the "
+                f"{self.width} places along the mesh's axis {self.axis!r}."
+            )
+
+    @property
+    def width(self) -> int:
+        """Places along the islands' axis."""
+        return 1 if self.mesh is None else int(self.mesh.shape[self.axis])
+
+    def wait(self, results: Any) -> Any:
+        """Return a program's results; on several host devices, after they are ready.
+
+        XLA has one thread per host device. Queued programs can occupy all threads while
+        they wait for each other's results: a deadlock without an error.
+        """
+        if self.mesh is None or self.mesh.size == 1:
+            return results
+        is_host = self.mesh.devices.flat[0].platform == "cpu"
+        return jax.block_until_ready(results) if is_host else results
+
+    def spec_of(self, leaf: Any) -> Spec:
+        """Return the partition spec of one island's array on the mesh.
+
+        Raises:
+            UsageError: it already lies along the islands' axis.
+        """
+        sharding = getattr(leaf, "sharding", None)  # numpy arrays and tracers have none
+        if self.mesh is None or not isinstance(sharding, NamedSharding):
+            return ()
+        if sharding.mesh.axis_names != self.mesh.axis_names:
+            return ()
+        spec = tuple(sharding.spec)
+        if self.axis in _axes(spec):
+            raise UsageError(
+                f"an array of one island lies along the islands' own axis "
+                f"{self.axis!r}: {sharding.spec}. Give each island's state whole."
+            )
+        return spec
+
+    def outer_spec(self, spec: Spec, shape: Sequence[int]) -> Spec:
+        """Return how a leaf of the outer state lies: as the parameter, or spread."""
+        if not self.spread_outer:
+            return spec
+        padded = [*spec, *[None] * (len(shape) - len(spec))]
+        free = [
+            axis
+            for axis, size in enumerate(shape)
+            if padded[axis] is None and size and size % self.width == 0
+        ]
+        if not free:
+            return spec
+        padded[max(free, key=lambda axis: shape[axis])] = self.axis
+        return tuple(padded)
+
+    def named(self, *spec: Any) -> NamedSharding | None:
+        """Return the sharding of an array with these axes."""
+        return (
+            None
+            if self.mesh is None
+            else NamedSharding(self.mesh, PartitionSpec(*spec))
+        )
+
+    def apart(self, x: Array) -> Array:
+        """Return `x`, whose first axis is the islands', sharded along that axis."""
+        return self._pin(x, self.axis)
+
+    def together(self, x: Array, spec: Spec | None = None) -> Array:
+        """Return `x`, whose first axis is the islands', replicated along that axis.
+
+        With `spec`, the other axes are sharded by it.
+        """
+        return self._pin(x, None, spec)
+
+    def _pin(self, x: Array, first: str | None, spec: Spec | None = None) -> Array:
+        if self.mesh is None:
+            return x
+        # The other axes are left to the compiler, which keeps them where they are.
+        free: Spec = (PartitionSpec.UNCONSTRAINED,) * (x.ndim - 1)
+        full_spec = PartitionSpec(first, *(free if spec is None else spec))
+        return lax.with_sharding_constraint(x, NamedSharding(self.mesh, full_spec))
+
+
+def _axes(spec: Spec) -> set[Any]:
+    names: set[Any] = set()
+    for axes in spec:
+        names |= set(axes) if isinstance(axes, tuple) else {axes}
+    return names

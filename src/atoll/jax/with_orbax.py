@@ -1,12 +1,11 @@
-"""Whole states on disk through orbax: everything that a program of JAX goes on from.
+"""Whole states on disk through orbax: everything from which a program of JAX resumes.
 
     DIRECTORY/step-120/state     the tree, as orbax writes any
-    DIRECTORY/step-120/atoll     what it is of: settings, each leaf's shape and dtype
+    DIRECTORY/step-120/atoll     its settings, and each leaf's shape and dtype
 
-Rule 1: a step is there whole or not at all: orbax renames it when it is complete.
-Rule 2: a step that is there is never written again.
-Rule 3: what is restored is what was saved: another tree, or other settings, are refused
-        with the name of what differs.
+Rule 1: a step is complete or absent: orbax renames its directory when it is complete.
+Rule 2: an existing step is never written again.
+Rule 3: another tree, or other settings, are refused with the name of the difference.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import jax
 import numpy as np
 
 from atoll.errors import CorruptError, UsageError
-from atoll.jax.leaves import Tree, named_leaves, require_here
+from atoll.jax.model import Tree, named_leaves, require_here
 from atoll.settings import EPOCH_KEYS, RunSettings
 
 T = TypeVar("T")
 
 _STEP = re.compile(r"step-(0|[1-9]\d*)")
-_STATE, _ABOUT = "state", "atoll"
+_STATE, _METADATA = "state", "atoll"
 _VERSION = 1
 
 
@@ -42,35 +41,35 @@ def save(
 ) -> Path:
     """Save a state whole, and return its directory when it is durable.
 
-    Waits for what computes the state, which may be donated afterwards.
+    Waits until the state is computed; it may be donated afterwards.
 
     Raises:
-        UsageError: the step is there already, or an array was donated.
+        UsageError: the step exists already, or an array was donated.
     """
     if isinstance(step, bool) or not isinstance(step, int) or step < 0:
         raise UsageError(f"step={step!r} must be a whole number of at least 0.")
-    place = Path(directory).absolute() / f"step-{step}"
-    if place.exists():
+    path = Path(directory).absolute() / f"step-{step}"
+    if path.exists():
         raise UsageError(
-            f"{place} is there already, and a step is never written again. "
-            "Choose another directory, or go on from what `restore` returns."
+            f"{path} exists already, and a step is never written again. "
+            "Choose another directory, or resume from the state that `restore` returns."
         )
     leaves = named_leaves(state)
     for name, leaf in leaves:
         require_here(name, leaf)
-    about = {
+    metadata = {
         "version": _VERSION,
         "settings": settings.to_dict(),
         "leaves": {name: _kind(leaf) for name, leaf in leaves},
     }
     ocp = _orbax()
-    given = {
+    items = {
         _STATE: ocp.args.StandardSave(_arrays(state)),
-        _ABOUT: ocp.args.JsonSave(about),
+        _METADATA: ocp.args.JsonSave(metadata),
     }
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as orbax:
-        orbax.save(place, args=ocp.args.Composite(**given))
-    return place
+        orbax.save(path, args=ocp.args.Composite(**items))
+    return path
 
 
 def restore(
@@ -91,15 +90,17 @@ def restore(
         CorruptError: it cannot be read.
     """
     step = _last_step(Path(directory)) if step is None else step
-    place = Path(directory).absolute() / f"step-{step}"
-    if not place.is_dir():
-        raise UsageError(f"{place} is not there. There are {_listed(Path(directory))}.")
-    about = _read(place, _ABOUT, _orbax().args.JsonRestore())
-    if not isinstance(about, dict) or about.get("version") != _VERSION:
-        raise CorruptError(f"{place} says nothing of what it is of, or in another way.")
-    _require_settings(place, about.get("settings"), settings)
-    _require_leaves(place, about.get("leaves"), like)
-    read = _read(place, _STATE, _orbax().args.StandardRestore(_arrays(like)))
+    path = Path(directory).absolute() / f"step-{step}"
+    if not path.is_dir():
+        raise UsageError(
+            f"{path} does not exist. There are {_listed(Path(directory))}."
+        )
+    metadata = _read(path, _METADATA, _orbax().args.JsonRestore())
+    if not isinstance(metadata, dict) or metadata.get("version") != _VERSION:
+        raise CorruptError(f"{path} has no metadata of a known version.")
+    _require_settings(path, metadata.get("settings"), settings)
+    _require_leaves(path, metadata.get("leaves"), like)
+    read = _read(path, _STATE, _orbax().args.StandardRestore(_arrays(like)))
     state: T = jax.tree.map(_as_in, like, read)
     return Restored(state, step)
 
@@ -126,15 +127,17 @@ def _orbax() -> Any:
     return ocp
 
 
-def _read(place: Path, part: str, how: Any) -> Any:
+def _read(path: Path, part: str, item_args: Any) -> Any:
     ocp = _orbax()
     try:
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as orbax:
-            return orbax.restore(place, args=ocp.args.Composite(**{part: how}))[part]
+            return orbax.restore(path, args=ocp.args.Composite(**{part: item_args}))[
+                part
+            ]
     except (OSError, ValueError, KeyError, TypeError) as exc:
         # The tree was compared before, so that it is the files that do not fit.
         raise CorruptError(
-            f"{place / part} cannot be read: {type(exc).__name__}: {str(exc)[:200]}"
+            f"{path / part} cannot be read: {type(exc).__name__}: {str(exc)[:200]}"
         ) from exc
 
 
@@ -147,17 +150,17 @@ def _last_step(directory: Path) -> int:
 
 def _steps(directory: Path) -> list[int]:
     """Return the steps that are whole: what orbax has not finished has a suffix."""
-    found = [_STEP.fullmatch(path.name) for path in directory.glob("step-*")]
-    return sorted(int(each[1]) for each in found if each)
+    matches = [_STEP.fullmatch(path.name) for path in directory.glob("step-*")]
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def _listed(directory: Path) -> str:
     return ", ".join(f"step-{step}" for step in _steps(directory)) or "none"
 
 
-def _require_settings(place: Path, saved: object, settings: RunSettings) -> None:
+def _require_settings(path: Path, saved: object, settings: RunSettings) -> None:
     if not isinstance(saved, dict):
-        raise CorruptError(f"{place} has no settings.")
+        raise CorruptError(f"{path} has no settings.")
     was = RunSettings.from_dict(saved)
     if was.fingerprint == settings.fingerprint:
         return
@@ -166,7 +169,7 @@ def _require_settings(place: Path, saved: object, settings: RunSettings) -> None
         if before.get(key) != now.get(key) and key not in EPOCH_KEYS:
             raise UsageError(
                 f"{key} is {now.get(key)!r} here, and was {before.get(key)!r} when "
-                f"{place} was saved. Go on with the settings of the state."
+                f"{path} was saved. Resume with the settings of the state."
             )
 
 
@@ -178,15 +181,15 @@ def _dotted(settings: RunSettings) -> dict[str, Any]:
     }
 
 
-def _require_leaves(place: Path, saved: object, like: Tree) -> None:
+def _require_leaves(path: Path, saved: object, like: Tree) -> None:
     if not isinstance(saved, Mapping):
-        raise CorruptError(f"{place} does not list its leaves.")
-    here = {name: _kind(leaf) for name, leaf in named_leaves(like)}
-    for name in sorted(here.keys() | saved.keys()):
-        if here.get(name) != saved.get(name):
+        raise CorruptError(f"{path} does not list its leaves.")
+    live = {name: _kind(leaf) for name, leaf in named_leaves(like)}
+    for name in sorted(live.keys() | saved.keys()):
+        if live.get(name) != saved.get(name):
             raise UsageError(
-                f"{name!r} is {here.get(name, 'absent')} here, and "
-                f"{saved.get(name, 'absent')} in {place}. "
+                f"{name!r} is {live.get(name, 'absent')} here, and "
+                f"{saved.get(name, 'absent')} in {path}. "
                 "Give a state of the same kind, from the same model and settings."
             )
 

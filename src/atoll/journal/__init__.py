@@ -1,50 +1,57 @@
 """Owns the durable record of a run: its log, its states, compaction.
 
-Does not know who decides what is recorded, nor what disk it is on.
+Does not know the caller that decides about records, nor the kind of disk.
 Start reading at `journal.Journal`, then `log` and `snapshots`.
 """
 
 from atoll.journal.journal import Journal
-from atoll.journal.past import Past
-from atoll.journal.recorded import Counted, JournalledMember, Recorded, RecordedFragment
 from atoll.journal.records import (
-    Arrived,
-    Committed,
-    ConstantKept,
-    CountedSet,
-    Created,
-    Ended,
-    EpochSet,
-    Founded,
-    Joined,
-    Left,
-    MoveSet,
-    Passed,
-    PauseSet,
-    Recovered,
-    Staged,
+    ArrivedRecord,
+    CommittedRecord,
+    ConstantRecord,
+    CountedRecord,
+    CreatedRecord,
+    EndedRecord,
+    EpochRecord,
+    FoundedRecord,
+    JoinedRecord,
+    LeftRecord,
+    MoveRecord,
+    PassedRecord,
+    PauseRecord,
+    RecoveredRecord,
+    StagedRecord,
+)
+from atoll.journal.replay import (
+    CountedUpdate,
+    JournalledMember,
+    RecordedFragment,
+    RecordedRun,
+)
+from atoll.journal.snapshots import (
+    PastAnchors,
 )
 
 __all__ = [
-    "Arrived",
-    "Committed",
-    "ConstantKept",
-    "Counted",
-    "CountedSet",
-    "Created",
-    "Ended",
-    "EpochSet",
-    "Founded",
-    "Joined",
+    "ArrivedRecord",
+    "CommittedRecord",
+    "ConstantRecord",
+    "CountedRecord",
+    "CountedUpdate",
+    "CreatedRecord",
+    "EndedRecord",
+    "EpochRecord",
+    "FoundedRecord",
+    "JoinedRecord",
     "Journal",
     "JournalledMember",
-    "Left",
-    "MoveSet",
-    "Passed",
-    "Past",
-    "PauseSet",
-    "Recorded",
+    "LeftRecord",
+    "MoveRecord",
+    "PassedRecord",
+    "PastAnchors",
+    "PauseRecord",
     "RecordedFragment",
-    "Recovered",
-    "Staged",
+    "RecordedRun",
+    "RecoveredRecord",
+    "StagedRecord",
 ]

@@ -1,8 +1,8 @@
 """Records to bytes and back: one encoding each, little-endian, bounded.
 
 A payload is the number of its type, then the fields that `LAYOUT` lists for it. JSON is
-canonical: keys sorted, no spaces, ASCII. Bytes that `encode` would not write are
-refused.
+canonical: keys sorted, no spaces, ASCII. A model's tensors are JSON: a row each of
+name, shape, dtype, role, digest. Bytes that `encode` would not write are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, get_args
 
 from atoll.errors import CorruptError, UsageError
 from atoll.journal.records import (
@@ -19,32 +19,62 @@ from atoll.journal.records import (
     MAX_FRAGMENTS,
     STATE_DIGEST_BYTES,
     UPDATE_DIGEST_BYTES,
-    Agreed,
-    Arrived,
-    Committed,
-    ConstantKept,
-    CountedSet,
-    Created,
-    Ended,
-    EpochSet,
-    Founded,
-    Joined,
-    Left,
-    MoveSet,
-    Passed,
-    PauseSet,
-    Place,
+    AgreedRecord,
+    ArrivedRecord,
+    BodyLocation,
+    CommittedRecord,
+    ConstantRecord,
+    CountedRecord,
+    CreatedRecord,
+    EndedRecord,
+    EpochRecord,
+    FoundedRecord,
+    JoinedRecord,
+    LeftRecord,
+    MoveRecord,
+    PassedRecord,
+    PauseRecord,
     Record,
-    Recovered,
-    Staged,
+    RecoveredRecord,
+    StagedRecord,
 )
-from atoll.journal.specs import model_to_json, spec_from_json
+from atoll.protocol import ModelSpec, TensorSpec
+from atoll.protocol.model import Role
 from atoll.wire import MAX_HEADER_BYTES
 from atoll.wire.text import decode_text
 
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+def model_to_json(model: ModelSpec) -> object:
+    """Return what JSON can hold of a model's tensors, which is all of it."""
+    return [
+        [tensor.name, list(tensor.shape), tensor.dtype, tensor.role, tensor.digest]
+        for tensor in model.tensors
+    ]
+
+
+def spec_from_json(value: object) -> ModelSpec:
+    """Return the model that `value` describes, or raise CorruptError."""
+    if not isinstance(value, list):
+        raise CorruptError("the journal's model is no list of tensors.")
+    return ModelSpec(tuple(_tensor(row) for row in value))
+
+
+def _tensor(row: object) -> TensorSpec:
+    match row:
+        case [str(name), list(shape), str(dtype), role, str(digest)] if role in ROLES:
+            sizes = tuple(size for size in shape if type(size) is int and size >= 0)
+            if len(sizes) == len(shape):
+                return TensorSpec(
+                    name=name, shape=sizes, dtype=dtype, role=role, digest=digest
+                )
+    raise CorruptError(f"{row!r:.200} in the journal describes no tensor.")
+
+
 MAX_JSON_BYTES = 2**26
 MAX_PAYLOAD_BYTES = 2 * MAX_HEADER_BYTES + 2**16
-"""Two headers of the largest size and what stands around them."""
+"""Two headers of the largest size and the fields around them."""
 
 _U16, _U32, _U64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<Q")
 _NOWHERE, _OWN_FILE, _SHARED_FILE = 0, 1, 2
@@ -70,7 +100,7 @@ def encode(record: Record) -> bytes:
 
 def decode(payload: bytes) -> Record:
     """Return the record that `payload` encodes, or raise CorruptError; nothing else."""
-    cursor = Cursor(payload)
+    cursor = RecordCursor(payload)
     number = cursor.take(1)[0]
     if number not in LAYOUT:
         raise CorruptError(
@@ -86,48 +116,50 @@ def decode(payload: bytes) -> Record:
         raise CorruptError(f"{exc}") from exc
 
 
-class Cursor:
+class RecordCursor:
     """Reads a payload from its start, and never beyond its end."""
 
     def __init__(self, payload: bytes) -> None:
-        self._payload, self._at = payload, 0
+        self._payload, self._position = payload, 0
 
     def take(self, size: int) -> bytes:
-        start, self._at = self._at, self._at + size
-        if self._at > len(self._payload):
+        start, self._position = self._position, self._position + size
+        if self._position > len(self._payload):
             raise CorruptError(
-                f"a record of {len(self._payload)} bytes ends before byte {self._at}."
+                f"a record of {len(self._payload)} bytes ends before byte "
+                f"{self._position}."
             )
-        return self._payload[start : self._at]
+        return self._payload[start : self._position]
 
     def number(self, kind: struct.Struct) -> int:
         (value,) = kind.unpack(self.take(kind.size))
         return int(value)
 
     def finish(self) -> None:
-        if self._at != len(self._payload):
+        if self._position != len(self._payload):
             raise CorruptError(
-                f"bytes {self._at} to {len(self._payload)} of a record say nothing."
+                f"bytes {self._position} to {len(self._payload)} of a record are "
+                "unused."
             )
 
 
-class Field(NamedTuple):
+class RecordField(NamedTuple):
     """How one kind of value is written and read."""
 
     write: Callable[[Any], bytes]
-    read: Callable[[Cursor], Any]
+    read: Callable[[RecordCursor], Any]
 
 
-def _number(kind: struct.Struct) -> Field:
-    return Field(kind.pack, lambda cursor: cursor.number(kind))
+def _number(kind: struct.Struct) -> RecordField:
+    return RecordField(kind.pack, lambda cursor: cursor.number(kind))
 
 
-def _exactly(size: int) -> Field:
-    return Field(bytes, lambda cursor: cursor.take(size))
+def _exactly(size: int) -> RecordField:
+    return RecordField(bytes, lambda cursor: cursor.take(size))
 
 
-def _behind_its_length(kind: struct.Struct) -> Field:
-    return Field(
+def _behind_its_length(kind: struct.Struct) -> RecordField:
+    return RecordField(
         lambda data: kind.pack(len(data)) + data,
         lambda cursor: cursor.take(cursor.number(kind)),
     )
@@ -140,12 +172,12 @@ STATE_DIGEST, UPDATE_DIGEST, CONSTANT_DIGEST = (
     _exactly(UPDATE_DIGEST_BYTES),
     _exactly(CONSTANT_DIGEST_BYTES),
 )
-TEXT = Field(
+TEXT = RecordField(
     lambda text: SHORT.write(text.encode()),
-    lambda cursor: decode_text(SHORT.read(cursor), what="a text of the journal"),
+    lambda cursor: decode_text(SHORT.read(cursor), field="a text of the journal"),
 )
-FLAG = Field(lambda flag: bytes([flag]), lambda cursor: _flag(cursor.take(1)[0]))
-AGREED = Field(
+FLAG = RecordField(lambda flag: bytes([flag]), lambda cursor: _flag(cursor.take(1)[0]))
+AGREED = RecordField(
     lambda agreed: LONG.write(agreed.packed), lambda cursor: _agreed(LONG.read(cursor))
 )
 
@@ -156,9 +188,9 @@ def _flag(byte: int) -> bool:
     return bool(byte)
 
 
-def _agreed(packed: bytes) -> Agreed:
+def _agreed(packed: bytes) -> AgreedRecord:
     try:
-        return Agreed(packed)
+        return AgreedRecord(packed)
     except UsageError as exc:
         raise CorruptError(f"{exc}") from exc
 
@@ -180,7 +212,7 @@ def _canonical(value: object) -> bytes:
     return text.encode("ascii")
 
 
-def _read_json(cursor: Cursor) -> object:
+def _read_json(cursor: RecordCursor) -> object:
     data = LONG.read(cursor)
     try:
         value: object = json.loads(data, parse_constant=_no_constant)
@@ -196,62 +228,64 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _read_table(cursor: Cursor) -> Mapping[str, object]:
+def _read_table(cursor: RecordCursor) -> Mapping[str, object]:
     value = _read_json(cursor)
     if not isinstance(value, dict):
         raise CorruptError("JSON in the journal is no table.")
     return value
 
 
-TABLE = Field(lambda table: _write_json(dict(table)), _read_table)
-MODEL = Field(
+TABLE = RecordField(lambda table: _write_json(dict(table)), _read_table)
+MODEL = RecordField(
     lambda model: _write_json(model_to_json(model)),
     lambda cursor: spec_from_json(_read_json(cursor)),
 )
 
 
-def _several(field: Field, *, most: int) -> Field:
-    def read(cursor: Cursor) -> tuple[Any, ...]:
+def _several(field: RecordField, *, max_items: int) -> RecordField:
+    def read(cursor: RecordCursor) -> tuple[Any, ...]:
         count = cursor.number(_U32)
-        if count > most:
-            raise CorruptError(f"{count} in a record is above the limit of {most}.")
+        if count > max_items:
+            raise CorruptError(
+                f"{count} in a record is above the limit of {max_items}."
+            )
         return tuple(field.read(cursor) for _ in range(count))
 
-    return Field(
+    return RecordField(
         lambda values: _U32.pack(len(values)) + b"".join(map(field.write, values)), read
     )
 
 
-def _write_place(place: Place | None) -> bytes:
-    if place is None:
+def _write_location(location: BodyLocation | None) -> bytes:
+    if location is None:
         return bytes([_NOWHERE])
-    if place.file == 0:
+    if location.file == 0:
         return bytes([_OWN_FILE])
-    return bytes([_SHARED_FILE]) + _U64.pack(place.file) + _U64.pack(place.first)
+    return bytes([_SHARED_FILE]) + _U64.pack(location.file) + _U64.pack(location.first)
 
 
-def _read_place(cursor: Cursor) -> Place | None:
+def _read_location(cursor: RecordCursor) -> BodyLocation | None:
     kind = cursor.take(1)[0]
     if kind == _NOWHERE:
         return None
     if kind == _OWN_FILE:
-        return Place()
+        return BodyLocation()
     file = cursor.number(_U64) if kind == _SHARED_FILE else 0
     if not file:
         raise CorruptError(f"a body cannot be at a place of kind {kind}.")
-    return Place(file=file, first=cursor.number(_U64))
+    return BodyLocation(file=file, first=cursor.number(_U64))
 
 
-PLACE = Field(_write_place, _read_place)
+LOCATION = RecordField(_write_location, _read_location)
 
-LAYOUT: dict[int, tuple[type[Record], dict[str, Field]]] = {
-    1: (Created, {"run": TEXT, "fingerprint": TEXT, "settings": TABLE}),
+LAYOUT: dict[int, tuple[type[Record], dict[str, RecordField]]] = {
+    1: (CreatedRecord, {"run": TEXT, "fingerprint": TEXT, "settings": TABLE}),
     2: (
-        Founded,
-        {"digests": _several(STATE_DIGEST, most=MAX_FRAGMENTS), "model": MODEL},
+        FoundedRecord,
+        {"digests": _several(STATE_DIGEST, max_items=MAX_FRAGMENTS), "model": MODEL},
     ),
     3: (
-        Joined,
+        JoinedRecord,
         {
             "island": TEXT,
             "incarnation": U64,
@@ -260,52 +294,52 @@ LAYOUT: dict[int, tuple[type[Record], dict[str, Field]]] = {
             "nonce": SHORT,
         },
     ),
-    4: (Left, {"island": TEXT, "incarnation": U64, "reason": TEXT}),
-    5: (EpochSet, {"number": U64, "values": TABLE}),
+    4: (LeftRecord, {"island": TEXT, "incarnation": U64, "reason": TEXT}),
+    5: (EpochRecord, {"number": U64, "values": TABLE}),
     6: (
-        Staged,
+        StagedRecord,
         {"fragment": U32, "round": U64, "island": TEXT, "digest": UPDATE_DIGEST},
     ),
     7: (
-        Committed,
+        CommittedRecord,
         {
             "digest_after": STATE_DIGEST,
             "epoch": U64,
-            "place": PLACE,
+            "location": LOCATION,
             "agreed": AGREED,
         },
     ),
     8: (
-        Recovered,
+        RecoveredRecord,
         {
             "fragment": U32,
             "round": U64,
             "digest": STATE_DIGEST,
-            "outcomes": _several(AGREED, most=2),
+            "outcomes": _several(AGREED, max_items=2),
         },
     ),
-    9: (Ended, {"reason": TEXT}),
-    10: (PauseSet, {"is_paused": FLAG}),
-    11: (MoveSet, {"target": TEXT, "nonce": TEXT, "is_over": FLAG}),
+    9: (EndedRecord, {"reason": TEXT}),
+    10: (PauseRecord, {"is_paused": FLAG}),
+    11: (MoveRecord, {"target": TEXT, "nonce": TEXT, "is_over": FLAG}),
     12: (
-        Arrived,
+        ArrivedRecord,
         {
-            "rounds": _several(U64, most=MAX_FRAGMENTS),
-            "digests": _several(STATE_DIGEST, most=MAX_FRAGMENTS),
+            "rounds": _several(U64, max_items=MAX_FRAGMENTS),
+            "digests": _several(STATE_DIGEST, max_items=MAX_FRAGMENTS),
             "model": MODEL,
         },
     ),
     13: (
-        Passed,
+        PassedRecord,
         {
             "fragment": U32,
-            "bases": _several(STATE_DIGEST, most=MAX_BASES),
-            "places": _several(PLACE, most=2),
-            "outcomes": _several(AGREED, most=2),
+            "bases": _several(STATE_DIGEST, max_items=MAX_BASES),
+            "locations": _several(LOCATION, max_items=2),
+            "outcomes": _several(AGREED, max_items=2),
         },
     ),
     14: (
-        CountedSet,
+        CountedRecord,
         {
             "fragment": U32,
             "island": TEXT,
@@ -314,6 +348,6 @@ LAYOUT: dict[int, tuple[type[Record], dict[str, Field]]] = {
             "tokens": U64,
         },
     ),
-    15: (ConstantKept, {"digest": CONSTANT_DIGEST, "size": U64}),
+    15: (ConstantRecord, {"digest": CONSTANT_DIGEST, "size": U64}),
 }
 _NUMBER_OF = {kind: number for number, (kind, _) in LAYOUT.items()}

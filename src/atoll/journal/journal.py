@@ -1,7 +1,7 @@
-"""The durable record of a run: what it is, who took part, what every round came to.
+"""The durable record of a run: its settings, its members and its outcomes.
 
-Rule 1: the log is the commit point. What a record names is durable before the record
-        is, and a record that is not durable did not happen.
+Rule 1: the log is the commit point. The files that a record names are durable before
+        the record is, and a record that is not durable did not happen.
 Rule 2: a method that raises has changed nothing that this journal will ever say; a
         crash before the next success may still bring the record back, whole.
 Rule 3: bytes on the disk are judged like bytes from a stranger.
@@ -20,52 +20,84 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from atoll.disk import Disk, Room
+from atoll.disk import (
+    Disk,
+    DiskSpace,
+)
 from atoll.errors import CorruptError, DiskError, UsageError
-from atoll.journal.bodies import SHARED, Bodies, is_large
 from atoll.journal.constants import FOLDER as CONSTANTS
 from atoll.journal.constants import ConstantFiles
-from atoll.journal.departing import Departing, departing_name, key_of
 from atoll.journal.encoding import decode, encode
-from atoll.journal.later import FOLDERS, later_files, require_not_founded
-from atoll.journal.log import FOLDER as LOG
-from atoll.journal.log import Cut, Log
-from atoll.journal.past import Past
-from atoll.journal.receipt_key import NAME as RECEIPT_KEY
-from atoll.journal.receipt_key import load_receipt_key
-from atoll.journal.recorded import Recorded
-from atoll.journal.records import (
-    Agreed,
-    Arrived,
-    Committed,
-    ConstantKept,
-    CountedSet,
-    Created,
-    Ended,
-    EpochSet,
-    Founded,
-    Joined,
-    Left,
-    MoveSet,
-    Passed,
-    PauseSet,
-    Place,
-    Record,
-    Recovered,
-    Staged,
+from atoll.journal.files import (
+    FOLDERS,
+    SHARED,
+    STATES,
+    U8,
+    BodyFiles,
+    DepartingFiles,
+    Drafts,
+    Framed,
+    StoredBody,
+    departing_name,
+    files_ahead,
+    is_large,
+    key_of,
+    load_receipt_key,
+    require_not_founded,
+    state_name,
+    stored_frame,
 )
-from atoll.journal.snapshots import Snapshots
-from atoll.journal.states import STATES, state_name
-from atoll.journal.stored import U8, Drafts, Framed, StoredBody, stored_frame
+from atoll.journal.files import NAME as RECEIPT_KEY
+from atoll.journal.log import FOLDER as LOG
+from atoll.journal.log import (
+    CutTail,
+    Log,
+)
+from atoll.journal.records import (
+    AgreedRecord,
+    ArrivedRecord,
+    BodyLocation,
+    CommittedRecord,
+    ConstantRecord,
+    CountedRecord,
+    CreatedRecord,
+    EndedRecord,
+    EpochRecord,
+    FoundedRecord,
+    JoinedRecord,
+    LeftRecord,
+    MoveRecord,
+    PassedRecord,
+    PauseRecord,
+    Record,
+    RecoveredRecord,
+    StagedRecord,
+)
+from atoll.journal.replay import (
+    RecordedRun,
+)
+from atoll.journal.snapshots import (
+    PastAnchors,
+    Snapshots,
+)
 from atoll.protocol import ModelSpec
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, Roster, pack, update_digest
+from atoll.wire import FrameKind, Header, Roster, pack, update_digest
 
 RECENT = 2
 """Outcomes of each fragment that are kept in memory, without their bodies: every
 island asks for them."""
 
-Note = Joined | Left | EpochSet | PauseSet | MoveSet | CountedSet | ConstantKept | Ended
+Note = (
+    JoinedRecord
+    | LeftRecord
+    | EpochRecord
+    | PauseRecord
+    | MoveRecord
+    | CountedRecord
+    | ConstantRecord
+    | EndedRecord
+)
 """A record that stands for itself: no file of the journal's own goes with it."""
 
 
@@ -74,33 +106,33 @@ class Journal:
 
     def __init__(self, disk: Disk, log: Log) -> None:
         self._disk, self._log = disk, log
-        self.room = Room(disk.free_bytes)
-        """What others may take of the disk: it keeps a reserve for commits."""
+        self.room = DiskSpace(disk.free_bytes)
+        """Disk space for other uses, beyond the reserve for commits."""
 
         self._drafts = Drafts(disk)
-        self._bodies = Bodies(disk, self._drafts)
-        self._departing = Departing(disk, self._drafts, self.room)
+        self._bodies = BodyFiles(disk, self._drafts)
+        self._departing = DepartingFiles(disk, self._drafts, self.room)
         self.room.reclaimers.append(self._collect_departed)
-        self._recent: dict[tuple[int, int], Agreed] = {}
-        self._found: list[str] = []
+        self._recent: dict[tuple[int, int], AgreedRecord] = {}
+        self._reports: list[str] = []
         """Files that are later than the log, or missing beside it, in words."""
 
-        self._prepared: tuple[Header, Place | None, str | None] | None = None
-        self.recorded = Recorded(self._roster)
+        self._prepared: tuple[Header, BodyLocation | None, str | None] | None = None
+        self.recorded = RecordedRun(self._roster)
         self._snapshots = Snapshots(disk, self.recorded, self._bodies, self._agreed)
-        self.past = Past(disk, self.recorded, self._bodies, self._read_agreed)
+        self.past = PastAnchors(disk, self.recorded, self._bodies, self._read_agreed)
         """Rounds that are over, while compaction has left them."""
 
         self.constants = ConstantFiles(disk, self.recorded, self.note, self.room)
-        """What the run keeps of its model's constants."""
+        """The stored constants of the run's model."""
 
         self.receipt_key = load_receipt_key(disk)
-        """Proves what the run has committed. It never leaves the coordinator."""
+        """Key of the receipts for committed rounds. It never leaves the coordinator."""
 
         self._read_back()
 
     @classmethod
-    def create(cls, disk: Disk, created: Created) -> Journal:
+    def create(cls, disk: Disk, created: CreatedRecord) -> Journal:
         """Begin the journal of a new run; it is durable on return.
 
         Raises:
@@ -119,8 +151,8 @@ class Journal:
     def open(cls, disk: Disk) -> Journal:
         """Return the journal on a disk, with everything that was promised.
 
-        What a crash left unfinished is cut off or removed, and `cut` tells of it;
-        `damage` tells what else was wrong and could be done without.
+        Unfinished writes of a crash are cut off or removed, and `cut` describes them;
+        `damage` describes other faults that the journal can tolerate.
 
         Raises:
             UsageError: there is none.
@@ -130,9 +162,9 @@ class Journal:
         has_key = bool(disk.names(RECEIPT_KEY))
         journal = cls(disk, Log.open(disk))
         if not has_key and not journal._log.was_first_version:
-            journal._found.append(
-                f"{RECEIPT_KEY} is missing, and another key was made: what islands can "
-                "prove of earlier rounds is not known any more. Restore it from a copy."
+            journal._reports.append(
+                f"{RECEIPT_KEY} is missing, and another key was made: islands cannot "
+                "prove earlier rounds. Restore it from a copy."
             )
         if not journal.recorded.fragments:
             require_not_founded(disk)
@@ -147,34 +179,34 @@ class Journal:
 
     @property
     def damage(self) -> list[str]:
-        """What did not verify and could be done without, in words."""
+        """Tolerated faults, in sentences."""
         return [
             *self._log.damage,
-            *self._found,
+            *self._reports,
             *self._snapshots.damage,
             *self.constants.damage,
         ]
 
     @property
     def reports(self) -> list[str]:
-        """What was cut off and what was damaged, in words."""
+        """The cut-off tail and the damage, in sentences."""
         return [*([str(self.cut)] if self.cut else []), *self.damage]
 
     @property
-    def cut(self) -> Cut | None:
-        """What an interrupted append had left at the end of the log when opened."""
+    def cut(self) -> CutTail | None:
+        """The torn tail of an interrupted append, found when the log was opened."""
         return self._log.cut
 
     def append(self, record: Note) -> None:
         """Add a record; it is durable when `sync` has returned.
 
         Raises:
-            UsageError: it cannot follow what the journal has.
+            UsageError: it cannot follow the records of the journal.
             DiskError: nothing was added; safe to repeat.
         """
         if not isinstance(record, Note):
             raise UsageError(
-                f"{type(record).__name__} comes with files of its own. Call found, "
+                f"{type(record).__name__} has its own files. Call found, "
                 "arrive, passed, commit, stage or recover."
             )
         self.recorded.require(record)
@@ -184,7 +216,7 @@ class Journal:
         """Add a record that is durable when this returns.
 
         Raises:
-            UsageError: it cannot follow what the journal has.
+            UsageError: it cannot follow the records of the journal.
             DiskError: nothing was added; safe to repeat.
         """
         self.recorded.require(record)
@@ -214,13 +246,13 @@ class Journal:
             DiskError: the run has none; safe to repeat.
         """
         for index, (header, body) in enumerate(states):
-            self._require_frame(header, body, Kind.STATE)
+            self._require_frame(header, body, FrameKind.STATE)
             if (header.fragment, header.round) != (index, 0):
                 raise UsageError(
                     f"The {header.name} cannot found fragment {index}: give one state "
                     "of round 0 per fragment, in order."
                 )
-        record = Founded(model=model, digests=tuple(h.base for h, _ in states))
+        record = FoundedRecord(model=model, digests=tuple(h.base for h, _ in states))
         self.recorded.require(record)
         self._log.heal()
         self._bodies.prepare()
@@ -243,7 +275,7 @@ class Journal:
         self._bodies.prepare()
         headers: list[Header] = []
         for index, (header, body) in enumerate(states):
-            self._require_frame(header, body, Kind.STATE)
+            self._require_frame(header, body, FrameKind.STATE)
             if header.fragment != index:
                 raise UsageError(
                     f"The {header.name} is not of fragment {index}: give one state "
@@ -251,12 +283,12 @@ class Journal:
                 )
             self._drafts.write(state_name(index, header.round), header, body)
             headers.append(header)
-        record = Arrived(
+        record = ArrivedRecord(
             model=model,
             rounds=tuple(header.round for header in headers),
             digests=tuple(header.base for header in headers),
         )
-        names = [state_name(each.fragment, each.round) for each in headers]
+        names = [state_name(header.fragment, header.round) for header in headers]
         self._record(record, *names)
 
     def passed(
@@ -272,17 +304,17 @@ class Journal:
             DiskError: nothing is kept; safe to repeat.
         """
         for header, body in outcomes:
-            self._require_frame(header, body, Kind.AGREED)
+            self._require_frame(header, body, FrameKind.AGREED)
         self._log.heal()
-        kept = [self._bodies.keep(header, body) for header, body in outcomes]
-        record = Passed(
+        stored = [self._bodies.keep(header, body) for header, body in outcomes]
+        record = PassedRecord(
             fragment=fragment,
             bases=tuple(bases),
-            outcomes=tuple(Agreed.of(header) for header, _ in outcomes),
-            places=tuple(place for place, _ in kept),
+            outcomes=tuple(AgreedRecord.of(header) for header, _ in outcomes),
+            locations=tuple(location for location, _ in stored),
         )
         self.recorded.require(record)
-        self._record(record, *[draft for _, draft in kept if draft])
+        self._record(record, *[draft for _, draft in stored if draft])
 
     def prepare(self, agreed: Header, body: U8) -> None:
         """Make the body of an outcome durable, ahead of its `commit`.
@@ -305,35 +337,35 @@ class Journal:
             UsageError: it is not the fragment's next round on its present state.
             DiskError: nothing is committed; safe to repeat.
         """
-        self._require_frame(agreed, body, Kind.AGREED)
-        record = Committed(
-            agreed=Agreed.of(agreed),
+        self._require_frame(agreed, body, FrameKind.AGREED)
+        record = CommittedRecord(
+            agreed=AgreedRecord.of(agreed),
             digest_after=digest_after,
             epoch=epoch,
-            place=Place() if agreed.elements else None,
+            location=BodyLocation() if agreed.elements else None,
         )
         self.recorded.require(record)
         # A withdrawn record of this round must not outlive the body that it names.
         self._log.heal()
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared[0] is agreed:
-            _, place, draft = prepared
+            _, location, draft = prepared
         else:
-            place, draft = self._bodies.keep(agreed, body)
-        self._record(replace(record, place=place), *([draft] if draft else []))
+            location, draft = self._bodies.keep(agreed, body)
+        self._record(replace(record, location=location), *([draft] if draft else []))
         self._keep((agreed.fragment, agreed.round), record.agreed)
 
     def draft(self, header: Header, body: U8) -> None:
         """Have a file of a departing update before its `stage`, which is then short.
 
-        May run beside all other calls, in any thread. What is never staged is removed
-        when its round is over.
+        May run concurrently with all other calls, in any thread. A draft that is never
+        staged is removed when its round is over.
 
         Raises:
             UsageError: it is no departing update of this run.
-            DiskError: nothing is there; safe to repeat.
+            DiskError: nothing was written; safe to repeat.
         """
-        self._require_frame(header, body, Kind.DEPARTING)
+        self._require_frame(header, body, FrameKind.DEPARTING)
         if self.recorded.fragment(header.fragment).round < header.round:
             self._departing.draft(header, body)
 
@@ -344,8 +376,8 @@ class Journal:
             UsageError: the round is over, or another update stands for the island.
             DiskError: nothing is staged; safe to repeat.
         """
-        self._require_frame(header, body, Kind.DEPARTING)
-        record = Staged(
+        self._require_frame(header, body, FrameKind.DEPARTING)
+        record = StagedRecord(
             fragment=header.fragment,
             round=header.round,
             island=header.island,
@@ -381,7 +413,7 @@ class Journal:
         stored = stored_frame(self._disk, departing_name(key))
         header = stored.header
         if (
-            header.kind is not Kind.DEPARTING
+            header.kind is not FrameKind.DEPARTING
             or update_digest(header) != self.recorded.staged[key].digest
         ):
             raise CorruptError(
@@ -397,15 +429,15 @@ class Journal:
 
         Raises:
             UsageError: the state is not later than the journal.
-            DiskError: the journal is as it was; safe to repeat.
+            DiskError: the journal is unchanged; safe to repeat.
         """
         header, body = state
-        self._require_frame(header, body, Kind.STATE)
-        record = Recovered(
+        self._require_frame(header, body, FrameKind.STATE)
+        record = RecoveredRecord(
             fragment=header.fragment,
             round=header.round,
             digest=header.base,
-            outcomes=tuple(Agreed(pack(outcome)) for outcome in outcomes),
+            outcomes=tuple(AgreedRecord(pack(outcome)) for outcome in outcomes),
         )
         self.recorded.require(record)
         self._log.heal()
@@ -417,7 +449,7 @@ class Journal:
     def outcome(
         self, fragment: int, round: int, *, has_body: bool = True
     ) -> tuple[Header, U8 | None]:
-        """Return what a round came to; the body is None when it is kept no more.
+        """Return the outcome of a round; the body is None once it is collected.
 
         With `has_body` False it is not read at all, and None.
 
@@ -426,42 +458,42 @@ class Journal:
             CorruptError: the log or the body is damaged.
         """
         agreed = self._agreed(fragment, round)
-        known = self.recorded.fragment(fragment)
-        place = known.places.get(round)
-        is_gone = place is None and round not in known.void
+        recorded = self.recorded.fragment(fragment)
+        location = recorded.locations.get(round)
+        is_gone = location is None and round not in recorded.void
         if is_gone or not has_body:
             return agreed.header, None
         try:
-            return agreed.header, self._bodies.stored(agreed, place).read()
+            return agreed.header, self._bodies.stored(agreed, location).read()
         except CorruptError:
-            if place is None or round in known.places:
+            if location is None or round in recorded.locations:
                 raise
             return agreed.header, None  # collected while it was read
 
     def body(self, fragment: int, round: int) -> StoredBody | None:
-        """Return where the body of an outcome lies; None when it is kept no more.
+        """Return the stored body of an outcome; None once it is collected.
 
         Raises:
             UsageError: the round is not over, or was lost before a recovery.
             CorruptError: the log or the body is damaged.
         """
         agreed = self._agreed(fragment, round)
-        place = self.recorded.fragment(fragment).places.get(round)
-        return None if place is None else self._bodies.stored(agreed, place)
+        location = self.recorded.fragment(fragment).locations.get(round)
+        return None if location is None else self._bodies.stored(agreed, location)
 
     def state(self, fragment: int) -> FragmentState:
         """Return the present state of a fragment, replayed to the recorded bits.
 
         Raises:
-            CorruptError: naming the round and both digests, or what is missing.
+            CorruptError: naming the round and both digests, or the missing file.
         """
         return self._snapshots.load(fragment)
 
     def compact(self, fragment: int) -> None:
-        """Have a state file of the newest round, and collect what is needed no more.
+        """Write a state file of the newest round, and remove files that it replaces.
 
-        Works a piece at a time on what is on the disk. Safe to repeat, and at every
-        instant of a crash.
+        Works on the files, a piece at a time. Safe to repeat, and crash-safe at every
+        instant.
 
         Raises:
             CorruptError: the journal does not replay to the recorded digest.
@@ -472,11 +504,11 @@ class Journal:
 
     def _collect_departed(self) -> None:
         """Remove departing updates whose rounds are over, ahead of compaction."""
-        for fragment, known in enumerate(self.recorded.fragments):
+        for fragment, recorded in enumerate(self.recorded.fragments):
             with suppress(DiskError):
-                self._departing.collect(fragment, known.round)
+                self._departing.collect(fragment, recorded.round)
 
-    def _require_frame(self, header: Header, body: U8, kind: Kind) -> None:
+    def _require_frame(self, header: Header, body: U8, kind: FrameKind) -> None:
         created = self.recorded.created
         assert created is not None
         if header.kind is not kind or header.run != created.run:
@@ -494,29 +526,29 @@ class Journal:
         """Make a record durable; `names` are the files that it names."""
         sequence = self._log.sequence
         try:
-            where = self._log.append(encode(record))
+            position = self._log.append(encode(record))
             self._log.sync()
         except BaseException:
             self._log.withdraw(sequence)
             raise
-        self.recorded.apply(record, where)
+        self.recorded.apply(record, position)
         for name in names:
             self._drafts.keep(name)
 
     def _read_back(self) -> None:
-        for where, payload in self._log.read_back():
+        for position, payload in self._log.read_back():
             try:
                 record = decode(payload)
                 self.recorded.require(record)
-                self.recorded.apply(record, where)
+                self.recorded.apply(record, position)
             except (UsageError, CorruptError) as exc:
                 raise CorruptError(
-                    f"log segment {where.segment} cannot be replayed at byte "
-                    f"{where.first}: {exc}"
+                    f"log segment {position.segment} cannot be replayed at byte "
+                    f"{position.first}: {exc}"
                 ) from exc
 
-    def _agreed(self, fragment: int, round: int) -> Agreed:
-        # Compaction asks from a thread of its own: what is kept may go at any moment.
+    def _agreed(self, fragment: int, round: int) -> AgreedRecord:
+        # Compaction runs in another thread, and may remove cached records meanwhile.
         key = (fragment, round)
         agreed = self._recent.get(key)
         if agreed is None:
@@ -524,40 +556,42 @@ class Journal:
             self._keep(key, agreed)
         return agreed
 
-    def _keep(self, key: tuple[int, int], agreed: Agreed) -> None:
+    def _keep(self, key: tuple[int, int], agreed: AgreedRecord) -> None:
         self._recent[key] = agreed
         beyond = len(self._recent) - RECENT * max(1, len(self.recorded.fragments))
         for oldest in list(self._recent)[: max(0, beyond)]:
             self._recent.pop(oldest, None)
 
-    def _read_agreed(self, fragment: int, round: int) -> Agreed:
-        known = self.recorded.fragment(fragment)
-        if round not in known.where:
+    def _read_agreed(self, fragment: int, round: int) -> AgreedRecord:
+        recorded = self.recorded.fragment(fragment)
+        if round not in recorded.positions:
             raise UsageError(
                 f"Round {round} of fragment {fragment} has no outcome here: the last "
-                f"one committed is {known.round}."
+                f"one committed is {recorded.round}."
             )
-        record = decode(self._log.read(known.where[round]))
+        record = decode(self._log.read(recorded.positions[round]))
         match record:
-            case Committed(agreed=agreed):
+            case CommittedRecord(agreed=agreed):
                 return agreed
-            case Recovered(outcomes=outcomes) | Passed(outcomes=outcomes):
-                return next(each for each in outcomes if each.fixed.round == round)
-        raise CorruptError(f"the log has changed at {known.where[round]}.")
+            case RecoveredRecord(outcomes=outcomes) | PassedRecord(outcomes=outcomes):
+                return next(
+                    outcome for outcome in outcomes if outcome.fixed.round == round
+                )
+        raise CorruptError(f"the log has changed at {recorded.positions[round]}.")
 
     def _roster(self, fragment: int, round: int) -> Roster:
         return self._agreed(fragment, round).roster
 
     def _sweep(self) -> None:
         """Remove what no record names, unless it shows that records are missing."""
-        later = later_files(self._disk, self.recorded.fragments)
-        kept = {each.name for each in later}
-        self._found += [str(each) for each in later]
-        for name in kept:
+        later = files_ahead(self._disk, self.recorded.fragments)
+        retained = {file.name for file in later}
+        self._reports += [str(file) for file in later]
+        for name in retained:
             self._drafts.give_way(name)
         self._log.sweep()
-        self._bodies.sweep(self.recorded.fragments, kept)
-        self._departing.open(self.recorded.staged, kept)
+        self._bodies.sweep(self.recorded.fragments, retained)
+        self._departing.open(self.recorded.staged, retained)
         if not self.recorded.fragments:
             for name in self._disk.names(STATES):
                 self._disk.remove(name)
@@ -570,6 +604,6 @@ def _require_log_or_nothing(disk: Disk) -> None:
     for folder in (*FOLDERS, SHARED, CONSTANTS):
         for name in disk.names(folder):
             raise CorruptError(
-                f"{name} is there, and no log that names it: {LOG} is missing. Restore "
+                f"{name} exists, and no log that names it: {LOG} is missing. Restore "
                 "the journal from a copy."
             )

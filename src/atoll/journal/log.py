@@ -1,43 +1,62 @@
-"""The log: what is in it, in order, happened. Its sync is the commit point.
+"""The log: records in order; a record in it happened. Its sync is the commit point.
 
 Rule 1: a record is appended behind the last good one, and counts once `sync` returned.
 Rule 2: bytes that may be broken are never appended to. After a failed append or sync,
         and for a tail that a crash left, the next segment is written in one piece: it
-        says how much of the one before counts, and repeats what was not yet durable.
-Rule 3: what was promised and does not verify is an error; what was not promised and
-        does not verify was never there.
+        names how much of the segment before counts, and repeats the records that were
+        not yet durable.
+Rule 3: a promised record that does not verify is an error; a record that was not
+        promised and does not verify was never there.
 
 The segments form a chain: each names the one before it. A segment that the chain leaves
 out was given up, and `sweep` removes it.
 
-Torn or damaged: both leave an end that does not verify, and only what else is durable
-tells them apart. Every record has a copy beside it, synced with it: damage to one of
-the two loses nothing, and is reported. After the sync, `seal` writes into a second file
-how far the log is durable (see `ends`); every later record has that in it, too. A
-record that one of these proves, and of which neither copy verifies, was damaged:
-opening the log raises CorruptError. Without a proof the bytes are cut, and `cut` says
-so. The proof comes after the promise, because one sync for both could leave a proof
-without its record. Until `seal`, a log that was cut at exactly the end of a record is
-therefore taken for an earlier one.
+Torn or damaged: both leave an end that does not verify, and only other durable data
+shows which. Every record has a copy beside it, synced with it: damage to one of the two
+loses nothing, and is reported. After the sync, `seal` writes into a second file how far
+the log is durable; every later record has that in it, too. A record that one of these
+proves, and of which neither copy verifies, was damaged: opening the log raises
+CorruptError. Without a proof the bytes are cut, and `cut` reports it. The proof comes
+after the promise, because one sync for both could leave a proof without its record.
+Until `seal`, a log that was cut at exactly the end of a record is therefore taken for
+an earlier one.
+
+The second file is `log/<segment>.end`.
+Rule 4: an entry of it is written after the sync of the record it names has returned. So
+        a record that an entry names and that does not verify was damaged, not torn.
+Rule 5: the last entry that verifies counts. An entry that does not verify is passed
+        over: an append that a crash interrupted, or damage that the log itself will
+        show.
+
+    entry, 48 bytes, little-endian
+    0   4  mark a7 45 4e 44
+    4   4  reserved, zero
+    8   8  number of the segment
+    16  8  bytes of the segment that are durable
+    24  8  sequence number of the last record among them
+    32  8  XXH3-64 of that record; zero if the segment has none
+    40  8  XXH3-64 of the 40 bytes before
 """
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import xxhash
+
 from atoll.disk import Disk
 from atoll.errors import CorruptError, NoSuchFile, UsageError
-from atoll.journal.ends import SUFFIX, End, pack_end, read_end
 from atoll.journal.segments import (
     HEAD_BYTES,
     RECORD_BYTES,
     RESTORE,
     VERSION,
     WITHOUT_COPIES,
-    Entry,
-    Head,
+    SegmentEntry,
+    SegmentHead,
     checksum_in,
     entries,
     pack_head,
@@ -49,7 +68,7 @@ from atoll.journal.segments import (
 FOLDER = "log/"
 
 
-class Where(NamedTuple):
+class RecordPosition(NamedTuple):
     """Where a record stands."""
 
     segment: int
@@ -57,7 +76,7 @@ class Where(NamedTuple):
     last: int
 
 
-class Cut(NamedTuple):
+class CutTail(NamedTuple):
     """Bytes at the end of a segment that do not count."""
 
     name: str
@@ -77,7 +96,7 @@ class Log:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._chain: list[Head] = []
+        self._chain: list[SegmentHead] = []
         self._size = self._durable_bytes = 0
         self._durable = 0
         self._checksum = 0
@@ -88,19 +107,19 @@ class Log:
 
         self._is_torn = False
         self._numbers_used = 0
-        self._end: End | None = None
+        self._end: LogEnd | None = None
         """How far the log is durable."""
 
-        self._sealed: End | None = None
+        self._sealed: LogEnd | None = None
         self._sealing = threading.Lock()
-        self.cut: Cut | None = None
-        """What did not verify at the end of the log when it was opened."""
+        self.cut: CutTail | None = None
+        """The tail of the log that did not verify when it was opened."""
 
         self.was_first_version = False
         """Whether a release that wrote no copies has written the log until now."""
 
         self.damage: list[str] = []
-        """What did not verify and was read from its copy, in words."""
+        """Damaged records that were read from their copies, in sentences."""
 
     @classmethod
     def create(cls, disk: Disk, payload: bytes) -> Log:
@@ -137,23 +156,23 @@ class Log:
         """The number of the last record."""
         return self._durable + len(self._pending)
 
-    def append(self, payload: bytes) -> Where:
+    def append(self, payload: bytes) -> RecordPosition:
         """Put a record at the end; it is durable after `sync`.
 
-        On an error the record is not there, as far as this log is concerned. A crash
-        may still bring it back, until the next append or sync has succeeded.
+        On an error this log does not have the record. A crash may still bring it back,
+        until the next append or sync has succeeded.
         """
         self.heal()
         record = pack_record(self.sequence + 1, payload, durable=self._durable)
-        where = Where(self._number, self._size, self._size + len(record))
+        position = RecordPosition(self._number, self._size, self._size + len(record))
         try:
             self._disk.append(_name(self._number), record)
         except BaseException:
             self._is_torn = True
             raise
         self._pending.append(payload)
-        self._size, self._checksum = where.last, checksum_in(record)
-        return where
+        self._size, self._checksum = position.last, checksum_in(record)
+        return position
 
     def sync(self) -> None:
         """Return when every record is durable. Safe to repeat after an error."""
@@ -205,20 +224,20 @@ class Log:
         if self._is_torn:
             self._begin(self._pending)
 
-    def read(self, where: Where) -> bytes:
+    def read(self, position: RecordPosition) -> bytes:
         """Return the payload of a record, verified again."""
-        name, version = _name(where.segment), self._version_of(where.segment)
+        name, version = _name(position.segment), self._version_of(position.segment)
         for entry in entries(
-            self._disk, name, where.first, where.last, version=version
+            self._disk, name, position.first, position.last, version=version
         ):
             return entry.payload
-        raise _damage(name, where.first)
+        raise _damage(name, position.first)
 
-    def read_back(self) -> Iterator[tuple[Where, bytes]]:
+    def read_back(self) -> Iterator[tuple[RecordPosition, bytes]]:
         """Yield every payload in order, with its place.
 
         Raises:
-            CorruptError: naming the segment and the byte of what does not verify.
+            CorruptError: naming the segment and the byte that do not verify.
         """
         sequence = 0
         limits = [head.previous_bytes for head in self._chain[1:]] + [self._size]
@@ -226,18 +245,18 @@ class Log:
             name, end = _name(head.number), HEAD_BYTES
             if head.after != sequence:
                 raise CorruptError(
-                    f"{name} goes on after record {head.after}, but the log before it "
+                    f"{name} follows record {head.after}, but the log before it "
                     f"ends with {sequence}. {RESTORE}"
                 )
-            found = entries(self._disk, name, HEAD_BYTES, limit, version=head.version)
+            records = entries(self._disk, name, HEAD_BYTES, limit, version=head.version)
             broken: list[int] = []
-            for entry in found:
+            for entry in records:
                 if entry.sequence != sequence + 1:
                     break
                 sequence, end = entry.sequence, entry.last
                 if not entry.is_whole:
                     broken.append(entry.first)
-                yield Where(head.number, entry.first, end), entry.payload
+                yield RecordPosition(head.number, entry.first, end), entry.payload
             if end != limit:
                 raise _damage(name, end)
             if broken:
@@ -245,8 +264,8 @@ class Log:
 
     def sweep(self) -> None:
         """Remove the segments that were given up."""
-        kept = {head.number for head in self._chain}
-        for number in set(_numbers(self._disk)) - kept:
+        numbers = {head.number for head in self._chain}
+        for number in set(_numbers(self._disk)) - numbers:
             self._disk.remove(_name(number))
 
     def _version_of(self, segment: int) -> int:
@@ -263,7 +282,7 @@ class Log:
             self.damage.append(text)
 
     def _note_end(self) -> None:
-        self._end = End(
+        self._end = LogEnd(
             self._number, self._durable_bytes, self._durable, self._checksum
         )
 
@@ -272,12 +291,12 @@ class Log:
         return self._chain[-1].number
 
     def _begin(self, payloads: Iterable[bytes], count: int | None = None) -> None:
-        """Go on in a new segment, which repeats `payloads` behind what is durable."""
+        """Start a new segment, which repeats `payloads` after the durable records."""
         if count is None:
             payloads = list(payloads)
             count = len(payloads)
-        self._numbers_used += 1  # a name is not used again, whatever became of it
-        head = Head(
+        self._numbers_used += 1  # a name is not used again, even if its file is gone
+        head = SegmentHead(
             number=self._numbers_used,
             previous=self._number if self._chain else 0,
             previous_bytes=self._durable_bytes,
@@ -307,7 +326,7 @@ class Log:
         self._size, self._checksum = tail.last, tail.checksum
         self._sealed = end
         if size > tail.verified:
-            self.cut = Cut(name, tail.verified, size - tail.verified)
+            self.cut = CutTail(name, tail.verified, size - tail.verified)
         if tail.from_copies:
             self._report(name, tail.from_copies)
         if size != tail.durable_bytes or head.version != VERSION:
@@ -320,17 +339,17 @@ class Log:
             )
             count = tail.sequence - tail.durable
             self._begin((entry.payload for entry in unsynced), count)
-        else:  # its maker may have been told that writing it had failed
+        else:  # its writer may have got an error
             self._disk.sync(name)
             self._note_end()
 
-    def _read_end(self, head: Head) -> End | None:
+    def _read_end(self, head: SegmentHead) -> LogEnd | None:
         """Return how far the last segment was durable, as the second place has it.
 
         Raises:
             CorruptError: it names a segment that is not in the chain.
         """
-        kept = {each.number for each in self._chain}
+        numbers = {head.number for head in self._chain}
         for name in self._disk.names(FOLDER):
             number = _ended_segment(name)
             if not number:
@@ -340,7 +359,7 @@ class Log:
                     f"{name} is damaged: nothing in it verifies. It only repeats where "
                     "the log ended."
                 )
-            elif number not in kept:
+            elif number not in numbers:
                 raise _missing(number)
         return read_end(self._disk, _end_name(head.number), head.number)
 
@@ -355,10 +374,10 @@ class _Tail(NamedTuple):
     """Where the last bytes end that verify: the last record may have no whole copy."""
 
     from_copies: list[int]
-    """Where records begin that were not durable, and of which only a copy is there."""
+    """Offsets of records that were not durable, and of which only a copy exists."""
 
 
-def _tail(disk: Disk, name: str, head: Head, end: End | None) -> _Tail:
+def _tail(disk: Disk, name: str, head: SegmentHead, end: LogEnd | None) -> _Tail:
     """Read the last segment, which was durable as far as `end` says."""
     durable, ends, checksum = head.through, [HEAD_BYTES], 0
     from_copies: dict[int, int] = {}
@@ -385,11 +404,13 @@ def _tail(disk: Disk, name: str, head: Head, end: End | None) -> _Tail:
         durable,
         durable_bytes=ends[min(durable, sequence) - head.after],
         verified=verified,
-        from_copies=[at for number, at in from_copies.items() if number > durable],
+        from_copies=[
+            first for number, first in from_copies.items() if number > durable
+        ],
     )
 
 
-def _require_same(name: str, entry: Entry, end: End) -> None:
+def _require_same(name: str, entry: SegmentEntry, end: LogEnd) -> None:
     """Return if a record is the one that was durable."""
     if (entry.last, entry.checksum) != (end.size, end.checksum):
         raise CorruptError(
@@ -399,16 +420,16 @@ def _require_same(name: str, entry: Entry, end: End) -> None:
 
 
 class _Written:
-    """What a segment that is being written has in it so far."""
+    """The content of a segment that is being written."""
 
     size = HEAD_BYTES
     checksum = 0
 
 
 def _segment(
-    head: Head, payloads: Iterable[bytes], written: _Written
+    head: SegmentHead, payloads: Iterable[bytes], written: _Written
 ) -> Iterator[bytes]:
-    """Yield the parts of a segment, and note what they are."""
+    """Yield the parts of a segment, and record them."""
     yield pack_head(head)
     sequence = head.after
     for payload in payloads:
@@ -421,7 +442,7 @@ def _segment(
         raise CorruptError(f"the log changed while {_name(head.number)} was written.")
 
 
-def _chain(disk: Disk) -> list[Head]:
+def _chain(disk: Disk) -> list[SegmentHead]:
     """Return the heads of the segments that count, oldest first."""
     numbers = _numbers(disk)
     if not numbers:
@@ -448,13 +469,13 @@ def _chain(disk: Disk) -> list[Head]:
 
 
 def _numbers(disk: Disk) -> list[int]:
-    found = {
+    numbers = {
         name: int(text)
         for name in disk.names(FOLDER)
         if (text := name.removeprefix(FOLDER)).isdecimal()
     }
     return [
-        number for name, number in found.items() if number and name == _name(number)
+        number for name, number in numbers.items() if number and name == _name(number)
     ]
 
 
@@ -484,3 +505,50 @@ def _damage(name: str, first: int) -> CorruptError:
     return CorruptError(
         f"{name} is damaged at byte {first}: no record verifies there. {RESTORE}"
     )
+
+
+MARK = b"\xa7END"
+SUFFIX = ".end"
+
+_ENTRY = struct.Struct("<4sIQQQQ")
+_SUM = struct.Struct("<Q")
+ENTRY_BYTES = _ENTRY.size + _SUM.size
+
+
+class LogEnd(NamedTuple):
+    """How far a segment is durable."""
+
+    segment: int
+    size: int
+    sequence: int
+    checksum: int
+
+
+def pack_end(end: LogEnd) -> bytes:
+    """Return the bytes of an entry."""
+    data = _ENTRY.pack(MARK, 0, *end)
+    return data + _SUM.pack(xxhash.xxh3_64_intdigest(data))
+
+
+def read_end(disk: Disk, name: str, segment: int) -> LogEnd | None:
+    """Return the last entry for a segment that a file has; None if there is none."""
+    try:
+        data = disk.read(name)
+    except NoSuchFile:
+        return None
+    start = len(data)
+    while (start := data.rfind(MARK, 0, start)) >= 0:
+        end = _unpack(data[start : start + ENTRY_BYTES])
+        if end is not None and end.segment == segment:
+            return end
+    return None
+
+
+def _unpack(data: bytes) -> LogEnd | None:
+    if len(data) < ENTRY_BYTES:
+        return None
+    checksum = _SUM.pack(xxhash.xxh3_64_intdigest(data[: _ENTRY.size]))
+    _, reserved, *numbers = _ENTRY.unpack_from(data)
+    if checksum != data[_ENTRY.size :] or reserved:
+        return None
+    return LogEnd(*numbers)

@@ -1,9 +1,9 @@
-"""What a journal records: one frozen value per kind of record.
+"""The records of a journal: one frozen value per kind.
 
 Rule 1: a record that exists is right; building a wrong one raises UsageError.
-Rule 2: a record has one encoding (`encoding.encode`), and holds what can be verified
-        without any other file: names, numbers, digests, the roster.
-Rule 3: large things are files of their own; a record says where, and comes after.
+Rule 2: a record has one encoding (`encoding.encode`), and holds the data that can be
+        verified without any other file: names, numbers, digests, the roster.
+Rule 3: large bodies are separate files; a record names the file, and comes after it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from functools import cached_property
 from atoll.errors import CorruptError, UsageError
 from atoll.protocol import ModelSpec
 from atoll.wire import Header, Roster, pack, unpack, unpack_roster
+from atoll.wire.frame import FIXED, FIXED_BYTES, PREFIX_BYTES, FixedFields
 from atoll.wire.header import MAX_FRAGMENT
-from atoll.wire.layout import FIXED, FIXED_BYTES, PREFIX_BYTES, Fixed
 from atoll.wire.text import name_fault, reason_fault
 
 U64_MAX = 2**64 - 1
@@ -30,7 +30,7 @@ MAX_FINGERPRINT = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class Created:
+class CreatedRecord:
     """A run exists; always the first record."""
 
     run: str
@@ -44,7 +44,7 @@ class Created:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Founded:
+class FoundedRecord:
     """The run has weights: `states/<fragment>/0` holds each fragment's."""
 
     model: ModelSpec
@@ -61,7 +61,7 @@ class Founded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrived:
+class ArrivedRecord:
     """The run has come with its weights: `states/<fragment>/<round>` holds each."""
 
     model: ModelSpec
@@ -89,7 +89,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Joined:
+class JoinedRecord:
     """One life of an island began."""
 
     island: str
@@ -97,7 +97,7 @@ class Joined:
     slot: int
     key_digest: bytes = b""
     nonce: bytes = b""
-    """What the island made up for this life, so that asking twice is asking once."""
+    """Random value of this incarnation, which makes a repeated join idempotent."""
 
     def __post_init__(self) -> None:
         _require(
@@ -110,8 +110,8 @@ class Joined:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Left:
-    """One life of an island ended, and nobody waits for it."""
+class LeftRecord:
+    """An incarnation has left, and no round waits for it."""
 
     island: str
     incarnation: int
@@ -126,7 +126,7 @@ class Left:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochSet:
+class EpochRecord:
     """Settings that may change at run time have changed."""
 
     number: int
@@ -138,8 +138,8 @@ class EpochSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConstantKept:
-    """A constant is here: `constants/<digest>` holds it, whole and verified."""
+class ConstantRecord:
+    """A constant is stored: `constants/<digest>` holds it, complete and verified."""
 
     digest: bytes
     size: int
@@ -152,15 +152,15 @@ class ConstantKept:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PauseSet:
+class PauseRecord:
     """An operator has stopped rounds from closing, or lets them close again."""
 
     is_paused: bool
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoveSet:
-    """The run is on its way elsewhere, or there; without a target it stays."""
+class MoveRecord:
+    """The run is being moved or has moved; without a target it stays."""
 
     target: str = ""
     nonce: str = ""
@@ -173,8 +173,8 @@ class MoveSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Staged:
-    """A departing update is durable in a file of its own."""
+class StagedRecord:
+    """A departing update is durable in its own file."""
 
     fragment: int
     round: int
@@ -192,11 +192,11 @@ class Staged:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class BodyLocation:
     """Where the body of an agreed frame is.
 
-    `file` 0 is a file of its own, and any other a file that it shares with other small
-    ones, from byte `first` on.
+    `file` 0 is a separate file, and any other is shared with other small bodies; the
+    body starts at byte `first`.
     """
 
     file: int = 0
@@ -207,8 +207,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Agreed:
-    """The packed header of an agreed frame, read no further than is asked for.
+class AgreedRecord:
+    """The packed header of an agreed frame, parsed on demand.
 
     A journal holds one for every round of a run's life; unpacking them all would make
     opening it slow. `header` verifies everything.
@@ -223,19 +223,19 @@ class Agreed:
             )
 
     @classmethod
-    def of(cls, header: Header) -> Agreed:
+    def of(cls, header: Header) -> AgreedRecord:
         """Return a header as a journal holds it, and remember it unpacked."""
         agreed = cls(pack(header))
         agreed.__dict__["header"] = header
         return agreed
 
     @cached_property
-    def fixed(self) -> Fixed:
-        return Fixed._make(FIXED.unpack_from(self.packed, PREFIX_BYTES))
+    def fixed(self) -> FixedFields:
+        return FixedFields._make(FIXED.unpack_from(self.packed, PREFIX_BYTES))
 
     @property
     def roster(self) -> Roster:
-        """Who counted; CorruptError if the bytes are no roster."""
+        """The roster; CorruptError if the bytes are none."""
         header: Header | None = self.__dict__.get("header")
         if header is not None and header.roster is not None:
             return header.roster
@@ -260,37 +260,37 @@ class Agreed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Committed:
+class CommittedRecord:
     """A round is over: this is its outcome."""
 
-    agreed: Agreed
+    agreed: AgreedRecord
     digest_after: bytes
     """The fragment's state digest after the outer step."""
 
     epoch: int
-    place: Place | None
+    location: BodyLocation | None
     """None: the round is void, there is no body."""
 
     def __post_init__(self) -> None:
         _require(
             _exactly(self.digest_after, STATE_DIGEST_BYTES, "digest_after"),
             _number(self.epoch, "epoch"),
-            _placed(self.agreed, self.place),
+            _location_faults(self.agreed, self.location),
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passed:
-    """What a fragment went through before the run came here, while islands may ask."""
+class PassedRecord:
+    """Outcomes of a fragment from before the move, which islands may still request."""
 
     fragment: int
     bases: tuple[bytes, ...]
-    """The state digests before that of `Arrived`, one per round, oldest first."""
+    """The state digests before that of `ArrivedRecord`, one per round, oldest first."""
 
-    outcomes: tuple[Agreed, ...] = ()
+    outcomes: tuple[AgreedRecord, ...] = ()
     """Of the last rounds, in order."""
 
-    places: tuple[Place | None, ...] = ()
+    locations: tuple[BodyLocation | None, ...] = ()
     """Where their bodies are."""
 
     def __post_init__(self) -> None:
@@ -299,17 +299,17 @@ class Passed:
             _require(_exactly(base, STATE_DIGEST_BYTES, "a state digest"))
         if len(self.bases) > MAX_BASES:
             raise UsageError(f"{len(self.bases)} bases must be at most {MAX_BASES}.")
-        if len(self.outcomes) > 2 or len(self.places) != len(self.outcomes):
+        if len(self.outcomes) > 2 or len(self.locations) != len(self.outcomes):
             raise UsageError(
                 f"{len(self.outcomes)} outcomes must be at most 2, with a place each, "
-                f"not {len(self.places)}."
+                f"not {len(self.locations)}."
             )
-        for outcome, place in zip(self.outcomes, self.places, strict=True):
-            _require(_placed(outcome, place))
+        for outcome, location in zip(self.outcomes, self.locations, strict=True):
+            _require(_location_faults(outcome, location))
 
 
 @dataclass(frozen=True, kw_only=True)
-class CountedSet:
+class CountedRecord:
     """How far an island's work had counted in a fragment when the run came here."""
 
     fragment: int
@@ -329,7 +329,7 @@ class CountedSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recovered:
+class RecoveredRecord:
     """The state of a later round was taken from an island; rounds between are lost."""
 
     fragment: int
@@ -337,7 +337,7 @@ class Recovered:
     digest: bytes
     """The state digest of `states/<fragment>/<round>`."""
 
-    outcomes: tuple[Agreed, ...] = ()
+    outcomes: tuple[AgreedRecord, ...] = ()
     """The last outcomes that islands still held, for their rosters."""
 
     def __post_init__(self) -> None:
@@ -351,7 +351,7 @@ class Recovered:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class EndedRecord:
     """The run is over."""
 
     reason: str = ""
@@ -361,47 +361,49 @@ class Ended:
 
 
 Record = (
-    Created
-    | Founded
-    | Arrived
-    | ConstantKept
-    | Joined
-    | Left
-    | EpochSet
-    | PauseSet
-    | MoveSet
-    | Staged
-    | Committed
-    | Recovered
-    | Passed
-    | CountedSet
-    | Ended
+    CreatedRecord
+    | FoundedRecord
+    | ArrivedRecord
+    | ConstantRecord
+    | JoinedRecord
+    | LeftRecord
+    | EpochRecord
+    | PauseRecord
+    | MoveRecord
+    | StagedRecord
+    | CommittedRecord
+    | RecoveredRecord
+    | PassedRecord
+    | CountedRecord
+    | EndedRecord
 )
 
 
-def _require(*faults: Iterator[str]) -> None:
-    for each in faults:
-        for fault in each:
+def _require(*checks: Iterator[str]) -> None:
+    for faults in checks:
+        for fault in faults:
             raise UsageError(f"{fault}.")
 
 
-def _name(value: str, what: str) -> Iterator[str]:
-    if fault := name_fault(value, what=what):
+def _name(value: str, field: str) -> Iterator[str]:
+    if fault := name_fault(value, field=field):
         yield fault
 
 
-def _reason(value: str, what: str) -> Iterator[str]:
-    if fault := reason_fault(value, what=what):
+def _reason(value: str, field: str) -> Iterator[str]:
+    if fault := reason_fault(value, field=field):
         yield fault
 
 
-def _number(value: int, what: str) -> Iterator[str]:
+def _number(value: int, field: str) -> Iterator[str]:
     if not 0 <= value <= U64_MAX:
-        yield f"{what}={value} must be from 0 to {U64_MAX}"
+        yield f"{field}={value} must be from 0 to {U64_MAX}"
 
 
-def _placed(agreed: Agreed, place: Place | None) -> Iterator[str]:
-    if (place is None) != (agreed.fixed.elements == 0):
+def _location_faults(
+    agreed: AgreedRecord, location: BodyLocation | None
+) -> Iterator[str]:
+    if (location is None) != (agreed.fixed.elements == 0):
         yield "a round has a place for its body unless it is void"
 
 
@@ -410,11 +412,11 @@ def _fragment(value: int) -> Iterator[str]:
         yield f"fragment={value} must be from 0 to {MAX_FRAGMENT}"
 
 
-def _exactly(value: bytes, size: int, what: str) -> Iterator[str]:
+def _exactly(value: bytes, size: int, field: str) -> Iterator[str]:
     if len(value) != size:
-        yield f"{what} has {len(value)} bytes; it must have {size}"
+        yield f"{field} has {len(value)} bytes; it must have {size}"
 
 
-def _at_most(value: bytes, size: int, what: str) -> Iterator[str]:
+def _at_most(value: bytes, size: int, field: str) -> Iterator[str]:
     if len(value) > size:
-        yield f"{what} has {len(value)} bytes, above the limit of {size}"
+        yield f"{field} has {len(value)} bytes, above the limit of {size}"

@@ -13,13 +13,13 @@
 
 Sequence numbers count the records of a journal from 1 without a gap. `after` is the
 last one before the segment. Records up to `through` were written with the head, in one
-piece, so they are durable if the file is there at all. A record's `durable` is the last
+piece, so they are durable if the file exists at all. A record's `durable` is the last
 sequence number that was durable when it was written: a reader that finds a later record
 whole and an earlier one broken learns from it whether the earlier one was promised.
 
-A record and its copy are appended and synced together. Whichever of the two verifies
-is the record, so that one damaged byte never loses it. Version 1 has no copies; it is
-read, and not written any more.
+A record and its copy are appended and synced together. Whichever of the two verifies is
+the record, so that one damaged byte never loses it. Version 1 has no copies; it is
+read, but no longer written.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ RESTORE = (
 )
 
 
-class Head(NamedTuple):
-    """What a segment says of itself."""
+class SegmentHead(NamedTuple):
+    """The head of a segment."""
 
     number: int
     previous: int
@@ -68,7 +68,7 @@ class Head(NamedTuple):
     version: int = VERSION
 
 
-class Entry(NamedTuple):
+class SegmentEntry(NamedTuple):
     """One record where it stands."""
 
     first: int
@@ -86,18 +86,18 @@ class Entry(NamedTuple):
     """Whether only the copy does."""
 
 
-def pack_head(head: Head) -> bytes:
+def pack_head(head: SegmentHead) -> bytes:
     """Return the bytes at the start of a segment."""
     *numbers, version = head
     data = _HEAD.pack(MAGIC, version, 0, *numbers)
     return data + _SUM.pack(xxhash.xxh3_64_intdigest(data))
 
 
-def read_head(disk: Disk, name: str) -> Head:
-    """Return what a segment says of itself.
+def read_head(disk: Disk, name: str) -> SegmentHead:
+    """Return the head of a segment.
 
     Raises:
-        CorruptError: the file starts with something else, or is not there.
+        CorruptError: the file starts with other bytes, or is missing.
     """
     data = disk.read(name, 0, HEAD_BYTES)
     if len(data) < HEAD_BYTES or data[:4] != MAGIC:
@@ -111,7 +111,7 @@ def read_head(disk: Disk, name: str) -> Head:
             f"reads versions {WITHOUT_COPIES} and {VERSION}. Use the release of Atoll "
             "that wrote it."
         )
-    return Head._make((*numbers, version))
+    return SegmentHead._make((*numbers, version))
 
 
 def pack_record(sequence: int, payload: bytes, *, durable: int) -> bytes:
@@ -130,7 +130,7 @@ def checksum_in(record: bytes) -> int:
 
 def entries(
     disk: Disk, name: str, first: int, last: int | None = None, *, version: int
-) -> Iterator[Entry]:
+) -> Iterator[SegmentEntry]:
     """Yield the records from byte `first` on, up to the first that does not verify.
 
     With `last`, bytes from there on do not count.
@@ -158,13 +158,13 @@ def search(disk: Disk, name: str, first: int) -> tuple[int, int]:
     durable, patience = 0, _Patience(window, first)
     while True:
         data = disk.read(name, first, CHUNK_BYTES)
-        at, behind = 0, 0
-        while (found := _MARKS.search(data, at)) is not None:
-            at = found.start()
-            entry = _record(window, first + at, mark=found[0])
-            at = behind = at + 1 if entry is None else entry.last - first
+        position, behind = 0, 0
+        while (match := _MARKS.search(data, position)) is not None:
+            position = match.start()
+            entry = _record(window, first + position, mark=match[0])
+            position = behind = position + 1 if entry is None else entry.last - first
             durable = max(durable, entry.durable if entry else 0)
-            patience.require(first + at)
+            patience.require(first + position)
         if len(data) < CHUNK_BYTES:
             return durable, first + len(data)
         first += max(len(data) - len(MARK) + 1, behind)
@@ -187,9 +187,9 @@ class _Window:
         if start < 0 or start + size > len(self._data):
             self._first, self._data = first, self._disk.read(self.name, first, wanted)
             start = 0
-        found = self._data[start : start + size]
-        self.served_bytes += len(found)
-        return found
+        data = self._data[start : start + size]
+        self.served_bytes += len(data)
+        return data
 
 
 class _Patience:
@@ -199,23 +199,23 @@ class _Patience:
         self._window, self._first = window, first
         self._before = window.served_bytes
 
-    def require(self, at: int) -> None:
+    def require(self, position: int) -> None:
         """Return if having looked as far as byte `at` has read a fair amount."""
         read_bytes = self._window.served_bytes - self._before
-        if read_bytes > _PATIENCE * (at - self._first + CHUNK_BYTES):
+        if read_bytes > _PATIENCE * (position - self._first + CHUNK_BYTES):
             raise CorruptError(
                 f"{self._window.name} has no valid record from byte {self._first} on. "
                 f"{RESTORE}"
             )
 
 
-def _record(window: _Window, first: int, mark: bytes = MARK) -> Entry | None:
+def _record(window: _Window, first: int, mark: bytes = MARK) -> SegmentEntry | None:
     """Return the record, or with another mark the copy, that begins at a byte."""
     head = window.read(first, RECORD_BYTES)
     if len(head) < RECORD_BYTES:
         return None
-    found, size, sequence, durable = _RECORD.unpack_from(head)
-    if found != mark or size > MAX_PAYLOAD_BYTES or durable >= sequence:
+    actual_mark, size, sequence, durable = _RECORD.unpack_from(head)
+    if actual_mark != mark or size > MAX_PAYLOAD_BYTES or durable >= sequence:
         return None
     payload = window.read(first + RECORD_BYTES, size)
     if len(payload) < size:
@@ -225,10 +225,10 @@ def _record(window: _Window, first: int, mark: bytes = MARK) -> Entry | None:
     if head[_RECORD.size :] != _SUM.pack(checksum):
         return None
     last = first + RECORD_BYTES + size
-    return Entry(first, last, sequence, durable, payload, checksum)
+    return SegmentEntry(first, last, sequence, durable, payload, checksum)
 
 
-def _copied_record(window: _Window, first: int) -> Entry | None:
+def _copied_record(window: _Window, first: int) -> SegmentEntry | None:
     """Return the record that begins at a byte, from its copy if need be."""
     entry = _record(window, first)
     if entry is None:
@@ -243,18 +243,18 @@ def _copied_record(window: _Window, first: int) -> Entry | None:
     return entry._replace(last=last, is_whole=is_whole)
 
 
-def _from_copy(window: _Window, first: int) -> Entry | None:
+def _from_copy(window: _Window, first: int) -> SegmentEntry | None:
     """Return the record that should begin at a byte, by looking for its copy.
 
     Its length may be damaged, too: the copy is the one that is as long as the distance
     to it.
     """
-    at, patience = first, _Patience(window, first)
-    while at - first <= RECORD_BYTES + MAX_PAYLOAD_BYTES:
-        data = window.read(at, CHUNK_BYTES)
-        for found in _MARKS.finditer(data):
-            start = at + found.start()
-            size = _size_at(window, start) if found[0] == COPY else None
+    position, patience = first, _Patience(window, first)
+    while position - first <= RECORD_BYTES + MAX_PAYLOAD_BYTES:
+        data = window.read(position, CHUNK_BYTES)
+        for match in _MARKS.finditer(data):
+            start = position + match.start()
+            size = _size_at(window, start) if match[0] == COPY else None
             if size is None or first + RECORD_BYTES + size != start:
                 continue
             copy = _record(window, start, COPY)
@@ -263,11 +263,11 @@ def _from_copy(window: _Window, first: int) -> Entry | None:
             patience.require(start)
         if len(data) < CHUNK_BYTES:
             return None
-        at += len(data) - len(COPY) + 1
+        position += len(data) - len(COPY) + 1
     return None
 
 
 def _size_at(window: _Window, first: int) -> int | None:
-    """Return how long the payload is of what begins at a byte, as it says itself."""
+    """Return the payload size that the record at a byte declares."""
     head = window.read(first, RECORD_BYTES)
     return _RECORD.unpack_from(head)[1] if len(head) == RECORD_BYTES else None

@@ -1,31 +1,248 @@
-"""Which states and means are kept, how they lead to the present, and compaction.
+"""States and the means after them: which are kept, compaction, and past anchors.
 
 Rule 1: kept are the newest state and one to fall back on, every mean after that one,
         and at the least the last two outcomes' bodies.
-Rule 2: nothing is removed before what replaces it is durable and verified.
-Rule 3: a damaged state is reported and done without, while an older one and the means
-        after it still lead to the same digest.
+Rule 2: nothing is removed before its replacement is durable and verified.
+Rule 3: a damaged state is reported and skipped, while an older one and the means after
+        it still lead to the same digest.
+
+Compaction turns a state and the means after it into a later state, a piece at a time. A
+piece of a fragment steps like a separate small fragment, so only a few pieces are in
+memory, however large the state and however many the means. The frame's header comes
+before its body and holds digests of it, and the body holds one vector behind the other:
+so the pieces are computed once for the digests, and once more for each vector that is
+written. The written bytes are compared with those digests again.
+
+Each state and the means after it lead to any round between, so past anchors are
+computed in the same way. That writes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
 
 from atoll.disk import Disk
-from atoll.errors import CorruptError
-from atoll.journal.bodies import Bodies
-from atoll.journal.compaction import Compaction
-from atoll.journal.recorded import Recorded, RecordedFragment
-from atoll.journal.records import Agreed
-from atoll.journal.states import (
+from atoll.errors import CorruptError, UsageError
+from atoll.journal.files import (
+    BodyFiles,
+    StoredBody,
     begin,
     rebuild,
+    require_digest,
+    require_same_optimizer,
     state_name,
     state_rounds,
     stored_state,
 )
-from atoll.journal.stored import StoredBody
+from atoll.journal.records import (
+    AgreedRecord,
+)
+from atoll.journal.replay import (
+    RecordedFragment,
+    RecordedRun,
+)
 from atoll.weights import FragmentState
+from atoll.weights.layout import F32, blocks
+from atoll.wire import (
+    MOMENTS,
+    PIECE_ELEMENTS,
+    Header,
+    OuterValues,
+    blake3_digest,
+    codec,
+    pack,
+    piece_count,
+    piece_range,
+    state_piece,
+    state_root,
+)
+from atoll.wire.digests import view_of
+
+
+class Compaction:
+    """The state after `means`, to be written with little memory.
+
+    `digest` is the recorded digest. Both arguments' bytes are verified as they are
+    read.
+    """
+
+    def __init__(
+        self, state: StoredBody, means: Sequence[StoredBody], digest: bytes
+    ) -> None:
+        require_same_optimizer(state.header, (mean.header for mean in means))
+        self._state, self._means, self._digest = state, means, digest
+        self._vectors = 1 + MOMENTS[_outer(state.header).optimizer]
+        self._elements = state.header.elements // self._vectors
+        self._readers = [_Floats(state) for _ in range(self._vectors)]
+        self._last: tuple[int, FragmentState] | None = None
+        for mean in means:
+            if mean.header.elements not in (0, self._elements):
+                raise CorruptError(
+                    f"the {mean.header.name} has {mean.header.elements} elements, and "
+                    f"the fragment {self._elements}."
+                )
+
+    def parts(self) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of the new state frame, in order.
+
+        Raises:
+            CorruptError: the means do not lead to the recorded digest, or bytes on the
+                disk do not verify. The caller must discard the values yielded until
+                then.
+        """
+        header = self._header()
+        yield pack(header)
+        written = _PieceDigests(header.elements)
+        for vector in range(self._vectors):
+            for index in range(piece_count(self._elements)):
+                values = _vectors_of(self._piece(index))[vector]
+                written.add(vector * self._elements + index * PIECE_ELEMENTS, values)
+                yield view_of(values)
+        if written.digests() != header.pieces:
+            raise CorruptError(
+                f"the {header.name} changed while it was written. Check this machine's "
+                "memory and disk, and compact again."
+            )
+
+    def _header(self) -> Header:
+        """Return the sealed header of the state after the means."""
+        hashes: list[bytes] = []
+        digests = _PieceDigests(self._vectors * self._elements)
+        for index in range(piece_count(self._elements)):
+            piece = self._piece(index)
+            vectors = _vectors_of(piece)
+            for block in blocks(len(piece.anchor)):
+                hashes.append(state_piece([values[block] for values in vectors]))
+            for vector, values in enumerate(vectors):
+                first = vector * self._elements + index * PIECE_ELEMENTS
+                digests.add(first, values)
+        root = state_root(
+            hashes,
+            elements=self._elements,
+            moments=self._vectors - 1,
+            count=piece.count,
+        )
+        last = self._means[-1].header
+        require_digest(last, root, self._digest)
+        return replace(
+            self._state.header,
+            round=last.round,
+            base=root,
+            island="",
+            incarnation=0,
+            epoch=last.epoch,
+            outer=replace(_outer(last), count=piece.count),
+            pieces=digests.digests(),
+        )
+
+    def _piece(self, index: int) -> FragmentState:
+        """Return piece `index` of the fragment after the means.
+
+        The last one is remembered, so a fragment of one piece is computed once.
+        """
+        if self._last is None or self._last[0] != index:
+            self._last = index, self._rebuild(index)
+        return self._last[1]
+
+    def _rebuild(self, index: int) -> FragmentState:
+        first = index * PIECE_ELEMENTS
+        last = min(first + PIECE_ELEMENTS, self._elements)
+        anchor, *moments = (
+            reader.read(vector * self._elements + first, last - first)
+            for vector, reader in enumerate(self._readers)
+        )
+        header = self._state.header
+        piece = FragmentState(
+            anchor, moments, round=header.round, count=_outer(header).count
+        )
+        for mean in self._means:
+            agreed = _part(mean.header, index, piece.digest)
+            body = mean.piece(index) if agreed.elements else b""
+            # Kernels are compiled for memory that can be written to.
+            piece.apply(agreed, np.frombuffer(bytearray(body), np.uint8))
+        return piece
+
+
+class _Floats:
+    """Reads a state's body from front to back in ranges, each piece once."""
+
+    def __init__(self, stored: StoredBody) -> None:
+        self._stored = stored
+        self._index, self._piece = -1, np.empty(0, np.float32)
+
+    def read(self, first: int, size: int) -> F32:
+        values = np.empty(size, np.float32)
+        done = 0
+        while done < size:
+            index, start = divmod(first + done, PIECE_ELEMENTS)
+            if index != self._index:
+                data = self._stored.piece(index)
+                self._index, self._piece = index, np.frombuffer(data, np.float32)
+            part = self._piece[start : start + size - done]
+            values[done : done + len(part)] = part
+            done += len(part)
+        return values
+
+
+class _PieceDigests:
+    """Digests of a body's pieces, from ranges that come in any order.
+
+    Holds only the pieces that have begun and not ended.
+    """
+
+    def __init__(self, elements: int) -> None:
+        self._elements = elements
+        self._open: dict[int, tuple[F32, int]] = {}
+        self._done: dict[int, bytes] = {}
+
+    def add(self, first: int, values: F32) -> None:
+        while len(values):
+            index, start = divmod(first, PIECE_ELEMENTS)
+            size = min(PIECE_ELEMENTS, self._elements - index * PIECE_ELEMENTS)
+            part = values[: size - start]
+            piece, filled = self._open.pop(index, (None, 0))
+            if piece is None:
+                piece = np.empty(size, np.float32)
+            piece[start : start + len(part)] = part
+            if filled + len(part) < size:
+                self._open[index] = piece, filled + len(part)
+            else:
+                self._done[index] = blake3_digest(view_of(piece))
+            first, values = first + len(part), values[len(part) :]
+
+    def digests(self) -> tuple[bytes, ...]:
+        return tuple(self._done[index] for index in range(piece_count(self._elements)))
+
+
+def _part(agreed: Header, index: int, base: bytes) -> Header:
+    """Return the header of one piece of an agreed frame, as a separate frame."""
+    if not agreed.elements:
+        return replace(agreed, base=base)
+    if agreed.base == base and len(agreed.pieces) == 1:
+        return agreed  # a fragment of one piece is that piece
+    start, end = piece_range(codec(agreed.codec), agreed.elements, index)
+    first = index * PIECE_ELEMENTS
+    return replace(
+        agreed,
+        base=base,
+        elements=min(PIECE_ELEMENTS, agreed.elements - first),
+        body_bytes=end - start,
+        pieces=(agreed.pieces[index],),
+    )
+
+
+def _vectors_of(state: FragmentState) -> list[F32]:
+    return [state.anchor, *state.moments]
+
+
+def _outer(header: Header) -> OuterValues:
+    assert header.outer is not None
+    return header.outer
+
 
 KEPT_OUTCOMES = 2
 
@@ -36,31 +253,31 @@ class Snapshots:
     def __init__(
         self,
         disk: Disk,
-        recorded: Recorded,
-        bodies: Bodies,
-        read_agreed: Callable[[int, int], Agreed],
+        recorded: RecordedRun,
+        bodies: BodyFiles,
+        read_agreed: Callable[[int, int], AgreedRecord],
     ) -> None:
         self._disk, self._recorded, self._bodies = disk, recorded, bodies
         self._read_agreed = read_agreed
         self._damaged: set[tuple[int, int]] = set()
         self.damage: list[str] = []
 
-    def check(self, gone: set[tuple[int, int]]) -> None:
+    def check(self, lost: set[tuple[int, int]]) -> None:
         """Return if every fragment's present state can be reached.
 
-        `gone` are fragment and round of bodies that are named and not there. Only what
-        is on the disk is looked at, not what is in it.
+        `lost` has fragment and round of recorded bodies whose files are missing. Only
+        the names of files are checked, not their content.
 
         Raises:
-            CorruptError: naming what is missing.
+            CorruptError: naming the missing file.
         """
-        for fragment, known in enumerate(self._recorded.fragments):
+        for fragment, recorded in enumerate(self._recorded.fragments):
             rounds = state_rounds(self._disk, fragment)
-            states = [round for round in rounds if round <= known.round]
-            if not any(known.leads_from(round) for round in states):
-                raise _unreachable(fragment, known, states)
-            floor = min([known.round - KEPT_OUTCOMES, *states[1:2]])
-            for index, round in sorted(gone):
+            states = [round for round in rounds if round <= recorded.round]
+            if not any(recorded.leads_from(round) for round in states):
+                raise _unreachable(fragment, recorded, states)
+            floor = min([recorded.round - KEPT_OUTCOMES, *states[1:2]])
+            for index, round in sorted(lost):
                 if index == fragment and round > floor:
                     self._report(
                         f"The body of round {round} of fragment {fragment} is missing."
@@ -72,33 +289,33 @@ class Snapshots:
         Raises:
             CorruptError: no kept state and means lead there.
         """
-        known = self._recorded.fragment(fragment)
-        for stored in self._candidates(fragment, known.round):
+        recorded = self._recorded.fragment(fragment)
+        for stored in self._candidates(fragment, recorded.round):
             try:
                 state = begin(stored)
             except CorruptError as exc:
                 self._set_aside(fragment, stored.header.round, exc)
                 continue
-            means = self._means(fragment, state.round, known.round)
+            means = self._means(fragment, state.round, recorded.round)
             rebuild(state, stored.header, means)
             return state
-        raise _unreachable(fragment, known, [])
+        raise _unreachable(fragment, recorded, [])
 
     def compact(self, fragment: int) -> None:
-        """Have a state of the newest round, and collect what is needed no more.
+        """Write a state of the newest round, and remove files that it replaces.
 
         Safe to repeat, and at every instant of a crash. Rounds may be committed
         meanwhile.
 
         Raises:
             CorruptError: the kept means do not lead to the recorded digest.
-            DiskError: what was there is still there.
+            DiskError: the existing files are unchanged.
         """
-        known = self._recorded.fragment(fragment)
-        round = known.round
+        recorded = self._recorded.fragment(fragment)
+        round = recorded.round
         for stored in self._candidates(fragment, round):
             if stored.header.round == round:
-                # Its maker may have been told that writing it had failed.
+                # Its writer may have got an error.
                 self._disk.sync(stored.name)
                 break
             try:
@@ -109,13 +326,13 @@ class Snapshots:
             self._write(fragment, stored, round)
             break
         else:
-            raise _unreachable(fragment, known, [])
+            raise _unreachable(fragment, recorded, [])
         self._collect(fragment, round)
 
     def _write(self, fragment: int, stored: StoredBody, round: int) -> None:
-        known = self._recorded.fragment(fragment)
+        recorded = self._recorded.fragment(fragment)
         means = self._means(fragment, stored.header.round, round)
-        digest = known.digests[round]
+        digest = recorded.digests[round]
         compaction = Compaction(stored, [mean for mean, _ in means], digest)
         name = state_name(fragment, round)
         self._disk.remove(name)  # a damaged one, or one that the log does not know
@@ -123,12 +340,12 @@ class Snapshots:
         self._damaged.discard((fragment, round))
 
     def _collect(self, fragment: int, round: int) -> None:
-        known = self._recorded.fragment(fragment)
+        recorded = self._recorded.fragment(fragment)
         states = [n for n in state_rounds(self._disk, fragment) if n <= round]
         good = [n for n in states if (fragment, n) not in self._damaged]
         fallback = good[:2][-1]
         floor = min(fallback, round - KEPT_OUTCOMES)
-        old = [number for number in list(known.places) if number <= floor]
+        old = [number for number in list(recorded.locations) if number <= floor]
         self._bodies.collect(self._recorded.fragments, fragment, old)
         for number in states:
             if number not in good[:2]:
@@ -136,13 +353,15 @@ class Snapshots:
 
     def _candidates(self, fragment: int, round: int) -> Iterator[StoredBody]:
         """Yield the states that lead to `round`, newest first, bodies not verified."""
-        known = self._recorded.fragment(fragment)
+        recorded = self._recorded.fragment(fragment)
         for number in state_rounds(self._disk, fragment):
             is_out = (fragment, number) in self._damaged or number > round
-            if is_out or not known.leads_from(number):
+            if is_out or not recorded.leads_from(number):
                 continue
             try:
-                yield stored_state(self._disk, fragment, number, known.digests[number])
+                yield stored_state(
+                    self._disk, fragment, number, recorded.digests[number]
+                )
             except CorruptError as exc:
                 self._set_aside(fragment, number, exc)
 
@@ -150,36 +369,147 @@ class Snapshots:
         self, fragment: int, first: int, last: int
     ) -> list[tuple[StoredBody, bytes]]:
         """Return the means after round `first`, each with the digest it leads to."""
-        known = self._recorded.fragment(fragment)
+        recorded = self._recorded.fragment(fragment)
         means = []
         for round in range(first + 1, last + 1):
             agreed = self._read_agreed(fragment, round)
-            place = known.places.get(round)
-            means.append((self._bodies.stored(agreed, place), known.digests[round]))
+            location = recorded.locations.get(round)
+            means.append(
+                (self._bodies.stored(agreed, location), recorded.digests[round])
+            )
         return means
 
-    def _set_aside(self, fragment: int, round: int, why: CorruptError) -> None:
+    def _set_aside(self, fragment: int, round: int, error: CorruptError) -> None:
         self._damaged.add((fragment, round))
-        self._report(f"{why}")
+        self._report(f"{error}")
 
-    def _report(self, what: str) -> None:
-        if what not in self.damage:
-            self.damage.append(what)
+    def _report(self, message: str) -> None:
+        if message not in self.damage:
+            self.damage.append(message)
 
 
 def _unreachable(
-    fragment: int, known: RecordedFragment, states: list[int]
+    fragment: int, recorded: RecordedFragment, states: list[int]
 ) -> CorruptError:
     if not states:
-        lost = f"no state of it that verifies is on the disk for round {known.round}"
+        lost = f"no state of it that verifies is on the disk for round {recorded.round}"
     else:
         missing = next(
             round
-            for round in range(states[0] + 1, known.round + 1)
-            if round not in known.places and round not in known.void
+            for round in range(states[0] + 1, recorded.round + 1)
+            if round not in recorded.locations and round not in recorded.void
         )
         lost = f"the body of round {missing} is missing"
     return CorruptError(
-        f"Fragment {fragment} cannot be replayed to round {known.round}: {lost}. "
+        f"Fragment {fragment} cannot be replayed to round {recorded.round}: {lost}. "
         "Restore the journal from a copy, or recover the run from its islands."
     )
+
+
+class PastAnchors:
+    """The anchors of earlier rounds that a journal still has. Thread-safe.
+
+    Compaction may remove a file while it is read: that is a `CorruptError`, after which
+    `rounds` no longer has the round.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        recorded: RecordedRun,
+        bodies: BodyFiles,
+        read_agreed: Callable[[int, int], AgreedRecord],
+    ) -> None:
+        self._disk, self._recorded, self._bodies = disk, recorded, bodies
+        self._read_agreed = read_agreed
+
+    def rounds(self) -> list[int]:
+        """Return the rounds at which every fragment is available, in order."""
+        fragments = range(len(self._recorded.fragments))
+        had = [set(self.rounds_of(fragment)) for fragment in fragments]
+        return sorted(set.intersection(*had)) if had else []
+
+    def rounds_of(self, fragment: int) -> list[int]:
+        """Return the rounds of one fragment whose states are available, in order."""
+        recorded = self._recorded.fragment(fragment)
+        had: set[int] = set()
+        for first in state_rounds(self._disk, fragment):
+            had.update(_leading(recorded, first))
+        return sorted(had)
+
+    def digest(self, fragment: int, round: int) -> bytes:
+        """Return the digest of a fragment's state after an available round."""
+        return self._recorded.fragment(fragment).digests[round]
+
+    def anchor(self, fragment: int, round: int) -> Iterator[F32]:
+        """Yield the anchor of a fragment after a round, a piece at a time.
+
+        It is compared with the recorded digest before the first piece is given; a
+        damaged state is done without, while an older one leads to the round, too.
+
+        Raises:
+            UsageError: no stored state leads there.
+            CorruptError: a stored file is damaged, or was removed meanwhile.
+        """
+        recorded = self._recorded.fragment(fragment)
+        error: Exception = UsageError(
+            f"Round {round} of fragment {fragment} is no longer available. Kept are "
+            f"{self.rounds_of(fragment)}."
+        )
+        for first in state_rounds(self._disk, fragment):
+            if round not in _leading(recorded, first):
+                continue
+            try:
+                pieces = self._pieces(fragment, first, round)
+                head = next(pieces)
+            except CorruptError as exc:
+                error = exc
+                continue
+            yield head
+            yield from pieces
+            return
+        raise error
+
+    def _pieces(self, fragment: int, first: int, round: int) -> Iterator[F32]:
+        """Yield an anchor's pieces, from the state of `first` and the means after."""
+        digests = self._recorded.fragment(fragment).digests
+        stored = stored_state(self._disk, fragment, first, digests[first])
+        if first == round:
+            return _stored_anchor(stored)
+        means = [self._mean(fragment, number) for number in range(first + 1, round + 1)]
+        parts = Compaction(stored, means, digests[round]).parts()
+        next(parts)  # the header, which is made when all has led to the digest
+        anchor = islice(parts, piece_count(_elements(stored)))
+        return (np.frombuffer(part, np.float32) for part in anchor)
+
+    def _mean(self, fragment: int, round: int) -> StoredBody:
+        location = self._recorded.fragment(fragment).locations.get(round)
+        return self._bodies.stored(self._read_agreed(fragment, round), location)
+
+
+def _leading(recorded: RecordedFragment, first: int) -> range:
+    """Return the rounds that the state of `first` and the means after it lead to."""
+    if first not in recorded.digests or first > recorded.round:
+        return range(0)
+    last = first
+    while last < recorded.round and (
+        last + 1 in recorded.locations or last + 1 in recorded.void
+    ):
+        last += 1
+    return range(first, last + 1)
+
+
+def _stored_anchor(stored: StoredBody) -> Iterator[F32]:
+    """Yield the anchor of a state, every byte of which is verified before."""
+    stored.verify()
+    remaining = _elements(stored)
+    for index in range(piece_count(remaining)):
+        piece = np.frombuffer(stored.piece(index), np.float32)
+        yield piece[: min(remaining, PIECE_ELEMENTS)]
+        remaining -= PIECE_ELEMENTS
+
+
+def _elements(stored: StoredBody) -> int:
+    """Return the elements of one vector of a state."""
+    assert stored.header.outer is not None
+    return stored.header.elements // (1 + MOMENTS[stored.header.outer.optimizer])

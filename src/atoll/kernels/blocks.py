@@ -11,24 +11,24 @@ from functools import cache
 from atoll.errors import UsageError
 
 BLOCK = 65536
-"""Elements handled at once: three such blocks of fp32 fit a core's second cache."""
+"""Elements of a block: three such blocks of fp32 fit a core's second cache."""
 
-MOST_THREADS = 4
-"""More gain nothing: by then the loops wait for memory."""
+MAX_THREADS = 4
+"""More threads gain nothing: the loops then wait for memory."""
 
 Work = Callable[[int, int], None]
 
 
 def usable_threads() -> int:
-    """Return how many threads are worth their while in this process.
+    """Return the number of threads that speed up the loops of this process.
 
-    As many as it has cores, up to a few. A container may have fewer than its machine.
+    One per core, at most MAX_THREADS. A container may have fewer than its machine.
     """
     if sys.platform == "linux":
         cores = len(os.sched_getaffinity(0))
     else:
         cores = os.cpu_count() or 1
-    return min(cores, MOST_THREADS)
+    return min(cores, MAX_THREADS)
 
 
 def over_blocks(
@@ -41,8 +41,8 @@ def over_blocks(
 
     Raises:
         UsageError: `block` or `threads` is below 1.
-        Exception: whatever `work` raised, from the lowest block that did. Blocks above
-            it may or may not have been worked on.
+        Exception: the exception of `work` in the lowest block that failed. Blocks
+            above it may or may not have been processed.
     """
     if block < 1 or threads < 1:
         raise UsageError(
@@ -60,10 +60,10 @@ def over_blocks(
 
 
 class _Spans:
-    """Hands out blocks in ascending order, and remembers what failed.
+    """Hands out blocks in ascending order, and records failures.
 
     Every block below one that failed has been handed out before it, and is finished:
-    so the lowest failure is the same whatever the threads did.
+    so the lowest failure does not depend on the threads.
     """
 
     def __init__(self, elements: int, block: int) -> None:

@@ -1,4 +1,4 @@
-"""Where things lie in a body, and the constants that both kinds of kernel share.
+"""The layouts of bodies, and the constants that both kinds of kernel share.
 
 A body is a row of blocks, each with its own scale, so that a range of elements that
 starts at a block is a range of bytes. Only the last block may be short.
@@ -36,14 +36,14 @@ The largest fp32 number is (2**24 - 1) * 2**104. A 127th of it rounds up to
 E3M0_BLOCK = 64
 E3M0_HEAD = 1
 E3M0_MIN_EXPONENT = 27
-"""The exponent field of 2**-100: what is smaller decodes to zero."""
+"""The exponent field of 2**-100: smaller numbers decode to zero."""
 
 E3M0_MAX_EXPONENT = 254
 E3M0_ZERO = 7
 
 TOPK_BLOCK = 4096
 TOPK_SHARE = 64
-"""One element in so many is kept."""
+"""One element of this many is kept."""
 
 TOPK_HEAD = 8
 
@@ -63,9 +63,9 @@ def topk_kept(elements: int) -> int:
     return -(-elements // TOPK_SHARE)
 
 
-def topk_shares(kept: int) -> tuple[int, int]:
+def topk_shares(count: int) -> tuple[int, int]:
     """Return how many kept elements have the high level, and how many the low."""
-    return -(-kept // 2), kept // 2
+    return -(-count // 2), count // 2
 
 
 def topk_bytes(elements: int) -> int:
@@ -76,10 +76,10 @@ def topk_bytes(elements: int) -> int:
 
 def topk_block_bytes(elements: int) -> int:
     """Return the size of one topk-2bit block: levels, indices, values."""
-    kept = topk_kept(elements)
-    if kept == 0:
+    count = topk_kept(elements)
+    if count == 0:
         return 0
-    return TOPK_HEAD + -(-12 * kept // 8) + -(-2 * kept // 8)
+    return TOPK_HEAD + -(-12 * count // 8) + -(-2 * count // 8)
 
 
 STATE_PIECE = 65536

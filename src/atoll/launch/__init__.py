@@ -8,7 +8,7 @@ is more than one. Its author writes:
 
 1.  `open_launcher(options) -> Launcher`. It imports the SDK at the top of the module (a
     missing one is then told with its extra by `registry`), reads its own `KEY=VALUE`
-    words with `options.read_options` into a frozen dataclass, and checks that what the
+    words with `base.read_options` into a frozen dataclass, and checks that what the
     engine needs is here: a program, an endpoint, a credential (`UsageError`, with what
     to do).
 
@@ -32,7 +32,7 @@ is more than one. Its author writes:
     ATOLL_PASS among them if `traits.is_elsewhere`: they go the engine's own way of
     secrets (a Secret object, a field `secrets=`, a private file that the variable
     ATOLL_PASS_FILE names), and never into words, `environment`, plan or handle.
-    `references.in_engine(spec.secrets)` has those that the engine keeps, by its names.
+    `spec.in_engine(spec.secrets)` has those that the engine keeps, by its names.
 
 5.  Ends. SIGTERM makes an island leave its run cleanly, and needs up to `base.GRACE_S`:
     what the engine sends before it kills (a preemption, a time limit, a preStop hook)
@@ -51,12 +51,11 @@ is more than one. Its author writes:
 
 from typing import TYPE_CHECKING, Any
 
-from atoll.launch.handle import Handle
+from atoll.launch.base import Handle, Report, State
 from atoll.launch.spec import IslandSpec, Resources, Restarts
-from atoll.launch.states import Report, State
 
 if TYPE_CHECKING:
-    from atoll.launch.launching import Launched, Result, launch, launch_spec
+    from atoll.launch.api import Launched, Result, launch, launch_spec
 
 __all__ = [
     "Handle",
@@ -76,7 +75,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         # What asks a run loads more than who writes an engine needs.
         if name in __all__:
-            from atoll.launch import launching
+            from atoll.launch import api
 
-            return getattr(launching, name)
+            return getattr(api, name)
         raise AttributeError(f"module 'atoll.launch' has no attribute {name!r}")

@@ -1,23 +1,246 @@
-"""The port to what starts islands: the engine that people have already.
+"""The port to an engine: the system that starts islands, which its user has already.
 
-Rule 1: an engine starts, tells and ends; it decides nothing about the run.
+Rule 1: an engine starts, reports and ends islands; it decides nothing about the run.
 Rule 2: an order's `id` names what is submitted, so that it can be found by it even if
-whoever launched died before the engine's answer came.
-Rule 3: errors of an SDK do not cross. `UsageError` is for what cannot be had or done,
-`Refused` for who may not, `Unreachable` for when asking again may help. An answer that
-makes no sense may be read as if it did: `understanding` makes it `Unreachable`.
+the process that launched died before the engine's response came.
+Rule 3: errors of an SDK do not cross. `UsageError` is for a request that cannot be
+fulfilled, `Refused` for a missing permission, `Unreachable` for a failure that a retry
+may solve. A response that makes no sense may be read as if it did: `registry` makes it
+`Unreachable`.
+
+A `Handle` finds a launch again, later and from another terminal: one JSON document.
+Rule 4: it has no secret; its reader still needs the engine's own permission.
+Rule 5: it is bounded and verified when it is read, as anything from a file.
+Rule 6: `reference` is the engine's own: a job's number, a namespace. Others keep it.
+
+An engine's options are `KEY=VALUE` words, read into a dataclass of the engine. Every
+field is an `int`, `float`, `bool` or `str`, or one of these or None; its name is the
+key, and its docstring is its help text.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
+from typing import Any, Protocol, TypeVar, get_type_hints
 
-from atoll.launch.handle import Handle, check_id, check_indexes
-from atoll.launch.spec import IslandSpec
-from atoll.launch.states import Report
+from atoll.errors import CorruptError, UsageError
+from atoll.launch.spec import MAX_ISLANDS, IslandSpec, check_name
 from atoll.security import Secret
+from atoll.settings.rules import nearest
+
+
+class State(Enum):
+    """Where an island is in its life, by the word of its engine."""
+
+    PENDING = "pending"
+    """The engine has it and has not started it: it waits for a place, or is loading."""
+
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    """A life of it has ended, and the engine will start another."""
+
+    FINISHED = "finished"
+    """Its command has ended with 0."""
+
+    FAILED = "failed"
+    """Its command has ended otherwise, and nobody starts it again."""
+
+    CANCELLED = "cancelled"
+    """Somebody has ended it."""
+
+    LOST = "lost"
+    """The engine knows nothing of it any more: nobody can tell how it ended."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing becomes of it any more."""
+        return self not in (State.PENDING, State.RUNNING, State.RESTARTING)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What an engine says of one island."""
+
+    index: int
+    name: str
+    state: State
+    restarts: int = 0
+    """Lives after the first, as far as the engine counts them."""
+
+    exit_code: int | None = None
+    """Of its last life that has ended; minus the signal's number if one ended it."""
+
+    reason: str = ""
+    """The cause of the state, worded by the engine: `OutOfMemory`, `signal 9`."""
+
+    host: str = ""
+    """The node, process or job that runs the island."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as stored and as printed with `--json`."""
+        return {
+            "index": self.index,
+            "name": self.name,
+            "state": self.state.value,
+            "restarts": self.restarts,
+            "exit_code": self.exit_code,
+            "why": self.reason,
+            "place": self.host,
+        }
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Report:
+        """Return the report that `to_dict` wrote; other keys are ignored.
+
+        Raises:
+            LookupError, TypeError, ValueError: it is not a report.
+        """
+        exit_code = stored["exit_code"]
+        return cls(
+            index=int(stored["index"]),
+            name=str(stored["name"]),
+            state=State(stored["state"]),
+            restarts=int(stored["restarts"]),
+            exit_code=None if exit_code is None else int(exit_code),
+            reason=str(stored["why"]),
+            host=str(stored["place"]),
+        )
+
+
+VERSION = 1
+MAX_HANDLE_BYTES = 2**18
+MAX_ID = 56
+"""Characters: a label of DNS has 63, and an engine may add an index."""
+
+MAX_INSTANT_S = 2.0**37
+"""Beyond the year 6000: a clock says no such thing, and others cannot show it."""
+
+_ID = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Handle:
+    """One launch: its islands have the indexes from `first` on."""
+
+    id: str
+    """Given before anything is submitted, so that an engine can be asked for it."""
+
+    engine: str
+    run: str
+    name: str
+    num_islands: int
+    first: int = 0
+    begun_at_s: float = 0.0
+    """By the clock of the machine that launched: to show, and to put in order."""
+
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What its launcher was made with."""
+
+    reference: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def indexes(self) -> range:
+        return range(self.first, self.first + self.num_islands)
+
+    def island(self, index: int) -> str:
+        """Return the name of one of its islands."""
+        return f"{self.name}-{index}"
+
+    def to_json(self) -> str:
+        """Return the document.
+
+        Raises:
+            UsageError: the engine's reference is too large, or no JSON.
+        """
+        try:
+            said = json.dumps({"version": VERSION, **asdict(self)}, allow_nan=False)
+        except (TypeError, ValueError) as exc:
+            raise UsageError(f"A handle's reference is no JSON: {exc}.") from exc
+        if len(said.encode()) > MAX_HANDLE_BYTES:
+            raise UsageError(f"A handle has at most {MAX_HANDLE_BYTES} bytes.")
+        return said
+
+    @classmethod
+    def from_json(cls, said: str | bytes) -> Handle:
+        """Return the handle of a document.
+
+        Raises:
+            CorruptError: it is none, or of a version that is not known here.
+        """
+        if len(said) > MAX_HANDLE_BYTES:
+            raise CorruptError(
+                f"A handle of a launch has at most {MAX_HANDLE_BYTES} bytes."
+            )
+        try:
+            return _checked(json.loads(said))
+        except (ValueError, LookupError, TypeError, UsageError, RecursionError) as exc:
+            raise CorruptError(f"That is no handle of a launch: {exc}.") from exc
+
+
+def check_id(launch: str) -> str:
+    """Return an id of a launch, which is a label of DNS and some characters less."""
+    if len(launch) > MAX_ID or not _ID.fullmatch(launch):
+        raise UsageError(f"{launch[:80]!r} is no id of a launch.")
+    return launch
+
+
+def check_indexes(first: int, num_islands: int) -> None:
+    """Return if there can be so many islands.
+
+    Raises:
+        UsageError: there cannot.
+    """
+    if not (first >= 0 and num_islands >= 1 and first + num_islands <= MAX_ISLANDS):
+        raise UsageError(
+            f"{num_islands} islands from index {first} on cannot be launched: 1 to "
+            f"{MAX_ISLANDS} can, in all."
+        )
+
+
+def _checked(form: Any) -> Handle:
+    if not isinstance(form, dict) or form.get("version") != VERSION:
+        raise ValueError(f"it is not of version {VERSION}")
+    options, reference = form["options"], form["reference"]
+    if not isinstance(reference, dict) or not isinstance(options, dict):
+        raise ValueError("its options and its reference are tables")
+    handle = Handle(
+        id=check_id(_text(form["id"])),
+        engine=_text(form["engine"]),
+        run=_text(form["run"]),
+        name=check_name(_text(form["name"])),
+        num_islands=_whole(form["num_islands"]),
+        first=_whole(form["first"]),
+        begun_at_s=_finite(form["begun_at_s"]),
+        options={_text(key): _text(value) for key, value in options.items()},
+        reference=reference,
+    )
+    check_indexes(handle.first, handle.num_islands)
+    return handle
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.80} is no text")
+    return value
+
+
+def _finite(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r:.80} is no number")
+    if not abs(value) < MAX_INSTANT_S:
+        raise ValueError(f"{value!r:.80} is no instant")
+    return float(value)
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{value!r:.80} is no whole number")
+    return value
+
 
 GRACE_S = 30.0
 """How long an island has to leave cleanly once it was told to go."""
@@ -196,3 +419,49 @@ class Launcher(Protocol):
             UsageError: some were named, and this engine can only end all.
         """
         ...
+
+
+def as_json(data: Any) -> Plan:
+    """Return a plan that is printed as JSON, for people and for `jq`."""
+    return Plan(data, json.dumps(data, indent=2) + "\n")
+
+
+Options = TypeVar("Options")
+
+_TRUTHS = {"true": True, "false": False}
+
+
+def read_options(
+    kind: type[Options], given: Mapping[str, str], *, engine: str
+) -> Options:
+    """Return an engine's options, the defaults where nothing was given.
+
+    Raises:
+        UsageError: one is not known, or is no value of its kind.
+    """
+    hints = get_type_hints(kind)
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    for key in given:
+        if key not in known:
+            near = f"Did you mean {nearest(key, known)!r}?" if known else "It has none."
+            raise UsageError(f"{engine} has no option {key!r}. {near}")
+    read = {
+        key: _value(hints[key], text, key=f"{engine}'s option {key}")
+        for key, text in given.items()
+    }
+    return kind(**read)
+
+
+def _value(hint: Any, text: str, *, key: str) -> Any:
+    kinds = [each for each in (int, float, bool, str) if each in _members(hint)]
+    assert kinds, f"{key} has no kind that can be written"
+    kind = kinds[0]
+    try:
+        return _TRUTHS[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError) as exc:
+        needed = {int: "a whole number", float: "a number", bool: "true or false"}
+        raise UsageError(f"{key}={text!r} is not {needed[kind]}.") from exc
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__args__", (hint,))

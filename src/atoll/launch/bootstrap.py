@@ -24,10 +24,8 @@ from pathlib import Path
 
 from atoll.errors import AtollError, UsageError
 from atoll.launch.base import LISTEN_THERE
-from atoll.launch.charter import CHARTER, Charter
-from atoll.launch.command import spelt_out
-from atoll.launch.passes import PASS, PASS_FILE, Pass
-from atoll.launch.spec import IslandSpec
+from atoll.launch.credentials import CHARTER, PASS, PASS_FILE, Charter, Pass
+from atoll.launch.spec import IslandSpec, spelt_out
 
 MODULE = "atoll.launch.bootstrap"
 _PR_SET_PDEATHSIG = 1

@@ -19,10 +19,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from atoll.launch.base import GRACE_S
+from atoll.launch.base import GRACE_S, Report, State
 from atoll.launch.leading import TOLD_TO_GO, lead
 from atoll.launch.spec import Restarts
-from atoll.launch.states import Report, State
 
 MODULE = "atoll.launch.leader"
 GIVEN_UP = 70
@@ -50,7 +49,7 @@ def message(report: Report) -> str:
         {
             "exit_code": report.exit_code,
             "restarts": report.restarts,
-            "why": report.why[:200],
+            "why": report.reason[:200],
         }
     )
 
@@ -65,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if str(index) in os.environ.pop(CANCELLED, "").split(","):
         sys.exit(TOLD_TO_GO)
     name = f"{given.name}-{index}"
-    restarts = Restarts(**given.restarts)
+    restarts = Restarts.from_dict(given.restarts)
     report = lead(
         name,
         given.command,

@@ -24,13 +24,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from atoll.launch.base import GRACE_S
+from atoll.launch.base import GRACE_S, Report, State
 from atoll.launch.bootstrap import bootstrap_words
-from atoll.launch.engines.local.life import Life, Words
 from atoll.launch.spec import IslandSpec, Restarts
-from atoll.launch.states import Report, State
+from atoll.launch.supervise import Life, Words
 
 MODULE = "atoll.launch.leading"
 LOOK_S = 0.1
@@ -54,7 +53,7 @@ def leader_words(
     It is told to go before `limit_s` are over, in which the engine ends it.
     """
     leave_s = max(limit_s - LEAVE_BEFORE_S, limit_s / 2.0)
-    restarts = json.dumps(asdict(spec.restarts))
+    restarts = json.dumps(spec.restarts.to_dict())
     words = [python, "-m", MODULE, "--name", spec.island(index)]
     words += ["--restarts", restarts, "--leave-after-s", f"{leave_s:g}", "--"]
     boot = bootstrap_words(spec, index=index, python=python, prefix_from=prefix_from)
@@ -84,7 +83,7 @@ def lead(
     An engine that starts it again itself, and at once, gives the number of its lives
     before: then this one is all, and a death is told after the pause that is due.
     """
-    once = restarts if num_before is None else replace(restarts, most=0)
+    once = restarts if num_before is None else replace(restarts, max_restarts=0)
     begun_at_s = time.monotonic()
     heard: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
@@ -98,16 +97,16 @@ def lead(
         time.sleep(LOOK_S)
     if led.report.state is not State.FAILED or num_before is None:
         return led.report
-    has_lasted = time.monotonic() - begun_at_s >= restarts.at_once_s
-    num_at_once = 0 if has_lasted else num_before + 1
-    is_last = num_before >= restarts.most
-    return _paused(led.report, 0.0 if is_last else restarts.pause_s(num_at_once), heard)
+    has_lasted = time.monotonic() - begun_at_s >= restarts.crash_window_s
+    num_crashes = 0 if has_lasted else num_before + 1
+    is_last = num_before >= restarts.max_restarts
+    return _paused(led.report, 0.0 if is_last else restarts.pause_s(num_crashes), heard)
 
 
 def _paused(report: Report, pause_s: float, heard: Sequence[int]) -> Report:
     """Return what is to be told of a death after a pause: who is told to go, goes."""
     if pause_s:
-        _say(f"{report.name} ended with {report.why}, and goes in {pause_s:g} s.")
+        _say(f"{report.name} ended with {report.reason}, and goes in {pause_s:g} s.")
     until_s = time.monotonic() + pause_s
     while not heard and time.monotonic() < until_s:
         time.sleep(LOOK_S)
@@ -167,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report = lead(
         given.name,
         given.command,
-        Restarts(**given.restarts),
+        Restarts.from_dict(given.restarts),
         leave_after_s=given.leave_after_s,
     )
     sys.exit(exit_code(report))

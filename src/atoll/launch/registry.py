@@ -1,21 +1,39 @@
-"""The engines there are: the modules of `atoll.launch.engines`, by their names.
+"""The engines: the modules of `atoll.launch.engines`, by their names.
 
 An engine's extra is called as its module, with hyphens: `hf_jobs` needs what
 `pip install "atoll[hf-jobs]"` installs. Only its own module imports its SDK.
+
+Every engine reads responses that another program has written: a number that is a word,
+a field that is missing. The launchers that are opened here turn the exceptions that
+follow from that into `Unreachable`, so that an engine reads plainly and need not expect
+everything.
 """
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
-from collections.abc import Mapping
+import traceback
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 from typing import Protocol, cast
 
-from atoll.errors import UsageError
-from atoll.launch import engines
-from atoll.launch.base import Launcher
-from atoll.launch.understanding import Understanding
+from atoll.errors import Unreachable, UsageError
+from atoll.launch.base import (
+    GRACE_S,
+    Handle,
+    Keep,
+    Launcher,
+    Order,
+    Plan,
+    Report,
+    Traits,
+)
 from atoll.settings.rules import nearest
+
+ENGINES = "atoll.launch.engines"
+"""Loaded by name: an engine imports this package, not the reverse."""
 
 
 class Engine(Protocol):
@@ -32,7 +50,9 @@ class Engine(Protocol):
 
 def engine_names() -> list[str]:
     """Return what `--on` takes, in alphabetical order."""
-    found = (each.name for each in pkgutil.iter_modules(engines.__path__))
+    found = (
+        each.name for each in pkgutil.iter_modules(import_module(ENGINES).__path__)
+    )
     return sorted(name for name in found if not name.startswith("_"))
 
 
@@ -55,7 +75,7 @@ def open_launcher(engine: str, options: Mapping[str, str] | None = None) -> Laun
 
 def _module(name: str) -> Engine:
     try:
-        return cast(Engine, importlib.import_module(f"{engines.__name__}.{name}"))
+        return cast(Engine, import_module(f"{ENGINES}.{name}"))
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.startswith("atoll."):
             raise  # a file of ours is missing, and no extra would bring it
@@ -63,3 +83,60 @@ def _module(name: str) -> Engine:
             f"The engine {name} needs {exc.name}, which is not installed. Try: "
             f'pip install "atoll[{name.replace("_", "-")}]"'
         ) from exc
+
+
+ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+MAX_SAID = 300
+
+
+class Understanding:
+    """A launcher that has one, and tells what that could not make sense of."""
+
+    def __init__(self, engine: str, inner: Launcher) -> None:
+        self._engine, self._inner = engine, inner
+
+    @property
+    def traits(self) -> Traits:
+        return self._inner.traits
+
+    def plan(self, order: Order) -> Plan:
+        return self._inner.plan(order)
+
+    def launch(self, order: Order, *, keep: Keep) -> Handle:
+        with self._asked("launch"):
+            return self._inner.launch(order, keep=keep)
+
+    def poll(self, handle: Handle) -> tuple[Report, ...]:
+        with self._asked("poll"):
+            return self._inner.poll(handle)
+
+    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+        with self._asked("logs"):
+            return self._inner.logs(handle, index, after=after)
+
+    def cancel(
+        self,
+        handle: Handle,
+        *,
+        indexes: Collection[int] | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        with self._asked("cancel"):
+            self._inner.cancel(handle, indexes=indexes, grace_s=grace_s)
+
+    @contextmanager
+    def _asked(self, what: str) -> Iterator[None]:
+        """Let what could not be understood be an error of ours.
+
+        Asking again may help: an answer may have been cut off, or a proxy's.
+        """
+        try:
+            yield
+        except ODD as exc:
+            at = traceback.extract_tb(exc.__traceback__)[-1]
+            where = f"{Path(at.filename).name}, line {at.lineno}"
+            raise Unreachable(
+                f"What {self._engine} answers to {what!r} is not understood: "
+                f"{type(exc).__name__}: {str(exc)[:MAX_SAID]} ({where}). Is it of a "
+                "version that this engine of Atoll was made for?"
+            ) from exc

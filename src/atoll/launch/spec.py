@@ -1,21 +1,42 @@
-"""What an island is to be, said once for every engine.
+"""What an island is to be, stated once for every engine.
 
 Rule 1: there is no field for the run's settings: the run owns them, and an island is
 given a run and nothing that must match.
-Rule 2: a secret is named, never written: `references` says how.
-Rule 3: what no engine could do is refused here; what one cannot, by that one.
+Rule 2: a secret is named, never written.
+Rule 3: a spec that no engine could run is refused here; one that a single engine cannot
+run is refused by that engine.
+
+The command, as a user writes it after `--`:
+
+    train.py --lr 1         a script
+    -m package.train        a module
+    package.train:main      a function, called with the arguments as text
+    python train.py         the same as train.py: the Python of the island's machine
+    python -c CODE          that Python again, which torchrun cannot start
+    ./anything              a program
+
+A secret, by reference:
+
+    env:NAME        in the environment of the process that launches
+    file:PATH       in a file that only this user may read, on this machine
+    engine:NAME     kept by the engine under that name; `NAME/KEY` where it has several
+
+The first two are read when islands are launched, and reach them by the engine's own way
+of secrets. None is ever part of a command line, a plan or a handle.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
-from atoll.errors import UsageError
-from atoll.launch.command import check_command
-from atoll.launch.references import check_reference
+from atoll.errors import CorruptError, UsageError
+from atoll.security import Secret
+from atoll.security.private_files import read_private
 
 MAX_ISLANDS = 4096
 MAX_NAME = 40
@@ -72,6 +93,13 @@ class Resources:
 MAX_DOUBLED = 100
 """How often a pause is doubled at most: any is longer than the longest then."""
 
+_STORED = {
+    "max_restarts": "most",
+    "crash_window_s": "at_once_s",
+    "max_crashes": "most_at_once",
+}
+"""Fields of `Restarts` whose keys differ in stored launches and on command lines."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Restarts:
@@ -80,22 +108,24 @@ class Restarts:
     An engine that counts in its own way does what comes nearest, and its page says so.
     """
 
-    most: int = 100
+    max_restarts: int = 100
+    """Restarts of one island, at most."""
+
     first_pause_s: float = 1.0
-    """Before the first restart; doubled each time, until a life has lasted."""
+    """Pause before the first restart. It doubles with every crash in a row."""
 
     longest_pause_s: float = 60.0
-    at_once_s: float = 20.0
-    """A life that fails within this has died at once."""
+    crash_window_s: float = 20.0
+    """A command that fails within this time after its start has crashed."""
 
-    most_at_once: int = 3
-    """Deaths at once, one after another, after which it is left dead."""
+    max_crashes: int = 3
+    """Crashes in a row after which the island is not restarted."""
 
     def __post_init__(self) -> None:
-        if self.most < 0 or self.most_at_once < 1:
+        if self.max_restarts < 0 or self.max_crashes < 1:
             raise UsageError(
-                f"most={self.most}, most_at_once={self.most_at_once}: an island may "
-                "be restarted 0 times or more, and dies at once after 1 or more."
+                f"max_restarts={self.max_restarts} must be at least 0, and "
+                f"max_crashes={self.max_crashes} at least 1."
             )
         if not 0 <= self.first_pause_s <= self.longest_pause_s < math.inf:
             raise UsageError(
@@ -103,10 +133,25 @@ class Restarts:
                 f"longest_pause_s={self.longest_pause_s}."
             )
 
-    def pause_s(self, num_at_once: int) -> float:
-        """Return how long to wait after so many deaths at once, one after another."""
-        doubled = min(max(0, num_at_once - 1), MAX_DOUBLED)
+    def pause_s(self, num_crashes: int) -> float:
+        """Return the pause before a restart after this many crashes in a row."""
+        doubled = min(max(0, num_crashes - 1), MAX_DOUBLED)
         return float(min(self.first_pause_s * 2.0**doubled, self.longest_pause_s))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the policy as stored with a launch and passed to its supervisor."""
+        return {_STORED.get(name, name): value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Restarts:
+        """Return the policy that `to_dict` wrote; a missing key means its default.
+
+        Raises:
+            TypeError: a key is unknown.
+            UsageError: a number is out of range.
+        """
+        names = {key: name for name, key in _STORED.items()}
+        return cls(**{names.get(key, key): value for key, value in stored.items()})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +173,7 @@ class IslandSpec:
 
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Variables by name, and where each one's value is: see `references`."""
+    """Variables by name, and where each one's value is: see the module's docstring."""
 
     directory: str | None = None
     """Where the command starts at the island's place; None is the engine's usual."""
@@ -202,3 +247,169 @@ def _require_no_secret(variable: str) -> None:
             f"{variable} looks like a secret, which is never given by value. Say where "
             f"it is: --secret {variable}=env:{variable}, or file:PATH."
         )
+
+
+def spec_to_form(spec: IslandSpec) -> dict[str, Any]:
+    """Return a spec as what JSON knows. It holds references, and no secret."""
+    return asdict(spec) | {"restarts": spec.restarts.to_dict()}
+
+
+def spec_from_form(form: Any) -> IslandSpec:
+    """Return the spec that was written.
+
+    Raises:
+        CorruptError: it is none.
+    """
+    try:
+        given = {each.name: form[each.name] for each in fields(IslandSpec)}
+        given |= {
+            "command": tuple(map(_text, given["command"])),
+            "requirements": tuple(map(_text, given["requirements"])),
+            "environment": _texts(given["environment"]),
+            "secrets": _texts(given["secrets"]),
+            "resources": Resources(**given["resources"]),
+            "restarts": Restarts.from_dict(given["restarts"]),
+        }
+        return IslandSpec(**given)
+    except (LookupError, TypeError, ValueError, AttributeError, UsageError) as exc:
+        raise CorruptError(f"That is no spec of an island: {exc}.") from exc
+
+
+def _texts(form: Any) -> dict[str, str]:
+    return {_text(key): _text(value) for key, value in form.items()}
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.80} is no text")
+    return value
+
+
+MAX_WORDS, MAX_WORDS_BYTES = 1024, 2**16
+
+CALLING = "atoll.launch.calling"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
+
+_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+
+
+def check_command(command: Sequence[str], *, processes: int) -> None:
+    """Return if it can be a command.
+
+    Raises:
+        UsageError: it is empty, too long, or nothing that torchrun could start.
+    """
+    if not command or not command[0]:
+        raise UsageError(
+            "There is no command. Write it after --, for example: -- python train.py"
+        )
+    size = sum(len(word.encode("utf-8", "surrogateescape")) for word in command)
+    if len(command) > MAX_WORDS or size > MAX_WORDS_BYTES:
+        raise UsageError(
+            f"The command has {len(command)} words and {size} bytes; at most "
+            f"{MAX_WORDS} and {MAX_WORDS_BYTES} can be given. Put them into a file."
+        )
+    if any("\0" in word for word in command):
+        raise UsageError("The command has a word with a zero byte, which none can.")
+    if processes < 1:
+        raise UsageError(f"processes={processes}: an island has 1 or more.")
+    if processes > 1 and python_words(command) is None:
+        raise UsageError(
+            f"processes={processes} needs a script, -m MODULE or module:function for "
+            f"torchrun to start, and {command[0]!r} is a program."
+        )
+
+
+def python_words(command: Sequence[str]) -> list[str] | None:
+    """Return what Python is given to run a command, or None if it is no Python."""
+    words = list(command)
+    if _PYTHON.fullmatch(words[0]) and len(words) > 1:
+        words = words[1:]
+    if words[0] == "-m":
+        return words if len(words) > 1 else None
+    if words[0].endswith(".py"):
+        return words
+    return ["-m", CALLING, *words] if _FUNCTION.fullmatch(words[0]) else None
+
+
+def is_python(command: Sequence[str]) -> bool:
+    """Return whether the Python of the island's place runs a command."""
+    words = python_words(command)
+    return words is not None or _PYTHON.fullmatch(command[0]) is not None
+
+
+def spelt_out(
+    command: Sequence[str], *, processes: int, python: str = "python"
+) -> list[str]:
+    """Return the words to execute, with the Python of the island's place."""
+    words = python_words(command)
+    if words is None:
+        return [python, *command[1:]] if is_python(command) else list(command)
+    if processes > 1:
+        return [python, *TORCHRUN, f"--nproc-per-node={processes}", *words]
+    return [python, *words]
+
+
+MAX_SECRET_BYTES = 2**16
+KINDS = ("env", "file", "engine")
+
+
+def check_reference(variable: str, reference: str) -> tuple[str, str]:
+    """Return the kind of a reference, and what it names.
+
+    Raises:
+        UsageError: it is none. The message does not show it: it may be the secret.
+    """
+    kind, _, named = reference.partition(":")
+    if kind not in KINDS or not named:
+        raise UsageError(
+            f"The secret {variable} is given by what is no reference. Write "
+            f"{variable}=env:NAME, {variable}=file:PATH or {variable}=engine:NAME."
+        )
+    return kind, named
+
+
+def in_engine(secrets: Mapping[str, str]) -> dict[str, str]:
+    """Return the secrets that the engine keeps itself: its own name of each."""
+    found = {name: check_reference(name, said) for name, said in secrets.items()}
+    return {name: named for name, (kind, named) in found.items() if kind == "engine"}
+
+
+def resolve(
+    secrets: Mapping[str, str], *, environment: Mapping[str, str]
+) -> dict[str, Secret]:
+    """Return the values of the secrets that this side keeps.
+
+    Raises:
+        UsageError: one is not where its reference says.
+    """
+    found = {}
+    for variable, reference in secrets.items():
+        kind, named = check_reference(variable, reference)
+        if kind == "env":
+            found[variable] = _from_environment(variable, named, environment)
+        elif kind == "file":
+            data = read_private(
+                Path(named), what="secret", max_bytes=MAX_SECRET_BYTES, is_given=True
+            )
+            found[variable] = _secret_text(variable, data)
+    return found
+
+
+def _from_environment(
+    variable: str, named: str, environment: Mapping[str, str]
+) -> Secret:
+    if named not in environment:
+        raise UsageError(
+            f"The secret {variable} is to come from {named}, which is not set here. "
+            f"Set it, or give {variable}=file:PATH."
+        )
+    return Secret(environment[named])
+
+
+def _secret_text(variable: str, data: bytes) -> Secret:
+    try:
+        return Secret(data.decode().strip())
+    except UnicodeDecodeError:
+        raise UsageError(f"The file of the secret {variable} holds no text.") from None

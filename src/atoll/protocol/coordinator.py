@@ -1,18 +1,19 @@
 """The coordinator's machine: membership, rounds and epochs, and nothing that happens.
 
-Rule 1: every change of a `CoordinatorState` is made by `advance`, from one event. What
-        rounds do is here, who comes and goes in `presence`, what operators ask for in
-        `ending`, and what becomes of a run that goes elsewhere in `moving`.
-Rule 2: none of them knows how messages arrive, what time it is, what a body holds or
-        where the journal is. They say what to do; the host does it and says so.
-Rule 3: what must survive a crash is an action (`Remember`, `Close`) that the host makes
-        durable before it answers anybody.
+Rule 1: every change of a `CoordinatorState` is made by `advance`, from one event. The
+        handlers of rounds are in this module, those of join, heartbeat and leave in
+        `join_leave`, and those of operators in `operators`.
+Rule 2: none of them knows the transport, the clock, the content of a body or the
+        journal. They return actions; the host performs them and reports the result.
+Rule 3: a change that must survive a crash is an action (`Persist`, `CloseRound`) that
+        the host makes durable before it sends any response.
 
-Theory of operation. An island's update is judged by its header (`Offered`) before its
-body is read, and staged (`Stored`) when the body is here and verified. After every
-event the machine looks which rounds can close; `Close` tells the host to reduce, to
-journal and to take the outer step, and the host answers with `Committed`, which opens
-the next round. `wakes_at` says when nothing but time can change something.
+Theory of operation. The machine judges an island's update by its header
+(`UpdateOffered`) before its body is read, and stages it (`UpdateStored`) once the body
+is received and verified. After every event the machine checks which rounds can close.
+`CloseRound` makes the host reduce, journal and take the outer step; the host answers
+with `Committed`, which opens the next round. `wakes_at` returns the next moment at
+which time alone can change something.
 """
 
 from __future__ import annotations
@@ -22,37 +23,36 @@ from functools import partial
 from typing import Any
 
 from atoll.errors import Refused
-from atoll.protocol import ending, moving, presence
+from atoll.protocol import join_leave, operators
+from atoll.protocol.coordinator_state import CoordinatorState, all_heard, lost_state
 from atoll.protocol.events import (
     Action,
-    Beaten,
-    Close,
-    Closed,
+    CloseRound,
     Committed,
+    ConnectionLost,
     Event,
     Founded,
-    Gathered,
-    Joining,
+    HeartbeatReceived,
+    JoinRequested,
     Leave,
-    Moved,
-    Moving,
-    NewValues,
-    Offered,
-    Pausing,
+    MoveCancelled,
+    MoveCompleted,
+    MoveRequested,
+    PauseRequested,
     Recovered,
+    Respond,
     Result,
-    Saving,
-    Say,
-    Staying,
-    Stopping,
-    Stored,
+    SaveRequested,
+    SettingsChanged,
+    StopRequested,
     Tick,
+    UpdateOffered,
+    UpdatesGathered,
+    UpdateStored,
 )
 from atoll.protocol.judge import judge_updates
 from atoll.protocol.membership import Member
-from atoll.protocol.recovery import all_heard, lost_state
 from atoll.protocol.rounds import Phase, Reception, Round
-from atoll.protocol.run_state import CoordinatorState
 from atoll.protocol.values import changed
 from atoll.wire import Header, Roster, RosterEntry, Verdict
 
@@ -65,17 +65,17 @@ def advance(state: CoordinatorState, event: Event, now_s: float) -> Result:
             refused, and nothing has changed.
     """
     if state.move is not None:
-        moving.require_still(state, event)
+        operators.require_still(state, event)
     state, actions = HANDLERS[type(event)](state, event, now_s)
-    if isinstance(event, Offered) or _comes_along(event):
-        return state, actions  # settled before it was judged, or with what follows
+    if isinstance(event, UpdateOffered) or _comes_along(event):
+        return state, actions  # settled before it was judged, or with the next event
     state, closings = _settle(state, now_s)
     return state, actions + closings
 
 
 def _comes_along(event: Event) -> bool:
-    """Return whether an event is a heartbeat that an update has brought along."""
-    return isinstance(event, Beaten) and not event.is_asking
+    """Return whether an event is a heartbeat that came with an update."""
+    return isinstance(event, HeartbeatReceived) and not event.is_asking
 
 
 def wakes_at(state: CoordinatorState, now_s: float) -> float:
@@ -105,10 +105,10 @@ _NEVER = float("inf")
 
 
 def _settle(state: CoordinatorState, now_s: float) -> Result:
-    """Open what waited for islands to join, and close what can close."""
+    """Open the first rounds if enough islands joined, and close every due round."""
     state = _start(state, now_s)
     members, settings = state.members, state.settings
-    due = [each for each in state.rounds if each.can_close(members, settings, now_s)]
+    due = [round for round in state.rounds if round.can_close(members, settings, now_s)]
     if not due or state.is_held or not all_heard(members, now_s):
         return state, []
     actions: list[Action] = []
@@ -118,7 +118,7 @@ def _settle(state: CoordinatorState, now_s: float) -> Result:
         roster = roster_of(state, round, now_s)
         state = _with_round(state, round.fragment, round.close(roster))
         actions.append(
-            Close(
+            CloseRound(
                 fragment=round.fragment,
                 round=round.number,
                 roster=roster,
@@ -131,7 +131,7 @@ def _settle(state: CoordinatorState, now_s: float) -> Result:
 
 
 def _start(state: CoordinatorState, now_s: float) -> CoordinatorState:
-    """Open the first rounds once `start_islands` are here, or left their work."""
+    """Open the first rounds once `start_islands` joined, or left their work."""
     if state.has_started or not state.rounds:
         return state
     live = state.members.live(now_s)
@@ -170,15 +170,15 @@ def roster_of(state: CoordinatorState, round: Round, now_s: float) -> Roster:
     return Roster(tuple(sorted([*judged.entries, *late], key=lambda e: e.island)))
 
 
-def _offer(state: CoordinatorState, event: Offered, now_s: float) -> Result:
+def _offer(state: CoordinatorState, event: UpdateOffered, now_s: float) -> Result:
     """Judge a header; a round that is due to close does so before it can be wanted."""
     header = event.header
     member = state.members.require(header.island, header.incarnation)
     state, closings = _settle(state, now_s)
-    return state, [*closings, Say(_receive(state, member, header))]
+    return state, [*closings, Respond(_receive(state, member, header))]
 
 
-def _store(state: CoordinatorState, event: Stored, now_s: float) -> Result:
+def _store(state: CoordinatorState, event: UpdateStored, now_s: float) -> Result:
     """Stage an update; one whose round has closed meanwhile changes nothing."""
     header = event.header
     member = state.members.require(header.island, header.incarnation)
@@ -191,28 +191,28 @@ def _store(state: CoordinatorState, event: Stored, now_s: float) -> Result:
             learned = member.arrived(header.fragment, seconds)
             state = changed(state, members=state.members.with_member(learned))
         reception = Reception.STAGED
-    return state, [Say(reception)]
+    return state, [Respond(reception)]
 
 
-def _gather(state: CoordinatorState, event: Gathered, now_s: float) -> Result:
+def _gather(state: CoordinatorState, event: UpdatesGathered, now_s: float) -> Result:
     """Stage updates together; if one is not wanted, none is."""
-    gathered, said = state, Say(Reception.STAGED)
+    gathered, response = state, Respond(Reception.STAGED)
     for header in event.headers:
         member = state.members.require(header.island, header.incarnation)
         reception = _receive(gathered, member, header)
         if reception is not Reception.WANTED:
-            return state, [Say(reception)]
-        gathered, _ = _store(gathered, Stored(header), now_s)
-    return gathered, [said]
+            return state, [Respond(reception)]
+        gathered, _ = _store(gathered, UpdateStored(header), now_s)
+    return gathered, [response]
 
 
 def _receive(state: CoordinatorState, member: Member, header: Header) -> Reception:
     """Judge a header; only a run that has lost rounds may find it early."""
     round = _round(state, header)
-    held = member.holds[header.fragment].round if member.holds else 0
+    held_round = member.holds[header.fragment].round if member.holds else 0
     if not member.is_heard:
         return round.receive(header, its_island="not heard yet")
-    is_ahead = held >= round.number
+    is_ahead = held_round >= round.number
     return round.receive(
         header, its_island="ahead of the run" if is_ahead else "in step"
     )
@@ -227,16 +227,16 @@ def _tick(state: CoordinatorState, event: Tick, now_s: float) -> Result:
 def _commit(state: CoordinatorState, event: Committed, now_s: float) -> Result:
     closing = state.rounds[event.fragment]
     state = _count(state, event.fragment, closing.number, event.roster)
-    state = ending.end_by_tokens(state)
+    state = operators.end_by_tokens(state)
     opened = closing.commit(
         base=event.digest,
         roster=event.roster,
         outer=event.outer,
-        candidates=state.members.live(now_s),
+        candidates=join_leave.candidates(state, now_s),
         now_s=now_s,
         last_round=state.last_round,
     )
-    return ending.bounded(_with_round(state, event.fragment, opened), now_s), []
+    return operators.bounded(_with_round(state, event.fragment, opened), now_s), []
 
 
 def _recover(state: CoordinatorState, event: Recovered, now_s: float) -> Result:
@@ -247,12 +247,12 @@ def _recover(state: CoordinatorState, event: Recovered, now_s: float) -> Result:
     opened = round.recover(
         event.state,
         outer=event.outer,
-        candidates=state.members.live(now_s),
+        candidates=join_leave.candidates(state, now_s),
         now_s=now_s,
         last_round=state.last_round,
     )
     state = _with_round(state, event.fragment, opened)
-    return state, [Say(state.position(now_s))]
+    return state, [Respond(state.position(now_s))]
 
 
 def _count(
@@ -265,24 +265,24 @@ def _count(
 
 
 HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], Result]] = {
-    Joining: presence.join,
-    Founded: presence.found,
-    Beaten: presence.beat,
-    Offered: _offer,
-    Stored: _store,
-    Gathered: _gather,
-    Leave: presence.leave,
-    Closed: presence.close,
+    JoinRequested: join_leave.join,
+    Founded: join_leave.found,
+    HeartbeatReceived: join_leave.beat,
+    UpdateOffered: _offer,
+    UpdateStored: _store,
+    UpdatesGathered: _gather,
+    Leave: join_leave.leave,
+    ConnectionLost: join_leave.close,
     Tick: _tick,
     Committed: _commit,
     Recovered: _recover,
-    NewValues: ending.set_values,
-    Stopping: ending.stop,
-    Pausing: ending.pause,
-    Saving: ending.save,
-    Moving: moving.move,
-    Moved: moving.moved,
-    Staying: moving.stay,
+    SettingsChanged: operators.set_values,
+    StopRequested: operators.stop,
+    PauseRequested: operators.pause,
+    SaveRequested: operators.save,
+    MoveRequested: operators.move,
+    MoveCompleted: operators.moved,
+    MoveCancelled: operators.stay,
 }
 
 

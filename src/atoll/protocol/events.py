@@ -1,7 +1,7 @@
-"""What happens to a coordinator, and what its machine wants done about it.
+"""Events and actions of the coordinator's machine.
 
-Events are what the host saw; actions are what it must do, in order. `Remember` and
-`Close` must be durable before anybody is answered.
+The host reports events, and performs the actions in order. `Persist` and
+`CloseRound` must be durable before any response is sent.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from atoll.protocol.coordinator_state import CoordinatorState, Move
 from atoll.protocol.membership import Member
-from atoll.protocol.messages import Beat, Holding, JoinRequest, Position
+from atoll.protocol.messages import Heartbeat, HeldRound, JoinRequest, Position
 from atoll.protocol.rounds import Reception
-from atoll.protocol.run_state import CoordinatorState, Move
 from atoll.wire import Header, OuterValues, Roster
 
 
 @dataclass(frozen=True)
-class Joining:
-    """An island asks to take part."""
+class JoinRequested:
+    """A request of an island to join."""
 
     request: JoinRequest
     key: bytes
@@ -28,7 +28,7 @@ class Joining:
 
 @dataclass(frozen=True)
 class Founded:
-    """The founder's weights are here, durable: the digest of each fragment's state."""
+    """The founder's weights are durable: the digest of each fragment's state."""
 
     island: str
     incarnation: int
@@ -37,30 +37,30 @@ class Founded:
 
 
 @dataclass(frozen=True)
-class Beaten:
+class HeartbeatReceived:
     """A heartbeat came."""
 
-    beat: Beat
+    beat: Heartbeat
     is_asking: bool = True
     """Whether who sent it gets the position; not if it came with something else."""
 
 
 @dataclass(frozen=True)
-class Offered:
+class UpdateOffered:
     """The header of an update came; its body has not been read."""
 
     header: Header
 
 
 @dataclass(frozen=True)
-class Stored:
-    """The body of a wanted update is here and verified, durable if it departs."""
+class UpdateStored:
+    """The body of a wanted update is received and verified, durable if it departs."""
 
     header: Header
 
 
 @dataclass(frozen=True)
-class Gathered:
+class UpdatesGathered:
     """Headers came of updates that their islands reduce among themselves."""
 
     headers: tuple[Header, ...]
@@ -76,7 +76,7 @@ class Leave:
 
 
 @dataclass(frozen=True)
-class Closed:
+class ConnectionLost:
     """An island's connection was closed: a hint, not a fact."""
 
     island: str
@@ -103,10 +103,10 @@ class Committed:
 
 @dataclass(frozen=True)
 class Recovered:
-    """A state that the run had lost is here, durable, with the rosters before it."""
+    """A lost state of the run is durable again, with the rosters before it."""
 
     fragment: int
-    state: Holding
+    state: HeldRound
     rosters: tuple[tuple[int, Roster], ...]
     """The last ones that are known, with their rounds."""
 
@@ -115,70 +115,70 @@ class Recovered:
 
 
 @dataclass(frozen=True)
-class NewValues:
+class SettingsChanged:
     """An operator changes settings that may change at run time."""
 
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Stopping:
-    """An operator ends the run, with the rounds that are under way."""
+class StopRequested:
+    """An operator ends the run, with the open rounds."""
 
 
 @dataclass(frozen=True)
-class Pausing:
+class PauseRequested:
     """An operator stops rounds from closing, or lets them close again."""
 
     is_paused: bool
 
 
 @dataclass(frozen=True)
-class Saving:
+class SaveRequested:
     """An operator asks every island to save itself, after its next inner step."""
 
 
 @dataclass(frozen=True)
-class Moving:
-    """An operator takes the run elsewhere: everything is held until it is there."""
+class MoveRequested:
+    """An operator moves the run: nothing changes until the move is complete."""
 
     target: str
     nonce: str
 
 
 @dataclass(frozen=True)
-class Moved:
-    """The run is there."""
+class MoveCompleted:
+    """The run is at its target."""
 
     target: str
 
 
 @dataclass(frozen=True)
-class Staying:
-    """The run is not there, and will not be: it goes on here."""
+class MoveCancelled:
+    """The move is cancelled: the run continues here."""
 
     target: str
 
 
 Event = (
-    Joining
+    JoinRequested
     | Founded
-    | Beaten
-    | Offered
-    | Stored
-    | Gathered
+    | HeartbeatReceived
+    | UpdateOffered
+    | UpdateStored
+    | UpdatesGathered
     | Leave
-    | Closed
+    | ConnectionLost
     | Tick
     | Committed
     | Recovered
-    | NewValues
-    | Stopping
-    | Pausing
-    | Saving
-    | Moving
-    | Moved
-    | Staying
+    | SettingsChanged
+    | StopRequested
+    | PauseRequested
+    | SaveRequested
+    | MoveRequested
+    | MoveCompleted
+    | MoveCancelled
 )
 
 
@@ -190,7 +190,7 @@ class Welcome:
     position: Position
     is_founder: bool
     spoken_for: tuple[int, ...] = ()
-    """Fragments whose open round holds an update of an earlier life, which stands."""
+    """Fragments whose open round has a valid update of an earlier incarnation."""
 
 
 @dataclass(frozen=True)
@@ -202,21 +202,21 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class Remember:
-    """Make a change durable before anybody is answered."""
+class Persist:
+    """Make a change durable before any response is sent."""
 
-    what: Member | Leave | Epoch | Pausing | Move | Staying
+    change: Member | Leave | Epoch | PauseRequested | Move | MoveCancelled
 
 
 @dataclass(frozen=True)
-class Say:
-    """Answer the one who asked."""
+class Respond:
+    """Respond to the caller."""
 
     answer: Position | Reception
 
 
 @dataclass(frozen=True)
-class Close:
+class CloseRound:
     """Reduce the frozen staged set, journal the outcome, take the outer step."""
 
     fragment: int
@@ -227,7 +227,7 @@ class Close:
     epoch: int
 
 
-Action = Welcome | Remember | Say | Close
+Action = Welcome | Persist | Respond | CloseRound
 
 Result = tuple[CoordinatorState, list[Action]]
-"""What an event leads to."""
+"""The next state, and the actions of the host."""

@@ -1,69 +1,72 @@
-"""The island's machine: when to seal, when to take, and what becomes of work.
+"""The island's machine: when to seal, when to take, and how to treat work.
 
 Rule 1: every change of an `IslandState` is made by `advance`, from one event.
 Rule 2: a fragment has at most one update in flight. Its outcome is taken at
         `take_at`, never earlier, so that the same run gives the same bits.
-Rule 3: what the roster says decides (`verdict_of`, `decide`); that an update was
-        delivered means nothing.
+Rule 3: the roster decides (`verdict_of`, `decide`); that an update was delivered means
+        nothing.
 Rule 4: outcomes of a fragment are taken in the order of their rounds.
 Rule 5: round r of a fragment is due from its send point in the schedule's r-th
-        period on. So the rounds that all agree on tell where everybody is, and
-        islands that got out of phase come back into it.
+        period on. So the committed rounds, on which all agree, give the step of every
+        island, and islands that got out of phase come back into it.
 
 Theory of operation. The host counts inner steps and sends `Stepped` when `wakes_at`
-is reached. It performs the actions in order. `Take` blocks until the outcome is there
-and is answered with `Taken`, whose actions come before the remaining ones. With each
-outcome an island's step moves ahead to where the committed rounds say that the run is,
-and one that missed a round moves to where most islands are, so that its next window
-ends when theirs does.
+is reached. It performs the actions in order. `Take` blocks until the outcome arrives
+and is answered with `OutcomeTaken`, whose actions come before the remaining ones. With
+each outcome an island's step moves ahead to the step that the committed rounds imply,
+and an island that missed a round moves to the median step of the islands, so that its
+next window ends when theirs does.
+
+A restarted island decides with `remaining_work` how much of the work in its checkpoint
+has not counted yet.
 """
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from atoll.algorithm.schedule import next_send, send_step
 from atoll.errors import Refused
-from atoll.protocol.island_events import (
+from atoll.protocol.island_types import (
+    CARRIED_ROUNDS,
+    REFUSALS,
     Action,
     Await,
     End,
     Event,
+    FragmentsRequested,
+    FragmentSync,
+    IslandState,
     Leaving,
     NeverOpens,
+    OutcomeTaken,
+    PublishRest,
     Resend,
-    Rest,
+    RoundInFlight,
     Seal,
     Stepped,
     SyncNow,
+    SyncPlan,
     Take,
-    Taken,
-    Wanted,
-)
-from atoll.protocol.island_state import (
-    CARRIED_ROUNDS,
-    REFUSALS,
-    Book,
-    Flight,
-    How,
-    IslandState,
-    Plan,
+    WorkDecision,
 )
 from atoll.protocol.messages import Position
-from atoll.protocol.tables import WORK
+from atoll.protocol.tables import REJOINING, WORK
 from atoll.protocol.values import changed
 from atoll.wire import Roster, Verdict
 
 
 def join_at(
-    position: Position, plan: Plan, spoken_for: tuple[int, ...] = ()
+    position: Position, plan: SyncPlan, spoken_for: tuple[int, ...] = ()
 ) -> IslandState:
     """Return the state of an island that has just received the run's weights.
 
-    What the others are about to close is left to them: the first seal of a fragment is
+    It does not join a round that is about to close: the first seal of a fragment is
     at its next send point.
     """
     step = max(position.step, _reached(position, plan))
     books = tuple(
-        Book(
+        FragmentSync(
             taken=open_round - 1,
             is_spoken_for=index in spoken_for,
             not_before=_next_send(index, step, plan),
@@ -73,7 +76,7 @@ def join_at(
     return IslandState(step=step, books=books, last_round=position.last_round)
 
 
-def wakes_at(state: IslandState, plan: Plan) -> int:
+def wakes_at(state: IslandState, plan: SyncPlan) -> int:
     """Return the step at which the machine next wants `Stepped`."""
     moments = [
         book.flight.take_at if book.flight else _due_at(index, book, plan)
@@ -83,12 +86,12 @@ def wakes_at(state: IslandState, plan: Plan) -> int:
     return max(state.step + 1, min(moments, default=state.step + plan.sync_every))
 
 
-def _due_at(index: int, book: Book, plan: Plan) -> int:
+def _due_at(index: int, book: FragmentSync, plan: SyncPlan) -> int:
     """Return the step from which the next round of a fragment is to be sealed."""
     return max(book.not_before, _send_step(index, book.next_round, plan))
 
 
-def _send_step(index: int, round: int, plan: Plan) -> int:
+def _send_step(index: int, round: int, plan: SyncPlan) -> int:
     return send_step(
         plan.schedule_of(index),
         round - 1,
@@ -97,7 +100,7 @@ def _send_step(index: int, round: int, plan: Plan) -> int:
     )
 
 
-def _next_send(index: int, step: int, plan: Plan) -> int:
+def _next_send(index: int, step: int, plan: SyncPlan) -> int:
     return next_send(
         plan.schedule_of(index),
         step,
@@ -106,7 +109,7 @@ def _next_send(index: int, step: int, plan: Plan) -> int:
     )
 
 
-def _reached(position: Position, plan: Plan) -> int:
+def _reached(position: Position, plan: SyncPlan) -> int:
     """Return the step that a run with these rounds behind it has reached at least."""
     return max(
         _send_step(index, number - 1, plan) if number > 1 else 0
@@ -115,7 +118,7 @@ def _reached(position: Position, plan: Plan) -> int:
 
 
 def advance(
-    state: IslandState, event: Event, plan: Plan
+    state: IslandState, event: Event, plan: SyncPlan
 ) -> tuple[IslandState, list[Action]]:
     """Advance the machine by one event.
 
@@ -125,9 +128,9 @@ def advance(
     match event:
         case Stepped():
             return _stepped(state, event.step, plan)
-        case Taken():
+        case OutcomeTaken():
             return _taken(state, event, plan)
-        case Wanted():
+        case FragmentsRequested():
             return _wanted(state, event, plan)
         case NeverOpens():
             return _never_opens(state, event.fragment)
@@ -139,24 +142,24 @@ def advance(
 
 
 def verdict_of(roster: Roster, island: str, digest: bytes) -> Verdict:
-    """Return what a roster says of this very update."""
+    """Return the verdict of a roster on this very update."""
     entry = roster.entry(island)
     if entry is None or entry.digest != digest:
         return Verdict.LATE
     return entry.verdict
 
 
-def decide(book: Book, verdict: Verdict, *, through: int) -> How:
-    """Return what becomes of an island's work, by the verdict on its update.
+def decide(book: FragmentSync, verdict: Verdict, *, through: int) -> WorkDecision:
+    """Return how to treat an island's work, by the verdict on its update.
 
     `through` is the last round that is applied together with the sealed one; the
     answer is the one of `tables.WORK`.
     """
     passed = min(through - book.taken - 1, CARRIED_ROUNDS + 1)
-    return How(WORK[verdict.name.lower(), str(book.missed), str(passed)])
+    return WorkDecision(WORK[verdict.name.lower(), str(book.missed), str(passed)])
 
 
-def _missed(book: Book, verdict: Verdict, through: int) -> int:
+def _missed(book: FragmentSync, verdict: Verdict, through: int) -> int:
     first = book.taken + 1
     if verdict is Verdict.LATE:
         return book.missed + through - first + 1
@@ -164,29 +167,31 @@ def _missed(book: Book, verdict: Verdict, through: int) -> int:
 
 
 def _stepped(
-    state: IslandState, step: int, plan: Plan
+    state: IslandState, step: int, plan: SyncPlan
 ) -> tuple[IslandState, list[Action]]:
     state = changed(state, step=step)
-    takes: list[Action] = [
+    take_actions: list[Action] = [
         Take(index, flight.round)
         for index, flight in _flights(state)
         if flight.take_at <= step
     ]
     state, actions = _seal(state, _due(state, plan), plan)
     seals, later = _apart(actions)
-    return state, [*seals, *takes, *later]
+    return state, [*seals, *take_actions, *later]
 
 
 def _apart(actions: list[Action]) -> tuple[list[Action], list[Action]]:
-    """Return what publishes and what waits: nobody waits before all is published.
+    """Return publishing actions and waiting actions: all are published before any wait.
 
-    Others may wait for what this island has sealed, and it for them.
+    Others may wait for the updates of this island, and it for theirs.
     """
-    takes: list[Action] = [each for each in actions if isinstance(each, Take)]
-    return [each for each in actions if each not in takes], takes
+    take_actions: list[Action] = [
+        action for action in actions if isinstance(action, Take)
+    ]
+    return [action for action in actions if action not in take_actions], take_actions
 
 
-def _due(state: IslandState, plan: Plan) -> list[int]:
+def _due(state: IslandState, plan: SyncPlan) -> list[int]:
     """Return the fragments to be sealed, in the order of the schedule."""
     due = [
         (_due_at(index, book, plan), index)
@@ -199,21 +204,21 @@ def _due(state: IslandState, plan: Plan) -> list[int]:
 def _seal(
     state: IslandState,
     fragments: list[int] | range,
-    plan: Plan,
+    plan: SyncPlan,
     *,
     is_now: bool = False,
 ) -> tuple[IslandState, list[Action]]:
-    """Seal what has nothing in flight; the rest is taken first and sealed after.
+    """Seal fragments with nothing in flight; take the others first, then seal.
 
-    With `is_now` nothing is learnt in flight: the island waits for the outcome.
+    With `is_now` no step is made in flight: the island waits for the outcome.
     """
     seals: list[Action] = []
-    takes: list[Action] = []
+    take_actions: list[Action] = []
     for index in fragments:
         book = state.books[index]
         if book.flight:
             state = _with(state, index, changed(book, is_due=True))
-            takes.append(Take(index, book.flight.round))
+            take_actions.append(Take(index, book.flight.round))
         elif not state.finished(book):
             flight = _flight(index, book, state.step, plan, is_now=is_now)
             begin = Await if flight.is_awaited else Seal
@@ -221,15 +226,17 @@ def _seal(
             state = _with(state, index, book)
             seals.append(begin(index, flight.round))
             if flight.take_at <= state.step:
-                takes.append(Take(index, flight.round))
-    return state, seals + takes
+                take_actions.append(Take(index, flight.round))
+    return state, seals + take_actions
 
 
-def _flight(index: int, book: Book, step: int, plan: Plan, *, is_now: bool) -> Flight:
+def _flight(
+    index: int, book: FragmentSync, step: int, plan: SyncPlan, *, is_now: bool
+) -> RoundInFlight:
     """Return the flight of the next round; it lands before the round after is due."""
     window = _send_step(index, book.next_round + 1, plan) - step
     overlap = 0 if is_now else max(0, min(plan.overlap_steps, window - 1))
-    return Flight(
+    return RoundInFlight(
         round=book.next_round,
         take_at=step + overlap,
         is_awaited=book.is_spoken_for,
@@ -237,7 +244,7 @@ def _flight(index: int, book: Book, step: int, plan: Plan, *, is_now: bool) -> F
 
 
 def _taken(
-    state: IslandState, event: Taken, plan: Plan
+    state: IslandState, event: OutcomeTaken, plan: SyncPlan
 ) -> tuple[IslandState, list[Action]]:
     book = state.books[event.fragment]
     refused = book.refused + 1 if event.verdict is Verdict.REFUSED else 0
@@ -253,7 +260,7 @@ def _taken(
     if event.verdict is not Verdict.REFUSED:
         missed = _missed(book, event.verdict, event.through)
     is_due = book.is_due
-    book = Book(
+    book = FragmentSync(
         taken=event.through,
         missed=0 if missed > CARRIED_ROUNDS else missed,
         refused=refused,
@@ -270,7 +277,7 @@ def _taken(
 
 
 def _moved(
-    state: IslandState, position: Position, plan: Plan, *, has_missed: bool
+    state: IslandState, position: Position, plan: SyncPlan, *, has_missed: bool
 ) -> IslandState:
     """Return the state at the step that the run has reached, if that is ahead."""
     step = max(state.step, _reached(position, plan))
@@ -280,9 +287,9 @@ def _moved(
 
 
 def _follow(
-    state: IslandState, position: Position, plan: Plan
+    state: IslandState, position: Position, plan: SyncPlan
 ) -> tuple[IslandState, list[Action]]:
-    """Seal what has become due with an outcome, if its round is open."""
+    """Seal fragments that have become due with an outcome, if their round is open."""
     due = _due(state, plan)
     state, first = _catch_up(state, due, position, is_due=False)
     due = [index for index in due if not state.books[index].flight]
@@ -291,12 +298,13 @@ def _follow(
 
 
 def _wanted(
-    state: IslandState, event: Wanted, plan: Plan
+    state: IslandState, event: FragmentsRequested, plan: SyncPlan
 ) -> tuple[IslandState, list[Action]]:
-    """Seal what others wait for, though it is not its time, and go on waiting.
+    """Seal the fragments that others wait for before they are due, and keep waiting.
 
-    What was sealed for the open round already is on its way. What an earlier life had
-    published for it is lost, if the run wants it of this one.
+    An update that was already sealed for the open round is in flight. If the run
+    requests a fragment for which an earlier incarnation had published, that update is
+    lost.
     """
     blocked = state.books[event.fragment].flight
     assert blocked is not None
@@ -311,13 +319,18 @@ def _wanted(
     state, first = _catch_up(state, missing, event.position, is_due=True)
     due = [index for index in missing if not state.books[index].flight]
     state, actions = _seal(state, due, plan, is_now=True)
-    seals, takes = _apart(actions)
+    seals, take_actions = _apart(actions)
     again = Take(event.fragment, blocked.round)
-    return state, [*seals, *first, again, *(each for each in takes if each != again)]
+    return state, [
+        *seals,
+        *first,
+        again,
+        *(action for action in take_actions if action != again),
+    ]
 
 
 def _never_opens(state: IslandState, fragment: int) -> tuple[IslandState, list[Action]]:
-    """End one fragment; the others go on up to the same last round.
+    """End one fragment; the others continue up to the same last round.
 
     Outcomes are taken in order, so that the last round is the one before the flight.
     """
@@ -329,8 +342,8 @@ def _never_opens(state: IslandState, fragment: int) -> tuple[IslandState, list[A
     return state, [End()] if state.has_ended else []
 
 
-def _unspoken(book: Book, open_round: int) -> Book:
-    """Return the book of a fragment for which this life is to speak itself."""
+def _unspoken(book: FragmentSync, open_round: int) -> FragmentSync:
+    """Return the book of a fragment for which this incarnation must publish itself."""
     flight = book.flight
     if flight and flight.is_awaited and flight.round == open_round:
         book = changed(book, flight=None)
@@ -345,7 +358,9 @@ def _catch_up(
     for index in missing:
         book = state.books[index]
         if book.flight is None and book.next_round < position.rounds[index]:
-            flight = Flight(round=book.next_round, take_at=state.step, is_awaited=True)
+            flight = RoundInFlight(
+                round=book.next_round, take_at=state.step, is_awaited=True
+            )
             book = changed(book, flight=flight)
             actions.append(Await(index, flight.round))
         if book.flight:
@@ -360,17 +375,60 @@ def _departures(state: IslandState) -> list[Action]:
         if book.flight:
             actions.append(Resend(index, book.flight.round))
         if not state.finished(book):
-            # What an earlier life left in the open round stands there.
-            actions.append(Rest(index, book.next_round + book.is_spoken_for))
+            # An earlier incarnation's update stands in the open round.
+            actions.append(PublishRest(index, book.next_round + book.is_spoken_for))
     return actions
 
 
-def _flights(state: IslandState) -> list[tuple[int, Flight]]:
-    """Return what is in flight, in the order in which it is to be taken."""
+def _flights(state: IslandState) -> list[tuple[int, RoundInFlight]]:
+    """Return the updates in flight, in the order in which to take them."""
     flying = [(i, book.flight) for i, book in enumerate(state.books) if book.flight]
     return sorted(flying, key=lambda pair: pair[1].take_at)
 
 
-def _with(state: IslandState, index: int, book: Book) -> IslandState:
+def _with(state: IslandState, index: int, book: FragmentSync) -> IslandState:
     books = (*state.books[:index], book, *state.books[index + 1 :])
     return changed(state, books=books)
+
+
+class RemainingWork(StrEnum):
+    """How much of the saved work no round has."""
+
+    ALL = "all of it"
+    SINCE = "what came since its seal"
+    NONE = "nothing"
+    LOST = "lost"
+
+
+class CountedSince(StrEnum):
+    """Which update of the island has counted after the saved base."""
+
+    NOTHING = "nothing"
+    SAVED = "the saved update"
+    ANOTHER = "another"
+
+
+def remaining_work(
+    since: CountedSince, *, is_refused: bool, is_base_known: bool
+) -> RemainingWork:
+    """Return how much saved work a restarted island keeps (`tables.REJOINING`)."""
+    return RemainingWork(
+        REJOINING[
+            since.value,
+            "refused" if is_refused else "not refused",
+            "known" if is_base_known else "unknown",
+        ]
+    )
+
+
+def counted_in(roster: Roster, island: str, digest: bytes) -> CountedSince | None:
+    """Return which update of an island a roster counts; None: it was refused.
+
+    `digest` is that of the saved update, or empty.
+    """
+    entry = roster.entry(island)
+    if entry is None or entry.verdict is Verdict.LATE:
+        return CountedSince.NOTHING
+    if entry.verdict is Verdict.REFUSED:
+        return None
+    return CountedSince.SAVED if entry.digest == digest else CountedSince.ANOTHER

@@ -7,10 +7,9 @@ from dataclasses import replace
 from statistics import median
 
 from atoll.algorithm.outer import LARGEST_NORM
-from atoll.protocol.counted import Counted
-from atoll.protocol.plausible import progress_fault
+from atoll.protocol.progress import CountedWork, progress_fault
 from atoll.settings import RunSettings
-from atoll.wire import Header, Kind, Roster, RosterEntry, Verdict, update_digest
+from atoll.wire import FrameKind, Header, Roster, RosterEntry, Verdict, update_digest
 
 NORMS_FOR_MEDIAN = 3
 """From this many updates on, a norm is judged against the round's median."""
@@ -28,7 +27,7 @@ def judge_updates(
     base: bytes,
     known_bases: Collection[bytes],
     norms: Norms,
-    counted: Callable[[str], Counted | None],
+    counted: Callable[[str], CountedWork | None],
     settings: RunSettings,
 ) -> Roster:
     """Return the roster of a round whose frozen staged set is `headers`.
@@ -57,7 +56,7 @@ def norms_after(norms: Norms, headers: Iterable[Header], roster: Roster) -> Norm
     """Return the norms after a round: only updates that counted are learned.
 
     A refused norm must not become usual by being repeated. A norm of zero is no
-    measure of what is usual, and is not learned either.
+    measure of a usual norm, and is not learned either.
     """
     counted = {entry.island for entry in roster.counted}
     new = {
@@ -86,7 +85,7 @@ def refuse_all(roster: Roster, reason: str) -> Roster:
 def _objection(header: Header, base: bytes, known_bases: Collection[bytes]) -> str:
     if header.refused:
         return header.refused
-    departs = header.kind is Kind.DEPARTING and header.base in known_bases
+    departs = header.kind is FrameKind.DEPARTING and header.base in known_bases
     if header.base != base and not departs:
         return f"base: {header.base.hex()} is not the fragment's {base.hex()}"
     if header.norm > LARGEST_NORM:
@@ -106,23 +105,29 @@ def _norm_fault(
     is the median of the island's own last norms or, for an island with too few of
     them, of the other islands' last norms. Without any reference nothing is refused.
     """
-    positive = [each.norm for each in in_round if each.norm > 0.0]
-    own = norms.get(header.island, ())
+    positive = [other.norm for other in in_round if other.norm > 0.0]
+    own_norms = norms.get(header.island, ())
     others = [norm for name in norms.keys() - {header.island} for norm in norms[name]]
     if len(positive) >= NORMS_FOR_MEDIAN:
-        usual, whose = median(positive), "the round's median"
-    elif len(own) == OWN_NORMS:
-        usual, whose = median(own), f"the median of the island's last {OWN_NORMS}"
+        reference, source = median(positive), "the round's median"
+    elif len(own_norms) == OWN_NORMS:
+        reference, source = (
+            median(own_norms),
+            f"the median of the island's last {OWN_NORMS}",
+        )
     elif len(others) >= OWN_NORMS:
-        usual, whose = median(others), "the median of the other islands' last norms"
+        reference, source = (
+            median(others),
+            "the median of the other islands' last norms",
+        )
     else:
         return ""
-    limit = max_update_norm * usual
+    limit = max_update_norm * reference
     if header.norm <= limit:
         return ""
     return (
         f"norm: {header.norm:.3g} is beyond {limit:.3g}, "
-        f"limits.max_update_norm={max_update_norm:g} times {whose}"
+        f"limits.max_update_norm={max_update_norm:g} times {source}"
     )
 
 

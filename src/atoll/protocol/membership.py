@@ -1,9 +1,9 @@
-"""Who takes part: leases, incarnations and keys, as values.
+"""The members of a run: leases, incarnations and keys, as values.
 
-Rule 1: an island's name belongs to who holds its key. With the key the next
+Rule 1: an island's name belongs to the holder of its key. With the key the next
         incarnation is immediate; without it a live name is refused.
-Rule 2: a later incarnation fences every earlier one, for good.
-Rule 3: a lease that ran out means that nobody waits, not that the island is dead: the
+Rule 2: a later incarnation fences every earlier one permanently.
+Rule 3: an expired lease means that no round waits, not that the island is dead: the
         same incarnation revives it by its next heartbeat.
 """
 
@@ -15,31 +15,31 @@ from dataclasses import dataclass, field
 
 from atoll.algorithm.pace import Arrivals
 from atoll.errors import LeaseLost, NameKnown, UsageError
-from atoll.protocol.messages import Beat, Holding, JoinRequest
-from atoll.protocol.plausible import max_incarnation
+from atoll.protocol.messages import Heartbeat, HeldRound, JoinRequest
+from atoll.protocol.progress import max_incarnation
 from atoll.protocol.tables import JOINING
 from atoll.protocol.values import changed
 from atoll.settings.sections import DEFAULT_ISLANDS
 from atoll.wire.text import new_name_fault
 
 LEASE_S = 15.0
-"""How long nobody doubts an island that says nothing."""
+"""How long an island counts as live without a message."""
 
 HEARTBEAT_S = LEASE_S / 5
 """Several heartbeats may be lost before the lease runs out."""
 
 CLOSED_S = 1.0
-"""What is left of a lease when the island's connection was closed."""
+"""The rest of a lease after the island's connection was closed."""
 
 EVICTED = "evicted"
-"""Why an island has left that an operator has sent away."""
+"""The reason of a leave that an operator has ordered."""
 
 _NONE_YET = Arrivals()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """What a run knows of one island, in its latest life."""
+    """One island of a run, in its latest incarnation."""
 
     island: str
     incarnation: int
@@ -48,28 +48,28 @@ class Member:
     """The digest of the island's key."""
 
     nonce: bytes
-    """Made by the island once per life: a repeated joining is the same life."""
+    """Made by the island once per incarnation: a repeated join is recognised by it."""
 
     lease_until_s: float
     has_left: bool = False
     left_because: str = ""
     step: int = 0
     waits_for: tuple[int, int] | None = None
-    """The fragment and round whose outcome its training stands still for."""
+    """The fragment and round whose outcome its training waits for."""
 
-    holds: tuple[Holding, ...] = ()
+    holds: tuple[HeldRound, ...] = ()
     returns: bool = False
-    """A round waits for its next life, though this one may have died."""
+    """A round waits for its next incarnation, though this one may have died."""
 
     is_heard: bool = True
-    """False after a restart, until the island has said what it holds."""
+    """False after a restart, until the island has reported its holdings."""
 
     unheard_until_s: float = 0.0
-    """Unless it is heard before, rounds wait for it until then: one lease from the
-    restart, which no joining renews."""
+    """Rounds wait for its first report until then at most: one lease from the
+    restart, which no join renews."""
 
     arrivals: Mapping[int, Arrivals] = field(default_factory=dict)
-    """Of its updates, by fragment: each has a place of its own in the period."""
+    """Of its updates, by fragment: each fragment has its own time in the period."""
 
     def arrived(self, fragment: int, seconds: float) -> Member:
         """Return the member with one more arrival of an update."""
@@ -88,17 +88,17 @@ class Member:
         return not self.has_left and now_s <= self.lease_until_s
 
     def is_unheard(self, now_s: float) -> bool:
-        """Return whether rounds wait for it to say what it holds, if it is live."""
+        """Return whether rounds wait for its report of holdings, if it is live."""
         return not self.is_heard and now_s <= self.unheard_until_s
 
 
 @dataclass(frozen=True)
-class Live:
-    """Who is live from one moment to another, and what many ask of them all.
+class LiveMembers:
+    """The live islands of an interval of time, with sums over all of them.
 
-    A thousand islands beat several times a second together. Whatever is asked of all
-    after each of their messages is therefore brought forward from message to message,
-    and counted anew only when somebody comes, goes or falls silent.
+    A thousand islands send several heartbeats a second together. So these sums are
+    updated from message to message, and computed again only when an island joins,
+    leaves or falls silent.
     """
 
     names: frozenset[str]
@@ -109,43 +109,43 @@ class Live:
     steps: Mapping[int, int]
     """How many of them have reached which step."""
 
-    unheard: frozenset[str]
-    """Those that rounds wait for because they have not said yet what they hold."""
+    unreported: frozenset[str]
+    """Live islands that rounds wait for until they report their holdings."""
 
     @classmethod
-    def of(cls, known: Mapping[str, Member], now_s: float) -> Live:
-        live = [each for each in known.values() if each.is_live(now_s)]
-        unheard = [each for each in live if each.is_unheard(now_s)]
-        moments = [each.lease_until_s for each in live]
-        moments += [each.unheard_until_s for each in unheard]
+    def of(cls, by_name: Mapping[str, Member], now_s: float) -> LiveMembers:
+        live = [member for member in by_name.values() if member.is_live(now_s)]
+        unreported = [member for member in live if member.is_unheard(now_s)]
+        moments = [member.lease_until_s for member in live]
+        moments += [member.unheard_until_s for member in unreported]
         return cls(
-            names=frozenset([each.island for each in live]),
+            names=frozenset([member.island for member in live]),
             from_s=now_s,
             until_s=min(moments, default=now_s),
-            steps=Counter([each.step for each in live]),
-            unheard=frozenset([each.island for each in unheard]),
+            steps=Counter([member.step for member in live]),
+            unreported=frozenset([member.island for member in unreported]),
         )
 
     def holds_at(self, now_s: float) -> bool:
         return self.from_s <= now_s <= self.until_s
 
-    def after(self, before: Member, member: Member) -> Live | None:
-        """Return the same after a message of one of them; None: look again."""
+    def after(self, before: Member, member: Member) -> LiveMembers | None:
+        """Return the same after a message of one of them; None: compute it again."""
         stays = member.lease_until_s >= self.until_s and not member.has_left
         if before.island not in self.names or not stays:
             return None
-        steps, unheard = self.steps, self.unheard
+        steps, unreported = self.steps, self.unreported
         if before.step != member.step:
             steps = _moved(steps, before.step, member.step)
         if before.is_heard and not member.is_heard:
             return None
         if member.is_heard and not before.is_heard:
-            unheard = unheard - {member.island}
-        return changed(self, steps=steps, unheard=unheard)
+            unreported = unreported - {member.island}
+        return changed(self, steps=steps, unreported=unreported)
 
     @property
     def median_step(self) -> int:
-        """The step that half of them have reached, the higher of two; 0 for nobody."""
+        """The step that half of them have reached, the higher of two; 0 if none."""
         passed = 0
         for step in sorted(self.steps):
             passed += self.steps[step]
@@ -159,19 +159,19 @@ class Members:
     """Every island that ever joined, by name."""
 
     known: Mapping[str, Member]
-    _looked: list[Live] = field(default_factory=list, repr=False, compare=False)
-    """The last answer of `live`: it holds until somebody's lease can have run out."""
+    _looked: list[LiveMembers] = field(default_factory=list, repr=False, compare=False)
+    """Cache of `look`: it is valid until the first lease can have run out."""
 
     def live(self, now_s: float) -> frozenset[str]:
         """Return the islands that a round waits for."""
         return self.look(now_s).names
 
-    def look(self, now_s: float) -> Live:
-        """Return who is live; the same object while nobody comes or falls silent."""
+    def look(self, now_s: float) -> LiveMembers:
+        """Return the live islands; the same object while none joins or falls silent."""
         for last in self._looked:
             if last.holds_at(now_s):
                 return last
-        now = Live.of(self.known, now_s)
+        now = LiveMembers.of(self.known, now_s)
         self._looked[:] = [now]
         return now
 
@@ -186,20 +186,20 @@ class Members:
         default_islands: int = DEFAULT_ISLANDS,
         step: int,
     ) -> tuple[Members, Member]:
-        """Return the members with an island's next life, as `tables.JOINING` says.
+        """Return the members with an island's next incarnation, by `tables.JOINING`.
 
-        With the nonce of its present life it is a repeat, and the same life. With an
-        incarnation, a life whose record was lost goes on; it says what it holds with
-        the joining, so that nobody waits for it to do so.
+        A repeat with the nonce of the present incarnation keeps that incarnation. A
+        request with an incarnation resumes one whose record was lost; it reports its
+        holdings with the join, so that no round waits for them.
 
         Raises:
             UsageError: a live island has the name and another key, or the run is full.
-            LeaseLost: a life that would go on has a successor, or claims an incarnation
-                that no life can have reached.
-            NameKnown: a new life does not know of the one whose place it would take.
+            LeaseLost: the incarnation to resume has a successor, or is higher than any
+                incarnation can be.
+            NameKnown: a new incarnation does not know the one that it would replace.
         """
         island, incarnation = request.island, request.incarnation
-        if island is not None and (fault := new_name_fault(island, what="island")):
+        if island is not None and (fault := new_name_fault(island, field="island")):
             raise UsageError(f"{fault}. Choose another name.")
         name = island if island is not None else self._free_name(key, nonce)
         before = self.known.get(name)
@@ -207,7 +207,7 @@ class Members:
         others, limit = self.live(now_s) - {name}, max_islands
         if limit is None:
             # After a restart, names that are long gone count as live for a lease.
-            others, limit = others - self.look(now_s).unheard, default_islands
+            others, limit = others - self.look(now_s).unreported, default_islands
         is_full = len(others) >= limit
         answer = JOINING[
             "none" if island is None else _standing(before, now_s),
@@ -217,7 +217,7 @@ class Members:
             "no" if is_full else "yes",
         ]
         match answer, before:
-            case "same life", Member():
+            case "same incarnation", Member():
                 again = changed(before, lease_until_s=now_s + LEASE_S)
                 return self.with_member(again), again
             case "LeaseLost", _:
@@ -255,10 +255,10 @@ class Members:
         return self.with_member(member), member
 
     def require(self, island: str, incarnation: int) -> Member:
-        """Return the member whose latest life this is.
+        """Return the member whose latest incarnation this is.
 
         Raises:
-            LeaseLost: a later life has taken its place, or it has left.
+            LeaseLost: a later incarnation has replaced it, or it has left.
         """
         member = self.require_life(island, incarnation)
         if member.has_left:
@@ -266,17 +266,17 @@ class Members:
         return member
 
     def require_life(self, island: str, incarnation: int) -> Member:
-        """Return the member whose latest life this is, even if it has left.
+        """Return the member whose latest incarnation this is, even if it has left.
 
         Raises:
-            LeaseLost: a later life has taken its place, or the name is unknown.
+            LeaseLost: a later incarnation has replaced it, or the name is unknown.
         """
         member = self.known.get(island)
         if member is None or member.incarnation != incarnation:
             raise _fenced(island, incarnation, member)
         return member
 
-    def beat(self, member: Member, beat: Beat, *, now_s: float) -> Members:
+    def beat(self, member: Member, beat: Heartbeat, *, now_s: float) -> Members:
         """Return the members with one lease renewed."""
         renewed = changed(
             member,
@@ -291,7 +291,7 @@ class Members:
     def close(self, member: Member, *, now_s: float) -> Members:
         """Return the members with one lease shortened: its connection was closed.
 
-        Not that of an island whose next life is waited for anyhow.
+        Not that of an island whose next incarnation rounds wait for anyhow.
         """
         if member.is_expected:
             return self
@@ -299,31 +299,33 @@ class Members:
         return self.with_member(changed(member, lease_until_s=until_s))
 
     def leave(self, member: Member, *, because: str) -> Members:
-        left = changed(member, has_left=True, left_because=because)
-        return self.with_member(left)
+        left_member = changed(member, has_left=True, left_because=because)
+        return self.with_member(left_member)
 
     def in_place_of(self, forgotten: Member, member: Member) -> Members:
         """Return the members with a new name in the slot of one that is forgotten."""
-        known = {
-            name: each
-            for name, each in self.known.items()
+        others = {
+            name: other
+            for name, other in self.known.items()
             if name not in (forgotten.island, member.island)
         }
-        return Members({**known, member.island: changed(member, slot=forgotten.slot)})
+        return Members({**others, member.island: changed(member, slot=forgotten.slot)})
 
     def with_member(self, member: Member) -> Members:
         before = self.known.get(member.island)
         looked = [
             live
-            for each in self._looked
-            if before and (live := each.after(before, member))
+            for live_members in self._looked
+            if before and (live := live_members.after(before, member))
         ]
         return Members({**self.known, member.island: member}, looked)
 
     def _free_slot(self) -> int:
-        """Return the lowest slot of nobody's; a run that came here may have gaps."""
-        taken = {member.slot for member in self.known.values()}
-        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+        """Return the lowest free slot; a run that was moved here may have gaps."""
+        used_slots = {member.slot for member in self.known.values()}
+        return next(
+            slot for slot in range(len(used_slots) + 1) if slot not in used_slots
+        )
 
     def _free_name(self, key: bytes, nonce: bytes) -> str:
         for member in self.known.values():
@@ -338,21 +340,21 @@ class Members:
 def _require_incarnation(
     island: str, incarnation: int | None, before: Member | None
 ) -> None:
-    """Return unless a returning life claims an incarnation that is far ahead.
+    """Return unless an island claims to resume an incarnation that is far ahead.
 
-    The name's next life counts on from it, for good.
+    The name's next incarnation continues from it, permanently.
     """
-    known = before.incarnation if before else 0
-    if incarnation is not None and incarnation > max_incarnation(known):
+    latest = before.incarnation if before else 0
+    if incarnation is not None and incarnation > max_incarnation(latest):
         raise LeaseLost(
             f"Island {island!r} claims incarnation {incarnation}, and the run knows "
-            f"incarnation {known}: it takes at most {max_incarnation(known)}. "
-            "Join again as a new life."
+            f"incarnation {latest}: it takes at most {max_incarnation(latest)}. "
+            "Join again as a new incarnation."
         )
 
 
 def _moved(steps: Mapping[int, int], before: int, after: int) -> Mapping[int, int]:
-    """Return the steps with one island that has gone on."""
+    """Return the steps after one island has advanced."""
     moved = {**steps, after: steps.get(after, 0) + 1}
     moved[before] -= 1
     if not moved[before]:
@@ -361,38 +363,39 @@ def _moved(steps: Mapping[int, int], before: int, after: int) -> Mapping[int, in
 
 
 def _latest(
-    before: tuple[Holding, ...], now: tuple[Holding, ...]
-) -> tuple[Holding, ...]:
-    """Return what an island holds: a life never goes back, but its messages may."""
+    before: tuple[HeldRound, ...], now: tuple[HeldRound, ...]
+) -> tuple[HeldRound, ...]:
+    """Return the latest holdings: messages of an island may arrive out of order."""
     if len(before) != len(now):
         return now or before
     if before == now:
         return before  # most messages come between two rounds
     return tuple(
-        max(pair, key=lambda held: held.round) for pair in zip(now, before, strict=True)
+        max(pair, key=lambda held_round: held_round.round)
+        for pair in zip(now, before, strict=True)
     )
 
 
-def _fenced(island: str, incarnation: int, known: Member | None) -> LeaseLost:
-    if known and known.incarnation == incarnation and known.has_left:
-        return _gone(known)
-    latest = f"incarnation {known.incarnation}" if known else "nobody"
+def _fenced(island: str, incarnation: int, member: Member | None) -> LeaseLost:
+    if member and member.incarnation == incarnation and member.has_left:
+        return _gone(member)
+    latest = f"incarnation {member.incarnation}" if member else "nobody"
     return LeaseLost(
         f"Incarnation {incarnation} of island {island!r} is no member: the run "
-        f"knows {latest} by that name. Join again to go on."
+        f"knows {latest} by that name. Join again to continue."
     )
 
 
 def _gone(member: Member) -> LeaseLost:
     if member.left_because == EVICTED:
         return LeaseLost(
-            f"Island {member.island!r} was evicted by an operator. What it had "
-            "published counts; what it has learnt since is lost. Ask the operator why, "
-            "then start it again: it joins as a new life, or under another name."
+            f"Island {member.island!r} was evicted by an operator. The work that "
+            "it had published counts; later work is lost. Ask the operator why, then "
+            "start it again: it joins as a new incarnation, or under another name."
         )
     return LeaseLost(
         f"Incarnation {member.incarnation} of island {member.island!r} has left the "
-        "run. Join again to go on."
+        "run. Join again to continue."
     )
 
 
@@ -405,7 +408,7 @@ def _standing(before: Member | None, now_s: float) -> str:
 
 
 def _which_life(before: Member | None, request: JoinRequest) -> str:
-    known = before.incarnation if before else 0
+    latest = before.incarnation if before else 0
     if request.incarnation is None:
-        return "new" if request.after == known else "new, unaware"
-    return "later than known" if request.incarnation > known else "not later"
+        return "new" if request.after == latest else "new, unaware"
+    return "later than known" if request.incarnation > latest else "not later"

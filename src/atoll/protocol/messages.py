@@ -1,83 +1,17 @@
-"""What islands and a run say to each other, apart from frames."""
+"""Messages between islands and a run, apart from frames."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from atoll.errors import ModelError
-from atoll.protocol.counted import Counted
+from atoll.protocol.model import ModelSpec
+from atoll.protocol.progress import CountedWork
 from atoll.settings import RunSettings
 
-Role = Literal["parameter", "buffer", "constant"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorSpec:
-    """One tensor of the model, as all islands must have it."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    """As numpy and torch spell it: float32, bfloat16, int64."""
-
-    role: Role
-    """parameter and buffer are carried; a constant is only compared."""
-
-    digest: str = ""
-    """Of a constant's bytes, in hex; empty for what is carried."""
-
-    def __str__(self) -> str:
-        shape = "x".join(map(str, self.shape)) or "scalar"
-        digest = f" with digest {self.digest[:12]}" if self.digest else ""
-        return f"{self.role} of shape {shape} and dtype {self.dtype}{digest}"
-
 
 @dataclass(frozen=True)
-class ModelSpec:
-    """Every tensor of a model, in the model's own order."""
-
-    tensors: tuple[TensorSpec, ...]
-
-    def with_role(self, role: Role) -> tuple[TensorSpec, ...]:
-        return tuple(tensor for tensor in self.tensors if tensor.role == role)
-
-    def require_same(self, run: ModelSpec) -> None:
-        """Return when this island's model is the run's.
-
-        Raises:
-            ModelError: naming the first tensor that differs, and both sides.
-        """
-        for fact in _differences(self, run):
-            raise ModelError(
-                f"{fact} Build the model as the run's founder did, or start a new run."
-            )
-
-
-def _differences(island: ModelSpec, run: ModelSpec) -> Iterator[str]:
-    mine = {tensor.name: tensor for tensor in island.tensors}
-    theirs = {tensor.name: tensor for tensor in run.tensors}
-    for name, tensor in theirs.items():
-        if name not in mine:
-            yield f"{name!r} is a {tensor} in the run, and absent from this island."
-        elif mine[name] != tensor:
-            yield (
-                f"{name!r} is a {tensor} in the run, and a {mine[name]} in this island."
-            )
-    for name, tensor in mine.items():
-        if name not in theirs:
-            yield f"{name!r} is a {tensor} in this island, and absent from the run."
-    for place, (name, expected) in enumerate(zip(mine, theirs, strict=False)):
-        if name != expected:
-            yield (
-                f"Tensor {place} is {expected!r} in the run, and {name!r} in this "
-                "island: the order differs."
-            )
-
-
-@dataclass(frozen=True)
-class Holding:
+class HeldRound:
     """The last round of a fragment that an island has taken."""
 
     round: int
@@ -85,13 +19,13 @@ class Holding:
     """Of its anchor and velocity after that round."""
 
     receipt: bytes = b""
-    """The run's proof that it has committed this; checked and removed by the host
+    """The run's proof that it has committed this; the host checks and removes it
     before the machine sees it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Position:
-    """Where the run is. Outcome, join reply and heartbeat carry it."""
+    """The run's position. Outcomes, join replies and heartbeats carry it."""
 
     step: int
     """The schedule step that the live islands have reached."""
@@ -106,43 +40,43 @@ class Position:
     """Sum over islands of the lowest counted progress of their fragments."""
 
     wanted: tuple[int, ...] = ()
-    """Everybody waits, and the open rounds of these fragments wait for this island."""
+    """All islands wait, and the open rounds of these fragments wait for this one."""
 
     lost: tuple[int, ...] = ()
-    """The run has lost rounds of these fragments: bring it this island's state."""
+    """The run has lost rounds of these fragments: upload this island's state."""
 
     saves: int = 0
-    """How often an operator has asked every island to save itself."""
+    """Number of operators' requests to save."""
 
     decay_round: int | None = None
     """Learning rates fall from the first inner step of this round on."""
 
     end_tokens: int | None = None
-    """The run ends when so many tokens have counted."""
+    """The run ends when this number of tokens has counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinRequest:
-    """An island asks to take part."""
+    """A request of an island to join."""
 
     model: ModelSpec
     island: str | None = None
-    """None: the run gives a name."""
+    """None: the run assigns a name."""
 
     incarnation: int | None = None
-    """Of a life that goes on, at a run that has lost its record. None: a new life."""
+    """Of an incarnation that the run has lost the record of. None: a new one."""
 
     after: int = 0
-    """The latest life of the name that this one knows of: it takes that one's place."""
+    """The latest known incarnation of the name, which this one replaces."""
 
     returns: bool = False
-    """It goes on from a checkpoint when it dies: a round waits for its next life."""
+    """It resumes exactly after a crash: a round waits for its next incarnation."""
 
     bundle: str = ""
-    """The digest of the bundle that its model was built from; empty: of its own."""
+    """The digest of the bundle that its model was built from; empty: none."""
 
-    holds: tuple[Holding, ...] = ()
-    """With an incarnation: what this life has taken of each fragment."""
+    holds: tuple[HeldRound, ...] = ()
+    """With an incarnation: the last round of each fragment that it has taken."""
 
     def require_bundle(self, settings: RunSettings) -> None:
         """Return unless the model was built from another bundle than the run's.
@@ -153,23 +87,23 @@ class JoinRequest:
         if self.bundle in ("", settings.run.bundle):
             return
         run = settings.run.bundle
-        theirs = f"is defined by bundle {run[:12]}" if run else "has no bundle"
+        run_bundle = f"is defined by bundle {run[:12]}" if run else "has no bundle"
         raise ModelError(
             f"This island's model was built from bundle {self.bundle[:12]}, and the "
-            f"run {theirs}: a file differs, so it is another model. Build it anew "
+            f"run {run_bundle}: a file differs, so it is another model. Build it again "
             "from the run, with atoll.torch.from_run."
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class JoinReply:
-    """The run's answer: everything an island must share with the others."""
+    """The run's reply: all values that an island must share with the others."""
 
     run: str
     island: str
     incarnation: int
     slot: int
-    """A small number that belongs to the island's name for the life of the run."""
+    """A small number that belongs to the island's name during the whole run."""
 
     settings: RunSettings
     epoch: int
@@ -179,18 +113,18 @@ class JoinReply:
 
     inner_steps: int = 0
     tokens: int = 0
-    """What earlier lives of the name have counted: progress is cumulative."""
+    """Counted progress of earlier incarnations of the name; it is cumulative."""
 
     spoken_for: tuple[int, ...] = ()
-    """Fragments whose open round holds an update of an earlier life, which stands."""
+    """Fragments whose open round has a valid update of an earlier incarnation."""
 
-    counted: tuple[Counted | None, ...] = ()
-    """Of each fragment the name's last update that counted, of whatever life."""
+    counted: tuple[CountedWork | None, ...] = ()
+    """For each fragment the name's last counted update, of any incarnation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """What an island tells people of itself. Nothing is decided by it."""
+    """An island's statistics, for people. No decision depends on them."""
 
     version: str = ""
     """Of Atoll."""
@@ -209,23 +143,23 @@ class Stats:
     bytes_up: int = 0
     bytes_down: int = 0
     first_batch: str | None = None
-    """A digest of what it has begun with: two islands should not have the same."""
+    """A digest of its first batch: two islands should not have the same."""
 
     dropped_steps: int | None = None
     """Inner steps whose work was dropped after too many missed rounds; None: none."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
-    """What an island says of itself between rounds."""
+class Heartbeat:
+    """An island's heartbeat."""
 
     island: str
     incarnation: int
     step: int
     waits_for: tuple[int, int] | None = None
-    """The fragment and round whose outcome its training stands still for."""
+    """The fragment and round whose outcome its training waits for."""
 
-    holds: tuple[Holding, ...] = ()
-    """What it has taken of each fragment."""
+    holds: tuple[HeldRound, ...] = ()
+    """The last round of each fragment that it has taken."""
 
     stats: Stats | None = None

@@ -1,4 +1,4 @@
-"""One fragment's open round: who may still come, who has, and when it closes.
+"""One fragment's open round: missing islands, staged updates, and when it closes.
 
 Rule 1: a fragment has one open round. It goes open -> closing -> committed, and the
         next one opens; `tables.TRANSITIONS` has every way from phase to phase.
@@ -18,18 +18,18 @@ from atoll.algorithm.pace import deadline_s
 from atoll.errors import Refused
 from atoll.protocol.judge import Norms, norms_after
 from atoll.protocol.membership import Members
-from atoll.protocol.messages import Holding
+from atoll.protocol.messages import HeldRound
 from atoll.protocol.tables import RECEPTION
 from atoll.protocol.values import changed
 from atoll.settings import RunSettings, SyncSection
-from atoll.wire import Header, Kind, OuterValues, Roster, Verdict, update_digest
+from atoll.wire import FrameKind, Header, OuterValues, Roster, Verdict, update_digest
 
 KNOWN_BASES = 1024
 """How many earlier states of a fragment a departing update may name."""
 
 
 class Phase(StrEnum):
-    """Where a round is on its way."""
+    """The phase of a round."""
 
     WAITING = "waiting"
     """Before the first round: fewer than start_islands have joined."""
@@ -41,17 +41,17 @@ class Phase(StrEnum):
 
 
 class Reception(StrEnum):
-    """What a run answers to the header of an update, before it reads the body."""
+    """The run's answer to the header of an update, before it reads the body."""
 
     WANTED = "wanted"
     STAGED = "staged"
-    """This very update is here, and stands."""
+    """This very update is staged."""
 
     SPOKEN_FOR = "spoken for"
-    """An update stands that an earlier life left behind; this one changes nothing."""
+    """An update of an earlier incarnation is staged; this one changes nothing."""
 
     COMMITTED = "committed"
-    """The round is over, and its outcome says what counted, or it will never open."""
+    """The round is over, with an outcome, or it will never open."""
 
     CLOSING = "closing"
     """The round is about to be over: ask again for its outcome."""
@@ -101,13 +101,15 @@ class Round:
         answer = RECEPTION[
             _which_round(header.round - self.number),
             self.phase,
-            "departing" if header.kind is Kind.DEPARTING else "update",
+            "departing" if header.kind is FrameKind.DEPARTING else "update",
             self._standing(header),
             its_island,
         ]
         if answer != "refused":
             return Reception(answer)
-        is_ahead = header.round == self.number + 1 and header.kind is Kind.DEPARTING
+        is_ahead = (
+            header.round == self.number + 1 and header.kind is FrameKind.DEPARTING
+        )
         if header.round == self.number or is_ahead:
             raise Refused(
                 f"Another update of island {header.island!r} stands for round "
@@ -119,19 +121,19 @@ class Round:
         )
 
     def _standing(self, header: Header) -> str:
-        held = self.staged if header.round == self.number else self.ahead
-        standing = held.get(header.island)
+        updates = self.staged if header.round == self.number else self.ahead
+        standing = updates.get(header.island)
         if standing is None:
             return "nothing"
         if standing.incarnation < header.incarnation:
-            return "an earlier life's"
+            return "an earlier incarnation's"
         is_same = update_digest(standing) == update_digest(header)
         return "the same" if is_same else "another"
 
     def stage(self, header: Header, now_s: float) -> Round:
-        """Return the round with a wanted update, whose body is here and verified."""
+        """Return the round with a wanted update, whose body is verified."""
         if header.round == self.number:
-            is_first = self.first_s is None and header.kind is not Kind.DEPARTING
+            is_first = self.first_s is None and header.kind is not FrameKind.DEPARTING
             return changed(
                 self,
                 staged={**self.staged, header.island: header},
@@ -140,7 +142,7 @@ class Round:
         return changed(self, ahead={**self.ahead, header.island: header})
 
     def without(self, island: str) -> Round:
-        """Return the round that does not wait for a new life of an island."""
+        """Return the round that does not wait for a new incarnation of an island."""
         if island in self.staged:
             return self
         return changed(self, candidates=self.candidates - {island})
@@ -148,15 +150,15 @@ class Round:
     def missing(self, members: Members, now_s: float) -> frozenset[str]:
         """Return the candidates that have not published and are live, or will be."""
         live = self.candidates & members.live(now_s)
-        gone = self.candidates - live - self.staged.keys()
-        returning = {name for name in gone if members.known[name].is_expected}
+        absent = self.candidates - live - self.staged.keys()
+        returning = {name for name in absent if members.known[name].is_expected}
         return (live | returning) - self.staged.keys()
 
     @property
     def waits_from_s(self) -> float:
         """When the longest wait began: with the first update, or with the opening.
 
-        The first rounds open when enough islands are here, which may be long after
+        The first rounds open when enough islands have joined, which may be long after
         the first of them has published.
         """
         if self.first_s is None or self.first_s < self.opened_s:
@@ -178,7 +180,7 @@ class Round:
         return min(self.opened_s + learned_s, latest_s)
 
     def can_close(self, members: Members, settings: RunSettings, now_s: float) -> bool:
-        """Return whether nobody is worth waiting for, and a quorum has published."""
+        """Return whether no island is worth waiting for, and a quorum has published."""
         if self.phase is not Phase.OPEN or len(self.staged) < settings.run.quorum:
             return False
         for island in self.missing(members, now_s):
@@ -229,7 +231,7 @@ class Round:
 
     def recover(
         self,
-        state: Holding,
+        state: HeldRound,
         *,
         outer: OuterValues,
         candidates: frozenset[str],
@@ -256,8 +258,8 @@ def _slack(sync: SyncSection) -> float:
     """Return how much longer a whole window takes than one that began with a stall.
 
     An island that stood still for the last outcome has made its overlapping steps
-    before the round opens, and comes earlier by them: what was learned from such rounds
-    must not make it late when it need not wait.
+    before the round opens, and publishes earlier by them. Arrivals of such rounds must
+    not make it late in a round for which it need not wait.
     """
     return sync.sync_every / (sync.sync_every - sync.overlap_steps)
 

@@ -1,8 +1,8 @@
-"""What the machines decide, as tables: the first row that fits is the answer.
+"""The decisions of the machines as tables: the first row that fits is the answer.
 
 Rule 1: a table answers every combination of its columns' values.
 Rule 2: no row is idle: each one is the first that fits something.
-Rule 3: the machines do what the tables say. Tests put every combination to the real
+Rule 3: the machines follow the tables. Tests put every combination to the real
         machine, and docs/protocol.md is rendered from here.
 """
 
@@ -17,14 +17,14 @@ ANY = "any"
 
 
 @dataclass(frozen=True)
-class Row:
+class DecisionRow:
     """One line of a table."""
 
     when: tuple[str, ...]
     """For each column a value, several joined by " or ", or `ANY`."""
 
     then: str
-    why: str
+    reason: str
 
     def fits(self, values: tuple[str, ...]) -> bool:
         return all(
@@ -34,19 +34,19 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class DecisionTable:
     """A decision: columns with all their values, and rows read from the top."""
 
     title: str
     columns: Mapping[str, tuple[str, ...]]
     answer: str
-    rows: tuple[Row, ...]
+    rows: tuple[DecisionRow, ...]
 
     def combinations(self) -> Iterator[tuple[str, ...]]:
         """Yield every combination of the columns' values."""
         return product(*self.columns.values())
 
-    def row(self, values: tuple[str, ...]) -> Row:
+    def row(self, values: tuple[str, ...]) -> DecisionRow:
         """Return the row that decides.
 
         Raises:
@@ -67,241 +67,247 @@ class Table:
 
 YES_NO = ("yes", "no")
 
-TRANSITIONS = Table(
-    title="From phase to phase",
+TRANSITIONS = DecisionTable(
+    title="Phase transitions",
     columns={
         "phase": ("waiting", "open", "closing", "ended"),
         "event": ("Committed", "Recovered", "another"),
         "started": YES_NO,
         "paused": YES_NO,
         "quorum": YES_NO,
-        "missing": ("nobody", "late", "in time"),
-        "known": ("all", "not all heard", "rounds lost"),
+        "missing": ("none", "late", "in time"),
+        "known": ("all", "some not heard", "rounds lost"),
         "last": YES_NO,
     },
     answer="next phase",
     rows=(
-        Row(
+        DecisionRow(
             (ANY, "Recovered", ANY, ANY, ANY, ANY, ANY, "yes"),
             "ended",
-            "An island has brought the state after the last round.",
+            "An island has uploaded the state after the last round.",
         ),
-        Row(
+        DecisionRow(
             (ANY, "Recovered", ANY, ANY, ANY, ANY, ANY, "no"),
             "open",
-            "The round after the state that an island has brought.",
+            "The round after the state that an island has uploaded.",
         ),
-        Row(
+        DecisionRow(
             ("waiting or open or ended", "Committed", ANY, ANY, ANY, ANY, ANY, ANY),
-            "cannot be",
-            "The host says it of a round that it was told to close, and of no other.",
+            "impossible",
+            "The host reports this only for a round that it had to close.",
         ),
-        Row(
+        DecisionRow(
             ("waiting", ANY, "no", ANY, ANY, ANY, ANY, ANY),
             "waiting",
             "The first round waits for `start_islands`.",
         ),
-        Row(
-            ("waiting", ANY, "yes", "no", "yes", "nobody", "all", ANY),
+        DecisionRow(
+            ("waiting", ANY, "yes", "no", "yes", "none", "all", ANY),
             "closing",
-            "Who came early has published: the round opens and closes at once.",
+            "The early islands have published: the round opens and closes immediately.",
         ),
-        Row(
+        DecisionRow(
             ("waiting", ANY, "yes", ANY, ANY, ANY, ANY, ANY),
             "open",
             "Deadlines count from this moment, for the islands that are live now.",
         ),
-        Row(
-            ("open", ANY, ANY, "no", "yes", "nobody or late", "all", ANY),
+        DecisionRow(
+            ("open", ANY, ANY, "no", "yes", "none or late", "all", ANY),
             "closing",
-            "Nobody is worth waiting for. The staged set is frozen.",
+            "There is no island worth waiting for. The staged set is frozen.",
         ),
-        Row(
-            ("open", ANY, ANY, ANY, ANY, ANY, "not all heard or rounds lost", ANY),
+        DecisionRow(
+            ("open", ANY, ANY, ANY, ANY, ANY, "some not heard or rounds lost", ANY),
             "open",
             "After a restart: islands may have an outcome that the journal lost.",
         ),
-        Row(
+        DecisionRow(
             ("open", ANY, ANY, ANY, ANY, ANY, ANY, ANY),
             "open",
-            "Below the quorum, or paused, or somebody may still come in time.",
+            "Below the quorum, or paused, or an update may still arrive in time.",
         ),
-        Row(
+        DecisionRow(
             ("closing", "Committed", ANY, ANY, ANY, ANY, ANY, "yes"),
             "ended",
             "No fragment opens a round beyond the last.",
         ),
-        Row(
+        DecisionRow(
             ("closing", "Committed", ANY, ANY, ANY, ANY, ANY, "no"),
             "open",
-            "The next round, whose number is one higher, for who is live now.",
+            "The next round, whose number is one higher, for the live islands.",
         ),
-        Row(
+        DecisionRow(
             ("closing", ANY, ANY, ANY, ANY, ANY, ANY, ANY),
             "closing",
             "Only a durable record ends it, however long the disk takes.",
         ),
-        Row(("ended", ANY, ANY, ANY, ANY, ANY, ANY, ANY), "ended", "For good."),
+        DecisionRow(
+            ("ended", ANY, ANY, ANY, ANY, ANY, ANY, ANY),
+            "ended",
+            "An ended fragment never reopens.",
+        ),
     ),
 )
 
-RECEPTION = Table(
-    title="An update's reception",
+RECEPTION = DecisionTable(
+    title="Reception of an update",
     columns={
         "its round": ("over", "the open one", "the next", "a later one"),
         "phase": ("waiting", "open", "closing", "ended"),
         "kind": ("update", "departing"),
-        "standing": ("nothing", "the same", "another", "an earlier life's"),
+        "standing": ("nothing", "the same", "another", "an earlier incarnation's"),
         "its island": ("in step", "not heard yet", "ahead of the run"),
     },
     answer="answer",
     rows=(
-        Row(
+        DecisionRow(
             ("over", ANY, ANY, ANY, ANY),
             "committed",
-            "The outcome says what counted; a repeat changes nothing.",
+            "The outcome lists the counted updates; a repeat changes nothing.",
         ),
-        Row(
+        DecisionRow(
             (ANY, "ended", ANY, ANY, ANY),
             "committed",
-            "No round opens after the last: nothing is wanted any more.",
+            "No round opens after the last: no update is wanted.",
         ),
-        Row(
+        DecisionRow(
             ("the open one", "closing", ANY, ANY, ANY),
             "closing",
-            "The staged set is frozen: who is not in it will be told by the outcome.",
+            "The staged set is frozen: the outcome tells whether the update is in it.",
         ),
-        Row(
+        DecisionRow(
             ("the next", ANY, "update", ANY, "in step"),
             "refused",
             "Its base is not known before the open round is committed.",
         ),
-        Row(
+        DecisionRow(
             ("a later one", ANY, ANY, ANY, "in step"),
             "refused",
-            "Nobody can have sealed for it.",
+            "No island can have sealed for it.",
         ),
-        Row(
+        DecisionRow(
             ("the next", ANY, "update", ANY, ANY),
             "early",
-            "The run may have lost rounds: it will ask for a state first.",
+            "The run may have lost rounds: it will request a state first.",
         ),
-        Row(
+        DecisionRow(
             ("the next", ANY, "departing", ANY, "ahead of the run"),
             "early",
-            "Who leaves brings first what the run has lost.",
+            "An island that leaves uploads the lost state first.",
         ),
-        Row(
+        DecisionRow(
             ("a later one", ANY, ANY, ANY, ANY),
             "early",
             "As above, departing or not.",
         ),
-        Row((ANY, ANY, ANY, "nothing", ANY), "wanted", "The body may come."),
-        Row(
+        DecisionRow(
+            (ANY, ANY, ANY, "nothing", ANY), "wanted", "The island may send the body."
+        ),
+        DecisionRow(
             (ANY, ANY, ANY, "the same", ANY),
             "staged",
             "A repeat is the same request.",
         ),
-        Row(
-            (ANY, ANY, ANY, "an earlier life's", ANY),
+        DecisionRow(
+            (ANY, ANY, ANY, "an earlier incarnation's", ANY),
             "spoken for",
-            "What it left behind stands; the later life learns so by the outcome.",
+            "The earlier update stays valid; the outcome tells the later incarnation.",
         ),
-        Row(
+        DecisionRow(
             (ANY, ANY, ANY, "another", ANY),
             "refused",
-            "One update per island and round: the first one staged stands.",
+            "One update per island and round: the first staged one stays valid.",
         ),
     ),
 )
 
-JOINING = Table(
-    title="Whose name is it",
+JOINING = DecisionTable(
+    title="Joining by name",
     columns={
         "name": ("none", "unknown", "live", "silent", "left"),
         "key": ("the same", "another"),
         "nonce": ("the same", "another"),
-        "life": ("new", "new, unaware", "later than known", "not later"),
+        "incarnation": ("new", "new, unaware", "later than known", "not later"),
         "room": YES_NO,
     },
     answer="answer",
     rows=(
-        Row(
+        DecisionRow(
             ("none or live or silent or left", "the same", "the same", ANY, ANY),
-            "same life",
-            "The reply was lost, and the island asks again.",
+            "same incarnation",
+            "The reply was lost, and the island retries.",
         ),
-        Row(
+        DecisionRow(
             ("live or silent or left", ANY, ANY, "not later", ANY),
             "LeaseLost",
-            "A life that wants to go on has a successor.",
+            "The incarnation that wants to continue has a successor.",
         ),
-        Row(
+        DecisionRow(
             ("live", "another", ANY, ANY, ANY),
             "refused: taken",
-            "The name belongs to who holds the key, while its lease runs.",
+            "The name belongs to the holder of the key, until its lease expires.",
         ),
-        Row(
+        DecisionRow(
             (ANY, ANY, ANY, ANY, "no"),
             "refused: full",
-            "`max_islands` others are live.",
+            "`max_islands` other islands are live.",
         ),
-        Row(
+        DecisionRow(
             (ANY, ANY, ANY, "later than known or not later", ANY),
-            "goes on",
-            "The run has lost the record of this life, and is told of it.",
+            "continues",
+            "The run has lost the record of this incarnation, and adds it again.",
         ),
-        Row(
+        DecisionRow(
             ("none or unknown", ANY, ANY, ANY, ANY),
-            "first life",
-            "Who gives no name gets the first free one.",
+            "first incarnation",
+            "An island without a name gets the first free one.",
         ),
-        Row(
+        DecisionRow(
             (ANY, ANY, ANY, "new, unaware", ANY),
             "NameKnown",
-            "It does not know of the latest life; a dead one's joining ends here.",
+            "It does not know the latest incarnation; a dead one's join ends here.",
         ),
-        Row(
+        DecisionRow(
             (ANY, ANY, ANY, ANY, ANY),
-            "next life",
-            "A restart with the key is immediate; a name nobody holds is free.",
+            "next incarnation",
+            "A restart with the key is immediate; a name without a lease is free.",
         ),
     ),
 )
 
-FOUNDING = Table(
-    title="Who founds",
+FOUNDING = DecisionTable(
+    title="Choosing the founder",
     columns={
         "the run's model": ("none", "the same", "another"),
-        "being founded by": ("nobody", "this life", "another", "one that is silent"),
+        "being founded by": ("no island", "this island", "another", "a silent island"),
     },
     answer="answer",
     rows=(
-        Row(
+        DecisionRow(
             ("the same", ANY),
             "joins",
             "The run has its weights: the island takes them.",
         ),
-        Row(
+        DecisionRow(
             ("another", ANY),
             "ModelError",
             "Names, shapes, dtypes and order are compared before anything else.",
         ),
-        Row(
+        DecisionRow(
             ("none", "another"),
             "Unreachable",
-            "One island's weights, not two: this one asks again.",
+            "Only one island's weights are used: this island retries.",
         ),
-        Row(
+        DecisionRow(
             ("none", ANY),
             "founds",
-            "A founder that fell silent has given way; a repeat is the same founder.",
+            "A silent founder is replaced; a repeat is the same founder.",
         ),
     ),
 )
 
-WORK = Table(
-    title="What becomes of work",
+WORK = DecisionTable(
+    title="Effect of an outcome on work",
     columns={
         "verdict": ("counted", "late", "refused"),
         "missed before": ("0", "1", "2"),
@@ -309,28 +315,28 @@ WORK = Table(
     },
     answer="the island's work is",
     rows=(
-        Row(
+        DecisionRow(
             ("refused", ANY, ANY),
             "refuse",
-            "What a run refused must not come back: anchor taken, residual cleared.",
+            "Refused work must not come back: anchor taken, residual cleared.",
         ),
-        Row(
+        DecisionRow(
             ("counted", ANY, "0"),
             "adopt",
-            "The update is in the mean: rebase or mix, as the settings say.",
+            "The update is in the mean: rebase or mix, by the settings.",
         ),
-        Row(
+        DecisionRow(
             ("counted", ANY, "1 or 2"),
             "rebase",
-            "It counted, later rounds passed: what came since the seal is kept.",
+            "It counted, and later rounds passed: the work since the seal is kept.",
         ),
-        Row(
+        DecisionRow(
             ("late", "0", "0 or 1"),
             "carry",
-            "Contributed once, in the next round; the old residual is back.",
+            "Contributed once, in the next round; the old residual is restored.",
         ),
-        Row(("late", "1", "0"), "carry", "The second round in succession, no more."),
-        Row(
+        DecisionRow(("late", "1", "0"), "carry", "At most two rounds in succession."),
+        DecisionRow(
             (ANY, ANY, ANY),
             "drop",
             "Beyond two rounds: anchor taken, loss reported; the residual stays.",
@@ -338,8 +344,8 @@ WORK = Table(
     ),
 )
 
-REJOINING = Table(
-    title="What is left of saved work",
+REJOINING = DecisionTable(
+    title="Uncounted part of saved work",
     columns={
         "counted since the saved base": ("nothing", "the saved update", "another"),
         "the saved update was": ("refused", "not refused"),
@@ -347,30 +353,30 @@ REJOINING = Table(
     },
     answer="left",
     rows=(
-        Row(
+        DecisionRow(
             (ANY, ANY, "unknown"),
             "lost",
-            "The run has another past: nobody can say what of it has counted.",
+            "The run has another history: the counted part is unknown.",
         ),
-        Row(
+        DecisionRow(
             ("another", ANY, ANY),
             "nothing",
-            "That update was made later and held all of it: it is in the anchor.",
+            "That update was later and contained all of it: it is in the anchor.",
         ),
-        Row(
+        DecisionRow(
             ("the saved update", ANY, ANY),
             "what came since its seal",
             "As if the outcome had come before the island died.",
         ),
-        Row(
+        DecisionRow(
             ("nothing", "refused", ANY),
             "nothing",
-            "What a run refused must not come back.",
+            "Refused work must not come back.",
         ),
-        Row(
+        DecisionRow(
             ("nothing", ANY, ANY),
             "all of it",
-            "Put on the present anchor, to be contributed once.",
+            "Added to the current anchor, to be contributed once.",
         ),
     ),
 )

@@ -11,7 +11,7 @@ def changed(value: T, **changes: Any) -> T:
     """Return a copy of a frozen value with other values in some of its fields.
 
     Like `dataclasses.replace` and an order of magnitude faster, because nothing is
-    checked or computed again: only for classes without checks and caches of their own.
+    checked or computed again: only for classes without checks and caches.
 
     Raises:
         TypeError: the class has no such field.

@@ -1,10 +1,10 @@
-"""Owns who may talk to a run: certificates, tokens, invites, credentials, the policy.
+"""Owns the access to a run: certificates, tokens, invites, credentials, the policy.
 
-Does not know what a run is, nor how a request arrives.
-Start reading at `policy`, then `tokens`, `invite` and `contexts`.
+Does not know the contents of a run, nor how a request arrives.
+Start reading at `policy`, then `tokens`, `invite` and `tls`.
 
-`certificate` and `authority` are imported by their own names: only who makes
-certificates needs the time that loading `cryptography` takes.
+`certificates` is imported by its own name: loading `cryptography` takes time, and only
+code that makes certificates needs it.
 """
 
 from atoll.security.addresses import (
@@ -14,16 +14,12 @@ from atoll.security.addresses import (
     parse_address,
     parse_run_url,
 )
-from atoll.security.alerts import certificate_refusal
-from atoll.security.audit import Action, Answer, Audit, What
-from atoll.security.codes import Codes, MustWait
-from atoll.security.contexts import (
-    calling_context,
-    check_pin,
-    fingerprint,
-    listening_context,
-    parse_pin,
-    secured,
+from atoll.security.audit import (
+    AuditAction,
+    AuditAnswer,
+    AuditEvent,
+    AuditKind,
+    RateLimiter,
 )
 from atoll.security.credentials import (
     Credential,
@@ -34,16 +30,26 @@ from atoll.security.invite import Invite, is_invite, parse_invite
 from atoll.security.policy import (
     ROUTES,
     UNLISTED,
-    Need,
-    Route,
+    Requirement,
+    RouteRule,
     needed_role,
     require_safe_listening,
     route_of,
 )
-from atoll.security.secret import Secret
-from atoll.security.sparing import Sparing
+from atoll.security.tls import (
+    calling_context,
+    certificate_refusal,
+    check_pin,
+    fingerprint,
+    listening_context,
+    parse_pin,
+    secured,
+)
 from atoll.security.tokens import (
+    MustWait,
+    OneTimeCodes,
     Role,
+    Secret,
     Tokens,
     authorization,
     check_token,
@@ -57,23 +63,23 @@ from atoll.security.tokens import (
 __all__ = [
     "ROUTES",
     "UNLISTED",
-    "Action",
     "Address",
-    "Answer",
-    "Audit",
-    "Codes",
+    "AuditAction",
+    "AuditAnswer",
+    "AuditEvent",
+    "AuditKind",
     "Credential",
     "Credentials",
     "Invite",
     "MustWait",
-    "Need",
+    "OneTimeCodes",
+    "RateLimiter",
+    "Requirement",
     "Role",
-    "Route",
+    "RouteRule",
     "RunUrl",
     "Secret",
-    "Sparing",
     "Tokens",
-    "What",
     "authorization",
     "calling_context",
     "certificate_refusal",

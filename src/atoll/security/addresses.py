@@ -1,8 +1,8 @@
-"""Where a coordinator listens: hosts, ports, and the URL that a run is known by.
+"""The addresses of coordinators: hosts, ports, and the URL of a run.
 
-Rule 1: an address has one spelling, so that what was remembered is found again.
-Rule 2: plain HTTP never leaves the machine: a token would travel in the open.
-Rule 3: `localhost` is not taken for 127.0.0.1: it may be ::1, where another user of
+Rule 1: an address has one spelling, so that stored credentials are found again.
+Rule 2: plain HTTP never leaves the machine: a token would be sent unencrypted.
+Rule 3: `localhost` is not replaced by 127.0.0.1: it may be ::1, where another user of
 the machine may listen.
 """
 
@@ -20,7 +20,7 @@ MAX_PORT = 65535
 
 _LABEL = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*\.?", re.ASCII)
-_USUAL_PORT = {"https": 443, "http": 80}
+_DEFAULT_PORT = {"https": 443, "http": 80}
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def network_of(address: str) -> str:
     """Return the network that one caller owns: an IPv4 address, or the /64 of an IPv6.
 
-    Whoever has one IPv6 address usually has all of its /64. What is no address is
-    counted as one caller.
+    The holder of one IPv6 address usually has all of its /64. All texts that are not
+    addresses count as one caller.
     """
     ip = ip_of(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:
@@ -97,7 +97,7 @@ def network_of(address: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach `host`; empty means every interface."""
+    """Return whether only this machine can reach `host`; empty: every interface."""
     if host.lower() == "localhost":
         return True
     ip = ip_of(host.removeprefix("[").removesuffix("]"))
@@ -110,12 +110,12 @@ def parse_address(text: str, *, usual_port: int | None = None) -> Address:
     """Return `host:port`, with brackets around an IPv6 address.
 
     Raises:
-        UsageError: it is not that, or has no port where none is usual.
+        UsageError: it is malformed, or has no port and there is no default.
     """
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?", text)
-    if not found or re.search(r"[^\x21-\x7e]", text):
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\[\]:]+)(?::([0-9]{1,5}))?", text)
+    if not match or re.search(r"[^\x21-\x7e]", text):
         raise UsageError("The address is not written as host:port. Correct it.")
-    host, port = found.groups()
+    host, port = match.groups()
     if port is None and usual_port is None:
         raise UsageError(f"{host[:64]!r} has no port. Write {host[:64]}:PORT.")
     return Address(host, int(port) if port else usual_port or 0)
@@ -125,7 +125,8 @@ def parse_run_url(text: str) -> RunUrl:
     """Return `https://host:port`, or `http://` of this machine, in its one spelling.
 
     Raises:
-        UsageError: it is no such URL; says nothing of what may be a secret in it.
+        UsageError: it is not such a URL. The message repeats no part of it that may
+            be a secret.
     """
     if len(text) > MAX_URL_BYTES or re.search(r"[^\x21-\x7e]", text):
         raise UsageError(
@@ -134,9 +135,9 @@ def parse_run_url(text: str) -> RunUrl:
         )
     scheme, mark, rest = text.partition("://")
     scheme = scheme.lower()
-    if not mark or scheme not in _USUAL_PORT:
+    if not mark or scheme not in _DEFAULT_PORT:
         raise UsageError("A run's URL starts with https:// (on loopback also http://).")
-    address = parse_address(_bare(rest), usual_port=_USUAL_PORT[scheme])
+    address = parse_address(_bare(rest), usual_port=_DEFAULT_PORT[scheme])
     if scheme == "http" and not is_loopback(address.host):
         raise UsageError(
             f"http://{address} would send the token in the open. Write "
@@ -146,11 +147,11 @@ def parse_run_url(text: str) -> RunUrl:
 
 
 def _bare(rest: str) -> str:
-    """Return the host and port of what follows a scheme; nothing else may be there."""
+    """Return the host and port after a scheme; nothing else may follow."""
     address = rest.removesuffix("/")
     if "@" in address:
         raise UsageError(
-            "A run's URL holds no name or password. Remove what stands before '@'; "
+            "A run's URL holds no name or password. Remove the part before '@'; "
             "the token is read from a file."
         )
     if re.search(r"[/?#,]", address):

@@ -1,24 +1,38 @@
-"""What is recorded of who was let in: events that cannot hold a secret.
+"""Audit events: allowed and refused requests. They cannot contain a secret.
 
 Rule 1: every field is a number, a word from a closed list, or an IP address that was
-read and written again. No field takes text that a caller wrote, so none can carry what
-a caller should have kept to itself.
+parsed and formatted again. No field takes text that a caller wrote, so none can carry a
+caller's secret.
+
+The rate limiter reports each kind ten times a minute; the rest is only counted. A
+refusal costs the caller nothing, so there may be a thousand of them a second.
+Rule 2: each kind has its own limit, so that a scan of the port does not hide a wrong
+token.
+Rule 3: kinds are words of a closed list, so there are few of them.
+Rule 4: time is a parameter.
 """
 
 from __future__ import annotations
 
 import enum
 import math
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from atoll.errors import UsageError
 from atoll.security.addresses import ip_of
-from atoll.security.policy import ROUTES, UNLISTED, Route
+from atoll.security.policy import (
+    ROUTES,
+    UNLISTED,
+    RouteRule,
+)
 from atoll.security.tokens import Role
 
 
-class What(enum.Enum):
-    """What was asked for. The values are names of events, and stable."""
+class AuditKind(enum.Enum):
+    """The kind of request. The values are part of events, and stable."""
 
     REQUEST = "request"
     CODE_MADE = "code_made"
@@ -28,8 +42,8 @@ class What(enum.Enum):
     CONTROL = "control"
 
 
-class Answer(enum.Enum):
-    """What the caller was told."""
+class AuditAnswer(enum.Enum):
+    """The answer to the caller. The values are part of events, and stable."""
 
     ALLOWED = "allowed"
     NO_TOKEN = "no_token"
@@ -49,8 +63,8 @@ class Answer(enum.Enum):
     SLOW_TRANSFER = "slow_transfer"
 
 
-class Action(enum.Enum):
-    """What an operator may ask of a run."""
+class AuditAction(enum.Enum):
+    """The control actions of an operator."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -62,31 +76,31 @@ class Action(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Audit:
-    """One thing that somebody was allowed or denied."""
+class AuditEvent:
+    """One request that was allowed or denied."""
 
-    what: What
-    answer: Answer
+    what: AuditKind
+    answer: AuditAnswer
     address: str
-    """The IP address that it came from."""
+    """The caller's IP address."""
 
     at_unix_s: float
     role: Role | None = None
-    """What the caller proved to be; None if nothing."""
+    """The caller's verified role; None without one."""
 
-    route: Route = UNLISTED
-    action: Action | None = None
-    """Which control it was."""
+    route: RouteRule = UNLISTED
+    action: AuditAction | None = None
+    """The control action, if it was one."""
 
     untold: int = 0
-    """How many like it were not told before it."""
+    """Number of similar requests before it without an event."""
 
     def __post_init__(self) -> None:
-        # Types are hints, and a hint has never stopped a string.
-        _require(self.what, What)
-        _require(self.answer, Answer)
+        # Type hints are not enforced at run time, and a string could be a secret.
+        _require(self.what, AuditKind)
+        _require(self.answer, AuditAnswer)
         _require(self.role, Role, optional=True)
-        _require(self.action, Action, optional=True)
+        _require(self.action, AuditAction, optional=True)
         if not any(self.route is row for row in (*ROUTES, UNLISTED)):
             raise UsageError("route must be a row of policy.ROUTES. Use route_of().")
         object.__setattr__(self, "address", _address(self.address))
@@ -116,7 +130,7 @@ def _require(value: object, kind: type[enum.Enum], *, optional: bool = False) ->
 
 
 def _address(text: str) -> str:
-    # A zone ("fe80::1%eth0") is text of anybody's choosing.
+    # A zone ("fe80::1%eth0") is arbitrary text of the caller.
     ip = ip_of(text.partition("%")[0]) if isinstance(text, str) else None
     if ip is None:
         raise UsageError("An audit's address must be an IP address.")
@@ -127,3 +141,38 @@ def _number(value: float) -> float:
     if not isinstance(value, int | float) or not math.isfinite(value):
         raise UsageError("An audit's times and counts must be finite numbers.")
     return float(value)
+
+
+MAX_REPORTS = 10
+WITHIN_S = 60.0
+
+
+class RateLimiter:
+    """Rate limiter for audit events: `max_reports` per `within_s` and kind.
+
+    The rest is only counted. Threads may share it.
+    """
+
+    def __init__(
+        self, *, max_reports: int = MAX_REPORTS, within_s: float = WITHIN_S
+    ) -> None:
+        self._within_s = within_s
+        self._told_s: defaultdict[Hashable, deque[float]] = defaultdict(
+            lambda: deque(maxlen=max_reports)
+        )
+        self._untold: Counter[Hashable] = Counter()
+        self._lock = threading.Lock()
+
+    def untold(self, kind: Hashable, *, now_s: float) -> int | None:
+        """Return how many of a kind were suppressed since the last report.
+
+        None: suppress this one too; it is counted.
+        """
+        with self._lock:
+            told_s = self._told_s[kind]
+            is_full = len(told_s) == told_s.maxlen
+            if is_full and now_s < told_s[0] + self._within_s:
+                self._untold[kind] += 1
+                return None
+            told_s.append(now_s)
+            return self._untold.pop(kind, 0)

@@ -1,10 +1,10 @@
-"""What a user's own configuration knows of runs: pins, and tokens or where they are.
+"""A user's credentials of runs: pins, and tokens or the paths of their files.
 
 Rule 1: one private file per run URL, in a private directory; nothing is shared. The
-certificate to show there, where one is asked for, is a second one: TLS reads files.
+client certificate, if the run requires one, is a second file: TLS reads files.
 Rule 2: a file is replaced whole, under a lock, so that two commands that learn
-different tokens of one run at the same time both keep theirs.
-Rule 3: another pin is another coordinator: what was known of the last is forgotten.
+different tokens of one run at the same time both store theirs.
+Rule 3: another pin is another coordinator: the old credentials are discarded.
 """
 
 from __future__ import annotations
@@ -18,54 +18,55 @@ from pathlib import Path
 
 from atoll.errors import CorruptError, NoSuchFile, UsageError
 from atoll.security.addresses import parse_run_url
-from atoll.security.contexts import parse_pin
-from atoll.security.private import (
+from atoll.security.private_files import (
     locked,
     private_directory,
     read_private,
     remove_private,
     replace_private,
 )
-from atoll.security.secret import Secret
-from atoll.security.tokens import Role, check_token, read_token, role_claimed
+from atoll.security.tls import parse_pin
+from atoll.security.tokens import Role, Secret, check_token, read_token, role_claimed
 
 VERSION = 1
 MAX_FILE_BYTES = 2**14
 MAX_PEM_BYTES = 2**18
 LOCK = "lock"
 
-Kept = Secret | Path
+TokenSource = Secret | Path
 """A token itself, or the private file that holds it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credential:
-    """What is known of one run."""
+    """The credentials of one run."""
 
     url: str
     pin: str | None = None
-    kept: Mapping[Role, Kept] = field(default_factory=dict)
+    tokens: Mapping[Role, TokenSource] = field(default_factory=dict)
     certificate: Path | None = None
-    """A file with the certificate to show there, and its key."""
+    """A file with the client certificate and its key."""
 
     def token(self, needed: Role) -> Secret | None:
-        """Return a token that may do what `needed` may, the weakest one that is known.
+        """Return the weakest stored token whose role includes `needed`.
 
         Raises:
-            NoSuchFile, UsageError, CorruptError: as `read_token`, of the file that
-                was remembered.
+            NoSuchFile, UsageError, CorruptError: as `read_token`, for the stored
+                path.
         """
-        roles = [role for role in Role if role.includes(needed) and role in self.kept]
+        roles = [role for role in Role if role.includes(needed) and role in self.tokens]
         if not roles:
             return None
-        kept = self.kept[roles[0]]
-        return kept if isinstance(kept, Secret) else read_token(kept, role=roles[0])
+        source = self.tokens[roles[0]]
+        return (
+            source if isinstance(source, Secret) else read_token(source, role=roles[0])
+        )
 
 
 def credentials_directory(home: Path, *, xdg_config_home: str | None) -> Path:
-    """Return where a user's credentials are; a relative XDG_CONFIG_HOME is ignored."""
-    given = Path(xdg_config_home) if xdg_config_home else None
-    base = given if given and given.is_absolute() else home / ".config"
+    """Return the directory of credentials; a relative XDG_CONFIG_HOME is ignored."""
+    xdg_path = Path(xdg_config_home) if xdg_config_home else None
+    base = xdg_path if xdg_path and xdg_path.is_absolute() else home / ".config"
     return base / "atoll" / "runs"
 
 
@@ -80,43 +81,44 @@ class Credentials:
         run_url: str,
         *,
         pin: str | None,
-        tokens: Mapping[Role, Kept],
+        tokens: Mapping[Role, TokenSource],
         certificate: Path | None = None,
     ) -> Credential:
-        """Add what is known of a run to what was, durably. Safe to repeat.
+        """Add credentials of a run to the stored ones, durably. Safe to repeat.
 
         Args:
-            run_url: Where the run is.
+            run_url: The URL of the run.
             pin: The fingerprint of its coordinator's certificate.
-            tokens: What was learned; another role's stays.
-            certificate: A private file with the caller's own and its key. It is copied.
+            tokens: The new tokens; those of other roles stay.
+            certificate: A private file with the client certificate and its key. It is
+                copied.
 
         Raises:
-            UsageError: the URL, the pin or a token is none, or the directory cannot
-                be written or is open to others.
-            DiskError: the disk failed; what was known stands.
+            UsageError: the URL, the pin or a token is malformed, or the directory
+                cannot be written or is open to others.
+            DiskError: the disk failed; the stored credentials stay.
         """
         url = str(parse_run_url(run_url))
         pin = None if pin is None else parse_pin(pin)
-        for role, kept in tokens.items():
-            _check(role, kept)
+        for role, source in tokens.items():
+            _check(role, source)
         with self._locked():
-            known = self._known(url)
-            same = known if known and known.pin == pin else Credential(url=url)
+            current = self._known(url)
+            same = current if current and current.pin == pin else Credential(url=url)
             new = Credential(
                 url=url,
                 pin=pin,
-                kept={**same.kept, **tokens},
+                tokens={**same.tokens, **tokens},
                 certificate=self._copied(url, certificate) or same.certificate,
             )
             replace_private(self._path(url), _written(new))
         return new
 
     def find(self, run_url: str) -> Credential | None:
-        """Return what is known of a run.
+        """Return the credentials of a run, if any are stored.
 
         Raises:
-            UsageError: the URL is none, or others may read the file.
+            UsageError: the URL is malformed, or others may read the file.
             CorruptError: the file is damaged.
         """
         url = str(parse_run_url(run_url))
@@ -128,7 +130,7 @@ class Credentials:
         return _parsed(data, path=path, url=url)
 
     def forget(self, run_url: str) -> bool:
-        """Remove what is known of a run; say whether anything was."""
+        """Remove the credentials of a run; return whether there were any."""
         path = self._path(str(parse_run_url(run_url)))
         remove_private(_certificate_beside(path))
         return remove_private(path)
@@ -151,7 +153,7 @@ class Credentials:
         try:
             return self.find(url)
         except CorruptError:
-            return None  # it is of no use, and about to be replaced
+            return None  # damaged, and about to be replaced
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -164,22 +166,22 @@ def _certificate_beside(path: Path) -> Path:
     return path.with_suffix(".pem")
 
 
-def _check(role: Role, kept: Kept) -> None:
-    if isinstance(kept, Path):
-        if not kept.is_absolute():
+def _check(role: Role, source: TokenSource) -> None:
+    if isinstance(source, Path):
+        if not source.is_absolute():
             raise UsageError(
-                f"{kept} is a relative path. Give where it is from '/' on."
+                f"{source} is a relative path. Give where it is from '/' on."
             )
-    elif role_claimed(kept) is not role:
+    elif role_claimed(source) is not role:
         raise UsageError(f"That is no token of an {role.value}. Ask for a new invite.")
 
 
 def _written(credential: Credential) -> bytes:
     tokens = {
-        role.value: {"file": str(kept)}
-        if isinstance(kept, Path)
-        else {"token": kept.reveal()}
-        for role, kept in credential.kept.items()
+        role.value: {"file": str(source)}
+        if isinstance(source, Path)
+        else {"token": source.reveal()}
+        for role, source in credential.tokens.items()
     }
     form = {
         "version": VERSION,
@@ -197,8 +199,9 @@ def _parsed(data: bytes, *, path: Path, url: str) -> Credential:
         if form["version"] != VERSION or form["url"] != url:
             raise ValueError("another version or run")
         pin = None if form["pin"] is None else parse_pin(form["pin"])
-        kept = {
-            Role(role): _kept(Role(role), how) for role, how in form["tokens"].items()
+        tokens = {
+            Role(role): _token_source(Role(role), stored)
+            for role, stored in form["tokens"].items()
         }
         has_certificate = bool(form.get("has_certificate"))
     except (
@@ -209,16 +212,18 @@ def _parsed(data: bytes, *, path: Path, url: str) -> Credential:
         UsageError,
         RecursionError,
     ):
-        # Without its cause, which quotes what it could not read.
+        # Without its cause, which quotes the content.
         raise CorruptError(
-            f"{path} is not what was remembered of {url}. Remove it, and use a new "
+            f"{path} is not the stored credential of {url}. Remove it, and use a new "
             "invite."
         ) from None
     certificate = _certificate_beside(path) if has_certificate else None
-    return Credential(url=url, pin=pin, kept=kept, certificate=certificate)
+    return Credential(url=url, pin=pin, tokens=tokens, certificate=certificate)
 
 
-def _kept(role: Role, how: Mapping[str, str]) -> Kept:
-    kept: Kept = Path(how["file"]) if "file" in how else check_token(how["token"])
-    _check(role, kept)
-    return kept
+def _token_source(role: Role, stored: Mapping[str, str]) -> TokenSource:
+    source: TokenSource = (
+        Path(stored["file"]) if "file" in stored else check_token(stored["token"])
+    )
+    _check(role, source)
+    return source

@@ -3,10 +3,10 @@
     atoll://HOST:PORT/RUN,pin=64 HEX DIGITS,code=32 HEX DIGITS
 
 Rule 1: no character of it means anything to a shell, so it needs no quotes ('&' would
-send the command to the background; only the brackets of an IPv6 address are looked at,
-by some).
-Rule 2: it has one spelling, and what is not exactly that is refused.
-Rule 3: no message repeats what was pasted: it may hold a code, or be a token.
+send the command to the background; only the brackets of an IPv6 address are special in
+some shells).
+Rule 2: it has one spelling, and any other is refused.
+Rule 3: no message repeats the pasted text: it may hold a code, or be a token.
 Rule 4: `pin` is left out where an authority vouches for the coordinator.
 """
 
@@ -18,8 +18,8 @@ from urllib.parse import quote, unquote
 
 from atoll.errors import UsageError
 from atoll.security.addresses import Address, RunUrl, parse_address
-from atoll.security.contexts import parse_pin
-from atoll.security.secret import Secret
+from atoll.security.tls import parse_pin
+from atoll.security.tokens import Secret
 
 SCHEME = "atoll://"
 MAX_INVITE_BYTES = 1024
@@ -37,7 +37,7 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u
 
 @dataclass(frozen=True, kw_only=True)
 class Invite:
-    """Where a run is, how to know its coordinator, and what opens it once."""
+    """The address of a run, the pin of its coordinator, and a one-time code."""
 
     address: Address
     run: str
@@ -68,7 +68,7 @@ class Invite:
 
 
 def is_invite(text: str) -> bool:
-    """Say whether `text` means to be an invite, and not a run's URL."""
+    """Return whether `text` starts like an invite, and not like a run's URL."""
     return text.strip().lower().startswith(SCHEME)
 
 
@@ -76,7 +76,7 @@ def parse_invite(text: str) -> Invite:
     """Return the invite that was pasted; blanks around it are fine.
 
     Raises:
-        UsageError: it is none, or not whole.
+        UsageError: it is not an invite, or not complete.
     """
     pasted = text.strip()
     if len(pasted) > MAX_INVITE_BYTES:
@@ -85,22 +85,22 @@ def parse_invite(text: str) -> Invite:
         raise _not_whole(f"it does not start with {SCHEME}")
     if re.search(r"[^\x21-\x7e]", pasted):
         raise _not_whole("there is a blank or a foreign character in it")
-    found = _INVITE.fullmatch(pasted)
-    if not found:
+    match = _INVITE.fullmatch(pasted)
+    if not match:
         raise _not_whole(_missing(pasted))
-    return _checked(pasted, found)
+    return _checked(pasted, match)
 
 
-def _checked(pasted: str, found: re.Match[str]) -> Invite:
+def _checked(pasted: str, match: re.Match[str]) -> Invite:
     try:
         invite = Invite(
-            address=parse_address(found["address"]),
-            run=unquote(found["run"], errors="strict"),
-            pin=found["pin"],
-            code=Secret(found["code"]),
+            address=parse_address(match["address"]),
+            run=unquote(match["run"], errors="strict"),
+            pin=match["pin"],
+            code=Secret(match["code"]),
         )
     except (UsageError, UnicodeDecodeError):
-        # Without its cause, which quotes what was pasted.
+        # Without its cause, which quotes the pasted text.
         raise _not_whole("its address or its run's name is malformed") from None
     if invite.reveal() != pasted:
         raise _not_whole("its address or its run's name is spelt another way")
@@ -118,9 +118,10 @@ def _missing(pasted: str) -> str:
     return "it is not host:port/run, then its pin, then its code"
 
 
-def _not_whole(why: str) -> UsageError:
+def _not_whole(reason: str) -> UsageError:
     return UsageError(
-        f"That is no whole invite: {why}. Copy it again as `atoll invite` printed it."
+        f"That is no whole invite: {reason}. Copy it again as `atoll invite` printed "
+        "it."
     )
 
 

@@ -1,8 +1,8 @@
-"""Who may do what: where a coordinator may listen, and which role each route needs.
+"""Access rules: the role that each route needs, and safe addresses to listen at.
 
-Rule 1: `/health` alone is open, and a code's exchange, which brings its own proof.
+Rule 1: only `/health` is open, and the redemption of a code, which is its own proof.
 Rule 2: a path that is not exactly one of ROUTES is for operators only, so a route that
-somebody forgets to list here is closed, and no spelling of a path opens another.
+is missing here is closed, and no spelling of a path opens another.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from atoll.security.addresses import is_loopback
 from atoll.security.tokens import Role
 
 
-class Need(enum.Enum):
-    """What a request must bring."""
+class Requirement(enum.Enum):
+    """The proof that a request needs."""
 
     NOTHING = "nothing"
     CODE = "code"
@@ -27,16 +27,19 @@ class Need(enum.Enum):
     @property
     def role(self) -> Role | None:
         """The role that is needed, for `tokens.require`; None if none is."""
-        return {Need.ISLAND: Role.ISLAND, Need.OPERATOR: Role.OPERATOR}.get(self)
+        return {
+            Requirement.ISLAND: Role.ISLAND,
+            Requirement.OPERATOR: Role.OPERATOR,
+        }.get(self)
 
 
 @dataclass(frozen=True)
-class Route:
+class RouteRule:
     """One row of the table: a method, a path with {names} in it, and its need."""
 
     method: str
     path: str
-    need: Need
+    need: Requirement
 
     @property
     def name(self) -> str:
@@ -45,49 +48,49 @@ class Route:
 
 
 ROUTES = (
-    Route("GET", "/health", Need.NOTHING),
-    Route("GET", "/info", Need.ISLAND),
-    Route("GET", "/status", Need.ISLAND),
-    Route("GET", "/metrics", Need.ISLAND),
-    Route("GET", "/events", Need.ISLAND),
-    Route("POST", "/islands", Need.ISLAND),
-    Route("POST", "/islands/{island}", Need.ISLAND),
-    Route("POST", "/islands/{island}/heartbeat", Need.ISLAND),
-    Route("DELETE", "/islands/{island}", Need.ISLAND),
-    Route("PUT", "/fragments/{f}/rounds/{n}/updates/{island}", Need.ISLAND),
-    Route("POST", "/fragments/{f}/rounds/{n}/offers/{island}", Need.ISLAND),
-    Route("POST", "/fragments/{f}/rounds/{n}/agreed", Need.ISLAND),
-    Route("GET", "/fragments/{f}/rounds/{n}/outcome", Need.ISLAND),
-    Route("GET", "/state/{fragment}", Need.ISLAND),
-    Route("POST", "/state/{fragment}", Need.ISLAND),
-    Route("GET", "/anchor", Need.ISLAND),
-    Route("POST", "/anchor", Need.ISLAND),
-    Route("GET", "/constants", Need.ISLAND),
-    Route("GET", "/constants/{digest}", Need.ISLAND),
-    # Only from who founds the run: the coordinator sees to that.
-    Route("PUT", "/constants/{digest}", Need.ISLAND),
-    Route("GET", "/bundle", Need.ISLAND),
-    Route("GET", "/code", Need.OPERATOR),
-    Route("GET", "/code/{digest}", Need.ISLAND),
-    # Every island runs that code: who puts it there commands them all.
-    Route("PUT", "/code/{digest}", Need.OPERATOR),
-    Route("POST", "/control/{action}", Need.OPERATOR),
-    # Digests of islands' keys, and what nobody is left to publish again.
-    Route("GET", "/belongings", Need.OPERATOR),
-    Route("GET", "/belongings/{f}/{n}/{island}", Need.OPERATOR),
-    Route("POST", "/invites", Need.OPERATOR),
-    Route("POST", "/invites/redeem", Need.CODE),
+    RouteRule("GET", "/health", Requirement.NOTHING),
+    RouteRule("GET", "/info", Requirement.ISLAND),
+    RouteRule("GET", "/status", Requirement.ISLAND),
+    RouteRule("GET", "/metrics", Requirement.ISLAND),
+    RouteRule("GET", "/events", Requirement.ISLAND),
+    RouteRule("POST", "/islands", Requirement.ISLAND),
+    RouteRule("POST", "/islands/{island}", Requirement.ISLAND),
+    RouteRule("POST", "/islands/{island}/heartbeat", Requirement.ISLAND),
+    RouteRule("DELETE", "/islands/{island}", Requirement.ISLAND),
+    RouteRule("PUT", "/fragments/{f}/rounds/{n}/updates/{island}", Requirement.ISLAND),
+    RouteRule("POST", "/fragments/{f}/rounds/{n}/offers/{island}", Requirement.ISLAND),
+    RouteRule("POST", "/fragments/{f}/rounds/{n}/agreed", Requirement.ISLAND),
+    RouteRule("GET", "/fragments/{f}/rounds/{n}/outcome", Requirement.ISLAND),
+    RouteRule("GET", "/state/{fragment}", Requirement.ISLAND),
+    RouteRule("POST", "/state/{fragment}", Requirement.ISLAND),
+    RouteRule("GET", "/anchor", Requirement.ISLAND),
+    RouteRule("POST", "/anchor", Requirement.ISLAND),
+    RouteRule("GET", "/constants", Requirement.ISLAND),
+    RouteRule("GET", "/constants/{digest}", Requirement.ISLAND),
+    # Only from the founder of the run: the coordinator checks that.
+    RouteRule("PUT", "/constants/{digest}", Requirement.ISLAND),
+    RouteRule("GET", "/bundle", Requirement.ISLAND),
+    RouteRule("GET", "/code", Requirement.OPERATOR),
+    RouteRule("GET", "/code/{digest}", Requirement.ISLAND),
+    # Every island runs that code: its author controls all islands.
+    RouteRule("PUT", "/code/{digest}", Requirement.OPERATOR),
+    RouteRule("POST", "/control/{action}", Requirement.OPERATOR),
+    # Digests of islands' keys, and updates that no island can publish again.
+    RouteRule("GET", "/belongings", Requirement.OPERATOR),
+    RouteRule("GET", "/belongings/{f}/{n}/{island}", Requirement.OPERATOR),
+    RouteRule("POST", "/invites", Requirement.OPERATOR),
+    RouteRule("POST", "/invites/redeem", Requirement.CODE),
 )
 
-UNLISTED = Route("*", "*", Need.OPERATOR)
-"""Stands for every request that no row describes."""
+UNLISTED = RouteRule("*", "*", Requirement.OPERATOR)
+"""The rule for every request without a row."""
 
 
-def route_of(method: str, path: str) -> Route:
-    """Return the row for a request's path as it came, without its query."""
-    asked = "GET" if method == "HEAD" else method
+def route_of(method: str, path: str) -> RouteRule:
+    """Return the row for the raw path of a request, without its query."""
+    effective_method = "GET" if method == "HEAD" else method
     for route, pattern in _PATTERNS:
-        if route.method == asked and pattern.fullmatch(path):
+        if route.method == effective_method and pattern.fullmatch(path):
             return route
     return UNLISTED
 
@@ -101,7 +104,7 @@ def require_safe_listening(host: str, *, has_tls: bool) -> None:
     """Return if a coordinator may listen at `host`; empty means every interface.
 
     Raises:
-        UsageError: others could reach it, and tokens would travel in the open.
+        UsageError: other machines could reach it, and tokens would be unencrypted.
     """
     if has_tls or is_loopback(host):
         return

@@ -1,38 +1,109 @@
-"""Bearer tokens in two roles: an island's, and an operator's, which may do both.
+"""Bearer tokens in two roles, one-time codes, and the type that hides both.
 
+A traceback, a log line or a formatted message that meets a `Secret` shows `<secret>`.
+Code that needs the text calls `reveal`, which is easy to search for.
+
+A token is an island's, or an operator's, which may do both.
 Rule 1: a token is in a private file and in the header of a request, nowhere else.
 Rule 2: the coordinator keeps digests, and compares all of them in constant time.
-Rule 3: a token says of itself that it is one, so that a leaked one is recognised.
+Rule 3: a token begins with its own mark, so that a leaked one is recognised.
+
+A one-time code is in an invite in place of a token.
+Rule 4: a code opens once, within an hour, and is kept as a digest.
+Rule 5: a wrong code, a used one and an old one get the same answer, in the same time.
+Rule 6: after ten wrong codes within a minute an address waits, and so does a code that
+was wrong ten times. A right code opens all the same, from every address: with 128 bits
+it cannot be guessed, so that a wait would only let strangers lock others out.
+Rule 7: time is a parameter; codes are in memory only, and a restart forgets them.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
+import hmac
 import re
 import secrets
-from collections.abc import Mapping
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from atoll.errors import CorruptError, Refused, UsageError
-from atoll.security.private import make_private, read_private
-from atoll.security.secret import Secret, digest_of, is_among
+from atoll.security.addresses import network_of
+from atoll.security.private_files import make_private, read_private
+
+SHOWN = "<secret>"
+
+
+class Secret:
+    """Holds text, compares it in constant time, and never shows it."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Return the text itself: for a header, a private file or an invite only."""
+        return self._text
+
+    def digest(self) -> bytes:
+        """Return its digest, which may be stored."""
+        return digest_of(self._text)
+
+    def __repr__(self) -> str:
+        return SHOWN
+
+    def __format__(self, spec: str) -> str:
+        return SHOWN
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        return hmac.compare_digest(self.digest(), other.digest())
+
+    def __hash__(self) -> int:
+        return hash(self.digest())
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        # `copy` and `dataclasses.asdict` use it, too.
+        raise TypeError("A secret is neither copied nor written by accident.")
+
+
+def digest_of(text: str) -> bytes:
+    """Return the SHA-256 of a secret's text.
+
+    One pass suffices: tokens and codes are random, so they cannot be guessed.
+    """
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def is_among(digest: bytes, digests: list[bytes]) -> bool:
+    """Return whether `digest` is in `digests`, in a time independent of which."""
+    is_found = False
+    for candidate in digests:
+        is_found |= hmac.compare_digest(candidate, digest)
+    return is_found
+
 
 TOKEN_BYTES = 32
 MAX_HEADER_BYTES = 256
-"""Longer than any token; what is longer is not even looked at."""
+"""Longer than any token; longer headers are ignored."""
 
 _TOKEN = re.compile(r"atoll_([io])_[A-Za-z0-9_-]{43}", re.ASCII)
 _BEARER = re.compile(r"bearer +(\S+)", re.ASCII | re.IGNORECASE)
 
 
 class Role(enum.Enum):
-    """What the holder of a token may do."""
+    """The rights of the holder of a token."""
 
     ISLAND = "island"
     OPERATOR = "operator"
 
     def includes(self, needed: Role) -> bool:
-        """Say whether this role may do what `needed` may."""
+        """Return whether this role has the rights of `needed`."""
         return self is needed or self is Role.OPERATOR
 
 
@@ -40,7 +111,7 @@ _LETTER = {Role.ISLAND: "i", Role.OPERATOR: "o"}
 
 
 class Tokens:
-    """What the coordinator knows its callers by: digests, and no token.
+    """The digests of the run's tokens, by which the coordinator verifies callers.
 
     Safe to use from several threads: it never changes.
     """
@@ -51,9 +122,9 @@ class Tokens:
     def role_of(self, authorization: str | bytes | None) -> Role | None:
         """Return the role that an Authorization header proves, if any."""
         digest = digest_of(_bearer(authorization))
-        # Every role is looked at, whichever matches: time tells nothing.
-        found = [r for r, known in self._digests.items() if is_among(digest, known)]
-        return found[0] if found else None
+        # Compare with every role, so that the time does not depend on the match.
+        roles = [r for r, digests in self._digests.items() if is_among(digest, digests)]
+        return roles[0] if roles else None
 
 
 def require(role: Role | None, needed: Role | None) -> None:
@@ -83,7 +154,7 @@ def make_token(role: Role) -> Secret:
 def run_tokens(directory: Path) -> dict[Role, Secret]:
     """Return the tokens of the run in `directory`, made on the first call.
 
-    Two processes that ask at the same time get the same ones.
+    Concurrent processes get the same ones.
 
     Raises:
         UsageError: others may read a file, or the directory cannot be written.
@@ -98,7 +169,7 @@ def run_tokens(directory: Path) -> dict[Role, Secret]:
 
 
 def token_file(directory: Path, role: Role) -> Path:
-    """Return where the run in `directory` keeps the token of a role."""
+    """Return the token file of a role for the run in `directory`."""
     return directory / f"{role.value}.token"
 
 
@@ -121,16 +192,16 @@ def read_token(
 
 
 def check_token(text: str) -> Secret:
-    """Return a token that came by another way than a file, if it is one."""
+    """Return a token that was not read from a file, if it is well-formed."""
     if not _TOKEN.fullmatch(text):
         raise UsageError(f"That is no token: {_SHAPE}. Ask for a new invite.")
     return Secret(text)
 
 
 def role_claimed(token: Secret) -> Role | None:
-    """Return the role that a token's own text names; it proves nothing."""
-    found = _TOKEN.fullmatch(token.reveal())
-    return next((r for r in Role if found and _LETTER[r] == found[1]), None)
+    """Return the role that a token's text claims; it is not verified."""
+    match = _TOKEN.fullmatch(token.reveal())
+    return next((r for r in Role if match and _LETTER[r] == match[1]), None)
 
 
 def authorization(token: Secret) -> str:
@@ -155,10 +226,125 @@ def _checked(path: Path, text: str, role: Role | None) -> Secret:
 
 
 def _bearer(authorization: str | bytes | None) -> str:
-    """Return the token of a header; empty, which is nobody's, for any other."""
+    """Return the token of a header; empty, which matches none, for any other."""
     if authorization is None or len(authorization) > MAX_HEADER_BYTES:
         return ""
     if isinstance(authorization, bytes):
         authorization = authorization.decode("latin-1")
-    found = _BEARER.fullmatch(authorization.strip(" \t"))
-    return found[1] if found else ""
+    match = _BEARER.fullmatch(authorization.strip(" \t"))
+    return match[1] if match else ""
+
+
+CODE_BYTES = 16
+MAX_CODE_CHARACTERS = 128
+LIFETIME_S = 3600.0
+MAX_OUTSTANDING = 64
+MAX_WRONG = 10
+WRONG_WITHIN_S = 60.0
+MAX_COUNTED = 4096
+"""Addresses and codes whose wrong tries are counted; the oldest is dropped."""
+
+
+class MustWait(Refused):
+    """Too many wrong tries of one address or one code: try again after `wait_s`."""
+
+    def __init__(self, *, wait_s: float) -> None:
+        super().__init__(
+            f"{MAX_WRONG} wrong tries came within {WRONG_WITHIN_S:.0f} s from this "
+            "address or with this code, and this code is wrong too. Try again in "
+            f"{wait_s:.0f} s with a new invite: atoll invite RUN"
+        )
+        self.wait_s = wait_s
+
+
+class WrongTries:
+    """Wrong tries of the last minute, by address and by code, within bounded memory."""
+
+    def __init__(self, *, max_counted: int = MAX_COUNTED) -> None:
+        self._max_counted = max_counted
+        self._tries_s: OrderedDict[Hashable, deque[float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._tries_s)
+
+    def require_calm(self, key: Hashable, now_s: float) -> None:
+        """Raise MustWait if this key was wrong too often within a minute."""
+        tries_s = self._tries_s.get(key)
+        if tries_s is not None and len(tries_s) == MAX_WRONG:
+            wait_s = tries_s[0] + WRONG_WITHIN_S - now_s
+            if wait_s > 0:
+                raise MustWait(wait_s=wait_s)
+
+    def add(self, key: Hashable, now_s: float) -> None:
+        """Count one wrong try; beyond the limit, drop the key with the oldest one."""
+        self._tries_s.setdefault(key, deque(maxlen=MAX_WRONG)).append(now_s)
+        self._tries_s.move_to_end(key)
+        if len(self._tries_s) > self._max_counted:
+            self._tries_s.popitem(last=False)
+
+
+class OneTimeCodes:
+    """The codes that were issued and not used yet. Threads may share it.
+
+    Args:
+        grant: The token of an island, which is returned for a valid code.
+    """
+
+    def __init__(self, grant: Secret) -> None:
+        self._grant = grant
+        self._expiry_s: dict[bytes, float] = {}
+        self._wrong = WrongTries()
+        self._lock = threading.Lock()
+
+    def make(self, *, now_s: float) -> Secret:
+        """Return a new code.
+
+        Raises:
+            Refused: too many are outstanding.
+        """
+        code = Secret(secrets.token_hex(CODE_BYTES))
+        with self._lock:
+            self._forget_old(now_s)
+            if len(self._expiry_s) >= MAX_OUTSTANDING:
+                wait_s = min(self._expiry_s.values()) - now_s
+                raise Refused(
+                    f"{MAX_OUTSTANDING} invites are not used yet. Use one of them, or "
+                    f"wait {wait_s:.0f} s until the oldest expires."
+                )
+            self._expiry_s[code.digest()] = now_s + LIFETIME_S
+        return code
+
+    def redeem(self, code: str, *, address: str, now_s: float) -> Secret:
+        """Return the island's token for a code, which is thereby used.
+
+        Not safe to repeat: a caller that missed the answer needs a new invite.
+
+        Raises:
+            Refused: it is wrong, used or too old.
+            MustWait: likewise, and too often from this address or with this code.
+        """
+        digest = digest_of(code[:MAX_CODE_CHARACTERS])
+        with self._lock:
+            self._forget_old(now_s)
+            if is_among(digest, list(self._expiry_s)):
+                del self._expiry_s[digest]
+                return self._grant
+            for key in (network_of(address), digest):
+                self._wrong.require_calm(key, now_s)
+            for key in (network_of(address), digest):
+                self._wrong.add(key, now_s)
+        raise Refused(
+            f"This code is wrong, was used, or is older than {LIFETIME_S / 60:.0f} "
+            "minutes. Ask for a new invite: atoll invite RUN"
+        )
+
+    def outstanding(self, *, now_s: float) -> int:
+        """Return how many codes could be redeemed now."""
+        with self._lock:
+            self._forget_old(now_s)
+            return len(self._expiry_s)
+
+    def _forget_old(self, now_s: float) -> None:
+        for digest, expiry_s in list(self._expiry_s.items()):
+            if expiry_s <= now_s:
+                del self._expiry_s[digest]

@@ -28,10 +28,10 @@ EPOCH_KEYS = frozenset(
         "run.end_rounds",
         "run.end_tokens",
         "run.decay_round",
-        *(f"limits.{each.name}" for each in fields(LimitsSection)),
+        *(f"limits.{field.name}" for field in fields(LimitsSection)),
     }
 )
-"""What may change while a run goes on; each change makes a new epoch."""
+"""Settings that may change during a run; each change makes a new epoch."""
 
 
 def digest(by_table: Mapping[str, Section]) -> str:
@@ -46,12 +46,12 @@ def digest(by_table: Mapping[str, Section]) -> str:
 
 
 def non_default(by_table: Mapping[str, Section]) -> dict[str, Any]:
-    """Return dotted keys and values that differ from what they would be unset."""
+    """Return dotted keys and values that differ from their defaults."""
     return {
-        f"{table}.{each.name}": getattr(section, each.name)
+        f"{table}.{field.name}": getattr(section, field.name)
         for table, section in by_table.items()
-        for each in fields(section)
-        if getattr(section, each.name) != unset_value(section, each)
+        for field in fields(section)
+        if getattr(section, field.name) != unset_value(section, field)
     }
 
 

@@ -42,10 +42,10 @@ SECTIONS: dict[str, type[Section]] = {
 ATTRIBUTES = {
     table: "asynchronous" if table == "async" else table for table in SECTIONS
 }
-"""Tables of a run file and what they are called in Python, where `async` is taken."""
+"""Tables of a run file and their names in Python, where `async` is a keyword."""
 
 _KEYS = {
-    table: tuple(each.name for each in fields(section))
+    table: tuple(field.name for field in fields(section))
     for table, section in SECTIONS.items()
 }
 
@@ -65,11 +65,11 @@ def read_toml(path: Path) -> dict[str, Any]:
             f"The run file {str(path)!r} is larger than {MAX_RUN_FILE_BYTES} bytes. "
             "A run file holds a few lines of settings; check the path."
         )
-    return _parse_toml(data, where=f"The run file {str(path)!r}")
+    return _parse_toml(data, source=f"The run file {str(path)!r}")
 
 
 def sections_of(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sections by attribute name; `SettingsError` for what is not known."""
+    """Return sections by attribute name; `SettingsError` for an unknown name."""
     if not isinstance(tables, Mapping):
         raise wrong_type("settings", tables, "a table of tables")
     return {
@@ -81,14 +81,14 @@ def sections_of(tables: Mapping[str, Any]) -> dict[str, Any]:
 def tables_of(by_table: Mapping[str, Section]) -> dict[str, dict[str, Any]]:
     """Return values as tables of a run file, without those that are not set."""
     written = {
-        table: {each.name: written_value(section, each) for each in fields(section)}
+        table: {field.name: written_value(section, field) for field in fields(section)}
         for table, section in by_table.items()
     }
-    kept = {
+    set_values = {
         table: {key: value for key, value in values.items() if value is not None}
         for table, values in written.items()
     }
-    return {table: values for table, values in kept.items() if values}
+    return {table: values for table, values in set_values.items() if values}
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -127,21 +127,21 @@ def _scalar(text: str) -> Any:
     return value if is_scalar and parsed.keys() == {"value"} else text
 
 
-def _parse_toml(data: bytes, *, where: str) -> dict[str, Any]:
+def _parse_toml(data: bytes, *, source: str) -> dict[str, Any]:
     try:
         return tomllib.loads(data.decode())
     except UnicodeDecodeError as exc:
         line = data.count(b"\n", 0, exc.start) + 1
         raise SettingsError(
-            f"{where} is not UTF-8 text: byte {data[exc.start]:#04x} in line {line}. "
+            f"{source} is not UTF-8 text: byte {data[exc.start]:#04x} in line {line}. "
             "Save it as UTF-8."
         ) from exc
     except (ValueError, RecursionError) as exc:
-        # At the end of a document the parser gives no line of its own.
+        # At the end of a document the parser gives no line.
         last_line = data.count(b"\n") + 1
-        place = "" if " line " in str(exc) else f" (in lines 1 to {last_line})"
+        lines = "" if " line " in str(exc) else f" (in lines 1 to {last_line})"
         raise SettingsError(
-            f"{where} is not valid TOML: {exc}{place}. Correct that line."
+            f"{source} is not valid TOML: {exc}{lines}. Correct that line."
         ) from exc
 
 
@@ -165,8 +165,8 @@ def _unknown(name: object) -> SettingsError:
     text = str(name)
     dotted = [f"{table}.{key}" for table, keys in _KEYS.items() for key in keys]
     bare = text.rpartition(".")[2]
-    same_key = [each for each in dotted if each.endswith(f".{bare}")]
-    known = same_key or (dotted if "." in text else list(SECTIONS))
+    same_key = [key for key in dotted if key.endswith(f".{bare}")]
+    candidates = same_key or (dotted if "." in text else list(SECTIONS))
     return SettingsError(
-        f"{shown(text)} is not a setting. Did you mean {nearest(text, known)!r}?"
+        f"{shown(text)} is not a setting. Did you mean {nearest(text, candidates)!r}?"
     )

@@ -1,4 +1,4 @@
-"""What one value may be: its type, its range, and what a message says about it.
+"""Rules for one value: its type, its range, and the text of its error.
 
 A rule takes a dotted key and a value of any type, and returns the value to keep or
 raises `SettingsError` with both. Sections name one rule per field.
@@ -40,34 +40,34 @@ def setting(default: T, rule: Rule) -> T:
     return field(default=default, metadata={"rule": rule})
 
 
-def derived(rule: Rule, usual: Callable[[Any], object]) -> Any:
-    """Declare a field whose default is `usual` of the section's earlier fields."""
-    return field(default=None, metadata={"rule": Maybe(rule), "usual": usual})
+def derived(rule: Rule, default: Callable[[Any], object]) -> Any:
+    """Declare a field whose default is `default` of the section's earlier fields."""
+    return field(default=None, metadata={"rule": Maybe(rule), "default": default})
 
 
 def check_fields(section: Section, table: str) -> None:
-    """Judge every field of `section` in order and keep what its rule returns."""
-    for each in fields(section):
-        value = getattr(section, each.name)
-        if value is None and "usual" in each.metadata:
-            value = unset_value(section, each)
-        rule: Rule = each.metadata["rule"]
-        kept = rule.check(f"{table}.{each.name}", value)
-        object.__setattr__(section, each.name, kept)
+    """Check every field of `section` in order; store the values its rules return."""
+    for declared in fields(section):
+        value = getattr(section, declared.name)
+        if value is None and "default" in declared.metadata:
+            value = unset_value(section, declared)
+        rule: Rule = declared.metadata["rule"]
+        checked = rule.check(f"{table}.{declared.name}", value)
+        object.__setattr__(section, declared.name, checked)
 
 
-def unset_value(section: Section, each: Field[Any]) -> object:
-    """Return what the field would be in this section if nobody had set it."""
-    if "usual" not in each.metadata:
-        return each.default
-    rule: Rule = each.metadata["rule"]
-    return rule.check(each.name, each.metadata["usual"](section))
+def unset_value(section: Section, declared: Field[Any]) -> object:
+    """Return the default of a field, given the other values of its section."""
+    if "default" not in declared.metadata:
+        return declared.default
+    rule: Rule = declared.metadata["rule"]
+    return rule.check(declared.name, declared.metadata["default"](section))
 
 
-def written_value(section: Section, each: Field[Any]) -> Any:
+def written_value(section: Section, declared: Field[Any]) -> Any:
     """Return a field's value as a run file shows it: 0.7, not 0.699999988079071."""
-    value = getattr(section, each.name)
-    rule = each.metadata["rule"]
+    value = getattr(section, declared.name)
+    rule = declared.metadata["rule"]
     inner = rule.rule if isinstance(rule, Maybe) else rule
     is_fp32 = isinstance(inner, Number) and inner.fp32
     return shortest_fp32(value) if is_fp32 else value
@@ -194,7 +194,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Maybe:
-    """What another rule accepts, or nothing."""
+    """Accepts None, or any value that another rule accepts."""
 
     rule: Rule
 
@@ -233,13 +233,13 @@ def shortest_fp32(value: float) -> float:
     return value
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, candidates: Iterable[str]) -> str:
     """Return the known word most like `word`, however unlike it is."""
-    return difflib.get_close_matches(word, list(known), n=1, cutoff=0.0)[0]
+    return difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.0)[0]
 
 
 def shown(value: object) -> str:
-    """Return `value` for a message: never long, whatever it is."""
+    """Return `value` as a short text for a message."""
     if isinstance(value, int) and abs(value) > _LARGEST_SHOWN:
         return f"<an integer of {value.bit_length()} bits>"
     return reprlib.repr(value)

@@ -24,7 +24,7 @@ from atoll.settings.sections import (
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What every island of a run must share; the run owns it.
+    """The settings that every island of a run must share; the run owns them.
 
     Each attribute is one table of the run file, `asynchronous` being `[async]`.
     """
@@ -33,10 +33,10 @@ class RunSettings:
     """The run's name, who takes part, and when it ends."""
 
     sync: SyncSection = field(default_factory=SyncSection)
-    """What is sent when, and how an island takes what was agreed."""
+    """When fragments are sent, and how an island adopts an outcome."""
 
     wire: WireSection = field(default_factory=WireSection)
-    """The precision of what travels."""
+    """The precision of updates and outcomes on the wire."""
 
     outer: OuterSection = field(default_factory=OuterSection)
     """How a round's updates become the next anchor."""
@@ -48,7 +48,7 @@ class RunSettings:
     """Runs without a coordinator."""
 
     limits: LimitsSection = field(default_factory=LimitsSection)
-    """What is refused, and how long anyone waits."""
+    """Bounds beyond which updates are refused, and the longest waits."""
 
     def __post_init__(self) -> None:
         for table, section in self._by_table().items():
@@ -69,7 +69,7 @@ class RunSettings:
 
     @classmethod
     def from_toml(cls, path: str | Path) -> RunSettings:
-        """Read a run file; `SettingsError` names what is wrong with it, and where."""
+        """Read a run file; `SettingsError` names the fault and its line."""
         return cls.from_dict(parsing.read_toml(Path(path)))
 
     @classmethod
@@ -88,15 +88,16 @@ class RunSettings:
     def with_values(self, values: Mapping[str, Any]) -> RunSettings:
         """Return settings that differ in `values`, which has dotted keys.
 
-        What equals its default counts as not set, so that a default which follows
-        another setting still follows it: `{"wire.up": "e3m0"}` turns error feedback on.
+        A value that equals its default counts as not set, so that a default which
+        follows another setting still follows it: `{"wire.up": "e3m0"}` turns error
+        feedback on.
         """
         changed = fingerprint.non_default(self._by_table()) | dict(values)
         return RunSettings.from_dict(parsing.nested(changed))
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of what can never change during a run."""
+        """Hex digest of the settings that never change during a run."""
         return fingerprint.digest(self._by_table())
 
     def _by_table(self) -> dict[str, Section]:

@@ -1,7 +1,7 @@
 """The tables of a run file, one frozen dataclass each.
 
 A section judges its own fields and their combinations when it is made, so that a
-section that exists is valid. What two sections must agree on is in `run_settings`.
+section that exists is valid. Rules between two sections are in `run_settings`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class RunSection:
     """`[run]`: the run's name, who takes part, and when it ends."""
 
     name: str = setting("run", Name())
-    """What people call the run."""
+    """The name of the run."""
 
     start_islands: int = setting(1, _ISLANDS)
     """Islands that must have joined before the first round opens."""
@@ -63,7 +63,7 @@ class RunSection:
     """Updates needed to close a round."""
 
     max_islands: int | None = setting(None, Maybe(_ISLANDS))
-    """Islands that may take part at once. Not set: 64, or `start_islands` or `quorum`
+    """Islands that may be live together. Not set: 64, or `start_islands` or `quorum`
     if one of them is more."""
 
     patience: float = setting(3.0, _POSITIVE)
@@ -95,7 +95,7 @@ class RunSection:
 
     @property
     def most_islands(self) -> int:
-        """Islands that may take part at once, with the default if it is not set."""
+        """Islands that may be live together, with the default if it is not set."""
         if self.max_islands is not None:
             return self.max_islands
         return max(DEFAULT_ISLANDS, self.start_islands, self.quorum)
@@ -103,7 +103,7 @@ class RunSection:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncSection:
-    """`[sync]`: what is sent when, and how an island takes what was agreed."""
+    """`[sync]`: when fragments are sent, and how an island adopts an outcome."""
 
     mode: str = setting("sync", Choice(("sync",), later=("async",)))
     """Whether a round waits for its islands or takes who arrived."""
@@ -120,7 +120,7 @@ class SyncSection:
     """How blocks are dealt to fragments; `by_size` needs no blocks."""
 
     rest: str = setting("balanced", Choice(("balanced", "own")))
-    """Whether what lies outside the blocks is dealt out or is fragment 0."""
+    """Whether tensors outside the blocks are distributed or form fragment 0."""
 
     overlap_steps: int = setting(0, Whole(0, _MAX_STEPS))
     """Inner steps made between sending a fragment and adopting its outcome."""
@@ -179,7 +179,7 @@ class SyncSection:
 
 @dataclass(frozen=True, kw_only=True)
 class WireSection:
-    """`[wire]`: the precision of what travels."""
+    """`[wire]`: the precision of updates and outcomes on the wire."""
 
     up: str = setting("bf16", Choice(_UP))
     """Codec of an island's update."""
@@ -190,7 +190,9 @@ class WireSection:
     )
     """Codec of the agreed mean."""
 
-    error_feedback: bool = derived(Flag(), usual=lambda wire: wire.up in _BELOW_8_BITS)
+    error_feedback: bool = derived(
+        Flag(), default=lambda wire: wire.up in _BELOW_8_BITS
+    )
     """Whether what encoding lost is added to the next update; true below 8 bits."""
 
     error_feedback_decay: float = setting(1.0, _SHARE)
@@ -228,12 +230,12 @@ class OuterSection:
     """The outer optimizer."""
 
     lr: float = derived(
-        _OUTER_LR, usual=lambda outer: None if outer.optimizer == "adam" else 0.7
+        _OUTER_LR, default=lambda outer: None if outer.optimizer == "adam" else 0.7
     )
     """The outer learning rate: 0.7, but to be chosen with `adam`."""
 
     momentum: float = derived(
-        _MOMENTUM, usual=lambda outer: 0.0 if outer.optimizer == "sgd" else 0.9
+        _MOMENTUM, default=lambda outer: 0.0 if outer.optimizer == "sgd" else 0.9
     )
     """The outer momentum, Adam's first decay rate: 0.9, but 0.0 with `sgd`."""
 
@@ -241,7 +243,7 @@ class OuterSection:
     """How updates become one."""
 
     weight: str = setting("uniform", Choice(("uniform", "tokens")))
-    """What an update's share in the merge is measured by."""
+    """The measure of an update's share in the merge."""
 
     def __post_init__(self) -> None:
         check_fields(self, "outer")
@@ -296,7 +298,7 @@ class StoreSection:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitsSection:
-    """`[limits]`: what is refused, and how long anyone waits."""
+    """`[limits]`: bounds beyond which updates are refused, and the longest waits."""
 
     max_update_norm: float = setting(10.0, Number(1.0))
     """Times the reference norm (docs/protocol.md); beyond it an update is refused."""
@@ -308,7 +310,7 @@ class LimitsSection:
     """The largest body of a frame that is read."""
 
     max_constants_bytes: int = setting(256 * 2**30, Whole(0, _MAX_COUNT))
-    """What a founder's constants may take together; 0: the run keeps none of them."""
+    """Largest total size of a founder's constants; 0: the run stores none of them."""
 
     deadline_min_s: float = setting(1.0, _POSITIVE)
     """The shortest learned deadline."""

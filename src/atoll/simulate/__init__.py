@@ -7,36 +7,50 @@ Start reading at `scheduler.Scheduler`, then `world.World` and `plan.FaultPlan`.
 from atoll.simulate.apply import Armed, apply
 from atoll.simulate.clock import SimClock
 from atoll.simulate.disk import SimDisk
-from atoll.simulate.life import ProcessDead, ProcessFailed
-from atoll.simulate.links import Latency, Weather
-from atoll.simulate.network import Network, Reply
+from atoll.simulate.network import (
+    Latency,
+    LinkConditions,
+    Network,
+    ReplyFunction,
+)
 from atoll.simulate.plan import FaultPlan
-from atoll.simulate.process import Process
-from atoll.simulate.promise import Promise
+from atoll.simulate.process import (
+    SimProcess,
+)
 from atoll.simulate.run import Simulated, simulate
-from atoll.simulate.scheduler import Scheduler
+from atoll.simulate.scheduler import (
+    GreenletFuture,
+    ProcessDead,
+    ProcessFailed,
+    Scheduler,
+)
 from atoll.simulate.shrink import as_python, as_test, shrink
 from atoll.simulate.storms import random_plan
-from atoll.simulate.trace import Happening, timeline
-from atoll.simulate.world import World
+from atoll.simulate.trace import (
+    TraceEvent,
+    timeline,
+)
+from atoll.simulate.world import (
+    SimWorld,
+)
 
 __all__ = [
     "Armed",
     "FaultPlan",
-    "Happening",
+    "GreenletFuture",
     "Latency",
+    "LinkConditions",
     "Network",
-    "Process",
     "ProcessDead",
     "ProcessFailed",
-    "Promise",
-    "Reply",
+    "ReplyFunction",
     "Scheduler",
     "SimClock",
     "SimDisk",
+    "SimProcess",
+    "SimWorld",
     "Simulated",
-    "Weather",
-    "World",
+    "TraceEvent",
     "apply",
     "as_python",
     "as_test",

@@ -10,15 +10,15 @@ from atoll.simulate.faults import (
     ClockJump,
     Corrupt,
     Damage,
-    Delay,
+    DelayFault,
     Duplicate,
     Fault,
     Freeze,
     FullDisk,
     Kill,
+    LinkFault,
     ListLag,
     Loss,
-    OfLink,
     Outage,
     Partition,
     ReadOnlyDisk,
@@ -28,14 +28,18 @@ from atoll.simulate.faults import (
     Slow,
     Throttle,
 )
-from atoll.simulate.links import Weather
+from atoll.simulate.network import (
+    LinkConditions,
+)
 from atoll.simulate.plan import FaultPlan
-from atoll.simulate.world import World
+from atoll.simulate.world import (
+    SimWorld,
+)
 
 Undo = Callable[[], object]
 
 
-def apply(plan: FaultPlan, world: World) -> Armed:
+def apply(plan: FaultPlan, world: SimWorld) -> Armed:
     """Let every fault of `plan` happen in `world` when its moment comes, or at once.
 
     Faults of a round happen when the caller says `reached` on what is returned. Faults
@@ -64,7 +68,7 @@ def apply(plan: FaultPlan, world: World) -> Armed:
 class Armed:
     """A plan at work."""
 
-    def __init__(self, plan: FaultPlan, world: World) -> None:
+    def __init__(self, plan: FaultPlan, world: SimWorld) -> None:
         self._world = world
         self._by_round: dict[int, list[Fault]] = {}
         for fault in plan.faults:
@@ -142,7 +146,7 @@ class Armed:
                 world.clocks[fault.process].jump(fault.by_s)
             case ClockDrift():
                 world.clocks[fault.process].set_rate(fault.rate)
-            case OfLink():
+            case LinkFault():
                 weather = weather_of(fault)
                 world.network.expose(weather)
                 return partial(world.network.clear, weather), fault.for_s
@@ -183,21 +187,25 @@ class Armed:
             disk.is_read_only = self._holds[key] > 0
 
 
-def weather_of(fault: OfLink) -> Weather:
+def weather_of(fault: LinkFault) -> LinkConditions:
     """Return what a fault of messages is to the network."""
     match fault:
-        case Delay():
-            return Weather(link=fault.link, delay_s=fault.by_s, delay_rate=fault.rate)
+        case DelayFault():
+            return LinkConditions(
+                link=fault.link, delay_s=fault.by_s, delay_rate=fault.rate
+            )
         case Reorder():
-            return Weather(link=fault.link, spread_s=fault.by_s, spread_rate=fault.rate)
+            return LinkConditions(
+                link=fault.link, spread_s=fault.by_s, spread_rate=fault.rate
+            )
         case Loss():
-            return Weather(link=fault.link, loss=fault.rate)
+            return LinkConditions(link=fault.link, loss=fault.rate)
         case Duplicate():
-            return Weather(link=fault.link, duplicate=fault.rate)
+            return LinkConditions(link=fault.link, duplicate=fault.rate)
         case Corrupt():
-            return Weather(link=fault.link, corrupt=fault.rate)
+            return LinkConditions(link=fault.link, corrupt=fault.rate)
         case Throttle():
-            return Weather(link=fault.link, bytes_per_s=fault.bytes_per_s)
+            return LinkConditions(link=fault.link, bytes_per_s=fault.bytes_per_s)
         case _:
             raise AssertionError(f"no weather for {fault}")
 

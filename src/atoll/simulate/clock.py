@@ -7,8 +7,11 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from atoll.errors import UsageError
-from atoll.simulate.life import Life, Timer
-from atoll.simulate.scheduler import Scheduler
+from atoll.simulate.scheduler import (
+    ProcessIncarnation,
+    Scheduler,
+    Timer,
+)
 
 
 class SimClock:
@@ -26,7 +29,9 @@ class SimClock:
         self._behind_s = 0.0
         """How long it still stands still after a jump back, on its own scale."""
 
-        self._alarms: list[tuple[float, int, Life | None, Callable[[], object]]] = []
+        self._alarms: list[
+            tuple[float, int, ProcessIncarnation | None, Callable[[], object]]
+        ] = []
         self._sequence = 0
         self._next: Timer | None = None
 
@@ -58,7 +63,11 @@ class SimClock:
         self._arm()
 
     def at(
-        self, when_s: float, act: Callable[[], object], *, life: Life | None = None
+        self,
+        when_s: float,
+        act: Callable[[], object],
+        *,
+        life: ProcessIncarnation | None = None,
     ) -> None:
         """Call `act` once this clock shows `when_s`, as `life` or the world."""
         self._scheduler.check()

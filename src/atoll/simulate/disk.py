@@ -1,7 +1,7 @@
 """A disk in memory that loses what a power cut may lose.
 
 Rule 1: every file has content, and a part of it that is durable.
-Rule 2: a power cut keeps what is durable, and of the rest of each file, independently
+Rule 2: a power cut keeps the durable part, and of the rest of each file, independently
     of the others, nothing, all, some whole appends, or a torn part.
 Rule 3: a removal is not durable: the file may come back.
 Rule 4: a mere crash of the process loses nothing, and makes nothing durable either.
@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable
 
 from atoll.disk import LOCK, Data, check_name
 from atoll.errors import DiskDenied, DiskFull, NoSuchFile, UsageError
-from atoll.simulate.files import SimFile
-from atoll.simulate.life import ProcessDead
-from atoll.simulate.process import Process
+from atoll.simulate.process import (
+    SimProcess,
+)
+from atoll.simulate.scheduler import ProcessDead
 
 _COMPLETE_BUT_FAILED = 0.125
 """How often a file that `write_new` had no room for is there nevertheless."""
@@ -31,7 +32,7 @@ class SimDisk:
     """
 
     def __init__(
-        self, process: Process | None = None, *, rng: random.Random | None = None
+        self, process: SimProcess | None = None, *, rng: random.Random | None = None
     ) -> None:
         self.calls = 0
         self.is_full = False
@@ -156,7 +157,7 @@ class SimDisk:
     def free_bytes(self) -> int:
         return self.room_bytes
 
-    def _call(self, what: str, name: str) -> _Call:
+    def _call(self, what: str, name: str) -> _DiskCall:
         if self._is_down:
             raise ProcessDead("The disk is down after a crash: say crash() to reopen.")
         if self._process is not None:
@@ -167,7 +168,7 @@ class SimDisk:
         self._tell(what, name)
         if self._crash_at == (self.calls, False):
             self._die()
-        return _Call(self, self.calls)
+        return _DiskCall(self, self.calls)
 
     def _check_name(self, name: str) -> None:
         if check_name(name) == LOCK:
@@ -218,7 +219,7 @@ class SimDisk:
             self._process.scheduler.tell(self._process.name, what, about)
 
 
-class _Call:
+class _DiskCall:
     """A call of a disk, after which it may crash."""
 
     __slots__ = ("_disk", "_number")
@@ -239,3 +240,66 @@ def _full(name: str) -> DiskFull:
         f"No room for {name}: the disk is full. Free some space there; nothing that "
         "was durable is lost."
     )
+
+
+class SimFile:
+    """Bytes that are durable up to a point.
+
+    A failed sync leaves bytes in doubt: no later sync says anything about them, and
+    after a power cut they may be zeros.
+    """
+
+    __slots__ = ("_doubts", "_ends", "_synced", "content", "survives")
+
+    def __init__(self, content: bytes = b"", *, is_durable: bool = False) -> None:
+        self.content = bytearray(content)
+        self.survives = is_durable
+        """Whether the file itself is durable, be it empty."""
+
+        self._synced = len(content) if is_durable else 0
+        self._ends: list[int] = []
+        """Where each append since the last sync ended."""
+
+        self._doubts: list[tuple[int, int]] = []
+
+    @property
+    def is_durable(self) -> bool:
+        return self.survives and self._synced == len(self.content)
+
+    @property
+    def durable(self) -> bytes:
+        return bytes(self.content[: self._synced])
+
+    def append(self, data: bytes) -> None:
+        self.content += data
+        self._ends.append(len(self.content))
+
+    def sync(self) -> None:
+        self._synced, self.survives = len(self.content), True
+        self._ends.clear()
+
+    def doubt(self) -> None:
+        """Note that a sync has failed."""
+        if self._synced < len(self.content):
+            self._doubts.append((self._synced, len(self.content)))
+
+    def after_power_cut(self, rng: random.Random) -> bytes | None:
+        """Return what is left, or None if the file is not."""
+        if not self.survives and rng.random() < 0.25:
+            return None
+        left = self.content[: self._kept(rng)]
+        for first, last in self._doubts:
+            if rng.random() < 0.5:
+                left[first:last] = bytes(min(last, len(left)) - min(first, len(left)))
+        return bytes(left)
+
+    def _kept(self, rng: random.Random) -> int:
+        match rng.choice(("nothing", "all", "appends", "torn")):
+            case "nothing":
+                return self._synced
+            case "all":
+                return len(self.content)
+            case "appends":
+                return rng.choice([self._synced, *self._ends])
+            case _:
+                return rng.randint(self._synced, len(self.content))

@@ -1,17 +1,19 @@
-"""Faults as data: what goes wrong, to whom, when and for how long.
+"""Faults as data: the kind, the target, the moment and the duration of each.
 
-A fault's moment is `at_s`, an instant of virtual time, or `at_round`, when the run
-first reaches that round. What lasts, lasts `for_s`, or to the end without it.
+The moment of a fault is `at_s`, an instant of virtual time, or `at_round`, when the run
+first reaches that round. A fault with a duration lasts `for_s`, or without it to the
+end X
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
 from atoll.errors import UsageError
-from atoll.simulate.fault_rules import checked
-from atoll.simulate.links import ARROW
+from atoll.settings.rules import shown
+from atoll.simulate.network import ARROW
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class Fault:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfProcess(Fault):
+class ProcessFault(Fault):
     """A fault of one process, its disk or its clock. Abstract."""
 
     process: str
@@ -66,7 +68,7 @@ class OfProcess(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfLink(Fault):
+class LinkFault(Fault):
     """A fault of messages: `a->b` is one direction, `a` all of a's, `*` all. Abstract.
 
     It acts on messages sent while it lasts.
@@ -82,7 +84,7 @@ class OfLink(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kill(OfProcess):
+class Kill(ProcessFault):
     """The process dies, and its disk loses what was not synced.
 
     It comes back after `back_after_s`, or never. A process that is dead already stays
@@ -94,7 +96,7 @@ class Kill(OfProcess):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Freeze(OfProcess):
+class Freeze(ProcessFault):
     """The process stands still with all it has, and then goes on."""
 
     kind: ClassVar[str] = "freeze"
@@ -102,7 +104,7 @@ class Freeze(OfProcess):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slow(OfProcess):
+class Slow(ProcessFault):
     """Work takes `factor` times as long."""
 
     kind: ClassVar[str] = "slow"
@@ -112,7 +114,7 @@ class Slow(OfProcess):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delay(OfLink):
+class DelayFault(LinkFault):
     """Messages take `by_s` longer, each with chance `rate`."""
 
     kind: ClassVar[str] = "delay"
@@ -121,7 +123,7 @@ class Delay(OfLink):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loss(OfLink):
+class Loss(LinkFault):
     """Messages are lost, each with chance `rate`."""
 
     kind: ClassVar[str] = "loss"
@@ -129,7 +131,7 @@ class Loss(OfLink):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Duplicate(OfLink):
+class Duplicate(LinkFault):
     """Messages arrive twice, each with chance `rate`."""
 
     kind: ClassVar[str] = "duplicate"
@@ -137,7 +139,7 @@ class Duplicate(OfLink):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reorder(OfLink):
+class Reorder(LinkFault):
     """Messages take up to `by_s` longer, each with chance `rate`, and so overtake."""
 
     kind: ClassVar[str] = "reorder"
@@ -146,7 +148,7 @@ class Reorder(OfLink):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Corrupt(OfLink):
+class Corrupt(LinkFault):
     """Messages arrive changed, each with chance `rate`."""
 
     kind: ClassVar[str] = "corrupt"
@@ -154,7 +156,7 @@ class Corrupt(OfLink):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Throttle(OfLink):
+class Throttle(LinkFault):
     """A direction carries at most `bytes_per_s`."""
 
     kind: ClassVar[str] = "throttle"
@@ -175,7 +177,7 @@ class Partition(Fault):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullDisk(OfProcess):
+class FullDisk(ProcessFault):
     """Whatever adds to the process's disk fails."""
 
     kind: ClassVar[str] = "disk_full"
@@ -183,7 +185,7 @@ class FullDisk(OfProcess):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadOnlyDisk(OfProcess):
+class ReadOnlyDisk(ProcessFault):
     """Whatever changes the process's disk fails."""
 
     kind: ClassVar[str] = "disk_read_only"
@@ -191,7 +193,7 @@ class ReadOnlyDisk(OfProcess):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollback(OfProcess):
+class Rollback(ProcessFault):
     """A copy of the disk is made, and put back `for_s` later: the process restarts.
 
     What became durable in between is lost: only islands still have it.
@@ -202,7 +204,7 @@ class Rollback(OfProcess):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClockJump(OfProcess):
+class ClockJump(ProcessFault):
     """The clock jumps ahead by `by_s`; below 0 it stands still for as long."""
 
     kind: ClassVar[str] = "clock_jump"
@@ -210,7 +212,7 @@ class ClockJump(OfProcess):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClockDrift(OfProcess):
+class ClockDrift(ProcessFault):
     """The clock shows `rate` seconds per true second, from the moment on."""
 
     kind: ClassVar[str] = "clock_drift"
@@ -219,7 +221,7 @@ class ClockDrift(OfProcess):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outage(OfProcess):
+class Outage(ProcessFault):
     """A store fails requests, each with chance `rate`, done before that or not."""
 
     kind: ClassVar[str] = "outage"
@@ -229,7 +231,7 @@ class Outage(OfProcess):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListLag(OfProcess):
+class ListLag(ProcessFault):
     """A store's lists are up to `by_s` late, for each object anew."""
 
     kind: ClassVar[str] = "list_lag"
@@ -239,7 +241,7 @@ class ListLag(OfProcess):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RosterLag(OfProcess):
+class RosterLag(ProcessFault):
     """Who closes a round stands still for `by_s` before its roster goes to a store.
 
     Others go on meanwhile, and may close the round, publish, leave or return.
@@ -252,7 +254,7 @@ class RosterLag(OfProcess):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Damage(OfProcess):
+class Damage(ProcessFault):
     """An object of a store is damaged for good; which one is drawn from the seed.
 
     `how` is "flip" (one bit), "cut" (its end is gone), "swap" (another object of its
@@ -268,8 +270,119 @@ class Damage(OfProcess):
 KINDS: dict[str, type[Fault]] = {
     each.kind: each
     for each in (
-        *(Kill, Freeze, Slow, Delay, Loss, Duplicate, Reorder, Corrupt, Throttle),
+        *(Kill, Freeze, Slow, DelayFault, Loss, Duplicate, Reorder, Corrupt, Throttle),
         *(Partition, FullDisk, ReadOnlyDisk, Rollback, ClockJump, ClockDrift),
         *(Outage, ListLag, RosterLag, Damage),
     )
 }
+
+
+MAX_S = 1e9
+"""Some thirty years: anything longer is a slip of the pen."""
+
+MAX_NAME = 128
+MAX_NAMES = 4096
+
+
+def checked(kind: str, name: str, value: Any) -> Any:
+    """Return a fault's value in its own type; `UsageError` says what is wrong."""
+    special = f"{kind}.{name}"
+    return _RULES[special if special in _RULES else name](f"{kind}.{name}", value)
+
+
+def _number(key: str, value: Any, low: float, high: float, *, open_low: bool) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and (low < value <= high or (value == low and not open_low)):
+        return float(value)
+    at_least = "above" if open_low else "at least"
+    raise UsageError(
+        f"{key}={shown(value)} must be a number {at_least} {low:g} and at most "
+        f"{high:g}. Choose one in that range."
+    )
+
+
+def _between(
+    low: float, high: float, *, open_low: bool = False
+) -> Callable[[str, Any], float]:
+    return lambda key, value: _number(key, value, low, high, open_low=open_low)
+
+
+def _round(key: str, value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**62:
+        return value
+    raise UsageError(
+        f"{key}={shown(value)} must be a whole number from 1 on. Rounds count from 1."
+    )
+
+
+def _name(key: str, value: Any) -> str:
+    is_name = isinstance(value, str) and 0 < len(value) <= MAX_NAME
+    if is_name and value.isprintable() and ARROW not in value and value != "*":
+        return str(value)
+    raise UsageError(
+        f"{key}={shown(value)} must be the name of a process: 1 to {MAX_NAME} "
+        "printable characters. Choose one that the run has, for example 'i2'."
+    )
+
+
+def _link(key: str, value: Any) -> str:
+    if value == "*":
+        return str(value)
+    ends = value.split(ARROW) if isinstance(value, str) else [value]
+    if len(ends) > 2:
+        raise UsageError(
+            f"{key}={shown(value)} must be 'a', 'a{ARROW}b' or '*'. Name two ends."
+        )
+    return ARROW.join(_name(key, end) for end in ends)
+
+
+def _groups(key: str, value: Any) -> tuple[tuple[str, ...], ...]:
+    is_nested = isinstance(value, list | tuple) and all(
+        isinstance(group, list | tuple) and group for group in value
+    )
+    names = [name for group in value for name in group] if is_nested else []
+    if not 0 < len(names) <= MAX_NAMES or len(set(map(str, names))) < len(names):
+        raise UsageError(
+            f"{key}={shown(value)} must be groups of names, none empty and no name "
+            "twice. Write for example [['i1', 'i2'], ['coordinator']]."
+        )
+    return tuple(tuple(_name(key, name) for name in group) for group in value)
+
+
+DAMAGES = ("flip", "cut", "swap", "remove")
+
+
+def _damage(key: str, value: Any) -> str:
+    if isinstance(value, str) and value in DAMAGES:
+        return value
+    raise UsageError(f"{key}={shown(value)} must be one of {', '.join(DAMAGES)}.")
+
+
+def _prefix(key: str, value: Any) -> str:
+    if isinstance(value, str) and len(value) <= MAX_NAME and value.isprintable():
+        return value
+    raise UsageError(
+        f"{key}={shown(value)} must be at most {MAX_NAME} printable characters, with "
+        "which a key begins."
+    )
+
+
+_SECONDS = _between(0.0, MAX_S)
+_RULES: dict[str, Callable[[str, Any], Any]] = {
+    "at_s": _SECONDS,
+    "at_round": _round,
+    "for_s": _between(0.0, MAX_S, open_low=True),
+    "back_after_s": _SECONDS,
+    "by_s": _between(0.0, MAX_S, open_low=True),
+    "clock_jump.by_s": _between(-MAX_S, MAX_S),
+    "rate": _between(0.0, 1.0, open_low=True),
+    "clock_drift.rate": _between(0.1, 10.0),
+    "factor": _between(0.0, 1e6, open_low=True),
+    "bytes_per_s": _between(0.0, 1e15, open_low=True),
+    "process": _name,
+    "link": _link,
+    "groups": _groups,
+    "how": _damage,
+    "prefix": _prefix,
+}
+"""What each field may be; a kind's own rule goes before the one of its name."""

@@ -3,26 +3,47 @@
 Nothing of the protocol is written again here: islands run `island.Host` over
 `exchange.CoordinatorExchange`, and the coordinator runs `coordinator.Service` on a
 journal. Only time, threads, the wire and the disk are simulated.
+
+`CoordinatorTrace` writes the coordinator's actions into the timeline.
+Rule 1: it only reads states: it sends no message, makes no disk call and adds no event.
+Rule 2: a round that was committed in the instant of a coordinator's death is written by
+    its next incarnation, which finds it in the journal.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from atoll.coordinator import Questions, Service
+from atoll.coordinator import LongPolls, Service
 from atoll.errors import DiskError, UsageError
-from atoll.exchange import Call, OutcomeCall, Reply, size_of
-from atoll.island.arrivals import Arrival
+from atoll.exchange.calls import Call, OutcomeCall, Reply, size_of
+from atoll.island.saved_state import AppliedOutcome
+from atoll.journal import Journal
+from atoll.protocol import WorkDecision
+from atoll.protocol.coordinator_state import CoordinatorState
+from atoll.protocol.rounds import Phase
 from atoll.settings import RunSettings
-from atoll.simulate.herald import Herald, tell_arrival
-from atoll.simulate.network import Reply as Answer
-from atoll.simulate.process import Process
-from atoll.simulate.promise import Promise
+from atoll.simulate.network import (
+    ReplyFunction as Answer,
+)
+from atoll.simulate.process import (
+    SimProcess,
+)
+from atoll.simulate.scheduler import (
+    GreenletFuture,
+    Scheduler,
+)
 from atoll.simulate.storms import COORDINATOR
-from atoll.simulate.world import World
+from atoll.simulate.trace import (
+    CommitTrace,
+)
+from atoll.simulate.world import (
+    SimWorld,
+)
+from atoll.wire import Header, Roster
 
 TIMEOUT_S = 4.0
 """How long a call waits for its answer before it is repeated."""
@@ -30,31 +51,33 @@ TIMEOUT_S = 4.0
 LONGEST_NAP_S = 1.0
 
 
-class Kept:
+class IslandFuture:
     """A promise with the names that islands use."""
 
-    def __init__(self, promise: Promise[Any], process: Process) -> None:
+    def __init__(self, promise: GreenletFuture[Any], process: SimProcess) -> None:
         self._promise, self._process = promise, process
         self.set_exception = promise.set_error
         self.done, self.exception = promise.done, promise.exception
 
     def set_result(self, result: Any) -> None:
-        if self._process.scheduler.trace is not None and isinstance(result, Arrival):
-            tell_arrival(self._process, result)
+        if self._process.scheduler.trace is not None and isinstance(
+            result, AppliedOutcome
+        ):
+            trace_arrival(self._process, result)
         self._promise.set(result)
 
     def result(self) -> Any:
         return self._promise.result()
 
 
-class Hand:
+class GreenletWorker:
     """Does what it is given, one thing after the other, in a greenlet of its own."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: SimProcess) -> None:
         self._process = process
         self._work: deque[Callable[[], object]] = deque()
         self._is_busy = False
-        self._idle: list[Promise[None]] = []
+        self._idle: list[GreenletFuture[None]] = []
 
     def submit(self, work: Callable[..., object], /, *arguments: Any) -> None:
         self._work.append(partial(work, *arguments))
@@ -64,7 +87,7 @@ class Hand:
 
     def shutdown(self) -> None:
         if self._is_busy:
-            idle = Promise[None](self._process.scheduler)
+            idle = GreenletFuture[None](self._process.scheduler)
             self._idle.append(idle)
             idle.result()
 
@@ -77,23 +100,23 @@ class Hand:
         self._idle.clear()
 
 
-class Greenlets:
+class GreenletBackground:
     """The background of an island in virtual time. Implements `Background`."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: SimProcess) -> None:
         self._process = process
 
-    def hand(self, name: str) -> Hand:
-        return Hand(self._process)
+    def hand(self, name: str) -> GreenletWorker:
+        return GreenletWorker(self._process)
 
-    def promise(self) -> Kept:
-        return Kept(Promise(self._process.scheduler), self._process)
+    def promise(self) -> IslandFuture:
+        return IslandFuture(GreenletFuture(self._process.scheduler), self._process)
 
 
-class Wire:
+class SimLine:
     """Calls over the simulated network. Implements `Line`."""
 
-    def __init__(self, world: World, process: Process) -> None:
+    def __init__(self, world: SimWorld, process: SimProcess) -> None:
         self._world, self._process = world, process
 
     def call(self, call: Call) -> Reply:
@@ -122,12 +145,12 @@ class Wire:
 class CoordinatorHost:
     """Runs the coordinator's lives, one after another, on one disk."""
 
-    def __init__(self, world: World, settings: RunSettings) -> None:
+    def __init__(self, world: SimWorld, settings: RunSettings) -> None:
         self._world, self._settings = world, settings
         self._process = world.add(COORDINATOR)
         self._clock = world.clocks[COORDINATOR]
-        self._questions: Questions | None = None
-        self._herald = Herald(world.scheduler)
+        self._questions: LongPolls | None = None
+        self._herald = CoordinatorTrace(world.scheduler)
         self.service: Service | None = None
 
     def start(self) -> None:
@@ -135,7 +158,7 @@ class CoordinatorHost:
 
     def _live(self) -> None:
         self.service = service = self._open()
-        self._questions = questions = Questions(service)
+        self._questions = questions = LongPolls(service)
         self._herald.opened(service, self._clock.now_s())
         self._world.network.listen(self._process, self._listen)
         while True:
@@ -171,3 +194,174 @@ class CoordinatorHost:
         self._questions.put(cast(Call, request), send, now_s)
         self._questions.settle(now_s)
         self._herald.look(self.service.state, now_s)
+
+
+T = TypeVar("T")
+
+
+class GreenletTiming:
+    """The clock and the greenlets of one process. Implements `Timing`.
+
+    Pauses take true time, whatever the clock of the process says meanwhile.
+    """
+
+    def __init__(self, world: SimWorld, process: SimProcess) -> None:
+        self._scheduler, self._process = world.scheduler, process
+        self.now_s = world.clocks[process.name].now_s
+        self.pause = world.scheduler.sleep
+        self.is_over = False
+        """The island has left: nothing is done in the background any more."""
+
+    def every(self, seconds: float, act: Callable[[], None]) -> None:
+        def again() -> None:
+            self.pause(seconds)
+            while not self.is_over:
+                act()
+                self.pause(seconds)
+
+        self._process.spawn(again)
+
+    def together(self, acts: Sequence[Callable[[], T]]) -> list[T]:
+        if len(acts) == 1:
+            return [acts[0]()]
+        promises = [GreenletFuture[T](self._scheduler) for _ in acts]
+        for act, promise in zip(acts, promises, strict=True):
+            self._process.spawn(partial(_keep, act, promise))
+        errors: list[Exception] = []
+        for promise in promises:
+            try:
+                promise.result()
+            except Exception as exc:  # all are to end before the first is told
+                errors.append(exc)
+        if errors:
+            raise errors[0]
+        return [promise.result() for promise in promises]
+
+
+def _keep(act: Callable[[], T], promise: GreenletFuture[T]) -> None:
+    try:
+        promise.set(act())
+    except Exception as exc:  # whoever waits for it is told
+        promise.set_error(exc)
+
+
+class CoordinatorTrace:
+    """Looks at a coordinator after every event, and tells what is new."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._seen: CoordinatorState | None = None
+        self._silent: set[str] = set()
+        """Members whose lease ran out."""
+
+        self._is_paused = False
+        self._rosters: dict[tuple[int, int], Roster] = {}
+        """Of rounds that are being committed, by fragment and round."""
+
+    def opened(self, service: Service, now_s: float) -> None:
+        """Tell that a life of the coordinator has its journal open."""
+        if self._scheduler.trace is None:
+            return
+        self._overhear(service.journal)
+        state = service.state
+        rounds = " ".join(str(round.number - 1) for round in state.rounds)
+        self._tell(COORDINATOR, "open", f"rounds {rounds}" if rounds else "no weights")
+        if self._seen is not None:
+            self._tell_joins(self._seen, state)
+            self._tell_rounds(self._seen, state)
+        # Every journalled member has a new lease now, which says nothing of it.
+        self._seen = state
+        self.look(state, now_s)
+
+    def look(self, state: CoordinatorState, now_s: float) -> None:
+        """Tell what has changed since the last look."""
+        if self._scheduler.trace is None:
+            return
+        seen = self._seen or state
+        self._tell_joins(seen, state)
+        self._tell_leases(seen, state, now_s)
+        self._tell_rounds(seen, state)
+        self._tell_pause(state, now_s)
+        self._seen = state
+
+    def _overhear(self, journal: Journal) -> None:
+        """Note every roster on its way into the journal: no state keeps it."""
+        commit = journal.commit
+
+        def noted(agreed: Header, *arguments: Any, **keywords: Any) -> None:
+            assert agreed.roster is not None
+            self._rosters[agreed.fragment, agreed.round] = agreed.roster
+            commit(agreed, *arguments, **keywords)
+
+        journal.commit = noted  # type: ignore[method-assign]  # one run's own journal
+
+    def _tell_joins(self, seen: CoordinatorState, state: CoordinatorState) -> None:
+        if state.members is seen.members:
+            return
+        for island, member in sorted(state.members.known.items()):
+            before = seen.members.known.get(island)
+            if before is None or before.incarnation != member.incarnation:
+                self._silent.discard(island)
+                self._tell(island, "join", f"incarnation {member.incarnation}")
+
+    def _tell_leases(
+        self, seen: CoordinatorState, state: CoordinatorState, now_s: float
+    ) -> None:
+        for island, member in sorted(state.members.known.items()):
+            before = seen.members.known.get(island, member)
+            if member.has_left:
+                if not before.has_left:
+                    self._tell(island, "leave", f"incarnation {member.incarnation}")
+            elif island not in self._silent and not member.is_live(now_s):
+                self._silent.add(island)
+                self._tell(island, "lapse", f"incarnation {member.incarnation}")
+            elif island in self._silent and member.lease_until_s > before.lease_until_s:
+                self._silent.discard(island)
+                self._tell(island, "revive", f"incarnation {member.incarnation}")
+
+    def _tell_rounds(self, seen: CoordinatorState, state: CoordinatorState) -> None:
+        self._tell_beginning(seen, state)
+        for before, after in zip(seen.rounds, state.rounds, strict=False):
+            for number in range(before.number, after.number):
+                self._tell_round(before.fragment, number)
+
+    def _tell_round(self, fragment: int, number: int) -> None:
+        roster = self._rosters.pop((fragment, number), None)
+        if roster is None:
+            about = f"round {number} of fragment {fragment}"
+            self._tell(COORDINATOR, "recover", about)
+            return
+        verdicts = {each.island: str(each.verdict) for each in roster.entries}
+        self._tell(COORDINATOR, "commit", str(CommitTrace(fragment, number, verdicts)))
+
+    def _tell_beginning(self, seen: CoordinatorState, state: CoordinatorState) -> None:
+        if state.rounds and not seen.rounds:
+            founder = seen.founding.island if seen.founding else COORDINATOR
+            count = len(state.rounds)
+            self._tell(founder, "found", f"{count} fragment{'s' * (count != 1)}")
+        waited = not seen.rounds or seen.rounds[0].phase is Phase.WAITING
+        if waited and state.rounds and state.rounds[0].phase is Phase.OPEN:
+            here = len(state.rounds[0].candidates)
+            self._tell(COORDINATOR, "begin", f"{here} island{'s' * (here != 1)}")
+
+    def _tell_pause(self, state: CoordinatorState, now_s: float) -> None:
+        live, quorum = state.members.live(now_s), state.settings.run.quorum
+        opened = [round for round in state.rounds if round.phase is Phase.OPEN]
+        is_paused = bool(opened) and all(
+            len(live | round.staged.keys()) < quorum for round in opened
+        )
+        if is_paused != self._is_paused:
+            self._is_paused = is_paused
+            what = "pause" if is_paused else "resume"
+            self._tell(COORDINATOR, what, f"{len(live)} live, quorum {quorum}")
+
+    def _tell(self, who: str, what: str, about: str) -> None:
+        self._scheduler.tell(who, what, about)
+
+
+def trace_arrival(process: SimProcess, arrival: AppliedOutcome) -> None:
+    """Tell what an outcome makes an island do, unless all its work counted."""
+    if arrival.how in (WorkDecision.CARRY, WorkDecision.DROP, WorkDecision.REFUSE):
+        reason = f": {arrival.reason}" if arrival.reason else ""
+        about = f"at round {arrival.through}{reason}"
+        process.scheduler.tell(process.name, str(arrival.how), about)

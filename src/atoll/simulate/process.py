@@ -6,11 +6,15 @@ import math
 from collections.abc import Callable
 
 from atoll.errors import UsageError
-from atoll.simulate.life import Life, ProcessDead, Timer
-from atoll.simulate.scheduler import Scheduler
+from atoll.simulate.scheduler import (
+    ProcessDead,
+    ProcessIncarnation,
+    Scheduler,
+    Timer,
+)
 
 
-class Process:
+class SimProcess:
     """A name that lives one life after another.
 
     What a life owns (greenlets, timers, what it listens to) ends with it; nothing of
@@ -25,7 +29,7 @@ class Process:
         self.slowdowns: list[float] = []
         """Each multiplies the time that `work` takes."""
 
-        self._life: Life | None = None
+        self._life: ProcessIncarnation | None = None
         self._program: Callable[[], object] | None = None
         self._on_crash: list[Callable[[], object]] = []
 
@@ -38,7 +42,7 @@ class Process:
         return self.is_alive and not self.life.runs
 
     @property
-    def life(self) -> Life:
+    def life(self) -> ProcessIncarnation:
         """The present life; `UsageError` if the process is dead."""
         if self._life is None or not self._life.is_alive:
             raise UsageError(
@@ -104,7 +108,7 @@ class Process:
         if self.scheduler.life is life:
             raise ProcessDead(f"{life} crashed itself.")
 
-    def freeze(self) -> Life:
+    def freeze(self) -> ProcessIncarnation:
         """Stop this life as SIGSTOP does, and return it: `thaw` ends it.
 
         Its timers and messages are kept. Freezes add up: each needs its thaw.
@@ -116,7 +120,7 @@ class Process:
         self._tell("freeze")
         return life
 
-    def thaw(self, life: Life | None = None) -> None:
+    def thaw(self, life: ProcessIncarnation | None = None) -> None:
         """Undo one freeze; what fell due meanwhile happens now, in that order.
 
         With the `life` that `freeze` returned, a later life is left alone.

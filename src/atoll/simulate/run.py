@@ -1,40 +1,64 @@
-"""A whole run in virtual time: islands, a coordinator, a plan of faults, one seed."""
+"""A whole run in virtual time: islands, a plan of faults, one seed, and a topology.
+
+The topology says where rounds are decided: at a coordinator, or in a bucket.
+"""
 
 from __future__ import annotations
 
 import logging
+import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from atoll.errors import AtollError, AtollWarning
+from atoll.errors import AtollError, AtollWarning, Unreachable
+from atoll.exchange import CoordinatorExchange, Exchange
+from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
+from atoll.exchange.bucket.documents import SettingsDocument, packed
+from atoll.exchange.bucket.exchange import TRIES
+from atoll.exchange.bucket.view import LEASE_S as BUCKET_LEASE_S
+from atoll.protocol.membership import LEASE_S
 from atoll.settings import RunSettings
 from atoll.simulate.apply import Armed, apply
-from atoll.simulate.invariants import Violation, Watch
+from atoll.simulate.hosts import CoordinatorHost, GreenletTiming, SimLine
+from atoll.simulate.invariants import InvariantWatch, Violation
+from atoll.simulate.invariants.bounds import longest_silence_s, longest_wait_s
+from atoll.simulate.invariants.bucket import (
+    BucketReferee,
+    WatchedExchange,
+    WatchedStore,
+)
 from atoll.simulate.invariants.claims import ISLANDS_GO_ON
-from atoll.simulate.life import ProcessFailed
-from atoll.simulate.lives import (
+from atoll.simulate.invariants.coordinator import CoordinatorReferee
+from atoll.simulate.invariants.incarnation import WatchedLine
+from atoll.simulate.invariants.watch import Referee, WatchedPorts
+from atoll.simulate.islands import (
     MODEL,
     STEP_S,
     STORE_STEP_S,
     Conditions,
-    Departure,
-    Hours,
-    IslandLives,
-    Story,
+    ExchangeFactory,
+    IslandCallbacks,
+    PlannedDeparture,
+    SimIsland,
+    TimeSpent,
 )
-from atoll.simulate.places import AtCoordinator, InBucket, Place
 from atoll.simulate.plan import FaultPlan
-from atoll.simulate.trace import Happening
-from atoll.simulate.world import World
+from atoll.simulate.process import SimProcess
+from atoll.simulate.scheduler import ProcessFailed
+from atoll.simulate.store import Bucket, SimStore
+from atoll.simulate.trace import TraceEvent
+from atoll.simulate.world import SimWorld
+from atoll.store import RetryingStore
 from atoll.weights import lay_out
 
 __all__ = [
     "MODEL",
     "STEP_S",
     "Conditions",
-    "Departure",
+    "PlannedDeparture",
     "Simulated",
     "simulate",
     "without_warnings",
@@ -77,8 +101,8 @@ def simulate(
     islands: int = 4,
     faults: FaultPlan | None = None,
     seed: int = 0,
-    trace: Callable[[Happening], None] | None = None,
-    departures: Mapping[str, Departure] | None = None,
+    trace: Callable[[TraceEvent], None] | None = None,
+    departures: Mapping[str, PlannedDeparture] | None = None,
     conditions: Conditions | None = None,
     store: bool = False,
 ) -> Simulated:
@@ -92,13 +116,13 @@ def simulate(
     an inner step takes two seconds.
     """
     usual = conditions or Conditions(step_s=STORE_STEP_S if store else STEP_S)
-    with World(seed, latency=usual.latency) as world:
+    with SimWorld(seed, latency=usual.latency) as world:
         world.scheduler.trace = trace
-        place: Place
+        place: Topology
         if store:
-            place = InBucket(world, settings, usual, islands=islands)
+            place = BucketTopology(world, settings, usual, islands=islands)
         else:
-            place = AtCoordinator(world, settings)
+            place = CoordinatorTopology(world, settings)
         run = _Run(world, place, settings, islands, departures or {}, usual)
         armed = apply(faults or FaultPlan(), world)
         return run.to_the_end(armed)
@@ -123,16 +147,16 @@ class _Run:
 
     def __init__(
         self,
-        world: World,
-        place: Place,
+        world: SimWorld,
+        place: Topology,
         settings: RunSettings,
         islands: int,
-        departures: Mapping[str, Departure],
+        departures: Mapping[str, PlannedDeparture],
         conditions: Conditions,
     ) -> None:
         self._world, self._settings = world, settings
         self._result = Simulated()
-        self._watch = Watch(
+        self._watch = InvariantWatch(
             world,
             settings,
             lay_out(conditions.model, settings),
@@ -149,12 +173,12 @@ class _Run:
         self._is_calm = False
         self._reached = 0
         place.open()
-        story = Story(
+        story = IslandCallbacks(
             died=self._died, ended=self._ended, left=self._left, failed=self._failed
         )
-        self._hours: dict[str, Hours] = {}
+        self._hours: dict[str, TimeSpent] = {}
         for name in self._names:
-            lives = IslandLives(
+            lives = SimIsland(
                 world,
                 name,
                 self._watch,
@@ -237,3 +261,137 @@ class _Run:
         result.violations = self._watch.violations
         result.coordinator_digests = referee.digests
         result.rounds = tuple(number - 1 for number in referee.opened)
+
+
+class Topology(Protocol):
+    """Where rounds are decided, and how islands get there."""
+
+    @property
+    def way(self) -> ExchangeFactory: ...
+
+    lease_s: float
+
+    def silence_s(self, *, step_s: float) -> float:
+        """Return how long a connected quorum may go without a commit."""
+        ...
+
+    def referee(self, watch: InvariantWatch) -> Referee: ...
+
+    def open(self) -> None:
+        """Let it begin, before the first island does."""
+        ...
+
+
+class CoordinatorTopology:
+    """A coordinator decides. Implements `Topology` and `ExchangeFactory`."""
+
+    lease_s = LEASE_S
+
+    def __init__(self, world: SimWorld, settings: RunSettings) -> None:
+        self._world, self._settings = world, settings
+        self._coordinator = CoordinatorHost(world, settings)
+        self.open = self._coordinator.start
+
+    @property
+    def way(self) -> ExchangeFactory:
+        return self
+
+    def silence_s(self, *, step_s: float) -> float:
+        return longest_silence_s(self._settings, step_s=step_s)
+
+    def referee(self, watch: InvariantWatch) -> Referee:
+        return CoordinatorReferee(self._world, self._coordinator, watch)
+
+    def exchange(
+        self, process: SimProcess, number: int, ports: WatchedPorts
+    ) -> Exchange:
+        line = WatchedLine(SimLine(self._world, process), ports.life, ports.learn)
+        exchange = CoordinatorExchange(
+            line, key=process.name.encode(), nonce=str(number).encode()
+        )
+        ports.life.kept = lambda: len(exchange._unconfirmed)
+        return exchange
+
+
+class BucketTopology:
+    """Rosters in a store decide. Implements `Topology`."""
+
+    lease_s = BUCKET_LEASE_S
+
+    def __init__(
+        self,
+        world: SimWorld,
+        settings: RunSettings,
+        conditions: Conditions,
+        *,
+        islands: int,
+    ) -> None:
+        self._world, self._settings, self._islands = world, settings, islands
+        self._layout = lay_out(conditions.model, settings)
+        self._bucket = Bucket(world)
+        self._way = BucketExchangeFactory(world, self._bucket, settings)
+        self.open = self._way.open
+
+    @property
+    def way(self) -> ExchangeFactory:
+        return self._way
+
+    def silence_s(self, *, step_s: float) -> float:
+        return longest_wait_s(self._settings, step_s=step_s, islands=self._islands)
+
+    def referee(self, watch: InvariantWatch) -> Referee:
+        referee = BucketReferee(
+            self._world, self._bucket, self._settings, self._layout, watch
+        )
+        self._way.referee = referee
+        return referee
+
+
+STATE_ROUNDS = 3
+"""States come often, so that much is collected even in a short run."""
+
+
+class BucketExchangeFactory:
+    """Attaches islands to a bucket. Implements `ExchangeFactory`."""
+
+    def __init__(self, world: SimWorld, bucket: Bucket, settings: RunSettings) -> None:
+        self._world, self._bucket, self._settings = world, bucket, settings
+        self.referee: BucketReferee
+
+    def open(self) -> None:
+        """Make the run, as `atoll init` does, under a name that does not vary."""
+        said = SettingsDocument(
+            run="run", fingerprint=self._settings.fingerprint, settings=self._settings
+        )
+        settings = packed(documents.SETTINGS, said, keys.SETTINGS)
+        self._bucket.objects[keys.SETTINGS] = b"".join(settings)
+        self._bucket.changed_s[keys.SETTINGS] = 0.0
+        self._bucket.begin()
+
+    def exchange(
+        self, process: SimProcess, number: int, ports: WatchedPorts
+    ) -> Exchange:
+        timing = GreenletTiming(self._world, process)
+        store = SimStore(self._world, process)
+        rng = random.Random(f"{self._world.scheduler.seed} {process.name} {number}")
+        patient = RetryingStore(store, pause=timing.pause, tries=TRIES, rng=rng)
+        watched = WatchedStore(patient, self.referee, process, self._bucket.troubles)
+        lookout = self._lookout(watched, timing)
+        watched.lookout = lookout
+        store.is_locked = lookout.lock._is_owned  # type: ignore[attr-defined]
+        exchange = StoreExchange(
+            lookout,
+            key=process.name.encode(),
+            nonce=f"{process.name}.{number}".encode(),
+            state_rounds=STATE_ROUNDS,
+        )
+        ports.life.kept = lambda: len(exchange._outcomes.own)
+        return WatchedExchange(exchange, timing, ports)
+
+    def _lookout(self, store: WatchedStore, timing: GreenletTiming) -> BucketReader:
+        """Open the run; who starts an island starts it again if no store answers."""
+        while True:
+            try:
+                return BucketReader.open(store, timing, url="the simulated store")
+            except Unreachable:
+                timing.pause(1.0)

@@ -2,10 +2,10 @@
 
 Rule 1: one thing runs at a time, and nothing here reads the machine's clock.
 Rule 2: events of one instant run in the order in which they were made.
-Rule 3: an event belongs to a life of a process or to the world. Those of a dead life
-    are dropped; those of a frozen one wait for its thaw.
-Rule 4: every port calls `check` first. Greenlets of a dead life are unwound at once,
-    so their `finally` blocks do run, and stop at the first port they touch.
+Rule 3: an event belongs to one incarnation of a process or to the world. Events of a
+    dead incarnation are dropped; events of a frozen one wait for its thaw.
+Rule 4: every port calls `check` first. Greenlets of a dead incarnation are unwound at
+    once, so their `finally` blocks do run, and stop at the first port they touch.
 Rule 5: randomness comes from named streams of one seed.
 """
 
@@ -17,6 +17,7 @@ import random
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from types import TracebackType
+from typing import Generic, TypeVar
 
 from greenlet import (  # type: ignore[import-untyped]  # it ships no types
     getcurrent,
@@ -24,8 +25,57 @@ from greenlet import (  # type: ignore[import-untyped]  # it ships no types
 )
 
 from atoll.errors import UsageError
-from atoll.simulate.life import Life, ProcessDead, ProcessFailed, Timer
-from atoll.simulate.trace import Happening
+from atoll.simulate.trace import (
+    TraceEvent,
+)
+
+
+class ProcessDead(BaseException):
+    """What runs belongs to a process that has died: it stops here, without effect.
+
+    Not an `Exception`, so that a program's own recovery does not outlive it.
+    """
+
+
+class ProcessFailed(Exception):
+    """A process raised something that its program did not catch."""
+
+
+class Timer:
+    """Something that will happen, unless it is cancelled or its life ends first."""
+
+    __slots__ = ("act", "life")
+
+    def __init__(
+        self, act: Callable[[], object], life: ProcessIncarnation | None
+    ) -> None:
+        self.act: Callable[[], object] | None = act
+        self.life = life
+
+
+class ProcessIncarnation:
+    """One incarnation of a process; its timers, messages and greenlets end with it."""
+
+    __slots__ = ("deferred", "freezes", "is_alive", "number", "process", "runs")
+
+    def __init__(self, process: str, number: int) -> None:
+        self.process, self.number = process, number
+        self.is_alive = True
+        self.runs = True
+        """Alive and not frozen: kept as one flag, since every event asks."""
+
+        self.freezes = 0
+        self.deferred: list[Timer] = []
+        """What fell due while frozen, in that order."""
+
+    def end(self) -> None:
+        """Make everything this life owns inert."""
+        self.is_alive = self.runs = False
+        self.deferred.clear()
+
+    def __str__(self) -> str:
+        return f"process {self.process!r} (incarnation {self.number})"
+
 
 STALLED_EVENTS = 200_000
 """So many events in one instant are a loop that waits for no time at all."""
@@ -41,7 +91,7 @@ class Strand:
     __slots__ = ("_scheduler", "act", "greenlet", "is_over", "life")
 
     def __init__(
-        self, scheduler: Scheduler, life: Life, act: Callable[[], object]
+        self, scheduler: Scheduler, life: ProcessIncarnation, act: Callable[[], object]
     ) -> None:
         self._scheduler, self.life, self.act = scheduler, life, act
         self.greenlet: greenlet | None = None
@@ -73,7 +123,7 @@ class Scheduler:
         self.events = 0
         """How many events have run; a dropped or cancelled one is none."""
 
-        self.trace: Callable[[Happening], None] | None = None
+        self.trace: Callable[[TraceEvent], None] | None = None
         """Called with everything that happens; a list's `append` will do."""
 
         self.after_event: Callable[[], None] | None = None
@@ -87,16 +137,16 @@ class Scheduler:
         self.strand: Strand | None = None
         """The strand that runs now; None is no greenlet of ours."""
 
-        self._life: Life | None = None
-        self._strands: dict[Life, dict[Strand, None]] = {}
+        self._life: ProcessIncarnation | None = None
+        self._strands: dict[ProcessIncarnation, dict[Strand, None]] = {}
         self._idle: list[greenlet] = []
         """Whose strands are over: a greenlet costs as much to make as ten to resume."""
 
-        self._graves: list[Life] = []
+        self._graves: list[ProcessIncarnation] = []
         self._is_running = self._stops = False
 
     @property
-    def life(self) -> Life | None:
+    def life(self) -> ProcessIncarnation | None:
         """The life that runs now; None is the world."""
         return self._life
 
@@ -110,7 +160,11 @@ class Scheduler:
         return stream
 
     def at(
-        self, when_s: float, act: Callable[[], object], *, life: Life | None = None
+        self,
+        when_s: float,
+        act: Callable[[], object],
+        *,
+        life: ProcessIncarnation | None = None,
     ) -> Timer:
         """Call `act` at `when_s`, or now if that has passed, as `life` or the world."""
         self.check()
@@ -122,7 +176,7 @@ class Scheduler:
         return self.push(when_s, act, life)
 
     def push(
-        self, when_s: float, act: Callable[[], object], life: Life | None
+        self, when_s: float, act: Callable[[], object], life: ProcessIncarnation | None
     ) -> Timer:
         """Do what `at` does, for a port that has checked already."""
         timer = Timer(act, life)
@@ -143,13 +197,13 @@ class Scheduler:
             heapify(self._queue)
             self._stale = 0
 
-    def begin(self, process: str, number: int) -> Life:
+    def begin(self, process: str, number: int) -> ProcessIncarnation:
         """Begin a life: what is spawned in it ends with it, or with the scheduler."""
-        life = Life(process, number)
+        life = ProcessIncarnation(process, number)
         self._strands[life] = {}
         return life
 
-    def spawn(self, life: Life, act: Callable[[], object]) -> None:
+    def spawn(self, life: ProcessIncarnation, act: Callable[[], object]) -> None:
         """Call `act` in a greenlet of `life`, from this instant on."""
         self.check()
         if not life.is_alive:
@@ -223,9 +277,9 @@ class Scheduler:
     def tell(self, who: str, what: str, about: str = "") -> None:
         """Add a line to the timeline, if anyone keeps one."""
         if self.trace is not None:
-            self.trace(Happening(self.now_s, who, what, about))
+            self.trace(TraceEvent(self.now_s, who, what, about))
 
-    def thaw(self, life: Life) -> None:
+    def thaw(self, life: ProcessIncarnation) -> None:
         """Let what fell due while `life` was frozen happen now, in that order."""
         timers, life.deferred = life.deferred, []
         for timer in timers:
@@ -233,7 +287,7 @@ class Scheduler:
             self._first += 1
             heappush(self._queue, (self.now_s, self._first, timer))
 
-    def end(self, life: Life) -> None:
+    def end(self, life: ProcessIncarnation) -> None:
         """End a life: drop its events, unwind its greenlets without effect."""
         life.end()
         self._graves.append(life)
@@ -282,7 +336,9 @@ class Scheduler:
             timer.act = None
             self._perform(act, life)
 
-    def _perform(self, act: Callable[[], object], life: Life | None) -> None:
+    def _perform(
+        self, act: Callable[[], object], life: ProcessIncarnation | None
+    ) -> None:
         self._life = life
         try:
             act()
@@ -295,7 +351,7 @@ class Scheduler:
         if self.after_event is not None:
             self.after_event()
 
-    def _surface(self, exc: BaseException, life: Life | None) -> None:
+    def _surface(self, exc: BaseException, life: ProcessIncarnation | None) -> None:
         if isinstance(exc, ProcessDead) and life is not None and not life.is_alive:
             return
         if life is None or not isinstance(exc, Exception):
@@ -347,15 +403,87 @@ class Scheduler:
                 f"caught ProcessDead {_REFUSALS} times. Let BaseException pass."
             )
 
-    def _refuse(self, life: Life) -> None:
+    def _refuse(self, life: ProcessIncarnation) -> None:
         self._refusals += 1
         if self._refusals > _REFUSALS and self.strand is not None:
             self._hub.switch()
         raise ProcessDead(f"{life} is dead: it can have no effect any more.")
 
-    def _complain_of_a_stall(self, life: Life | None) -> None:
+    def _complain_of_a_stall(self, life: ProcessIncarnation | None) -> None:
         raise ProcessFailed(
             f"Time stands still at {self.now_s:.6f} s: {STALLED_EVENTS} events ran in "
             f"one instant, the last for {life or 'the world'}. "
             "Something waits 0 seconds in a loop."
         )
+
+
+T = TypeVar("T")
+
+
+class GreenletFuture(Generic[T]):
+    """Lets a greenlet wait where a `concurrent.futures.Future` blocks a thread."""
+
+    __slots__ = ("_error", "_is_done", "_scheduler", "_value", "_waiters")
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._is_done = False
+        self._value: T
+        self._error: BaseException | None = None
+        self._waiters: list[tuple[Strand, Timer | None]] = []
+
+    def set(self, value: T) -> None:
+        """Give the value; who waits goes on in this instant."""
+        self._finish()
+        self._value = value
+
+    def set_error(self, error: BaseException) -> None:
+        """Give an error instead; who waits gets it raised."""
+        self._finish()
+        self._error = error
+
+    def done(self) -> bool:
+        return self._is_done
+
+    def exception(self) -> BaseException | None:
+        """Return the error, or None; waits for neither."""
+        return self._error
+
+    def result(self, timeout_s: float | None = None) -> T:
+        """Wait for the value, and return it or raise the error.
+
+        Raises:
+            TimeoutError: `timeout_s` of virtual time have passed without.
+        """
+        if self._is_done:
+            self._scheduler.check()
+        else:
+            self._wait(timeout_s)
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def _wait(self, timeout_s: float | None) -> None:
+        scheduler = self._scheduler
+        strand = scheduler.waiting_strand()
+        timer = None
+        if timeout_s is not None:
+            due_s = scheduler.now_s + timeout_s
+            timer = scheduler.push(due_s, strand.resume, strand.life)
+        waiter = (strand, timer)
+        self._waiters.append(waiter)
+        scheduler.wait()
+        if not self._is_done:
+            self._waiters.remove(waiter)
+            raise TimeoutError(f"Nothing came within {timeout_s} s of virtual time.")
+
+    def _finish(self) -> None:
+        self._scheduler.check()
+        if self._is_done:
+            raise UsageError("This promise is kept already. Ask done() first.")
+        self._is_done = True
+        for strand, timer in self._waiters:
+            if timer is not None:
+                self._scheduler.cancel(timer)
+            self._scheduler.push(self._scheduler.now_s, strand.resume, strand.life)
+        self._waiters.clear()

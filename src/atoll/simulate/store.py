@@ -20,13 +20,27 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from atoll.errors import NoSuchObject, Unreachable
-from atoll.simulate.life import Life
-from atoll.simulate.network import Reply
-from atoll.simulate.process import Process
+from atoll.simulate.network import (
+    ReplyFunction,
+)
+from atoll.simulate.process import (
+    SimProcess,
+)
+from atoll.simulate.scheduler import (
+    ProcessIncarnation,
+)
 from atoll.simulate.storms import STORE
-from atoll.simulate.world import Troubles, World
-from atoll.store import Data, Item, Traits, check_key
-from atoll.store.port import check_prefix, size_of, window
+from atoll.simulate.world import (
+    SimWorld,
+    StoreTroubles,
+)
+from atoll.store import (
+    Data,
+    Item,
+    StoreTraits,
+    check_key,
+)
+from atoll.store.base import check_prefix, size_of, window
 
 REQUEST_S = 10.0
 """How long a request waits for its answer."""
@@ -45,7 +59,7 @@ HEAD_BYTES = 256
 class Get:
     """Asks for some bytes of an object."""
 
-    life: Life
+    life: ProcessIncarnation
     key: str
     first: int
     size: int | None
@@ -55,7 +69,7 @@ class Get:
 class Put:
     """Brings an object, in the place of another or only where there is none."""
 
-    life: Life
+    life: ProcessIncarnation
     key: str
     whole: bytes = field(repr=False)
     is_new: bool
@@ -65,7 +79,7 @@ class Put:
 class List:
     """Asks which objects there are."""
 
-    life: Life
+    life: ProcessIncarnation
     prefix: str
 
 
@@ -73,7 +87,7 @@ class List:
 class Remove:
     """Takes objects away."""
 
-    life: Life
+    life: ProcessIncarnation
     keys: tuple[str, ...]
 
 
@@ -84,9 +98,9 @@ Request = Get | Put | List | Remove
 class Bucket:
     """The store's side: what it keeps, and how it fails. `begin` starts its process."""
 
-    world: World
+    world: SimWorld
     objects: dict[str, bytes] = field(default_factory=dict)
-    troubles: Troubles = field(default_factory=Troubles)
+    troubles: StoreTroubles = field(default_factory=StoreTroubles)
     on_put: Callable[[str, bytes], None] = field(default=lambda key, whole: None)
     """Told of every object as it comes to be there."""
 
@@ -114,7 +128,7 @@ class Bucket:
     def _live(self) -> None:
         self.world.network.listen(self._process, self._listen)
 
-    def _listen(self, request: object, answer: Reply) -> None:
+    def _listen(self, request: object, answer: ReplyFunction) -> None:
         assert isinstance(request, Request)
         if not request.life.is_alive and self._rng.random() < 0.5:
             return  # cut off in the middle, with its sender
@@ -246,9 +260,9 @@ def _kind(key: str) -> str:
 class SimStore:
     """A process's way to a `Bucket`, for one life of it. Implements `Store`."""
 
-    traits = Traits()
+    traits = StoreTraits()
 
-    def __init__(self, world: World, process: Process) -> None:
+    def __init__(self, world: SimWorld, process: SimProcess) -> None:
         self._network, self._process = world.network, process
         self._life = process.life
         self.is_locked: Callable[[], bool] = lambda: False

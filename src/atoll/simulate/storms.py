@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from atoll.errors import UsageError
-from atoll.simulate.links import ARROW
+from atoll.simulate.network import ARROW
 from atoll.simulate.plan import FaultPlan
 
 COORDINATOR, STORE = "coordinator", "store"

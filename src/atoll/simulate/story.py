@@ -1,8 +1,8 @@
-"""What happened, as what a person cares about: one entry per thing, in words.
+"""The timeline as a story: one entry in words for each thing that concerns a person.
 
-Rule 1: an entry is told in the order in which things happened.
-Rule 2: messages and disk calls are entries only for who wants everything.
-Rule 3: what began with a fault and ends by itself is told when its time is over.
+Rule 1: entries are in the order in which things happened.
+Rule 2: messages and disk calls become entries only when everything is asked for.
+Rule 3: the end of a fault that ends by itself is an entry when its time is over.
 """
 
 from __future__ import annotations
@@ -13,10 +13,35 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
 
-from atoll.simulate import wording
-from atoll.simulate.faults import ClockDrift, ClockJump, Fault, Freeze, Kill
+from atoll.simulate.faults import (
+    ClockDrift,
+    ClockJump,
+    Corrupt,
+    Damage,
+    DelayFault,
+    Duplicate,
+    Fault,
+    Freeze,
+    FullDisk,
+    Kill,
+    LinkFault,
+    ListLag,
+    Loss,
+    Outage,
+    Partition,
+    ProcessFault,
+    ReadOnlyDisk,
+    Reorder,
+    RosterLag,
+    Slow,
+    Throttle,
+)
+from atoll.simulate.network import ARROW
 from atoll.simulate.plan import FaultPlan
-from atoll.simulate.trace import Commit, Happening
+from atoll.simulate.trace import (
+    CommitTrace,
+    TraceEvent,
+)
 
 
 class Tone(StrEnum):
@@ -30,7 +55,7 @@ class Tone(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoryEntry:
     """One thing that happened."""
 
     at_s: float
@@ -38,12 +63,12 @@ class Entry:
     what: str
     text: str
     tone: Tone = Tone.PLAIN
-    commit: Commit | None = None
+    commit: CommitTrace | None = None
     """The round, if this is one that was committed."""
 
 
 @dataclass
-class Tally:
+class IslandTally:
     """What the timeline says of one island."""
 
     counted: int = 0
@@ -64,11 +89,11 @@ class Narrator:
 
     plan: FaultPlan
     islands: Sequence[str]
-    write: Callable[[Entry], None]
+    write: Callable[[StoryEntry], None]
     is_whole: bool = False
     """Whether every message and disk call is an entry too."""
 
-    tallies: dict[str, Tally] = field(init=False)
+    tallies: dict[str, IslandTally] = field(init=False)
     _faults: dict[tuple[str, str], Fault] = field(init=False)
     _struck: Kill | Freeze | None = field(init=False, default=None)
     """A fault that has just begun, until the process is seen to obey or not."""
@@ -82,12 +107,12 @@ class Narrator:
     """How many faults that last would be ended by the same words."""
 
     def __post_init__(self) -> None:
-        self.tallies = {island: Tally() for island in self.islands}
+        self.tallies = {island: IslandTally() for island in self.islands}
         self._faults = {
             (each.kind, str(each.values())): each for each in self.plan.faults
         }
 
-    def hear(self, happening: Happening) -> None:
+    def hear(self, happening: TraceEvent) -> None:
         """Write what a happening is to a person, if it is anything."""
         while self._ends and self._ends[0][0] <= happening.at_s:
             self._end(*heappop(self._ends))
@@ -96,34 +121,34 @@ class Narrator:
             self._begin(happening)
         elif happening.what == "commit":
             self._count(happening)
-        elif happening.what in _SAYINGS:
+        elif happening.what in _PHRASES:
             self._say(happening)
         else:
             self._weigh(happening)
 
-    def _begin(self, happening: Happening) -> None:
+    def _begin(self, happening: TraceEvent) -> None:
         fault = self._faults[happening.what, happening.about]
         if isinstance(fault, Kill | Freeze):
             self._struck = fault
             return
-        who, text = wording.subject(fault), wording.beginning(fault)
-        self.write(Entry(happening.at_s, who, fault.kind, text, Tone.FAULT))
+        who, text = fault_subject(fault), describe_start(fault)
+        self.write(StoryEntry(happening.at_s, who, fault.kind, text, Tone.FAULT))
         if isinstance(fault, ClockJump | ClockDrift):
             return
-        self._lasting[who, wording.ending(fault)] += 1
-        for_s = wording.lasts_s(fault)
+        self._lasting[who, describe_end(fault)] += 1
+        for_s = lasts_s(fault)
         if for_s is not None:
             self._begun += 1
             heappush(self._ends, (happening.at_s + for_s, self._begun, fault))
 
     def _end(self, at_s: float, _: int, fault: Fault) -> None:
         """Write that something is over, unless another fault keeps it up."""
-        who, text = wording.subject(fault), wording.ending(fault)
+        who, text = fault_subject(fault), describe_end(fault)
         self._lasting[who, text] -= 1
         if not self._lasting[who, text]:
-            self.write(Entry(at_s, who, f"{fault.kind} over", text, Tone.GOOD))
+            self.write(StoryEntry(at_s, who, f"{fault.kind} over", text, Tone.GOOD))
 
-    def _settle(self, happening: Happening) -> None:
+    def _settle(self, happening: TraceEvent) -> None:
         """Write what a kill or a freeze did; a process that is down obeys neither."""
         fault, self._struck = self._struck, None
         if fault is None:
@@ -133,31 +158,31 @@ class Narrator:
             self._cause = fault
             return
         text = f"is not running: this {fault.kind} changes nothing"
-        self.write(Entry(at_s, fault.process, fault.kind, text, Tone.FAINT))
+        self.write(StoryEntry(at_s, fault.process, fault.kind, text, Tone.FAINT))
 
-    def _count(self, happening: Happening) -> None:
-        commit = Commit.parsed(happening.about)
+    def _count(self, happening: TraceEvent) -> None:
+        commit = CommitTrace.parsed(happening.about)
         for island, verdict in commit.verdicts.items():
             tally = self.tallies[island]
             tally.counted += verdict == "counted"
             tally.late += verdict == "late"
             tally.refused += verdict == "refused"
         at_s, who, what, text = happening
-        self.write(Entry(at_s, who, what, text, commit=commit))
+        self.write(StoryEntry(at_s, who, what, text, commit=commit))
 
-    def _say(self, happening: Happening) -> None:
+    def _say(self, happening: TraceEvent) -> None:
         at_s, who, what, about = happening
-        saying = _SAYINGS[what]
-        tally = self.tallies.get(who, Tally())
+        saying = _PHRASES[what]
+        tally = self.tallies.get(who, IslandTally())
         tally.carried += what == "carry"
         tally.dropped += what == "drop"
         text = saying.words(about)
         if self._cause is not None:
-            text, self._cause = wording.beginning(self._cause), None
+            text, self._cause = describe_start(self._cause), None
         if text:
-            self.write(Entry(at_s, who, what, text, saying.tone))
+            self.write(StoryEntry(at_s, who, what, text, saying.tone))
 
-    def _weigh(self, happening: Happening) -> None:
+    def _weigh(self, happening: TraceEvent) -> None:
         """Take note of a message's bytes; messages and disk calls are many."""
         at_s, link, what, about = happening
         if what in ("send", "deliver"):
@@ -168,11 +193,11 @@ class Narrator:
             elif what == "deliver" and destination in self.tallies:
                 self.tallies[destination].bytes_down += size_bytes
         if self.is_whole:
-            self.write(Entry(at_s, link, what, f"{what} {about}", Tone.FAINT))
+            self.write(StoryEntry(at_s, link, what, f"{what} {about}", Tone.FAINT))
 
 
 @dataclass(frozen=True)
-class _Saying:
+class _Phrase:
     words: Callable[[str], str]
     tone: Tone = Tone.PLAIN
 
@@ -216,23 +241,197 @@ def _refuse(about: str) -> str:
     return f"was refused ({reason}), and takes the anchor {where}"
 
 
-_SAYINGS: Mapping[str, _Saying] = {
-    "start": _Saying(_start, Tone.GOOD),
-    "crash": _Saying(lambda about: "crashes", Tone.BAD),
-    "freeze": _Saying(lambda about: "stands still", Tone.BAD),
-    "thaw": _Saying(lambda about: "goes on", Tone.GOOD),
-    "power cut": _Saying(_power_cut, Tone.BAD),
-    "open": _Saying(_open, Tone.GOOD),
-    "join": _Saying(_join, Tone.GOOD),
-    "found": _Saying(lambda about: f"founds the run: {about}", Tone.GOOD),
-    "begin": _Saying(lambda about: f"opens the first round to {about}", Tone.GOOD),
-    "recover": _Saying(lambda about: f"takes {about} from an island", Tone.GOOD),
-    "carry": _Saying(_carry),
-    "drop": _Saying(_drop, Tone.BAD),
-    "refuse": _Saying(_refuse, Tone.BAD),
-    "lapse": _Saying(lambda about: "is silent; its lease has run out", Tone.BAD),
-    "revive": _Saying(lambda about: "is heard again", Tone.GOOD),
-    "leave": _Saying(lambda about: "leaves", Tone.GOOD),
-    "pause": _Saying(lambda about: f"pauses below quorum: {about}", Tone.BAD),
-    "resume": _Saying(lambda about: f"goes on: {about}", Tone.GOOD),
+_PHRASES: Mapping[str, _Phrase] = {
+    "start": _Phrase(_start, Tone.GOOD),
+    "crash": _Phrase(lambda about: "crashes", Tone.BAD),
+    "freeze": _Phrase(lambda about: "stands still", Tone.BAD),
+    "thaw": _Phrase(lambda about: "goes on", Tone.GOOD),
+    "power cut": _Phrase(_power_cut, Tone.BAD),
+    "open": _Phrase(_open, Tone.GOOD),
+    "join": _Phrase(_join, Tone.GOOD),
+    "found": _Phrase(lambda about: f"founds the run: {about}", Tone.GOOD),
+    "begin": _Phrase(lambda about: f"opens the first round to {about}", Tone.GOOD),
+    "recover": _Phrase(lambda about: f"takes {about} from an island", Tone.GOOD),
+    "carry": _Phrase(_carry),
+    "drop": _Phrase(_drop, Tone.BAD),
+    "refuse": _Phrase(_refuse, Tone.BAD),
+    "lapse": _Phrase(lambda about: "is silent; its lease has run out", Tone.BAD),
+    "revive": _Phrase(lambda about: "is heard again", Tone.GOOD),
+    "leave": _Phrase(lambda about: "leaves", Tone.GOOD),
+    "pause": _Phrase(lambda about: f"pauses below quorum: {about}", Tone.BAD),
+    "resume": _Phrase(lambda about: f"goes on: {about}", Tone.GOOD),
 }
+
+
+NETWORK = "network"
+"""Who a fault of messages happens to."""
+
+MAX_NAMES = 12
+"""A longer list of names is cut short."""
+
+
+def few(names: Sequence[str]) -> str:
+    """Return some names and how many more there are.
+
+    >>> few(["i0", "i1"])
+    'i0 i1'
+    """
+    if len(names) <= MAX_NAMES:
+        return " ".join(names)
+    shown = MAX_NAMES - 2
+    return f"{' '.join(names[:shown])} and {len(names) - shown} more"
+
+
+def fault_kinds(plan: FaultPlan) -> str:
+    """Return what a plan is made of, most frequent kind first.
+
+    >>> fault_kinds(FaultPlan().loss("*", rate=1).kill("i1", at_s=1).kill("i0", at_s=2))
+    '3 faults (2 kill, 1 loss)'
+    """
+    counts = Counter(fault.kind for fault in plan.faults)
+    ranked = sorted(counts.items(), key=lambda kind: (-kind[1], kind[0]))
+    number = len(plan.faults)
+    listed = ", ".join(f"{count} {kind}" for kind, count in ranked)
+    return f"{number} fault{'s' * (number != 1)} ({listed})"
+
+
+def fault_subject(fault: Fault) -> str:
+    """Return who a fault happens to."""
+    return fault.process if isinstance(fault, ProcessFault) else NETWORK
+
+
+def describe_start(fault: Fault) -> str:
+    """Return what is wrong from now on, and for how long."""
+    return f"{_wrong(fault)}{_while(lasts_s(fault))}"
+
+
+def describe_end(fault: Fault) -> str:
+    """Return what is right again."""
+    match fault:
+        case Slow():
+            return "is slowed down no more"
+        case FullDisk():
+            return "has room on its disk again"
+        case ReadOnlyDisk():
+            return "can write to its disk again"
+        case Outage():
+            return "answers again"
+        case ListLag():
+            return "has lists that are up to date again"
+        case RosterLag():
+            return "gets rosters at once again"
+        case Partition():
+            return f"the cut between {_groups(fault)} heals"
+        case LinkFault():
+            return f"{_NOUNS[type(fault)]} of {_messages(fault.link)} is over"
+        case _:
+            raise AssertionError(f"{fault} has no end that is told")
+
+
+def lasts_s(fault: Fault) -> float | None:
+    """Return how long a fault lasts; None is to the end, or no time at all."""
+    match fault:
+        case (
+            Freeze() | Slow() | Partition() | FullDisk() | ReadOnlyDisk() | LinkFault()
+        ):
+            return fault.for_s
+        case Outage() | ListLag() | RosterLag():
+            return fault.for_s
+        case _:
+            return None
+
+
+def seconds(value: float) -> str:
+    """Return a span of time with three digits."""
+    return f"{value:.0f} s" if abs(value) >= 1000 else f"{value:.3g} s"
+
+
+def _wrong(fault: Fault) -> str:
+    match fault:
+        case Kill(back_after_s=None):
+            return "crashes, and will not come back"
+        case Kill():
+            return f"crashes, to be back in {seconds(fault.back_after_s or 0.0)}"
+        case Freeze():
+            return "stands still"
+        case Slow():
+            return f"takes {fault.factor:g} times as long for its work"
+        case Partition():
+            return f"is cut between {_groups(fault)}"
+        case FullDisk():
+            return "has no room left on its disk"
+        case ReadOnlyDisk():
+            return "cannot write to its disk"
+        case Outage():
+            return f"fails {_share(fault.rate)}requests, done or not"
+        case ListLag():
+            return f"has lists that are up to {seconds(fault.by_s)} late"
+        case RosterLag():
+            return f"gets rosters {seconds(fault.by_s)} after their decision"
+        case Damage():
+            below = f" below {fault.prefix}" if fault.prefix else ""
+            return f"has an object{below} damaged: {fault.how}"
+        case ClockJump():
+            return _jump(fault)
+        case ClockDrift():
+            return f"has a clock that runs at {fault.rate:g} of true time from now on"
+        case LinkFault():
+            return _weather(fault)
+        case _:
+            raise AssertionError(f"no words for {fault}")
+
+
+def _weather(fault: LinkFault) -> str:
+    which = _messages(fault.link)
+    match fault:
+        case DelayFault():
+            return f"{_share(fault.rate)}{which} take {seconds(fault.by_s)} longer"
+        case Reorder():
+            most = seconds(fault.by_s)
+            return f"{_share(fault.rate)}{which} overtake each other by up to {most}"
+        case Loss():
+            return f"{_share(fault.rate)}{which} are lost"
+        case Duplicate():
+            return f"{_share(fault.rate)}{which} arrive twice"
+        case Corrupt():
+            return f"{_share(fault.rate)}{which} arrive changed"
+        case Throttle():
+            ways = "" if ARROW in fault.link else " in each direction"
+            return f"{which} get {fault.bytes_per_s:g} bytes per second{ways}"
+        case _:
+            raise AssertionError(f"no words for {fault}")
+
+
+_NOUNS: dict[type[Fault], str] = {
+    DelayFault: "delay",
+    Reorder: "disorder",
+    Loss: "loss",
+    Duplicate: "doubling",
+    Corrupt: "corruption",
+    Throttle: "throttling",
+}
+
+
+def _jump(fault: ClockJump) -> str:
+    if fault.by_s < 0:
+        return f"has a clock that stands still for {seconds(-fault.by_s)}"
+    return f"has a clock that jumps ahead by {seconds(fault.by_s)}"
+
+
+def _groups(fault: Partition) -> str:
+    return " | ".join([*map(few, fault.groups), "all others"])
+
+
+def _messages(link: str) -> str:
+    here, arrow, there = link.partition(ARROW)
+    if link == "*":
+        return "messages everywhere"
+    return f"messages from {here} to {there}" if arrow else f"messages of {here}"
+
+
+def _share(rate: float) -> str:
+    return "all " if rate >= 1.0 else f"{100 * rate:.3g} % of "
+
+
+def _while(for_s: float | None) -> str:
+    return f", for {seconds(for_s)}" if for_s is not None else ""

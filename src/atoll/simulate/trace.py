@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 
-class Happening(NamedTuple):
+class TraceEvent(NamedTuple):
     """One line of a timeline."""
 
     at_s: float
@@ -15,10 +15,10 @@ class Happening(NamedTuple):
     about: str = ""
 
 
-class Commit(NamedTuple):
+class CommitTrace(NamedTuple):
     """A committed round; its text is what a happening is about.
 
-    >>> str(Commit(1, 12, {"i0": "counted", "i3": "late"}))
+    >>> str(CommitTrace(1, 12, {"i0": "counted", "i3": "late"}))
     'round 12 of fragment 1: i0 counted, i3 late'
     """
 
@@ -32,7 +32,7 @@ class Commit(NamedTuple):
         return f"round {self.round} of fragment {self.fragment}: {said}"
 
     @classmethod
-    def parsed(cls, text: str) -> Commit:
+    def parsed(cls, text: str) -> CommitTrace:
         """Return the commit whose text this is."""
         which, _, said = text.partition(": ")
         _, round, _, _, fragment = which.split()
@@ -42,10 +42,10 @@ class Commit(NamedTuple):
         )
 
 
-def timeline(happenings: Iterable[Happening]) -> Iterator[str]:
+def timeline(happenings: Iterable[TraceEvent]) -> Iterator[str]:
     """Yield one line of text for each happening.
 
-    >>> print(*timeline([Happening(1.5, "i2", "crash", "incarnation 1")]))
+    >>> print(*timeline([TraceEvent(1.5, "i2", "crash", "incarnation 1")]))
          1.500000 s  i2            crash      incarnation 1
     """
     for at_s, who, what, about in happenings:

@@ -10,14 +10,15 @@ from atoll.errors import UsageError
 from atoll.settings.rules import nearest
 from atoll.simulate.clock import SimClock
 from atoll.simulate.disk import SimDisk
-from atoll.simulate.links import Latency
-from atoll.simulate.network import Corrupter, Network
-from atoll.simulate.process import Process
+from atoll.simulate.network import Corrupter, Latency, Network
+from atoll.simulate.process import (
+    SimProcess,
+)
 from atoll.simulate.scheduler import Scheduler
 
 
 @dataclass
-class Troubles:
+class StoreTroubles:
     """What a store suffers from now."""
 
     outages: list[float] = field(default_factory=list)
@@ -33,7 +34,7 @@ class Troubles:
     """Damages an object, as `faults.Damage` says."""
 
 
-class World:
+class SimWorld:
     """Processes by name with their clocks and disks, and the network between them."""
 
     def __init__(
@@ -45,13 +46,13 @@ class World:
     ) -> None:
         self.scheduler = Scheduler(seed)
         self.network = Network(self.scheduler, latency=latency, corrupter=corrupter)
-        self.processes: dict[str, Process] = {}
+        self.processes: dict[str, SimProcess] = {}
         self.clocks: dict[str, SimClock] = {}
         self.disks: dict[str, SimDisk] = {}
-        self.stores: dict[str, Troubles] = {}
+        self.stores: dict[str, StoreTroubles] = {}
         """Of those processes that are stores."""
 
-    def add(self, name: str, *, clock_rate: float = 1.0) -> Process:
+    def add(self, name: str, *, clock_rate: float = 1.0) -> SimProcess:
         """Add a process that has not started, with a clock and an empty disk.
 
         Clocks of different processes begin at different times: what only works when
@@ -60,7 +61,7 @@ class World:
         if name in self.processes:
             raise UsageError(f"Process {name!r} is there already. Choose another name.")
         origin_s = round(self.scheduler.random(f"clock {name}").uniform(0.0, 1e6), 3)
-        process = Process(name, self.scheduler)
+        process = SimProcess(name, self.scheduler)
         self.processes[name] = process
         self.clocks[name] = SimClock(self.scheduler, rate=clock_rate, origin_s=origin_s)
         self.disks[name] = SimDisk(process)
@@ -84,7 +85,7 @@ class World:
                 f"stores are {known}. Name one of them."
             )
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> SimWorld:
         return self
 
     def __exit__(

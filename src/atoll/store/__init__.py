@@ -1,39 +1,46 @@
 """Owns objects by key: memory, files, and any bucket. Does not know what they mean.
 
-Start reading at `port.Store`, then `memory`; `opening.open_store` finds the adapter of
-a URL. Around it, from the outside in: `Ranged`, `Probed`, `Patient`, `Counted`.
+Start reading at `base.Store`, then `memory`; `urls.open_store` finds the adapter of a
+URL. Around it, from the outside in: `RangedStore`, `ProbedStore`, `RetryingStore`,
+`CountedStore`, all in `client`.
 """
 
-from atoll.store.counted import Counted, Requests
-from atoll.store.files import FileStore
-from atoll.store.memory import MemoryStore
-from atoll.store.opening import open_store
-from atoll.store.patient import Patient, Tries
-from atoll.store.port import (
+from atoll.store.base import (
     MAX_KEY_BYTES,
     Data,
     Item,
     Store,
-    Traits,
+    StoreTraits,
     check_key,
 )
-from atoll.store.probe import Probed, probe, require_put_new
-from atoll.store.ranged import Ranged
+from atoll.store.client import (
+    CountedStore,
+    ProbedStore,
+    RangedStore,
+    RequestCounts,
+    RetryingStore,
+    RetryPolicy,
+    probe,
+    require_put_new,
+)
+from atoll.store.files import FileStore
+from atoll.store.memory import MemoryStore
+from atoll.store.urls import open_store
 
 __all__ = [
     "MAX_KEY_BYTES",
-    "Counted",
+    "CountedStore",
     "Data",
     "FileStore",
     "Item",
     "MemoryStore",
-    "Patient",
-    "Probed",
-    "Ranged",
-    "Requests",
+    "ProbedStore",
+    "RangedStore",
+    "RequestCounts",
+    "RetryPolicy",
+    "RetryingStore",
     "Store",
-    "Traits",
-    "Tries",
+    "StoreTraits",
     "check_key",
     "open_store",
     "probe",

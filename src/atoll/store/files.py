@@ -23,10 +23,10 @@ from pathlib import Path
 
 from atoll.disk import sync_directory, write_all
 from atoll.errors import NoSuchObject, StoreDenied, Unreachable
-from atoll.store.port import (
+from atoll.store.base import (
     Data,
     Item,
-    Traits,
+    StoreTraits,
     check_key,
     check_prefix,
     is_key,
@@ -51,7 +51,7 @@ _NONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 class FileStore:
     """Keeps objects below a directory, made if absent. Implements `Store`."""
 
-    traits = Traits()
+    traits = StoreTraits()
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from atoll.errors import NoSuchObject
-from atoll.store.port import (
+from atoll.store.base import (
     Data,
     Item,
-    Traits,
+    StoreTraits,
     check_key,
     check_prefix,
     size_of,
@@ -20,7 +20,7 @@ from atoll.store.port import (
 class MemoryStore:
     """Keeps objects in a dictionary. Implements `Store`."""
 
-    traits = Traits()
+    traits = StoreTraits()
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}

@@ -1,31 +1,41 @@
-"""Owns what is seen of a run: events, their sinks, metrics, the page of a status.
+"""Owns the view of a run: events, their sinks, metrics and the status page.
 
-Does not know who emits, nor how a reader asks.
-Start reading at `events`, then `hub.Events`; `prometheus` and `status_view` are pure.
+Does not know which code emits events, nor how a reader requests them.
+Start reading at `events`, then `bus.EventBus`; `prometheus` and `status_page` are pure.
 
 `tensorboard` is imported by its own name: it needs an optional extra.
 """
 
-from atoll.telemetry.events import EVENTS, Event, EventKind, Field
-from atoll.telemetry.hub import Counters, Events, Sink, Subscription
+from atoll.telemetry.bus import (
+    Counters,
+    EventBus,
+    Sink,
+    Subscription,
+)
+from atoll.telemetry.events import (
+    EVENTS,
+    Event,
+    EventField,
+    EventKind,
+    ValueKind,
+)
 from atoll.telemetry.jsonl import JsonlWriter
-from atoll.telemetry.kinds import Kind
 from atoll.telemetry.prometheus import METRICS, Metric, render
-from atoll.telemetry.status_view import render_status
+from atoll.telemetry.status_page import render_status
 
 __all__ = [
     "EVENTS",
     "METRICS",
     "Counters",
     "Event",
+    "EventBus",
+    "EventField",
     "EventKind",
-    "Events",
-    "Field",
     "JsonlWriter",
-    "Kind",
     "Metric",
     "Sink",
     "Subscription",
+    "ValueKind",
     "render",
     "render_status",
 ]

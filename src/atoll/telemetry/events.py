@@ -1,49 +1,157 @@
-"""What can happen in a run, as data.
+"""Events as data: their names, their fields, and the bounds of values.
 
 Rule 1: names and fields are promises: a field may be added, none is renamed or removed.
 Rule 2: a name, a field or a type that is not in `EVENTS` is a mistake of the code that
-emits, and is refused. A value that is merely too long or not finite is somebody's
-misfortune, and is cut or becomes None: telling of trouble must not make more of it.
-Rule 3: no field is meant for a secret, and text that looks like one is blotted out.
+emits, and is refused. A value that is merely too long or not finite is cut or becomes
+None: a report of trouble must not make more of it.
+Rule 3: no field is meant for a secret, and text that looks like one is masked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import enum
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import MappingProxyType
 
 from atoll.errors import UsageError
-from atoll.telemetry.kinds import Kind, Value
+
+Plain = str | int | float | bool | None
+Value = Plain | Sequence[str] | Mapping[str, Plain]
+
+MAX_TEXT = 500
+"""Characters; longer text is cut."""
+
+MAX_NAME = 200
+"""Characters of a name in a list or a mapping, so that a thousand events fit."""
+
+MAX_ITEMS = 100
+"""Names or numbers in one field; further ones are left out."""
+
+MAX_INTEGER = 2**64 - 1
+"""Largest integer of a frame; a larger one becomes None."""
+
+# The shapes of a token, of the code in an invite, and of an HTTP header.
+_SECRET = re.compile(r"(atoll_[io]_|\bcode=|\bbearer\s+)[\w.~+/=-]{8,}", re.I | re.A)
+
+
+class ValueKind(enum.Enum):
+    """The type of a field; the values are for error messages and docs."""
+
+    TEXT = "text"
+    INTEGER = "a whole number"
+    NUMBER = "a number"
+    NAMES = "a list of names"
+    NUMBERS = "numbers by name"
+    VALUES = "values by name"
+
+    def bounded(self, value: object) -> Value:
+        """Return `value` as JSON can hold it, cut to the bounds.
+
+        Raises:
+            TypeError: it is of another kind.
+        """
+        return _BOUNDED[self](value)
+
+
+def text(value: object, max_chars: int = MAX_TEXT) -> str:
+    """Return text cut to its bound, with anything like a secret masked."""
+    if not isinstance(value, str):
+        raise TypeError
+    # A lone surrogate is not UTF-8, and a sink could not write it.
+    clean = value[: 4 * MAX_TEXT].encode(errors="replace").decode()
+    clean = _SECRET.sub(r"\1[secret]", clean)
+    return clean if len(clean) <= max_chars else clean[: max_chars - 1] + "…"
+
+
+def whole(value: object) -> int | None:
+    """Return a whole number that is not negative; None beyond 64 bits."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError
+    return value if 0 <= value <= MAX_INTEGER else None
+
+
+def number(value: object) -> float | int | None:
+    """Return a finite number; None for one that is not."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError
+    if isinstance(value, int):
+        return value if abs(value) <= MAX_INTEGER else None
+    return float(value) if math.isfinite(value) else None
+
+
+def names(value: object) -> tuple[str, ...]:
+    """Return a few names."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError
+    return tuple(text(item, MAX_NAME) for item in value[:MAX_ITEMS])
+
+
+def numbers(value: object) -> dict[str, Plain]:
+    """Return a few numbers by name."""
+    return {key: number(item) for key, item in _items(value)}
+
+
+def values(value: object) -> dict[str, Plain]:
+    """Return a few plain values by name."""
+    return {key: _plain(item) for key, item in _items(value)}
+
+
+def _plain(value: object) -> Plain:
+    if value is None or isinstance(value, bool):
+        return value
+    return text(value) if isinstance(value, str) else number(value)
+
+
+def _items(value: object) -> list[tuple[str, object]]:
+    if not isinstance(value, Mapping):
+        raise TypeError
+    return [
+        (text(key, MAX_NAME), item) for key, item in islice(value.items(), MAX_ITEMS)
+    ]
+
+
+_BOUNDED: dict[ValueKind, Callable[[object], Value]] = {
+    ValueKind.TEXT: text,
+    ValueKind.INTEGER: whole,
+    ValueKind.NUMBER: number,
+    ValueKind.NAMES: names,
+    ValueKind.NUMBERS: numbers,
+    ValueKind.VALUES: values,
+}
+
 
 RESERVED = ("number", "at", "event")
-"""What a line of JSON says besides the fields."""
+"""Keys of a line of JSON besides the fields."""
 
 
 @dataclass(frozen=True)
-class Field:
-    """One thing that an event says."""
+class EventField:
+    """One field of an event."""
 
-    kind: Kind
-    about: str
+    kind: ValueKind
+    description: str
     is_optional: bool = False
     """Whether it may be absent, or None."""
 
 
 @dataclass(frozen=True)
 class EventKind:
-    """What one name means."""
+    """The meaning and the fields of one event name."""
 
-    about: str
-    fields: Mapping[str, Field]
+    description: str
+    fields: Mapping[str, EventField]
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened."""
+    """One event."""
 
     number: int
-    """Counts up from 1 in the life of a coordinator."""
+    """Counts up from 1 in each coordinator process."""
 
     at_unix_s: float
     name: str
@@ -61,24 +169,24 @@ def checked(name: str, fields: Mapping[str, object]) -> Mapping[str, Value]:
     Raises:
         UsageError: name, fields or types are not in `EVENTS`, or a field is absent.
     """
-    known = EVENTS.get(name)
-    if known is None:
+    kind = EVENTS.get(name)
+    if kind is None:
         raise UsageError(f"No event is called {name!r}. Add it to telemetry.EVENTS.")
-    if unknown := sorted(set(fields) - set(known.fields)):
+    if unknown := sorted(set(fields) - set(kind.fields)):
         raise UsageError(
             f"Event {name!r} has no field {unknown[0]!r}. It has: "
-            f"{', '.join(known.fields) or 'none'}."
+            f"{', '.join(kind.fields) or 'none'}."
         )
     return MappingProxyType(
         {
             key: _value(name, key, field, fields.get(key))
-            for key, field in known.fields.items()
+            for key, field in kind.fields.items()
             if key in fields or not field.is_optional
         }
     )
 
 
-def _value(name: str, key: str, field: Field, value: object) -> Value:
+def _value(name: str, key: str, field: EventField, value: object) -> Value:
     if value is None and field.is_optional:
         return None
     try:
@@ -90,27 +198,31 @@ def _value(name: str, key: str, field: Field, value: object) -> Value:
         ) from exc
 
 
-ISLAND = Field(Kind.TEXT, "the island's name")
-INCARNATION = Field(Kind.WHOLE, "which life of the island")
-FRAGMENT = Field(Kind.WHOLE, "the fragment")
-ROUND = Field(Kind.WHOLE, "the round")
+ISLAND = EventField(ValueKind.TEXT, "the island's name")
+INCARNATION = EventField(ValueKind.INTEGER, "the island's incarnation")
+FRAGMENT = EventField(ValueKind.INTEGER, "the fragment")
+ROUND = EventField(ValueKind.INTEGER, "the round")
 UPDATE = {"island": ISLAND, "fragment": FRAGMENT, "round": ROUND}
-PLACE = {"fragment": FRAGMENT, "round": ROUND}
-TARGET = {"target": Field(Kind.TEXT, "its name there")}
+FRAGMENT_ROUND = {"fragment": FRAGMENT, "round": ROUND}
+TARGET = {"target": EventField(ValueKind.TEXT, "its new address")}
 
 EVENTS: Mapping[str, EventKind] = MappingProxyType(
     {
-        "run_created": EventKind("The run's directory was made.", {}),
+        "run_created": EventKind("The run's directory was created.", {}),
         "run_founded": EventKind(
             "The run got its first weights.",
-            {"island": Field(Kind.TEXT, "who brought them; nobody: `serve --init`")},
+            {
+                "island": EventField(
+                    ValueKind.TEXT, "the founder; empty: `serve --init`"
+                )
+            },
         ),
         "island_joined": EventKind(
             "An island became a member.",
             {
                 "island": ISLAND,
                 "incarnation": INCARNATION,
-                "version": Field(Kind.TEXT, "of Atoll, at the island"),
+                "version": EventField(ValueKind.TEXT, "the island's version of Atoll"),
             },
         ),
         "island_taken_over": EventKind(
@@ -118,153 +230,184 @@ EVENTS: Mapping[str, EventKind] = MappingProxyType(
             {"island": ISLAND, "incarnation": INCARNATION},
         ),
         "island_left": EventKind(
-            "An island is a member no more.",
+            "An island is no longer a member.",
             {
                 "island": ISLAND,
                 "incarnation": INCARNATION,
-                "reason": Field(Kind.TEXT, "why it went"),
+                "reason": EventField(ValueKind.TEXT, "the reason"),
             },
         ),
         "island_forgotten": EventKind(
-            "An island that had gone, and never counted, made room for a new name.",
+            "An island that left and never counted was removed for a new name.",
             {"island": ISLAND},
         ),
         "island_silent": EventKind(
-            "An island's lease has run out unrenewed.", {"island": ISLAND}
+            "An island's lease has expired.", {"island": ISLAND}
         ),
         "island_returned": EventKind(
-            "A silent island was heard of again.", {"island": ISLAND}
+            "A silent island sent a heartbeat or a call again.", {"island": ISLAND}
         ),
         "round_opened": EventKind(
-            "A round can be published to.",
-            PLACE | {"islands": Field(Kind.WHOLE, "how many it waits for")},
+            "A round accepts updates.",
+            FRAGMENT_ROUND
+            | {
+                "islands": EventField(
+                    ValueKind.INTEGER, "number of islands it waits for"
+                )
+            },
         ),
         "round_closing": EventKind(
-            "A round takes no more updates.",
-            PLACE
+            "A round accepts no further updates.",
+            FRAGMENT_ROUND
             | {
-                "staged": Field(Kind.WHOLE, "how many updates it holds"),
-                "missing": Field(Kind.NAMES, "the islands it waits for no longer"),
+                "staged": EventField(ValueKind.INTEGER, "number of updates it has"),
+                "missing": EventField(
+                    ValueKind.NAMES, "islands it no longer waits for"
+                ),
             },
         ),
         "round_committed": EventKind(
             "A round's outcome is durable.",
-            PLACE
+            FRAGMENT_ROUND
             | {
-                "counted": Field(Kind.WHOLE, "how many updates counted"),
-                "late": Field(Kind.WHOLE, "how many islands were late"),
-                "refused": Field(Kind.WHOLE, "how many updates were refused"),
-                "seconds": Field(Kind.NUMBER, "from its opening to its commit"),
-                "bytes": Field(Kind.WHOLE, "of the agreed mean"),
-                "digest": Field(Kind.TEXT, "of the new anchor and velocity, in hex"),
-                "tokens": Field(Kind.WHOLE, "the run has trained on"),
-                "stall_share": Field(
-                    Kind.NUMBER, "share of the islands' time spent waiting", True
+                "counted": EventField(
+                    ValueKind.INTEGER, "number of updates that counted"
+                ),
+                "late": EventField(
+                    ValueKind.INTEGER, "number of islands that were late"
+                ),
+                "refused": EventField(ValueKind.INTEGER, "number of refused updates"),
+                "seconds": EventField(
+                    ValueKind.NUMBER, "time from its opening to its commit"
+                ),
+                "bytes": EventField(ValueKind.INTEGER, "size of the agreed mean"),
+                "digest": EventField(ValueKind.TEXT, "digest of the new state, in hex"),
+                "tokens": EventField(
+                    ValueKind.INTEGER, "tokens that the run has trained on"
+                ),
+                "stall_share": EventField(
+                    ValueKind.NUMBER, "share of the islands' time spent waiting", True
                 ),
             },
         ),
         "update_staged": EventKind(
-            "An update came, whole and verified.",
+            "An update arrived complete and was verified.",
             UPDATE
             | {
-                "bytes": Field(Kind.WHOLE, "of its body"),
-                "seconds": Field(Kind.NUMBER, "from the round's opening to it"),
+                "bytes": EventField(ValueKind.INTEGER, "size of its body"),
+                "seconds": EventField(
+                    ValueKind.NUMBER, "time since the round's opening"
+                ),
             },
         ),
         "update_refused": EventKind(
-            "An update does not count, for its content.",
-            UPDATE | {"reason": Field(Kind.TEXT, "what is wrong with it")},
+            "An update does not count because of its content.",
+            UPDATE | {"reason": EventField(ValueKind.TEXT, "the reason")},
         ),
         "update_late": EventKind("An update missed its round.", UPDATE),
         "epoch_set": EventKind(
             "Settings that may change at run time were changed.",
             {
-                "epoch": Field(Kind.WHOLE, "the new epoch"),
-                "values": Field(Kind.VALUES, "the settings that were set"),
+                "epoch": EventField(ValueKind.INTEGER, "the new epoch"),
+                "values": EventField(ValueKind.VALUES, "the changed settings"),
             },
         ),
-        "run_paused": EventKind("An operator keeps rounds from closing.", {}),
-        "run_resumed": EventKind("An operator lets rounds close again.", {}),
-        "run_moving": EventKind("An operator takes the run elsewhere.", TARGET),
-        "run_moved": EventKind("The run goes on elsewhere.", TARGET),
-        "run_stays": EventKind("The run goes on here after all.", {}),
+        "run_paused": EventKind("An operator paused the closing of rounds.", {}),
+        "run_resumed": EventKind("An operator resumed the closing of rounds.", {}),
+        "run_moving": EventKind("An operator started to move the run.", TARGET),
+        "run_moved": EventKind("The run continues at another address.", TARGET),
+        "run_stays": EventKind("The move was cancelled; the run continues here.", {}),
         "run_stopped": EventKind(
-            "An operator ends the run.",
-            {"last_round": Field(Kind.WHOLE, "the round it will end with", True)},
+            "An operator stopped the run.",
+            {"last_round": EventField(ValueKind.INTEGER, "the last round", True)},
         ),
-        "run_ended": EventKind("The run is over.", {"round": ROUND}),
+        "run_ended": EventKind("The run has ended.", {"round": ROUND}),
         "state_recovered": EventKind(
-            "A state that the journal had lost came from an island.", UPDATE
+            "An island restored a state that the journal had lost.", UPDATE
         ),
         "journal_cut": EventKind(
-            "The end of the log did not verify when it was opened, and was left out.",
+            "The end of the log did not verify when it was opened, and was cut off.",
             {
-                "file": Field(Kind.TEXT, "the segment"),
-                "first_byte": Field(Kind.WHOLE, "where it was cut"),
-                "bytes": Field(Kind.WHOLE, "how many were left out"),
+                "file": EventField(ValueKind.TEXT, "the segment"),
+                "first_byte": EventField(ValueKind.INTEGER, "offset of the cut"),
+                "bytes": EventField(
+                    ValueKind.INTEGER, "number of bytes that were cut off"
+                ),
             },
         ),
         "journal_damaged": EventKind(
-            "Something in the journal did not verify, and the run continues "
-            "without it.",
-            {"message": Field(Kind.TEXT, "what, where, and what to do")},
+            "A part of the journal did not verify, and the run continues without it.",
+            {
+                "message": EventField(
+                    ValueKind.TEXT, "the damage, its location and the remedy"
+                )
+            },
         ),
         "holding_refused": EventKind(
             "An island reported a round that it cannot prove the run has committed.",
             UPDATE,
         ),
         "disk_failed": EventKind(
-            "Something could not be written, or would have taken the reserve of the "
-            "journal's disk.",
-            {"message": Field(Kind.TEXT, "what, and what to do")},
+            "A write failed, or would have used the disk reserve of the journal.",
+            {"message": EventField(ValueKind.TEXT, "the error and the remedy")},
         ),
         "fault": EventKind(
-            "Something happened that never should: a bug, told in full in the log.",
-            {"message": Field(Kind.TEXT, "where, and what")},
+            "An unexpected error, which is a bug; the log has the traceback.",
+            {"message": EventField(ValueKind.TEXT, "location and error")},
         ),
         "audit": EventKind(
-            "Somebody was let in or denied.",
+            "A request was allowed or denied.",
             {
-                "what": Field(Kind.TEXT, "what was asked for"),
-                "answer": Field(Kind.TEXT, "what the caller was told"),
-                "address": Field(Kind.TEXT, "the IP address it came from"),
-                "at_unix_s": Field(Kind.NUMBER, "when it was asked"),
-                "role": Field(Kind.TEXT, "what the caller proved to be"),
-                "route": Field(Kind.TEXT, "method and path"),
-                "action": Field(Kind.TEXT, "which control it was", True),
-                "island": Field(
-                    Kind.TEXT, "the member that the caller spoke for", True
+                "what": EventField(ValueKind.TEXT, "the kind of request"),
+                "answer": EventField(ValueKind.TEXT, "the answer"),
+                "address": EventField(ValueKind.TEXT, "the caller's IP address"),
+                "at_unix_s": EventField(ValueKind.NUMBER, "the time of the request"),
+                "role": EventField(ValueKind.TEXT, "the caller's verified role"),
+                "route": EventField(ValueKind.TEXT, "method and path"),
+                "action": EventField(ValueKind.TEXT, "the control action", True),
+                "island": EventField(
+                    ValueKind.TEXT, "the island that the caller claimed to be", True
                 ),
-                "untold": Field(
-                    Kind.WHOLE, "how many like it were not told before it", True
+                "untold": EventField(
+                    ValueKind.INTEGER,
+                    "number of similar requests before it without an event",
+                    True,
                 ),
             },
         ),
         "loss_reported": EventKind(
-            "An island said how its training goes.",
+            "An island reported its training progress.",
             {
                 "island": ISLAND,
                 "round": ROUND,
-                "inner_steps": Field(Kind.WHOLE, "that the island has made"),
-                "tokens": Field(Kind.WHOLE, "that the island has trained on"),
-                "loss": Field(Kind.NUMBER, "as the island's loop reported it", True),
-                "metrics": Field(Kind.NUMBERS, "what else the loop reported", True),
+                "inner_steps": EventField(
+                    ValueKind.INTEGER, "inner steps of the island"
+                ),
+                "tokens": EventField(ValueKind.INTEGER, "tokens of the island"),
+                "loss": EventField(ValueKind.NUMBER, "the reported loss", True),
+                "metrics": EventField(
+                    ValueKind.NUMBERS, "other reported metrics", True
+                ),
             },
         ),
         "work_dropped": EventKind(
             "An island missed too many rounds in a row, and dropped its work.",
             {
                 "island": ISLAND,
-                "steps": Field(Kind.WHOLE, "inner steps that it dropped now"),
-                "total_steps": Field(Kind.WHOLE, "inner steps that it dropped so far"),
+                "steps": EventField(ValueKind.INTEGER, "inner steps dropped now"),
+                "total_steps": EventField(
+                    ValueKind.INTEGER, "inner steps dropped so far"
+                ),
             },
         ),
         "events_dropped": EventKind(
-            "A sink did not get every event.",
+            "A sink missed events.",
             {
-                "sink": Field(Kind.TEXT, "which one"),
-                "dropped": Field(Kind.WHOLE, "how many it missed so far"),
-                "reason": Field(Kind.TEXT, "slow, or what it raised last"),
+                "sink": EventField(ValueKind.TEXT, "the name of the sink"),
+                "dropped": EventField(
+                    ValueKind.INTEGER, "number of missed events so far"
+                ),
+                "reason": EventField(ValueKind.TEXT, "slow, or its last error"),
             },
         ),
     }

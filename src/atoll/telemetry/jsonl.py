@@ -1,10 +1,10 @@
 """Events as lines of JSON in a run's directory.
 
-Rule 1: nothing here raises into the run. What cannot be written is counted, and told
-once until writing works again.
-Rule 2: a line is written by one call, so whoever follows the file sees whole lines. A
-line that a full disk or a power cut has torn is followed by a new one: skip what does
-not parse.
+Rule 1: nothing here raises into the run. Events that cannot be written are counted,
+and reported once until writing works again.
+Rule 2: a line is written by one call, so a reader that follows the file sees whole
+lines. A line that a full disk or a power cut has torn is followed by a new one: skip
+lines that do not parse.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from atoll.telemetry.events import Event
 
 NAME = "events"
 MAX_BYTES = 64_000_000
-"""A file that would become longer is put aside."""
+"""A file that would become longer is rotated."""
 
 KEEP = 4
-"""Files, with the one that is written."""
+"""Number of files, including the current one."""
 
 
 class JsonlWriter:
@@ -32,8 +32,8 @@ class JsonlWriter:
     For one thread, that of its subscription.
 
     Args:
-        directory: The run's. It is looked at when the first event comes.
-        on_failure: Called with a sentence when writing begins to fail.
+        directory: The run's directory. It is first used at the first event.
+        on_failure: Called with a message when writing begins to fail.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class JsonlWriter:
             self._say(exc)
 
     def close(self) -> None:
-        """Give the file up; the next event opens it again."""
+        """Close the file; the next event opens it again."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            with suppress(OSError):  # it repeats what a failed write has said
+            with suppress(OSError):  # it repeats the error of a failed write
                 os.close(handle)
 
     def _say(self, exc: OSError) -> None:
@@ -80,7 +80,7 @@ class JsonlWriter:
         self._is_failing = True
         self._on_failure(
             f"Events cannot be written to {self.path}: {exc.strerror or exc}. The run "
-            "goes on without them; free some space there, or see to its rights."
+            "continues without them; free some space there, or check its permissions."
         )
 
     def _append(self, line: bytes) -> None:
@@ -98,7 +98,7 @@ class JsonlWriter:
 
     def _opened(self) -> int:
         if self._handle is None:
-            # Others may not read it: it says who takes part, and from where.
+            # Private: it has the names and addresses of islands.
             flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             self._handle = os.open(self.path, flags, 0o600)
             self._size = os.fstat(self._handle).st_size
@@ -117,6 +117,6 @@ class JsonlWriter:
 
 
 def line_of(event: Event) -> bytes:
-    """Return an event as one line: ASCII, so no terminal obeys what it says."""
+    """Return an event as one line of ASCII, without terminal control characters."""
     text = json.dumps(event.as_dict(), separators=(",", ":"), allow_nan=False)
     return text.encode("ascii") + b"\n"

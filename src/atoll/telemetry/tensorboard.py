@@ -1,7 +1,7 @@
 """Events as curves in TensorBoard; needs the extra `tensorboard`.
 
 Records are written by the thread of the subscription. tensorboardX's own writer has a
-queue and a thread besides, and when the disk fails it waits for ever at exit.
+queue and a thread besides, and when the disk fails it hangs at exit.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from atoll.errors import UsageError
-from atoll.telemetry.events import Event
-from atoll.telemetry.kinds import Value
+from atoll.telemetry.events import Event, Value
 
 ROUND_SCALARS = ("seconds", "counted", "late", "refused", "bytes", "tokens")
 FLUSH_EVERY_S = 2.0
-"""A flush of tensorboardX's is an fsync, and the journal wants the disk for its own."""
+"""A flush of tensorboardX is an fsync, which competes with those of the journal."""
 
 PAUSE_S = 60.0
-"""After a failure, lest a full disk get a file for every event."""
+"""Pause after a failure, so that a full disk does not get a file per event."""
 
 MAX_TAGS = 10_000
-"""Curves of one writer: an island may make up names, TensorBoard loads them all."""
+"""Curves of one writer: islands choose names freely, and TensorBoard loads all."""
 
 
 class Scalar(NamedTuple):
@@ -39,13 +38,13 @@ class Scalar(NamedTuple):
 
 
 class TensorBoardWriter:
-    """A sink that writes the curves of a run into a file of its own.
+    """A sink that writes the curves of a run into a separate file.
 
-    For one thread, that of its subscription. Raises what the disk raises, which the
-    subscription counts; a minute later it begins a new file.
+    For one thread, that of its subscription. Raises the errors of the disk, which
+    the subscription counts; a minute later it begins a new file.
 
     Args:
-        directory: What `tensorboard --logdir` is given; made when it is needed.
+        directory: The `--logdir` of `tensorboard`; made when it is needed.
 
     Raises:
         UsageError: tensorboardX is not installed.
@@ -63,7 +62,7 @@ class TensorBoardWriter:
         self._flushed_unix_s = 0.0
 
     def __call__(self, event: Event) -> None:
-        scalars = [each for each in scalars_of(event) if self._has_room(each.tag)]
+        scalars = [scalar for scalar in scalars_of(event) if self._has_room(scalar.tag)]
         if not scalars:
             return
         if abs(event.at_unix_s - self._failed_unix_s) < PAUSE_S:
@@ -72,18 +71,18 @@ class TensorBoardWriter:
         try:
             self._write(event.at_unix_s, scalars)
         except OSError:
-            # A torn record hides all that follows it in its file.
+            # A torn record hides all later records of its file.
             self.lost += 1
             self._failed_unix_s = event.at_unix_s
             self.close()
             raise
 
     def close(self) -> None:
-        """Give the file up; the next event begins a new one."""
+        """Close the file; the next event begins a new one."""
         records, self._records = self._records, None
         self._flushed_unix_s = 0.0
         if records is not None:
-            with suppress(OSError):  # it repeats what a failed write has said
+            with suppress(OSError):  # it repeats the error of a failed write
                 records.flush()
             with suppress(OSError):
                 records.close()
@@ -96,7 +95,7 @@ class TensorBoardWriter:
     def _write(self, at_unix_s: float, scalars: list[Scalar]) -> None:
         if self._records is None:
             self._records = self._begun()
-        # One record per step: what a record costs is its checksum, in Python.
+        # One record per step: the cost of a record is its checksum, in Python.
         for step, points in groupby(scalars, key=lambda scalar: scalar.step):
             record = self._record_of(wall_time=at_unix_s, step=step)
             for point in points:
@@ -159,9 +158,9 @@ def _scalar(tag: str, step: Value, value: Value) -> Iterator[Scalar]:
 
 
 def tag_part(name: str) -> str:
-    """Return a name as part of a tag, no two names as the same.
+    """Return a name as part of a tag; different names give different parts.
 
     >>> tag_part("tokyo-1"), tag_part("東/1")
     ('tokyo-1', '=6771==2f=1')
     """
-    return re.sub(r"[^A-Za-z0-9._-]", lambda found: f"={ord(found[0]):x}=", name)
+    return re.sub(r"[^A-Za-z0-9._-]", lambda match: f"={ord(match[0]):x}=", name)

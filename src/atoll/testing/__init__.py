@@ -1,19 +1,15 @@
 """Owns what tests of islands and ports need, here and in users' projects.
 
 Does not know any test framework, nor how a run is stormed: `simulate` does.
-Start reading at `Vectors`, then `exchange_contract`, `virtual` and `link`.
+Start reading at `VectorView`, then `exchange_contract`, `virtual` and `link`.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from atoll.island.vectors import Vectors, vector_model
+from atoll.island.numpy_model import VectorView, vector_model
 from atoll.testing.disk_contract import DISK_CLAIMS
 from atoll.testing.exchange_contract import EXCHANGE_CLAIMS
-from atoll.testing.launcher_contract import (
-    LAUNCHER_CLAIMS,
-    PLAN_CLAIMS,
-    LaunchStage,
-)
+from atoll.testing.launcher_contract import LAUNCHER_CLAIMS, PLAN_CLAIMS, LaunchStage
 from atoll.testing.link import Link
 from atoll.testing.namespaces import (
     Namespace,
@@ -37,7 +33,7 @@ __all__ = [
     "LaunchStage",
     "Link",
     "Namespace",
-    "Vectors",
+    "VectorView",
     "VirtualIsland",
     "VirtualRun",
     "as_test",

@@ -26,8 +26,8 @@ from atoll.errors import (
     UsageError,
 )
 from atoll.exchange import Exchange, Frame, Outcome
-from atoll.island.vectors import vector_model
-from atoll.protocol import Beat, JoinReply, Reception
+from atoll.island.numpy_model import vector_model
+from atoll.protocol import Heartbeat, JoinReply, Reception
 from atoll.settings import RunSettings
 from atoll.testing.claims import raises
 from atoll.testing.one_fragment import (
@@ -39,7 +39,7 @@ from atoll.testing.one_fragment import (
     update_of,
     verdicts_of,
 )
-from atoll.wire import Kind, Progress, Verdict
+from atoll.wire import FrameKind, TrainingProgress, Verdict
 
 
 class Attach(Protocol):
@@ -74,7 +74,7 @@ def who_makes_up_the_start_begins_with_the_first_step(open_run: OpenRun) -> None
     attach = open_run(plain_settings(start_islands=2))
     a, b = attach(key=b"a"), attach(key=b"b")
     enter(a, "a")
-    a.heartbeat(Beat(island="a", incarnation=1, step=4), at_once=True)
+    a.heartbeat(Heartbeat(island="a", incarnation=1, step=4), at_once=True)
 
     assert enter(b, "b").position.step == 0
 
@@ -184,7 +184,7 @@ def a_round_without_a_counted_update_is_void(open_run: OpenRun) -> None:
 def a_departing_update_counts_after_its_owner_has_gone(open_run: OpenRun) -> None:
     """The island has left, and is in the roster."""
     (a, b), (first, second) = _two(open_run)
-    b.publish(update_of(b, second, 3.0, kind=Kind.DEPARTING))
+    b.publish(update_of(b, second, 3.0, kind=FrameKind.DEPARTING))
     b.leave("b", second.incarnation)
     a.publish(update_of(a, first, 1.0))
 
@@ -323,7 +323,7 @@ def progress_goes_on_over_the_lives_of_an_island(open_run: OpenRun) -> None:
     attach = open_run(plain_settings())
     a = attach(key=b"a")
     joined = enter(a, "a")
-    done = Progress(inner_steps=5, tokens=70)
+    done = TrainingProgress(inner_steps=5, tokens=70)
     a.publish(update_of(a, joined, 1.0, progress=done))
     a.leave("a", joined.incarnation)
     after = enter(attach(key=b"a"), "a")
@@ -336,8 +336,10 @@ def impossible_progress_is_refused_in_the_roster(open_run: OpenRun) -> None:
     attach = open_run(plain_settings(start_islands=2, end_tokens=1_000))
     a, b = attach(key=b"a"), attach(key=b"b")
     first, second = enter(a, "a"), enter(b, "b")
-    a.publish(update_of(a, first, 1.0, progress=Progress(inner_steps=1, tokens=10)))
-    much = Progress(inner_steps=2**64 - 1, tokens=2**64 - 1)
+    a.publish(
+        update_of(a, first, 1.0, progress=TrainingProgress(inner_steps=1, tokens=10))
+    )
+    much = TrainingProgress(inner_steps=2**64 - 1, tokens=2**64 - 1)
     b.publish(update_of(b, second, 3.0, progress=much))
 
     assert verdicts_of(a, 1) == {"a": Verdict.COUNTED, "b": Verdict.REFUSED}
@@ -356,7 +358,7 @@ def a_weight_beyond_the_tokens_made_is_refused(open_run: OpenRun) -> None:
     attach = open_run(RunSettings.from_dict(settings))
     a, b = attach(key=b"a"), attach(key=b"b")
     first, second = enter(a, "a"), enter(b, "b")
-    made = Progress(inner_steps=1, tokens=10)
+    made = TrainingProgress(inner_steps=1, tokens=10)
     a.publish(update_of(a, first, 1.0, weight=10, progress=made))
     b.publish(update_of(b, second, 3.0, weight=2**64 - 1, progress=made))
 
@@ -415,10 +417,10 @@ def tokens_end_a_run_before_its_last_round(open_run: OpenRun) -> None:
     attach = open_run(plain_settings(end_rounds=9, end_tokens=100))
     a = attach(key=b"a")
     joined = enter(a, "a")
-    done = Progress(inner_steps=2, tokens=60)
+    done = TrainingProgress(inner_steps=2, tokens=60)
     a.publish(update_of(a, joined, 1.0, progress=done))
     assert outcome_of(a, 1).position.last_round == 9
-    done = Progress(inner_steps=4, tokens=120)
+    done = TrainingProgress(inner_steps=4, tokens=120)
     a.publish(update_of(a, joined, 1.0, round=2, progress=done))
 
     assert outcome_of(a, 2).position.last_round == 2
@@ -430,7 +432,7 @@ def rounds_end_a_run_before_its_tokens(open_run: OpenRun) -> None:
     """The tokens of the last round do not move the end."""
     attach = open_run(plain_settings(end_rounds=1, end_tokens=100))
     a = attach(key=b"a")
-    done = Progress(inner_steps=2, tokens=120)
+    done = TrainingProgress(inner_steps=2, tokens=120)
     a.publish(update_of(a, enter(a, "a"), 1.0, progress=done))
 
     assert outcome_of(a, 1).position.last_round == 1
@@ -444,7 +446,7 @@ def a_heartbeat_says_where_the_run_is(open_run: OpenRun) -> None:
     a.publish(update_of(a, joined, 1.0))
     outcome_of(a, 1)
 
-    beat = Beat(island="a", incarnation=joined.incarnation, step=4)
+    beat = Heartbeat(island="a", incarnation=joined.incarnation, step=4)
     assert a.heartbeat(beat).rounds == (2,)
 
 

@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import UsageError
-from atoll.launch.base import Launcher, Order
-from atoll.launch.handle import Handle
+from atoll.launch.base import Handle, Launcher, Order, Report, State
 from atoll.launch.spec import IslandSpec, Restarts
-from atoll.launch.states import Report, State
 from atoll.security import Secret
 from atoll.testing.claims import raises
 
@@ -86,7 +84,7 @@ class LaunchStage:
     ) -> Order:
         """Return an order of islands that run a few lines of Python."""
         values = more.pop("values", {})
-        fields = {"restarts": Restarts(most=0), **self.spec, **more}
+        fields = {"restarts": Restarts(max_restarts=0), **self.spec, **more}
         command = ("python", "-c", code, *arguments)
         name = "claim"
         spec = IslandSpec(command=command, run=self.run, name=name, **fields)
@@ -190,7 +188,7 @@ def a_failure_is_told_with_its_last_words(stage: LaunchStage) -> None:
 
 def a_failed_island_is_started_again(stage: LaunchStage) -> None:
     """It comes back under its name, and its lives are in one log."""
-    more = {"restarts": Restarts(most=3, first_pause_s=0.1)}
+    more = {"restarts": Restarts(max_restarts=3, first_pause_s=0.1)}
     order = stage.order(ONCE, str(stage.scratch), num_islands=1, **more)
     handle = _kept_by(order, stage.open_launcher())
     (report,) = stage.until(handle, are_over)

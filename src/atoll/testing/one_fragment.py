@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 
 from atoll.exchange import Exchange, Frame, Outcome
-from atoll.island.vectors import vector_model
+from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, ModelSpec
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, OuterValues, Roster, Verdict, with_body
+from atoll.wire import FrameKind, Header, OuterValues, Roster, Verdict, with_body
 
 MODEL = vector_model({"w": (3,)})
 OUTER = OuterValues(optimizer="sgd", lr=1.0, momentum=0.0)
@@ -59,7 +59,7 @@ def update_of(
     """Return an update of three equal values, sealed on the run's present state."""
     body = np.full(3, value, np.float32).view(np.uint8)
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run=joined.run,
         fragment=0,
         round=round,

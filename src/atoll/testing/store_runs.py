@@ -8,9 +8,9 @@ from heapq import heappop, heappush
 from typing import TypeVar
 
 from atoll.exchange import Exchange, Frame, Outcome
-from atoll.exchange.bucket import Lookout, StoreExchange
-from atoll.exchange.bucket.making import make_run
-from atoll.exchange.bucket.sight import BEAT_S
+from atoll.exchange.bucket import BucketReader, StoreExchange
+from atoll.exchange.bucket.create import make_run
+from atoll.exchange.bucket.view import BEAT_S
 from atoll.settings import RunSettings
 from atoll.store import Store
 
@@ -71,6 +71,6 @@ class StoreRun:
 
     def __call__(self, *, key: bytes) -> Exchange:
         """Return the exchange for one life of an island that holds `key`."""
-        lookout = Lookout.open(self.store, self.time, url="a test's store")
+        lookout = BucketReader.open(self.store, self.time, url="a test's store")
         nonce = next(self._lives).to_bytes(16, "little")
         return Unhurried(lookout, key=key, nonce=nonce)

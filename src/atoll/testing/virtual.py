@@ -14,17 +14,27 @@ from atoll.clock import Clock
 from atoll.errors import AtollError
 from atoll.exchange import CoordinatorExchange
 from atoll.island import Host
-from atoll.island.view import ParameterView
+from atoll.island.base import ParameterView
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.settings import RunSettings
-from atoll.simulate import Armed, FaultPlan, Process, World, apply
-from atoll.simulate.hosts import CoordinatorHost, Greenlets, Wire
+from atoll.simulate import (
+    Armed,
+    FaultPlan,
+    SimProcess,
+    SimWorld,
+    apply,
+)
+from atoll.simulate.hosts import (
+    CoordinatorHost,
+    GreenletBackground,
+    SimLine,
+)
 
 
 class VirtualIsland:
     """What a loop is given: its name, its clock, and a way into the run."""
 
-    def __init__(self, name: str, world: World, process: Process) -> None:
+    def __init__(self, name: str, world: SimWorld, process: SimProcess) -> None:
         self.name = name
         self.clock: Clock = world.clocks[name]
         self.life = process.incarnation
@@ -39,7 +49,7 @@ class VirtualIsland:
         then `leave()`.
         """
         exchange = CoordinatorExchange(
-            Wire(self._world, self._process),
+            SimLine(self._world, self._process),
             key=self.name.encode(),
             nonce=str(self.life).encode(),
         )
@@ -48,7 +58,7 @@ class VirtualIsland:
             view,
             JoinRequest(model=model, island=self.name),
             clock=self.clock,
-            background=Greenlets(self._process),
+            background=GreenletBackground(self._process),
         )
 
     def work(self, seconds: float) -> None:
@@ -92,7 +102,7 @@ def virtual_run(
     not Atoll's ends the run, and is raised as the cause of a `ProcessFailed`.
     """
     result = VirtualRun()
-    with World(seed) as world:
+    with SimWorld(seed) as world:
         coordinator = CoordinatorHost(world, settings)
         coordinator.start()
         names = [f"i{number}" for number in range(islands)]
@@ -112,7 +122,7 @@ def virtual_run(
 
 
 def _life(
-    name: str, world: World, process: Process, loop: Loop, result: VirtualRun
+    name: str, world: SimWorld, process: SimProcess, loop: Loop, result: VirtualRun
 ) -> Callable[[], None]:
     def live() -> None:
         try:
@@ -124,7 +134,7 @@ def _life(
 
 
 def _stop_when_over(
-    world: World, names: list[str], armed: Armed, result: VirtualRun
+    world: SimWorld, names: list[str], armed: Armed, result: VirtualRun
 ) -> None:
     """Stop when every loop is over, or its island is dead and will not come back."""
     over = result.returned.keys() | result.failures.keys()

@@ -7,10 +7,10 @@ from atoll.torch.build import build
 from atoll.torch.from_run import from_run
 from atoll.torch.island import Evaluation, Island
 from atoll.torch.join import join
+from atoll.torch.lr_schedule import WSD
+from atoll.torch.model import Stage
 from atoll.torch.shard import shard
-from atoll.torch.stage import Stage
 from atoll.torch.store_all_reduce import StoreAllReduce
-from atoll.torch.wsd import WSD
 
 __all__ = [
     "WSD",

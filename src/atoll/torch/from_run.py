@@ -1,23 +1,30 @@
-"""A model whose definition and weights both come from the run."""
+"""A model with a definition and weights that both come from the run.
+
+Among several ranks, the first one decides for all.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 
 from atoll.bundle.definition import CONFIG
-from atoll.bundle.loading import load_factory
+from atoll.bundle.directory import load_factory
 from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
-from atoll.island.consent import needs_word, require_consent
-from atoll.island.definitions import Definition, definition_of
-from atoll.torch.agreement import decided
-from atoll.torch.build import build
-from atoll.torch.build_filling import Source
+from atoll.island.model_definition import (
+    ModelDefinition,
+    definition_of,
+    needs_word,
+    require_consent,
+)
+from atoll.torch.build import Source, build
 
 Prepare = Callable[[torch.nn.Module], torch.nn.Module]
 
@@ -78,7 +85,7 @@ def from_run(
     )
 
 
-def _ready(definition: Definition) -> bool:
+def _ready(definition: ModelDefinition) -> bool:
     """Return whether the run has weights, once its code may run here.
 
     One rank's word for all: the run may be founded between two looks.
@@ -94,7 +101,7 @@ def bundle_of(modules: list[torch.nn.Module]) -> str:
     return next((_built[part] for part in parts if part in _built), "")
 
 
-def maker(definition: Definition) -> Callable[[], torch.nn.Module]:
+def maker(definition: ModelDefinition) -> Callable[[], torch.nn.Module]:
     """Return what constructs the model of a bundle, whose code may run.
 
     Raises:
@@ -105,7 +112,7 @@ def maker(definition: Definition) -> Callable[[], torch.nn.Module]:
         return load_factory(directory, bundle.digest, bundle.factory)
     if CONFIG in bundle.files:
         face = _transformers()
-        return lambda: face(directory, runs_code=bool(bundle.code))
+        return lambda: face(directory, trust_remote_code=bool(bundle.code))
     raise UsageError(
         "The run's bundle does not say how its model is made. It needs a config.json "
         "of transformers, or a bundle.toml with factory = 'MODULE:FUNCTION'."
@@ -140,3 +147,34 @@ def _initialised(
     model = model.to(device)
     _built[model] = digest
     return model if prepare is None else prepare(model)
+
+
+PATIENCE = timedelta(minutes=30)
+"""A person may be asked, and go and read first."""
+
+
+def decided(decide: Callable[[], bool]) -> bool:
+    """Return what the first rank says: it alone decides, and all ranks call this.
+
+    Before torch.distributed is entered, every process decides for itself.
+
+    Raises:
+        AtollError: what `decide` raises, the same on every rank.
+    """
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+        return decide()
+    from atoll.torch.ranks.channel import LEADER, from_message, open_lines, to_message
+
+    (line,) = open_lines(range(dist.get_world_size()), PATIENCE, 1)
+    if not line.is_leader:
+        said = line.hear(LEADER)
+        if "answer" not in said:
+            raise from_message(said)
+        return bool(said["answer"])
+    try:
+        answer = decide()
+    except BaseException as exc:  # or the others would wait for ever
+        line.tell(to_message(exc, LEADER))
+        raise
+    line.tell({"answer": answer})
+    return answer

@@ -1,23 +1,39 @@
-"""What a training loop holds of its run."""
+"""The island of a training loop.
+
+It warns of schedules that end at a step of their own in a run that does not: a cosine
+that was planned for 10 000 steps is at zero from there on, or begins to rise again, and
+a late island that counts its own steps is at another position of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import gc
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    PolynomialLR,
+)
 from torch.utils.hooks import RemovableHandle
 
-from atoll.errors import RunEnded, UsageError
-from atoll.island.keeping import Keeping, OnSave
-from atoll.island.seeds import island_seed
+from atoll.errors import AtollWarning, RunEnded, UsageError
+from atoll.island.checkpoints import IslandCheckpoints, OnSave
+from atoll.island.identity import island_seed
 from atoll.island.signals import Interrupted, Termination
 from atoll.settings import RunSettings
-from atoll.torch.fixed_schedules import warn_of_fixed
-from atoll.torch.life import Life
+from atoll.torch.host import Life
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,7 @@ class Island:
         counted: torch.optim.Optimizer | None,
         *,
         on_end: str,
-        keeping: Keeping | None = None,
+        keeping: IslandCheckpoints | None = None,
     ) -> None:
         self._life, self._modules = life, modules
         self._keeping, self._on_save = keeping, OnSave()
@@ -378,3 +394,71 @@ def _was_skipped(optimizer: torch.optim.Optimizer) -> bool:
     """
     found_inf = vars(optimizer).get("found_inf")
     return found_inf is not None and bool(found_inf.item())
+
+
+LENGTHS = (
+    ("num_training_steps",),
+    ("num_warmup_steps", "num_stable_steps", "num_decay_steps"),
+)
+"""What transformers calls the steps that its schedules are made for."""
+
+
+def length_of(scheduler: LRScheduler) -> int | None:
+    """Return the steps that a schedule was made for; None if it goes on for ever.
+
+    A plain function in a `LambdaLR` says nothing of its length, and a `LinearLR` that
+    ends at the full rate is a warm-up.
+    """
+    match scheduler:
+        case CosineAnnealingLR():
+            return int(scheduler.T_max)
+        case OneCycleLR():
+            return int(scheduler.total_steps)
+        case PolynomialLR():
+            return int(scheduler.total_iters)
+        case LinearLR() if scheduler.end_factor < scheduler.start_factor:
+            return int(scheduler.total_iters)
+        case LambdaLR():
+            return _length_of_lambdas(scheduler.lr_lambdas)
+    return None
+
+
+def warn_of_fixed(optimizer: Optimizer, settings: RunSettings) -> None:
+    """Say that a schedule of fixed length is used in a run without an end."""
+    run = settings.run
+    if run.end_rounds is not None or run.end_tokens is not None:
+        return
+    if not any("initial_lr" in group for group in optimizer.param_groups):
+        return  # no scheduler has been made for it
+    for scheduler in _schedulers_of(optimizer):
+        if (length := length_of(scheduler)) is not None:
+            warnings.warn(
+                f"{type(scheduler).__name__} ends after {length} steps of this island, "
+                "and the run has no end. Use atoll.torch.WSD, which is on the run's "
+                "clock, or set run.end_rounds.",
+                AtollWarning,
+                stacklevel=2,
+            )
+            return
+
+
+def _schedulers_of(optimizer: Optimizer) -> Iterator[LRScheduler]:
+    """Find who changes an optimizer's rate: it does not know itself.
+
+    All objects are looked through, once in the life of an island. Only types are asked:
+    an object that is half made, or a stand-in, must not be touched.
+    """
+    for each in gc.get_objects():
+        if issubclass(type(each), LRScheduler) and (
+            vars(each).get("optimizer") is optimizer
+        ):
+            yield each
+
+
+def _length_of_lambdas(lambdas: Iterable[object]) -> int | None:
+    for each in lambdas:
+        said = each.keywords if isinstance(each, functools.partial) else {}
+        for names in LENGTHS:
+            if all(name in said for name in names):
+                return sum(int(said[name]) for name in names)
+    return None

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 
+from atoll.checkpoint import Policy
 from atoll.errors import UsageError
-from atoll.exchange import MemoryRun
-from atoll.exchange.collective import CollectiveRun
+from atoll.exchange import CollectiveRun, MemoryRun
 from atoll.island import Host, join_run
-from atoll.island.joining import Past
-from atoll.island.resumed import tell_fresh
-from atoll.torch.build_checks import require_trained, require_values
-from atoll.torch.build_places import modules_of
+from atoll.island.checkpoints import tell_fresh
+from atoll.island.join import EarlierIncarnation
+from atoll.torch.construction import require_trained, require_values
 from atoll.torch.from_run import bundle_of
+from atoll.torch.host import Alone, keeping_of
 from atoll.torch.island import Island
-from atoll.torch.life import Alone
-from atoll.torch.model import TorchConstants, TorchModel, TorchView
-from atoll.torch.resuming import keeping_of
-from atoll.torch.stage import Stage
+from atoll.torch.model import Stage, TorchConstants, TorchModel, TorchView, modules_of
 
 OnEnd = Literal["raise", "flag"]
 Count = Literal["hook", "manual"]
@@ -35,7 +33,7 @@ def join(
     island: str | None = None,
     on_end: OnEnd = "raise",
     count: Count = "hook",
-    checkpoint: object = None,
+    checkpoint: str | os.PathLike[str] | Policy | None = None,
 ) -> Island:
     """Make the model one island of a run, and return the island.
 
@@ -56,8 +54,8 @@ def join(
         on_end: "raise" ends the loop with `RunEnded`, which the `with` block swallows;
             "flag" sets `island.should_stop`.
         count: "manual" counts by `island.stepped()`, for optimizers without hooks.
-        checkpoint: a directory, or an `atoll.checkpoint.Policy`: what is there is
-            restored, and saved again as the policy says.
+        checkpoint: a directory, or an `atoll.checkpoint.Policy`. The newest checkpoint
+            there is restored, and new ones are saved by the policy.
 
     Raises:
         ModelError: the model is not the run's, naming the tensor and both sides.
@@ -75,7 +73,7 @@ def join(
         require_trained(modules, optimizer)
 
     if not isinstance(model, torch.nn.Module) or is_perhaps_spread(model):
-        # Only whoever trains on several ranks pays for loading what that takes.
+        # A plain model does not pay for loading the code of sharded ranks.
         from atoll.torch.ranks import join_ranks
 
         joined = join_ranks(
@@ -105,7 +103,7 @@ def enter_alone(
     run: MemoryRun | CollectiveRun | str | None,
     *,
     island: str | None,
-    keeping: Past | None,
+    keeping: EarlierIncarnation | None,
 ) -> tuple[Host, TorchView]:
     """Join a run as an island of one process, and return what drives it."""
     torch_model = TorchModel.of(model)
@@ -137,13 +135,24 @@ def _last_of(
 
 
 def is_perhaps_spread(model: torch.nn.Module) -> bool:
-    """Return whether a model may be trained by several ranks, without looking far.
+    """Return whether several ranks may train a model, by its modules and parameters.
 
-    What shards parameters has been loaded by who has sharded them.
+    Loads nothing: a module or a parameter has its class only if that class is loaded.
     """
-    parallel = torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel
-    has_wrapper = any(isinstance(part, parallel) for part in model.modules())
-    return has_wrapper or "torch.distributed.tensor" in sys.modules
+    wrappers: tuple[type, ...] = (
+        torch.nn.parallel.DistributedDataParallel,
+        torch.nn.DataParallel,
+    )
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        wrappers += (fsdp.FullyShardedDataParallel,)
+    if any(isinstance(module, wrappers) for module in model.modules()):
+        return True
+    # Every optimizer loads this module, so only the parameters decide.
+    sharded = sys.modules.get("torch.distributed.tensor")
+    return sharded is not None and any(
+        isinstance(parameter, sharded.DTensor) for parameter in model.parameters()
+    )
 
 
 def _require_choice(name: str, value: str, known: tuple[str, ...]) -> None:

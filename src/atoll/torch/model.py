@@ -1,16 +1,21 @@
-"""A module as the run sees it: what is carried, what is compared, and where it lies."""
+"""A module as the run sees it: its tensors by name, carried, compared or constant.
+
+A `Stage` is a stage of a pipeline, as its rank declares it. `spots_of` lists the
+tensors of a model that may still be empty, by the names of the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 
 from atoll.errors import ModelError, UsageError
-from atoll.exchange.constants import PART_BYTES
+from atoll.exchange.base import PART_BYTES
 from atoll.protocol import ModelSpec, TensorSpec
-from atoll.protocol.messages import Role
+from atoll.protocol.model import Role
 from atoll.weights import Layout
 from atoll.weights.layout import F32
 from atoll.wire import blake3_digest
@@ -222,3 +227,135 @@ def raw_bytes(tensor: torch.Tensor) -> memoryview:
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stage:
+    """One stage of a pipeline: pass it to `join` instead of a model.
+
+    Stages in the order of their index are the model: the names of all of them, each in
+    its own order, must be those of the model that is not cut, in the order of that.
+    A rank that holds several stages passes a list of them.
+    """
+
+    module: torch.nn.Module
+    """What this rank trains of the stage: plain, in DDP, or fully_shard'ed."""
+
+    index: int
+    """Which stage this is, from 0 on."""
+
+    num_stages: int
+    """How many stages the pipeline has."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    """From names in the module to names in the model. A key that ends in a dot stands
+    for all names that begin with it; what is not listed has the same name in both."""
+
+    ties: Mapping[str, str] = field(default_factory=dict)
+    """From names in the module to names in the model of tensors that *another* stage
+    owns: the copy here is trained as that one is, and takes its values from it."""
+
+    group: dist.ProcessGroup | None = None
+    """The ranks of the whole island; None: all of torch.distributed's world."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.num_stages:
+            raise UsageError(
+                f"Stage(index={self.index}, num_stages={self.num_stages}) is not in "
+                f"the pipeline. Choose an index from 0 to {self.num_stages - 1}."
+            )
+
+    def model_name(self, name: str) -> str:
+        """Return what the whole model calls a tensor of the module."""
+        if name in self.ties:
+            return self.ties[name]
+        if name in self.names:
+            return self.names[name]
+        prefixes = [key for key in self.names if key.endswith(".")]
+        for prefix in sorted(prefixes, key=len, reverse=True):
+            if name.startswith(prefix):
+                return self.names[prefix] + name.removeprefix(prefix)
+        return name
+
+    def require_known(self, names: set[str]) -> None:
+        """Return when everything that is declared is in the module."""
+        for key in (*self.names, *self.ties):
+            is_prefix = key.endswith(".") and key in self.names
+            if key not in names and not (
+                is_prefix and any(name.startswith(key) for name in names)
+            ):
+                raise UsageError(
+                    f"Stage {self.index} declares {key!r}, and its module has no such "
+                    f"tensor. It has {', '.join(sorted(names)[:8])}."
+                )
+
+
+Built = torch.nn.Module | Stage | Sequence[Stage]
+
+
+@dataclass
+class Spot:
+    """One tensor, and everywhere in the modules where it is held."""
+
+    name: str
+    """The model's own name of it: the first one, of a tied tensor."""
+
+    tensor: torch.Tensor
+    is_persistent: bool
+    holders: list[tuple[torch.nn.Module, str]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def is_parameter(self) -> bool:
+        return isinstance(self.tensor, torch.nn.Parameter)
+
+    def put(self, value: torch.Tensor) -> None:
+        """Let every holder have this tensor, so that what was tied stays tied."""
+        if self.is_parameter and not isinstance(value, torch.nn.Parameter):
+            value = torch.nn.Parameter(value, requires_grad=self.tensor.requires_grad)
+        for module, attribute in self.holders:
+            if self.is_parameter:
+                module._parameters[attribute] = value  # type: ignore[assignment]
+            else:
+                module._buffers[attribute] = value
+        self.tensor = value
+
+    def refresh(self) -> None:
+        """Look again which tensor is held: a conversion may have replaced it."""
+        module, attribute = self.holders[0]
+        self.tensor = getattr(module, attribute)
+
+
+def modules_of(built: Built) -> list[tuple[torch.nn.Module, Callable[[str], str]]]:
+    """Return the modules of what was made, each with what the model calls its names."""
+    if isinstance(built, torch.nn.Module):
+        return [(built, lambda name: name)]
+    stages = [built] if isinstance(built, Stage) else list(built)
+    return [(stage.module, stage.model_name) for stage in stages]
+
+
+def spots_of(built: Built) -> list[Spot]:
+    """Return every tensor of what was made, once."""
+    spots: dict[int, Spot] = {}
+    for module, model_name in modules_of(built):
+        saved = set(module.state_dict(keep_vars=True))
+        for path, tensor, holder, attribute in _tensors(module):
+            name = model_name(path)
+            spot = spots.setdefault(
+                id(tensor), Spot(name, tensor, is_persistent=path in saved)
+            )
+            spot.is_persistent |= path in saved
+            spot.holders.append((holder, attribute))
+            spot.names.append(name)
+    return list(spots.values())
+
+
+def _tensors(
+    module: torch.nn.Module,
+) -> Iterator[tuple[str, torch.Tensor, torch.nn.Module, str]]:
+    for prefix, holder in module.named_modules(remove_duplicate=False):
+        held = {**holder._parameters, **holder._buffers}
+        for attribute, tensor in held.items():
+            if tensor is not None:
+                path = f"{prefix}.{attribute}" if prefix else attribute
+                yield path, tensor, holder, attribute

@@ -1,28 +1,34 @@
-"""Disjoint rows for each island."""
+"""Disjoint rows for each island, and a DataLoader over them that can be resumed.
+
+Rows count when the loop gets them: workers fetch ahead of it, and rows that they
+fetched too early are fetched again after a restart. A digest of the first batch shows
+two islands that train on the same rows.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SequentialSampler,
     Subset,
     get_worker_info,
 )
 
 from atoll.errors import UsageError
-from atoll.torch.first_batch import see_first
-from atoll.torch.island import Island, take_in_data
-from atoll.torch.loader import IslandLoader, Seen
+from atoll.torch.island import Island, life_of, take_in_data
+from atoll.wire import blake3_digest
 
 
 def shard(data: Any, island: Island) -> Any:
@@ -34,7 +40,7 @@ def shard(data: Any, island: Island) -> Any:
     them, the same number to each; ranks that train on the same data get the same.
 
     Loaders and streams have `state_dict` and `load_state_dict`. The first of them is
-    saved with the island, unless `Policy(also={"data": ...})` is. Of what they give
+    saved with the island, unless `Policy(extra={"data": ...})` is. Of what they give
     first, status says if another island has it too.
 
     Args:
@@ -188,3 +194,127 @@ def _own_sampler(loader: DataLoader[Any]) -> object:
     else:
         is_plain = isinstance(sampler, SequentialSampler)
     return None if is_plain else sampler
+
+
+Seen = Callable[[object], None]
+
+
+class Order(Sampler[int]):
+    """The rows of one pass: in turn, or shuffled by the seed and the pass's number."""
+
+    def __init__(self, rows: int, seed: int, *, is_shuffled: bool) -> None:
+        self._rows, self._seed, self._is_shuffled = rows, seed, is_shuffled
+        self.epoch, self.first = 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        if not self._is_shuffled:
+            return iter(range(self.first, self._rows))
+        generator = torch.Generator().manual_seed((self._seed + self.epoch) % 2**63)
+        return iter(
+            torch.randperm(self._rows, generator=generator)[self.first :].tolist()
+        )
+
+    def __len__(self) -> int:
+        return self._rows
+
+
+class IslandLoader(DataLoader[Any]):
+    """A loader like another, over the rows of an island.
+
+    Trainers ask for a DataLoader, so it is one. A pass that was begun in an earlier
+    life goes on where its state says; every other pass begins anew.
+    """
+
+    def __init__(
+        self, rows: Dataset[Any], like: DataLoader[Any], *, seed: int, seen: Seen
+    ) -> None:
+        self._seen = seen
+        self._epoch, self._given = 0, 0
+        self._is_resumed = self._has_begun = False
+        self._count: int = len(rows)  # type: ignore[arg-type]
+        is_shuffled = isinstance(like.sampler, RandomSampler)
+        self._order = Order(self._count, seed, is_shuffled=is_shuffled)
+        super().__init__(
+            rows,
+            batch_size=like.batch_size,
+            sampler=self._order,
+            generator=torch.Generator().manual_seed(seed),
+            num_workers=like.num_workers,
+            collate_fn=like.collate_fn,
+            pin_memory=like.pin_memory,
+            drop_last=like.drop_last,
+            timeout=like.timeout,
+            worker_init_fn=like.worker_init_fn,
+            multiprocessing_context=like.multiprocessing_context,
+            prefetch_factor=like.prefetch_factor,
+            persistent_workers=like.persistent_workers,
+        )
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        if not self._is_resumed:
+            self._epoch, self._given = self._epoch + self._has_begun, 0
+        self._is_resumed, self._has_begun = False, True
+        self._order.epoch, self._order.first = self._epoch, self._given
+        for batch in super().__iter__():
+            self._given = min(self._count, self._given + (self.batch_size or 1))
+            self._seen(batch)
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of this pass, and how many of its rows were given."""
+        return {"epoch": self._epoch, "rows": self._given, "of": self._count}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Let the next pass be the rest of the one that a state was taken in.
+
+        Raises:
+            UsageError: this island has another number of rows.
+        """
+        if state["of"] != self._count:
+            raise UsageError(
+                f"The data had {state['of']} rows for this island, and has "
+                f"{self._count}. Give the data that was saved, or leave 'data' out of "
+                "the components."
+            )
+        self._epoch, self._given = state["epoch"], state["rows"]
+        self._is_resumed = True
+
+
+def see_first(island: Island) -> Callable[[object], None]:
+    """Return what takes note of the first batch it is shown, and of no other."""
+    tally = life_of(island).tally
+
+    def see(batch: object) -> None:
+        if tally.first_batch is None and not tally.inner_steps:
+            tally.first_batch = f"batch-{digest_of(batch)}"
+
+    return see
+
+
+def digest_of(batch: object) -> str:
+    """Return a digest of a batch's values, whatever holds them."""
+    return blake3_digest(b"".join(_parts(batch))).hex()[:16]
+
+
+def _parts(value: object) -> Iterator[bytes]:
+    match value:
+        case torch.Tensor():
+            plain = value.detach().cpu().contiguous()
+            yield f"{plain.dtype}{tuple(plain.shape)}".encode()
+            yield plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+        case np.ndarray():
+            yield f"{value.dtype}{value.shape}".encode()
+            yield value.tobytes()
+        case Mapping():
+            for key, each in value.items():
+                yield repr(key).encode()
+                yield from _parts(each)
+        case list() | tuple():
+            yield f"({len(value)}".encode()
+            for each in value:
+                yield from _parts(each)
+        case str() | bytes() | int() | float() | None:
+            yield repr(value).encode()
+        case _:
+            # An object of the loop's own says nothing that is the same elsewhere.
+            yield type(value).__qualname__.encode()

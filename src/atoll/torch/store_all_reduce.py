@@ -14,7 +14,7 @@ from atoll.errors import UsageError
 from atoll.exchange.all_reduce import (
     KINDS,
     AllReduce,
-    Requests,
+    RequestCounts,
     Sections,
     Store,
     open_place,
@@ -70,7 +70,7 @@ class StoreAllReduce:
         return self._named[self._name].round
 
     @property
-    def requests(self) -> Requests:
+    def requests(self) -> RequestCounts:
         """What was asked of the store until now, and its price on S3."""
         return self._place.requests
 

@@ -4,22 +4,19 @@ Does not know where updates come from, nor which framework trains.
 Start reading at `layout`, then `state`.
 """
 
-from atoll.weights.adopt import adopt
-from atoll.weights.agree import agree
-from atoll.weights.layout import FragmentLayout, Layout, lay_out
-from atoll.weights.reduce import Contribution, reduce
-from atoll.weights.seal import seal
-from atoll.weights.spare import Spare
+from atoll.weights.buffers import BodyPool
+from atoll.weights.layout import FragmentLayout, Layout, Terms, lay_out, terms_of
+from atoll.weights.local import adopt, seal
+from atoll.weights.reduce import Contribution, agree, reduce
 from atoll.weights.state import FragmentState
-from atoll.weights.terms import Terms, terms_of
 from atoll.weights.verify import UpdateCheck, require_state, require_update
 
 __all__ = [
+    "BodyPool",
     "Contribution",
     "FragmentLayout",
     "FragmentState",
     "Layout",
-    "Spare",
     "Terms",
     "UpdateCheck",
     "adopt",

@@ -1,4 +1,7 @@
-"""Where each tensor lies in the flat fp32 vector of its fragment."""
+"""A fragment's layout in one flat fp32 vector, and its codecs and outer values.
+
+Parameters use the run's settings; buffers are plainly averaged.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +17,14 @@ from numpy.typing import NDArray
 from atoll import kernels
 from atoll.algorithm.fragments import split
 from atoll.errors import ModelError
-from atoll.protocol.messages import ModelSpec, TensorSpec
-from atoll.settings import RunSettings
+from atoll.protocol.model import ModelSpec, TensorSpec
+from atoll.settings import OuterSection, RunSettings, WireSection
+from atoll.wire import Codec, OuterValues, codec
 
 F32 = NDArray[np.float32]
 
 BLOCK = 65536
-"""Elements handled at once: three such blocks of fp32 fit a core's second cache."""
+"""Elements per block: three blocks of fp32 fit a core's second cache."""
 
 CARRIED_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -46,7 +50,7 @@ class FragmentLayout:
 
     tensors: tuple[TensorSpec, ...]
     is_buffers: bool = False
-    """Averaged as they are: fp32 both ways, outer SGD with lr 1."""
+    """Averaged unchanged: fp32 both ways, outer SGD with lr 1."""
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -82,9 +86,9 @@ class FragmentLayout:
             return
         last = first + len(anchor)
         for dtype, start, stop in self._runs:
-            here = slice(max(start, first) - first, min(stop, last) - first)
-            if here.start < here.stop:
-                _cast(dtype, anchor[here], out[here])
+            part = slice(max(start, first) - first, min(stop, last) - first)
+            if part.start < part.stop:
+                _cast(dtype, anchor[part], out[part])
 
     @cached_property
     def _runs(self) -> tuple[tuple[str, int, int], ...]:
@@ -142,3 +146,54 @@ def _cast(dtype: str, values: F32, out: F32) -> None:
             out[:] = values.astype(np.float16)
     else:
         out[:] = values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Codecs both ways, the merge and the outer values of a fragment."""
+
+    up: Codec
+    down: Codec
+    merge: str
+    has_feedback: bool
+    """Whether the island keeps its codec's residual."""
+
+    is_weighted: bool
+    """Whether an update's weight is its tokens; else it is 1."""
+
+    outer: OuterValues
+    """The exact fp32 values of the open round."""
+
+
+def terms_of(layout: FragmentLayout, settings: RunSettings) -> Terms:
+    """Return the terms of one fragment of a run."""
+    if layout.is_buffers:
+        return _buffer_terms(settings.outer)
+    return _parameter_terms(settings.outer, settings.wire)
+
+
+# Every update is checked with them, and a run seldom changes them.
+@lru_cache(maxsize=64)
+def _buffer_terms(outer: OuterSection) -> Terms:
+    return Terms(
+        up=codec("fp32"),
+        down=codec("fp32"),
+        merge="mean",
+        has_feedback=False,
+        is_weighted=outer.weight == "tokens",
+        outer=OuterValues(optimizer="sgd", lr=1.0, momentum=0.0),
+    )
+
+
+@lru_cache(maxsize=64)
+def _parameter_terms(outer: OuterSection, wire: WireSection) -> Terms:
+    return Terms(
+        up=codec(wire.up),
+        down=codec(wire.down),
+        merge=outer.merge,
+        has_feedback=wire.error_feedback,
+        is_weighted=outer.weight == "tokens",
+        outer=OuterValues(
+            optimizer=outer.optimizer, lr=outer.lr, momentum=outer.momentum
+        ),
+    )

@@ -1,7 +1,7 @@
-"""Which elements of a fragment somebody has, when nobody has all of them.
+"""Ranges of a fragment's elements: the part of it that one rank holds.
 
-Whoever has a part keeps it end to end, in the order of the fragment: element i of such
-a *compact* vector is the i-th element that belongs to the part.
+A rank stores its part end to end, in the order of the fragment: element i of such a
+*compact* vector is the i-th element that belongs to the part.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 I64 = NDArray[np.int64]
-At = slice | I64
-Runs = tuple[I64, I64]
+Positions = slice | I64
+Stretches = tuple[I64, I64]
 """Where stretches of neighbouring elements start and stop."""
 
 
 @dataclass(frozen=True)
-class Cut:
+class Overlap:
     """The elements of a part that lie between two elements of the fragment."""
 
-    own: slice
+    compact: slice
     """Where they are in the part's compact vector."""
 
-    at: At
+    positions: Positions
     """Where they are, counted from the first of the two elements."""
 
     @property
     def size(self) -> int:
-        return int(self.own.stop - self.own.start)
+        return int(self.compact.stop - self.compact.start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Ranges:
     stops: I64
 
     @classmethod
-    def of(cls, runs: Iterable[Runs]) -> Ranges:
+    def of(cls, runs: Iterable[Stretches]) -> Ranges:
         """Return the part that is made of stretches in any order; none may overlap."""
         several = list(runs)
         starts = np.concatenate([np.empty(0, np.int64), *(run[0] for run in several)])
@@ -69,25 +69,27 @@ class Ranges:
         """How many elements belong to the part."""
         return int(self.offsets[-1])
 
-    def cut(self, first: int, last: int) -> Cut:
+    def cut(self, first: int, last: int) -> Overlap:
         """Return what of the part lies in elements `first` to `last`."""
         begin = int(np.searchsorted(self.stops, first, "right"))
         end = int(np.searchsorted(self.starts, last, "left"))
         if begin >= end:
-            at = int(self.offsets[min(begin, len(self.starts))])
-            return Cut(slice(at, at), slice(0, 0))
+            offset = int(self.offsets[min(begin, len(self.starts))])
+            return Overlap(slice(offset, offset), slice(0, 0))
         starts = np.maximum(self.starts[begin:end], first)
         stops = np.minimum(self.stops[begin:end], last)
-        own = int(self.offsets[begin] + starts[0] - self.starts[begin])
+        start = int(self.offsets[begin] + starts[0] - self.starts[begin])
         size = int((stops - starts).sum())
-        return Cut(slice(own, own + size), _places(starts - first, stops - first))
+        return Overlap(
+            slice(start, start + size), _positions(starts - first, stops - first)
+        )
 
     def within(self, first: int, last: int) -> Ranges:
         """Return the part's part between two elements."""
         starts = np.maximum(self.starts, first)
         stops = np.minimum(self.stops, last)
-        kept = stops > starts
-        return Ranges(starts[kept], stops[kept])
+        is_filled = stops > starts
+        return Ranges(starts[is_filled], stops[is_filled])
 
     def inside(self, outer: Ranges) -> Ranges:
         """Return where these elements, all of which `outer` has, are in its vector."""
@@ -111,7 +113,7 @@ class Ranges:
 
 def box_runs(
     shape: Sequence[int], start: Sequence[int], size: Sequence[int], *, first: int = 0
-) -> Runs:
+) -> Stretches:
     """Return the stretches of a box of a tensor that begins at element `first`.
 
     The box has `size[d]` rows from `start[d]` on in every dimension d.
@@ -120,17 +122,17 @@ def box_runs(
     cut = max((d for d in range(len(shape)) if size[d] != shape[d]), default=0)
     if 0 in size:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    places = np.full(1, first, np.int64)
+    starts = np.full(1, first, np.int64)
     for axis in range(min(cut, len(shape))):
         rows = (start[axis] + np.arange(size[axis], dtype=np.int64)) * strides[axis]
-        places = (places[:, None] + rows).reshape(-1)
+        starts = (starts[:, None] + rows).reshape(-1)
     if shape:
-        places = places + start[cut] * strides[cut]
+        starts = starts + start[cut] * strides[cut]
     length = size[cut] * strides[cut] if shape else 1
-    return places, places + length
+    return starts, starts + length
 
 
-def _places(starts: I64, stops: I64) -> At:
+def _positions(starts: I64, stops: I64) -> Positions:
     """Return every element of some stretches: a slice of the one, if it is one."""
     if len(starts) == 1:
         return slice(int(starts[0]), int(stops[0]))

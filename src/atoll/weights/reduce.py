@@ -1,27 +1,42 @@
-"""From the counted updates of a round to the agreed body, piece by piece.
+"""From a round's roster and counted updates to its agreed frame, for all exchanges.
 
-Memory does not grow with the islands but for a block per level of the sum's tree and
-per thread, except for merges that must see every island's value of a coordinate
-(`trimmed`) or of a tensor (`radial`).
+`reduce` computes the body piece by piece, `agree` makes the frame. Memory does not grow
+with the number of islands, except for one block per level of the sum's tree and per
+thread, and for merges that must see every island's value of a coordinate (`trimmed`) or
+of a tensor (`radial`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from atoll import kernels
 from atoll.algorithm import merge as text
-from atoll.weights.layout import BLOCK, F32, FragmentLayout
-from atoll.weights.scratch import Scratch
-from atoll.weights.spare import Spare
-from atoll.wire import PIECE_ELEMENTS, Codec, piece_range
+from atoll.errors import NonFinite
+from atoll.protocol import refuse_all
+from atoll.weights.buffers import BodyPool, ScratchPool
+from atoll.weights.layout import BLOCK, F32, FragmentLayout, Terms
+from atoll.wire import (
+    PIECE_ELEMENTS,
+    Codec,
+    FrameKind,
+    Header,
+    OuterValues,
+    Roster,
+    blake3_digest,
+    codec,
+    piece_count,
+    piece_range,
+    with_body,
+)
 
 SUM_BLOCK = 2 * BLOCK
-"""Elements added up at once: threads that meet less often wait less for each other."""
+"""Elements added up per step: threads that meet less often wait less for each other."""
 
 OnPiece = Callable[[int, np.ndarray], None]
 Merge = Callable[[int, F32], None]
@@ -45,7 +60,7 @@ def reduce(
     merge: str = "mean",
     after_block: Callable[[], None] | None = None,
     on_piece: OnPiece | None = None,
-    spare: Spare | None = None,
+    spare: BodyPool | None = None,
     threads: int = 1,
 ) -> np.ndarray:
     """Return the agreed body: the mean of the decoded updates, encoded once.
@@ -59,9 +74,9 @@ def reduce(
         NonFinite: the mean overflows what `down` can hold.
         CorruptError: a body does not decode.
     """
-    agreed = (spare or Spare()).body(down.body_bytes(layout.elements))
+    agreed = (spare or BodyPool()).body(down.body_bytes(layout.elements))
     mean_of = _merge(layout, contributions, merge)
-    scratch = Scratch(min(SUM_BLOCK, layout.elements))
+    scratch = ScratchPool(min(SUM_BLOCK, layout.elements))
     one_at_a_time = threading.Lock()
 
     def write(first: int, mean: F32) -> None:
@@ -90,8 +105,8 @@ def _merge(
     layout: FragmentLayout, contributions: Sequence[Contribution], merge: str
 ) -> Merge:
     if merge == "radial":
-        whole = _radial(layout, contributions)
-        return lambda first, out: np.copyto(out, whole[first : first + len(out)])
+        mean = _radial(layout, contributions)
+        return lambda first, out: np.copyto(out, mean[first : first + len(out)])
     if merge == "trimmed":
         return lambda first, out: np.copyto(
             out, text.trimmed(_decode_all(contributions, first, len(out)))
@@ -112,7 +127,7 @@ class _Mean:
         shares = [None] * len(weights) if is_even else text.shares(weights)
         self._terms = list(zip(contributions, shares, strict=True))
         self._divisor = len(weights) if is_even and len(weights) > 1 else None
-        self._scratch = Scratch(elements)
+        self._scratch = ScratchPool(elements)
 
     def write(self, first: int, out: F32) -> None:
         """Write the mean of the elements from `first` on."""
@@ -138,12 +153,14 @@ class _Mean:
             return
         half = text.first_half(len(terms))
         self._sum(terms[:half], first, out)
-        with self._scratch.vector(len(out)) as right:
-            self._sum(terms[half:], first, right)
+        with self._scratch.vector(len(out)) as second_sum:
+            self._sum(terms[half:], first, second_sum)
             if divisor is None:
-                kernels.active().accumulate(out, right)
+                kernels.active().accumulate(out, second_sum)
             else:
-                kernels.active().accumulate_divided(out, right, np.float32(divisor))
+                kernels.active().accumulate_divided(
+                    out, second_sum, np.float32(divisor)
+                )
 
 
 def _decode_all(
@@ -163,6 +180,74 @@ def _radial(layout: FragmentLayout, contributions: Sequence[Contribution]) -> F3
     weights = [contribution.weight for contribution in contributions]
     mean = np.empty(layout.elements, np.float32)
     for first, last in zip(layout.offsets[:-1], layout.offsets[1:], strict=True):
-        here = [value[first:last] for value in values]
-        mean[first:last] = text.radial(here, weights)
+        tensors = [value[first:last] for value in values]
+        mean[first:last] = text.radial(tensors, weights)
     return mean
+
+
+U8 = NDArray[np.uint8]
+
+Framed = tuple[Header, U8]
+
+
+def agree(
+    layout: FragmentLayout,
+    terms: Terms,
+    roster: Roster,
+    updates: Mapping[str, Framed],
+    *,
+    run: str,
+    fragment: int,
+    round: int,
+    base: bytes,
+    outer: OuterValues,
+    epoch: int = 0,
+    after_block: Callable[[], None] | None = None,
+    spare: BodyPool | None = None,
+    threads: int = 1,
+) -> Framed:
+    """Return the agreed frame: the mean of the counted `updates`, and the roster.
+
+    Finite updates whose mean is not refuse the whole round: no single island is to
+    blame, and the round is void. The bytes do not depend on the number of `threads`.
+    """
+    counted = [updates[entry.island] for entry in roster.counted]
+    body = np.empty(0, np.uint8)
+    digests = [b""] * piece_count(layout.elements)
+
+    def digest(index: int, piece: U8) -> None:
+        digests[index] = blake3_digest(piece)
+
+    try:
+        if counted:
+            body = reduce(
+                layout,
+                [
+                    Contribution(codec(h.codec), body_part, h.weight)
+                    for h, body_part in counted
+                ],
+                down=terms.down,
+                merge=terms.merge,
+                after_block=after_block,
+                on_piece=digest,
+                spare=spare,
+                threads=threads,
+            )
+    except NonFinite:
+        roster = refuse_all(roster, "norm: the mean overflows")
+    header = Header(
+        kind=FrameKind.AGREED,
+        run=run,
+        fragment=fragment,
+        round=round,
+        epoch=epoch,
+        base=base,
+        codec=terms.down.name,
+        elements=layout.elements if len(body) else 0,
+        weight=0,
+        outer=outer,
+        roster=roster,
+    )
+    if not len(body):
+        return with_body(header, body), body
+    return header.sealed(body_bytes=len(body), pieces=tuple(digests)), body

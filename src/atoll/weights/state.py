@@ -1,27 +1,33 @@
-"""A fragment's anchor and velocity, and the one outer step that moves them.
+"""A fragment's anchor and moments, and the one outer step that moves them.
 
-The step, the decoding of the agreed mean and the digest of the result are one pass
-over blocks that stay in cache: see `stepping`. `algorithm.outer` is the text; a test
-proves this variant equal to it.
+Decoding the agreed mean, the step and the digest of the result are one pass over blocks
+that stay in cache (`step_and_hash`). Blocks touch only their own elements, so that any
+number of threads leaves the same bits and the same hashes. `algorithm.outer` is the
+reference; a test proves this variant equal to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from atoll.algorithm.outer import LARGEST_MOMENT
+from atoll import kernels
+from atoll.algorithm.outer import LARGEST_MOMENT, adam_corrections
 from atoll.errors import CorruptError
-from atoll.weights.layout import F32, first_non_finite
-from atoll.weights.stepping import step_and_hash
+from atoll.weights.buffers import ScratchPool
+from atoll.weights.layout import BLOCK, F32, blocks, first_non_finite
 from atoll.wire import (
     MOMENTS,
+    STATE_PIECE,
+    FrameKind,
     Header,
-    Kind,
     OuterValues,
+    codec,
     state_digest,
+    state_piece,
     state_root,
     with_body,
 )
@@ -30,7 +36,7 @@ from atoll.wire import (
 class FragmentState:
     """Anchor and velocity of one fragment at one round.
 
-    Everyone who applies the same agreed frames to the same state holds the same bits.
+    Applying the same agreed frames to the same state gives the same bits everywhere.
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class FragmentState:
         """
         assert header.outer is not None
         vectors = 1 + MOMENTS[header.outer.optimizer]
-        if header.kind is not Kind.STATE or header.elements % vectors:
+        if header.kind is not FrameKind.STATE or header.elements % vectors:
             raise CorruptError(
                 f"A state frame of {header.elements} elements does not hold "
                 f"{vectors} equal vectors. Ask for the state again."
@@ -122,7 +128,7 @@ class FragmentState:
     ) -> Header:
         """Return the header of the frame whose body is `vectors`, one by one."""
         header = Header(
-            kind=Kind.STATE,
+            kind=FrameKind.STATE,
             run=run,
             fragment=fragment,
             round=self.round,
@@ -191,10 +197,145 @@ def _require_bounded(moments: Sequence[F32], header: Header) -> None:
     """
     largest = 0.0 if header.round == 0 else LARGEST_MOMENT
     for moment in moments:
-        found = max(float(moment.max()), -float(moment.min()))
-        if found > largest:
+        magnitude = max(float(moment.max()), -float(moment.min()))
+        if magnitude > largest:
             raise CorruptError(
                 f"The state of fragment {header.fragment} at round {header.round} has "
-                f"a moment of {found:.3g}, above {largest:.3g}. Ask for the state "
+                f"a moment of {magnitude:.3g}, above {largest:.3g}. Ask for the state "
                 "again, or found the run with moments of zero."
             )
+
+
+assert BLOCK == STATE_PIECE
+
+U8 = NDArray[np.uint8]
+Mean = F32 | NDArray[np.uint16]
+
+DECODED_BY_KERNEL = {"fp32": np.float32, "bf16": np.uint16}
+"""Codecs whose body Nesterov's kernel decodes itself, and its elements' type."""
+
+STEP_BLOCK = 4 * STATE_PIECE
+"""Elements per call of that kernel: enough that the call costs nothing."""
+
+HASH_BYTES = 16
+
+Step = Callable[[slice, F32], None]
+
+
+def step_and_hash(
+    vectors: Sequence[F32],
+    agreed: Header,
+    body: np.ndarray,
+    *,
+    count: int,
+    threads: int = 1,
+) -> U8:
+    """Move anchor and moments by an agreed mean; return a row of hashes per piece.
+
+    Raises:
+        CorruptError: the body does not decode. The vectors are then spoilt.
+    """
+    assert agreed.outer is not None
+    _require_length(agreed, body)
+    elements = len(vectors[0])
+    hashes = np.empty(
+        (-(-elements // STATE_PIECE), HASH_BYTES * len(vectors)), np.uint8
+    )
+    if agreed.outer.optimizer == "nesterov":
+        work = _hashing(vectors, agreed, agreed.outer, body, hashes)
+    else:
+        work = _plain(
+            vectors, agreed, kernel_of(vectors, agreed.outer, count), body, hashes
+        )
+    kernels.over_blocks(elements, work, block=STEP_BLOCK, threads=threads)
+    return hashes
+
+
+def _require_length(agreed: Header, body: np.ndarray) -> None:
+    needed = codec(agreed.codec).body_bytes(agreed.elements)
+    if body.nbytes != needed:
+        raise CorruptError(
+            f"The outcome of fragment {agreed.fragment} has a body of {body.nbytes} "
+            f"bytes, and its {agreed.elements} elements in {agreed.codec} take "
+            f"{needed}. Take the run's state again."
+        )
+
+
+def _hashing(
+    vectors: Sequence[F32],
+    agreed: Header,
+    outer: OuterValues,
+    body: np.ndarray,
+    hashes: U8,
+) -> kernels.Work:
+    """Return Nesterov's step, whose kernel hashes while the data is in the cache."""
+    anchor, velocity = vectors
+    down, dtype = codec(agreed.codec), DECODED_BY_KERNEL.get(agreed.codec)
+    scratch = ScratchPool(min(STEP_BLOCK, len(anchor)))
+
+    def take(first: int, last: int, mean: Mean) -> None:
+        refused = kernels.active().nesterov_hashed(
+            anchor[first:last],
+            velocity[first:last],
+            mean,
+            outer.lr,
+            outer.momentum,
+            hashes[first // STATE_PIECE : -(-last // STATE_PIECE)],
+        )
+        if refused >= 0:
+            raise CorruptError(
+                f"Element {first + refused} of the outcome of fragment "
+                f"{agreed.fragment} is not finite. Take the run's state again."
+            )
+
+    def work(first: int, last: int) -> None:
+        if dtype is not None:
+            take(first, last, body.view(dtype)[first:last])
+            return
+        with scratch.vector(last - first) as mean:
+            down.decode(body, mean, first=first)
+            take(first, last, mean)
+
+    return work
+
+
+def _plain(
+    vectors: Sequence[F32], agreed: Header, step: Step, body: np.ndarray, hashes: U8
+) -> kernels.Work:
+    """Return a step that is hashed afterwards, piece by piece."""
+    down, scratch = codec(agreed.codec), ScratchPool(min(BLOCK, len(vectors[0])))
+
+    def work(first: int, last: int) -> None:
+        for block in blocks(last - first):
+            span = slice(first + block.start, first + block.stop)
+            with scratch.vector(span.stop - span.start) as mean:
+                down.decode(body, mean, first=span.start)
+                step(span, mean)
+            row = state_piece([vector[span] for vector in vectors])
+            hashes[span.start // STATE_PIECE] = np.frombuffer(row, np.uint8)
+
+    return work
+
+
+def kernel_of(vectors: Sequence[F32], outer: OuterValues, count: int) -> Step:
+    """Return the kernel of an optimizer, bound to its fp32 settings."""
+    active = kernels.active()
+    lr, momentum = np.float32(outer.lr), np.float32(outer.momentum)
+    anchor, *moments = vectors
+    if outer.optimizer == "sgd":
+        return lambda span, mean: active.sgd(anchor[span], mean, lr)
+    if outer.optimizer == "adam":
+        first, second = moments
+        fixed = adam_corrections(momentum=outer.momentum, count=count)
+        scalars = [np.float32(value) for value in fixed]
+        return lambda span, mean: active.adam(
+            anchor[span], first[span], second[span], mean, lr, momentum, *scalars
+        )
+    (velocity,) = moments
+    if outer.optimizer == "nesterov":
+        return lambda span, mean: active.nesterov(
+            anchor[span], velocity[span], mean, lr, momentum
+        )
+    return lambda span, mean: active.heavy_ball(
+        anchor[span], velocity[span], mean, lr, momentum
+    )

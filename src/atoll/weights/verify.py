@@ -1,4 +1,4 @@
-"""Whether a frame from outside is what a fragment takes: judged before it counts."""
+"""Checks of a received frame against its fragment, before it can count."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from atoll.errors import Refused
-from atoll.weights.body_norm import BodyNorm
-from atoll.weights.layout import BLOCK, FragmentLayout
-from atoll.weights.terms import Terms
+from atoll.weights.layout import BLOCK, FragmentLayout, Terms
+from atoll.weights.norm import BodyNorm
 from atoll.wire import MOMENTS, Header, piece_elements, verify_piece
 
 NORM_TOLERANCE = 1e-6
@@ -19,8 +18,8 @@ NORM_TOLERANCE = 1e-6
 class UpdateCheck:
     """Judges an update piece by piece, as its bytes arrive.
 
-    An update that its own island refuses has no body, and passes. `on_refused` is told
-    why values that are there as they were sealed cannot count.
+    An update that its own island refuses has no body, and passes. `on_refused` gets
+    the reason when intact values cannot count.
 
     Raises:
         Refused: its size, codec or weight is not what the run's terms say.

@@ -1,6 +1,6 @@
 """Owns bytes that leave the process: frame, codecs, roster, digests.
 
-Does not know who sends them, nor what a round is.
+Does not know the senders, nor rounds.
 Start reading at `codecs`, then `frame`.
 """
 
@@ -19,6 +19,9 @@ from atoll.wire.digests import (
 )
 from atoll.wire.files import read_frame, read_header, read_pieces, write_frame
 from atoll.wire.frame import (
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    PREFIX_BYTES,
     frame_bytes,
     header_length,
     pack,
@@ -28,8 +31,7 @@ from atoll.wire.frame import (
     verify_piece,
     with_body,
 )
-from atoll.wire.header import MOMENTS, Header, Kind, OuterValues, Progress
-from atoll.wire.layout import MAX_BODY_BYTES, MAX_HEADER_BYTES, PREFIX_BYTES
+from atoll.wire.header import MOMENTS, FrameKind, Header, OuterValues, TrainingProgress
 from atoll.wire.roster import Roster, RosterEntry, Verdict, pack_roster, unpack_roster
 from atoll.wire.text import as_reason
 
@@ -41,12 +43,12 @@ __all__ = [
     "PREFIX_BYTES",
     "STATE_PIECE",
     "Codec",
+    "FrameKind",
     "Header",
-    "Kind",
     "OuterValues",
-    "Progress",
     "Roster",
     "RosterEntry",
+    "TrainingProgress",
     "Verdict",
     "as_reason",
     "blake3_digest",

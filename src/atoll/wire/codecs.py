@@ -4,9 +4,9 @@ Rule 1: the bytes are a function of the values alone (and of the seed, for stoch
         rounding), on every machine and with every kind of kernel.
 Rule 2: a vector may be encoded in parts and a body decoded in parts. A part starts at a
         multiple of the codec's block, and ends at one or where the vector ends.
-Rule 3: bytes are hostile. Decoding refuses what no encoder writes where it could do
-        harm, and never yields a NaN or an infinity.
-Rule 4: what is decoded is flushed: magnitudes below 2**-100 are zero.
+Rule 3: bytes are hostile. Decoding refuses bytes that no encoder writes where they
+        could do harm, and never yields a NaN or an infinity.
+Rule 4: decoded values are flushed: magnitudes below 2**-100 are zero.
 
 The layouts are in `atoll.kernels.layouts`, the loops in `atoll.kernels`.
 """
@@ -51,7 +51,7 @@ class Codec:
     """Elements that share a scale: a part of a body starts at a multiple of it."""
 
     body_bytes: Callable[[int], int]
-    """Returns the size of a body that holds so many elements."""
+    """Returns the size in bytes of a body with a number of elements."""
 
     _encode: Encode
     _decode: Decode
@@ -233,5 +233,5 @@ _CODECS = (
         _decode=lambda k, body, out: k.bf16_decode(body.view(np.uint16), out),
     ),
 )
-_BY_NAME = {each.name: each for each in _CODECS}
-_BY_CODE = {each.code: each for each in _CODECS}
+_BY_NAME = {codec_.name: codec_ for codec_ in _CODECS}
+_BY_CODE = {codec_.code: codec_ for codec_ in _CODECS}

@@ -37,19 +37,19 @@ def blake3_digest(data: Bytes) -> bytes:
     return blake3(data.data if isinstance(data, np.ndarray) else data).digest()
 
 
-class Digesting:
+class Blake3Hasher:
     """BLAKE3 over bytes that come in parts."""
 
     def __init__(self) -> None:
         self._hasher = blake3()
 
     def add(self, part: Bytes) -> None:
-        """Let the next bytes be these."""
+        """Append the next bytes."""
         self._hasher.update(view_of(part))
 
     @property
     def digest(self) -> bytes:
-        """The 32 bytes over all that was added."""
+        """The 32 bytes of BLAKE3 over all appended bytes."""
         return self._hasher.digest()
 
 

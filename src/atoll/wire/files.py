@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 from atoll.errors import CorruptError, UsageError
 from atoll.wire.codecs import codec
 from atoll.wire.digests import Bytes, piece_range, view_of
-from atoll.wire.frame import header_length, pack, unpack, verify_piece
+from atoll.wire.frame import (
+    MAX_BODY_BYTES,
+    MAX_HEADER_BYTES,
+    PREFIX_BYTES,
+    header_length,
+    pack,
+    unpack,
+    verify_piece,
+)
 from atoll.wire.header import Header
-from atoll.wire.layout import MAX_BODY_BYTES, MAX_HEADER_BYTES, PREFIX_BYTES
 from atoll.wire.text import FETCH_AGAIN
 
 
@@ -31,9 +38,9 @@ def read_header(
     needed = header_length(
         prefix, max_header_bytes=max_header_bytes, max_body_bytes=max_body_bytes
     )
-    whole = prefix + file.read(needed - PREFIX_BYTES)
+    data = prefix + file.read(needed - PREFIX_BYTES)
     return unpack(
-        whole, max_header_bytes=max_header_bytes, max_body_bytes=max_body_bytes
+        data, max_header_bytes=max_header_bytes, max_body_bytes=max_body_bytes
     )
 
 

@@ -1,40 +1,89 @@
-"""Headers to bytes and back, and bodies checked against them.
+"""A frame: a header with its digest, then a body in pieces.
 
-The first PREFIX_BYTES of a frame say how long its header and body are, so a reader
-judges them before it reserves anything. A header ends with its own digest; a body is
-verified piece by piece as it streams in. docs/wire-format.md is the law.
+The first PREFIX_BYTES of a frame give the lengths of its header and body, so that a
+reader checks them before it reserves memory. A header ends with its own digest; a body
+is verified piece by piece while it streams in. docs/wire-format.md is the
+specification; `FramePrefix` and `FixedFields` repeat its table field by field.
+
+A received header is judged three times, each time with more knowledge: `header_length`
+checks the limits with the prefix alone, `unpack` checks the digest and the encoding,
+and `Header` itself checks the rules between its fields.
 """
 
 from __future__ import annotations
 
 from struct import Struct
+from typing import NamedTuple
 
 from atoll.errors import CorruptError, UsageError
-from atoll.wire.codecs import codec
+from atoll.wire.codecs import codec, codec_by_code
 from atoll.wire.digests import (
     Bytes,
     Floats,
     blake3_digest,
+    piece_count,
     piece_digests,
     piece_range,
     view_of,
 )
-from atoll.wire.header import Header
-from atoll.wire.layout import (
-    DIGEST_BYTES,
-    FIXED_BYTES,
-    MAX_BODY_BYTES,
-    MAX_HEADER_BYTES,
-    PREFIX_BYTES,
-)
-from atoll.wire.packing import (
-    header_bytes,
-    judge_prefix,
-    pack_fields,
-    texts_of,
-    unpack_fields,
-)
-from atoll.wire.text import FETCH_AGAIN
+from atoll.wire.header import FrameKind, Header, OuterValues, TrainingProgress
+from atoll.wire.roster import pack_roster, roster_bytes, unpack_roster
+from atoll.wire.text import FETCH_AGAIN, decode_text
+
+MAGIC = b"ATOL"
+VERSION = 1
+MAX_HEADER_BYTES = 2**26
+MAX_BODY_BYTES = 2**40
+DIGEST_BYTES = 32
+
+
+class FramePrefix(NamedTuple):
+    """The fields that a reader checks before it reads on."""
+
+    magic: bytes
+    version: int
+    kind: int
+    codec: int
+    header_bytes: int
+    reserved: int
+    body_bytes: int
+
+
+class FixedFields(NamedTuple):
+    """The numbers behind the prefix, and the sizes of the parts that follow."""
+
+    elements: int
+    fragment: int
+    pieces: int
+    round: int
+    incarnation: int
+    epoch: int
+    base: bytes
+    seed: int
+    weight: int
+    norm: float
+    inner_steps: int
+    tokens: int
+    optimizer: int
+    run_bytes: int
+    island_bytes: int
+    reserved: int
+    cursor_bytes: int
+    refused_bytes: int
+    lr: float
+    momentum: float
+    outer_steps: int
+    roster_bytes: int
+    reserved_too: bytes
+
+
+PREFIX = Struct("<4sHBBIIQ")
+FIXED = Struct("<QIIQQQ16sQQdQQBBBBHHffQI12s")
+
+PREFIX_BYTES = PREFIX.size
+FIXED_BYTES = PREFIX.size + FIXED.size
+NO_RESERVED = bytes(12)
+
 
 _UPDATE_TAG = b"atoll update v1\0"
 _UPDATE = Struct("<IQ16sQQQBQQd")
@@ -76,12 +125,12 @@ def header_length(
             f"{PREFIX_BYTES}. {FETCH_AGAIN}"
         )
     fields = judge_prefix(view)
-    least = FIXED_BYTES + 1 + DIGEST_BYTES
-    most = min(max_header_bytes, MAX_HEADER_BYTES)
-    if not least <= fields.header_bytes <= most:
+    min_bytes = FIXED_BYTES + 1 + DIGEST_BYTES
+    max_bytes = min(max_header_bytes, MAX_HEADER_BYTES)
+    if not min_bytes <= fields.header_bytes <= max_bytes:
         raise CorruptError(
-            f"header_bytes={fields.header_bytes} must be from {least} to {most}. "
-            f"{FETCH_AGAIN}"
+            f"header_bytes={fields.header_bytes} must be from {min_bytes} to "
+            f"{max_bytes}. {FETCH_AGAIN}"
         )
     if fields.body_bytes > max_body_bytes:
         raise CorruptError(
@@ -111,11 +160,11 @@ def unpack(
             f"the header has {len(view)} bytes, but says that it has {needed}. "
             f"{FETCH_AGAIN}"
         )
-    whole = view.tobytes()
-    if blake3_digest(whole[:-DIGEST_BYTES]) != whole[-DIGEST_BYTES:]:
+    data_copy = view.tobytes()
+    if blake3_digest(data_copy[:-DIGEST_BYTES]) != data_copy[-DIGEST_BYTES:]:
         raise CorruptError(f"the header does not match its digest. {FETCH_AGAIN}")
     try:
-        header = unpack_fields(whole)
+        header = unpack_fields(data_copy)
     except UsageError as exc:
         raise CorruptError(f"{exc} {FETCH_AGAIN}") from exc
     if not header.is_sealed:
@@ -127,13 +176,14 @@ def unpack(
 
 def frame_bytes(header: Header) -> int:
     """Return how many bytes the whole frame takes, header and body."""
-    # Everyone who gets an outcome asks, and a roster is long; a header never changes.
-    known: int | None = header.__dict__.get("_frame_bytes")
-    if known is None:
+    # Needed for every island that gets an outcome, and a roster is long. The cached
+    # size stays right, because a header never changes.
+    size_bytes: int | None = header.__dict__.get("_frame_bytes")
+    if size_bytes is None:
         require_sealed(header)
-        known = header_bytes(header) + header.body_bytes
-        header.__dict__["_frame_bytes"] = known
-    return known
+        size_bytes = header_bytes(header) + header.body_bytes
+        header.__dict__["_frame_bytes"] = size_bytes
+    return size_bytes
 
 
 def with_body(header: Header, *parts: Bytes | Floats) -> Header:
@@ -184,12 +234,12 @@ def verify_body(header: Header, body: Bytes) -> None:
 
 
 def update_digest(header: Header) -> bytes:
-    """Return an update's identity, the same whichever life of its island sends it."""
-    # Asked for at every turn of an update's way; a header never changes.
-    known: bytes | None = header.__dict__.get("_update_digest")
-    if known is None:
-        known = header.__dict__["_update_digest"] = _update_digest(header)
-    return known
+    """Return an update's identity, the same for every incarnation that sends it."""
+    # Needed at every step of an update's path; a header never changes.
+    digest: bytes | None = header.__dict__.get("_update_digest")
+    if digest is None:
+        digest = header.__dict__["_update_digest"] = _update_digest(header)
+    return digest
 
 
 def _update_digest(header: Header) -> bytes:
@@ -214,3 +264,195 @@ def _update_digest(header: Header) -> bytes:
     )
     pieces = len(header.pieces).to_bytes(4, "little") + b"".join(header.pieces)
     return blake3_digest(_UPDATE_TAG + numbers + sized + pieces)
+
+
+_KINDS = frozenset(FrameKind)
+_OPTIMIZER_CODE = {"nesterov": 1, "heavy_ball": 2, "sgd": 3, "adam": 4}
+_OPTIMIZER_OF = {code: name for name, code in _OPTIMIZER_CODE.items()}
+_OUTER = Struct("<ffQ")
+_SAME_RELEASE = "Use the same release of Atoll as the run."
+
+
+def texts_of(header: Header) -> tuple[bytes, bytes, bytes, bytes]:
+    """Return run, island, cursor and refused as they go over the wire."""
+    return (
+        header.run.encode(),
+        header.island.encode(),
+        header.progress.cursor,
+        header.refused.encode(),
+    )
+
+
+def pack_fields(header: Header) -> bytes:
+    """Return everything of a header but its digest."""
+    roster = b"" if header.roster is None else pack_roster(header.roster)
+    parts = (*texts_of(header), roster)
+    tail = b"".join((*parts, *header.pieces))
+    prefix = FramePrefix(
+        magic=MAGIC,
+        version=VERSION,
+        kind=header.kind,
+        codec=codec(header.codec).code,
+        header_bytes=FIXED_BYTES + len(tail) + DIGEST_BYTES,
+        reserved=0,
+        body_bytes=header.body_bytes,
+    )
+    return PREFIX.pack(*prefix) + FIXED.pack(*_fixed_of(header, parts)) + tail
+
+
+def header_bytes(header: Header) -> int:
+    """Return how many bytes a header takes with its digest, without packing it."""
+    roster = 0 if header.roster is None else roster_bytes(header.roster)
+    texts = sum(map(len, texts_of(header)))
+    pieces = sum(map(len, header.pieces))
+    return FIXED_BYTES + texts + roster + pieces + DIGEST_BYTES
+
+
+def judge_prefix(view: memoryview) -> FramePrefix:
+    """Return the prefix, or raise CorruptError if it is no frame that we can read."""
+    prefix = FramePrefix._make(PREFIX.unpack_from(view))
+    if prefix.magic != MAGIC:
+        raise CorruptError(
+            f"these bytes start with {prefix.magic!r} instead of {MAGIC!r}, so they "
+            f"are no frame. {FETCH_AGAIN}"
+        )
+    if prefix.version != VERSION:
+        raise CorruptError(
+            f"version {prefix.version} of the wire format is unknown here, which "
+            f"reads version {VERSION}. {_SAME_RELEASE}"
+        )
+    if prefix.kind not in _KINDS:
+        raise CorruptError(
+            f"kind {prefix.kind} of frame is unknown; known are 1 to {len(FrameKind)}. "
+            f"{_SAME_RELEASE}"
+        )
+    codec_by_code(prefix.codec)
+    if prefix.reserved:
+        raise CorruptError(f"reserved bytes 12 to 15 are not zero. {FETCH_AGAIN}")
+    return prefix
+
+
+def unpack_fields(header_data: bytes) -> Header:
+    """Return the header that `header_data` encodes; its prefix and digest are verified.
+
+    Raises:
+        CorruptError: the fields cannot be read.
+        UsageError: they can, and make a header that breaks its rules.
+    """
+    prefix = FramePrefix._make(PREFIX.unpack_from(header_data))
+    fixed = FixedFields._make(FIXED.unpack_from(header_data, PREFIX_BYTES))
+    _judge_sizes(prefix, fixed)
+    run, island, cursor, refused, roster, *pieces = _cut(header_data, fixed)
+    return Header(
+        kind=FrameKind(prefix.kind),
+        run=decode_text(run, field="run"),
+        fragment=fixed.fragment,
+        round=fixed.round,
+        island=decode_text(island, field="island"),
+        incarnation=fixed.incarnation,
+        epoch=fixed.epoch,
+        base=fixed.base,
+        codec=codec_by_code(prefix.codec).name,
+        seed=fixed.seed,
+        elements=fixed.elements,
+        weight=fixed.weight,
+        norm=fixed.norm,
+        progress=TrainingProgress(
+            inner_steps=fixed.inner_steps, tokens=fixed.tokens, cursor=cursor
+        ),
+        refused=decode_text(refused, field="refused"),
+        outer=_outer_values(fixed),
+        roster=unpack_roster(roster) if roster else None,
+        body_bytes=prefix.body_bytes,
+        pieces=tuple(pieces),
+    )
+
+
+def _fixed_of(header: Header, parts: tuple[bytes, ...]) -> FixedFields:
+    run_bytes, island_bytes, cursor_bytes, refused_bytes, roster_bytes = map(len, parts)
+    outer = header.outer
+    return FixedFields(
+        elements=header.elements,
+        fragment=header.fragment,
+        pieces=len(header.pieces),
+        round=header.round,
+        incarnation=header.incarnation,
+        epoch=header.epoch,
+        base=header.base,
+        seed=header.seed,
+        weight=header.weight,
+        norm=header.norm,
+        inner_steps=header.progress.inner_steps,
+        tokens=header.progress.tokens,
+        optimizer=_OPTIMIZER_CODE[outer.optimizer] if outer else 0,
+        run_bytes=run_bytes,
+        island_bytes=island_bytes,
+        reserved=0,
+        cursor_bytes=cursor_bytes,
+        refused_bytes=refused_bytes,
+        lr=outer.lr if outer else 0.0,
+        momentum=outer.momentum if outer else 0.0,
+        outer_steps=outer.count if outer else 0,
+        roster_bytes=roster_bytes,
+        reserved_too=NO_RESERVED,
+    )
+
+
+def _judge_sizes(prefix: FramePrefix, fixed: FixedFields) -> None:
+    if fixed.reserved or fixed.reserved_too != NO_RESERVED:
+        raise CorruptError(
+            f"reserved bytes 123 or 148 to 159 are not zero. {FETCH_AGAIN}"
+        )
+    if fixed.pieces != piece_count(fixed.elements):
+        raise CorruptError(
+            f"pieces={fixed.pieces}, but {fixed.elements} elements have "
+            f"{piece_count(fixed.elements)}. {FETCH_AGAIN}"
+        )
+    needed = FIXED_BYTES + sum(_sizes(fixed)) + DIGEST_BYTES
+    if prefix.header_bytes != needed:
+        raise CorruptError(
+            f"header_bytes={prefix.header_bytes}, but its parts take {needed}. "
+            f"{FETCH_AGAIN}"
+        )
+
+
+def _sizes(fixed: FixedFields) -> tuple[int, ...]:
+    return (
+        fixed.run_bytes,
+        fixed.island_bytes,
+        fixed.cursor_bytes,
+        fixed.refused_bytes,
+        fixed.roster_bytes,
+        DIGEST_BYTES * fixed.pieces,
+    )
+
+
+def _cut(header_data: bytes, fixed: FixedFields) -> list[bytes]:
+    parts, offset = [], FIXED_BYTES
+    for size in (*_sizes(fixed)[:-1], *(DIGEST_BYTES,) * fixed.pieces):
+        parts.append(header_data[offset : offset + size])
+        offset += size
+    return parts
+
+
+def _outer_values(fixed: FixedFields) -> OuterValues | None:
+    if fixed.optimizer in _OPTIMIZER_OF:
+        return OuterValues(
+            optimizer=_OPTIMIZER_OF[fixed.optimizer],
+            lr=fixed.lr,
+            momentum=fixed.momentum,
+            count=fixed.outer_steps,
+        )
+    if fixed.optimizer:
+        raise CorruptError(
+            f"optimizer {fixed.optimizer} is unknown; known are 0 to "
+            f"{len(_OPTIMIZER_OF)}. {_SAME_RELEASE}"
+        )
+    # By their bytes, because -0.0 equals 0 and would be a second encoding of it.
+    if _OUTER.pack(fixed.lr, fixed.momentum, fixed.outer_steps) != bytes(_OUTER.size):
+        raise CorruptError(
+            f"lr={fixed.lr}, momentum={fixed.momentum} and "
+            f"outer_steps={fixed.outer_steps} must be 0 in a frame without outer "
+            f"values. {FETCH_AGAIN}"
+        )
+    return None

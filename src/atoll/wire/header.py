@@ -1,9 +1,9 @@
-"""What a frame says about its body: the value, and the rules it must obey.
+"""A frame's header: the value, and the rules that it must obey.
 
 Rule 1: a `Header` that exists is right; building a wrong one raises UsageError.
 Rule 2: bytes are judged by the same rules, and a wrong one raises CorruptError.
-Rule 3: what a kind of frame does not use is empty or zero, so that a header has one
-encoding only.
+Rule 3: a field that a kind of frame does not use is empty or zero, so that a header
+        has one encoding only.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MOMENTS = {"nesterov": 1, "heavy_ball": 1, "sgd": 0, "adam": 2}
 """The outer optimizers a frame can name, and the moments in a state of each."""
 
 
-class Kind(IntEnum):
-    """What a frame is; the numbers are those on the wire."""
+class FrameKind(IntEnum):
+    """The kind of a frame; the numbers are those on the wire."""
 
     UPDATE = 1
     DEPARTING = 2
@@ -38,12 +38,12 @@ class Kind(IntEnum):
     @property
     def is_update(self) -> bool:
         """Whether an island sent it as its work, staying or leaving."""
-        return self is Kind.UPDATE or self is Kind.DEPARTING
+        return self is FrameKind.UPDATE or self is FrameKind.DEPARTING
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far an island has come, cumulative over its lives."""
+class TrainingProgress:
+    """An island's progress in training, cumulative over its incarnations."""
 
     inner_steps: int = 0
     tokens: int = 0
@@ -51,10 +51,10 @@ class Progress:
     """Opaque: where the island stands in its data."""
 
     def __post_init__(self) -> None:
-        for what in ("inner_steps", "tokens"):
-            value = getattr(self, what)
+        for field in ("inner_steps", "tokens"):
+            value = getattr(self, field)
             if not 0 <= value <= U64_MAX:
-                raise UsageError(f"{what}={value} must be from 0 to {U64_MAX}.")
+                raise UsageError(f"{field}={value} must be from 0 to {U64_MAX}.")
         if len(self.cursor) > MAX_CURSOR_BYTES:
             raise UsageError(
                 f"a cursor of {len(self.cursor)} bytes is above the limit of "
@@ -77,10 +77,10 @@ class OuterValues:
                 f"optimizer={self.optimizer!r} is unknown to frames. "
                 f"Known are {', '.join(sorted(MOMENTS))}."
             )
-        for what, value in (("lr", self.lr), ("momentum", self.momentum)):
+        for field, value in (("lr", self.lr), ("momentum", self.momentum)):
             if not (_is_measure(value) and _is_fp32(value)):
                 raise UsageError(
-                    f"{what}={value!r} must be finite, not negative and exact in fp32."
+                    f"{field}={value!r} must be finite, not negative and exact in fp32."
                 )
         if self.optimizer == "sgd" and self.momentum:
             raise UsageError(f"momentum={self.momentum} must be 0 with sgd.")
@@ -95,7 +95,7 @@ class Header:
     Until `with_body` has filled in `body_bytes` and `pieces`, it is not sealed.
     """
 
-    kind: Kind
+    kind: FrameKind
     run: str
     fragment: int
     round: int
@@ -108,7 +108,7 @@ class Header:
     elements: int = 0
     weight: int = 1
     norm: float = 0.0
-    progress: Progress = Progress()
+    progress: TrainingProgress = TrainingProgress()
     refused: str = ""
     """Why the island refuses its own values; then there is no body."""
 
@@ -122,14 +122,14 @@ class Header:
             raise UsageError(f"{fault}.")
 
     def sealed(self, *, body_bytes: int, pieces: tuple[bytes, ...]) -> Header:
-        """Return this header with what it says of its body, and nothing else changed.
+        """Return this header with the size and the piece digests of its body.
 
-        Only the rules about bodies are asked again: the others hold already, and to
-        judge every field of every update twice is most of what sealing would cost.
+        Only the rules about bodies are checked again. The others hold already, and a
+        second check of every field would be most of the cost of sealing.
         """
         header = object.__new__(Header)
         header.__dict__.update(
-            {each: self.__dict__[each] for each in _FIELDS},
+            {field: self.__dict__[field] for field in _FIELDS},
             body_bytes=body_bytes,
             pieces=pieces,
         )
@@ -146,20 +146,20 @@ class Header:
 
     @property
     def name(self) -> str:
-        """What to call this frame in a message."""
-        whose = f" of island {self.island!r}" if self.island else ""
+        """This frame's name in messages."""
+        owner = f" of island {self.island!r}" if self.island else ""
         return (
-            f"{self.kind.name.lower()} frame{whose} "
+            f"{self.kind.name.lower()} frame{owner} "
             f"(fragment {self.fragment}, round {self.round})"
         )
 
 
-_FIELDS = tuple(each.name for each in fields(Header))
+_FIELDS = tuple(field.name for field in fields(Header))
 _NUMBERS = (
     *("round", "incarnation", "epoch", "seed"),
     *("elements", "weight", "body_bytes"),
 )
-_NO_PROGRESS = Progress()
+_NO_PROGRESS = TrainingProgress()
 
 
 def _fault(header: Header) -> str | None:
@@ -168,24 +168,24 @@ def _fault(header: Header) -> str | None:
     if fault or header.kind.is_update:
         return fault or _update_fault(header)
     fault = _common_fault(header)
-    if header.kind is Kind.AGREED:
+    if header.kind is FrameKind.AGREED:
         return fault or _agreed_fault(header)
     return fault or _state_fault(header)
 
 
 def _text_fault(header: Header) -> str | None:
-    fault = name_fault(header.run, what="run")
+    fault = name_fault(header.run, field="run")
     if header.island and not fault:
-        fault = name_fault(header.island, what="island")
-    return fault or reason_fault(header.refused, what="refused")
+        fault = name_fault(header.island, field="island")
+    return fault or reason_fault(header.refused, field="refused")
 
 
 def _number_fault(header: Header) -> str | None:
     if not 0 <= header.fragment <= MAX_FRAGMENT:
         return f"fragment={header.fragment} must be from 0 to {MAX_FRAGMENT}"
-    for what in _NUMBERS:
-        if not 0 <= getattr(header, what) <= U64_MAX:
-            return f"{what}={getattr(header, what)} must be from 0 to {U64_MAX}"
+    for field in _NUMBERS:
+        if not 0 <= getattr(header, field) <= U64_MAX:
+            return f"{field}={getattr(header, field)} must be from 0 to {U64_MAX}"
     if not _is_measure(header.norm):
         return f"norm={header.norm!r} must be finite and not negative"
     codec(header.codec)
@@ -226,11 +226,11 @@ def _update_fault(header: Header) -> str | None:
 
 
 def _common_fault(header: Header) -> str | None:
-    what = header.kind.name.lower()
+    kind = header.kind.name.lower()
     if header.progress != _NO_PROGRESS or header.refused:
-        return f"progress and refused must be empty in the {what} frame"
+        return f"progress and refused must be empty in the {kind} frame"
     if header.outer is None:
-        return f"the {what} frame must carry its outer values"
+        return f"the {kind} frame must carry its outer values"
     return None
 
 

@@ -1,6 +1,6 @@
-"""Who counted in a round: the part of an outcome that every island reads first.
+"""The roster of a round: every island with its verdict, read first of an outcome.
 
-An island adopts or carries by what the roster says of it, so a roster has exactly one
+An island adopts or carries according to its roster entry, so a roster has exactly one
 encoding, and a name stands in it at most once.
 """
 
@@ -25,7 +25,7 @@ _ENTRY = struct.Struct("<QQQQBBBBHH")
 
 
 class Verdict(StrEnum):
-    """What became of an island's work in a round."""
+    """The result of a round for an island's work."""
 
     COUNTED = "counted"
     LATE = "late"
@@ -89,10 +89,10 @@ class Roster:
         return tuple([e for e in self.entries if e.verdict is Verdict.COUNTED])
 
     def entry(self, island: str) -> RosterEntry | None:
-        """Return what the roster says of `island`, or None if it is not listed."""
-        at = bisect_left(self.entries, island, key=lambda entry: entry.island)
-        if at < len(self.entries) and self.entries[at].island == island:
-            return self.entries[at]
+        """Return the entry of `island`, or None if it is not listed."""
+        index = bisect_left(self.entries, island, key=lambda entry: entry.island)
+        if index < len(self.entries) and self.entries[index].island == island:
+            return self.entries[index]
         return None
 
 
@@ -133,17 +133,17 @@ def roster_bytes(roster: Roster) -> int:
 
 def unpack_roster(data: bytes) -> Roster:
     """Return the roster that `data` encodes, or raise CorruptError; nothing else."""
-    entries, at = [], _COUNT.size
+    entries, offset = [], _COUNT.size
     try:
         for _ in range(_promised_entries(data)):
-            entry, at = _unpack_entry(data, at)
+            entry, offset = _unpack_entry(data, offset)
             entries.append(entry)
         roster = Roster(tuple(entries))
     except UsageError as exc:
         raise CorruptError(f"{exc} {FETCH_AGAIN}") from exc
-    if at != len(data):
+    if offset != len(data):
         raise CorruptError(
-            f"bytes {at} to {len(data)} follow the last entry of a roster. "
+            f"bytes {offset} to {len(data)} follow the last entry of a roster. "
             f"{FETCH_AGAIN}"
         )
     return roster
@@ -163,32 +163,32 @@ def _promised_entries(data: bytes) -> int:
     return int(count)
 
 
-def _unpack_entry(data: bytes, at: int) -> tuple[RosterEntry, int]:
-    if len(data) < at + _ENTRY.size:
-        raise _too_short(data, at + _ENTRY.size)
+def _unpack_entry(data: bytes, offset: int) -> tuple[RosterEntry, int]:
+    if len(data) < offset + _ENTRY.size:
+        raise _too_short(data, offset + _ENTRY.size)
     (incarnation, weight, inner_steps, tokens, code, *sizes) = _ENTRY.unpack_from(
-        data, at
+        data, offset
     )
     island_bytes, digest_bytes, reserved, reason_bytes, reserved_too = sizes
     if reserved or reserved_too:
         raise CorruptError(
-            f"reserved bytes at {at} of a roster are not zero. {FETCH_AGAIN}"
+            f"reserved bytes at {offset} of a roster are not zero. {FETCH_AGAIN}"
         )
     if code not in _VERDICT_OF:
         raise CorruptError(f"verdict {code} is not one of 1 to 3. {FETCH_AGAIN}")
-    start = at + _ENTRY.size
+    start = offset + _ENTRY.size
     middle = start + island_bytes
     last = middle + digest_bytes
     end = last + reason_bytes
     if len(data) < end:
         raise _too_short(data, end)
     entry = RosterEntry(
-        island=decode_text(data[start:middle], what="island"),
+        island=decode_text(data[start:middle], field="island"),
         incarnation=incarnation,
         digest=data[middle:last],
         weight=weight,
         verdict=_VERDICT_OF[code],
-        reason=decode_text(data[last:end], what="reason"),
+        reason=decode_text(data[last:end], field="reason"),
         inner_steps=inner_steps,
         tokens=tokens,
     )
@@ -203,14 +203,14 @@ def _too_short(data: bytes, needed: int) -> CorruptError:
 
 
 def _entry_fault(entry: RosterEntry) -> str | None:
-    fault = name_fault(entry.island, what="island")
-    fault = fault or reason_fault(entry.reason, what="reason")
+    fault = name_fault(entry.island, field="island")
+    fault = fault or reason_fault(entry.reason, field="reason")
     if fault:
         return fault
-    for what in ("incarnation", "weight", "inner_steps", "tokens"):
-        value = getattr(entry, what)
+    for field in ("incarnation", "weight", "inner_steps", "tokens"):
+        value = getattr(entry, field)
         if not 0 <= value <= U64_MAX:
-            return f"{what}={value} {_of(entry)} must be from 0 to {U64_MAX}"
+            return f"{field}={value} {_of(entry)} must be from 0 to {U64_MAX}"
     if len(entry.digest) not in (0, DIGEST_BYTES):
         size = len(entry.digest)
         return f"digest {_of(entry)} has {size} bytes; it must have 0 or 32"

@@ -12,11 +12,10 @@ import pytest
 from atoll.algorithm.merge import mean
 from atoll.clock import SystemClock
 from atoll.errors import CorruptError, Unreachable, UsageError
-from atoll.exchange.all_reduce import AllReduce, Place, Sections, open_place
-from atoll.exchange.all_reduce.frames import Agreed
-from atoll.exchange.all_reduce.place import Deadline
-from atoll.exchange.all_reduce.standing import Standing
-from atoll.store import Counted, MemoryStore, Store, Traits
+from atoll.exchange.all_reduce import AllReduce, Rendezvous, Sections, open_place
+from atoll.exchange.all_reduce.frames import ReduceTerms
+from atoll.exchange.all_reduce.rendezvous import Deadline, RankProgress
+from atoll.store import CountedStore, MemoryStore, Store, StoreTraits
 from tests.exchange.all_reduce.ranks import (
     LARGE,
     Values,
@@ -126,8 +125,8 @@ def test_nobody_is_named_who_has_come_at_the_last_moment() -> None:
     store = MemoryStore()
     run([join(store, rank, 2) for rank in range(2)], 0, size=SMALL)
     sections = Sections({"float32": SMALL})
-    agreed = Agreed("test", 2, "mean", sections, layout=f"{SMALL}")
-    standing = Standing(open_place(store), "test", 0, 2)
+    agreed = ReduceTerms("test", 2, "mean", sections, layout=f"{SMALL}")
+    standing = RankProgress(open_place(store), "test", 0, 2)
     told = standing.absent(agreed, 0, Deadline.begin(SystemClock(), 1.0))
     assert "the last of 2 ranks has come just now. Call again" in str(told)
 
@@ -290,7 +289,7 @@ def test_a_count_that_is_none_is_refused() -> None:
 class Weak(MemoryStore):
     """Puts over what is there."""
 
-    traits = Traits(has_put_new=False)
+    traits = StoreTraits(has_put_new=False)
 
 
 def test_a_store_without_put_if_absent_is_refused() -> None:
@@ -312,7 +311,7 @@ def test_a_store_without_put_if_absent_is_refused() -> None:
 )
 def test_wrong_words_are_refused(words: dict[str, object], said: str) -> None:
     """Before anything is put."""
-    store = Counted(MemoryStore())
+    store = CountedStore(MemoryStore())
     place = open_place(store)
     before = store.requests
     more = {"rank": 0, "world_size": 2, "name": "test", "timeout_s": 1.0} | words
@@ -323,7 +322,7 @@ def test_wrong_words_are_refused(words: dict[str, object], said: str) -> None:
 
 def test_waiting_is_bounded_in_requests() -> None:
     """Looks become seldom: a second of waiting takes about ten."""
-    counted = Counted(MemoryStore())
+    counted = CountedStore(MemoryStore())
     hasty = join(counted, 0, 2, timeout_s=1.0)
     before = counted.requests
     with pytest.raises(Unreachable):
@@ -334,5 +333,5 @@ def test_waiting_is_bounded_in_requests() -> None:
 
 def test_a_password_in_a_url_is_not_told() -> None:
     """Errors go to logs."""
-    place = Place(MemoryStore(), url="sftp://user:secret@host/runs")
+    place = Rendezvous(MemoryStore(), url="sftp://user:secret@host/runs")
     assert place.path("key") == "sftp://host/runs/key"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from atoll.algorithm.merge import mean
 from atoll.errors import UsageError
-from atoll.exchange.all_reduce.sections import BLOCK_BYTES, Sections
+from atoll.exchange.all_reduce.frames import BLOCK_BYTES, Sections
 
 Bytes = NDArray[np.uint8]
 

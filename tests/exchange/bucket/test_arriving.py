@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import UsageError
-from atoll.exchange.bucket.arriving import require_free
-from atoll.store import FileStore, Probed, Store
+from atoll.exchange.bucket.move_in import require_free
+from atoll.store import FileStore, ProbedStore, Store
 from atoll.testing.one_fragment import anchor_of, enter, update_of
 from tests.exchange.test_following import URL, beat, begun
 from tests.store.buckets import Settings, azure_store, s3_store
@@ -40,15 +40,15 @@ def test_a_run_comes_into_a_directory(tmp_path: Path) -> None:
 
 def test_a_run_comes_into_s3(s3: Settings) -> None:
     """With a real server's conditional puts."""
-    follows(Probed(s3_store(s3)))
+    follows(ProbedStore(s3_store(s3)))
 
 
 def test_a_run_comes_into_azure(azure: Settings) -> None:
     """With another cloud's."""
-    follows(Probed(azure_store(azure)))
+    follows(ProbedStore(azure_store(azure)))
 
 
 def test_a_run_does_not_come_where_the_last_put_stays(weak: Settings) -> None:
     """A move could be done and given up at once."""
     with pytest.raises(UsageError, match=r"given up at once\. Choose another store"):
-        require_free(Probed(s3_store(weak)), url=URL)
+        require_free(ProbedStore(s3_store(weak)), url=URL)

@@ -16,25 +16,19 @@ import pytest
 
 from atoll.errors import CorruptError, Refused, StoreDenied, Unreachable
 from atoll.exchange import Frame
-from atoll.exchange.bucket import Lookout, StoreExchange, documents, keys
+from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
+from atoll.exchange.bucket.create import make_run
 from atoll.exchange.bucket.documents import ControlDocument, packed
-from atoll.exchange.bucket.making import make_run
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
-from atoll.protocol import Beat, Holding, JoinReply, JoinRequest, Reception
+from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest, Reception
 from atoll.settings import RunSettings
-from atoll.store import Counted, Data, Item, MemoryStore, Store, Traits
+from atoll.store import CountedStore, Data, Item, MemoryStore, Store, StoreTraits
 from atoll.testing import vector_model
-from atoll.testing.one_fragment import (
-    MODEL,
-    OUTER,
-    enter,
-    plain_settings,
-    update_of,
-)
+from atoll.testing.one_fragment import MODEL, OUTER, enter, plain_settings, update_of
 from atoll.testing.store_runs import StoreRun, WaitingTime
 from atoll.weights import FragmentState
-from atoll.wire import Header, Kind, Progress, Verdict, with_body
+from atoll.wire import FrameKind, Header, TrainingProgress, Verdict, with_body
 
 URL = "a test's store"
 T = TypeVar("T")
@@ -44,7 +38,7 @@ Hook = Callable[[str, str], None]
 class Hooked:
     """A store that tells of each request before and after it. Implements `Store`."""
 
-    traits = Traits()
+    traits = StoreTraits()
 
     def __init__(self, inner: Store) -> None:
         self.inner = inner
@@ -97,7 +91,7 @@ class Beach:
 
     def attach(self, key: str, **more: int) -> tuple[StoreExchange, Hooked]:
         store = Hooked(self.store)
-        lookout = Lookout.open(store, self.time, url=URL)
+        lookout = BucketReader.open(store, self.time, url=URL)
         self.lives += 1
         nonce = self.lives.to_bytes(16, "little")
         return StoreExchange(lookout, key=key.encode(), nonce=nonce, **more), store
@@ -151,7 +145,7 @@ def departing(
     exchange: StoreExchange, joined: JoinReply, value: float, *, round: int = 1
 ) -> Frame:
     frame = update_of(exchange, joined, value, round=round)
-    return Frame(replace(frame.header, kind=Kind.DEPARTING), frame.body)
+    return Frame(replace(frame.header, kind=FrameKind.DEPARTING), frame.body)
 
 
 def test_a_departing_update_counts_though_its_round_was_listed_before() -> None:
@@ -212,7 +206,7 @@ def test_what_an_earlier_life_left_counts_though_lists_are_late() -> None:
     late.stops()
     assert a.publish(departing(a, a_joined, 1.0)) is Reception.STAGED
     a.leave("a", 1)
-    lookout = Lookout.open(late, beach.time, url=URL)
+    lookout = BucketReader.open(late, beach.time, url=URL)
     again = StoreExchange(lookout, key=b"a", nonce=bytes(16))
     joined = enter(again, "a")
     assert joined.incarnation == 2
@@ -229,8 +223,8 @@ def test_joining_by_late_lists_costs_a_few_requests() -> None:
     late = Late(beach.store)
     late.stops()
     beach.join("a")
-    counted = Counted(late)
-    lookout = Lookout.open(counted, beach.time, url=URL)
+    counted = CountedStore(late)
+    lookout = BucketReader.open(counted, beach.time, url=URL)
     again = StoreExchange(lookout, key=b"a", nonce=bytes(16))
     late.before = _no_more_than(60)
 
@@ -428,8 +422,8 @@ def test_the_silent_are_read_ever_more_seldom() -> None:
             raise Unreachable("dead")
 
         store.before = dead
-    counted = Counted(beach.store)
-    lookout = Lookout.open(counted, beach.time, url=URL)
+    counted = CountedStore(beach.store)
+    lookout = BucketReader.open(counted, beach.time, url=URL)
     a = StoreExchange(lookout, key=b"a", nonce=bytes(16))
     enter(a, "a")
     beach.time.pause(3600.0)
@@ -609,7 +603,7 @@ def test_an_island_with_another_state_does_not_close_with_it() -> None:
     wrong = bytes(range(16))
     spoilt = update_of(b, a_joined, 1.0, round=2, base=wrong)
     b.publish(update_of(b, b_joined, 3.0, round=2))
-    held = Beat(island="a", incarnation=1, step=0, holds=(Holding(1, wrong),))
+    held = Heartbeat(island="a", incarnation=1, step=0, holds=(HeldRound(1, wrong),))
     a.heartbeat(held)
     a.publish(spoilt)
     a.outcome(0, 2, wait_s=1.0)
@@ -626,7 +620,7 @@ def test_a_run_that_ends_by_tokens_waits_for_what_departed_ahead() -> None:
     last = departing(a, a_joined, 1.0, round=2)
     assert a.publish(last) is Reception.STAGED
     a.leave("a", 1)
-    some = Progress(inner_steps=1, tokens=20)
+    some = TrainingProgress(inner_steps=1, tokens=20)
     b.publish(update_of(b, b_joined, 1.0, progress=some))
     assert b.outcome(0, 1, wait_s=0.0) is not None
     b.publish(update_of(b, b_joined, 1.0, round=2))
@@ -663,7 +657,7 @@ def test_of_many_islands_no_whole_updates_are_kept() -> None:
 def _large_update(joined: JoinReply, base: bytes) -> Frame:
     body = np.ones(200_000, np.float32).view(np.uint8)
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run=joined.run,
         fragment=0,
         round=1,
@@ -751,7 +745,7 @@ def test_a_wrong_state_is_passed_over() -> None:
     beach = Beach(start_islands=1)
     a, _, joined = beach.join("a")
     rounds_of(beach, a, joined, 1, 5)
-    unaware = Lookout.open(beach.store, beach.time, url=URL)
+    unaware = BucketReader.open(beach.store, beach.time, url=URL)
     States(unaware, Outcomes(unaware, None)).write(spoilt_state(a))
     assert beach.store.items(keys.states(0))
     b, _, _ = beach.join("b")
@@ -776,7 +770,7 @@ def test_whoever_learns_of_others_by_a_roster_waits_for_them() -> None:
     run = StoreRun(MemoryStore(), plain_settings(start_islands=3))
     exchanges = []
     for number, name in enumerate("cab"):
-        lookout = Lookout.open(run.store, run.time, url="a test's store")
+        lookout = BucketReader.open(run.store, run.time, url="a test's store")
         exchange = StoreExchange(lookout, key=name.encode(), nonce=bytes([number] * 16))
         exchanges.append((exchange, enter(exchange, name)))
     for exchange, joined in exchanges:

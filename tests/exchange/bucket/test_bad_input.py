@@ -16,17 +16,17 @@ from atoll import RunSettings
 from atoll.clock import SystemClock
 from atoll.errors import CorruptError, UsageError
 from atoll.exchange.bucket import (
-    Lookout,
+    BucketReader,
     StoreExchange,
     ThreadTiming,
     documents,
     keys,
 )
-from atoll.exchange.bucket.making import make_run, require_able
+from atoll.exchange.bucket.create import make_run, require_able
 from atoll.island import Host
 from atoll.protocol import JoinRequest
-from atoll.store import MemoryStore, Patient, Probed, Store
-from atoll.testing import Vectors, vector_model
+from atoll.store import MemoryStore, ProbedStore, RetryingStore, Store
+from atoll.testing import VectorView, vector_model
 from atoll.wire import blake3_digest
 from tests.store.buckets import Settings, rclone, s3_store
 
@@ -69,7 +69,7 @@ class Islands:
     def _live(self, name: str) -> None:
         timing = ThreadTiming(SystemClock())
         try:
-            lookout = Lookout.open(self.store, timing, url=URL)
+            lookout = BucketReader.open(self.store, timing, url=URL)
             exchange = StoreExchange(lookout, key=name.encode(), nonce=name.encode())
             self.digests[name] = _train(exchange, name)
         except Exception as exc:  # told by who waits for this thread
@@ -79,7 +79,7 @@ class Islands:
 
 
 def _train(exchange: StoreExchange, name: str) -> tuple[bytes, ...]:
-    view, rng = Vectors(fill=0.5), np.random.default_rng(ord(name[0]))
+    view, rng = VectorView(fill=0.5), np.random.default_rng(ord(name[0]))
     request = JoinRequest(model=MODEL, island=name)
     host = Host(exchange, view, request, clock=SystemClock())
     while not host.has_ended:
@@ -97,8 +97,8 @@ def trained(store: Store, *names: str) -> dict[str, tuple[bytes, ...]]:
     return islands.end()
 
 
-def opened(store: Store) -> Lookout:
-    return Lookout.open(store, ThreadTiming(), url=URL)
+def opened(store: Store) -> BucketReader:
+    return BucketReader.open(store, ThreadTiming(), url=URL)
 
 
 def edited(store: Store, key: str, **changes: object) -> None:
@@ -261,7 +261,7 @@ def test_a_foreign_mean_is_made_again() -> None:
 
 def test_a_store_that_puts_over_needs_a_decider(weak: Settings) -> None:
     """Without one nothing is made there; the remedy is in the message."""
-    store = Probed(s3_store(weak))
+    store = ProbedStore(s3_store(weak))
     with pytest.raises(UsageError, match=r"--set store.decider=NAME"):
         make_run(store, settings(), url=URL)
 
@@ -274,7 +274,7 @@ def test_with_a_decider_a_run_meets_where_objects_are_replaced(
     weak: Settings,
 ) -> None:
     """Its rosters are the decider's, and all hold the same weights."""
-    store = Probed(Patient(s3_store(weak)))
+    store = ProbedStore(RetryingStore(s3_store(weak)))
     make_run(store, settings(store={"decider": "b"}), url=URL)
     islands = Islands(store)
     islands.start("b")

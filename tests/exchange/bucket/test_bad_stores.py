@@ -12,16 +12,16 @@ import pytest
 
 from atoll.errors import CorruptError, Unreachable
 from atoll.exchange.bucket import keys
-from atoll.exchange.bucket.making import make_run
+from atoll.exchange.bucket.create import make_run
 from atoll.store import (
     FileStore,
     Item,
     MemoryStore,
-    Patient,
-    Probed,
-    Ranged,
+    ProbedStore,
+    RangedStore,
+    RetryingStore,
+    RetryPolicy,
     Store,
-    Tries,
 )
 from tests.exchange.bucket.test_bad_input import (
     URL,
@@ -29,12 +29,7 @@ from tests.exchange.bucket.test_bad_input import (
     settings,
     trained,
 )
-from tests.store.buckets import (
-    Settings,
-    ask_azure,
-    azure_store,
-    s3_store,
-)
+from tests.store.buckets import Settings, ask_azure, azure_store, s3_store
 
 Opened = Callable[[], Store]
 
@@ -47,7 +42,7 @@ def real(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
         "azure": lambda: azure_store(request.getfixturevalue("azure")),
         "file": lambda: FileStore(tmp_path / "store"),
     }
-    return Ranged(Probed(Patient(kinds[request.param]())))
+    return RangedStore(ProbedStore(RetryingStore(kinds[request.param]())))
 
 
 def test_a_run_goes_on_beside_what_is_not_its_own(
@@ -110,11 +105,11 @@ class Vanishing:
 
 def trained_until_it_vanishes(store: Store, vanish: Callable[[], object]) -> str:
     """Return what an island is told whose store goes in the second round."""
-    brief = Patient(store, tries=Tries(most=2, first_s=0.01))
+    brief = RetryingStore(store, tries=RetryPolicy(max_tries=2, first_s=0.01))
     make_run(store, settings(1), url=URL)
     second = keys.round_prefix(0, 2)
     with pytest.raises(Unreachable) as told:
-        trained(Ranged(Vanishing(Probed(brief), vanish, second)), "a")
+        trained(RangedStore(Vanishing(ProbedStore(brief), vanish, second)), "a")
     return str(told.value)
 
 

@@ -13,14 +13,14 @@ import pytest
 from atoll.clock import SystemClock
 from atoll.coordinator import Service
 from atoll.exchange import Exchange, MemoryRun
-from atoll.exchange.bucket import Lookout, StoreExchange, ThreadTiming
-from atoll.exchange.bucket.making import make_run
+from atoll.exchange.bucket import BucketReader, StoreExchange, ThreadTiming
+from atoll.exchange.bucket.create import make_run
 from atoll.island import Host
 from atoll.protocol import JoinRequest
 from atoll.settings import RunSettings
 from atoll.simulate import SimDisk
 from atoll.store import MemoryStore
-from atoll.testing import Vectors, vector_model
+from atoll.testing import VectorView, vector_model
 from tests.coordinator.direct import Desk, DirectExchange
 
 MODEL = vector_model({"h.0.w": (600_000,), "h.1.w": (90_000,)})
@@ -55,7 +55,7 @@ def in_bucket(timings: list[ThreadTiming], given: RunSettings) -> Attach:
     def attach(name: str) -> Exchange:
         timing = ThreadTiming(SystemClock())
         timings.append(timing)
-        lookout = Lookout.open(store, timing, url="memory")
+        lookout = BucketReader.open(store, timing, url="memory")
         nonce = next(nonces).to_bytes(16, "little")
         return StoreExchange(lookout, key=name.encode(), nonce=nonce)
 
@@ -76,7 +76,7 @@ def train(attach: Attach, islands: int) -> list[tuple[bytes, ...]]:
     found: dict[str, tuple[bytes, ...]] = {}
 
     def live(name: str, seed: int) -> None:
-        view, rng = Vectors(fill=0.5), np.random.default_rng(seed)
+        view, rng = VectorView(fill=0.5), np.random.default_rng(seed)
         request = JoinRequest(model=MODEL, island=name)
         host = Host(attach(name), view, request, clock=SystemClock())
         while not host.has_ended:

@@ -31,8 +31,8 @@ from atoll.testing import vector_model
 from atoll.weights import agree, lay_out, terms_of
 from atoll.wire import (
     PIECE_ELEMENTS,
+    FrameKind,
     Header,
-    Kind,
     OuterValues,
     Verdict,
     with_body,
@@ -56,7 +56,7 @@ def update(name: str, seed: int, scale: float = 1e-2) -> tuple[Header, np.ndarra
     body = np.empty(TERMS.up.body_bytes(ELEMENTS), np.uint8)
     TERMS.up.encode(values, body)
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run="run",
         fragment=0,
         round=1,

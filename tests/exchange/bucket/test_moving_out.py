@@ -12,21 +12,16 @@ import pytest
 from atoll.coordinator.status import status_of
 from atoll.errors import RunMoved, UsageError
 from atoll.exchange import Frame
-from atoll.exchange.bucket import Lookout, StoreExchange, documents, keys
-from atoll.exchange.bucket.arriving import BELONGINGS, Arriving, Belongings, Left
-from atoll.exchange.bucket.moving_out import MovingOut
-from atoll.exchange.following import Following, Place
-from atoll.exchange.forms.text import MAX_LARGE_BYTES, dump, load
-from atoll.protocol import Beat, JoinRequest, Reception
-from atoll.store import Data, FileStore, MemoryStore, Probed, Store, Traits
-from atoll.testing.one_fragment import (
-    MODEL,
-    anchor_of,
-    enter,
-    update_of,
-)
+from atoll.exchange.api.fields import MAX_LARGE_BYTES, dump, load
+from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
+from atoll.exchange.bucket.move_in import MOVED_RUN, MovedRun, MoveIn, UnclaimedUpdate
+from atoll.exchange.bucket.move_out import MoveOut
+from atoll.exchange.relocation import FollowingExchange, RunLocation
+from atoll.protocol import Heartbeat, JoinRequest, Reception
+from atoll.store import Data, FileStore, MemoryStore, ProbedStore, Store, StoreTraits
+from atoll.testing.one_fragment import MODEL, anchor_of, enter, update_of
 from atoll.testing.store_runs import WaitingTime
-from atoll.wire import Kind
+from atoll.wire import FrameKind
 from tests.exchange.bucket.test_attacks import (
     URL,
     Beach,
@@ -43,8 +38,8 @@ from tests.store.buckets import Settings, s3_store
 TARGET, NONCE = "https://harbour:7700", "0f" * 16
 
 
-def way_out(beach: Beach, store: Store | None = None) -> MovingOut:
-    return MovingOut.open(store or beach.store, beach.time, url=URL)
+def way_out(beach: Beach, store: Store | None = None) -> MoveOut:
+    return MoveOut.open(store or beach.store, beach.time, url=URL)
 
 
 def begins(beach: Beach) -> None:
@@ -62,10 +57,10 @@ def stays(beach: Beach) -> None:
     assert way_out(beach).stay()
 
 
-def travelled(belongings: Belongings) -> Belongings:
+def travelled(belongings: MovedRun) -> MovedRun:
     """Return belongings as they are read from a text."""
-    said = dump(BELONGINGS.write(belongings), what="belongings", most=MAX_LARGE_BYTES)
-    return BELONGINGS.read(load(said, what="belongings"), "belongings")
+    said = dump(MOVED_RUN.write(belongings), what="belongings", most=MAX_LARGE_BYTES)
+    return MOVED_RUN.read(load(said, what="belongings"), "belongings")
 
 
 def later(time: WaitingTime, seconds: float, act: Callable[[], object]) -> None:
@@ -115,7 +110,7 @@ def test_all_that_a_run_has_comes_along() -> None:
     ]
     assert len(progress.bases) == 3
     assert [each.round for each in found.rosters] == [2, 3]
-    assert found.left == (Left(fragment=0, round=4, island="a"),)
+    assert found.left == (UnclaimedUpdate(fragment=0, round=4, island="a"),)
     assert out.update(found.left[0]).header.base == out.state(0).header.base
     assert out.state(0).header.round == 3
     assert out.agreed(0, 3).header.roster == found.rosters[1].roster
@@ -134,7 +129,7 @@ def test_what_departed_ahead_comes_along() -> None:
     out = way_out(beach, late)
     out.begin(TARGET, NONCE)
 
-    assert out.belongings().left == (Left(fragment=0, round=2, island="a"),)
+    assert out.belongings().left == (UnclaimedUpdate(fragment=0, round=2, island="a"),)
 
 
 def test_who_is_on_no_list_comes_along() -> None:
@@ -176,7 +171,7 @@ def test_a_round_that_closes_while_it_is_frozen_is_over() -> None:
     """Whoever is first decides; then the next round is frozen."""
     beach = Beach(start_islands=1)
     slow = Slow(beach.store, keys.roster(0, 1))
-    lookout = Lookout.open(slow, beach.time, url=URL)
+    lookout = BucketReader.open(slow, beach.time, url=URL)
     a = StoreExchange(lookout, key=b"a", nonce=bytes(16))
     a.publish(update_of(a, enter(a, "a"), 1.0))
     assert slow.under_way
@@ -221,7 +216,7 @@ def test_everybody_is_sent_on_once_the_run_has_moved() -> None:
         lambda: a.publish(frame),
         lambda: a.outcome(0, 2, wait_s=0.0),
         lambda: a.state(0),
-        lambda: a.heartbeat(Beat(island="a", incarnation=1, step=0)),
+        lambda: a.heartbeat(Heartbeat(island="a", incarnation=1, step=0)),
         lambda: a.leave("a", 1),
         lambda: beach.join("b"),
     ):
@@ -363,7 +358,7 @@ class Mortal(Hooked):
                 raise Dies
 
 
-def goes(out: MovingOut) -> bool:
+def goes(out: MoveOut) -> bool:
     out.begin(TARGET, NONCE)
     out.belongings()
     return out.settle()
@@ -474,7 +469,7 @@ def test_what_cannot_move_is_refused_with_words() -> None:
     with pytest.raises(UsageError, match="has no weights yet"):
         way_out(empty)
     weak = Hooked(Beach(start_islands=1).store)
-    weak.traits = replace(Traits(), has_put_new=False)
+    weak.traits = replace(StoreTraits(), has_put_new=False)
     other = Beach(start_islands=1)
     other.join("a")
     weak.inner = other.store
@@ -508,28 +503,28 @@ class Journey:
         self.beach = Beach(store=store, start_islands=start_islands)
         self.there = MemoryStore()
 
-    def island(self, name: str) -> Following:
+    def island(self, name: str) -> FollowingExchange:
         nonce = name.encode() + b"nonce"
 
-        def open(_: str) -> Place:
+        def open(_: str) -> RunLocation:
             return self.meet(self.there, name, nonce)
 
         place = self.meet(self.beach.store, name, nonce)
-        return Following(place, open, pause=self.beach.time.pause)
+        return FollowingExchange(place, open, pause=self.beach.time.pause)
 
     def meet(self, store: Store, name: str, nonce: bytes) -> StoreExchange:
-        lookout = Lookout.open(store, self.beach.time, url=URL)
+        lookout = BucketReader.open(store, self.beach.time, url=URL)
         return StoreExchange(lookout, key=name.encode(), nonce=nonce)
 
     def move(self) -> None:
         out = way_out(self.beach)
         out.begin(TARGET, NONCE)
-        here = Arriving(self.there, self.beach.time, travelled(out.belongings()))
+        here = MoveIn(self.there, self.beach.time, travelled(out.belongings()))
         here.bring(out.state, out.update, out)
         here.settle()
         assert out.settle()
 
-    def closes(self, *islands: Following, round: int) -> None:
+    def closes(self, *islands: FollowingExchange, round: int) -> None:
         for _ in range(60):
             outcomes = [each.outcome(0, round, wait_s=1.0) for each in islands]
             if all(outcomes):
@@ -570,7 +565,7 @@ def test_a_run_leaves_a_directory(tmp_path: Path) -> None:
 
 def test_a_run_leaves_s3(s3: Settings) -> None:
     """With a real server's conditional puts."""
-    follows(Probed(s3_store(s3)))
+    follows(ProbedStore(s3_store(s3)))
 
 
 def test_what_the_gone_have_left_counts_where_the_run_is() -> None:
@@ -617,4 +612,4 @@ def test_who_departs_into_a_moving_run_counts_once() -> None:
 
 def replace_kind(frame: Frame) -> Frame:
     """Return the update as one that departs."""
-    return Frame(replace(frame.header, kind=Kind.DEPARTING), frame.body)
+    return Frame(replace(frame.header, kind=FrameKind.DEPARTING), frame.body)

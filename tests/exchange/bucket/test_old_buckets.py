@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import CorruptError
-from atoll.exchange.bucket import Lookout, StoreExchange, documents, keys
+from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
 from atoll.exchange.bucket.documents import RosterDocument, fetch_roster
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
@@ -37,7 +37,7 @@ def joined_again(store: MemoryStore, islands: int) -> list[StoreExchange]:
     """Let the same islands join again, each as its next life."""
     time, exchanges = WaitingTime(), []
     for number in range(islands):
-        lookout = Lookout.open(store, time, url=URL)
+        lookout = BucketReader.open(store, time, url=URL)
         nonce = b"again %d" % number
         exchange = StoreExchange(lookout, key=b"%d" % number, nonce=nonce)
         exchange.join(JoinRequest(model=MODEL, island=f"i{number}", returns=True))
@@ -77,7 +77,7 @@ def test_a_run_goes_on_and_is_chained_from_its_next_roster_on(
     assert roster(store, closed + 1).before == blake3_digest(old)
     assert roster(store, closed + 2).before == roster(store, closed + 1).digest
     bases = {exchange.state(0).header.base for exchange in exchanges}
-    late = Lookout.open(store, WaitingTime(), url=URL)
+    late = BucketReader.open(store, WaitingTime(), url=URL)
     states = States(late, Outcomes(late, None))
     states.begin(0)
     assert {states.read(0).digest} == bases
@@ -91,7 +91,7 @@ def test_no_unchained_roster_follows_a_chained_one() -> None:
     old = json.loads(bytes(store.get(keys.roster(0, 3))))
     old["document"] |= {"round": 5, "base": exchanges[0].state(0).header.base.hex()}
     store.put(keys.roster(0, 5), [json.dumps(old).encode()])
-    late = Lookout.open(store, WaitingTime(), url=URL)
+    late = BucketReader.open(store, WaitingTime(), url=URL)
 
     with pytest.raises(CorruptError, match=r"rounds/0/5/roster follows .*digest none"):
         States(late, Outcomes(late, None)).begin(0)
@@ -106,7 +106,7 @@ def test_the_last_unchained_roster_is_guarded_by_the_next_one() -> None:
     assert b'"sgd",1.0' in whole
     store.put(key, [whole.replace(b'"sgd",1.0', b'"sgd",9.0')])
     store.remove([keys.state_complete(0, 2)])
-    late = Lookout.open(store, WaitingTime(), url=URL)
+    late = BucketReader.open(store, WaitingTime(), url=URL)
 
     with pytest.raises(CorruptError, match=r"rounds/0/4/roster follows"):
         States(late, Outcomes(late, None)).begin(0)

@@ -7,17 +7,17 @@ import pytest
 
 from atoll.exchange import Exchange, Frame
 from atoll.exchange.bucket import StoreExchange, documents, keys
+from atoll.exchange.bucket.create import found_run
 from atoll.exchange.bucket.documents import fetch
-from atoll.exchange.bucket.making import found_run
+from atoll.exchange.bucket.exchange import GROWTH, LONGEST_S, PollBackoff
 from atoll.exchange.bucket.outcomes import GRACE_S
-from atoll.exchange.bucket.pauses import GROWTH, LONGEST_S, Pauses
 from atoll.protocol import JoinReply, ModelSpec
-from atoll.store import Counted, MemoryStore, Ranged, Store
+from atoll.store import CountedStore, MemoryStore, RangedStore, Store
 from atoll.testing import vector_model
 from atoll.testing.one_fragment import MODEL, OUTER, enter, plain_settings, update_of
 from atoll.testing.store_runs import StoreRun
 from atoll.weights import FragmentState
-from atoll.wire import PIECE_ELEMENTS, Header, Kind, with_body
+from atoll.wire import PIECE_ELEMENTS, FrameKind, Header, with_body
 
 OF_A_ROUND = 12
 """Of an island, when the others publish at once: put, list, roster, its outcome."""
@@ -37,12 +37,14 @@ class Beach:
         self.time = run.time
         if model is not MODEL:
             founded_with_zeros(self.store)
-        self.counts: list[Counted] = []
+        self.counts: list[CountedStore] = []
         self.exchanges: list[Exchange] = []
         self.joined: list[JoinReply] = []
         for number in range(islands):
-            counted = Counted(self.store)
-            run.store = Ranged(counted)  # as islands have it: a read may be several
+            counted = CountedStore(self.store)
+            run.store = RangedStore(
+                counted
+            )  # as islands have it: a read may be several
             exchange = run(key=b"%d" % number)
             self.counts.append(counted)
             self.exchanges.append(exchange)
@@ -85,7 +87,7 @@ def large_update(joined: JoinReply, base: bytes) -> Frame:
     """Return an update of so many pieces that each of four islands makes a part."""
     body = np.zeros(PIECES * PIECE_ELEMENTS, np.float32).view(np.uint8)
     header = Header(
-        kind=Kind.UPDATE,
+        kind=FrameKind.UPDATE,
         run=joined.run,
         fragment=0,
         round=1,
@@ -117,7 +119,7 @@ def test_who_waits_for_parts_of_a_mean_asks_for_one_of_them() -> None:
 
 def test_looks_become_seldom() -> None:
     """A minute of waiting costs about thirty looks, and each one after it twenty."""
-    pauses, now_s, looks = Pauses(), 0.0, []
+    pauses, now_s, looks = PollBackoff(), 0.0, []
     pauses.begin(0, now_s)
     while now_s < 180.0:
         now_s += pauses.left_s(0, now_s)

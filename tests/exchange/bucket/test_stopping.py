@@ -9,13 +9,13 @@ import pytest
 
 from atoll.errors import RunEnded
 from atoll.exchange import Frame
-from atoll.exchange.bucket import Lookout, StoreExchange, keys
+from atoll.exchange.bucket import BucketReader, StoreExchange, keys
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.settings import RunSettings
 from atoll.testing import vector_model
 from atoll.testing.one_fragment import OUTER
 from atoll.weights import FragmentState, lay_out
-from atoll.wire import Header, Kind, with_body
+from atoll.wire import FrameKind, Header, with_body
 from tests.exchange.bucket.test_attacks import URL, Beach, Hooked, once
 
 MODEL = vector_model({"h.0.w": (3,), "h.1.w": (3,)})
@@ -40,7 +40,7 @@ class Member:
     def publish(self, fragment: int, round: int) -> None:
         body = np.ones(3, np.float32).view(np.uint8)
         header = Header(
-            kind=Kind.UPDATE,
+            kind=FrameKind.UPDATE,
             run=self.joined.run,
             fragment=fragment,
             round=round,
@@ -63,7 +63,7 @@ class Member:
 
 def join(beach: Beach, name: str) -> Member:
     store = Hooked(beach.store)
-    lookout = Lookout.open(store, beach.time, url=URL)
+    lookout = BucketReader.open(store, beach.time, url=URL)
     exchange = StoreExchange(lookout, key=name.encode(), nonce=name.encode())
     joined = exchange.join(JoinRequest(model=MODEL, island=name))
     if joined.is_founder:
@@ -91,7 +91,7 @@ def test_a_stop_that_a_roster_overtakes_is_for_that_round() -> None:
     assert a.takes(1, 1) == b.takes(1, 1) == 1
     with pytest.raises(RunEnded):
         a.exchange.outcome(0, 2, wait_s=0.0)
-    late = Lookout.open(beach.store, beach.time, url=URL)
+    late = BucketReader.open(beach.store, beach.time, url=URL)
     late.follow(0)
     assert late.sight.state.last_round == 1
 

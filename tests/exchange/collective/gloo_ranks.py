@@ -17,13 +17,13 @@ import numpy as np
 from atoll.clock import SystemClock
 from atoll.coordinator.app import Coordinator
 from atoll.errors import AtollError
-from atoll.exchange.collective import CollectiveRun
+from atoll.exchange import CollectiveRun
 from atoll.island import Host
-from atoll.island.environment import Surroundings
-from atoll.island.together import Together
+from atoll.island.connection import CollectiveConnection
+from atoll.island.environment import CredentialPaths
 from atoll.protocol import JoinRequest
 from atoll.security import Role, token_file
-from atoll.testing import Vectors, vector_model
+from atoll.testing import VectorView, vector_model
 
 MODEL = vector_model({"h.0.w": (600_000,), "h.1.w": (90_000,)})
 
@@ -119,23 +119,23 @@ def _be(given: Given, said: Connection, live: Live) -> None:
     os._exit(0)  # a world with a dead rank cannot be taken down in order
 
 
-def host_of(given: Given, run: CollectiveRun, view: Vectors) -> Host:
+def host_of(given: Given, run: CollectiveRun, view: VectorView) -> Host:
     """Join as a rank's island."""
     clock, name = SystemClock(), f"i{given.rank}"
-    around = Surroundings(
+    around = CredentialPaths(
         credentials=given.meeting.parent / "credentials",
         keys=given.meeting.parent / "keys",
         token_file=given.token,
         heartbeat_s=0.5,
     )
-    way = Together(run, island=name, surroundings=around, clock=clock)
+    way = CollectiveConnection(run, island=name, surroundings=around, clock=clock)
     request = JoinRequest(model=MODEL, island=name)
     return Host(way.exchange, view, request, clock=clock, leaving=way.leaving())
 
 
 def train_to_the_end(given: Given, run: CollectiveRun, say: Say) -> None:
     """Train until the run ends, and tell the digests."""
-    view, rng = Vectors(fill=0.5), np.random.default_rng(given.rank)
+    view, rng = VectorView(fill=0.5), np.random.default_rng(given.rank)
     host = host_of(given, run, view)
     while not host.has_ended:
         for local in view.local:

@@ -13,19 +13,16 @@ import numpy as np
 from atoll.clock import SystemClock
 from atoll.coordinator import Service
 from atoll.errors import Unreachable
-from atoll.exchange import AgreedCall, Call, CoordinatorExchange, Exchange, Reply
-from atoll.exchange.collective import (
-    CollectiveExchange,
-    CollectiveRun,
-    MemoryWorld,
-)
-from atoll.exchange.collective.circle import SILENCE_S
+from atoll.exchange import CollectiveRun, CoordinatorExchange, Exchange
+from atoll.exchange.calls import AgreedCall, Call, Reply
+from atoll.exchange.collective import CollectiveExchange, MemoryWorld
+from atoll.exchange.collective.channel import SILENCE_S
 from atoll.island import Host
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.protocol.events import Event
 from atoll.settings import RunSettings
 from atoll.simulate import SimDisk
-from atoll.testing import Vectors
+from atoll.testing import VectorView
 
 URL = "http://coordinator.invalid"
 
@@ -138,7 +135,7 @@ def train(
     def live(name: str, seed: int) -> None:
         if after and name in after:
             after[name].wait(wait_s)
-        view, rng = Vectors(fill=0.5), np.random.default_rng(seed)
+        view, rng = VectorView(fill=0.5), np.random.default_rng(seed)
         request = JoinRequest(model=model, island=name)
         host = Host(exchanges[name], view, request, clock=SystemClock())
         while not (host.has_ended or host.has_left):

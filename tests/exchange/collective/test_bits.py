@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.exchange import MemoryRun, OutcomeCall, PublishCall
+from atoll.exchange import MemoryRun
+from atoll.exchange.calls import OutcomeCall, PublishCall
 from atoll.settings import RunSettings
 from atoll.testing import vector_model
 from atoll.wire import PIECE_ELEMENTS

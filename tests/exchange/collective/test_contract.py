@@ -13,7 +13,7 @@ import pytest
 
 from atoll.errors import AtollError, RunEnded
 from atoll.exchange import Exchange, Frame, Outcome
-from atoll.protocol import Beat, JoinReply, JoinRequest, Position, Reception
+from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position, Reception
 from atoll.settings import RunSettings
 from atoll.testing import EXCHANGE_CLAIMS
 from atoll.testing.exchange_contract import Attach, Claim
@@ -72,7 +72,7 @@ class Patient:
         self._scene.live.add(id(self))
         return reply
 
-    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         self._settle()
         return self._inner.heartbeat(beat, at_once=True)
 

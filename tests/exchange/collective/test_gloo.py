@@ -75,7 +75,7 @@ def test_a_rank_that_dies_is_named_on_every_other(
             told = [_raised(rank) for at, rank in enumerate(ranks) if at != victim]
         finally:
             ranks[victim].process.kill()
-        state, _ = coordinator._office.look()
+        state, _ = coordinator._threaded_service.look()
 
         for raised_s, kind, text in told:
             assert kind == "Unreachable"

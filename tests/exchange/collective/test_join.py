@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import atoll.torch
-from atoll.exchange.collective import CollectiveRun
+from atoll.exchange import CollectiveRun
 from atoll.settings import RunSettings
 from tests.coordinator.serving import serving
 from tests.exchange.collective.gloo_ranks import Given, Say, start

@@ -9,16 +9,22 @@ import numpy as np
 import pytest
 
 from atoll.errors import CorruptError
-from atoll.exchange import AgreedCall, Call, Frame, Outcome, PublishCall
-from atoll.exchange.collective import CollectiveRun, MemoryWorld
-from atoll.exchange.collective.words import Says, Word, packed, parsed
-from atoll.exchange.collective.world import Parts, World
+from atoll.exchange import CollectiveRun, Frame, Outcome
+from atoll.exchange.calls import AgreedCall, Call, PublishCall
+from atoll.exchange.collective import MemoryWorld
+from atoll.exchange.collective.channel import (
+    ControlMessage,
+    MessageKind,
+    packed,
+    parsed,
+)
+from atoll.exchange.collective.world import CollectiveWorld, Parts
 from atoll.testing.one_fragment import anchor_of, enter, plain_settings, update_of
 from tests.exchange.collective.ranks import URL, Bureau, attached
 
 
 class Spoiling:
-    """A `World` whose network changes one part on its way."""
+    """A `CollectiveWorld` whose network changes one part on its way."""
 
     def __init__(self, inner: MemoryWorld, *, swap_number: int) -> None:
         self._inner, self._left = inner, swap_number
@@ -46,7 +52,7 @@ class Spoiling:
 
 
 def reduced(
-    spoil: Callable[[list[MemoryWorld]], list[World]], bureau: Bureau
+    spoil: Callable[[list[MemoryWorld]], list[CollectiveWorld]], bureau: Bureau
 ) -> list[Outcome]:
     """Return what two ranks take from a round over a network that spoils."""
     ranks = attached(bureau, [_run(each) for each in spoil(MemoryWorld.of(2))])
@@ -61,7 +67,7 @@ def reduced(
     return outcomes
 
 
-def _run(world: World) -> CollectiveRun:
+def _run(world: CollectiveWorld) -> CollectiveRun:
     return CollectiveRun(URL, world)
 
 
@@ -73,7 +79,7 @@ def test_what_is_spoilt_between_ranks_goes_by_the_coordinator(
     """An update on its way to who reduces it, or a mean on its way back."""
     bureau = Bureau(plain_settings(start_islands=2))
 
-    def spoil(worlds: list[MemoryWorld]) -> list[World]:
+    def spoil(worlds: list[MemoryWorld]) -> list[CollectiveWorld]:
         return [
             Spoiling(each, swap_number=swap_number) if each.rank == rank else each
             for each in worlds
@@ -133,9 +139,9 @@ def test_an_update_that_is_not_what_it_says_is_told_to_its_island() -> None:
     [
         b"",
         b"\xff" * 17,
-        packed(Word(Says.READY, 1, 2, (b"abc",)))[:-1],
-        packed(Word(Says.READY, 1, 2, (b"abc",))) + b"x",
-        bytes([99]) + packed(Word(Says.BEAT))[1:],
+        packed(ControlMessage(MessageKind.READY, 1, 2, (b"abc",)))[:-1],
+        packed(ControlMessage(MessageKind.READY, 1, 2, (b"abc",))) + b"x",
+        bytes([99]) + packed(ControlMessage(MessageKind.BEAT))[1:],
     ],
 )
 def test_what_is_no_word_is_refused(data: bytes) -> None:
@@ -146,6 +152,6 @@ def test_what_is_no_word_is_refused(data: bytes) -> None:
 
 def test_a_word_arrives_as_it_was_said() -> None:
     """With all its parts, empty ones too."""
-    word = Word(Says.GO, 7, 2**40, (b"", b"one", b"", b"two"))
+    word = ControlMessage(MessageKind.GO, 7, 2**40, (b"", b"one", b"", b"two"))
 
     assert parsed(packed(word)) == word

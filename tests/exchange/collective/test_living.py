@@ -13,22 +13,12 @@ import numpy as np
 import pytest
 
 from atoll.errors import ModelError, Unreachable, UsageError
-from atoll.exchange import (
-    AgreedCall,
-    Call,
-    Frame,
-    LeaveCall,
-    MemoryRun,
-    PublishCall,
-)
-from atoll.exchange.collective import (
-    CollectiveExchange,
-    CollectiveRun,
-    MemoryWorld,
-)
+from atoll.exchange import CollectiveRun, Frame, MemoryRun
+from atoll.exchange.calls import AgreedCall, Call, LeaveCall, PublishCall
+from atoll.exchange.collective import CollectiveExchange, MemoryWorld
 from atoll.island import Host
-from atoll.protocol import Beat, JoinReply, JoinRequest
-from atoll.protocol.events import Pausing
+from atoll.protocol import Heartbeat, JoinReply, JoinRequest
+from atoll.protocol.events import PauseRequested
 from atoll.settings import RunSettings
 from atoll.testing import vector_model
 from atoll.testing.one_fragment import (
@@ -247,7 +237,9 @@ def test_ranks_that_wait_for_each_others_fragments_are_asked_for_them() -> None:
         joined = enter_two(each, name)
         each.publish(update_of(each, joined, 1.0, fragment=at))
         life = joined.incarnation
-        beats[name] = Beat(island=name, incarnation=life, step=1, waits_for=(at, 1))
+        beats[name] = Heartbeat(
+            island=name, incarnation=life, step=1, waits_for=(at, 1)
+        )
     until_s = time.monotonic() + 20.0
     wanted: dict[str, tuple[int, ...]] = {}
     while wanted != {"i0": (1,), "i1": (0,)} and time.monotonic() < until_s:
@@ -306,11 +298,13 @@ def test_a_paused_run_makes_the_ranks_wait() -> None:
     paused = threading.Event()
 
     def pause() -> None:
-        bureau.service.change(Pausing(is_paused=True), bureau.now_s())
+        bureau.service.change(PauseRequested(is_paused=True), bureau.now_s())
         paused.set()
 
     with met_once(bureau, AgreedCall, pause):
-        resume = threading.Timer(1.0, lambda: bureau.change(Pausing(is_paused=False)))
+        resume = threading.Timer(
+            1.0, lambda: bureau.change(PauseRequested(is_paused=False))
+        )
         resume.start()
         found = train(collective(bureau, 2), MODEL)
 

@@ -9,19 +9,13 @@ import numpy as np
 import pytest
 
 from atoll.errors import CorruptError, LeaseLost, Refused, RunEnded, Unreachable
-from atoll.exchange import (
-    AgreedCall,
-    CoordinatorExchange,
-    Exchange,
-    Frame,
-    LeaveCall,
-    Outcome,
-)
+from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
+from atoll.exchange.calls import AgreedCall, LeaveCall
 from atoll.protocol import JoinReply, Reception
-from atoll.protocol.events import Pausing
+from atoll.protocol.events import PauseRequested
 from atoll.testing.one_fragment import enter, plain_settings, update_of
 from atoll.wire import Header, Verdict, blake3_digest, with_body
-from atoll.wire.voucher import voucher
+from atoll.wire.proofs import voucher
 from tests.coordinator.serving import calling, line_to, picture, serving
 from tests.exchange.collective.ranks import Bureau
 
@@ -117,11 +111,11 @@ def test_a_paused_run_says_so() -> None:
     """Whoever asks is to ask again; nothing is committed."""
     pair = Pair()
     call = pair.bring()
-    pair.bureau.change(Pausing(is_paused=True))
+    pair.bureau.change(PauseRequested(is_paused=True))
 
     with pytest.raises(Unreachable, match="the run is paused"):
         pair.bureau.call(call)
-    pair.bureau.change(Pausing(is_paused=False))
+    pair.bureau.change(PauseRequested(is_paused=False))
     assert isinstance(pair.bureau.call(call), Outcome)
 
 

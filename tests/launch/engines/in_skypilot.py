@@ -16,12 +16,10 @@ import yaml
 from sky import exceptions as faults
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import Order
+from atoll.launch.base import Handle, Order, State
 from atoll.launch.engines.skypilot import STATES
-from atoll.launch.handle import Handle
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources
-from atoll.launch.states import State
 from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import STAY, TELL, are_over
@@ -178,8 +176,8 @@ def test_what_skypilot_says_is_told(
     cloud.jobs[0].says = {**says, "recovery_count": 2, "infra": "AWS (us-east-1)"}
     (report,) = launcher.poll(handle)
 
-    assert (report.state, report.why) == (state, why)
-    assert (report.restarts, report.place) == (2, "AWS (us-east-1)")
+    assert (report.state, report.reason) == (state, why)
+    assert (report.restarts, report.host) == (2, "AWS (us-east-1)")
 
 
 def test_an_unknown_status_is_named(stage: LaunchStage, cloud: Cloud) -> None:

@@ -13,11 +13,9 @@ import pytest
 from huggingface_hub import HfApi, constants
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import Order
-from atoll.launch.handle import Handle
+from atoll.launch.base import Handle, Order, State
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources
-from atoll.launch.states import State
 from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import HIDDEN, STAY, TELL, are_over
@@ -258,7 +256,7 @@ def test_an_unknown_stage_is_no_end(stage: LaunchStage, hub: Hub) -> None:
     (report,) = launcher.poll(handle)
 
     assert report.state is State.PENDING
-    assert report.why == "its stage is 'UPDATING', which is not known here"
+    assert report.reason == "its stage is 'UPDATING', which is not known here"
 
 
 def test_a_job_that_the_hub_lost_is_lost_alone(stage: LaunchStage, hub: Hub) -> None:
@@ -284,7 +282,7 @@ def test_a_copy_of_a_job_is_no_island(stage: LaunchStage, hub: Hub) -> None:
     hub.containers["other"] = hub.containers[job]
     (report,) = launcher.poll(handle)
 
-    assert report.place == f"job {job}"
+    assert report.host == f"job {job}"
 
 
 def test_an_island_leaves_before_its_time_is_over(stage: LaunchStage) -> None:

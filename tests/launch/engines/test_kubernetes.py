@@ -16,12 +16,10 @@ import pytest
 import yaml
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import Launcher, Order
-from atoll.launch.engines.kubernetes import pods
-from atoll.launch.handle import Handle
+from atoll.launch.base import Handle, Launcher, Order, State
+from atoll.launch.engines.kubernetes import cluster as pods
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
-from atoll.launch.states import State
 from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import FAIL, HIDDEN, STAY, are, are_over
@@ -106,7 +104,7 @@ def test_a_killed_pod_is_replaced(
     """A life that a machine took is counted, and its log is not lost."""
     server.adds_proxies = has_proxy
     launcher = stage.open_launcher()
-    order = stage.order(STAY, num_islands=1, restarts=Restarts(most=1))
+    order = stage.order(STAY, num_islands=1, restarts=Restarts(max_restarts=1))
     handle = launcher.launch(order, keep=NOTHING)
     try:
         stage.until_said(handle, 0, "here")
@@ -117,7 +115,7 @@ def test_a_killed_pod_is_replaced(
         )
         stage.until_said(handle, 0, "here\nhere")
 
-        assert (report.place, report.exit_code) == ("node-1", 137)
+        assert (report.host, report.exit_code) == ("node-1", 137)
     finally:
         launcher.cancel(handle, grace_s=1.0)
         stage.until(handle, are_over)
@@ -169,7 +167,7 @@ def test_an_island_that_dies_at_once_is_left_dead(
     (report,) = stage.until(handle, are_over)
 
     assert (report.state, report.restarts, report.exit_code) == (State.FAILED, 2, 3)
-    assert report.why == "died at once 3 times: exit code 3"
+    assert report.reason == "died at once 3 times: exit code 3"
     assert launcher.logs(handle, 0).count("before the end") == 3
     assert len(server.pods()) == 1
 
@@ -204,7 +202,7 @@ def test_an_island_that_waits_is_cancelled_and_never_starts(
     # It waits for a Secret that somebody else is to make.
     order = stage.order(STAY, num_islands=1, secrets={"A": "engine:later/key"})
     handle = launcher.launch(order, keep=NOTHING)
-    (report,) = stage.until(handle, lambda all_: "later" in all_[0].why)
+    (report,) = stage.until(handle, lambda all_: "later" in all_[0].reason)
     launcher.cancel(handle, indexes=[0])
     stage.until(handle, are_over)
     with server.lock:
@@ -231,7 +229,7 @@ def test_an_island_that_is_not_admitted_waits_and_is_cancelled(
     launcher.cancel(handle)
 
     assert [each.state for each in waiting] == [State.PENDING] * 2
-    assert waiting[0].why == "JobSuspended: Job suspended"
+    assert waiting[0].reason == "JobSuspended: Job suspended"
     assert [each.state for each in one_left] == [State.CANCELLED, State.PENDING]
     assert server.jobs == {}
     assert [each.state for each in launcher.poll(handle)] == [State.LOST] * 2

@@ -11,12 +11,10 @@ import pytest
 import yaml
 
 from atoll.errors import UsageError
-from atoll.launch.base import Order
-from atoll.launch.handle import Handle
-from atoll.launch.launching import plan_spec
+from atoll.launch.api import plan_spec
+from atoll.launch.base import Handle, Order, State
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
-from atoll.launch.states import State
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import FAIL, STAY, are, are_over
 from tests.launch.kubernetes_jobs import validate
@@ -67,7 +65,7 @@ def test_pods_of_an_island_begin_anew_together(
     """If the machine of one dies, all of them are others, and one restart is told."""
     stage = _stage(server, tmp_path, hosts="2")
     launcher = stage.open_launcher()
-    order = stage.order(STAY, num_islands=1, restarts=Restarts(most=1))
+    order = stage.order(STAY, num_islands=1, restarts=Restarts(max_restarts=1))
     handle = launcher.launch(order, keep=NOTHING)
     try:
         stage.until_said(handle, 0, "pod 0: here")
@@ -91,13 +89,13 @@ def test_an_island_of_one_pod_that_dies_at_once_is_left_dead(
 ) -> None:
     """Its leader has tried three times, with pauses, and JobSet does not try on."""
     stage = _stage(server, tmp_path)
-    restarts = Restarts(first_pause_s=0.1, most_at_once=3)
+    restarts = Restarts(first_pause_s=0.1, max_crashes=3)
     order = stage.order(FAIL, num_islands=1, restarts=restarts)
     handle = stage.open_launcher().launch(order, keep=NOTHING)
     (report,) = stage.until(handle, are_over)
 
     assert (report.state, report.restarts, report.exit_code) == (State.FAILED, 2, 3)
-    assert report.why == "died at once 3 times: exit code 3"
+    assert report.reason == "died at once 3 times: exit code 3"
     assert stage.open_launcher().logs(handle, 0).count("before the end") == 3
 
 
@@ -106,7 +104,7 @@ def test_pods_that_die_at_once_go_after_a_pause_that_grows(
 ) -> None:
     """JobSet knows no pause between two lives of an island, and its leaders do."""
     stage = _stage(server, tmp_path, hosts="2")
-    restarts = Restarts(most=2, first_pause_s=0.5)
+    restarts = Restarts(max_restarts=2, first_pause_s=0.5)
     order = stage.order(FAIL, num_islands=1, restarts=restarts)
     handle = stage.open_launcher().launch(order, keep=NOTHING)
     (report,) = stage.until(handle, are_over)
@@ -146,7 +144,7 @@ def test_a_log_is_followed_from_life_to_life(
     """A cluster has the log of a life no more: the next one's lines are not skipped."""
     stage = _stage(server, tmp_path)
     launcher = stage.open_launcher()
-    order = stage.order(STAY, num_islands=1, restarts=Restarts(most=1))
+    order = stage.order(STAY, num_islands=1, restarts=Restarts(max_restarts=1))
     handle = launcher.launch(order, keep=NOTHING)
     try:
         stage.until_said(handle, 0, "here")
@@ -175,7 +173,7 @@ def test_an_island_that_is_not_admitted_waits_and_is_cancelled(
     launcher.cancel(handle)
 
     assert waiting.state is State.PENDING
-    assert waiting.why == "SuspendedJobs: jobset is suspended"
+    assert waiting.reason == "SuspendedJobs: jobset is suspended"
     assert server.jobsets == {}
 
 

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 
 from atoll.errors import CorruptError, UsageError
-from atoll.launch.base import Launcher, Order
-from atoll.launch.engines.local import places
-from atoll.launch.handle import Handle
+from atoll.launch.base import Handle, Launcher, Order, State
+from atoll.launch.engines.local import (
+    device_shares,
+    thread_limits,
+    visible_devices,
+)
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
-from atoll.launch.states import State
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import FAIL, STAY, are_over
 
@@ -53,7 +55,7 @@ def test_an_island_that_dies_at_once_is_left_dead(stage: LaunchStage) -> None:
     (report,) = stage.until(handle, are_over)
 
     assert (report.state, report.restarts, report.exit_code) == (State.FAILED, 2, 3)
-    assert report.why == "died at once 3 times: exit code 3"
+    assert report.reason == "died at once 3 times: exit code 3"
     said = launcher.logs(handle, 0)
     assert said.count("before the end") == 3
     assert said[-1] == "atoll: claim-0 ended with exit code 3, and is left dead."
@@ -69,13 +71,13 @@ def test_a_killed_island_comes_back(stage: LaunchStage) -> None:
     try:
         stage.until_said(handle, 0, "here")
         (before,) = launcher.poll(handle)
-        os.kill(int(before.place.split()[1]), signal.SIGKILL)
+        os.kill(int(before.host.split()[1]), signal.SIGKILL)
         (after,) = stage.until(
             handle,
             lambda all_: all_[0].state is State.RUNNING and all_[0].restarts == 1,
         )
 
-        assert after.place != before.place
+        assert after.host != before.host
         assert (after.name, after.exit_code) == (before.name, -9)
         assert "signal 9 (SIGKILL)" in " ".join(launcher.logs(handle, 0))
     finally:
@@ -89,9 +91,9 @@ def test_islands_of_a_dead_supervisor_are_found_and_ended(stage: LaunchStage) ->
     handle = launcher.launch(stage.order(STAY, num_islands=1), keep=NOTHING)
     stage.until_said(handle, 0, "here")
     (before,) = launcher.poll(handle)
-    process = int(before.place.split()[1])
+    process = int(before.host.split()[1])
     os.kill(_parent(process), signal.SIGKILL)
-    (orphan,) = stage.until(handle, lambda all_: "supervisor" in all_[0].why)
+    (orphan,) = stage.until(handle, lambda all_: "supervisor" in all_[0].reason)
     launcher.cancel(handle, grace_s=1.0)
     (gone,) = stage.until(handle, are_over)
 
@@ -106,7 +108,7 @@ def test_a_full_disk_ends_no_supervisor(stage: LaunchStage) -> None:
     order = stage.order(STAY, num_islands=1, restarts=restarts)
     handle = launcher.launch(order, keep=NOTHING)
     stage.until_said(handle, 0, "here")
-    island = int(launcher.poll(handle)[0].place.split()[1])
+    island = int(launcher.poll(handle)[0].host.split()[1])
     supervisor = _parent(island)
     before = resource.prlimit(supervisor, resource.RLIMIT_FSIZE)
     resource.prlimit(supervisor, resource.RLIMIT_FSIZE, (0, before[1]))
@@ -242,12 +244,12 @@ def test_devices_are_shared_out() -> None:
     more = _order(("a",), num_islands=1, first=1)
     visible = ["4", "5", "6", "7"]
 
-    assert places.shares(order, visible) == {
+    assert device_shares(order, visible) == {
         0: {"CUDA_VISIBLE_DEVICES": "4,5"},
         1: {"CUDA_VISIBLE_DEVICES": "6,7"},
     }
-    assert places.shares(more, visible) == {1: {"CUDA_VISIBLE_DEVICES": "6,7"}}
-    assert places.shares(more, ["0"]) == {1: {}}
+    assert device_shares(more, visible) == {1: {"CUDA_VISIBLE_DEVICES": "6,7"}}
+    assert device_shares(more, ["0"]) == {1: {}}
 
 
 def test_devices_are_those_that_can_be_seen(tmp_path: Path) -> None:
@@ -255,23 +257,23 @@ def test_devices_are_those_that_can_be_seen(tmp_path: Path) -> None:
     for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl"):
         (tmp_path / name).touch()
 
-    assert places.devices({"CUDA_VISIBLE_DEVICES": "3, GPU-a"}) == ["3", "GPU-a"]
-    assert places.devices({"CUDA_VISIBLE_DEVICES": ""}) == []
-    assert places.devices({}, dev=tmp_path) == ["0", "2", "10"]
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": "3, GPU-a"}) == ["3", "GPU-a"]
+    assert visible_devices({"CUDA_VISIBLE_DEVICES": ""}) == []
+    assert visible_devices({}, dev=tmp_path) == ["0", "2", "10"]
 
 
 def test_cores_are_shared_out() -> None:
     """Nobody is given more threads than its share, unless somebody has said so."""
     order = _order(("a",), num_islands=1, resources=Resources(cpus=6.0), processes=1)
 
-    assert places.threads(order, {}) == {"OMP_NUM_THREADS": "6"}
-    assert places.threads(order, {"OMP_NUM_THREADS": "2"}) == {}
+    assert thread_limits(order, {}) == {"OMP_NUM_THREADS": "6"}
+    assert thread_limits(order, {"OMP_NUM_THREADS": "2"}) == {}
 
 
 def _order(
     command: tuple[str, ...], *, num_islands: int = 1, first: int = 0, **more: Any
 ) -> Order:
-    more = {"restarts": Restarts(most=0)} | more
+    more = {"restarts": Restarts(max_restarts=0)} | more
     spec = IslandSpec(command=command, run="/runs/a", name="a", **more)
     return Order(id="a-1", spec=spec, num_islands=num_islands, first=first)
 

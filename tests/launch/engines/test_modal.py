@@ -14,12 +14,10 @@ from modal import Image
 from modal import exception as faults
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import Order
-from atoll.launch.engines.modal.sandboxes import image
-from atoll.launch.handle import Handle
+from atoll.launch.base import Handle, Order, State
+from atoll.launch.engines.modal import modal_image
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources
-from atoll.launch.states import State
 from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import (
@@ -129,7 +127,7 @@ def test_requirements_become_an_image() -> None:
     said = _plan(image=None, requirements=("atoll", "torch>=2"))[0]["image"]
 
     assert said == {"python": "3.12", "pip": ["atoll", "torch>=2"]}
-    assert "Image" in type(image(said)).__name__
+    assert "Image" in type(modal_image(said)).__name__
 
 
 @pytest.mark.parametrize(
@@ -211,8 +209,10 @@ def test_a_sandbox_that_was_killed_has_failed(stage: LaunchStage, cloud: Cloud) 
 
     assert [each.state for each in reports] == [State.FAILED] * 2
     assert [each.exit_code for each in reports] == [137, 137]
-    assert reports[0].why == "it was killed (exit code 137), as who lacks memory is"
-    assert reports[1].why == "Modal ended it, and no `atoll cancel` had asked for that"
+    assert reports[0].reason == "it was killed (exit code 137), as who lacks memory is"
+    assert (
+        reports[1].reason == "Modal ended it, and no `atoll cancel` had asked for that"
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_a_code_is_not_taken_for_what_modal_did(
     sandbox.ended_with = code
     (report,) = launcher.poll(handle)
 
-    assert (report.state, report.exit_code, report.why) == (state, code, why)
+    assert (report.state, report.exit_code, report.reason) == (state, code, why)
 
 
 def test_a_sandbox_whose_time_is_over_is_told(stage: LaunchStage, cloud: Cloud) -> None:
@@ -245,7 +245,7 @@ def test_a_sandbox_whose_time_is_over_is_told(stage: LaunchStage, cloud: Cloud) 
     sandbox.time_out()
     (report,) = stage.until(handle, are_over)
 
-    assert (report.state, report.why) == (State.FAILED, "its time limit was over")
+    assert (report.state, report.reason) == (State.FAILED, "its time limit was over")
 
 
 def test_a_cancel_is_written_on_its_sandbox(stage: LaunchStage, cloud: Cloud) -> None:

@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +14,10 @@ import pytest
 import ray
 
 from atoll.errors import Unreachable, UsageError
-from atoll.launch.engines.ray.leading import Lead, Leader
-from atoll.launch.engines.ray.ledger import MAX_LINES, Ledger
-from atoll.launch.handle import Handle
+from atoll.launch.base import Handle, Report, State
+from atoll.launch.engines.ray.actors import MAX_LINES, Lead, Leader, Ledger
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import Resources, Restarts
-from atoll.launch.states import State
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import STAY, are
 from tests.launch.ray_cluster import Nodes, ray_cluster
@@ -134,7 +131,7 @@ def test_what_ray_cannot_do_is_refused(
 def test_a_ledger_that_lost_its_node_believes_its_islands() -> None:
     """What it does not know any more is told to it again, and nobody is ended."""
     ledger = Ledger({0: "reef-0"}, now_s=lambda: 0.0)
-    said = {"index": 0, "name": "reef-0", "state": "running", "restarts": 0}
+    said = Report(index=0, name="reef-0", state=State.RUNNING).to_dict()
 
     assert ledger.hear(0, 2, said, ["one"]) is False
     assert ledger.hear(0, 1, said, ["late"]) is True
@@ -153,7 +150,7 @@ def test_a_ledger_that_lost_its_node_knows_a_successor() -> None:
 def test_a_ledger_keeps_the_last_lines() -> None:
     """Its memory is bounded, and what is dropped is the oldest."""
     ledger = Ledger({0: "reef-0"}, now_s=lambda: 0.0)
-    said = {"index": 0, "name": "reef-0", "state": "running"}
+    said = Report(index=0, name="reef-0", state=State.RUNNING).to_dict()
     ledger.hear(0, 1, said, [str(number) for number in range(MAX_LINES + 2)])
 
     assert ledger.lines(0, 0)[0] == "2"
@@ -163,7 +160,7 @@ def test_a_ledger_keeps_the_last_lines() -> None:
 def test_who_hears_it_from_the_ledger_has_time_to_leave() -> None:
     """The ledger may know of a cancel before the actor: that is no reason to kill."""
     ledger = Ledger({0: "reef-0"})
-    lead = Lead(0, "reef-0", ["sh", "-c", LEAVES], {}, asdict(Restarts()), False)
+    lead = Lead(0, "reef-0", ["sh", "-c", LEAVES], {}, Restarts().to_dict(), False)
     thread = threading.Thread(target=Leader(lead, _Called(ledger)).lead, args=[_same])
     thread.start()
     _until(lambda: "up" in ledger.lines(0, 0))

@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import Launcher, Order
+from atoll.launch.api import plan_spec
+from atoll.launch.base import Handle, Launcher, Order, State
 from atoll.launch.engines.sagemaker.inside import folded, unfolded
-from atoll.launch.handle import Handle
-from atoll.launch.launching import plan_spec
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources
-from atoll.launch.states import State
 from atoll.security import Secret
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import HEAR, HIDDEN, TELL, are_over
@@ -271,7 +269,7 @@ def test_every_status_has_its_state(
     (report,) = launcher.poll(handle)
 
     assert report.state is state
-    assert report.why.startswith(why)
+    assert report.reason.startswith(why)
 
 
 def test_a_job_that_aws_lost_is_lost_alone(stage: LaunchStage, cloud: Cloud) -> None:

@@ -15,17 +15,14 @@ from typing import Any
 import pytest
 
 from atoll.errors import UsageError
+from atoll.launch.base import Handle, Report, State
 from atoll.launch.bootstrap import bootstrap_words
-from atoll.launch.engines.slurm.accounts import numbers
-from atoll.launch.engines.slurm.calls import PROGRAMS
-from atoll.launch.engines.slurm.files import IslandFiles
-from atoll.launch.engines.slurm.script import INDEX, LEADER
-from atoll.launch.handle import Handle
+from atoll.launch.engines.slurm import INDEX, LEADER, IslandFiles
+from atoll.launch.engines.slurm.scheduler import PROGRAMS, numbers
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
-from atoll.launch.states import Report, State
 from atoll.security import Secret
-from atoll.security.private import replace_private
+from atoll.security.private_files import replace_private
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
 from atoll.testing.launcher_contract import STAY, are
 from tests.launch.slurm_cluster import Cluster, slurm_cluster
@@ -121,14 +118,14 @@ def test_an_island_outlives_its_node(cluster: Cluster, stage: LaunchStage) -> No
     stage.until_said(handle, 0, "here")
     (running,) = launcher.poll(handle)
     try:
-        cluster.kill_node(running.place)
+        cluster.kill_node(running.host)
         stage.until(handle, lambda all_: all_[0].restarts == 1)
         _begin_now(cluster, stage, handle, f"{handle.reference['job']}_0")
         (report,) = stage.until(handle, are(State.FINISHED))
     finally:
-        cluster.start_node(running.place)
+        cluster.start_node(running.host)
 
-    assert report.place != running.place
+    assert report.host != running.host
     assert "again" in launcher.logs(handle, 0)
 
 

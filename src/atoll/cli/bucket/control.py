@@ -13,8 +13,8 @@ from atoll.cli.bucket.observing import Observing
 from atoll.errors import Refused, UsageError
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import ControlDocument, packed
-from atoll.protocol.ending import set_values
-from atoll.protocol.events import NewValues
+from atoll.protocol.events import SettingsChanged
+from atoll.protocol.operators import set_values
 
 TRIES = 64
 """So many others may speak in between."""
@@ -65,7 +65,9 @@ def _document(
     match action:
         case "set":
             values = words["values"]
-            set_values(observing.lookout.sight.state, NewValues(values), 0.0)  # judged
+            set_values(
+                observing.lookout.sight.state, SettingsChanged(values), 0.0
+            )  # judged
             return ControlDocument(run=run, action="set", values=values)
         case "stop" | "drain":
             # Who is there can close rounds up to it; nobody's update is left over.

@@ -13,14 +13,13 @@ from contextlib import suppress
 
 from atoll.cli.bucket.whole_reads import WholeReads
 from atoll.errors import AtollError, CorruptError
-from atoll.exchange.bucket import Lookout, ThreadTiming
-from atoll.exchange.bucket.making import require_able
-from atoll.exchange.bucket.opening import require_there
+from atoll.exchange.bucket import BucketReader, ThreadTiming
+from atoll.exchange.bucket.create import require_able, require_there
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
-from atoll.store import Probed, Store, open_store
-from atoll.store.probe import PROBES, TEXT
-from atoll.telemetry.amounts import size as shown_size
+from atoll.store import ProbedStore, Store, open_store
+from atoll.store.client import PROBES, TEXT
+from atoll.telemetry.text import format_size as shown_size
 
 ROUND_TRIPS = 5
 UPLOAD_BYTES = 2**20
@@ -111,7 +110,7 @@ class StoreExamination:
     def _run(self) -> str:
         timing = ThreadTiming()
         try:
-            lookout = Lookout.open(WholeReads(self._store), timing, url=self._url)
+            lookout = BucketReader.open(WholeReads(self._store), timing, url=self._url)
             lookout.look_members()
             lookout.look_controls()
             states = States(lookout, Outcomes(lookout, None))
@@ -123,7 +122,7 @@ class StoreExamination:
             return f"{lookout.run} has moved to {lookout.sight.moved_to}"
         settings = lookout.sight.settings
         if not self._has_put_new:
-            require_able(Probed(self._store), settings, url=self._url)
+            require_able(ProbedStore(self._store), settings, url=self._url)
         founded = "not founded yet"
         if lookout.founded:
             closed = min(round.number for round in lookout.sight.state.rounds) - 1

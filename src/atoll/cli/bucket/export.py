@@ -9,9 +9,9 @@ from pathlib import Path
 from atoll.cli.bucket.observing import Observing
 from atoll.coordinator.anchor_file import FilePlan, listed_rounds
 from atoll.errors import Refused
-from atoll.exchange.bucket.constants import ConstantObjects
-from atoll.exchange.bucket.past import Past
-from atoll.exchange.constants import verified
+from atoll.exchange.base import verified
+from atoll.exchange.bucket.large_objects import ConstantObjects
+from atoll.exchange.bucket.states import PastAnchors
 from atoll.weights import FragmentState
 
 Read = Callable[[int], FragmentState]
@@ -37,7 +37,9 @@ def write_anchor(
         )
     read = _reader(observing, round)
     kept = founded.constants
-    plan = FilePlan.of(founded.run, founded.model, fragments=len(layout), kept=kept)
+    plan = FilePlan.of(
+        founded.run, founded.model, fragments=len(layout), kept_constants=kept
+    )
     objects = ConstantObjects(observing.lookout.store, founded)
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
@@ -49,7 +51,7 @@ def write_anchor(
             if progress is not None:
                 progress(index + 1, len(layout))
         for constant in plan.constants:
-            place = plan.head_bytes + plan.places[constant.name][0]
+            place = plan.head_bytes + plan.offsets[constant.name][0]
             for part in verified(constant, objects.parts(constant)):
                 place += os.pwrite(handle, part, place)
         os.truncate(handle, plan.size_bytes)
@@ -62,7 +64,7 @@ def write_anchor(
 def _reader(observing: Observing, round: int | None) -> Read:
     if round is None:
         return observing.states.read
-    past = Past(observing.lookout, observing.outcomes)
+    past = PastAnchors(observing.lookout, observing.outcomes)
     kept = past.rounds()
     if round not in kept:
         raise Refused(

@@ -8,8 +8,8 @@ from typing import Any
 
 from atoll.errors import CorruptError, NoSuchObject, UsageError
 from atoll.exchange.bucket import documents
+from atoll.exchange.bucket.create import directory_of
 from atoll.exchange.bucket.documents import parse
-from atoll.exchange.bucket.opening import directory_of
 from atoll.store import open_store
 from atoll.wire import Roster, unpack, unpack_roster
 

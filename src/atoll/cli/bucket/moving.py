@@ -21,27 +21,25 @@ from atoll.bundle import MAX_BYTES, Bundle
 from atoll.bundle.archive import MAX_CODE_BYTES
 from atoll.cli.asking import Asking, surroundings_for
 from atoll.errors import CorruptError, Refused, Unreachable, UsageError
-from atoll.exchange.base import Frame
+from atoll.exchange.api import Incoming
+from atoll.exchange.api.fields import MAX_LARGE_BYTES, load
+from atoll.exchange.api.routes import PROTOCOL, PROTOCOL_HEADER, target_of
+from atoll.exchange.base import PART_BYTES, Frame
 from atoll.exchange.bucket import ThreadTiming, keys
-from atoll.exchange.bucket.arriving import (
-    BELONGINGS,
-    Arriving,
-    Belongings,
-    Left,
+from atoll.exchange.bucket.create import reliable, require_no_coordinator
+from atoll.exchange.bucket.move_in import (
+    MOVED_RUN,
+    MovedRun,
+    MoveIn,
+    UnclaimedUpdate,
     give_up,
     is_here,
     require_free,
 )
-from atoll.exchange.bucket.opening import reliable, require_no_coordinator
-from atoll.exchange.constants import PART_BYTES
-from atoll.exchange.forms import Incoming
-from atoll.exchange.forms.heads import PROTOCOL, PROTOCOL_HEADER
-from atoll.exchange.forms.routes import target_of
-from atoll.exchange.forms.text import MAX_LARGE_BYTES, load
-from atoll.http import Fetching, at_most
-from atoll.island.reach import call_to
+from atoll.http import Download, at_most
+from atoll.island.connection import call_to
 from atoll.protocol import TensorSpec
-from atoll.protocol.constants import bytes_of
+from atoll.protocol.model import bytes_of
 from atoll.security import Role, RunUrl
 from atoll.wire import blake3_digest, verify_body
 from atoll.wire.digests import Bytes
@@ -98,7 +96,7 @@ class Departure:
         if not is_here(self._store, belongings.run):
             self._bring_bundle(belongings.settings.settings.run.bundle)
             self._bring_code()
-            arriving = Arriving(self._store, self._timing, belongings)
+            arriving = MoveIn(self._store, self._timing, belongings)
             arriving.bring(self._state, self._update, self)
             arriving.settle()
         status = self._say("moved")
@@ -137,10 +135,10 @@ class Departure:
         )
         return status
 
-    def _belongings(self) -> Belongings:
+    def _belongings(self) -> MovedRun:
         reply = self._again(lambda: self._asking.call("GET", "/belongings"))
         said = load(bytes(reply.body), what="belongings", most=MAX_LARGE_BYTES)
-        return BELONGINGS.read(said, "belongings")
+        return MOVED_RUN.read(said, "belongings")
 
     def _bring_bundle(self, digest: str | None) -> None:
         """Put what defines the model into the store, before anything speaks of it."""
@@ -162,7 +160,7 @@ class Departure:
 
     def _archive(self, target: str, most_bytes: int) -> bytes:
         """Return a file of the coordinator's."""
-        fetching = Fetching(at_most(most_bytes, target))
+        fetching = Download(at_most(most_bytes, target))
         reply = self._again(
             lambda: self._asking.call(
                 "GET", target, fetching=fetching, timeout_s=FRAME_S
@@ -173,7 +171,7 @@ class Departure:
     def _state(self, fragment: int) -> Frame:
         return self._frame(target_of("state", fragment))
 
-    def _update(self, left: Left) -> Frame:
+    def _update(self, left: UnclaimedUpdate) -> Frame:
         return self._frame(update_target(left))
 
     def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
@@ -186,7 +184,7 @@ class Departure:
             ).body
 
     def _frame(self, target: str) -> Frame:
-        fetching = Fetching(lambda size: memoryview(np.empty(size, np.uint8).data))
+        fetching = Download(lambda size: memoryview(np.empty(size, np.uint8).data))
         reply = self._again(
             lambda: self._asking.call(
                 "GET", target, fetching=fetching, timeout_s=FRAME_S
@@ -211,7 +209,7 @@ class Departure:
             time.sleep(PAUSE_S)
 
 
-def update_target(left: Left) -> str:
+def update_target(left: UnclaimedUpdate) -> str:
     """Return where a coordinator has an update that comes along."""
     island = quote(left.island, safe="")
     return f"/belongings/{left.fragment}/{left.round}/{island}"

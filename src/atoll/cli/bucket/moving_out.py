@@ -17,15 +17,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from atoll.cli.names import RUN_SUFFIX, Names, note_served
-from atoll.coordinator.arrival import Arrival
-from atoll.coordinator.bundles import keep
-from atoll.coordinator.code_files import CodeFiles
+from atoll.coordinator.directory import CodeFiles, store_bundle
+from atoll.coordinator.move import Arrival
 from atoll.errors import Refused, UsageError
 from atoll.exchange.bucket import ThreadTiming
-from atoll.exchange.bucket.moving_out import MovingOut
-from atoll.exchange.bucket.opening import reliable, require_there
+from atoll.exchange.bucket.create import reliable, require_there
+from atoll.exchange.bucket.move_out import MoveOut
 from atoll.island.environment import surroundings_from_environment
-from atoll.protocol.run_state import Move
+from atoll.protocol.coordinator_state import Move
 from atoll.security import (
     Credentials,
     Role,
@@ -34,8 +33,8 @@ from atoll.security import (
     run_tokens,
     token_file,
 )
-from atoll.security.certificate import coordinator_certificate
-from atoll.security.private import replace_private
+from atoll.security.certificates import coordinator_certificate
+from atoll.security.private_files import replace_private
 from atoll.settings import RunSettings
 
 LOOK_S = 2.0
@@ -101,7 +100,7 @@ class Removal:
         self._timing = ThreadTiming()
         try:
             store = reliable(source, self._timing.pause)
-            self._out = MovingOut.open(store, self._timing, url=source)
+            self._out = MoveOut.open(store, self._timing, url=source)
             name = self._out.settings.run.name
             place = (directory or Path(f"{name}{RUN_SUFFIX}")).absolute()
             self._arrival = Arrival(place, source=source, target=str(target))
@@ -137,7 +136,7 @@ class Removal:
             self._arrival.prepare()
             _prepare(self._place, self._out.settings)
             if bundle := self._out.bundle():
-                keep(self._place.directory, bundle)
+                store_bundle(self._place.directory, bundle)
             nonce = self._arrival.ticket.nonce
             move = self._out.begin(str(self._target), nonce)
             self._require_ours(move)
@@ -174,7 +173,7 @@ class Removal:
     def _bring(self) -> None:
         code = CodeFiles(self._place.directory)
         for digest, data in self._out.codes():
-            code.keep(digest, data, may_be_more=True)
+            code.store(digest, data, is_unlimited=True)
         self._arrival.receive(self._out)
         if not self._out.settle():
             self._arrival.forget()

@@ -15,12 +15,12 @@ from typing import Self
 
 from atoll.cli.bucket.whole_reads import WholeReads
 from atoll.clock import Clock
-from atoll.exchange.bucket import Lookout, ThreadTiming
+from atoll.exchange.bucket import BucketReader, ThreadTiming
+from atoll.exchange.bucket.create import require_there
 from atoll.exchange.bucket.documents import RosterDocument
-from atoll.exchange.bucket.opening import require_there
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
-from atoll.store import Patient, open_store
+from atoll.store import RetryingStore, open_store
 
 LOOK_S = 1.0
 """Between two looks at documents that may change."""
@@ -43,8 +43,10 @@ class Observing:
         self.url = url
         self._timing = ThreadTiming(clock)
         try:
-            self.store = Patient(WholeReads(open_store(url)), pause=self._timing.pause)
-            self.lookout = Lookout.open(self.store, self._timing, url=url)
+            self.store = RetryingStore(
+                WholeReads(open_store(url)), pause=self._timing.pause
+            )
+            self.lookout = BucketReader.open(self.store, self._timing, url=url)
             self.outcomes = Outcomes(self.lookout, None)
             self.states = States(self.lookout, self.outcomes)
             self._begun_s = self._timing.now_s()

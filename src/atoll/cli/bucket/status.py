@@ -17,9 +17,9 @@ from atoll.cli.bucket.observing import LIVE, SEEN, Observing
 from atoll.coordinator.status import run_state, status_of
 from atoll.exchange.bucket import keys
 from atoll.exchange.bucket.documents import RosterDocument
-from atoll.exchange.bucket.sight import BEAT_S, Sight
+from atoll.exchange.bucket.view import BEAT_S, RunView
+from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.membership import Members
-from atoll.protocol.run_state import CoordinatorState
 from atoll.protocol.values import changed
 from atoll.wire import Verdict
 
@@ -158,7 +158,7 @@ def _verdicts(rosters: Rosters) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def _damage(sight: Sight) -> list[str]:
+def _damage(sight: RunView) -> list[str]:
     """Return the objects that islands cannot verify, by their own documents."""
     return sorted(
         {

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from atoll.errors import Unreachable
-from atoll.store import Data, Item, Store, Traits
+from atoll.store import (
+    Data,
+    Item,
+    Store,
+    StoreTraits,
+)
 
 
 class WholeReads:
@@ -19,8 +24,8 @@ class WholeReads:
         self._has_ranges = store.traits.has_ranges
 
     @property
-    def traits(self) -> Traits:
-        return Traits(
+    def traits(self) -> StoreTraits:
+        return StoreTraits(
             has_put_new=self._store.traits.has_put_new, has_ranges=self._has_ranges
         )
 

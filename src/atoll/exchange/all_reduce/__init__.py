@@ -4,16 +4,16 @@ For whoever needs only that: a fixed number of ranks, all of which must come. A 
 for everybody else. Start reading at `reducing.AllReduce`.
 """
 
-from atoll.exchange.all_reduce.place import Place, open_place
-from atoll.exchange.all_reduce.reducing import AllReduce
-from atoll.exchange.all_reduce.sections import KINDS, Sections
-from atoll.store import Requests, Store
+from atoll.exchange.all_reduce.frames import KINDS, Sections
+from atoll.exchange.all_reduce.reduction import AllReduce
+from atoll.exchange.all_reduce.rendezvous import Rendezvous, open_place
+from atoll.store import RequestCounts, Store
 
 __all__ = [
     "KINDS",
     "AllReduce",
-    "Place",
-    "Requests",
+    "Rendezvous",
+    "RequestCounts",
     "Sections",
     "Store",
     "open_place",

@@ -4,7 +4,7 @@ Start reading at `keys`, then `sight` and `exchange`.
 """
 
 from atoll.exchange.bucket.exchange import StoreExchange
-from atoll.exchange.bucket.lookout import Lookout
-from atoll.exchange.bucket.timing import ThreadTiming, Timing
+from atoll.exchange.bucket.reader import BucketReader
+from atoll.exchange.bucket.runtime import ThreadTiming, Timing
 
-__all__ = ["Lookout", "StoreExchange", "ThreadTiming", "Timing"]
+__all__ = ["BucketReader", "StoreExchange", "ThreadTiming", "Timing"]

@@ -18,13 +18,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from atoll.errors import CorruptError, UsageError
-from atoll.exchange.forms.constants import DIGESTS
-from atoll.exchange.forms.fields import (
+from atoll.exchange.api.fields import (
     FLAG,
+    MAX_LARGE_BYTES,
     NAME,
-    Field,
+    JsonField,
+    dump,
     hexed,
     listed,
+    load,
     maybe,
     number,
     require_table,
@@ -34,19 +36,18 @@ from atoll.exchange.forms.fields import (
     whole,
     words,
 )
-from atoll.exchange.forms.messages import BEAT, MAX_FRAGMENTS, MODEL
-from atoll.exchange.forms.tables import read_stored_settings, settings_form
-from atoll.exchange.forms.text import MAX_LARGE_BYTES, dump, load
-from atoll.protocol import Beat, ModelSpec
+from atoll.exchange.api.messages import (
+    BEAT,
+    MAX_FRAGMENTS,
+    MODEL,
+    read_stored_settings,
+    settings_form,
+)
+from atoll.exchange.api.replies import DIGESTS
+from atoll.protocol import Heartbeat, ModelSpec
 from atoll.settings import RunSettings
 from atoll.store import Data, Store
-from atoll.wire import (
-    OuterValues,
-    Roster,
-    blake3_digest,
-    pack_roster,
-    unpack_roster,
-)
+from atoll.wire import OuterValues, Roster, blake3_digest, pack_roster, unpack_roster
 from atoll.wire.digests import view_of
 from atoll.wire.header import BASE_BYTES
 
@@ -151,7 +152,7 @@ class MemberDocument:
     stands: tuple[Stand, ...]
     beats: int
     has_left: bool
-    beat: Beat
+    beat: Heartbeat
     heads: tuple[RosterHead, ...] = ()
     """The last roster of each fragment that it has read: whoever finds none there, or
     another, knows that the bucket is damaged."""
@@ -268,18 +269,18 @@ def _outer(optimizer: str, lr: float, momentum: float) -> OuterValues:
 BASE = hexed(BASE_BYTES, BASE_BYTES)
 DIGEST = hexed(DIGEST_BYTES, DIGEST_BYTES)
 _MAYBE_DIGEST = hexed(0, DIGEST_BYTES)
-_SETTINGS: Field[RunSettings] = Field(settings_form, read_stored_settings)
+_SETTINGS: JsonField[RunSettings] = JsonField(settings_form, read_stored_settings)
 _OUTER = row(_outer, {"optimizer": text(32), "lr": number(), "momentum": number()})
-_ROSTER = Field(
+_ROSTER = JsonField(
     lambda roster: pack_roster(roster).hex(),
     lambda value, where: unpack_roster(hexed(0, MAX_LARGE_BYTES).read(value, where)),
 )
 _NUMBER = {"fragment": whole(), "round": whole()}
 
-SETTINGS: Field[SettingsDocument] = table(
+SETTINGS: JsonField[SettingsDocument] = table(
     SettingsDocument, {"run": NAME, "fingerprint": text(128), "settings": _SETTINGS}
 )
-RUN: Field[RunDocument] = table(
+RUN: JsonField[RunDocument] = table(
     RunDocument,
     {
         "run": NAME,
@@ -290,8 +291,8 @@ RUN: Field[RunDocument] = table(
     },
     optional={"states": listed(_MAYBE_DIGEST, most=MAX_FRAGMENTS)},
 )
-SLOT: Field[SlotDocument] = table(SlotDocument, {"run": NAME, "island": NAME})
-MEMBER: Field[MemberDocument] = table(
+SLOT: JsonField[SlotDocument] = table(SlotDocument, {"run": NAME, "island": NAME})
+MEMBER: JsonField[MemberDocument] = table(
     MemberDocument,
     {
         "run": NAME,
@@ -317,12 +318,12 @@ MEMBER: Field[MemberDocument] = table(
         ),
     },
 )
-CONTROL: Field[ControlDocument] = table(
+CONTROL: JsonField[ControlDocument] = table(
     ControlDocument,
     {
         "run": NAME,
         "action": words(*ACTIONS),
-        "values": Field(dict, _scalars),
+        "values": JsonField(dict, _scalars),
         "last_round": maybe(whole()),
         "island": maybe(NAME),
         "incarnation": whole(),
@@ -330,7 +331,7 @@ CONTROL: Field[ControlDocument] = table(
         "nonce": text(64),
     },
 )
-ROSTER: Field[RosterDocument] = table(
+ROSTER: JsonField[RosterDocument] = table(
     RosterDocument,
     {
         "run": NAME,
@@ -348,7 +349,7 @@ COUNTED = row(
     CountedProgress,
     {"island": NAME, "round": whole(), "inner_steps": whole(), "tokens": whole()},
 )
-STATE: Field[StateDocument] = table(
+STATE: JsonField[StateDocument] = table(
     StateDocument,
     {
         "run": NAME,
@@ -363,7 +364,7 @@ STATE: Field[StateDocument] = table(
 
 
 @dataclass(frozen=True)
-class Read(Generic[T]):
+class ReadDocument(Generic[T]):
     """A document, and the digest of the object that it was read from."""
 
     document: T
@@ -372,7 +373,7 @@ class Read(Generic[T]):
     """False: the object is of 0.1.0, and only this digest names its bytes."""
 
 
-def packed(field: Field[T], document: T, key: str) -> list[Data]:
+def packed(field: JsonField[T], document: T, key: str) -> list[Data]:
     """Return a document as the bytes of the object at `key`."""
     said = {"format": FORMAT, "key": key, "document": field.write(document)}
     most = MAX_LARGE_BYTES - _SEALED_FROM - 1
@@ -388,7 +389,7 @@ def digest_of(parts: list[Data]) -> bytes:
 
 
 def parse(
-    field: Field[T],
+    field: JsonField[T],
     data: Data,
     *,
     key: str,
@@ -405,13 +406,13 @@ def parse(
 
 
 def _parsed(
-    field: Field[T],
+    field: JsonField[T],
     data: Data,
     *,
     key: str,
     run: str | None = None,
     is_placed: bool = True,
-) -> Read[T]:
+) -> ReadDocument[T]:
     try:
         read = _opened(field, view_of(data), key, is_placed=is_placed)
     except (UsageError, CorruptError) as exc:
@@ -425,7 +426,9 @@ def _parsed(
     return read
 
 
-def _opened(field: Field[T], data: memoryview, key: str, *, is_placed: bool) -> Read[T]:
+def _opened(
+    field: JsonField[T], data: memoryview, key: str, *, is_placed: bool
+) -> ReadDocument[T]:
     """Return what an object says, judged by its digest before anything else."""
     is_sealed = bytes(data[: len(_OPENING)]) == _OPENING
     if is_sealed:
@@ -453,10 +456,10 @@ def _opened(field: Field[T], data: memoryview, key: str, *, is_placed: bool) -> 
         )
     if is_sealed and is_placed and said["key"] != key:
         raise CorruptError(f"it is the object of {str(said['key'])[:200]!r}.")
-    return Read(field.read(said["document"], key), digest, is_sealed)
+    return ReadDocument(field.read(said["document"], key), digest, is_sealed)
 
 
-def fetch(store: Store, field: Field[T], key: str, *, run: str | None = None) -> T:
+def fetch(store: Store, field: JsonField[T], key: str, *, run: str | None = None) -> T:
     """Return the document at a key.
 
     Raises:
@@ -467,8 +470,8 @@ def fetch(store: Store, field: Field[T], key: str, *, run: str | None = None) ->
 
 
 def fetch_read(
-    store: Store, field: Field[T], key: str, *, run: str | None = None
-) -> Read[T]:
+    store: Store, field: JsonField[T], key: str, *, run: str | None = None
+) -> ReadDocument[T]:
     """Return the document at a key, and the digest of its object; else as `fetch`."""
     return _parsed(field, store.get(key, 0, MAX_LARGE_BYTES + 1), key=key, run=run)
 

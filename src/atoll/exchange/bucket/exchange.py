@@ -1,11 +1,9 @@
-"""A run in a bucket, as one island sees and moves it. Implements `Exchange`.
+"""A run in a bucket, for one island. Implements `Exchange`.
 
-Theory of operation. `publish` puts an update and looks who else has. Whoever finds that
-nobody is worth waiting for puts the round's roster; put-if-absent picks one. From then
-on the outcome is a function of what is in the bucket, and everybody reads or makes it.
-A heartbeat in the background overwrites the island's document, and reads the others'
-and what operators have said. All asking is bounded: pauses between two looks grow, so
-that a wait costs requests by its logarithm first, and one in some seconds then.
+An update is put once; then the island polls the open round, with pauses that grow, and
+closes it when it is due. A wait of a minute costs about thirty polls, and each minute
+after it twenty more: a poll is one request to list a round, and new objects are read
+once.
 """
 
 from __future__ import annotations
@@ -14,23 +12,20 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from atoll.errors import AtollError, RunEnded, RunMoved
-from atoll.exchange.base import Frame, Outcome
-from atoll.exchange.bucket.closing import Closing
+from atoll.errors import AtollError, CorruptError, Refused, RunEnded, RunMoved
+from atoll.exchange.base import Constants, Frame, Outcome
+from atoll.exchange.bucket import keys
+from atoll.exchange.bucket.create import BucketFounder
 from atoll.exchange.bucket.documents import MemberDocument, Stand
-from atoll.exchange.bucket.entering import WATCH_S, Entering
-from atoll.exchange.bucket.founder import Founder
-from atoll.exchange.bucket.living import Living
-from atoll.exchange.bucket.lookout import Lookout
+from atoll.exchange.bucket.member import WATCH_S, MemberEntry, MemberLease
 from atoll.exchange.bucket.outcomes import Outcomes
-from atoll.exchange.bucket.pauses import Pauses
-from atoll.exchange.bucket.publishing import Publishing
-from atoll.exchange.bucket.sight import BEAT_S
+from atoll.exchange.bucket.reader import BucketReader
+from atoll.exchange.bucket.round_closer import RoundCloser
 from atoll.exchange.bucket.states import STATE_ROUNDS, States
-from atoll.exchange.constants import Constants
+from atoll.exchange.bucket.view import BEAT_S
 from atoll.protocol import (
-    Beat,
-    Holding,
+    Heartbeat,
+    HeldRound,
     JoinReply,
     JoinRequest,
     ModelSpec,
@@ -38,7 +33,8 @@ from atoll.protocol import (
     Reception,
     Stats,
 )
-from atoll.wire import Kind
+from atoll.store import RetryPolicy
+from atoll.wire import FrameKind, Header, pack, update_digest, verify_body
 
 log = logging.getLogger("atoll")
 
@@ -48,7 +44,7 @@ class StoreExchange:
 
     def __init__(
         self,
-        lookout: Lookout,
+        lookout: BucketReader,
         *,
         key: bytes,
         nonce: bytes,
@@ -59,14 +55,14 @@ class StoreExchange:
         self._store, self._timing = lookout.store, lookout.timing
         self._outcomes = Outcomes(lookout, None)
         self._states = States(lookout, self._outcomes, every_rounds=state_rounds)
-        self._living = Living(lookout)
+        self._living = MemberLease(lookout)
         self._living.wants = self._outcomes.wants
-        self._closing = Closing(lookout, self._states)
-        self._entering = Entering(lookout, self._states, key=key, nonce=nonce)
+        self._closing = RoundCloser(lookout, self._states)
+        self._entering = MemberEntry(lookout, self._states, key=key, nonce=nonce)
         self._request: JoinRequest | None = None
-        self._pauses = Pauses()
-        self._founder = Founder(lookout, nonce.hex())
-        self._publishing = Publishing(
+        self._pauses = PollBackoff()
+        self._founder = BucketFounder(lookout, nonce.hex())
+        self._publishing = UpdatePublisher(
             self._living, self._closing, self._outcomes, self._pauses
         )
 
@@ -150,7 +146,7 @@ class StoreExchange:
                 ),
             )
 
-    def heartbeat(self, beat: Beat, *, at_once: bool = False) -> Position:
+    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         self._lookout.require_here()
         self._living.note(beat)
         if at_once:
@@ -165,11 +161,11 @@ class StoreExchange:
     def publish(self, frame: Frame) -> Reception:
         self._lookout.require_here()
         match frame.header.kind:
-            case Kind.STATE if frame.header.round:
+            case FrameKind.STATE if frame.header.round:
                 self._states.write(frame)
-            case Kind.STATE:
+            case FrameKind.STATE:
                 self._founder.bring(frame, self._request)
-            case Kind.AGREED:
+            case FrameKind.AGREED:
                 pass  # rosters are never lost here
             case _:
                 return self._publishing.publish(frame)
@@ -229,7 +225,7 @@ class StoreExchange:
         with self._lookout.lock:
             outer = self._lookout.sight.terms(fragment).outer
             self._lookout.known_bases.see_held(
-                fragment, Holding(state.round, state.digest)
+                fragment, HeldRound(state.round, state.digest)
             )
         header, body = state.to_frame(
             run=self._lookout.run, fragment=fragment, outer=outer
@@ -266,3 +262,155 @@ class StoreExchange:
             or (fragment, round) in self._publishing.departed
         ]
         return (*stands, *own)
+
+
+class UpdatePublisher:
+    """Puts the updates of one life of an island."""
+
+    def __init__(
+        self,
+        living: MemberLease,
+        closing: RoundCloser,
+        outcomes: Outcomes,
+        pauses: PollBackoff,
+    ) -> None:
+        self._living, self._closing = living, closing
+        self._outcomes, self._pauses = outcomes, pauses
+        self._lookout = living.lookout
+        self._store, self._timing = living.lookout.store, living.lookout.timing
+        self.departed: set[tuple[int, int]] = set()
+        """Where this life was promised that what it leaves will count."""
+
+    def publish(self, frame: Frame) -> Reception:
+        """Make an update known to the run, and look who else has published.
+
+        Raises:
+            Refused: another one stands, or its round cannot be open yet.
+            CorruptError: the body does not verify.
+            LeaseLost: a later life has the name.
+            RunMoved: it departs, and the run is elsewhere.
+        """
+        header = frame.header
+        member = self._living.require()
+        self._require_own(frame)
+        verify_body(header, frame.body)
+        if self._is_ahead(frame):
+            self._lookout.look_round(header.fragment)
+        with self._lookout.lock:
+            known = self._lookout.sight.reception(header)
+        if known is not None:
+            return known
+        if self._is_ahead(frame):
+            raise Refused(
+                f"Round {header.round} of fragment {header.fragment} cannot be "
+                "published yet: another is open. Wait for its outcome."
+            )
+        if any(
+            (stand.fragment, stand.round) == (header.fragment, header.round)
+            for stand in member.stands
+        ):
+            return Reception.SPOKEN_FOR
+        self.put(frame)
+        self._closing.settle(header.fragment)
+        if header.kind is FrameKind.DEPARTING:
+            # Nobody is left to find out later: a list may not have the roster yet.
+            self._lookout.follow(header.fragment)
+            self._require_taken(header.fragment)
+        with self._lookout.lock:
+            known = self._lookout.sight.reception(header)
+        if header.kind is FrameKind.DEPARTING and known is None:
+            self.departed.add((header.fragment, header.round))
+        return known or Reception.STAGED
+
+    def _require_taken(self, fragment: int) -> None:
+        """Return if what was put stays here: who goes elsewhere may have left it out.
+
+        Raises:
+            RunMoved: the run is elsewhere, and the update is to be published there.
+        """
+        if self._lookout.sight.state.move is not None:
+            self._lookout.require_staying()
+            self._lookout.follow(fragment)
+
+    def put(self, frame: Frame) -> None:
+        """Put an update where there is none; the same one again is the same."""
+        header = frame.header
+        where = (header.fragment, header.round)
+        key = keys.update(*where, header.island, header.incarnation)
+        if not self._store.put_new(key, [pack(header), frame.body.data]):
+            self._require_same(key, header)
+        self._outcomes.own.setdefault(where, frame)
+        self._pauses.begin(header.fragment, self._timing.now_s())
+        self._lookout.updates.keep(header)
+
+    def _require_same(self, key: str, header: Header) -> None:
+        """Return if this very update stands at its key already."""
+        try:
+            standing, _ = self._lookout.read_update(key, 2**62)
+        except CorruptError as exc:
+            raise CorruptError(
+                f"{key} holds no update, and that of this island cannot be put there: "
+                f"{exc} Remove that object, and start the island again."
+            ) from exc
+        if update_digest(standing) != update_digest(header):
+            raise Refused(
+                f"Another update of island {header.island!r} stands for round "
+                f"{header.round} of fragment {header.fragment}, at {key}. Wait for its "
+                "outcome."
+            )
+
+    def _is_ahead(self, frame: Frame) -> bool:
+        header = frame.header
+        with self._lookout.lock:
+            open_round = self._lookout.sight.number(header.fragment)
+        return header.round > open_round + (header.kind is FrameKind.DEPARTING)
+
+    def _require_own(self, frame: Frame) -> None:
+        header, rounds = frame.header, self._lookout.sight.state.rounds
+        if header.run != self._lookout.run:
+            raise Refused(
+                f"The frame belongs to run {header.run!r}, and this is "
+                f"{self._lookout.run!r}. Join this run first."
+            )
+        if not 0 <= header.fragment < len(rounds):
+            raise Refused(
+                f"Fragment {header.fragment} does not exist: the run has "
+                f"{len(rounds)}. Take the settings from the run."
+            )
+
+
+FIRST_S, GROWTH, LONGEST_S = 0.05, 1.4, 3.0
+
+TRIES = RetryPolicy(max_tries=40)
+"""How often an island asks a store that does not answer: for some five minutes.
+
+What it had under way is not lost meanwhile, and the others fare alike.
+"""
+
+
+class PollBackoff:
+    """The pauses between the looks at each fragment's open round."""
+
+    def __init__(self) -> None:
+        self._next: dict[int, tuple[float, float]] = {}
+        """When to look next, and the pause after that."""
+
+    def begin(self, fragment: int, now_s: float) -> None:
+        """Start over: this island has published, and others soon will have."""
+        self._next[fragment] = (now_s + FIRST_S, FIRST_S * GROWTH)
+
+    def left_s(self, fragment: int, now_s: float) -> float:
+        """Return how long it is until the next look."""
+        due_s, _ = self._next.get(fragment, (now_s, FIRST_S))
+        return max(0.0, due_s - now_s)
+
+    def paused(self, fragment: int, left_s: float, now_s: float) -> None:
+        """Take note of what is left after a pause, though the clock may have stood."""
+        due_s, pause_s = self._next.get(fragment, (now_s, FIRST_S))
+        self._next[fragment] = (min(due_s, now_s + left_s), pause_s)
+
+    def looked(self, fragment: int, now_s: float) -> None:
+        """Take note of a look: the next one is further away."""
+        _, pause_s = self._next.get(fragment, (now_s, FIRST_S))
+        longer_s = min(pause_s * GROWTH, LONGEST_S)
+        self._next[fragment] = (now_s + pause_s, longer_s)

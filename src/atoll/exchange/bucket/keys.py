@@ -37,7 +37,7 @@ _SLUG_BYTES = 40
 _OTHERS = re.compile("[^a-z0-9-]+")
 
 
-class Life(NamedTuple):
+class IncarnationKey(NamedTuple):
     """One life of an island, as a key has it."""
 
     slug: str
@@ -53,17 +53,17 @@ def slug(island: str) -> str:
     return f"{readable}-{blake3_digest(island.encode()).hex()[:12]}"
 
 
-def life_of(key: str) -> Life | None:
+def incarnation_of(key: str) -> IncarnationKey | None:
     """Return whose object a key names; None if nobody's."""
     slug, dot, number = key.rpartition("/")[2].rpartition(".")
     is_life = dot and slug and number.isascii() and number.isdecimal()
-    life = Life(slug, int(number)) if is_life and len(number) < 20 else None
+    life = IncarnationKey(slug, int(number)) if is_life and len(number) < 20 else None
     return life if life and str(life.incarnation) == number else None
 
 
 def member(island: str, incarnation: int) -> str:
     """Return where a life of an island says that it lives."""
-    return f"{MEMBERS}{Life(slug(island), incarnation)}"
+    return f"{MEMBERS}{IncarnationKey(slug(island), incarnation)}"
 
 
 def control(number: int) -> str:
@@ -103,7 +103,7 @@ def round_prefix(fragment: int, round: int) -> str:
 
 def update(fragment: int, round: int, island: str, incarnation: int) -> str:
     """Return where a life of an island puts its update."""
-    return f"{updates(fragment, round)}{Life(slug(island), incarnation)}"
+    return f"{updates(fragment, round)}{IncarnationKey(slug(island), incarnation)}"
 
 
 def updates(fragment: int, round: int) -> str:

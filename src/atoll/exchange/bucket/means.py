@@ -26,6 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from atoll.errors import CorruptError, NonFinite, UsageError
+from atoll.exchange.api.fields import (
+    FLAG,
+    MAX_LARGE_BYTES,
+    NAME,
+    JsonField,
+    listed,
+    load,
+    table,
+    whole,
+)
 from atoll.exchange.bucket.documents import (
     DIGEST,
     MAX_SHARDS,
@@ -33,18 +43,16 @@ from atoll.exchange.bucket.documents import (
     packed,
     parse,
 )
-from atoll.exchange.forms.fields import FLAG, NAME, Field, listed, table, whole
-from atoll.exchange.forms.text import MAX_LARGE_BYTES, load
 from atoll.protocol import TensorSpec, refuse_all
 from atoll.store import Data
 from atoll.weights import FragmentLayout, Terms
-from atoll.weights.body_norm import exceeds_largest
+from atoll.weights.norm import exceeds_largest
 from atoll.weights.reduce import Contribution, reduce
 from atoll.wire import (
     PIECE_ELEMENTS,
     Codec,
+    FrameKind,
     Header,
-    Kind,
     Roster,
     blake3_digest,
     piece_count,
@@ -119,7 +127,7 @@ class Mean:
     body: U8
 
 
-_HEAD: Field[Any] = table(
+_HEAD: JsonField[Any] = table(
     dict,
     {
         "run": NAME,
@@ -317,7 +325,7 @@ def header_of(
 ) -> Header:
     """Return the header of a round's agreed frame, whose body is not known yet."""
     return Header(
-        kind=Kind.AGREED,
+        kind=FrameKind.AGREED,
         run=document.run,
         fragment=document.fragment,
         round=document.round,

@@ -28,10 +28,10 @@ from atoll.exchange.bucket.documents import (
     RosterDocument,
     Want,
 )
-from atoll.exchange.bucket.keys import Life
-from atoll.exchange.bucket.lookout import Lookout
+from atoll.exchange.bucket.keys import IncarnationKey
+from atoll.exchange.bucket.large_objects import StateObjects
 from atoll.exchange.bucket.means import Mean, Pieces, Unverified
-from atoll.exchange.bucket.state_objects import StateObjects
+from atoll.exchange.bucket.reader import BucketReader
 from atoll.wire import Header, RosterEntry, frame_bytes, pack, update_digest
 
 GRACE_S = 4.0
@@ -49,7 +49,7 @@ LONGEST_REPAIR_S = 900.0
 class Outcomes:
     """Finds and makes the agreed frames of closed rounds, for one island or nobody."""
 
-    def __init__(self, lookout: Lookout, island: str | None) -> None:
+    def __init__(self, lookout: BucketReader, island: str | None) -> None:
         self._lookout, self.island = lookout, island
         self._store, self._timing = lookout.store, lookout.timing
         self.own: dict[tuple[int, int], Frame] = {}
@@ -282,7 +282,7 @@ class Outcomes:
         self, document: RosterDocument, entry: RosterEntry
     ) -> tuple[Header | None, np.ndarray]:
         """Return what is known of an update, or its beginning; None if it is none."""
-        life = Life(keys.slug(entry.island), entry.incarnation)
+        life = IncarnationKey(keys.slug(entry.island), entry.incarnation)
         seen = self._lookout.seen_update(document.fragment, document.round, life)
         # A body that came along was not verified then: a copy may have come since.
         is_damaged = (document.fragment, document.round) in self._damage
@@ -302,7 +302,7 @@ class Outcomes:
         begin: int,
         end: int,
     ) -> np.ndarray:
-        life = Life(keys.slug(entry.island), entry.incarnation)
+        life = IncarnationKey(keys.slug(entry.island), entry.incarnation)
         key = f"{keys.updates(document.fragment, document.round)}{life}"
         first = _head_bytes(header)
         data = self._store.get(key, first + begin, end - begin)

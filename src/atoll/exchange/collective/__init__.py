@@ -4,9 +4,8 @@ Does not know what is trained, nor who counts: the run's coordinator decides tha
 Start reading at `exchange.CollectiveExchange`, then `leading` and `shares`.
 """
 
-from atoll.exchange.collective.exchange import CollectiveExchange
+from atoll.exchange.collective.exchange import CollectiveExchange, CollectiveRun
 from atoll.exchange.collective.memory import MemoryWorld
-from atoll.exchange.collective.run import CollectiveRun
-from atoll.exchange.collective.world import World
+from atoll.exchange.collective.world import CollectiveWorld
 
-__all__ = ["CollectiveExchange", "CollectiveRun", "MemoryWorld", "World"]
+__all__ = ["CollectiveExchange", "CollectiveRun", "CollectiveWorld", "MemoryWorld"]

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from atoll.errors import UsageError
-from atoll.exchange.collective.words import MAX_WORD_BYTES
-from atoll.exchange.collective.world import U8, Gone, Parts
+from atoll.exchange.collective.channel import MAX_WORD_BYTES
+from atoll.exchange.collective.world import U8, Parts, RankUnreachable
 
 TIMEOUT = timedelta(hours=1)
 """Of gloo's own: ranks that are gone are found long before."""
@@ -66,7 +66,7 @@ class GlooWorld:
     def receive(self, rank: int) -> bytes:
         (size,) = _SIZE.unpack(self._next(rank, _SIZE.size))
         if size > MAX_WORD_BYTES:
-            raise Gone(f"it says that its next word has {size} bytes")
+            raise RankUnreachable(f"it says that its next word has {size} bytes")
         return self._next(rank, size)
 
     def swap(self, outgoing: Parts, incoming: Parts) -> None:
@@ -110,4 +110,4 @@ def _met(act: Callable[[], object]) -> None:
     except RuntimeError as exc:  # gloo has no other
         # "[file:line] What happened. How that often comes about."
         fact = str(exc).partition("] ")[2].partition(". ")[0]
-        raise Gone(fact or str(exc)) from exc
+        raise RankUnreachable(fact or str(exc)) from exc

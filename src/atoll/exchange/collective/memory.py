@@ -6,7 +6,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from atoll.exchange.collective.world import Gone, Parts
+from atoll.exchange.collective.world import Parts, RankUnreachable
 
 _Lines = dict[tuple[int, int, str], SimpleQueue[bytes | None]]
 
@@ -58,5 +58,5 @@ class MemoryWorld:
         found = self._lines[rank, self._rank, plane].get()
         if found is None:
             self._lines[rank, self._rank, plane].put(None)
-            raise Gone(f"rank {rank} has closed its lines")
+            raise RankUnreachable(f"rank {rank} has closed its lines")
         return found

@@ -1,4 +1,4 @@
-"""The port between a collective and the network that its ranks share."""
+"""The transport port of a collective: a fixed number of ranks, and its byte counter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 U8 = NDArray[np.uint8]
 
 
-class Gone(Exception):
+class RankUnreachable(Exception):
     """A rank cannot be reached any more; what was met says why."""
 
 
@@ -20,10 +20,10 @@ Parts = Sequence[tuple[int, U8]]
 
 
 @runtime_checkable
-class World(Protocol):
+class CollectiveWorld(Protocol):
     """A fixed number of ranks, each of which reaches every other one.
 
-    `Circle` sends and receives words, one thread for each rank; the thread that
+    `ControlChannel` sends and receives messages, one thread per rank; the thread that
     reduces rounds swaps. What fails is over: nothing is tried again.
     """
 
@@ -60,3 +60,41 @@ class World(Protocol):
             Gone: a rank is gone. What was to be filled may be garbage.
         """
         ...
+
+
+class CountedWorld:
+    """A world that counts the bytes that another world moves."""
+
+    def __init__(self, inner: CollectiveWorld) -> None:
+        self._inner = inner
+        self.bytes_up = 0
+        self.bytes_down = 0
+
+    @property
+    def rank(self) -> int:
+        return self._inner.rank
+
+    @property
+    def size(self) -> int:
+        return self._inner.size
+
+    def send(self, rank: int, word: bytes) -> None:
+        self._inner.send(rank, word)
+        self.bytes_up += len(word)
+
+    def receive(self, rank: int) -> bytes:
+        word = self._inner.receive(rank)
+        self.bytes_down += len(word)
+        return word
+
+    def swap(self, outgoing: Parts, incoming: Parts) -> None:
+        self._inner.swap(outgoing, incoming)
+        self.bytes_up += sum(len(part) for _, part in outgoing)
+        self.bytes_down += sum(len(part) for _, part in incoming)
+
+    def costs(self) -> dict[str, float]:
+        """Return what went over the network, under the names that loggers see."""
+        return {
+            "atoll/collective_bytes_up": self.bytes_up,
+            "atoll/collective_bytes_down": self.bytes_down,
+        }

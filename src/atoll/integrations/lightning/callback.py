@@ -16,8 +16,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from atoll.errors import UsageError
-from atoll.exchange import MemoryRun
-from atoll.exchange.collective import CollectiveRun
+from atoll.exchange import CollectiveRun, MemoryRun
 from atoll.integrations.lightning.parts import SAVED_ON_DEMAND, island_of, state_of
 from atoll.integrations.rows import (
     can_be_dealt,
@@ -26,9 +25,9 @@ from atoll.integrations.rows import (
     warn_of_same_rows,
 )
 from atoll.integrations.weighing import tokens_of
-from atoll.island.saved import SavedIsland
+from atoll.island.saved_state import SavedIsland
 from atoll.torch import Island
-from atoll.torch.seat import Past, Seat, take_seat
+from atoll.torch.trainer_hooks import Past, Seat, take_seat
 
 _KNOWN = (RandomSampler, SequentialSampler, DistributedSampler)
 

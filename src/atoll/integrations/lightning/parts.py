@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from atoll.island.saved import SavedIsland, from_tree
-from atoll.torch.seat import Seat
+from atoll.island.saved_state import SavedIsland, from_tree
+from atoll.torch.trainer_hooks import Seat
 
 SAVED_ON_DEMAND = "island.ckpt"
 """What an island was asked to save: the last word of a life that ends."""

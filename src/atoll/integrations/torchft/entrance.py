@@ -22,7 +22,7 @@ from atoll.island.environment import (
     run_from_environment,
     surroundings_from_environment,
 )
-from atoll.island.trail import Trail
+from atoll.island.join import RunConnection
 from atoll.protocol import JoinReply, JoinRequest, ModelSpec, Stats
 from atoll.weights import FragmentLayout, FragmentState, terms_of
 from atoll.wire import Header
@@ -41,7 +41,7 @@ def way_to(
         return run, island, nullcontext()
     name = island or island_from_environment()
     around, clock = surroundings_from_environment(), SystemClock()
-    way = Trail(run, island=name, surroundings=around, clock=clock)
+    way = RunConnection(run, island=name, surroundings=around, clock=clock)
     way.exchange.stats = lambda: Stats(version=__version__)
     return way.exchange, name, way.leaving()
 

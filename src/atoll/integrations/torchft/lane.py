@@ -15,7 +15,7 @@ from atoll.exchange import Frame, Outcome
 from atoll.integrations.torchft.voice import Voice
 from atoll.integrations.torchft.wants import ABSTAINS, roster_of
 from atoll.island.entry import fetch_state
-from atoll.island.seeds import update_seed
+from atoll.island.identity import update_seed
 from atoll.protocol import verdict_of
 from atoll.weights import FragmentLayout, FragmentState, seal, terms_of
 from atoll.weights.layout import F32

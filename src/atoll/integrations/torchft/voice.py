@@ -10,9 +10,9 @@ import numpy as np
 from atoll.errors import Refused, Unreachable
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.entry import state_frame
-from atoll.protocol import Beat, Holding, JoinReply, Position, Reception
+from atoll.protocol import Heartbeat, HeldRound, JoinReply, Position, Reception
 from atoll.weights import FragmentState, Terms
-from atoll.wire import Header, Kind, Progress, verify_body
+from atoll.wire import FrameKind, Header, TrainingProgress, verify_body
 
 POLL_S = 0.1
 """How long a question for an outcome waits before it looks whether to go on."""
@@ -30,11 +30,11 @@ class Voice:
         self.exchange, self.joined = exchange, joined
         self.stops = threading.Event()
         self.schedule_step = joined.position.step
-        self._holds: dict[int, Holding] = {}
+        self._holds: dict[int, HeldRound] = {}
 
     def position(self, waits_for: tuple[int, int] | None = None) -> Position:
         """Return where the run is, as far as that is known without asking."""
-        beat = Beat(
+        beat = Heartbeat(
             island=self.joined.island,
             incarnation=self.joined.incarnation,
             step=self.schedule_step,
@@ -45,7 +45,7 @@ class Voice:
 
     def hold(self, fragment: int, state: FragmentState) -> None:
         """Say what is known here of a fragment: only who knows it closes its round."""
-        self._holds[fragment] = Holding(state.round, state.digest)
+        self._holds[fragment] = HeldRound(state.round, state.digest)
 
     def bring(
         self, position: Position, fragment: int, state: FragmentState, terms: Terms
@@ -67,14 +67,14 @@ class Voice:
         """Return the header of an update of this island."""
         joined = self.joined
         return Header(
-            kind=Kind.UPDATE,
+            kind=FrameKind.UPDATE,
             run=joined.run,
             fragment=fragment,
             round=round,
             island=joined.island,
             incarnation=joined.incarnation,
             epoch=joined.epoch,
-            progress=Progress(inner_steps=inner_steps, tokens=tokens),
+            progress=TrainingProgress(inner_steps=inner_steps, tokens=tokens),
             **more,  # type: ignore[arg-type] # judged by the header itself
         )
 

@@ -27,8 +27,7 @@ from transformers import (
 from transformers.trainer_utils import SaveStrategy
 
 from atoll.errors import AtollWarning, UsageError
-from atoll.exchange import MemoryRun
-from atoll.exchange.collective import CollectiveRun
+from atoll.exchange import CollectiveRun, MemoryRun
 from atoll.integrations.rows import (
     can_be_dealt,
     deal_rows,
@@ -41,21 +40,21 @@ from atoll.integrations.transformers.parts import (
     last_number,
     save_part,
 )
-from atoll.integrations.transformers.watching import Batches, trainer_above
+from atoll.integrations.transformers.watching import Batches
 from atoll.island.signals import Interrupted
 from atoll.torch import Island
 from atoll.torch.join import is_perhaps_spread
-from atoll.torch.seat import Past, Seat, take_seat
+from atoll.torch.trainer_hooks import Past, Seat, take_seat
 
 _SHUFFLES = {SeedableRandomSampler: True, RandomSampler: True, SequentialSampler: False}
 
 
 class IslandCallback(TrainerCallback):
-    """Makes a `transformers.Trainer` one island of a run.
+    """Makes a `transformers.Trainer` one island of a run: see `attach`.
 
-    It joins when the training begins, and leaves when it ends: at the run's end, at
-    `max_steps`, or by SIGTERM, for which the trainer saves first. Afterwards the model
-    holds the anchor.
+    The island joins when the training begins, and leaves when it ends: at the run's
+    end, at `max_steps`, or by SIGTERM, for which the trainer saves first. Afterwards
+    the model holds the anchor.
 
     Args:
         run: as `atoll.torch.join` takes it; None reads ATOLL_RUN.
@@ -72,6 +71,7 @@ class IslandCallback(TrainerCallback):
     ) -> None:
         self._run, self._name, self._shard = run, island, shard
         self._first = _First(self)
+        self._trainer: Trainer | None = None
         self._seat: Seat | None = None
         self._batches: Batches | None = None
         self._wants_save = self._is_over = False
@@ -81,6 +81,18 @@ class IslandCallback(TrainerCallback):
     def island(self) -> Island | None:
         """The island, once the training has begun."""
         return None if self._seat is None else self._seat.island
+
+    def attach(self, trainer: Trainer) -> None:
+        """Train `trainer` as the island. Call this before `trainer.train()`.
+
+        Adds the callback to the trainer, before its other callbacks: the island has
+        joined when they see the training begin. Safe to repeat; a second trainer
+        replaces the first.
+        """
+        self._trainer = trainer
+        handler = trainer.callback_handler
+        if self not in handler.callbacks:
+            handler.callbacks.insert(0, self)
 
     def leave(self, error: BaseException | None = None) -> None:
         """Leave the run after a training that was broken off. Safe to repeat.
@@ -113,7 +125,7 @@ class IslandCallback(TrainerCallback):
                 "A search for hyperparameters trains many models, and a run trains "
                 "one. Leave IslandCallback out of it."
             )
-        trainer, directory = trainer_above(), Path(args.output_dir)
+        trainer, directory = self._attached(state), Path(args.output_dir)
         _require_together(trainer, self._run)
         self.leave()
         past = Past(
@@ -232,6 +244,15 @@ class IslandCallback(TrainerCallback):
     def on_train_end(self, *given: Any, **named: Any) -> None:
         """Leave, if that has not happened yet."""
         self._finish()
+
+    def _attached(self, state: TrainerState) -> Trainer:
+        """Return the attached trainer, if it is the one that calls this callback."""
+        if self._trainer is None or self._trainer.state is not state:
+            raise UsageError(
+                "IslandCallback is not attached to the trainer that trains. Call "
+                "callback.attach(trainer) before trainer.train()."
+            )
+        return self._trainer
 
     def _begin(self, trainer: Trainer, seat: Seat) -> None:
         model, args = trainer.model, trainer.args

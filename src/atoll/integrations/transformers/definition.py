@@ -12,18 +12,17 @@ import transformers
 
 from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
-from atoll.island.consent import require_consent
-from atoll.island.definitions import definition_of
+from atoll.island.model_definition import definition_of, require_consent
 
 FALLBACK = "AutoModelForCausalLM"
 """Makes the model of a configuration that does not say which it is of."""
 
 
-def make_model(directory: Path, *, runs_code: bool = False) -> torch.nn.Module:
+def make_model(directory: Path, *, trust_remote_code: bool = False) -> torch.nn.Module:
     """Return the model that a directory's `config.json` describes, newly initialised.
 
     It has the dtype that the configuration says, or float32. Code in the directory is
-    loaded only with `runs_code`; nothing is looked for elsewhere.
+    loaded only with `trust_remote_code`; nothing is looked for elsewhere.
 
     Raises:
         UsageError: this version of transformers does not know such a model, or the
@@ -31,17 +30,17 @@ def make_model(directory: Path, *, runs_code: bool = False) -> torch.nn.Module:
     """
     config = _read(
         lambda: transformers.AutoConfig.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=runs_code
+            directory, local_files_only=True, trust_remote_code=trust_remote_code
         ),
         directory,
     )
-    wanted = _auto_class(config) if runs_code else None
+    wanted = _auto_class(config) if trust_remote_code else None
     if wanted is None and config.architectures:
         with _made_as(config.dtype):
             return _architecture(config.architectures[0])(config)
     auto = getattr(transformers, wanted or FALLBACK)
     model: torch.nn.Module = _read(
-        lambda: auto.from_config(config, trust_remote_code=runs_code), directory
+        lambda: auto.from_config(config, trust_remote_code=trust_remote_code), directory
     )
     return model
 
@@ -69,7 +68,7 @@ def tokenizer_from_run(
 
 
 def saved_names(
-    directory: Path, names: Collection[str], *, runs_code: bool = False
+    directory: Path, names: Collection[str], *, trust_remote_code: bool = False
 ) -> dict[str, str]:
     """Return, for each tensor of a run, the name by which `from_pretrained` finds it.
 
@@ -80,7 +79,7 @@ def saved_names(
         UsageError: a tensor of the model is not in the run, or the other way round.
     """
     with torch.device("meta"):
-        model = make_model(directory, runs_code=runs_code)
+        model = make_model(directory, trust_remote_code=trust_remote_code)
     groups: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         groups.setdefault(id(tensor), []).append(name)

@@ -22,9 +22,9 @@ from transformers import TrainerState
 
 from atoll import checkpoint
 from atoll.errors import AtollWarning, CorruptError
-from atoll.island.keeping import IslandPart
-from atoll.island.saved import SavedIsland
-from atoll.torch.seat import Seat
+from atoll.island.checkpoints import IslandComponent
+from atoll.island.saved_state import SavedIsland
+from atoll.torch.trainer_hooks import Seat
 
 PART = "island"
 STATE = "trainer_state.json"
@@ -74,7 +74,7 @@ def save_part(
         state.stateful_callbacks[_OURS] = {"args": {}, "attributes": ours}
         state.save_to_json(str(path / STATE))
     count, size_bytes = _made_durable(path) if is_leader else (0, 0)
-    at = {
+    metadata = {
         "token": token,
         "number": number,
         "step": state.global_step,
@@ -82,7 +82,9 @@ def save_part(
         "size_bytes": size_bytes,
     }
     with seat.part() as part:
-        checkpoint.save(path / PART, {PART: part}, components=[PART], at=at, keep=1)
+        checkpoint.save(
+            path / PART, {PART: part}, components=[PART], metadata=metadata, keep=1
+        )
 
 
 def find_part(state: TrainerState, output_dir: Path) -> SavedIsland | None:
@@ -97,8 +99,8 @@ def find_part(state: TrainerState, output_dir: Path) -> SavedIsland | None:
     places += [Path(ours["path"])] if "path" in ours else []
     for place in places:
         found = checkpoint.newest(place / PART) if (place / PART).is_dir() else None
-        if found is not None and found.at.get("token") == ours.get("token"):
-            part = IslandPart()
+        if found is not None and found.metadata.get("token") == ours.get("token"):
+            part = IslandComponent()
             checkpoint.load(place / PART, {PART: part}, components=[PART])
             return part.saved
     warnings.warn(
@@ -128,9 +130,9 @@ def _number_if_whole(path: Path) -> int | None:
     if found is None:
         return None
     ours = state.get("stateful_callbacks", {}).get(_OURS, {}).get("attributes", {})
-    is_same = ours.get("token") == found.at.get("token")
-    files = found.at.get("num_files"), found.at.get("size_bytes")
-    number: Any = found.at.get("number")
+    is_same = ours.get("token") == found.metadata.get("token")
+    files = found.metadata.get("num_files"), found.metadata.get("size_bytes")
+    number: Any = found.metadata.get("number")
     return int(number) if is_same and files == _measured(path) else None
 
 

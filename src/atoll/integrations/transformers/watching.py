@@ -1,33 +1,12 @@
-"""What a trainer does not tell its callbacks: itself, its batches and its losses."""
+"""The tokens and losses of a trainer's batches, which callbacks are not given."""
 
 from __future__ import annotations
 
-import sys
-from types import FrameType
 from typing import Any
 
 import torch
-from transformers import Trainer
 
-from atoll.errors import UsageError
 from atoll.integrations.weighing import tokens_of
-
-
-def trainer_above() -> Trainer:
-    """Return the trainer that has called the callback which calls this.
-
-    A callback is given the model alone, without what DDP has made of it.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, Trainer):
-            return caller
-        frame = frame.f_back
-    raise UsageError(
-        "No transformers.Trainer has called this callback. Give it to one: "
-        "Trainer(..., callbacks=[IslandCallback()])."
-    )
 
 
 class Batches:

@@ -3,30 +3,34 @@
 This is the only package that imports numba. Compiled loops allocate nothing.
 """
 
-from atoll.kernels.with_numba.e3m0 import e3m0_decode, e3m0_encode
-from atoll.kernels.with_numba.floats import (
+from atoll.kernels.with_numba.codecs import (
     bf16_decode,
     bf16_encode,
     bf16_stochastic,
+    e3m0_decode,
+    e3m0_encode,
     fp32_decode,
     fp32_encode,
+    int8_decode,
+    int8_encode,
     round_bf16,
     sum_squares,
 )
-from atoll.kernels.with_numba.hashed import nesterov_hashed
-from atoll.kernels.with_numba.int8 import int8_decode, int8_encode
 from atoll.kernels.with_numba.outer import (
     accumulate,
     accumulate_divided,
     accumulate_scaled,
     adam,
+    difference,
+    difference_fed,
     divide,
     heavy_ball,
+    left_over,
     nesterov,
+    nesterov_hashed,
     scale,
     sgd,
 )
-from atoll.kernels.with_numba.sealing import difference, difference_fed, left_over
 from atoll.kernels.with_numba.squares import bf16_squares, e3m0_squares, fp32_squares
 from atoll.kernels.with_numba.topk import topk_decode, topk_encode
 

@@ -4,6 +4,8 @@ Start reading at `claims.ALL`, then `watch.Watch`.
 """
 
 from atoll.simulate.invariants.claims import ALL, Invariant, Violation
-from atoll.simulate.invariants.watch import Watch
+from atoll.simulate.invariants.watch import (
+    InvariantWatch,
+)
 
-__all__ = ["ALL", "Invariant", "Violation", "Watch"]
+__all__ = ["ALL", "Invariant", "InvariantWatch", "Violation"]

@@ -1,44 +1,61 @@
-"""Looks at a bucket: every roster is judged as it is put.
+"""Checks a bucket: every roster is judged as it is decided and as it is put.
 
-The world does what no island does: it goes along with the rosters as they are put,
-takes the mean of the updates that they count from the bucket itself, and makes the
-outer step. Everybody must come to the same bits. What closers decide is judged by
-`closers`, before their rosters are on their way.
+The referee does what no island does: it follows the rosters as they are put, takes the
+mean of the updates that they count from the bucket itself, and makes the outer step.
+Every island must come to the same bits.
+
+A roster is also judged when its closer decides it, by what the closer knew at that
+moment. A process can stand still for any time before its roster is sent, and updates
+that arrive meanwhile are not in the roster. That loses no work: a living island learns
+that its update was late, and carries it; an update of an island that has left is
+brought into the next round; and a later incarnation finds the updates of the earlier
+one.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from atoll.exchange.bucket import documents, keys, means
-from atoll.exchange.bucket.closing import FRESH_S
+from atoll.exchange import Exchange, Frame, Outcome
+from atoll.exchange.bucket import BucketReader, documents, keys, means
 from atoll.exchange.bucket.documents import (
     MemberDocument,
     RosterDocument,
     RunDocument,
+    Stand,
     parse,
 )
+from atoll.exchange.bucket.exchange import TRIES
+from atoll.exchange.bucket.keys import IncarnationKey
 from atoll.exchange.bucket.means import Pieces
-from atoll.protocol.island_state import CARRIED_ROUNDS
+from atoll.exchange.bucket.round_closer import FRESH_S
+from atoll.protocol import Reception
+from atoll.protocol.island_types import CARRIED_ROUNDS
 from atoll.settings import RunSettings
+from atoll.simulate.hosts import GreenletTiming
 from atoll.simulate.invariants.claims import (
     COUNTED_ONCE,
+    NOTHING_LEFT_OUT,
     ROUNDS_IN_ORDER,
     SAME_STATE,
+    ZOMBIES_CHANGE_NOTHING,
 )
-from atoll.simulate.invariants.closers import Closers
-from atoll.simulate.invariants.truth import Commit
-from atoll.simulate.invariants.watch import Watch
-from atoll.simulate.store import Bucket
+from atoll.simulate.invariants.history import CommittedRound
+from atoll.simulate.invariants.watch import InvariantWatch, WatchedPorts
+from atoll.simulate.process import SimProcess
+from atoll.simulate.store import REQUEST_S, Bucket
 from atoll.simulate.storms import STORE
-from atoll.simulate.trace import Commit as Told
-from atoll.simulate.world import World
+from atoll.simulate.trace import CommitTrace as Told
+from atoll.simulate.world import SimWorld, StoreTroubles
+from atoll.store import Data, Item, Store, StoreTraits
 from atoll.weights import FragmentState, Layout, terms_of
 from atoll.wire import (
     Header,
+    Roster,
     RosterEntry,
     header_length,
     piece_count,
@@ -58,18 +75,18 @@ class BucketReferee:
 
     def __init__(
         self,
-        world: World,
+        world: SimWorld,
         bucket: Bucket,
         settings: RunSettings,
         layout: Layout,
-        watch: Watch,
+        watch: InvariantWatch,
     ) -> None:
         self._world, self._bucket, self._watch = world, bucket, watch
         self._settings, self._layout = settings, layout
         self._states: list[FragmentState] = []
         self._members: dict[str, MemberDocument] = {}
         self._last_round = settings.run.end_rounds
-        self.closers = Closers(world, bucket, watch)
+        self.closers = CloserCheck(world, bucket, watch)
         bucket.on_put = self._put
 
     @property
@@ -177,7 +194,7 @@ class BucketReferee:
         state.apply(header, body)
         self._excuse(document)
         now_s = self._world.scheduler.now_s
-        commit = Commit(header, body.tobytes(), state.digest, now_s)
+        commit = CommittedRound(header, body.tobytes(), state.digest, now_s)
         self._watch.committed(commit)
         verdicts = {each.island: str(each.verdict) for each in document.roster.entries}
         told = Told(document.fragment, document.round, verdicts)
@@ -237,3 +254,203 @@ class BucketReferee:
             )
             return None, np.empty(0, np.uint8)
         return header, np.frombuffer(data, np.uint8)[header_length(data) :]
+
+
+LOOK_S = 1.5
+"""From the look at a round to the decision to close it, while nothing goes wrong."""
+
+CALM_S = REQUEST_S + TRIES.longest_s
+"""After rough weather somebody may still wait so long for a request."""
+
+
+class CloserCheck:
+    """Judges what islands decide about rounds."""
+
+    def __init__(self, world: SimWorld, bucket: Bucket, watch: InvariantWatch) -> None:
+        self._world, self._bucket, self._watch = world, bucket, watch
+        self._disturbed_s = 0.0
+        self._decided_s: dict[tuple[int, int, bytes], float] = {}
+
+    def look(self) -> None:
+        """Take note of what makes requests slow or lists late."""
+        network, troubles = self._world.network, self._bucket.troubles
+        is_rough = network._weathers or network._cuts
+        if is_rough or troubles.outages or troubles.list_lags:
+            self._disturbed_s = self._world.scheduler.now_s
+
+    def decided_s(self, document: RosterDocument) -> float:
+        """Return when somebody decided first what a roster says."""
+        return self._decided_s.get(_which(document), 0.0)
+
+    def decided(
+        self, who: SimProcess, document: RosterDocument, lookout: BucketReader
+    ) -> None:
+        """Judge a roster by what the island knows that has just decided it."""
+        now_s = self._world.scheduler.now_s
+        self._decided_s.setdefault(_which(document), now_s)
+        for entry in document.roster.entries:
+            if entry.digest and not _may_speak(lookout, document, entry):
+                self._watch.report(
+                    ZOMBIES_CHANGE_NOTHING,
+                    who.name,
+                    f"closes {_name(document)} with incarnation {entry.incarnation} of "
+                    f"{entry.island}, knows a later one, and that does not name the "
+                    "update",
+                )
+        self._require_leftovers(who, document, lookout)
+        if now_s > self._disturbed_s + CALM_S and not who.slowdowns:
+            self._require_all(who, document, lookout)
+
+    def _require_leftovers(
+        self, who: SimProcess, document: RosterDocument, lookout: BucketReader
+    ) -> None:
+        """Report what a farewell names, if its reader neither lists nor brings it."""
+        listed = {entry.island for entry in document.roster.entries if entry.digest}
+        left = lookout.known_updates.left_out(document.fragment, within=CARRIED_ROUNDS)
+        for island, stand in left:
+            if island not in listed and self._is_uncounted(island, stand):
+                self._watch.report(
+                    NOTHING_LEFT_OUT,
+                    who.name,
+                    f"closes {_name(document)} without what {island} has left in "
+                    f"round {stand.round}, and has read its farewell",
+                )
+
+    def _is_uncounted(self, island: str, stand: Stand) -> bool:
+        where = (stand.fragment, stand.round)
+        data = self._bucket.original(keys.update(*where, island, stand.incarnation))
+        header = unpack(data[: header_length(data)]) if data else None
+        if header is None or header.refused:
+            return False
+        truth = self._watch.truth
+        update, commit = truth.updates[update_digest(header)], truth.commits.get(where)
+        is_listed = commit is not None and any(
+            entry.digest == update.digest for entry in _entries(commit.header.roster)
+        )
+        return not is_listed and truth.counting(update) is None
+
+    def _require_all(
+        self, who: SimProcess, document: RosterDocument, lookout: BucketReader
+    ) -> None:
+        """Report an update that a look before the decision would have found."""
+        listed = {entry.island for entry in document.roster.entries if entry.digest}
+        prefix = keys.updates(document.fragment, document.round)
+        before_s = self._world.scheduler.now_s - LOOK_S
+        for name, member in lookout.sight.documents.items():
+            key = f"{prefix}{IncarnationKey(keys.slug(name), member.beat.incarnation)}"
+            put_s = self._bucket.changed_s.get(key)
+            if name in listed or put_s is None or put_s > before_s:
+                continue
+            self._watch.report(
+                NOTHING_LEFT_OUT,
+                who.name,
+                f"closes {_name(document)} without {name}, whose update was there "
+                f"since {put_s:.3f} s",
+            )
+
+
+def _which(document: RosterDocument) -> tuple[int, int, bytes]:
+    return document.fragment, document.round, document.roster.packed
+
+
+def _name(document: RosterDocument) -> str:
+    return f"round {document.round} of fragment {document.fragment}"
+
+
+def _entries(roster: Roster | None) -> tuple[RosterEntry, ...]:
+    return roster.entries if roster is not None else ()
+
+
+def _may_speak(
+    lookout: BucketReader, document: RosterDocument, entry: RosterEntry
+) -> bool:
+    """Return whether a closer knows no later life, or one that names the update."""
+    known = lookout.sight.documents.get(entry.island)
+    return known is not None and (
+        known.beat.incarnation == entry.incarnation
+        or any(
+            (stand.fragment, stand.round, stand.incarnation)
+            == (document.fragment, document.round, entry.incarnation)
+            for stand in known.stands
+        )
+    )
+
+
+class WatchedStore:
+    """A store that tells which rosters go to it, maybe late. Implements `Store`."""
+
+    def __init__(
+        self,
+        inner: Store,
+        referee: BucketReferee,
+        process: SimProcess,
+        troubles: StoreTroubles,
+    ) -> None:
+        self._inner, self._referee, self._process = inner, referee, process
+        self._troubles = troubles
+        self.lookout: BucketReader | None = None
+
+    @property
+    def traits(self) -> StoreTraits:
+        return self._inner.traits
+
+    def put_new(self, key: str, parts: Sequence[Data]) -> bool:
+        if ROSTER.fullmatch(key) and self.lookout is not None:
+            document = parse(documents.ROSTER, b"".join(parts), key=key)
+            self._referee.closers.decided(self._process, document, self.lookout)
+            self._linger()
+        return self._inner.put_new(key, parts)
+
+    def _linger(self) -> None:
+        """Let time pass between a decision and its roster, while a plan says so."""
+        if self._troubles.roster_lags:
+            self._process.scheduler.sleep(max(self._troubles.roster_lags))
+
+    def put(self, key: str, parts: Sequence[Data]) -> None:
+        self._inner.put(key, parts)
+
+    def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
+        return self._inner.get(key, first, size)
+
+    def items(self, prefix: str) -> list[Item]:
+        return self._inner.items(prefix)
+
+    def remove(self, keys: Iterable[str]) -> None:
+        self._inner.remove(keys)
+
+
+class WatchedExchange:
+    """An exchange that tells what an island says and learns. Implements `Exchange`."""
+
+    def __init__(
+        self, inner: Exchange, timing: GreenletTiming, ports: WatchedPorts
+    ) -> None:
+        self._inner, self._timing = inner, timing
+        self._life, self._learn = ports.life, ports.learn
+        self.join = inner.join
+        self.heartbeat = inner.heartbeat
+
+    def publish(self, frame: Frame) -> Reception:
+        if not frame.header.kind.is_update:
+            return self._inner.publish(frame)
+        self._life.published(frame)
+        reception = self._inner.publish(frame)
+        self._life.acknowledged(frame, reception)
+        return reception
+
+    def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
+        outcome = self._inner.outcome(fragment, round, wait_s=wait_s)
+        if outcome is not None:
+            self._learn(outcome)
+        return outcome
+
+    def state(self, fragment: int) -> Frame:
+        frame = self._inner.state(fragment)
+        self._learn(frame)
+        return frame
+
+    def leave(self, island: str, incarnation: int) -> None:
+        try:
+            self._inner.leave(island, incarnation)
+        finally:
+            self._timing.is_over = True

@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from atoll.island.slot import Sealed, Slot
-from atoll.protocol import How, JoinReply
+from atoll.island.fragment import IslandFragment, UpdateInFlight
+from atoll.protocol import JoinReply, WorkDecision
 from atoll.simulate.invariants.claims import TOKENS_CONSERVED, WORK_CONSERVED, Report
-from atoll.simulate.invariants.truth import F64, Truth, Update
+from atoll.simulate.invariants.history import (
+    F64,
+    History,
+    PublishedUpdate,
+)
 from atoll.wire import Verdict
 
 ROUNDING = 2.0**-18
@@ -25,7 +29,7 @@ ROUNDING = 2.0**-18
 
 
 @dataclass
-class Seal:
+class SealRecord:
     """What an island held when it sealed."""
 
     round: int
@@ -33,12 +37,12 @@ class Seal:
     pseudo: F64
     residual: F64
     tokens: int
-    update: Update | None = None
+    update: PublishedUpdate | None = None
     """What was published of it; None while it is under way, or when nothing is."""
 
 
 @dataclass
-class Tokens:
+class TokenFates:
     """What became of a fragment's tokens."""
 
     committed: int = 0
@@ -58,7 +62,7 @@ class Tokens:
         return self.committed + self.refused + self.dropped
 
 
-def total(fates: Iterable[Tokens]) -> dict[str, int]:
+def total(fates: Iterable[TokenFates]) -> dict[str, int]:
     """Return the sums, by what became of the tokens."""
     sums = Counter[str]()
     for each in fates:
@@ -75,7 +79,7 @@ class FragmentLedger:
     """One fragment of one life. `sealing` and `adopted` are told by its weights."""
 
     def __init__(
-        self, joined: JoinReply, slot: Slot, truth: Truth, report: Report
+        self, joined: JoinReply, slot: IslandFragment, truth: History, report: Report
     ) -> None:
         self._joined, self.slot, self._truth = joined, slot, truth
         self.who = f"{joined.island} (incarnation {joined.incarnation})"
@@ -88,8 +92,8 @@ class FragmentLedger:
         self.mark: F64 = zero
         """The live weights when they were last looked at."""
 
-        self.seal: Seal | None = None
-        self.tokens = Tokens()
+        self.seal: SealRecord | None = None
+        self.tokens = TokenFates()
 
     def begin(self, local: np.ndarray) -> None:
         """Start from the weights that the island has just loaded."""
@@ -104,7 +108,7 @@ class FragmentLedger:
     def sealing(self, local: np.ndarray, *, round: int, tokens: int) -> None:
         """Take note of what the island seals from here."""
         self.train(local)
-        self.seal = Seal(
+        self.seal = SealRecord(
             round=round,
             local=self.mark,
             pseudo=self.loaded() - self.mark,
@@ -112,7 +116,9 @@ class FragmentLedger:
             tokens=tokens,
         )
 
-    def adopted(self, local: np.ndarray, sealed: Sealed, *, tokens: int) -> None:
+    def adopted(
+        self, local: np.ndarray, sealed: UpdateInFlight, *, tokens: int
+    ) -> None:
         """Book an outcome that the island has just taken into its weights."""
         arrival, seal = sealed.outcome, self.seal
         assert arrival is not None
@@ -123,14 +129,14 @@ class FragmentLedger:
         if not is_lost:
             self._require_verdict(arrival.how, seal, is_counted)
         match arrival.how:
-            case How.DROP:
+            case WorkDecision.DROP:
                 self._lost += made_since + (0.0 if is_counted else seal.pseudo)
                 self.tokens.dropped += tokens - self.tokens.settled
-            case How.REFUSE:
+            case WorkDecision.REFUSE:
                 self._lost += made_since + seal.pseudo + seal.residual
                 self.tokens.refused += tokens - self.tokens.settled
         self.mark = local.astype(np.float64)
-        if is_lost or (arrival.how is How.ADOPT and self._mixes):
+        if is_lost or (arrival.how is WorkDecision.ADOPT and self._mixes):
             # The papers' blend gives up steps made in flight: what is left is in hand.
             # So it is where a journal has lost whether the update had counted.
             self._lost -= self._difference()
@@ -156,7 +162,7 @@ class FragmentLedger:
                 f"{self.slot.index}",
             )
 
-    def settle(self, seal: Seal) -> bool:
+    def settle(self, seal: SealRecord) -> bool:
         """Book what the committed outcome says of the sealed update."""
         update = seal.update
         commit = self._truth.commits.get((self.slot.index, seal.round))
@@ -167,7 +173,7 @@ class FragmentLedger:
         self.count_tokens(seal.tokens, update)
         return True
 
-    def count_tokens(self, tokens: int, update: Update) -> None:
+    def count_tokens(self, tokens: int, update: PublishedUpdate) -> None:
         """Book the tokens of a counted update, sealed when there were `tokens`."""
         said = update.header.progress.tokens - self._joined.tokens
         if said != tokens:
@@ -179,18 +185,20 @@ class FragmentLedger:
             )
         self.tokens.committed += tokens - self.tokens.settled
 
-    def left_over(self, seal: Seal) -> F64:
+    def left_over(self, seal: SealRecord) -> F64:
         """Return what the codec left of a sealed update for the next one."""
         if self.slot.residual is None or seal.update is None:
             return np.zeros_like(seal.pseudo)
         return seal.pseudo + self.decay * seal.residual - seal.update.values
 
-    def _lost_by_codec(self, seal: Seal, update: Update) -> F64:
+    def _lost_by_codec(self, seal: SealRecord, update: PublishedUpdate) -> F64:
         if self.slot.residual is None:
             return seal.pseudo - update.values
         return (1.0 - self.decay) * seal.residual
 
-    def _require_verdict(self, how: How, seal: Seal, is_counted: bool) -> None:
+    def _require_verdict(
+        self, how: WorkDecision, seal: SealRecord, is_counted: bool
+    ) -> None:
         commit = self._truth.commits.get((self.slot.index, seal.round))
         entry = commit.entry(self._joined.island) if commit else None
         is_refused = (
@@ -200,11 +208,11 @@ class FragmentLedger:
             and entry.verdict is Verdict.REFUSED
         )
         says = {
-            How.ADOPT: is_counted,
-            How.REBASE: is_counted,
-            How.CARRY: not is_counted and not is_refused,
-            How.DROP: not is_refused,
-            How.REFUSE: is_refused,
+            WorkDecision.ADOPT: is_counted,
+            WorkDecision.REBASE: is_counted,
+            WorkDecision.CARRY: not is_counted and not is_refused,
+            WorkDecision.DROP: not is_refused,
+            WorkDecision.REFUSE: is_refused,
         }
         if not says[how]:
             self._report(

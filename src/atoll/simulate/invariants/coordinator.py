@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from atoll.coordinator import Service
-from atoll.exchange import (
+from atoll.exchange.calls import (
     Call,
     FoundCall,
     HeartbeatCall,
@@ -17,22 +17,28 @@ from atoll.exchange import (
     PublishCall,
     Reply,
 )
+from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.rounds import Phase
-from atoll.protocol.run_state import CoordinatorState
 from atoll.simulate.hosts import CoordinatorHost
 from atoll.simulate.invariants.bounds import check_deadlines, check_staged
 from atoll.simulate.invariants.claims import ZOMBIES_CHANGE_NOTHING
-from atoll.simulate.invariants.truth import Commit
-from atoll.simulate.invariants.watch import Watch
+from atoll.simulate.invariants.history import CommittedRound
+from atoll.simulate.invariants.watch import (
+    InvariantWatch,
+)
 from atoll.simulate.storms import COORDINATOR
-from atoll.simulate.world import World
+from atoll.simulate.world import (
+    SimWorld,
+)
 from atoll.wire import Header
 
 
 class CoordinatorReferee:
     """Rounds are decided by a coordinator's journal. Implements `Referee`."""
 
-    def __init__(self, world: World, coordinator: CoordinatorHost, watch: Watch):
+    def __init__(
+        self, world: SimWorld, coordinator: CoordinatorHost, watch: InvariantWatch
+    ):
         self._world, self._coordinator, self._watch = world, coordinator, watch
         self._rounds, self.report = watch.rounds, watch.report
         self._service: Service | None = None
@@ -140,7 +146,7 @@ class CoordinatorReferee:
         epoch: int,
     ) -> None:
         now_s = self._world.scheduler.now_s
-        outcome = Commit(agreed, body.tobytes(), digest_after, now_s)
+        outcome = CommittedRound(agreed, body.tobytes(), digest_after, now_s)
         self._rounds.attempted(outcome)
         commit(agreed, body, digest_after=digest_after, epoch=epoch)
         self._watch.committed(outcome)

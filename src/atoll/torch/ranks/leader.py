@@ -1,4 +1,12 @@
-"""The rank that talks to the run, for all ranks of its island. Implements `Life`."""
+"""The rank that talks to the run, for all ranks of its island. Implements `Life`.
+
+`Halt` agrees on a step at which all ranks stop, though no rank waits for another
+between steps.
+Rule 1: a rank that gets the request reports its number of inner steps, and makes no
+        further step before it has the common one. A background thread reports, so
+        ranks that wait for each other in their training do not block it.
+Rule 2: all stop at the step after the last step that any of them had made.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +19,18 @@ import torch
 
 from atoll.errors import AtollError, RemoteError
 from atoll.island import Host
-from atoll.island.run_clock import RunClock
-from atoll.island.saved import SavedIsland
-from atoll.torch.life import by_name
-from atoll.torch.ranks.command import Background, Gatherings
-from atoll.torch.ranks.faults import to_message
-from atoll.torch.ranks.halt import Halt
-from atoll.torch.ranks.line import LEADER, Line, Message
-from atoll.torch.ranks.spread import MakeParts, Spread
+from atoll.island.progress import RunClock
+from atoll.island.saved_state import SavedIsland
+from atoll.torch.host import by_name
+from atoll.torch.ranks.channel import (
+    LEADER,
+    Background,
+    Gatherings,
+    Line,
+    Message,
+    to_message,
+)
+from atoll.torch.ranks.sharded_memory import MakeParts, Spread
 from atoll.torch.ranks.view import RankView
 from atoll.weights.layout import F32
 
@@ -361,3 +373,61 @@ def place_of(rank: int, data_ranks: list[bool]) -> tuple[int, int]:
     """
     number = sum(data_ranks[: rank + 1])
     return max(number - 1, 0), max(1, sum(data_ranks))
+
+
+class Halt:
+    """One rank's side of the agreement."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._changed = threading.Condition()
+        self._steps = 0
+        self._is_held = False
+        self._at: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """Inner steps that this rank has made."""
+        return self._steps
+
+    @property
+    def is_agreed(self) -> bool:
+        """Whether the step is known, and has not come yet."""
+        return self._is_held
+
+    def hold(self) -> int:
+        """Let no further step pass for now, and return how many have."""
+        with self._changed:
+            self._is_held, self._at = True, None
+            return self._steps
+
+    def meet(self, at: int) -> None:
+        """Let steps pass up to the agreed one."""
+        with self._changed:
+            self._at = at
+            self._changed.notify_all()
+
+    def release(self) -> None:
+        """Let steps pass: there is nobody any more to agree with."""
+        with self._changed:
+            self._is_held = False
+            self._changed.notify_all()
+
+    def passed(self) -> bool:
+        """Count an inner step, and return whether all ranks stop here."""
+        with self._changed:
+            self._steps += 1
+            if not self._is_held:
+                return False
+            known = self._changed.wait_for(
+                lambda: self._at is not None or not self._is_held, self._timeout_s
+            )
+            if not known:
+                raise RemoteError(
+                    "The ranks of this island do not agree on where to stop: one of "
+                    f"them did not answer for {self._timeout_s:g} s."
+                )
+            is_here = self._is_held and self._at is not None and self._steps >= self._at
+            if is_here:
+                self._is_held = False
+            return is_here

@@ -1,36 +1,45 @@
-"""What a rank does with its part of a fragment, when all ranks do it together.
+"""The operations of a rank on its part of a fragment, which all ranks do together.
 
-Every rank calls the same methods in the same order, each with a line of its own thread;
-the leader alone has whole fragments, one at a time, and ends with the result. A rank
-that fails goes on with what the others wait for, and says so at the end: nobody is left
-waiting for a vector.
+Every rank calls the same methods in the same order, each on a channel of its own
+thread; only the leader has whole fragments, one at a time, and ends with the result. A
+rank that fails still sends the vectors that the others wait for, and reports its error
+at the end, so that no rank waits without end. An outline describes saved fragments
+without their vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from atoll.island.memory import Whole
-from atoll.island.resumed_updates import remaking
-from atoll.island.saved import SavedFragment
-from atoll.island.slot import Sealed, Slot
-from atoll.torch.ranks.faults import Failing
-from atoll.torch.ranks.line import LEADER, Line
-from atoll.torch.ranks.shares import Shares
+from atoll.island.fragment import HeldBackWork, IslandFragment, UpdateInFlight
+from atoll.island.memory import WholeMemory, remaking
+from atoll.island.saved_state import (
+    AppliedOutcome,
+    FragmentsWanted,
+    SavedFragment,
+    SavedIsland,
+)
+from atoll.protocol import WorkDecision
+from atoll.protocol.island import RemainingWork
+from atoll.torch.ranks.channel import LEADER, Failing, Line
+from atoll.torch.ranks.ownership import Shares
 from atoll.torch.ranks.view import CHUNK, RankView
 from atoll.weights import FragmentState, Layout, Terms
 from atoll.weights.layout import F32, blocks
+from atoll.weights.local import encode, want
 from atoll.weights.norm import Norm
-from atoll.weights.seal import encode, want
-from atoll.weights.stepping import kernel_of
+from atoll.weights.state import kernel_of
 from atoll.wire import (
     MOMENTS,
     STATE_PIECE,
     OuterValues,
+    Verdict,
     codec,
     state_piece,
     state_root,
@@ -45,10 +54,10 @@ class Parts:
     rank: int
     shares: Shares
     terms: list[Terms]
-    slots: dict[int, Slot] = field(default_factory=dict)
+    slots: dict[int, IslandFragment] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.memory = Whole(self.view)
+        self.memory = WholeMemory(self.view)
 
     @property
     def is_leader(self) -> bool:
@@ -56,7 +65,7 @@ class Parts:
 
     def begin(
         self, line: Line, index: int, state: FragmentState | None, *, founds: bool
-    ) -> Slot:
+    ) -> IslandFragment:
         """Found a fragment on the live weights, or take the leader's state of it."""
         layout = self.shares.part(self.rank, index)
         own = None if founds else self.scatter(line, index, state)
@@ -79,7 +88,7 @@ class Parts:
                     values[:] = whole[first:last]
                 line.spread(values)
                 cut = ranges.cut(first, last)
-                own[number][cut.own] = values[cut.at]
+                own[number][cut.compact] = values[cut.positions]
         round, step = (state.round, state.count) if state is not None else (0, 0)
         return FragmentState(own[0], own[1:], round=round, count=step)
 
@@ -91,13 +100,13 @@ class Parts:
             for first, last in self._chunks(index):
                 cut = self.shares.owned(self.rank, index).cut(first, last)
                 out = None if whole is None else whole[number][first:last]
-                self._collect(line, index, first, last, vector[cut.own], out)
+                self._collect(line, index, first, last, vector[cut.compact], out)
 
     def seal(
         self,
         line: Line,
         index: int,
-        sealed: Sealed,
+        sealed: UpdateInFlight,
         *,
         seed: int,
         decay: float,
@@ -120,14 +129,14 @@ class Parts:
             want(
                 slot.layout,
                 anchor,
-                sealed.base[cut.own],
-                cut.own,
+                sealed.base[cut.compact],
+                cut.compact,
                 values,
                 residual=slot.residual,
                 decay=decay,
             )
             if sealed.residual_after is not None:
-                sealed.residual_after[cut.own] = values
+                sealed.residual_after[cut.compact] = values
             whole = np.empty(last - first, np.float32) if self.is_leader else None
             self._collect(line, index, first, last, values, whole)
             if whole is not None:
@@ -159,7 +168,7 @@ class Parts:
                 body=body,
             )
 
-    def resume(self, index: int, saved: SavedFragment) -> Slot:
+    def resume(self, index: int, saved: SavedFragment) -> IslandFragment:
         """Let a fragment's part be as it stood; return it with its update in flight."""
         terms = self.terms[index]
         slot = self.memory.resume(index, self.layout[index], terms, saved)
@@ -191,8 +200,8 @@ class Parts:
         step = kernel_of(slot.state.vectors, outer, count)
         for first, _, values in self._decoded(line, index, down, body, failing):
             cut = self.shares.owned(self.rank, index).cut(first, first + len(values))
-            mean = np.ascontiguousarray(values[cut.at])
-            failing.attempt(partial(step, cut.own, mean))
+            mean = np.ascontiguousarray(values[cut.positions])
+            failing.attempt(partial(step, cut.compact, mean))
         failing.finish()
 
     def measure(self, line: Line, index: int, *, count: int) -> bytes:
@@ -243,10 +252,10 @@ class Parts:
         cut = self.shares.owned(self.rank, index).cut(first, last)
         if owner is not None:
             is_mine = owner == self.rank
-            return state_piece([v[cut.own] for v in vectors]) if is_mine else None
+            return state_piece([v[cut.compact] for v in vectors]) if is_mine else None
         whole = [np.empty(last - first, np.float32) for _ in vectors]
         for vector, out in zip(vectors, whole, strict=True):
-            self._collect(line, index, first, last, vector[cut.own], out)
+            self._collect(line, index, first, last, vector[cut.compact], out)
         return state_piece(whole) if self.is_leader else None
 
     def _leave_over(
@@ -256,8 +265,8 @@ class Parts:
         up, failing = self.terms[index].up.name, Failing()
         for first, _, sent in self._decoded(line, index, up, body, failing):
             cut = self.shares.owned(self.rank, index).cut(first, first + len(sent))
-            here = wanted[cut.own]
-            np.subtract(here, sent[cut.at], out=here)
+            here = wanted[cut.compact]
+            np.subtract(here, sent[cut.positions], out=here)
 
     def _decoded(
         self,
@@ -298,14 +307,14 @@ class Parts:
                 line.put(LEADER, mine)
             return
         assert out is not None
-        out[self.shares.owned(self.rank, index).cut(first, last).at] = mine
+        out[self.shares.owned(self.rank, index).cut(first, last).positions] = mine
         cuts = [(r, self.shares.owned(r, index).cut(first, last)) for r in line.others]
         coming = [
             (r, cut, np.empty(cut.size, np.float32)) for r, cut in cuts if cut.size
         ]
         line.swap([], [(rank, values) for rank, _, values in coming])
         for _, cut, values in coming:
-            out[cut.at] = values
+            out[cut.positions] = values
 
     def _chunks(self, index: int) -> Iterator[tuple[int, int]]:
         elements = self.shares.layout[index].elements
@@ -320,7 +329,7 @@ class _Writer:
         self,
         shares: Shares,
         index: int,
-        slot: Slot,
+        slot: IslandFragment,
         seed: int,
         body: np.ndarray | None,
     ) -> None:
@@ -337,3 +346,98 @@ class _Writer:
             decoded = sent[: len(here)]
             self._up.decode(self._body, decoded, first=start)
             self.norm.add(decoded)
+
+
+Outline = dict[str, Any]
+
+
+def outline(slot: IslandFragment) -> Outline:
+    """Return what the other ranks must know of a leader's slot."""
+    return {"update": _update(slot.sealed), "held": _held(slot.held_back)}
+
+
+def filled(
+    own: IslandFragment,
+    said: Outline,
+    sealed: Callable[[int], UpdateInFlight],
+    saved: SavedFragment | None,
+) -> IslandFragment:
+    """Return a rank's slot as the leader's outline says, with its own vectors.
+
+    `sealed` finds an update by its number, and `saved` is the rank's own of a
+    checkpoint that the leader may hold back.
+    """
+    update, held = said["update"], said["held"]
+    return replace(
+        own,
+        sealed=_filled_update(sealed(update["number"]), update) if update else None,
+        held_back=_filled_held(held, saved) if held and saved else None,
+    )
+
+
+def part_of_island(fragments: list[SavedFragment]) -> SavedIsland:
+    """Return a rank's vectors as a checkpoint keeps them; the leader's has the rest."""
+    return SavedIsland(
+        run="",
+        island="",
+        incarnation=0,
+        origin=0,
+        step=0,
+        inner_steps=0,
+        tokens=0,
+        before_steps=0,
+        before_tokens=0,
+        is_exact=False,
+        fragments=fragments,
+    )
+
+
+def _update(sealed: UpdateInFlight | None) -> Outline | None:
+    if sealed is None:
+        return None
+    outcome = sealed.outcome
+    return {
+        "number": sealed.number,
+        "round": sealed.round,
+        "is_awaited": sealed.is_awaited,
+        "has_bytes": sealed.has_bytes,
+        "how": outcome.how.value if outcome else None,
+    }
+
+
+def _filled_update(own: UpdateInFlight, said: Outline) -> UpdateInFlight:
+    arrival: Future[AppliedOutcome | FragmentsWanted] = Future()
+    if said["how"] is not None:
+        arrival.set_result(
+            AppliedOutcome(
+                how=WorkDecision(said["how"]),
+                verdict=Verdict.COUNTED,
+                reason="",
+                through=said["round"],
+                position=None,
+            )
+        )
+    return replace(
+        own,
+        round=said["round"],
+        is_awaited=said["is_awaited"],
+        is_part=said["has_bytes"],
+        arrival=arrival,
+    )
+
+
+def _held(held: HeldBackWork | None) -> Outline | None:
+    if held is None:
+        return None
+    left = held.left.value if held.left else None
+    return {"round": held.round, "most": held.most.value, "left": left}
+
+
+def _filled_held(said: Outline, saved: SavedFragment) -> HeldBackWork:
+    return HeldBackWork(
+        round=said["round"],
+        saved=saved,
+        most=RemainingWork(said["most"]),
+        progress=(0, 0),
+        left=RemainingWork(said["left"]) if said["left"] else None,
+    )

@@ -1,15 +1,23 @@
 """Islands as the pods of an Indexed Job, or each as a JobSet.
 
-Start reading at `KubernetesLauncher`, then `manifest`, `pods`, `cluster`, `logs` and
-`jobsets`.
+Start reading at `KubernetesLauncher`, then `manifest` and `cluster`; then
+`SliceLauncher`.
 
-Kubernetes keeps what became of a launch: in the Job, its pods and an annotation of it.
-So any terminal with the same permission finds it, and nothing but lines of logs is kept
-here.
+Kubernetes keeps the state of a launch: in the Job, its pods and an annotation of it. So
+any terminal with the same permission finds it, and only lines of logs are kept here.
+
+Islands that are several pods each, as on slices of TPUs, are a JobSet per island.
+Rule 1: the pods of an island start and end together: if one fails, JobSet restarts all
+of them at once. So the leaders of several restart nothing, and each exits after the
+pause that is due. A leader that is alone works as that of an Indexed Job.
+Rule 2: one pod that was asked to end ends the whole island, and it is not restarted; an
+evicted one is.
+Rule 3: every island has its own JobSet and Secret, `ID-INDEX`, so one can end alone.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -19,34 +27,55 @@ from typing import Any
 import yaml
 
 from atoll.errors import UsageError
-from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Traits
-from atoll.launch.engines.kubernetes.cluster import Cluster, Missing, open_cluster
-from atoll.launch.engines.kubernetes.jobsets import SliceLauncher
-from atoll.launch.engines.kubernetes.logs import Log
-from atoll.launch.engines.kubernetes.manifest import (
-    ENGINE,
-    NOT_STARTED,
-    SPARE_S,
-    KubernetesOptions,
-    manifest,
-    owned_by,
-    secret,
+from atoll.launch import leader
+from atoll.launch.base import (
+    GRACE_S,
+    Handle,
+    Keep,
+    Launcher,
+    Order,
+    Plan,
+    Report,
+    State,
+    Traits,
+    read_options,
 )
-from atoll.launch.engines.kubernetes.pods import (
+from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.engines.kubernetes.cluster import (
     CANCELLED,
+    Cluster,
     Form,
+    Log,
+    Missing,
     cancelled,
     is_live,
     is_over,
     is_suspended,
+    number_of,
     of_index,
+    open_cluster,
     report,
+    set_report,
     unfinished,
 )
-from atoll.launch.engines.kubernetes.services import service, serving_of, url
-from atoll.launch.handle import Handle
-from atoll.launch.options import read_options
-from atoll.launch.states import Report
+from atoll.launch.engines.kubernetes.manifest import (
+    ENGINE,
+    MESSAGE,
+    NOT_STARTED,
+    SPARE_S,
+    KubernetesOptions,
+    ended,
+    labels_of,
+    manifest,
+    owned_by,
+    pod,
+    secret,
+    service,
+    serving_of,
+    url,
+)
+from atoll.launch.leader import GIVEN_UP
+from atoll.launch.leading import TOLD_TO_GO
 
 
 def open_launcher(options: Mapping[str, str]) -> Launcher:
@@ -148,11 +177,10 @@ class KubernetesLauncher:
             # Who is killed by the cluster is replaced; who leaves, or is ended by its
             # leader, is not.
             grace_s = max(grace_s, GRACE_S + SPARE_S)
-        for pod in (
-            each for index in going for each in self._lives(handle, index, pods)
-        ):
-            if is_live(pod):
-                name = pod["metadata"]["name"]
+        ending = (each for index in going for each in self._lives(handle, index, pods))
+        for each in ending:
+            if is_live(each):
+                name = each["metadata"]["name"]
                 self._cluster.delete_pod(name, grace_s=math.ceil(grace_s))
 
     def _end(self, handle: Handle, indexes: Sequence[int], *, is_all: bool) -> None:
@@ -169,3 +197,206 @@ class KubernetesLauncher:
 
     def _lives(self, handle: Handle, index: int, pods: Sequence[Form]) -> list[Form]:
         return of_index(pods, index - handle.first)
+
+
+KIND = "JobSet"
+ISLAND = "atoll/index"
+ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
+"""The label of a pod that says which life of its JobSet it is of."""
+
+EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
+MAX_POD = 63
+"""Characters of a pod's name, which is the JobSet's and this behind it."""
+
+BEHIND = "-slice-0-000-xxxxx"
+
+
+class SliceLauncher:
+    """Submits a JobSet per island."""
+
+    def __init__(
+        self, read: KubernetesOptions, options: Mapping[str, str], cluster: Cluster
+    ) -> None:
+        if read.hosts < 1:
+            raise UsageError(f"hosts={read.hosts}: an island has 1 pod or more.")
+        self._read, self._options, self._cluster = read, dict(options), cluster
+        self._logs: dict[tuple[str, int], Log] = {}
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(serving=serving_of(self._read, self._options))
+
+    def plan(self, order: Order) -> Plan:
+        forms = [slice_manifest(order, index, self._read) for index in order.indexes]
+        for form in forms:
+            form["metadata"]["namespace"] = self._cluster.namespace
+        return Plan(forms, yaml.safe_dump_all(forms, sort_keys=False))
+
+    def launch(self, order: Order, *, keep: Keep) -> Handle:
+        forms = self.plan(order).data
+        for form in forms:
+            name = form["metadata"]["name"]
+            if self._cluster.read(name, kind=KIND) is not None:
+                raise UsageError(
+                    f"{name!r} is launched in {self._cluster.namespace} already. "
+                    "Launch under another name."
+                )
+        handle = order.handle(
+            ENGINE,
+            {},
+            options={**self._options, **self._cluster.named},
+            begun_at_s=time.time(),
+        )
+        keep(handle)
+        for form in forms:
+            self._cluster.create_secret(secret(order, self._cluster.create(form)))
+        return handle
+
+    def poll(self, handle: Handle) -> tuple[Report, ...]:
+        pods = self._cluster.pods(handle.id)
+        return tuple(
+            set_report(handle, index, self._found(handle, index), _own(pods, index))
+            for index in handle.indexes
+        )
+
+    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+        lives = _lives(_own(self._cluster.pods(handle.id), index))
+        new = Log(has_names=self._read.hosts > 1)
+        log = self._logs.setdefault((handle.id, index), new)
+        return log.read(lives, self._cluster.lines)[after:]
+
+    def cancel(
+        self,
+        handle: Handle,
+        *,
+        indexes: Collection[int] | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        pods = self._cluster.pods(handle.id)
+        wanted = handle.indexes if indexes is None else indexes
+        for each in self.poll(handle):
+            if each.index in wanted and not each.state.is_over:
+                self._end(handle, each, _own(pods, each.index), grace_s)
+
+    def _end(
+        self, handle: Handle, report: Report, pods: Sequence[Form], grace_s: float
+    ) -> None:
+        name = f"{handle.id}-{report.index}"
+        if report.state is not State.RUNNING:
+            # It has nothing to leave, and no leader that could end it on purpose.
+            self._cluster.delete(name, kind=KIND)
+            return
+        change = {"metadata": {"annotations": {CANCELLED: str(report.index)}}}
+        try:
+            self._cluster.patch(name, change, kind=KIND)
+        except Missing:
+            return
+        # Who is killed by the cluster would be started again.
+        grace_s = max(grace_s, GRACE_S + SPARE_S)
+        for each in pods:
+            named = each["metadata"]["name"]
+            self._cluster.delete_pod(named, grace_s=math.ceil(grace_s))
+
+    def _found(self, handle: Handle, index: int) -> dict[str, Any] | None:
+        return self._cluster.read(f"{handle.id}-{index}", kind=KIND)
+
+
+def slice_manifest(
+    order: Order, index: int, options: KubernetesOptions
+) -> dict[str, Any]:
+    """Return the JobSet of one island."""
+    name = f"{order.id}-{index}"
+    if len(name + BEHIND) > MAX_POD:
+        raise UsageError(
+            f"{name!r} is too long for the names of a JobSet's pods. Give a --name "
+            f"that is {len(name + BEHIND) - MAX_POD} characters shorter."
+        )
+    labels, topology = labels_of(order, options), options.exclusive_topology
+    annotations = {} if topology is None else {EXCLUSIVE: topology}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": KIND,
+        "metadata": {"name": name, "labels": labels, "annotations": annotations},
+        "spec": {
+            "ttlSecondsAfterFinished": options.keep_s,
+            "failurePolicy": {
+                "maxRestarts": order.spec.restarts.max_restarts,
+                "rules": [
+                    {
+                        "action": "FailJobSet",
+                        "onJobFailureReasons": ["PodFailurePolicy"],
+                    }
+                ],
+            },
+            "replicatedJobs": [
+                {
+                    "name": "slice",
+                    "replicas": 1,
+                    "template": _slice(order, index, options),
+                }
+            ],
+        },
+    }
+
+
+def _slice(order: Order, index: int, options: KubernetesOptions) -> dict[str, Any]:
+    """Return the template of the Job that has an island's pods."""
+    evicted = {"type": "DisruptionTarget", "status": "True"}
+    gone_on_purpose = [TOLD_TO_GO] if options.hosts > 1 else [GIVEN_UP, TOLD_TO_GO]
+    return {
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": options.hosts,
+            "parallelism": options.hosts,
+            "backoffLimit": 0,
+            "podFailurePolicy": {
+                "rules": [
+                    {"action": "Count", "onPodConditions": [evicted]},
+                    {"action": "FailJob", "onExitCodes": ended(gone_on_purpose)},
+                ]
+            },
+            "template": {
+                "metadata": {"labels": {**labels_of(order), ISLAND: str(index)}},
+                "spec": _pod(order, index, options),
+            },
+        }
+    }
+
+
+def _pod(order: Order, index: int, options: KubernetesOptions) -> dict[str, Any]:
+    words, holder = _words(order, index, options), f"{order.id}-{index}"
+    form = pod(order, options, words=words, holder=holder)
+    if options.hosts > 1:
+        lives = {"fieldPath": f"metadata.labels['{ATTEMPT}']"}
+        told = {"name": leader.NUM_BEFORE, "valueFrom": {"fieldRef": lives}}
+        form["containers"][0]["env"].append(told)
+    return form
+
+
+def _words(order: Order, index: int, options: KubernetesOptions) -> list[str]:
+    spec, python = order.spec, options.python
+    words = [python, "-m", leader.MODULE, "--name", spec.name, "--index", str(index)]
+    words += ["--restarts", json.dumps(spec.restarts.to_dict()), "--message", MESSAGE]
+    words += ["--once"] if options.hosts > 1 else []
+    return [*words, "--", *bootstrap_words(spec, index=index, python=python)]
+
+
+def _own(pods: Sequence[Form], index: int) -> list[Form]:
+    """Return the pods of one island, oldest first."""
+    return [
+        each for each in pods if each["metadata"]["labels"].get(ISLAND) == str(index)
+    ]
+
+
+def _lives(pods: Sequence[Form]) -> list[list[Form]]:
+    """Return an island's pods by its lives; those of a life are in order of index."""
+    attempts: dict[int, list[Form]] = {}
+    for each in pods:
+        said = str(each["metadata"]["labels"].get(ATTEMPT, ""))
+        attempts.setdefault(int(said) if said.isdecimal() else 0, []).append(each)
+    return [sorted(attempts[it], key=_number) for it in sorted(attempts)]
+
+
+def _number(pod: Form) -> int:
+    said = number_of(pod)
+    return int(said) if said.isdecimal() else 0

@@ -1,10 +1,23 @@
-"""The calls to a cluster, by the official client, and what its answers mean."""
+"""The calls to a cluster, by the official client, and the meaning of its responses.
+
+Three parts: `Cluster` has the calls, `report` and `set_report` turn a Job and its pods
+into reports of islands, and `Log` joins the logs of an island's pods into one, which
+only grows. A cluster forgets: a log is deleted with its pod, and its older part when
+the node rotates it. Readers count lines. So a launcher keeps the lines that it has
+read.
+
+Rule 1: starts are in their order, and the pods of one start are merged by the cluster's
+time of each line; a line that is read later comes later, whatever its time.
+Rule 2: where an island is several pods, every line names its pod.
+"""
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +26,14 @@ import yaml
 from kubernetes import client, config
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.engines.kubernetes.manifest import LAUNCH, KubernetesOptions
-from atoll.launch.engines.kubernetes.pods import CONTAINER, is_live
+from atoll.launch.base import Handle, Report, State
+from atoll.launch.engines.kubernetes.manifest import (
+    CONTAINER,
+    LAUNCH,
+    KubernetesOptions,
+)
+from atoll.launch.leader import GIVEN_UP
+from atoll.launch.leading import TOLD_TO_GO
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 ANSWER_S = 60.0
@@ -268,3 +287,286 @@ def _said(exc: client.ApiException) -> str:
         return str(json.loads(exc.body or "")["message"])[:MAX_TOLD]
     except (ValueError, LookupError, TypeError):
         return str(exc.reason or exc)[:MAX_TOLD]
+
+
+CANCELLED = "atoll/cancelled"
+"""The Job's annotation of the islands that were ended: their indexes."""
+
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
+MAX_WHY = 200
+
+Form = Mapping[str, Any]
+
+
+def of_index(pods: Sequence[Form], number: int) -> list[Form]:
+    """Return the pods of one index, its lives, oldest first."""
+    return [each for each in pods if number_of(each) == str(number)]
+
+
+def number_of(pod: Form) -> str:
+    """Return the index that its Job has given to a pod."""
+    return _annotations(pod).get(INDEX, "")
+
+
+def cancelled(job: Form) -> set[int]:
+    """Return the indexes of the islands that somebody has ended."""
+    said = _annotations(job).get(CANCELLED, "")
+    return {int(each) for each in said.split(",") if each.isdecimal()}
+
+
+def indexes(text: str | None) -> set[int]:
+    """Return the numbers of a list such as `0-2,5`."""
+    found: set[int] = set()
+    for each in filter(None, (text or "").split(",")):
+        low, _, high = each.partition("-")
+        found |= set(range(int(low), int(high or low) + 1))
+    return found
+
+
+def report(
+    handle: Handle, index: int, job: Form | None, pods: Sequence[Form]
+) -> Report:
+    """Return what is true of an island."""
+    name = handle.island(index)
+    if job is None:
+        why = "the cluster has no such Job any more"
+        return Report(index=index, name=name, state=State.LOST, reason=why)
+    lives = of_index(pods, index - handle.first)
+    ended = [_message(each) for each in lives]
+    is_ended = index in cancelled(job)
+    state = _state(job, lives, index - handle.first, is_ended=is_ended)
+    last = lives[-1] if lives else {}
+    return Report(
+        index=index,
+        name=name,
+        state=state,
+        restarts=_failures(lives) + sum(each.get("restarts") or 0 for each in ended),
+        exit_code=_last_exit_code(lives),
+        reason="" if state is State.FINISHED else _why(job, last)[:MAX_WHY],
+        host=str(last.get("spec", {}).get("nodeName", "")),
+    )
+
+
+def is_live(pod: Form) -> bool:
+    """Return whether a pod has not ended: it waits, runs, or is about to leave."""
+    return pod["status"].get("phase") not in ("Succeeded", "Failed")
+
+
+def is_over(job: Form) -> bool:
+    """Return whether nothing becomes of a Job any more."""
+    return any(_condition(job, kind) is not None for kind in ("Complete", "Failed"))
+
+
+def is_suspended(job: Form) -> bool:
+    """Return whether a Job waits to be admitted, as by Kueue."""
+    return bool(job.get("spec", {}).get("suspend"))
+
+
+def _state(job: Form, lives: Sequence[Form], number: int, *, is_ended: bool) -> State:
+    status = job.get("status", {})
+    phase = lives[-1]["status"].get("phase") if lives else None
+    if phase == "Running":
+        return State.RUNNING
+    if is_ended:
+        return State.CANCELLED
+    if number in indexes(status.get("completedIndexes")) or phase == "Succeeded":
+        return State.FINISHED
+    is_given_up = phase == "Failed" and _code(lives[-1]) in (GIVEN_UP, TOLD_TO_GO)
+    has_failed = _condition(job, "Failed") is not None
+    if has_failed or number in indexes(status.get("failedIndexes")):
+        return State.FAILED
+    # Who leaves because its Job is suspended comes back with it.
+    if is_given_up and not (_is_disrupted(lives[-1]) or is_suspended(job)):
+        return State.FAILED
+    return State.RESTARTING if len(lives) > 1 or phase == "Failed" else State.PENDING
+
+
+def _condition(form: Form, kind: str) -> Form | None:
+    for each in form.get("status", {}).get("conditions") or ():
+        if each["type"] == kind and each["status"] == "True":
+            return dict(each)
+    return None
+
+
+def _is_disrupted(pod: Form) -> bool:
+    return _condition(pod, "DisruptionTarget") is not None
+
+
+def _failures(lives: Sequence[Form]) -> int:
+    """Return how many pods came before the last, seen or counted by the Job."""
+    counted = _annotations(lives[-1]).get(FAILURES, "0") if lives else "0"
+    return max(len(lives) - 1, int(counted) if counted.isdecimal() else 0, 0)
+
+
+def _last_exit_code(lives: Sequence[Form]) -> int | None:
+    codes = (_exit_code(each) for each in reversed(lives))
+    return next((each for each in codes if each is not None), None)
+
+
+def _exit_code(pod: Form) -> int | None:
+    code: int | None = _message(pod).get("exit_code", _code(pod))
+    return code
+
+
+def _code(pod: Form) -> int | None:
+    code = _container(pod).get("terminated", {}).get("exitCode")
+    return code if isinstance(code, int) else None
+
+
+def _container(pod: Form) -> Form:
+    """Return the state of the container that an island is in."""
+    for each in pod.get("status", {}).get("containerStatuses") or ():
+        if each.get("name") == CONTAINER:
+            return dict(each.get("state") or {})
+    return {}
+
+
+def _message(pod: Form) -> dict[str, Any]:
+    """Return what a leader has left; an image may have written anything there."""
+    try:
+        said = json.loads(_container(pod).get("terminated", {}).get("message") or "")
+        numbers = {key: said[key] for key in ("exit_code", "restarts")}
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return {}
+    if not all(each is None or type(each) is int for each in numbers.values()):
+        return {}
+    return {**numbers, "why": str(said.get("why", ""))}
+
+
+def _why(job: Form, pod: Form) -> str:
+    """Return why an island is as it is, in the cluster's own words."""
+    if (told := _condition(pod, "DisruptionTarget")) is not None:
+        return f"{told.get('reason', '')}: {told.get('message', '')}".strip(": ")
+    if why := _message(pod).get("why") or pod.get("status", {}).get("reason"):
+        return str(why)
+    state = _container(pod)
+    waiting = state.get("waiting") or {}
+    if waiting:
+        return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
+    ended = state.get("terminated") or {}
+    if ended.get("exitCode"):
+        return f"{ended.get('reason') or 'exit code'} {ended['exitCode']}"
+    for each in pod.get("status", {}).get("conditions") or ():
+        if each["type"] == "PodScheduled" and each["status"] == "False":
+            return f"{each.get('reason', '')}: {each.get('message', '')}".strip(": ")
+    if pod:
+        return ""
+    if (told := _condition(job, "Suspended")) is not None:
+        return f"{told.get('reason', '')}: {told.get('message', '')}".strip(": ")
+    failed = _condition(job, "Failed")
+    return str(failed.get("message", "")) if failed else ""
+
+
+def _annotations(form: Form) -> dict[str, str]:
+    return dict(form["metadata"].get("annotations") or {})
+
+
+def unfinished(
+    handle: Handle, wanted: Collection[int], job: Form, pods: Sequence[Form]
+) -> set[int]:
+    """Return which of these islands are not over."""
+    reports = (report(handle, index, job, pods) for index in wanted)
+    return {each.index for each in reports if not each.state.is_over}
+
+
+def set_report(
+    handle: Handle, index: int, jobset: Form | None, pods: Sequence[Form]
+) -> Report:
+    """Return what is true of an island that is a JobSet, oldest pod first."""
+    name = handle.island(index)
+    if jobset is None:
+        why = "the cluster has no such JobSet any more"
+        return Report(index=index, name=name, state=State.LOST, reason=why)
+    restarts = int(jobset.get("status", {}).get("restarts") or 0)
+    led = max((_message(each).get("restarts") or 0 for each in pods), default=0)
+    state = _state_of_set(jobset, pods, restarts)
+    # A pod that failed says more than those that went because of it.
+    told = next((each for each in pods if _code(each)), pods[-1] if pods else {})
+    nodes = {str(each["spec"].get("nodeName", "")) for each in pods} - {""}
+    return Report(
+        index=index,
+        name=name,
+        state=state,
+        restarts=restarts + led,
+        exit_code=_exit_code(told),
+        reason="" if state is State.FINISHED else _why(jobset, told)[:MAX_WHY],
+        host=" ".join(sorted(nodes)),
+    )
+
+
+def _state_of_set(jobset: Form, pods: Sequence[Form], restarts: int) -> State:
+    if any(each["status"].get("phase") == "Running" for each in pods):
+        return State.RUNNING
+    if cancelled(jobset):
+        return State.CANCELLED
+    if _condition(jobset, "Completed") is not None:
+        return State.FINISHED
+    if _condition(jobset, "Failed") is not None:
+        return State.FAILED
+    return State.RESTARTING if restarts or any(map(_code, pods)) else State.PENDING
+
+
+Stamp = tuple[float, int]
+Line = tuple[Stamp, str]
+
+FIRST: Stamp = (0.0, 0)
+SECONDS = len("2026-11-17T06:00:00")
+
+
+class Log:
+    """The lines of one island."""
+
+    def __init__(self, *, has_names: bool = False) -> None:
+        self._has_names = has_names
+        self._lines: list[str] = []
+        self._last: dict[str, tuple[Stamp, int]] = {}
+
+    def read(
+        self, lives: Iterable[Sequence[Form]], said: Callable[[Form], list[str]]
+    ) -> list[str]:
+        """Return all lines, with those that its pods have said since.
+
+        `said` returns the lines of a pod that there are, each behind its time.
+        """
+        for pods in lives:
+            fresh = [self._fresh(pod, said(pod)) for pod in pods]
+            merged = heapq.merge(*fresh, key=lambda line: line[0])
+            self._lines += [text for _, text in merged]
+        return self._lines
+
+    def _fresh(self, pod: Form, lines: Sequence[str]) -> list[Line]:
+        """Return what is not known of a pod's log yet."""
+        name = str(pod["metadata"]["name"])
+        last, num_known = self._last.get(name, (FIRST, 0))
+        found = [each for each in _stamped(lines) if each[0] >= last]
+        known = sum(stamp == last for stamp, _ in found)
+        fresh = found[min(num_known, known) :]
+        if found:
+            last = found[-1][0]
+            self._last[name] = last, sum(stamp == last for stamp, _ in found)
+        prefix = f"pod {number_of(pod)}: " if self._has_names else ""
+        return [(stamp, prefix + text) for stamp, text in fresh]
+
+
+def _stamped(lines: Sequence[str]) -> Iterator[Line]:
+    """Return lines by their time, which never goes back within a pod."""
+    last = FIRST
+    for line in lines:
+        stamp, _, text = line.partition(" ")
+        try:
+            last = max(last, _stamp(stamp))
+        except ValueError:
+            text = line  # no pod has said it: the cluster does, in place of a log
+        # A bar of progress goes back to the beginning of its line.
+        yield from ((last, part) for part in text.splitlines() or [""])
+
+
+def _stamp(text: str) -> Stamp:
+    """Return a time of RFC 3339, by its seconds and nanoseconds."""
+    seconds, rest = text[:SECONDS], text[SECONDS:]
+    zone = rest.lstrip(".0123456789")
+    fraction = rest[: len(rest) - len(zone)].lstrip(".")
+    at = datetime.fromisoformat(seconds + zone)
+    return at.timestamp(), int(fraction.ljust(9, "0"))

@@ -1,10 +1,13 @@
-"""What is submitted to a cluster: an Indexed Job, and the Secret that goes with it.
+"""The objects that are submitted: an Indexed Job, its Secret and its Service.
 
-Rule 1: the Job replaces a pod that was lost. A command that failed is started again by
-the leader in its pod, which knows the restart policy and keeps one log.
+Rule 1: the Job replaces a pod that was lost. A command that failed is restarted by the
+leader in its pod, which has the restart policy and keeps one log.
 Rule 2: a pod that was evicted or preempted costs no restart; one that its leader ended
 on purpose is not replaced.
-Rule 3: the Secret belongs to the Job, and goes with it.
+Rule 3: the Secret belongs to the Job, and is deleted with it.
+Rule 4: a Service, by which islands reach a coordinator, has its name and its address
+before the first pod is there, and keeps both: an early connection is refused and
+retried.
 """
 
 from __future__ import annotations
@@ -12,20 +15,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
 from atoll.errors import UsageError
 from atoll.launch import leader
-from atoll.launch.base import GRACE_S, Order
+from atoll.launch.base import GRACE_S, Order, Serving
 from atoll.launch.bootstrap import bootstrap_words
-from atoll.launch.engines.kubernetes.pods import CONTAINER
 from atoll.launch.leading import TOLD_TO_GO
-from atoll.launch.references import in_engine
-from atoll.launch.spec import IslandSpec, Resources
+from atoll.launch.spec import IslandSpec, Resources, in_engine
 
 ENGINE = "kubernetes"
+CONTAINER = "island"
+"""The name of a pod's container; a cluster may add others beside it."""
 INDEX = "JOB_COMPLETION_INDEX"
 LAUNCH = "app.kubernetes.io/instance"
 QUEUE = "kueue.x-k8s.io/queue-name"
@@ -110,7 +113,9 @@ def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
             "completionMode": "Indexed",
             "completions": order.num_islands,
             "parallelism": order.num_islands,
-            "backoffLimitPerIndex": order.spec.restarts.most if is_replaced else 0,
+            "backoffLimitPerIndex": order.spec.restarts.max_restarts
+            if is_replaced
+            else 0,
             "maxFailedIndexes": order.num_islands,
             # Not before the life before it has left: two of one name would quarrel.
             "podReplacementPolicy": "Failed",
@@ -270,7 +275,7 @@ def _words(order: Order, options: KubernetesOptions) -> list[str]:
     spec, python = order.spec, options.python
     words = [python, "-m", leader.MODULE, "--name", spec.name, "--index-from", INDEX]
     words += ["--first", str(order.first)] if order.first else []
-    words += ["--restarts", json.dumps(asdict(spec.restarts)), "--message", MESSAGE]
+    words += ["--restarts", json.dumps(spec.restarts.to_dict()), "--message", MESSAGE]
     boot = bootstrap_words(spec, index_from=INDEX, first=order.first, python=python)
     return [*words, "--", *boot]
 
@@ -322,3 +327,40 @@ def _pairs(text: str, sign: str, *, what: str) -> dict[str, str]:
             raise UsageError(f"{each!r} is not how {ENGINE} is given {what}.")
         found[key] = value
     return found
+
+
+def service(order: Order, options: KubernetesOptions) -> dict[str, Any]:
+    """Return the Service of a coordinator."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": order.id, "labels": labels_of(order)},
+        "spec": {
+            "selector": {LAUNCH: order.id},
+            "ports": [
+                {
+                    "name": "https",
+                    "port": options.port,
+                    "targetPort": options.port,
+                    "protocol": "TCP",
+                }
+            ],
+        },
+    }
+
+
+def url(order: Order, options: KubernetesOptions, namespace: str) -> str:
+    """Return where every pod of the cluster finds a coordinator."""
+    return f"https://{order.id}.{namespace}.svc:{options.port}"
+
+
+def serving_of(read: KubernetesOptions, options: Mapping[str, str]) -> Serving:
+    """Return how a coordinator runs in a cluster: as a Job, whatever its islands are.
+
+    Who launches is taken to be outside, from where a Service has no name.
+    """
+    kept = {key: each for key, each in options.items() if key not in _OF_SLICES}
+    return Serving(is_in_sight=False, port=read.port, options=kept)
+
+
+_OF_SLICES = ("jobset", "hosts", "exclusive_topology")

@@ -1,34 +1,53 @@
 """Islands as processes of this machine, led by a supervisor that outlives a terminal.
 
-Start reading at `LocalLauncher`, then `life` and `supervisor`.
+Start reading at `LocalLauncher`, then `supervisor`.
+
+The islands share the machine's devices and cores.
+Rule 1: island i of k accelerators has the devices from i * k on, after every restart.
+Rule 2: without a number, the visible devices are divided evenly, if there are enough
+for one each; otherwise every island sees all of them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from atoll.errors import RemoteError, UsageError
 from atoll.island.environment import surroundings_from_environment
-from atoll.launch.base import GRACE_S, Keep, Launcher, Order, Plan, Traits
+from atoll.launch.base import (
+    GRACE_S,
+    Handle,
+    Keep,
+    Launcher,
+    Order,
+    Plan,
+    Report,
+    State,
+    Traits,
+    as_json,
+    read_options,
+)
 from atoll.launch.bootstrap import bootstrap_words, told_to
-from atoll.launch.command import is_python, python_words, spelt_out
-from atoll.launch.engines.local import places
-from atoll.launch.engines.local.files import Known, LaunchFiles, send, started
-from atoll.launch.engines.local.supervisor import MODULE, Start, written
-from atoll.launch.handle import Handle
-from atoll.launch.options import read_options
-from atoll.launch.references import in_engine
-from atoll.launch.states import Report, State
-from atoll.launch.written import as_json
+from atoll.launch.engines.local.supervisor import (
+    MODULE,
+    Known,
+    LaunchFiles,
+    Start,
+    send,
+    started,
+    written,
+)
+from atoll.launch.spec import in_engine, is_python, python_words, spelt_out
 
 ENGINE = "local"
 STARTS_S = 60.0
@@ -138,9 +157,9 @@ def _starts(order: Order, *, has_secrets: bool) -> list[Start]:
     """
     spec = order.spec
     _require_possible(order)
-    places.require_room(order)
-    shares = places.shares(order, places.devices(os.environ))
-    told = {**places.threads(order, os.environ), **spec.environment}
+    require_room(order)
+    shares = device_shares(order, visible_devices(os.environ))
+    told = {**thread_limits(order, os.environ), **spec.environment}
     if has_secrets:
         told |= {name: value.reveal() for name, value in order.values.items()}
     return [
@@ -238,7 +257,7 @@ def _begin(files: LaunchFiles, starts: bytes) -> None:
 
 def _lost(handle: Handle, index: int) -> Report:
     why = "this machine knows nothing of it"
-    return Report(index=index, name=handle.island(index), state=State.LOST, why=why)
+    return Report(index=index, name=handle.island(index), state=State.LOST, reason=why)
 
 
 def _is_live(known: Known) -> bool:
@@ -250,7 +269,7 @@ def _unled(known: Known) -> Known:
     if known.report.state.is_over:
         return known
     state = State.RUNNING if _is_live(known) else State.LOST
-    return replace(known, report=replace(known.report, state=state, why=UNLED))
+    return replace(known, report=replace(known.report, state=state, reason=UNLED))
 
 
 def _end_unled(live: list[Known], going: set[int], grace_s: float) -> None:
@@ -264,3 +283,77 @@ def _end_unled(live: list[Known], going: set[int], grace_s: float) -> None:
     for each in left:
         if _is_live(each):
             send(each.pid or 0, signal.SIGKILL)
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+THREADS = "OMP_NUM_THREADS"
+_DEVICE = re.compile(r"nvidia(\d+)")
+
+
+def visible_devices(
+    environment: Mapping[str, str], *, dev: Path = Path("/dev")
+) -> list[str]:
+    """Return the accelerators that can be seen, as CUDA_VISIBLE_DEVICES names them."""
+    said = environment.get(VISIBLE)
+    if said is not None:
+        return [each.strip() for each in said.split(",") if each.strip()]
+    found = (_DEVICE.fullmatch(each.name) for each in dev.glob("nvidia*"))
+    return sorted((each[1] for each in found if each), key=int)
+
+
+def device_shares(order: Order, visible: Sequence[str]) -> dict[int, dict[str, str]]:
+    """Return the variables that give each island its devices.
+
+    Raises:
+        UsageError: there are not as many as the islands need.
+    """
+    wanted, count = order.spec.resources.accelerators, order.indexes.stop
+    if wanted * count > len(visible):
+        seen = ", ".join(visible) or "none"
+        raise UsageError(
+            f"{count} islands of {wanted} accelerators need {wanted * count}, and this "
+            f"machine shows {len(visible)} ({seen}). Launch fewer."
+        )
+    each = wanted or len(visible) // count
+    if not each:
+        return {index: {} for index in order.indexes}
+    return {
+        index: {VISIBLE: ",".join(visible[index * each : (index + 1) * each])}
+        for index in order.indexes
+    }
+
+
+def thread_limits(order: Order, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what keeps islands from fighting over cores, unless it was said.
+
+    Every library takes all cores for itself: four islands on two would be slower than
+    one.
+    """
+    if THREADS in environment or THREADS in order.spec.environment:
+        return {}
+    cores = order.spec.resources.cpus or cores_here() / order.indexes.stop
+    return {THREADS: str(max(1, int(cores / order.spec.processes)))}
+
+
+def cores_here() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def require_room(order: Order) -> None:
+    """Return if the machine has what the islands are said to need.
+
+    Raises:
+        UsageError: it has not.
+    """
+    needs, count = order.spec.resources, order.num_islands
+    if needs.cpus is not None and needs.cpus > cores_here():
+        raise UsageError(
+            f"cpus={needs.cpus:g} is more than this machine has: {cores_here()}."
+        )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needs.memory_bytes is not None and needs.memory_bytes * count > memory:
+        raise UsageError(
+            f"{count} islands of memory_bytes={needs.memory_bytes} need "
+            f"{needs.memory_bytes * count}, and this machine has {memory}."
+        )

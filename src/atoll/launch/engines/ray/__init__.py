@@ -1,6 +1,6 @@
 """Islands as actors of a Ray cluster: placed, led, and placed again if a node is lost.
 
-Start reading at `RayLauncher`, then `leading` and `ledger`.
+Start reading at `RayLauncher`, then `actors`.
 
 Ray carries an actor's arguments in its own way between processes of one cluster, which
 trust each other; nothing of Atoll's reads or writes that.
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -26,23 +26,27 @@ from atoll.errors import Unreachable, UsageError
 from atoll.launch.base import (
     GRACE_S,
     LISTEN_THERE,
+    Handle,
     Keep,
     Launcher,
     Order,
     Plan,
+    Report,
     Serving,
+    State,
     Traits,
+    as_json,
+    read_options,
 )
 from atoll.launch.bootstrap import bootstrap_words
-from atoll.launch.command import is_python
-from atoll.launch.engines.ray.actors import actor_name, leader_class, ledger_class
-from atoll.launch.engines.ray.leading import Lead
-from atoll.launch.engines.ray.ledger import SILENT_S
-from atoll.launch.handle import Handle
-from atoll.launch.options import read_options
-from atoll.launch.references import in_engine
-from atoll.launch.states import Report, State
-from atoll.launch.written import as_json
+from atoll.launch.engines.ray.actors import (
+    SILENT_S,
+    Lead,
+    actor_name,
+    leader_class,
+    ledger_class,
+)
+from atoll.launch.spec import in_engine, is_python
 
 ENGINE = "ray"
 NAMESPACE = "atoll"
@@ -160,7 +164,7 @@ class RayLauncher:
             told |= {name: value.reveal() for name, value in order.values.items()}
         python = self._read.python or sys.executable
         words = bootstrap_words(spec, index=index, python=python, with_parent=True)
-        restarts = asdict(spec.restarts)
+        restarts = spec.restarts.to_dict()
         is_py = is_python(spec.command)
         return Lead(index, spec.island(index), words, told, restarts, is_py)
 
@@ -227,20 +231,22 @@ def _require_new(launch: str) -> None:
 
 def _report(launch: str, form: dict[str, Any]) -> Report:
     """Return an island's report, which its actor may not have lived to correct."""
-    silent_s, has_begun = form.pop("silent_s"), form.pop("has_begun")
-    report = Report(**{**form, "state": State(form["state"])})
+    silent_s, has_begun = form["silent_s"], form["has_begun"]
+    report = Report.from_dict(form)
     if report.state.is_over:
         return report
     if _actor(actor_name(launch, report.index)) is None:
-        return replace(report, state=State.LOST, why="its actor is gone")
+        return replace(report, state=State.LOST, reason="its actor is gone")
     if has_begun and silent_s > SILENT_S:
-        return replace(report, state=State.RESTARTING, why="its node does not answer")
+        return replace(
+            report, state=State.RESTARTING, reason="its node does not answer"
+        )
     return report
 
 
 def _lost(handle: Handle, index: int) -> Report:
     why = "the cluster knows nothing of it"
-    return Report(index=index, name=handle.island(index), state=State.LOST, why=why)
+    return Report(index=index, name=handle.island(index), state=State.LOST, reason=why)
 
 
 def _resources(order: Order) -> dict[str, Any]:
@@ -250,7 +256,7 @@ def _resources(order: Order) -> dict[str, Any]:
         "num_cpus": 1 if needs.cpus is None else needs.cpus,
         "num_gpus": needs.accelerators,
         # At another place a coordinator has neither its directory nor its address.
-        "max_restarts": 0 if order.is_coordinator else spec.restarts.most,
+        "max_restarts": 0 if order.is_coordinator else spec.restarts.max_restarts,
     }
     if needs.memory_bytes is not None:
         said["memory"] = needs.memory_bytes

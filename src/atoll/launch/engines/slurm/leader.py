@@ -24,14 +24,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll.errors import AtollError, DiskError, NoSuchFile, UsageError
-from atoll.launch.base import GRACE_S
-from atoll.launch.command import is_python
-from atoll.launch.engines.local.life import Life, Words
+from atoll.launch.base import GRACE_S, State
 from atoll.launch.engines.local.supervisor import Group, Start
-from atoll.launch.engines.slurm.files import IslandFiles, read_secrets
-from atoll.launch.engines.slurm.script import INDEX
-from atoll.launch.spec import Restarts
-from atoll.launch.states import State
+from atoll.launch.engines.slurm import INDEX, IslandFiles, read_secrets
+from atoll.launch.spec import Restarts, is_python
+from atoll.launch.supervise import Life, Words
 
 LOOK_S = 0.25
 ASK_EVERY_S = 1.0
@@ -59,7 +56,7 @@ def lead(files: IslandFiles, task: Start, restarts: Restarts, *, life: int) -> S
         led.look(now_s)
         if (report := led.report) != written:
             with suppress(DiskError):
-                here = replace(report, place=os.uname().nodename)
+                here = replace(report, host=os.uname().nodename)
                 files.write_state(here, life=life)
                 written = report
         over_at_s = min(over_at_s, now_s) if led.is_over else math.inf
@@ -138,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ended = lead(
             files,
             task,
-            Restarts(**given.restarts),
+            Restarts.from_dict(given.restarts),
             life=int(os.environ.get("SLURM_RESTART_COUNT", "0")),
         )
     except (AtollError, OSError, ValueError) as exc:

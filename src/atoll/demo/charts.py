@@ -1,0 +1,316 @@
+"""The charts of the demo's report, as inline SVG, and numbers for people.
+
+No script, no font and no file from elsewhere. Colours are left to the page: a shape
+carries a class, never a colour of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+
+from atoll.demo.results import IslandResults, Point, Results, thin
+
+_BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_COUNT_UNITS = ((1e9, "billion"), (1e6, "million"))
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return a size with three digits: 26.1 MB."""
+    for unit_bytes, name in _BYTE_UNITS:
+        if size_bytes >= unit_bytes:
+            return f"{three_digits(size_bytes / unit_bytes)} {name}"
+    return f"{size_bytes:.0f} bytes"
+
+
+def format_count(count: float) -> str:
+    """Return a count in words where it is large: 1.23 million."""
+    for unit, name in _COUNT_UNITS:
+        if count >= unit / 10:
+            return f"{count / unit:.2f} {name}"
+    return f"{count:,.0f}"
+
+
+def format_seconds(duration_s: float) -> str:
+    """Return a duration as a clock would say it: 4 min 17 s."""
+    if duration_s < 9.95:
+        return f"{duration_s:.1f} s"
+    minutes, seconds = divmod(round(duration_s), 60)
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def format_share(share: float) -> str:
+    """Return a share in percent: 0.9 %."""
+    return f"{100 * share:.1f} %"
+
+
+def three_digits(value: float) -> str:
+    """Return the number with three digits that count, more before the point."""
+    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"
+
+
+NUMBER_WORDS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight")
+
+
+def format_few(count: int) -> str:
+    """Return a small number as the word that begins a sentence."""
+    return NUMBER_WORDS[count] if count < len(NUMBER_WORDS) else str(count)
+
+
+Coordinates = tuple[float, float]
+
+WIDTH = 820
+LEFT, RIGHT, TOP, BOTTOM = 48, 166, 14, 34
+LABEL_GAP = 17
+"""Lines of text closer than this would touch."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line with a name at its end."""
+
+    label: str
+    points: Sequence[Coordinates]
+    style: str
+    """The class that gives it its colour."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where a value lies on the page."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / ((self.high - self.low) or 1.0)
+        return self.first + share * (self.last - self.first)
+
+
+def svg_chart(
+    curves: Sequence[Curve],
+    *,
+    title: str,
+    height: int = 330,
+    x_text: Callable[[float], str],
+    x_name: str,
+) -> str:
+    """Return curves over one another, with a name at the end of each."""
+    xs = [x for curve in curves for x, _ in curve.points]
+    ys = [y for curve in curves for _, y in curve.points]
+    across = Scale(0.0, max(xs), LEFT, WIDTH - RIGHT)
+    margin = 0.06 * (max(ys) - min(ys)) or 0.1
+    up = Scale(min(ys) - margin, max(ys) + margin, height - BOTTOM, TOP)
+    parts = [_grid(up), _x_axis(across, height, x_text, x_name)]
+    parts += [_curve(each, across, up) for each in curves]
+    parts += _end_labels(curves, across, up)
+    return svg_picture("".join(parts), height=height, title=title)
+
+
+def svg_picture(inside: str, *, height: float, title: str) -> str:
+    """Return an image that scales with the page and tells its title to all readers."""
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" '
+        f'aria-label="{escape(title)}">{inside}</svg>'
+    )
+
+
+def svg_text(
+    x: float, y: float, words: str, *, style: str = "", anchor: str = ""
+) -> str:
+    """Return words at a place; `anchor` is start, middle or end."""
+    attributes = f' class="{escape(style)}"' if style else ""
+    attributes += f' text-anchor="{escape(anchor)}"' if anchor else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}"{attributes}>{escape(words)}</text>'
+
+
+def svg_box(
+    x: float, y: float, width: float, height: float, style: str, tip: str
+) -> str:
+    """Return a rectangle that says more under the pointer."""
+    return (
+        f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.0):.2f}" '
+        f'height="{height:.1f}" class="{escape(style)}">'
+        f"<title>{escape(tip)}</title></rect>"
+    )
+
+
+def ticks(low: float, high: float, *, most: int = 6) -> list[float]:
+    """Return round numbers between two values, at most so many."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough)
+    first = math.ceil(low / step - 1e-9)
+    return [step * n for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def apart(places: Sequence[float], *, gap: float = LABEL_GAP) -> list[float]:
+    """Return places in the same order that are at least `gap` from each other."""
+    order = sorted(range(len(places)), key=lambda index: places[index])
+    moved = list(places)
+    for before, after in pairwise(order):
+        moved[after] = max(moved[after], moved[before] + gap)
+    excess = (moved[order[-1]] - places[order[-1]]) / 2 if order else 0.0
+    return [place - excess for place in moved]
+
+
+def _grid(up: Scale) -> str:
+    values = ticks(up.low, up.high)
+    digits = 2 if len(values) > 1 and values[1] - values[0] < 0.1 else 1
+    return "".join(
+        f'<path class="grid" d="M{LEFT} {up(value):.1f}H{WIDTH - RIGHT}"/>'
+        + svg_text(LEFT - 8, up(value) + 4, f"{value:.{digits}f}", anchor="end")
+        for value in values
+    )
+
+
+def _x_axis(
+    across: Scale, height: int, x_text: Callable[[float], str], name: str
+) -> str:
+    values = ticks(0.0, across.high)
+    marks = [
+        svg_text(across(value), height - 14, x_text(value), anchor="middle")
+        for value in values
+    ]
+    return "".join(marks) + svg_text(WIDTH - RIGHT + 12, height - 14, name)
+
+
+def _curve(curve: Curve, across: Scale, up: Scale) -> str:
+    places = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in curve.points)
+    x, y = curve.points[-1]
+    return (
+        f'<polyline class="curve {escape(curve.style)}" points="{places}"/>'
+        f'<circle class="end {escape(curve.style)}" cx="{across(x):.1f}" '
+        f'cy="{up(y):.1f}" r="3.5"/>'
+    )
+
+
+def _end_labels(curves: Sequence[Curve], across: Scale, up: Scale) -> list[str]:
+    heights = apart([up(curve.points[-1][1]) for curve in curves])
+    # The lowest keeps clear of the axis's name, and takes the others along.
+    excess = max(0.0, max(heights) + LABEL_GAP / 2 - up.first)
+    heights = [height - excess for height in heights]
+    return [
+        svg_text(
+            across(curve.points[-1][0]) + 10, y + 4, curve.label, style=curve.style
+        )
+        for curve, y in zip(curves, heights, strict=True)
+    ]
+
+
+LANE, LANE_GAP = 26, 14
+NAME_WIDTH, NOTE_WIDTH = 92, 118
+BAR, BAR_GAP = 30, 18
+SMOOTH_POINTS = 48
+"""Few enough that a curve shows where it goes, not how batches differ."""
+
+
+def held_out_chart(results: Results) -> str:
+    """Return the loss on text that nobody trained on, by tokens of all islands."""
+    curves = [Curve("islands", _begun(results["held_out"]), "ours")]
+    if results["parallel"] is not None:
+        points = _begun(results["parallel"]["held_out"])
+        curves.insert(0, Curve("data parallel", points, "theirs"))
+    curves = [_with_loss(each) for each in curves]
+    title = "Loss on held-out text by tokens trained on"
+    return svg_chart(curves, title=title, x_text=_tokens, x_name="tokens of all")
+
+
+def island_chart(results: Results) -> str:
+    """Return each island's own training loss."""
+    curves = [
+        Curve(
+            each["island"],
+            thin(each["losses"], most=SMOOTH_POINTS)[1:] or each["losses"],
+            f"shard-{each['shard'] % 4}",
+        )
+        for each in results["islands"]
+    ]
+    title = "Training loss of each island by its own tokens"
+    return svg_chart(
+        curves, title=title, height=270, x_text=_tokens, x_name="own tokens"
+    )
+
+
+def bytes_chart(results: Results) -> str:
+    """Return the bytes that one participant moves, as bars of one measure."""
+    ours = results["bytes_up"] + results["bytes_down"]
+    bars = [
+        ("data parallel, fp32", 2 * results["ring_bytes_fp32"], "theirs"),
+        ("data parallel, bf16", 2 * results["ring_bytes_bf16"], "theirs pale"),
+        ("islands", ours, "ours"),
+    ]
+    left, right = 150, WIDTH - 90
+    across = Scale(0.0, max(size for _, size, _ in bars), left, right)
+    parts = []
+    for number, (name, size, style) in enumerate(bars):
+        y, said = number * (BAR + BAR_GAP), format_bytes(size)
+        wide = max(2.0, across(size) - left)
+        parts.append(svg_text(left - 12, y + 20, name, anchor="end", style="name"))
+        parts.append(svg_box(left, y, wide, BAR, f"bar {style}", f"{name}: {said}"))
+        parts.append(svg_text(left + wide + 10, y + 20, said, style="figure"))
+    height = len(bars) * (BAR + BAR_GAP) - BAR_GAP
+    return svg_picture("".join(parts), height=height, title="Bytes moved by each")
+
+
+def timeline_chart(results: Results) -> str:
+    """Return a lane for each island: its rounds one after the other, and its waits."""
+    islands = results["islands"]
+    began_s = min(each["started_unix_s"] for each in islands)
+    left, right = NAME_WIDTH, WIDTH - NOTE_WIDTH
+    across = Scale(0.0, results["seconds"], left, right)
+    parts = [
+        _lane(
+            each, number * (LANE + LANE_GAP), across, each["started_unix_s"] - began_s
+        )
+        for number, each in enumerate(islands)
+    ]
+    bottom = len(islands) * (LANE + LANE_GAP) + 12
+    parts += [
+        svg_text(across(at_s), bottom, f"{at_s:g} s", anchor="middle")
+        for at_s in ticks(0.0, results["seconds"], most=7)
+    ]
+    title = "Rounds and waits of each island by time"
+    return svg_picture("".join(parts), height=bottom + 8, title=title)
+
+
+def _lane(island: IslandResults, y: float, across: Scale, late_s: float) -> str:
+    name, style = island["island"], f"shard-{island['shard'] % 4}"
+    ends = [at_s for at_s, _ in island["rounds"]] + [island["seconds"]]
+    parts = [svg_text(NAME_WIDTH - 12, y + 18, name, anchor="end", style="name")]
+    for number, (begin_s, end_s) in enumerate(pairwise(ends)):
+        x, wide = across(late_s + begin_s), across(end_s) - across(begin_s)
+        tip = f"{name}, after round {island['rounds'][number][1]:.0f}"
+        shade = "odd" if number % 2 else "even"
+        parts.append(svg_box(x, y, wide, LANE, f"round {style} {shade}", tip))
+    for begin_s, end_s in island["waits"]:
+        x, wide = across(late_s + begin_s), across(end_s) - across(begin_s)
+        tip = f"{name} waited {format_seconds(end_s - begin_s)}"
+        parts.append(svg_box(x, y, max(wide, 0.8), LANE, "wait", tip))
+    share = format_share(island["wait_s"] / (island["seconds"] or 1.0))
+    end = across(late_s + island["seconds"])
+    parts.append(svg_text(end + 10, y + 18, f"waited {share}", style="figure"))
+    return "".join(parts)
+
+
+def _begun(points: Sequence[Point]) -> list[Point]:
+    """Return a curve without its first fall, which would make all the rest flat."""
+    return [each for each in points if each[0] > 0][len(points) // 8 :] or list(points)
+
+
+def _with_loss(curve: Curve) -> Curve:
+    label = f"{curve.label} {curve.points[-1][1]:.3f}"
+    return Curve(label, curve.points, curve.style)
+
+
+def _tokens(count: float) -> str:
+    if count >= 1e6:
+        return f"{count / 1e6:g}M"
+    return f"{count / 1e3:g}k" if count else "0"

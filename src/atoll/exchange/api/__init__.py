@@ -1,0 +1,94 @@
+"""Owns how calls and replies travel over HTTP: bytes in, values out, and back.
+
+Does not know sockets, nor what a call does.
+Start reading at `routes.ROUTES`, then `requests` and `replies`; docs/http.md is the
+law.
+"""
+
+from atoll.exchange.api.fields import MAX_LARGE_BYTES, MAX_SMALL_BYTES
+from atoll.exchange.api.frames import Incoming, Read
+from atoll.exchange.api.messages import model_fingerprint
+from atoll.exchange.api.replies import (
+    FAILURES,
+    EncodedReply,
+    Failure,
+    Info,
+    Limits,
+    error_parts,
+    info_parts,
+    json_answer,
+    nowhere_parts,
+    parse_info,
+    parse_reply,
+    receipt_headers,
+    reply_parts,
+)
+from atoll.exchange.api.requests import (
+    EncodedRequest,
+    Upload,
+    apart,
+    parse_call,
+    parse_upload,
+    to_request,
+)
+from atoll.exchange.api.routes import (
+    MAX_BEAT_BYTES,
+    PROOF_HEADER,
+    PROTOCOL,
+    ROUTES,
+    ApiRoute,
+    BodyKind,
+    Identity,
+    IdentityClaim,
+    ProofRule,
+    Proofs,
+    RequestHead,
+    identities_of,
+    methods_of,
+    proof_text,
+    read_head,
+    require_run,
+)
+
+__all__ = [
+    "FAILURES",
+    "MAX_BEAT_BYTES",
+    "MAX_LARGE_BYTES",
+    "MAX_SMALL_BYTES",
+    "PROOF_HEADER",
+    "PROTOCOL",
+    "ROUTES",
+    "ApiRoute",
+    "BodyKind",
+    "EncodedReply",
+    "EncodedRequest",
+    "Failure",
+    "Identity",
+    "IdentityClaim",
+    "Incoming",
+    "Info",
+    "Limits",
+    "ProofRule",
+    "Proofs",
+    "Read",
+    "RequestHead",
+    "Upload",
+    "apart",
+    "error_parts",
+    "identities_of",
+    "info_parts",
+    "json_answer",
+    "methods_of",
+    "model_fingerprint",
+    "nowhere_parts",
+    "parse_call",
+    "parse_info",
+    "parse_reply",
+    "parse_upload",
+    "proof_text",
+    "read_head",
+    "receipt_headers",
+    "reply_parts",
+    "require_run",
+    "to_request",
+]

@@ -1,0 +1,334 @@
+"""The JSON forms of the messages between islands and a run, apart from frames.
+
+Settings travel complete:
+
+Rule 1: each setting that this version knows stands in `settings` or in `not_set`.
+Rule 2: a setting that stands in neither is unknown to the coordinator, and an unknown
+        one would not be obeyed here: both are refused by name.
+Rule 3: nothing is filled in from a default, except in data that an earlier version has
+        stored.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, get_args
+
+from atoll.errors import SettingsError, UsageError
+from atoll.exchange.api.fields import (
+    FLAG,
+    MAX_LARGE_BYTES,
+    NAME,
+    SEE,
+    U64_MAX,
+    JsonField,
+    dump,
+    hexed,
+    listed,
+    maybe,
+    number,
+    require_table,
+    row,
+    table,
+    text,
+    whole,
+    words,
+    wrong,
+)
+from atoll.exchange.calls import JoinCall
+from atoll.protocol import (
+    Heartbeat,
+    HeldRound,
+    JoinReply,
+    JoinRequest,
+    ModelSpec,
+    Position,
+    Stats,
+    TensorSpec,
+)
+from atoll.protocol.model import Role
+from atoll.protocol.progress import CountedWork
+from atoll.settings import RunSettings
+from atoll.settings.parsing import SECTIONS
+from atoll.settings.rules import shown
+from atoll.wire import blake3_digest
+from atoll.wire.header import BASE_BYTES, MAX_FRAGMENT
+from atoll.wire.proofs import RECEIPT_BYTES
+
+SETTINGS_KEYS = frozenset({"settings", "not_set"})
+
+_UPGRADE = "Run the same version of Atoll at the coordinator and here."
+_MOST_KEYS = 1024
+_NOT_SET = listed(text(128), most=_MOST_KEYS)
+
+KNOWN = frozenset(
+    f"{section}.{each.name}"
+    for section, kind in SECTIONS.items()
+    for each in fields(kind)
+)
+"""Every setting there is, by its dotted key."""
+
+
+def settings_form(settings: RunSettings) -> dict[str, Any]:
+    """Return every value that is set, by table, and the names of all others."""
+    tables = settings.to_dict()
+    return {"settings": tables, "not_set": sorted(KNOWN - set(_dotted(tables)))}
+
+
+def read_settings(value: object, where: str) -> RunSettings:
+    """Return the settings that a coordinator tells.
+
+    Raises:
+        SettingsError: one is missing, unknown or wrong; it is named.
+        UsageError: this is no form of settings.
+    """
+    tables, not_set = _read_form(value, where)
+    settings = RunSettings.from_dict(tables)
+    _require_complete(settings, frozenset(_dotted(tables)), not_set)
+    return settings
+
+
+def read_stored_settings(value: object, where: str) -> RunSettings:
+    """Return the settings of a run that an earlier version may have written.
+
+    A setting that it did not know has its default. The run's fingerprint covers all
+    that can never change, so that a wrong default of one of those is found by it.
+
+    Raises:
+        SettingsError: one is unknown or wrong; it is named.
+        UsageError: this is no form of settings.
+    """
+    return RunSettings.from_dict(_read_form(value, where)[0])
+
+
+def _read_form(
+    value: object, where: str
+) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
+    """Return what is set, by table, and the names of what is not."""
+    said = require_table(value, where)
+    tables = _tables(said.get("settings"), f"{where}.settings")
+    not_set = frozenset(_NOT_SET.read(said.get("not_set"), f"{where}.not_set"))
+    _require_known(frozenset(_dotted(tables)) | not_set)
+    return tables, not_set
+
+
+def _tables(value: object, where: str) -> dict[str, dict[str, Any]]:
+    tables = require_table(value, where)
+    for name, values in tables.items():
+        for key, each in require_table(values, f"{where}.{shown(name)}").items():
+            if each is None:
+                raise wrong(f"{where}.{shown(f'{name}.{key}')}", each, "set")
+    return tables
+
+
+def _dotted(tables: dict[str, dict[str, Any]]) -> Iterator[str]:
+    for name, values in tables.items():
+        for key in values:
+            yield f"{name}.{key}"
+
+
+def _require_known(keys: frozenset[str]) -> None:
+    for key in sorted(keys - KNOWN):
+        raise SettingsError(
+            f"The coordinator has a setting {shown(key)}, which is unknown to this "
+            f"version of Atoll. {_UPGRADE}"
+        )
+
+
+def _require_complete(
+    settings: RunSettings, given: frozenset[str], not_set: frozenset[str]
+) -> None:
+    """Refuse what would have been filled in, and what is said to be set and is not."""
+    for key in sorted(KNOWN - given - not_set):
+        raise SettingsError(
+            f"The coordinator does not say {key!r}, which this version of Atoll needs. "
+            f"{_UPGRADE}"
+        )
+    in_force = frozenset(_dotted(settings.to_dict()))
+    for key in sorted((in_force & not_set) | (given - in_force)):
+        raise SettingsError(
+            f"The coordinator does not say whether {key!r} is set, and must. {_UPGRADE}"
+        )
+
+
+MAX_FRAGMENTS = 65_536
+MAX_ISLANDS = 65_536
+MAX_TENSORS = 65_536
+MAX_TENSOR_NAME_BYTES = 512
+MAX_DIMENSIONS = 64
+MAX_KEY_BYTES = 64
+
+_SIZE_MAX = 2**63 - 1
+_FRAGMENT = whole(0, MAX_FRAGMENT)
+_FRAGMENTS = listed(_FRAGMENT, most=MAX_FRAGMENTS)
+
+COUNTED = row(
+    CountedWork, {"round": whole(), "inner_steps": whole(), "tokens": whole()}
+)
+RECEIPT = hexed(RECEIPT_BYTES, RECEIPT_BYTES)
+HOLDING = row(
+    HeldRound,
+    {"round": whole(), "digest": hexed(BASE_BYTES, BASE_BYTES)},
+    last={"receipt": RECEIPT},
+)
+HOLDINGS = listed(HOLDING, most=MAX_FRAGMENTS)
+
+# Statistics are added up over islands: sums must stay finite and readable.
+_SHOWN = whole(0, _SIZE_MAX)
+_SECONDS = number(0.0, 2.0**40)
+
+STATS = table(
+    Stats,
+    {
+        "version": text(64),
+        "seconds": _SECONDS,
+        "inner_steps": _SHOWN,
+        "tokens": _SHOWN,
+        "loss": maybe(number(-sys.float_info.max)),
+        "wait_s": _SECONDS,
+        "bytes_up": _SHOWN,
+        "bytes_down": _SHOWN,
+    },
+    optional={"first_batch": text(64), "dropped_steps": whole(1, _SIZE_MAX)},
+)
+
+BEAT = table(
+    Heartbeat,
+    {
+        "island": NAME,
+        "incarnation": whole(),
+        "step": whole(),
+        "waits_for": maybe(listed(whole(), least=2, most=2)),
+        "holds": HOLDINGS,
+        "stats": maybe(STATS),
+    },
+)
+
+POSITION = table(
+    Position,
+    {
+        "step": whole(),
+        "rounds": listed(whole(), most=MAX_FRAGMENTS),
+        "last_round": maybe(whole()),
+        # A sum: one island that says 2^64 - 1 must not make it unreadable for all.
+        "tokens": whole(0, MAX_ISLANDS * U64_MAX),
+        "wanted": _FRAGMENTS,
+        "lost": _FRAGMENTS,
+        "saves": whole(),
+    },
+    optional={"decay_round": whole(1), "end_tokens": whole(1)},
+)
+
+_HEX = hexed(0, 64)
+_DIGEST = JsonField(str, lambda value, where: _HEX.read(value, where).hex())
+
+TENSOR = row(
+    TensorSpec,
+    {
+        "name": text(MAX_TENSOR_NAME_BYTES, least=1),
+        "shape": listed(whole(0, _SIZE_MAX), most=MAX_DIMENSIONS),
+        "dtype": text(32, least=1),
+        "role": words(*get_args(Role)),
+        "digest": _DIGEST,
+    },
+)
+_TENSORS = listed(TENSOR, most=MAX_TENSORS)
+
+
+def _read_model(value: object, where: str) -> ModelSpec:
+    tensors = _TENSORS.read(value, where)
+    seen: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in seen:
+            raise UsageError(f"{where} names {shown(tensor.name)} twice. {SEE}")
+        seen.add(tensor.name)
+    return ModelSpec(tensors)
+
+
+MODEL = JsonField(lambda model: _TENSORS.write(model.tensors), _read_model)
+
+_ASKED: JsonField[dict[str, Any]] = table(
+    dict,
+    {
+        "key": hexed(1, MAX_KEY_BYTES, is_secret=True),
+        "nonce": hexed(1, MAX_KEY_BYTES, is_secret=True),
+        "incarnation": maybe(whole()),
+        "after": whole(),
+        "returns": FLAG,
+        "bundle": _DIGEST,
+        "model": MODEL,
+    },
+    optional={"holds": HOLDINGS},
+)
+
+
+def join_form(call: JoinCall) -> dict[str, Any]:
+    """Return what a joining says beside the island's name, which is in the path."""
+    request = call.request
+    holds = {"holds": HOLDINGS.write(request.holds)} if request.holds else {}
+    return holds | {
+        "key": call.key.hex(),
+        "nonce": call.nonce.hex(),
+        "incarnation": request.incarnation,
+        "after": request.after,
+        "returns": request.returns,
+        "bundle": request.bundle,
+        "model": MODEL.write(request.model),
+    }
+
+
+def read_join(value: object, *, island: str | None) -> JoinCall:
+    """Return the joining that a form asks for, under a name of the path or none."""
+    asked = _ASKED.read(value, "join")
+    key, nonce = asked.pop("key"), asked.pop("nonce")
+    return JoinCall(JoinRequest(island=island, **asked), key, nonce)
+
+
+_JOINED: dict[str, JsonField[Any]] = {
+    "run": NAME,
+    "island": NAME,
+    "incarnation": whole(),
+    "slot": whole(),
+    "epoch": whole(),
+    "position": POSITION,
+    "is_founder": FLAG,
+    "inner_steps": whole(),
+    "tokens": whole(),
+    "spoken_for": _FRAGMENTS,
+    "counted": listed(maybe(COUNTED), most=MAX_FRAGMENTS),
+}
+_JOINED_FIELDS: JsonField[dict[str, Any]] = table(dict, _JOINED)
+
+
+def join_reply_form(reply: JoinReply) -> dict[str, Any]:
+    """Return the whole answer to a joining, settings included."""
+    said = {key: rule.write(getattr(reply, key)) for key, rule in _JOINED.items()}
+    return said | settings_form(reply.settings)
+
+
+def read_join_reply(value: object, where: str) -> JoinReply:
+    """Return the answer to a joining.
+
+    Raises:
+        SettingsError: the run's settings are not those that this version knows.
+        UsageError: a field is wrong.
+    """
+    said = dict(require_table(value, where))
+    settings = read_settings(
+        {key: said.pop(key) for key in SETTINGS_KEYS & said.keys()}, where
+    )
+    return JoinReply(settings=settings, **_JOINED_FIELDS.read(said, where))
+
+
+def model_fingerprint(model: ModelSpec | None, *, bundle: str | None = None) -> str:
+    """Return a digest of every name, shape, dtype, role and constant, in hex.
+
+    And of the bundle that defines the model, if there is one: a file that was edited is
+    another model. Empty while the run has no weights and so no model.
+    """
+    if model is None:
+        return ""
+    said = dump(MODEL.write(model), what="model", most=MAX_LARGE_BYTES)
+    return blake3_digest(said + (bundle or "").encode()).hex()

@@ -1,0 +1,553 @@
+"""The routes of the HTTP API: methods, paths, queries, request heads and proofs.
+
+A path is cut at its slashes before its parts are decoded, so that no name can reach
+another route. The head of a request is judged before its body is read; a name that a
+frame could not carry is refused before it is looked up.
+
+Rule 1: `Route.proof` decides for every route whether its requests need a proof of the
+        island's identity.
+Rule 2: a claim is read from the head, so that it can be judged before the body.
+Rule 3: the identity in the body must be the claimed one: `require_claimed`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+from functools import cached_property
+from urllib.parse import quote, unquote_to_bytes
+
+from atoll.errors import Unreachable, UsageError
+from atoll.exchange.api.fields import (
+    SEE,
+    U64_MAX,
+    hexed,
+    load,
+    require_target_name,
+    wrong,
+)
+from atoll.exchange.api.messages import BEAT
+from atoll.exchange.calls import (
+    AgreedCall,
+    Call,
+    FoundCall,
+    HeartbeatCall,
+    JoinCall,
+    KeepCall,
+    LeaveCall,
+    OfferCall,
+    OutcomeCall,
+    PublishCall,
+    RecoverCall,
+    Reply,
+)
+from atoll.protocol import Heartbeat, JoinReply
+from atoll.protocol.model import is_digest
+from atoll.settings.rules import shown
+from atoll.wire import Header, blake3_digest
+from atoll.wire.header import MAX_FRAGMENT
+from atoll.wire.proofs import PROOF_BYTES, RECEIPT_BYTES, island_proof
+
+MAX_TARGET_BYTES = 2048
+_BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
+
+
+class BodyKind(StrEnum):
+    """What the body of a request is."""
+
+    NOTHING = "nothing"
+    JSON = "application/json"
+    HEADER = "application/vnd.atoll.header"
+    FRAME = "application/vnd.atoll.frame"
+    FRAMES = "application/vnd.atoll.frames"
+    BYTES = "application/octet-stream"
+
+
+class ProofRule(Enum):
+    """When a request must prove that it comes from the island that it names."""
+
+    NEVER = "never"
+    """It reads only, or brings the key itself."""
+
+    ALWAYS = "always"
+    WITH_BEAT = "with a beat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiRoute:
+    """One thing that can be asked for."""
+
+    name: str
+    method: str
+    path: tuple[str, ...]
+    """Parts; one in braces stands for any value."""
+
+    proof: ProofRule
+    query: frozenset[str] = frozenset()
+    takes: BodyKind = BodyKind.NOTHING
+
+    def places(self, parts: tuple[str, ...]) -> dict[str, str] | None:
+        """Return the values of the parts in braces, or None for another path."""
+        if len(parts) != len(self.path):
+            return None
+        pairs = list(zip(self.path, parts, strict=True))
+        if any(each != part for each, part in pairs if each[0] != "{"):
+            return None
+        return {each[1:-1]: part for each, part in pairs if each[0] == "{"}
+
+
+def _route(
+    name: str,
+    method: str,
+    path: str,
+    *query: str,
+    proof: ProofRule,
+    takes: BodyKind = BodyKind.NOTHING,
+) -> ApiRoute:
+    return ApiRoute(
+        name=name,
+        method=method,
+        path=tuple(path[1:].split("/")),
+        proof=proof,
+        query=frozenset(query),
+        takes=takes,
+    )
+
+
+_ROUND = "/fragments/{fragment}/rounds/{round}"
+ROUTES = (
+    _route("info", "GET", "/info", proof=ProofRule.NEVER),
+    _route(
+        "join", "POST", "/islands/{island}", takes=BodyKind.JSON, proof=ProofRule.NEVER
+    ),
+    _route(
+        "join_unnamed", "POST", "/islands", takes=BodyKind.JSON, proof=ProofRule.NEVER
+    ),
+    _route(
+        "heartbeat",
+        "POST",
+        "/islands/{island}/heartbeat",
+        takes=BodyKind.JSON,
+        proof=ProofRule.ALWAYS,
+    ),
+    _route(
+        "leave", "DELETE", "/islands/{island}", "incarnation", proof=ProofRule.ALWAYS
+    ),
+    _route(
+        "publish",
+        "PUT",
+        f"{_ROUND}/updates/{{island}}",
+        takes=BodyKind.FRAME,
+        proof=ProofRule.ALWAYS,
+    ),
+    _route(
+        "offer",
+        "POST",
+        f"{_ROUND}/offers/{{island}}",
+        takes=BodyKind.HEADER,
+        proof=ProofRule.ALWAYS,
+    ),
+    _route(
+        "agreed",
+        "POST",
+        f"{_ROUND}/agreed",
+        "island",
+        "incarnation",
+        takes=BodyKind.FRAMES,
+        proof=ProofRule.ALWAYS,
+    ),
+    _route("outcome", "GET", f"{_ROUND}/outcome", "wait_s", proof=ProofRule.WITH_BEAT),
+    _route("state", "GET", "/state/{fragment}", proof=ProofRule.NEVER),
+    _route(
+        "found",
+        "POST",
+        "/anchor",
+        "island",
+        "incarnation",
+        takes=BodyKind.FRAMES,
+        proof=ProofRule.ALWAYS,
+    ),
+    _route("constants", "GET", "/constants", proof=ProofRule.NEVER),
+    _route("constant", "GET", "/constants/{digest}", proof=ProofRule.NEVER),
+    _route(
+        "keep",
+        "PUT",
+        "/constants/{digest}",
+        "island",
+        "incarnation",
+        "first",
+        takes=BodyKind.BYTES,
+        proof=ProofRule.ALWAYS,
+    ),
+    _route(
+        "recover",
+        "POST",
+        "/state/{fragment}",
+        "island",
+        "incarnation",
+        takes=BodyKind.FRAMES,
+        proof=ProofRule.ALWAYS,
+    ),
+)
+_BY_NAME = {route.name: route for route in ROUTES}
+
+
+def methods_of(target: str) -> tuple[str, ...]:
+    """Return the methods that a path knows: none, if there is no such path."""
+    parts, _ = split_target(target)
+    return tuple(
+        sorted({each.method for each in ROUTES if each.places(parts) is not None})
+    )
+
+
+def target_of(name: str, *places: str | int, **query: str | float) -> str:
+    """Return path and query of a route, its places filled in order.
+
+    Raises:
+        UsageError: an island's name is none.
+    """
+    values = iter(places)
+    parts = [
+        _encoded(next(values)) if part[0] == "{" else part
+        for part in _BY_NAME[name].path
+    ]
+    said = "&".join(f"{key}={_encoded(value)}" for key, value in query.items())
+    return "/" + "/".join(parts) + (f"?{said}" if said else "")
+
+
+def _encoded(value: str | float) -> str:
+    """Return a number, or a name: the only text there is in a target."""
+    if isinstance(value, str):
+        return quote(require_target_name(value, "island"), safe="")
+    return str(value)
+
+
+def method_of(name: str) -> str:
+    """Return the method of a route."""
+    return _BY_NAME[name].method
+
+
+def split_target(target: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the decoded parts of a path, and its query.
+
+    Raises:
+        UsageError: it is too long, or not what a target may be.
+    """
+    if len(target) > MAX_TARGET_BYTES or not target.isascii() or target[:1] != "/":
+        raise UsageError(
+            f"{shown(target)} is no target: it must start with '/' and be ASCII of at "
+            f"most {MAX_TARGET_BYTES} bytes. {SEE}"
+        )
+    path, _, said = target.partition("?")
+    query: dict[str, str] = {}
+    for pair in said.split("&") if said else ():
+        key, equals, value = pair.partition("=")
+        if not equals or key in query:
+            raise UsageError(
+                f"{shown(pair)} in a query must be key=value, each key once. {SEE}"
+            )
+        query[key] = decoded(value)
+    return tuple(decoded(part) for part in path[1:].split("/")), query
+
+
+def decoded(part: str) -> str:
+    """Return a part of a target as the text it stands for."""
+    try:
+        if _BAD_ESCAPE.search(part):
+            raise ValueError
+        return unquote_to_bytes(part).decode()
+    except ValueError as exc:
+        raise UsageError(
+            f"{shown(part)} in a target must be UTF-8 under percent signs. {SEE}"
+        ) from exc
+
+
+PROTOCOL = 2
+"""Raised when a form changes; both sides must have the same."""
+
+PROTOCOL_HEADER, RUN_HEADER = "Atoll-Protocol", "Atoll-Run"
+BEAT_HEADER = "Atoll-Beat"
+MAX_BEAT_BYTES = 16 * 1024
+"""Of a beat in a header."""
+
+STATE_RECEIPT_HEADER = "Atoll-State-Receipt"
+"""The run's receipt for a state, or for the state after an outcome, in hex."""
+
+OUTCOME_RECEIPT_HEADER = "Atoll-Outcome-Receipt"
+"""The run's receipt for an outcome; with a recovery one for each, after commas."""
+
+MAX_WAIT_S = 60.0
+"""The longest that a question for an outcome may wait."""
+
+_RECEIPT = hexed(RECEIPT_BYTES, RECEIPT_BYTES)
+_DECIMAL = re.compile("0|[1-9][0-9]{0,19}")
+_SECONDS = re.compile(r"[0-9]{1,2}(\.[0-9]{1,20})?(e-[0-9]{1,3})?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestHead:
+    """The head of a request, taken apart; its names and numbers are still text."""
+
+    route: ApiRoute
+    places: Mapping[str, str]
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    """By lower-case name."""
+
+    @property
+    def island(self) -> str:
+        return require_target_name(self._said("island"), "island")
+
+    @property
+    def incarnation(self) -> int:
+        return whole_text(self._said("incarnation"), "incarnation")
+
+    @property
+    def fragment(self) -> int:
+        return whole_text(self._said("fragment"), "fragment", high=MAX_FRAGMENT)
+
+    @property
+    def round(self) -> int:
+        return whole_text(self._said("round"), "round")
+
+    @property
+    def digest(self) -> str:
+        said = self._said("digest")
+        if not is_digest(said):
+            raise wrong("digest", said, "64 hex digits in lower case")
+        return said
+
+    @property
+    def first(self) -> int:
+        return whole_text(self._said("first"), "first")
+
+    @property
+    def wait_s(self) -> float:
+        return seconds_text(self.query.get("wait_s", "0"), "wait_s")
+
+    @cached_property
+    def beat(self) -> Heartbeat | None:
+        """The beat that rides on the request."""
+        said = self.headers.get(BEAT_HEADER.lower())
+        if said is None:
+            return None
+        data = said.encode(errors="replace")
+        return BEAT.read(load(data, what=BEAT_HEADER, most=MAX_BEAT_BYTES), "beat")
+
+    @cached_property
+    def claim(self) -> IdentityClaim | None:
+        """The life of an island that the request speaks for; None if it only reads.
+
+        Whatever else the head names must be the same life.
+        """
+        island, proof = None, self.route.proof
+        if proof is ProofRule.ALWAYS:
+            island = self.island
+        elif proof is ProofRule.WITH_BEAT and self.beat is not None:
+            island = self.beat.island
+        if island is None:
+            return None
+        claim = read_claim(island, self.headers.get(PROOF_HEADER.lower()))
+        if "incarnation" in self.route.query:
+            require_claimed(claim, Identity(island, self.incarnation))
+        return claim
+
+    def _said(self, key: str) -> str:
+        said = self.places.get(key, self.query.get(key))
+        if said is None:
+            raise UsageError(f"The query must say {key!r}. {SEE}")
+        return said
+
+
+def read_head(
+    method: str, target: str, headers: Mapping[str, str]
+) -> RequestHead | None:
+    """Return what a request asks for, or None when there is no such route.
+
+    Raises:
+        UsageError: the target or the query is wrong, or another protocol is spoken.
+    """
+    parts, query = split_target(target)
+    for route in ROUTES:
+        places = route.places(parts) if route.method == method else None
+        if places is None:
+            continue
+        for key in query.keys() - route.query:
+            raise UsageError(f"{shown(key)} is unknown in this query. {SEE}")
+        if route.name != "info":
+            _require_protocol(headers)
+        _require_type(route, headers)
+        return RequestHead(route=route, places=places, query=query, headers=headers)
+    return None
+
+
+def whole_text(said: str, where: str, *, high: int = U64_MAX) -> int:
+    """Return a whole number, which has one spelling."""
+    if not _DECIMAL.fullmatch(said) or int(said) > high:
+        raise wrong(where, said, f"a whole number from 0 to {high}, in decimal")
+    return int(said)
+
+
+def seconds_text(said: str, where: str) -> float:
+    """Return a number of seconds that a question may wait."""
+    if not _SECONDS.fullmatch(said) or float(said) > MAX_WAIT_S:
+        raise wrong(where, said, f"a number of seconds from 0 to {MAX_WAIT_S}")
+    return float(said)
+
+
+def read_receipt(headers: Mapping[str, str], name: str) -> bytes:
+    """Return the receipt in a header, by lower-case name; empty: there is none.
+
+    Raises:
+        UsageError: the header holds something else.
+    """
+    text = headers.get(name.lower())
+    return b"" if text is None else _RECEIPT.read(text, name)
+
+
+def read_receipts(headers: Mapping[str, str], name: str, *, most: int) -> list[bytes]:
+    """Return the receipts of a header, in order, and not more than `most`.
+
+    Raises:
+        UsageError: the header holds something else, or more.
+    """
+    text = headers.get(name.lower())
+    entries = text.split(",", most) if text else []
+    if len(entries) > most:
+        raise wrong(name, text, f"at most {most} receipts")
+    return [_RECEIPT.read(entry.strip(), name) for entry in entries]
+
+
+def _require_protocol(headers: Mapping[str, str]) -> None:
+    said = headers.get(PROTOCOL_HEADER.lower(), "")
+    if said != str(PROTOCOL):
+        raise UsageError(
+            f"The caller speaks protocol {shown(said)}, and this coordinator "
+            f"{PROTOCOL}. Run the same version of Atoll on both sides."
+        )
+
+
+def _require_type(route: ApiRoute, headers: Mapping[str, str]) -> None:
+    said = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if route.takes is not BodyKind.NOTHING and said != route.takes.value:
+        raise UsageError(
+            f"Content-Type {shown(said)} must be {route.takes.value!r} here. {SEE}"
+        )
+
+
+def require_run(headers: Mapping[str, str], run: str) -> None:
+    """Return when a call is meant for this run, or does not say for which.
+
+    Raises:
+        Unreachable: another run was meant. Its coordinator may come back at this
+            address, so the island keeps its work and asks again.
+    """
+    said = headers.get(RUN_HEADER.lower())
+    if said is not None and decoded(said) != run:
+        raise Unreachable(
+            f"This call is for run {shown(decoded(said))}, and this coordinator has "
+            f"run {run!r}. Check the address, or wait for that run's coordinator."
+        )
+
+
+PROOF_HEADER = "Atoll-Island-Proof"
+_FORM = re.compile(f"(0|[1-9][0-9]{{0,19}}) ([0-9a-f]{{{2 * PROOF_BYTES}}})")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One life of one island."""
+
+    island: str
+    incarnation: int
+
+
+@dataclass(frozen=True)
+class IdentityClaim:
+    """An identity that a request claims, with the proof that it shows."""
+
+    identity: Identity
+    proof: bytes
+
+
+def identities_of(call: Call) -> tuple[Identity, ...]:
+    """Return every identity that a call names as its own; none for a read."""
+    match call:
+        case HeartbeatCall(beat):
+            return (identity_of(beat),)
+        case OfferCall(header):
+            return (identity_of(header),)
+        case PublishCall(frame, beat):
+            return (identity_of(frame.header), *([identity_of(beat)] if beat else []))
+        case OutcomeCall(beat=Heartbeat() as beat):
+            return (identity_of(beat),)
+        case AgreedCall() | FoundCall() | KeepCall() | RecoverCall() | LeaveCall():
+            return (Identity(call.island, call.incarnation),)
+        case _:
+            return ()
+
+
+def proof_text(identity: Identity, key: bytes, *, run: str) -> str:
+    """Return the header's value for the island whose key has this digest."""
+    island, incarnation = identity.island, identity.incarnation
+    proof = island_proof(key, run=run, island=island, incarnation=incarnation)
+    return f"{incarnation} {proof.hex()}"
+
+
+class Proofs:
+    """The proofs of the lives that have joined over one line."""
+
+    def __init__(self) -> None:
+        self._known: dict[Identity, str] = {}
+
+    def learn(self, call: Call, reply: Reply) -> None:
+        """Keep the proof of a life that joins, for its later calls."""
+        if isinstance(call, JoinCall) and isinstance(reply, JoinReply):
+            identity = Identity(reply.island, reply.incarnation)
+            key = blake3_digest(call.key)
+            self._known[identity] = proof_text(identity, key, run=reply.run)
+
+    def of(self, call: Call) -> str | None:
+        """Return the proof that a call needs; None for a read, or an unknown life."""
+        for identity in identities_of(call):
+            return self._known.get(identity)
+        return None
+
+
+def read_claim(island: str, text: str | None) -> IdentityClaim:
+    """Return the claim to speak for an island.
+
+    Raises:
+        UsageError: the header is missing or malformed; the proof is never shown.
+    """
+    found = _FORM.fullmatch(text or "")
+    if not found or int(found[1]) > U64_MAX:
+        fault = "is missing" if text is None else "is malformed"
+        raise UsageError(
+            f"The header {PROOF_HEADER} {fault}, and this call speaks for island "
+            f"{shown(island)}. Send its incarnation, a blank, and the proof of its key "
+            f"as {2 * PROOF_BYTES} hex digits. {SEE}"
+        )
+    return IdentityClaim(Identity(island, int(found[1])), bytes.fromhex(found[2]))
+
+
+def require_claimed(claim: IdentityClaim | None, *named: Identity) -> None:
+    """Return when a request names no other identity than the one it claims.
+
+    Raises:
+        UsageError: it speaks for another island, or another life.
+    """
+    for identity in named:
+        if claim is None or identity != claim.identity:
+            said = f"incarnation {identity.incarnation} of {shown(identity.island)}"
+            raise UsageError(
+                f"This call names {said}, and its {PROOF_HEADER} is for another. "
+                f"An island speaks only for itself. {SEE}"
+            )
+
+
+def identity_of(named: Heartbeat | Header) -> Identity:
+    """Return the life that a beat, or the header of an update, is of."""
+    return Identity(named.island, named.incarnation)

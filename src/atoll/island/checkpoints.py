@@ -1,0 +1,508 @@
+"""Checkpoints of an island: when they are written, and how they are restored.
+
+A training loop needs to know nothing of them. Beside each checkpoint, the positions in
+the data at the last seals are kept; a step counter in a small file outlives its
+process.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from struct import Struct
+from typing import Protocol
+
+from atoll.checkpoint import COMPONENTS, Loaded, Policy, Ranks, Saver
+from atoll.checkpoint.frameworks import (
+    SingleRank,
+)
+from atoll.checkpoint.loader import read, restore
+from atoll.disk.base import translated
+from atoll.errors import AtollWarning, UsageError
+from atoll.island.host import Host
+from atoll.island.identity import island_key
+from atoll.island.resume import ResumeReport
+from atoll.island.saved_state import SavedIsland, Tree, from_tree, to_tree
+from atoll.protocol import JoinReply
+
+CheckpointLike = str | os.PathLike[str] | Policy
+"""The argument `checkpoint=` of `join`: a directory, or a policy."""
+
+BeforeSeals = Callable[[Callable[[int, int], None]], None]
+"""Has a function called before every seal, with the inner steps made and settled."""
+
+LATE = ("scheduler", "trainer")
+"""What a loop changes between an inner step and the next; a scheduler changes the
+optimizer's learning rate with it."""
+
+
+class IslandComponent:
+    """The `island` component: what the host gives, and what a checkpoint had."""
+
+    def __init__(self) -> None:
+        self.saved: SavedIsland | None = None
+        self.tree: Tree = {}
+
+    def state_dict(self) -> Tree:
+        return self.tree
+
+    def load_state_dict(self, state: Tree) -> None:
+        self.saved = from_tree(state) if state else None
+
+
+class CheckpointSubject(Protocol):
+    """What checkpoints are kept of: a host, or one rank's part of an island."""
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def progress(self) -> tuple[int, int]: ...
+
+    @property
+    def settled_steps(self) -> int: ...
+
+    def saving(self, *, is_exact: bool) -> AbstractContextManager[SavedIsland]: ...
+
+
+class IslandCheckpoints:
+    """Restores an island's life at joining, and saves it as its policy says."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        objects: Mapping[str, object],
+        *,
+        is_alone: bool,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.policy, self._ranks = policy, ranks or SingleRank()
+        # The run has the weights, unless nobody but this island is in it.
+        default = [name for name in COMPONENTS if is_alone or name != "model"]
+        self._part, self._is_alone = IslandComponent(), is_alone
+        objects = {**objects, "island": self._part}
+        self._saver = policy.saver(objects, default=default, ranks=self._ranks)
+        self.is_exact = "model" in self._saver.components
+        late = self._late_names()
+        self._late = ("optimizer", *late) if late else ()
+        self._has_data = False
+        self._later: tuple[BeforeSeals, int | None] | None = None
+        """For data that comes after joining: who seals, and what has counted."""
+
+        self._schedulers: list[object] = []
+        """Those that came after joining."""
+
+        self._waits = False
+        self._loaded = self._restore()
+        self._host: CheckpointSubject | None = None
+        self._saved_round: int | None = None
+        self._mark: StepCounterFile | None = None
+        self._cursors: DataCursors | None = None
+
+    @property
+    def saved(self) -> SavedIsland | None:
+        """The island of the checkpoint that was restored, if there was one."""
+        return self._part.saved
+
+    def take_in(self, value: object) -> object:
+        """Save one more scheduler with the others; return its saved state, or None.
+
+        For what can only be made once the island has joined. Nothing, if the program
+        has given its own `scheduler`, or does not want it saved.
+        """
+        if "scheduler" in self.policy.extra or (
+            "scheduler" not in self._saver.components
+        ):
+            return None
+        if not self._schedulers:
+            self._saver.add("scheduler", self._schedulers)
+            self._late = ("optimizer", *self._late_names("scheduler"))
+        self._schedulers.append(value)
+        if self._loaded is None:
+            return None
+        saved = read(self._loaded, "scheduler", self._ranks)
+        at = len(self._schedulers) - 1
+        return saved[at] if isinstance(saved, list) and at < len(saved) else None
+
+    def take_in_data(self, value: object) -> None:
+        """Save where the data stands from now on, and put it where it stood.
+
+        The first that comes, if the program has not given its own `data`.
+        """
+        if "data" in self.policy.extra or "data" not in self._saver.components:
+            return
+        if self._has_data:
+            return
+        self._has_data = True
+        self._saver.add("data", value)
+        if self._loaded is not None:
+            restore(self._loaded, {"data": value}, ("data",), self._ranks)
+        if self._later is not None:
+            before_seals, counted = self._later
+            self._keep_cursors(value, before_seals)
+            if counted is not None and not self.put_cursor(counted):
+                warnings.warn(
+                    "The island trains rows again that the run has counted: nobody "
+                    f"knows where its data stood when {counted} inner steps counted.",
+                    AtollWarning,
+                    stacklevel=4,
+                )
+
+    def _late_names(self, *more: str) -> list[str]:
+        return [each for each in LATE if each in self.policy.extra or each in more]
+
+    def key(self) -> bytes:
+        """Return the key of an island that is known by its checkpoints alone."""
+        return island_key(Path(self.policy.directory), run="", island="")
+
+    def begin(self, host: Host) -> None:
+        """Go on with a host that has joined; tell what became of the checkpoint."""
+        counted = self.counted_at(host)
+        has_cursors = self.keep_cursors(_before_seals_of(host), counted=counted)
+        moves = has_cursors and counted is not None
+        cursor = self.put_cursor(counted) if moves and counted is not None else None
+        self.tell(host, cursor=cursor)
+        self.go_on(host, is_leader=True)
+
+    def keep_cursors(self, before_seals: BeforeSeals, *, counted: int | None) -> bool:
+        """Have the data's cursor kept before every seal; False: there is no data yet.
+
+        Data that comes later stands at `counted` then, if that is said.
+        """
+        self._later = before_seals, counted
+        data = self.policy.extra.get("data")
+        if data is None or "data" not in self._saver.components:
+            return False
+        self._keep_cursors(data, before_seals)
+        return True
+
+    def _keep_cursors(self, data: object, before_seals: BeforeSeals) -> None:
+        folder = Path(self.policy.directory) / "cursors"
+        if self._ranks.size > 1:
+            folder /= f"rank-{self._ranks.rank}"
+        self._cursors = cursors = DataCursors(folder, data)
+        before_seals(lambda steps, settled: cursors.keep(steps, least=settled))
+
+    def counted_at(self, host: Host) -> int | None:
+        """Return the seal that the data belongs to; None: where it is restored."""
+        resumed = host.resumed
+        if resumed is None or resumed.is_exact:
+            return None
+        steps = resumed.counted[0]
+        return steps if steps > resumed.saved[0] else None
+
+    def put_cursor(self, inner_steps: int) -> bool:
+        """Put the data where it stood at a seal; False: nobody knows where that is."""
+        return self._cursors is not None and self._cursors.put_back(inner_steps)
+
+    def tell(self, host: Host, *, cursor: bool | None) -> None:
+        """Say what became of the checkpoint, or that there was none.
+
+        `cursor` is whether the data stands where the run has counted it.
+        """
+        directory = Path(self.policy.directory)
+        if host.resumed is None:
+            tell_fresh(host.joined, self._fresh(), directory=directory)
+            return
+        made = StepCounterFile.made_before(directory)
+        if not self._is_alone:
+            tell_resumed(host.joined, host.resumed, made=made, cursor=cursor)
+
+    def go_on(self, kept: CheckpointSubject, *, is_leader: bool) -> None:
+        """Keep checkpoints of this from now on; all ranks of an island call it."""
+        self._host = kept
+        self._saved_round = kept.round if self._loaded else None
+        if self._loaded is None:
+            self.save(is_first=True)
+        if is_leader:
+            self._mark = StepCounterFile(Path(self.policy.directory))
+            self._mark.note(*kept.progress)
+
+    def stepped(self) -> None:
+        """Take note of an inner step, and save if that is due."""
+        host = self._host
+        assert host is not None
+        if self._mark is not None:
+            self._mark.note(*host.progress)
+        if self.policy.is_due(host.round, self._saved_round):
+            self.save()
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether a checkpoint waits for what the loop does after its inner step."""
+        return self._waits
+
+    def save(self, *, is_first: bool = False) -> None:
+        """Save, unless the last one is still being written; `finish` does the rest.
+
+        The first one is durable when this returns.
+        """
+        host = self._host
+        assert host is not None
+        steps, tokens = host.progress
+        metadata = {"round": host.round, "inner_steps": steps, "tokens": tokens}
+        late = () if is_first else self._late
+        with host.saving(is_exact=self.is_exact) as island:
+            self._part.tree = to_tree(island)
+            is_begun = self._saver.save(metadata, late=late)
+            self._part.tree = {}
+        if is_begun:
+            self._saved_round, self._waits = host.round, bool(late)
+        if is_first:
+            self._saver.wait()
+
+    def save_last(self) -> None:
+        """Save whatever is being written: this life is about to end."""
+        self._saver.wait()
+        self.save()
+
+    def wait(self) -> None:
+        """Return when everything that was saved is durable."""
+        self.finish()
+        self._saver.wait()
+
+    def leave(self) -> None:
+        """Take note of where the island is when it gives away the rest of its work."""
+        self.finish()
+        host = self._host
+        if self._cursors is not None and host is not None:
+            self._cursors.keep(host.progress[0], least=host.settled_steps)
+
+    def finish(self) -> None:
+        """Let the writing begin of what was saved after the last inner step."""
+        self._waits = False
+        self._saver.finish()
+
+    def abandon(self) -> None:
+        """Give up what is not being written: others may not come to finish it."""
+        if self._mark is not None:
+            self._mark.close()
+        self._saver.__exit__(UsageError, None, None)
+
+    def close(self) -> None:
+        """Wait until everything that was saved is durable."""
+        if self._mark is not None:
+            self._mark.close()
+        self._saver.close()
+
+    def _restore(self) -> Loaded | None:
+        """Restore what is chosen, and weights that an exact resume needs."""
+        found = self._saver.find()
+        if found is None:
+            return None
+        chosen = set(self._saver.components)
+        if found.weights == "external":
+            chosen.discard("model")
+        elif "island" in chosen:
+            chosen.add("model")
+        return self._saver.restore(components=chosen)
+
+    def _fresh(self) -> bool:
+        """Return whether the optimizer begins anew."""
+        return self._loaded is None or "optimizer" not in self._loaded.restored
+
+
+def _before_seals_of(host: Host) -> BeforeSeals:
+    return lambda act: host.before_seal(
+        lambda: act(host.progress[0], host.settled_steps)
+    )
+
+
+def as_policy(checkpoint: CheckpointLike) -> Policy:
+    """Return the policy for the argument `checkpoint=` of `join`.
+
+    Raises:
+        UsageError: it is neither a policy nor a directory.
+    """
+    if isinstance(checkpoint, Policy):
+        return checkpoint
+    if isinstance(checkpoint, str | os.PathLike):
+        return Policy(os.fspath(checkpoint))
+    raise UsageError(
+        f"checkpoint={checkpoint!r} is neither a directory nor an "
+        "atoll.checkpoint.Policy. Give one of them."
+    )
+
+
+class OnSave:
+    """What a program wants done when its island is asked to save."""
+
+    def __init__(self) -> None:
+        self._functions: list[Callable[[], object]] = []
+
+    def add(self, function: Callable[[], object]) -> None:
+        if not callable(function):
+            raise UsageError(f"on_save({function!r}) is no function. Give one.")
+        self._functions.append(function)
+
+    def __call__(self) -> None:
+        """Call all of them; one that fails is told, and keeps no other from it."""
+        for function in self._functions:
+            try:
+                function()
+            except Exception as exc:  # the island must still leave, and be saved
+                warnings.warn(
+                    f"A function given to on_save failed: {type(exc).__name__}: {exc}",
+                    AtollWarning,
+                    stacklevel=2,
+                )
+
+
+class DataCursors:
+    """Saves the state of an island's data, one small checkpoint per seal."""
+
+    def __init__(self, directory: Path, data: object) -> None:
+        self._directory, self._data = directory, data
+        self._last = -1
+
+    def keep(self, inner_steps: int, *, least: int) -> None:
+        """Keep where the data stands now; nobody will ask for what is below `least`.
+
+        It is durable when this returns, and before the update is sent that may count.
+        """
+        if inner_steps == self._last:
+            return  # several fragments are sealed at once
+        self._last = inner_steps
+        self._sweep(least)
+        path = self._directory / str(inner_steps)
+        with self._saver(path) as saver:
+            saver.save_and_wait({"inner_steps": inner_steps})
+
+    def put_back(self, inner_steps: int) -> bool:
+        """Put the data where it stood after so many steps; False: nobody knows."""
+        path = self._directory / str(inner_steps)
+        if not path.is_dir():
+            return False
+        found = self._saver(path).find()
+        if found is None:
+            return False
+        restore(found, {"data": self._data}, ("data",), SingleRank())
+        return True
+
+    def _saver(self, path: Path) -> Saver:
+        objects = {"data": self._data}
+        return Saver(path, objects, components=["data"], keep=1, ranks=SingleRank())
+
+    def _sweep(self, least: int) -> None:
+        with translated(self._directory):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            for path in self._directory.iterdir():
+                if path.name.isdigit() and int(path.name) < least:
+                    shutil.rmtree(path)
+
+
+FILE = "progress"
+_COUNTS = Struct("<QQ")
+
+
+class StepCounterFile:
+    """The inner steps and tokens that an island has made, over all its lives."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / FILE
+        with translated(path):
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.ftruncate(handle, _COUNTS.size)
+                self._memory = mmap.mmap(handle, _COUNTS.size)
+            finally:
+                os.close(handle)
+
+    def note(self, inner_steps: int, tokens: int) -> None:
+        """Say how far the island has come."""
+        _COUNTS.pack_into(self._memory, 0, inner_steps, tokens)
+
+    def close(self) -> None:
+        """Say nothing more."""
+        self._memory.close()
+
+    @classmethod
+    def made_before(cls, directory: Path) -> tuple[int, int]:
+        """Return how far earlier lives have come; nothing if nobody said so."""
+        path = directory / FILE
+        with translated(path):
+            data = path.read_bytes() if path.exists() else b""
+        if len(data) != _COUNTS.size:
+            return 0, 0
+        inner_steps, tokens = _COUNTS.unpack(data)
+        return inner_steps, tokens
+
+
+log = logging.getLogger("atoll")
+
+
+def tell_fresh(
+    joined: JoinReply, is_fresh: bool, *, directory: Path | None = None
+) -> None:
+    """Say that the optimizer begins anew, if an earlier life of the island counted."""
+    if not is_fresh or not joined.inner_steps:
+        return
+    where = f"{directory} holds no checkpoint of it" if directory else "no checkpoint="
+    warnings.warn(
+        f"Island {joined.island!r} has counted {joined.inner_steps} inner steps in an "
+        f"earlier life, and goes on with a fresh optimizer: {where}. "
+        'Give join(..., checkpoint="DIRECTORY") to keep its moments.',
+        AtollWarning,
+        stacklevel=4,
+    )
+
+
+def tell_resumed(
+    joined: JoinReply,
+    resumed: ResumeReport,
+    *,
+    made: tuple[int, int],
+    cursor: bool | None,
+) -> None:
+    """Say how an island goes on, and what of its work is lost, in steps and tokens.
+
+    `made` is how far it had come before it died. `cursor` is whether its data stands
+    where the run has counted it; None: it need not be moved.
+    """
+    steps, tokens = resumed.saved
+    island = joined.island
+    if resumed.is_exact:
+        again = max(0, made[0] - steps)
+        log.info(
+            "island %s goes on exactly from inner step %d; %d inner steps are made "
+            "again",
+            island,
+            steps,
+            again,
+        )
+        return
+    if resumed.why:
+        _warn(f"Island {island!r} rejoins instead of going on exactly: {resumed.why}.")
+    kept = (max(steps, resumed.counted[0]), max(tokens, resumed.counted[1]))
+    lost = (
+        max(0, made[0] - kept[0]) + resumed.lost[0],
+        max(0, made[1] - kept[1]) + resumed.lost[1],
+    )
+    log.info(
+        "island %s rejoins from its checkpoint at inner step %d; the run has counted "
+        "%d",
+        island,
+        steps,
+        resumed.counted[0],
+    )
+    if lost[0]:
+        _warn(
+            f"Island {island!r} had made {made[0]} inner steps. The run has counted "
+            f"{resumed.counted[0]}, the checkpoint holds {steps}: {lost[0]} inner "
+            f"steps with {lost[1]} tokens are lost."
+        )
+    if cursor is False:
+        _warn(
+            f"Island {island!r} trains rows again that the run has counted: its data "
+            f"stands at inner step {steps}, and {resumed.counted[0]} have counted."
+        )
+
+
+def _warn(what: str) -> None:
+    warnings.warn(what, AtollWarning, stacklevel=5)

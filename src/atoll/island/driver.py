@@ -1,0 +1,535 @@
+"""The driver of the island machine: events go in, and their actions are performed.
+
+Live weights are read at a seal and changed by an outcome. When an island leaves, it
+publishes the work that no round has counted, marked departing.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import count
+
+from atoll.clock import Clock
+from atoll.errors import AtollWarning, OutcomeLost, Refused, RunEnded, UsageError
+from atoll.exchange import Exchange, Frame, Outcome
+from atoll.island.base import Runtime
+from atoll.island.fragment import IslandFragment, UpdateInFlight, adopt_mode
+from atoll.island.memory import Memory
+from atoll.island.progress import IslandCounters, RunClock, WorkLedger
+from atoll.island.saved_state import AppliedOutcome, FragmentsWanted, SavedIsland
+from atoll.island.snapshot import is_standing, save_island
+from atoll.island.sync_worker import POLL_S, SyncWorker, seen_from
+from atoll.protocol import (
+    Action,
+    Await,
+    End,
+    Event,
+    FragmentsRequested,
+    Heartbeat,
+    IslandState,
+    JoinReply,
+    Leaving,
+    NeverOpens,
+    OutcomeTaken,
+    Position,
+    PublishRest,
+    Reception,
+    Resend,
+    Seal,
+    SyncPlan,
+    Take,
+    WorkDecision,
+    advance,
+    join_at,
+    verdict_of,
+    wakes_at,
+)
+from atoll.protocol.island_types import CARRIED_ROUNDS, FragmentSync
+from atoll.settings import SyncSection
+from atoll.trace import span
+from atoll.wire import FrameKind, Header, Verdict, update_digest
+
+
+class Driver:
+    """One life of the island machine, from joining until the run or the life ends."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        joined: JoinReply,
+        slots: list[IslandFragment],
+        tally: IslandCounters,
+        memory: Memory,
+        *,
+        clock: Clock,
+        background: Runtime,
+        state: IslandState | None = None,
+    ) -> None:
+        self._exchange, self._joined, self._slots = exchange, joined, slots
+        self._tally, self._clock = tally, clock
+        self.courier = SyncWorker(exchange, joined, slots, memory, tally, background)
+        self._departing = DepartureSender(exchange, self.courier, memory)
+        self.ledger = WorkLedger(joined, tally)
+        self._live = LiveWeights(
+            memory,
+            joined.settings.sync,
+            self.ledger,
+            tally,
+            background=background,
+        )
+        self._memory = memory
+        self._plan = plan_of(joined, slots)
+        self._state = state or begin(joined, slots, self._plan)
+        self.position, self.has_ended = joined.position, self._state.has_ended
+        self.clock = RunClock.of(joined.position, syncs=0)
+        self.before_seal: Callable[[], None] = _nothing
+        """Called before an update is sealed."""
+
+        self.failure: Exception | None = None
+        """Why this life cannot go on, if it cannot."""
+
+        self.step = self._state.step
+        self._wakes_at = wakes_at(self._state, self._plan)
+        for slot, book in zip(slots, self._state.books, strict=True):
+            if slot.sealed is not None:
+                self.courier.resume(slot, book)
+
+    def save(self, *, is_exact: bool) -> SavedIsland:
+        """Return this island for a checkpoint, while the slots stand still."""
+        is_exact = is_exact and is_standing(self._slots)
+        fragments = self._memory.saving(
+            self._slots,
+            self._joined.settings.sync,
+            made=(self._tally.inner_steps, self._tally.tokens),
+            is_exact=is_exact,
+        )
+        return save_island(
+            self._joined,
+            replace(self._state, step=self.step),
+            fragments,
+            self._tally,
+            origin=self._slots[0].origin,
+            is_exact=is_exact,
+        )
+
+    @property
+    def wakes_in(self) -> int:
+        """How many inner steps from here the machine has something to do."""
+        return max(1, self._wakes_at - self.step)
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether the machine has anything to do at this step."""
+        return self.step >= self._wakes_at
+
+    def beat(self) -> None:
+        """Tell the run where this island is, and learn where the run is."""
+        self.position = self._exchange.heartbeat(self._beat())
+
+    def perform(self, event: Event) -> None:
+        """Let the machine decide, and do what it says.
+
+        Raises:
+            Exception: whatever an action raised; this life is over then.
+        """
+        try:
+            self._perform_all(deque(self._advance(event)))
+        except Exception as exc:
+            # The machine and the weights may disagree now: this island is over.
+            self.failure = exc
+            raise
+        self.step = self._state.step
+        self._wakes_at = wakes_at(self._state, self._plan)
+
+    def depart(self) -> None:
+        """Give away what has not counted, once the courier has stopped."""
+        try:
+            self.perform(Leaving())
+        except RunEnded:
+            self.failure = None
+            self._end()
+            return
+        for slot, book in zip(self._slots, self._state.books, strict=True):
+            if not self._state.finished(book):
+                continue  # a round takes it, or it was reported
+            if book.flight and slot.sealed is None:
+                self._send_rest(slot, book.flight.round)  # its seal was interrupted
+            else:
+                self.ledger.lose(slot)
+
+    def _perform_all(self, actions: deque[Action]) -> None:
+        while actions and not self.has_ended:
+            match actions.popleft():
+                case Seal(fragment, round):
+                    self._seal(self._slots[fragment], round)
+                case Await(fragment, round):
+                    self._seal(self._slots[fragment], round, is_awaited=True)
+                case Take(fragment, round):
+                    more = self._take(self._slots[fragment], round)
+                    actions.extendleft(reversed(more))
+                case Resend(fragment, round):
+                    self._departing.resend(
+                        self._slots[fragment],
+                        self._state.books[fragment],
+                        self._beat((fragment, round)),
+                    )
+                case PublishRest(fragment, round):
+                    self._send_rest(
+                        self._slots[fragment], self._rest_round(fragment, round)
+                    )
+                case End():
+                    self._end()
+
+    def _advance(self, event: Event) -> Sequence[Action]:
+        self._state, actions = advance(self._state, event, self._plan)
+        return actions
+
+    def _seal(
+        self, slot: IslandFragment, round: int, *, is_awaited: bool = False
+    ) -> None:
+        """Copy the live weights, and leave the rest to the courier."""
+        if not is_awaited:
+            self._live.give_back(slot)
+            self.before_seal()
+        slot.sealed = self._live.seal(slot, round, is_awaited=is_awaited)
+        book = self._state.books[slot.index]
+        if is_awaited:
+            self.courier.expect(slot, book)
+        else:
+            self.courier.send(slot, book)
+
+    def _take(self, slot: IslandFragment, round: int) -> Sequence[Action]:
+        """Wait for an outcome, and take it into the live weights."""
+        sealed = slot.sealed
+        if sealed is None or sealed.round != round:
+            return []  # a summons came between, and it has been taken already
+        try:
+            arrival = self._wait(slot, sealed)
+        except RunEnded:
+            self._live.forget(sealed)
+            slot.sealed = None
+            return self._advance(NeverOpens(slot.index))
+        if isinstance(arrival, FragmentsWanted):
+            self._forget_void()
+            return self._advance(FragmentsRequested(slot.index, arrival.position))
+        self._adopt(slot, sealed, arrival)
+        position = self._exchange.heartbeat(self._beat())
+        self.position = arrival.position or position
+        self.clock = RunClock.of(self.position, syncs=self.clock.syncs + 1)
+        taken = OutcomeTaken(
+            fragment=slot.index,
+            verdict=arrival.verdict,
+            through=arrival.through,
+            position=self.position,
+        )
+        seen = seen_from(self.position, self._slots, self._state.books, taken)
+        return self._advance(replace(taken, position=seen))
+
+    def _wait(
+        self, slot: IslandFragment, sealed: UpdateInFlight
+    ) -> AppliedOutcome | FragmentsWanted:
+        waits_from_s = self._clock.now_s()
+        try:
+            return self.courier.wait(sealed, self._beat((slot.index, sealed.round)))
+        finally:
+            self._tally.wait_s += self._clock.now_s() - waits_from_s
+
+    def _adopt(
+        self, slot: IslandFragment, sealed: UpdateInFlight, arrival: AppliedOutcome
+    ) -> None:
+        try:
+            self._live.take(slot, sealed, arrival.how)
+        except BaseException:
+            # Half of the weights may be the outcome's: nothing may depart from them.
+            self.failure = UsageError(
+                f"Island {self._joined.island!r} was interrupted while it took an "
+                "outcome. Join again."
+            )
+            raise
+        self.ledger.count(slot, sealed, arrival)
+        slot.sealed = None
+
+    def _forget_void(self) -> None:
+        """Forget the waits that a summons has ended: nothing was sealed for them."""
+        for slot in self._slots:
+            if slot.sealed is not None and slot.sealed.is_void:
+                self._live.forget(slot.sealed)
+                slot.sealed = None
+
+    def _beat(self, waits_for: tuple[int, int] | None = None) -> Heartbeat:
+        return Heartbeat(
+            island=self._joined.island,
+            incarnation=self._joined.incarnation,
+            step=self.step,
+            waits_for=waits_for,
+            holds=tuple(slot.held for slot in self._slots),
+        )
+
+    def _rest_round(self, fragment: int, round: int) -> int:
+        """Return the round for the rest: an interrupted seal is still to be made."""
+        flight = self._state.books[fragment].flight
+        was_interrupted = flight and self._slots[fragment].sealed is None
+        return flight.round if flight and was_interrupted else round
+
+    def _send_rest(self, slot: IslandFragment, round: int) -> None:
+        """Send the work since the last seal as a departing update, if there is any."""
+        if not (self.ledger.has_rest(slot) or self._memory.has_left_over(slot)):
+            return
+        if self._state.books[slot.index].next_round <= slot.counted_through:
+            return  # made again: an earlier life's update has all of it
+        rest = self._live.seal(slot, round)
+        if not self._departing.send_rest(slot, rest, self._beat((slot.index, round))):
+            self.ledger.lose(slot)
+
+    def _end(self) -> None:
+        self.has_ended = True
+        self.ledger.end(self._slots)
+
+
+def _nothing() -> None:
+    """Nobody wants anything done."""
+
+
+class LiveWeights:
+    """What a framework trains, as seals and outcomes see it."""
+
+    def __init__(
+        self,
+        memory: Memory,
+        sync: SyncSection,
+        ledger: WorkLedger,
+        tally: IslandCounters,
+        *,
+        background: Runtime,
+    ) -> None:
+        self._memory, self._sync = memory, sync
+        self._ledger, self._tally = ledger, tally
+        self._background, self._numbers = background, count()
+
+    def seal(
+        self, slot: IslandFragment, round: int, *, is_awaited: bool = False
+    ) -> UpdateInFlight:
+        """Return an update that holds all up to here, its bytes still to be made."""
+        number = next(self._numbers)
+        with span("seal"):
+            base = self._memory.hold(slot, number)
+        return UpdateInFlight(
+            number=number,
+            round=round,
+            base=base,
+            inner_steps=self._tally.inner_steps,
+            tokens=self._tally.tokens,
+            weight=self._ledger.weight(slot),
+            arrival=self._background.promise(),
+            is_awaited=is_awaited,
+        )
+
+    def take(
+        self, slot: IslandFragment, sealed: UpdateInFlight, how: WorkDecision
+    ) -> None:
+        """Take the slot's anchor into the live weights, as an outcome says."""
+        way = adopt_mode(how, self._sync)
+        is_untrained = sealed.inner_steps == self._tally.inner_steps
+        if way == "rebase" and is_untrained:
+            way = "replace"
+        with span("apply"):
+            self._memory.take(slot, sealed, way, keep_local=self._sync.keep_local)
+        self.forget(sealed)
+        if slot.held_back is not None and slot.held_back.left is not None:
+            self.give_back(slot)
+
+    def give_back(self, slot: IslandFragment) -> None:
+        """Put saved work into the live weights that waited for an outcome."""
+        held = slot.held_back
+        if held is None:
+            return
+        if held.left is None:
+            self._memory.leave_over(slot, held.saved, held.remains)
+        self._memory.give(slot, held.saved, held.remains)
+        slot.settle(*held.settled)
+        slot.held_back = None
+
+    def forget(self, sealed: UpdateInFlight) -> None:
+        """Let an update's memory serve others."""
+        self._memory.forget(sealed)
+
+
+def plan_of(joined: JoinReply, slots: Sequence[IslandFragment]) -> SyncPlan:
+    """Return what is due when, as the run's settings say."""
+    sync = joined.settings.sync
+    return SyncPlan(
+        sync_every=sync.sync_every,
+        num_fragments=sync.num_fragments,
+        overlap_steps=sync.overlap_steps,
+        has_buffers=slots[-1].layout.is_buffers,
+    )
+
+
+def begin(
+    joined: JoinReply, slots: Sequence[IslandFragment], plan: SyncPlan
+) -> IslandState:
+    """Return the machine's first state."""
+    return join_at(_position_of(joined, slots), plan, _still_spoken_for(joined, slots))
+
+
+def _position_of(joined: JoinReply, slots: Sequence[IslandFragment]) -> Position:
+    """Where this island starts: a state may be newer than the join reply."""
+    position = joined.position
+    return Position(
+        step=position.step,
+        rounds=tuple(slot.state.round + 1 for slot in slots),
+        last_round=position.last_round,
+        tokens=position.tokens,
+    )
+
+
+def _still_spoken_for(
+    joined: JoinReply, slots: Sequence[IslandFragment]
+) -> tuple[int, ...]:
+    """Return what an earlier life has published for the round that is open here."""
+    opened = joined.position.rounds
+    return tuple(
+        index
+        for index in joined.spoken_for
+        if slots[index].state.round + 1 == opened[index]
+    )
+
+
+class DepartureSender:
+    """Publishes what a courier has left, marked departing."""
+
+    def __init__(self, exchange: Exchange, courier: SyncWorker, memory: Memory) -> None:
+        self._exchange, self._courier, self._memory = exchange, courier, memory
+
+    def resend(self, slot: IslandFragment, book: FragmentSync, beat: Heartbeat) -> None:
+        """Publish the update in flight again, same bytes, marked departing.
+
+        One whose outcome is known has its receipt, and its body serves others by now.
+        If the round is over, its outcome decides about the rest.
+        """
+        sealed = slot.sealed
+        if sealed is None:
+            return  # interrupted before the seal: all of it goes with the rest
+        frame = sealed.frame
+        if frame is None or sealed.outcome is not None:
+            return
+        if sealed.round <= slot.counted_through:
+            return  # an earlier life's update of the same work stands
+        frame = Frame(replace(frame.header, kind=FrameKind.DEPARTING), frame.body)
+        try:
+            if self._depart(frame, beat) is None:
+                return
+        except OutcomeLost:
+            pass  # the receiver meets the same, and starts over
+        except RunEnded:
+            slot.sealed = None  # all of it is too late, as the rest will be told
+            return
+        if not sealed.arrival.done():
+            self._courier.receive(slot, sealed, book)
+        if sealed.outcome is None:
+            # An earlier life's stands, or the line has failed: all goes with the rest.
+            slot.sealed = None
+
+    def send_rest(
+        self, slot: IslandFragment, rest: UpdateInFlight, beat: Heartbeat
+    ) -> bool:
+        """Publish the work since the last seal as a departing update.
+
+        Its values are what was there at the seal, or was loaded, minus what is there
+        now. False: it is lost, for no round has taken it.
+        """
+        flying = slot.sealed
+        is_difference = flying is not None and (
+            flying.frame is not None or flying.outcome is not None
+        )
+        if flying is not None and is_difference:
+            if _takes_rest_along(flying):
+                return False
+            if flying.outcome is not None:
+                rest.round = flying.outcome.through + 1
+            is_settled = flying.outcome is not None
+            self._memory.since(slot, flying, rest, is_settled=is_settled)
+        try:
+            return self._send_departing(slot, rest, beat, is_difference=is_difference)
+        except (OutcomeLost, RunEnded):
+            return False  # perhaps it counted: it must not count twice
+
+    def _send_departing(
+        self,
+        slot: IslandFragment,
+        rest: UpdateInFlight,
+        beat: Heartbeat,
+        *,
+        is_difference: bool,
+    ) -> bool:
+        """Publish for the round that is open, however many close meanwhile."""
+        first = rest.round
+        while rest.round <= first + CARRIED_ROUNDS:
+            frame = self._courier.seal(
+                slot, rest, FrameKind.DEPARTING, is_difference=is_difference
+            )
+            if not frame.header.elements:
+                return False
+            try:
+                missed = self._depart(frame, beat)
+            except Refused:
+                if rest.round == first:
+                    raise
+                return False  # earlier lives speak for every round that takes any
+            if missed is None:
+                return True
+            rest.round = missed
+        return False
+
+    def _depart(self, frame: Frame, beat: Heartbeat) -> int | None:
+        """Publish a departing update until it stands, or its round is over.
+
+        Return the round to try instead, if this one has closed without it. None: it
+        stands, or an outcome lists it.
+        """
+        header = frame.header
+        self._exchange.heartbeat(self._courier.fresh(beat))
+        while True:
+            reception = self._courier.publish(frame)
+            if reception is Reception.STAGED:
+                return None
+            if reception is Reception.SPOKEN_FOR:
+                return header.round + 1
+            beat = self._courier.fresh(beat)
+            self._courier.bring_lost(self._exchange.heartbeat(beat, at_once=True))
+            outcome = self._exchange.outcome(
+                header.fragment, header.round, wait_s=POLL_S
+            )
+            if outcome is not None:
+                return self._missed(header, outcome)
+
+    def _missed(self, header: Header, outcome: Outcome) -> int | None:
+        """Return the round that is open now, unless an outcome lists the update."""
+        roster = outcome.agreed.header.roster
+        assert roster is not None
+        verdict = verdict_of(roster, header.island, update_digest(header))
+        if verdict is Verdict.LATE:
+            return outcome.position.rounds[header.fragment]
+        entry = roster.entry(header.island)
+        if entry is not None and verdict is Verdict.REFUSED:
+            warnings.warn(
+                f"Round {header.round} refused what island {header.island!r} leaves of "
+                f"fragment {header.fragment}: {entry.reason}.",
+                AtollWarning,
+                stacklevel=2,
+            )
+        return None
+
+
+def _takes_rest_along(flying: UpdateInFlight) -> bool:
+    """Return whether an outcome has settled the work since the seal as well."""
+    if flying.frame is not None and flying.frame.header.refused:
+        return True
+    outcome = flying.outcome
+    return outcome is not None and outcome.how in (
+        WorkDecision.DROP,
+        WorkDecision.REFUSE,
+    )

@@ -1,0 +1,90 @@
+"""The identity of an island: its key, and the seeds that follow from its name.
+
+A process with the key of an island is that island, whichever process it is. Seeds are
+hashes of names: the same names give the same numbers.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+from atoll.errors import CorruptError
+from atoll.island.environment import CredentialPaths
+from atoll.security.private_files import (
+    make_private,
+    private_directory,
+    read_private,
+    replace_private,
+)
+from atoll.wire import blake3_digest
+
+KEY_BYTES = 32
+
+
+def island_key(directory: Path, *, run: str, island: str) -> bytes:
+    """Return the key of an island, made if this is the first time it is asked for.
+
+    Two processes that ask at the same time get the same key.
+
+    Raises:
+        UsageError: others may read the file, or the directory cannot be written.
+        CorruptError: the file holds no key.
+        DiskError: the disk failed.
+    """
+    path = directory / _name(run, island)
+    if not os.path.lexists(path):
+        make_private(path, secrets.token_bytes(KEY_BYTES))
+    return _read(path)
+
+
+def keep_key(directory: Path, *, run: str, island: str, key: bytes) -> None:
+    """Let an island have a key that it was given, in place of what was there.
+
+    Raises:
+        UsageError: the directory cannot be written.
+        DiskError: the disk failed.
+    """
+    replace_private(private_directory(directory) / _name(run, island), key)
+
+
+def life_key(island: str | None, *, run: str, surroundings: CredentialPaths) -> bytes:
+    """Return the key of an island; one without a name of its own has it for a life."""
+    if island is None:
+        return secrets.token_bytes(KEY_BYTES)
+    return island_key(surroundings.keys, run=run, island=island)
+
+
+def _name(run: str, island: str) -> str:
+    """Return a name that any file system takes, for names that it may not."""
+    return blake3_digest(f"{run}\0{island}".encode()).hex()[:32] + ".key"
+
+
+def _read(path: Path) -> bytes:
+    wrong = (
+        f"{path} holds no key: a key has {KEY_BYTES} bytes. Remove the file if the "
+        "island is not live; it will be a new one."
+    )
+    try:
+        key = read_private(path, what="key of an island", max_bytes=KEY_BYTES)
+    except CorruptError as exc:
+        raise CorruptError(wrong) from exc
+    if len(key) != KEY_BYTES:
+        raise CorruptError(wrong)
+    return key
+
+
+def island_seed(run: str, island: str) -> int:
+    """Return a seed of 63 bits that differs for each island of a run."""
+    return _hash("island", run, island) >> 1
+
+
+def update_seed(run: str, fragment: int, round: int, island: str) -> int:
+    """Return the seed of one update's stochastic rounding."""
+    return _hash("update", run, str(fragment), str(round), island)
+
+
+def _hash(*words: str) -> int:
+    joined = b"\0".join(word.encode() for word in words)
+    return int.from_bytes(blake3_digest(joined)[:8], "little")

@@ -1,0 +1,214 @@
+"""The model definition of a run: fetched, staged here, and trusted by its digest.
+
+Code that comes with a run is loaded only if its digest is trusted: by the environment,
+by an argument, or by a person at the terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.bundle import MAX_BYTES, Bundle, stage, staged
+from atoll.clock import SystemClock
+from atoll.errors import NoSuchFile, UsageError
+from atoll.exchange import MemoryRun
+from atoll.island.environment import (
+    DefinitionPolicy,
+    definitions_from_environment,
+    run_from_environment,
+    surroundings_from_environment,
+)
+from atoll.island.run_reader import refusal
+from atoll.security.private_files import (
+    private_directory,
+    read_private,
+    replace_private,
+)
+
+BUNDLE_S = 600.0
+"""How long a coordinator may take to send a bundle."""
+
+
+@dataclass(frozen=True)
+class ModelDefinition:
+    """A bundle, where its files are, and whether its run has weights."""
+
+    bundle: Bundle
+    directory: Path
+    is_founded: bool
+
+
+BUILD_IT = "build it with atoll.torch.build"
+
+
+def definition_of(
+    run: MemoryRun | str | None, *, remedy: str = BUILD_IT
+) -> ModelDefinition:
+    """Return what defines a run's model. What was staged before is not sent again.
+
+    `remedy` is what to do with a run that has no bundle.
+
+    Raises:
+        UsageError: there is no such run, or it has no bundle.
+        CorruptError: what came is not what the run's settings name.
+        RemoteError: the run does not answer, or refuses.
+        DiskError: it cannot be staged.
+    """
+    run = run_from_environment() if run is None else run
+    if isinstance(run, MemoryRun):
+        if run.bundle is None:
+            raise _nothing(run.id, remedy)
+        data = run.bundle.data
+        return _staged(run.bundle.digest, lambda: data, run.model is not None)
+    if run in ("", "none"):
+        raise UsageError(
+            f"run={run!r} has no bundle: whoever trains alone brings the model."
+        )
+    if run.startswith(("http://", "https://")):
+        return _at_coordinator(run, remedy)
+    return _in_store(run, remedy)
+
+
+def _staged(
+    digest: str, fetch: Callable[[], bytes], is_founded: bool
+) -> ModelDefinition:
+    root = definitions_from_environment().staged
+    bundle = staged(root, digest)
+    if bundle is None:
+        bundle = Bundle.of_archive(fetch(), digest=digest)
+    return ModelDefinition(bundle, stage(bundle, root), is_founded)
+
+
+def _nothing(run: str, remedy: str) -> UsageError:
+    return UsageError(
+        f"The run {run!r} has no bundle, so that every island brings its model's "
+        f"definition: {remedy}. A bundle is given when a run begins: `atoll serve "
+        "RUN.toml --bundle DIR`."
+    )
+
+
+def _at_coordinator(run: str, remedy: str) -> ModelDefinition:
+    from atoll.island.connection import connect_read_only
+
+    caller, headers, info = connect_read_only(
+        run, surroundings=surroundings_from_environment(), clock=SystemClock()
+    )
+
+    def fetch() -> bytes:
+        from atoll.http import Download, at_most
+
+        fetching = Download(at_most(MAX_BYTES, "the bundle"))
+        reply = caller.call(
+            "GET",
+            "/bundle",
+            headers=headers,
+            fetching=fetching,
+            timeout_s=BUNDLE_S,
+            is_repeatable=True,
+        )
+        if reply.status != 200:
+            raise refusal(reply)
+        return bytes(reply.body)
+
+    try:
+        if info.settings.run.bundle is None:
+            raise _nothing(info.run, remedy)
+        is_founded = bool(info.model_fingerprint)
+        return _staged(info.settings.run.bundle, fetch, is_founded)
+    finally:
+        caller.close()
+
+
+def _in_store(run: str, remedy: str) -> ModelDefinition:
+    from atoll.exchange.bucket.create import archive_in
+    from atoll.island.store_connection import open_read_only
+
+    with open_read_only(run, clock=SystemClock()) as (lookout, _):
+        digest = lookout.sight.settings.run.bundle
+        if digest is None:
+            raise _nothing(lookout.run, remedy)
+        store = lookout.store
+        return _staged(
+            digest, lambda: archive_in(store, digest), lookout.founded is not None
+        )
+
+
+SAID_NO = "none"
+"""Where a digest would be: somebody was asked already."""
+
+MAX_NAMES = 12
+_MAX_BYTES = 2**12
+
+
+def require_consent(definition: ModelDefinition) -> None:
+    """Return when a bundle has no code, or this user lets that code run.
+
+    On a terminal the island's first process asks, once.
+
+    Raises:
+        UsageError: it may not run; the flag that says otherwise is named.
+    """
+    bundle, around = definition.bundle, definitions_from_environment()
+    if not bundle.code or is_trusted(bundle, around):
+        return
+    may_ask = around.consent != SAID_NO and around.rank == 0 and is_at_terminal()
+    if may_ask and asked(definition, around):
+        return
+    raise UsageError(
+        f"The run's bundle has code, which would run here as this user: "
+        f"{_listed(bundle.code)}. Read it in {definition.directory}; then let it run "
+        f"with `atoll join RUN --trust-code {bundle.digest} -- COMMAND`, or with "
+        f"ATOLL_TRUST_CODE={bundle.digest}."
+    )
+
+
+def needs_word(bundle: Bundle) -> bool:
+    """Return whether somebody must say that a bundle may be loaded.
+
+    The same on all ranks: what one machine remembers, another may not.
+    """
+    return bool(bundle.code) and definitions_from_environment().consent != bundle.digest
+
+
+def is_trusted(bundle: Bundle, around: DefinitionPolicy) -> bool:
+    """Return whether this user has let exactly this code run."""
+    if around.consent is not None:
+        return around.consent == bundle.digest
+    try:
+        said = read_private(
+            around.trusted / bundle.digest, what="consent", max_bytes=_MAX_BYTES
+        )
+    except NoSuchFile:
+        return False
+    return said.strip() == bundle.digest.encode()
+
+
+def is_at_terminal() -> bool:
+    """Return whether somebody can read a question, and answer it."""
+    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def asked(definition: ModelDefinition, around: DefinitionPolicy) -> bool:
+    """Return whether a person at the terminal lets the code run; it is remembered."""
+    bundle = definition.bundle
+    sys.stderr.write(
+        f"The run's model is defined by code, which would run here as this user.\n"
+        f"  bundle  {bundle.digest}\n"
+        f"  code    {_listed(bundle.code)}\n"
+        f"  read it {definition.directory}\n"
+        "Let it run, now and whenever it is the same? [y/N] "
+    )
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        return False
+    private_directory(around.trusted)
+    replace_private(around.trusted / bundle.digest, bundle.digest.encode() + b"\n")
+    return True
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

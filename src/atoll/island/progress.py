@@ -1,0 +1,345 @@
+"""The progress of an island: its counters, the work in each update, the run's clock.
+
+Counters are for loggers and for the headers of updates. The ledger assigns inner steps
+and tokens to updates, and settles them when outcomes arrive. The run clock is the last
+position that the run has reported, between two synchronisations.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, SupportsFloat
+
+from atoll import __version__
+from atoll.errors import AtollWarning, UsageError
+from atoll.island.fragment import IslandFragment, UpdateInFlight
+from atoll.island.saved_state import AppliedOutcome
+from atoll.protocol import JoinReply, Position, Stats, WorkDecision
+from atoll.protocol.island_types import CARRIED_ROUNDS
+from atoll.wire import Verdict, blake3_digest
+
+Number = float | int
+
+FIRST_REPORTS = 3
+"""So many losses tell the rows that an island has begun with."""
+
+
+@dataclass
+class IslandCounters:
+    """Counters of one island since it joined."""
+
+    inner_steps: int = 0
+    tokens: int = 0
+    earlier_steps: int = 0
+    earlier_tokens: int = 0
+    """The part of the two above that was made before the run began, by the island
+    whose checkpoint founded it. The run does not count it."""
+
+    wait_s: float = 0.0
+    """Time that training stood still for an outcome."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    counted: int = 0
+    carried: int = 0
+    refused: int = 0
+    dropped: int = 0
+    dropped_steps: int = 0
+    """Inner steps in dropped updates, of the fragment that lost most."""
+
+    not_counted_steps: int = 0
+    """Inner steps that no round will have: after the last seal of an ended run, or not
+    given away when the island left."""
+
+    reported: dict[str, SupportsFloat] = field(default_factory=dict)
+    """What `report` was given last, untouched: reading it may cost a device sync."""
+
+    first_batch: str | None = None
+    """A digest of what the island began with, if somebody has seen it."""
+
+    first_losses: list[tuple[int, SupportsFloat | None]] = field(default_factory=list)
+    """Tokens and loss of the first reports, untouched."""
+
+    costs: Callable[[], Mapping[str, Number]] = dict
+    """What the way to the run has cost, if somebody counts it."""
+
+    def stats(self, seconds: float) -> Stats:
+        """Return what people are told, `seconds` after the island joined."""
+        return Stats(
+            version=__version__,
+            seconds=seconds,
+            inner_steps=self.inner_steps,
+            tokens=self.tokens,
+            loss=self._loss(),
+            wait_s=self.wait_s,
+            bytes_up=self.bytes_up,
+            bytes_down=self.bytes_down,
+            first_batch=self.began_with(),
+            dropped_steps=self.dropped_steps or None,
+        )
+
+    def note_report(
+        self, tokens: int, loss: Any, metrics: Mapping[str, Any], *, count: str
+    ) -> None:
+        """Keep what was reported of an inner step, and what the first were made on.
+
+        Raises:
+            UsageError: `tokens` is no count; `count` is how one is had.
+        """
+        if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+            raise UsageError(
+                f"tokens={tokens!r} must be a whole number of at least 0. Use {count}."
+            )
+        if len(self.first_losses) < FIRST_REPORTS:
+            self.first_losses.append((tokens, loss))
+        self.reported = dict(metrics if loss is None else {"loss": loss, **metrics})
+
+    def began_with(self) -> str | None:
+        """Return a digest of the first batch, or of the first losses on it.
+
+        Islands that begin together have the same weights: equal losses, to the bit and
+        several times, come of equal rows. One alone may be equal for any, as that of a
+        model whose last layer is zero.
+        """
+        if self.first_batch is not None or len(self.first_losses) < FIRST_REPORTS:
+            return self.first_batch
+        losses = [math.nan if x is None else float(x) for _, x in self.first_losses]
+        if not all(map(math.isfinite, losses)) or len(set(losses)) == 1:
+            return None
+        counts = [str(tokens) for tokens, _ in self.first_losses]
+        said = " ".join([*counts, *(loss.hex() for loss in losses)])
+        self.first_batch = "losses-" + blake3_digest(said.encode()).hex()[:16]
+        return self.first_batch
+
+    def _loss(self) -> float | None:
+        """Return the loss as last reported; this may wait for a device."""
+        reported = self.reported.get("loss")
+        loss = math.nan if reported is None else float(reported)
+        return loss if math.isfinite(loss) else None
+
+    def summary(self) -> str:
+        """Return in one sentence what became of the island's work."""
+        return (
+            f"{self.inner_steps} inner steps; updates: {self.counted} counted, "
+            f"{self.carried} carried, {self.refused} refused, {self.dropped} dropped; "
+            f"inner steps lost: {self.dropped_steps} dropped after missed rounds, "
+            f"{self.not_counted_steps} not counted at the end"
+        )
+
+    def metrics(self) -> dict[str, Number]:
+        """Return the counters under the names that loggers see."""
+        return {
+            "atoll/inner_steps": self.inner_steps,
+            "atoll/tokens": self.tokens,
+            "atoll/wait_s": self.wait_s,
+            "atoll/bytes_up": self.bytes_up,
+            "atoll/bytes_down": self.bytes_down,
+            "atoll/updates_counted": self.counted,
+            "atoll/updates_carried": self.carried,
+            "atoll/updates_refused": self.refused,
+            "atoll/updates_dropped": self.dropped,
+            "atoll/dropped_steps": self.dropped_steps,
+            "atoll/not_counted_steps": self.not_counted_steps,
+            **self.costs(),
+        }
+
+
+log = logging.getLogger("atoll")
+
+
+class WorkLedger:
+    """Keeps an island's tally of work in step with what its updates came to."""
+
+    def __init__(self, joined: JoinReply, tally: IslandCounters) -> None:
+        self._island, self._settings = joined.island, joined.settings
+        self._tally = tally
+
+    def weight(self, slot: IslandFragment) -> int:
+        """Return what an update counts for that is sealed now.
+
+        Raises:
+            UsageError: weights by tokens are asked for, and none were reported.
+        """
+        by_tokens = self._settings.outer.weight == "tokens"
+        if not by_tokens and self._settings.run.end_tokens is None:
+            return 1
+        settled_steps, settled_tokens = self._settled(slot)
+        tokens = self._tally.tokens - settled_tokens
+        if tokens < 1 and self._tally.inner_steps > settled_steps:
+            key = "outer.weight='tokens'" if by_tokens else "run.end_tokens"
+            raise UsageError(
+                f"Island {self._island!r} has reported {tokens} tokens since its "
+                f"last update, and {key} needs them. "
+                "Call island.report(tokens=...) before every optimizer step."
+            )
+        return max(1, tokens) if by_tokens else 1
+
+    def has_rest(self, slot: IslandFragment) -> bool:
+        """Return whether inner steps of a fragment are in no update."""
+        settled_steps, _ = self._settled(slot)
+        return self._tally.inner_steps != settled_steps
+
+    def count(
+        self, slot: IslandFragment, sealed: UpdateInFlight, arrival: AppliedOutcome
+    ) -> None:
+        """Enter what an update came to."""
+        match arrival.how:
+            case WorkDecision.ADOPT | WorkDecision.REBASE:
+                self._tally.counted += 1
+                slot.settle(sealed.inner_steps, sealed.tokens)
+            case WorkDecision.CARRY:
+                self._tally.carried += 1
+            case WorkDecision.DROP:
+                self._tally.counted += arrival.verdict is Verdict.COUNTED
+                self._tally.dropped += 1
+                if arrival.reason:
+                    self._tell_spent(slot, arrival)
+                else:
+                    self._report_dropped(slot, sealed, arrival.verdict)
+                slot.settle(self._tally.inner_steps, self._tally.tokens)
+            case WorkDecision.REFUSE:
+                self._tally.refused += 1
+                slot.settle(self._tally.inner_steps, self._tally.tokens)
+                self._tell_refused(slot, sealed, arrival)
+
+    def lose(self, slot: IslandFragment) -> None:
+        """Say what no round has taken since the last seal, if there is any."""
+        steps, tokens = self._unsettled(slot)
+        self._note_lost(steps)
+        if steps:
+            warnings.warn(
+                f"Island {self._island!r} leaves, and no round took what it has "
+                f"learnt of fragment {slot.index} since round {slot.state.round}: "
+                f"{steps} inner steps are lost, with {tokens} tokens.",
+                AtollWarning,
+                stacklevel=2,
+            )
+
+    def lose_all(self, slots: list[IslandFragment]) -> None:
+        """Note as lost what is in no update: of the fragment that loses most."""
+        self._note_lost(max(self._unsettled(slot)[0] for slot in slots))
+
+    def end(self, slots: list[IslandFragment]) -> None:
+        """Note what the run has ended without."""
+        last = min(slot.settled_steps for slot in slots)
+        self._tally.not_counted_steps = self._tally.inner_steps - last
+
+    def _settled(self, slot: IslandFragment) -> tuple[int, int]:
+        """Return the inner steps and tokens that no further update has to hold."""
+        flying = slot.sealed
+        if flying is None or (
+            flying.outcome and flying.outcome.how is WorkDecision.CARRY
+        ):
+            return slot.settled_steps, slot.settled_tokens
+        return flying.inner_steps, flying.tokens
+
+    def _unsettled(self, slot: IslandFragment) -> tuple[int, int]:
+        """Return the inner steps and tokens that are in no update of a fragment.
+
+        One whose outcome cannot be learnt any more is none, as far as is known here.
+        """
+        steps, tokens = self._settled(slot)
+        flying = slot.sealed
+        if flying and flying.arrival.done() and flying.arrival.exception():
+            steps, tokens = slot.settled_steps, slot.settled_tokens
+        return self._tally.inner_steps - steps, self._tally.tokens - tokens
+
+    def _note_lost(self, steps: int) -> None:
+        self._tally.not_counted_steps = max(self._tally.not_counted_steps, steps)
+
+    def _tell_spent(self, slot: IslandFragment, arrival: AppliedOutcome) -> None:
+        steps = self._tally.inner_steps - slot.settled_steps
+        tokens = self._tally.tokens - slot.settled_tokens
+        warnings.warn(
+            f"Island {self._island!r} takes the anchor of fragment {slot.index}, and "
+            f"drops {steps} inner steps with {tokens} tokens since its checkpoint: "
+            f"{arrival.reason}. They are in the anchor already.",
+            AtollWarning,
+            stacklevel=2,
+        )
+
+    def _report_dropped(
+        self, slot: IslandFragment, sealed: UpdateInFlight, verdict: Verdict
+    ) -> None:
+        if verdict is Verdict.COUNTED:
+            # It counted rounds ago: only the work since its seal is dropped.
+            slot.settle(sealed.inner_steps, sealed.tokens)
+        steps = self._tally.inner_steps - slot.settled_steps
+        tokens = self._tally.tokens - slot.settled_tokens
+        slot.dropped_steps += steps
+        self._tally.dropped_steps = max(self._tally.dropped_steps, slot.dropped_steps)
+        log.warning(
+            "island %s missed round %d of fragment %d, after %d others in a row: %d "
+            "inner steps with %d tokens are dropped, and its weights are the anchor's. "
+            "Raise run.patience or limits.deadline_max_s, or give it a faster link.",
+            self._island,
+            sealed.round,
+            slot.index,
+            CARRIED_ROUNDS,
+            steps,
+            tokens,
+        )
+
+    def _tell_refused(
+        self, slot: IslandFragment, sealed: UpdateInFlight, arrival: AppliedOutcome
+    ) -> None:
+        warnings.warn(
+            f"Round {sealed.round} refused fragment {slot.index} of island "
+            f"{self._island!r}: {arrival.reason}. "
+            "Its weights are the anchor's again; the work since is lost.",
+            AtollWarning,
+            stacklevel=2,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunClock:
+    """The run's clock, as it was told last. The same on all ranks of an island."""
+
+    syncs: int = 0
+    """How often it was told: another number, another word of the run."""
+
+    rounds: int = 0
+    """Rounds that every fragment had committed."""
+
+    tokens: int = 0
+    """What had counted by then."""
+
+    last_round: int | None = None
+    decay_round: int | None = None
+    end_tokens: int | None = None
+
+    @classmethod
+    def of(cls, position: Position, *, syncs: int) -> RunClock:
+        """Return what a position says."""
+        return cls(
+            syncs=syncs,
+            rounds=min(position.rounds, default=1) - 1,
+            tokens=position.tokens,
+            last_round=position.last_round,
+            decay_round=position.decay_round,
+            end_tokens=position.end_tokens,
+        )
+
+    def to_dict(self) -> dict[str, int | None]:
+        """Return the same as plain values, for a checkpoint or another rank."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, int | None]) -> RunClock:
+        """Return what `to_dict` has said."""
+        return cls(**said)  # type: ignore[arg-type]
+
+    def tokens_at(self, step: int, *, sync_every: int) -> float:
+        """Return the tokens that will have counted at a schedule step, at this pace.
+
+        The pace is that of the run from its beginning, so that who joins late reckons
+        as the others do. Zero before the first round has counted.
+        """
+        if not self.rounds:
+            return 0.0
+        return self.tokens * step / (self.rounds * sync_every)

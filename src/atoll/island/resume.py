@@ -1,0 +1,535 @@
+"""Resuming an island from a checkpoint: exactly, or by joining with its saved work.
+
+*Exact*: the island continues with the bytes of the checkpoint, and makes the same
+rounds again. *Rejoin*: the saved work is put on the present anchor of the run. The
+rosters of the rounds decide which part of it has counted already. An update that was
+being sealed when the island was saved is sealed again from its work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from atoll.errors import NonFinite, OutcomeLost, UsageError
+from atoll.exchange import Exchange, Frame
+from atoll.island.base import Runtime
+from atoll.island.fragment import HeldBackWork, IslandFragment, UpdateInFlight
+from atoll.island.identity import update_seed
+from atoll.island.memory import Memory
+from atoll.island.progress import IslandCounters
+from atoll.island.saved_state import (
+    COUNTERS,
+    REMAINS,
+    SavedFragment,
+    SavedIsland,
+    SavedUpdate,
+    settled_left,
+)
+from atoll.protocol import IslandState, JoinReply
+from atoll.protocol.island import (
+    CountedSince,
+    RemainingWork,
+    counted_in,
+    remaining_work,
+)
+from atoll.weights import FragmentLayout, FragmentState, Layout, terms_of
+from atoll.wire import (
+    FrameKind,
+    Header,
+    Roster,
+    TrainingProgress,
+    update_digest,
+    verify_body,
+    with_body,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeReport:
+    """What became of what a checkpoint held, for people and for data cursors."""
+
+    is_exact: bool
+    why: str = ""
+    """Why it is not, though the checkpoint would have allowed it."""
+
+    saved: tuple[int, int] = (0, 0)
+    """Inner steps and tokens of all lives up to the checkpoint."""
+
+    counted: tuple[int, int] = (0, 0)
+    """And those that the run has counted, in whatever fragment."""
+
+    lost: tuple[int, int] = (0, 0)
+    """Of the checkpoint, in the fragment that loses most."""
+
+
+@dataclass(kw_only=True)
+class EnteredIsland:
+    """An island that has entered a run."""
+
+    joined: JoinReply
+    slots: list[IslandFragment]
+    state: IslandState | None = None
+    """The machine's state; None: it begins as a newcomer's."""
+
+    tally: IslandCounters = field(default_factory=IslandCounters)
+    resumed: ResumeReport | None = None
+
+
+def resume(
+    exchange: Exchange,
+    memory: Memory,
+    joined: JoinReply,
+    layout: Layout,
+    saved: SavedIsland,
+    background: Runtime,
+) -> EnteredIsland:
+    """Return the island as its checkpoint has it, at a run that goes on.
+
+    The live weights are the checkpoint's if that `is_exact`; otherwise they are the
+    anchor with what is left of the saved work.
+
+    Raises:
+        UsageError: the checkpoint belongs to another run, or another model.
+    """
+    _require_same_run(joined, saved)
+    if not saved.fragments:
+        return _counting_on(exchange, memory, joined, layout, saved)
+    memory.require_fitting(layout, saved.fragments)
+    why = ""
+    if saved.is_exact:
+        why = _why_not_exact(exchange, joined, saved)
+        if not why:
+            return _exact(memory, joined, layout, saved, background)
+        saved = memory.as_work(saved, joined.settings.sync)
+    return _rejoined(exchange, memory, joined, layout, saved, why)
+
+
+def _require_same_run(joined: JoinReply, saved: SavedIsland) -> None:
+    if saved.run != joined.run:
+        raise UsageError(
+            f"The checkpoint is of run {saved.run!r}, and this is {joined.run!r}. "
+            "Give this run another directory, or join the run of the checkpoint."
+        )
+
+
+def _why_not_exact(exchange: Exchange, joined: JoinReply, saved: SavedIsland) -> str:
+    """Return why rounds cannot be made again; empty if they can."""
+    for index, fragment in enumerate(saved.fragments):
+        last = joined.position.rounds[index] - 1
+        if fragment.round > last:
+            return (
+                f"fragment {index} was saved after round {fragment.round}, and the run "
+                f"has come to {last} only"
+            )
+        if fragment.round < last:
+            base = _base_of_kept(exchange, index, fragment.round + 1)
+        else:
+            base = fetch_state(exchange, index).digest
+        if base is None:
+            return (
+                f"the outcome of round {fragment.round + 1} of fragment {index} is "
+                "kept no more"
+            )
+        if base != fragment.digest:
+            return f"the run has another past since round {fragment.round}"
+    return ""
+
+
+def _base_of_kept(exchange: Exchange, fragment: int, round: int) -> bytes | None:
+    """Return the base of a round whose outcome can be taken; None: it cannot."""
+    try:
+        outcome = exchange.outcome(fragment, round, wait_s=0.0)
+    except OutcomeLost:
+        return None
+    if outcome is None or not outcome.has_body:
+        return None
+    return outcome.agreed.header.base
+
+
+def _exact(
+    memory: Memory,
+    joined: JoinReply,
+    layout: Layout,
+    saved: SavedIsland,
+    background: Runtime,
+) -> EnteredIsland:
+    # Progress is part of an update: made again, it must be the same.
+    joined = replace(joined, inner_steps=saved.before_steps, tokens=saved.before_tokens)
+    slots = [
+        _slot(memory, joined, index, each, saved, background)
+        for index, each in enumerate(layout)
+    ]
+    books = tuple(each.book for each in saved.fragments if each.book is not None)
+    return EnteredIsland(
+        joined=joined,
+        slots=slots,
+        state=IslandState(
+            step=saved.step, books=books, last_round=joined.position.last_round
+        ),
+        tally=_tally(saved),
+        resumed=ResumeReport(
+            is_exact=True, saved=saved.progress, counted=_counted(joined, saved)
+        ),
+    )
+
+
+def _tally(saved: SavedIsland) -> IslandCounters:
+    tally = IslandCounters(inner_steps=saved.inner_steps, tokens=saved.tokens)
+    for name in COUNTERS:
+        setattr(tally, name, saved.counters.get(name, 0))
+    return tally
+
+
+def _rejoined_tally(
+    progress: tuple[int, int], earlier: tuple[int, int]
+) -> IslandCounters:
+    return IslandCounters(
+        inner_steps=progress[0],
+        tokens=progress[1],
+        earlier_steps=earlier[0],
+        earlier_tokens=earlier[1],
+    )
+
+
+def _minus(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+    return left[0] - right[0], left[1] - right[1]
+
+
+def _slot(
+    memory: Memory,
+    joined: JoinReply,
+    index: int,
+    layout: FragmentLayout,
+    saved: SavedIsland,
+    background: Runtime,
+) -> IslandFragment:
+    """Return a fragment as it stood."""
+    fragment = saved.fragments[index]
+    opened = joined.position.rounds[index]
+    counted = joined.counted[index] if joined.counted else None
+    terms = terms_of(layout, joined.settings)
+    slot = memory.resume(index, layout, terms, fragment)
+    slot.over_through = opened - 1
+    slot.counted_through = counted.round if counted else 0
+    slot.origin = saved.origin
+    if index in joined.spoken_for:
+        slot.counted_through = opened  # it stands, and nothing else can
+    slot.settle(fragment.settled_steps, fragment.settled_tokens)
+    if fragment.update is not None:
+        assert slot.sealed is not None
+        slot.sealed.arrival = background.promise()
+        _put_bytes(slot.sealed, joined, fragment.update)
+    return slot
+
+
+def _put_bytes(sealed: UpdateInFlight, joined: JoinReply, saved: SavedUpdate) -> None:
+    """Let an update in flight have what was known of it."""
+    if saved.frame is not None:
+        header = replace(saved.frame.header, incarnation=joined.incarnation)
+        sealed.frame = Frame(header, saved.frame.body)
+    if saved.arrival is not None:
+        sealed.arrival.set_result(saved.arrival)
+
+
+def _counting_on(
+    exchange: Exchange,
+    memory: Memory,
+    joined: JoinReply,
+    layout: Layout,
+    saved: SavedIsland,
+) -> EnteredIsland:
+    """Return an island that takes the anchor, and has saved no more than its counts.
+
+    Of an island of several ranks a trainer saves no work: it is told as lost.
+    """
+    counted = _counted(joined, saved)
+    steps, tokens = saved.progress
+    progress = (max(steps, counted[0]), max(tokens, counted[1]))
+    slots = [
+        memory.begin(
+            index, each, terms_of(each, joined.settings), fetch_state(exchange, index)
+        )
+        for index, each in enumerate(layout)
+    ]
+    for slot in slots:
+        slot.settle(*progress)
+    return EnteredIsland(
+        joined=replace(joined, inner_steps=0, tokens=0),
+        slots=slots,
+        tally=_rejoined_tally(
+            progress, _minus(progress, _minus(counted, saved.earlier))
+        ),
+        resumed=ResumeReport(
+            is_exact=False,
+            saved=saved.progress,
+            counted=counted,
+            lost=_minus(progress, counted),
+        ),
+    )
+
+
+def _rejoined(
+    exchange: Exchange,
+    memory: Memory,
+    joined: JoinReply,
+    layout: Layout,
+    saved: SavedIsland,
+    why: str,
+) -> EnteredIsland:
+    saved_steps, saved_tokens = saved.progress
+    counted = _counted(joined, saved)
+    progress = (max(saved_steps, counted[0]), max(saved_tokens, counted[1]))
+    slots: list[IslandFragment] = []
+    kept: list[RejoinedWork] = []
+    for index, (fragment, each) in enumerate(
+        zip(_cumulative(saved), layout, strict=True)
+    ):
+        terms = terms_of(each, joined.settings)
+        slot = memory.begin(index, each, terms, fetch_state(exchange, index))
+        kept.append(
+            rejoin(
+                exchange,
+                memory,
+                joined,
+                slot,
+                fragment,
+                progress=progress,
+                earlier=saved.earlier,
+            )
+        )
+        slots.append(slot)
+    earlier = saved.earlier
+    if all(each.left is RemainingWork.LOST for each in kept):
+        # The run has another past: it counts on from what it knows of this island.
+        earlier = _minus(progress, _minus(counted, saved.earlier))
+    lost = max(
+        [
+            (
+                saved_steps - fragment.settled_steps,
+                saved_tokens - fragment.settled_tokens,
+            )
+            for fragment, each_kept in zip(_cumulative(saved), kept, strict=True)
+            if each_kept.left is RemainingWork.LOST
+        ],
+        default=(0, 0),
+    )
+    return EnteredIsland(
+        joined=replace(joined, inner_steps=0, tokens=0),
+        slots=slots,
+        tally=_rejoined_tally(progress, earlier),
+        resumed=ResumeReport(
+            is_exact=False,
+            why=why,
+            saved=saved.progress,
+            counted=counted,
+            lost=lost,
+        ),
+    )
+
+
+def _cumulative(saved: SavedIsland) -> list[SavedFragment]:
+    """Return the fragments with counts over all lives of the island."""
+    steps, tokens = saved.before_steps, saved.before_tokens
+    return [
+        replace(
+            each,
+            settled_steps=each.settled_steps + steps,
+            settled_tokens=each.settled_tokens + tokens,
+            update=_cumulated(each.update, steps, tokens),
+        )
+        for each in saved.fragments
+    ]
+
+
+def _cumulated(
+    update: SavedUpdate | None, steps: int, tokens: int
+) -> SavedUpdate | None:
+    if update is None:
+        return None
+    return replace(
+        update, inner_steps=update.inner_steps + steps, tokens=update.tokens + tokens
+    )
+
+
+def _counted(joined: JoinReply, saved: SavedIsland) -> tuple[int, int]:
+    """Return how far the island's work has counted, in whatever fragment.
+
+    It is in the island's own count, which goes on from before the run began.
+    """
+    counted = [each for each in joined.counted if each is not None]
+    steps = max([each.inner_steps for each in counted], default=0)
+    tokens = max([each.tokens for each in counted], default=0)
+    earlier_steps, earlier_tokens = saved.earlier
+    return (
+        max(steps, joined.inner_steps) + earlier_steps,
+        max(tokens, joined.tokens) + earlier_tokens,
+    )
+
+
+@dataclass(frozen=True)
+class RejoinedWork:
+    """What became of one fragment's saved work."""
+
+    left: RemainingWork
+    settled_steps: int
+    settled_tokens: int
+
+
+def rejoin(
+    exchange: Exchange,
+    memory: Memory,
+    joined: JoinReply,
+    slot: IslandFragment,
+    saved: SavedFragment,
+    *,
+    progress: tuple[int, int],
+    earlier: tuple[int, int],
+) -> RejoinedWork:
+    """Put what is left of a fragment's work on the anchor that the slot has begun with.
+
+    `progress` counts the inner steps and tokens of all lives, as the slot does from
+    here on; `earlier` is the part of it that the run does not count.
+    """
+    saved = reseal(joined, memory, slot, saved, earlier=earlier)
+    past = _RoundHistory(exchange, slot.index, joined.island, slot.state)
+    left = _left(past, joined, slot, saved)
+    settled = settled_left(saved, left, progress)
+    opened = joined.position.rounds[slot.index]
+    is_spoken_for = slot.index in joined.spoken_for and slot.state.round + 1 == opened
+    if is_spoken_for and left in REMAINS:
+        slot.held_back = HeldBackWork(
+            round=opened, saved=saved, most=left, progress=progress
+        )
+        slot.settle(*progress)
+        return RejoinedWork(left, *settled)
+    memory.leave_over(slot, saved, left)
+    memory.give(slot, saved, left)
+    slot.settle(*settled)
+    return RejoinedWork(left, *settled)
+
+
+class _RoundHistory:
+    """What a fragment's rounds came to, as far as the run knows."""
+
+    def __init__(
+        self, exchange: Exchange, fragment: int, island: str, state: FragmentState
+    ) -> None:
+        self._exchange, self._fragment, self._island = exchange, fragment, island
+        self._state = state
+
+    def knows(self, round: int, digest: bytes) -> bool:
+        """Return whether the state after a round was this one."""
+        if round == self._state.round:
+            return self._state.digest == digest
+        after = self._header(round + 1)
+        return after is not None and after.base == digest
+
+    def counted(self, round: int, digest: bytes) -> CountedSince | None:
+        """Return what a round that is over counted of the island; None: refused it."""
+        header = self._header(round)
+        roster = header.roster if header else None
+        return counted_in(roster or Roster(()), self._island, digest)
+
+    def _header(self, round: int) -> Header | None:
+        if not 0 < round <= self._state.round:
+            return None
+        try:
+            outcome = self._exchange.outcome(self._fragment, round, wait_s=0.0)
+        except OutcomeLost:
+            return None
+        return outcome.agreed.header if outcome else None
+
+
+def _left(
+    past: _RoundHistory, joined: JoinReply, slot: IslandFragment, saved: SavedFragment
+) -> RemainingWork:
+    digest, since, is_refused = _digest(saved.update), CountedSince.NOTHING, False
+    counted = joined.counted[slot.index] if joined.counted else None
+    latest = counted.round if counted else 0
+    opened = joined.position.rounds[slot.index]
+    if slot.index in joined.spoken_for and opened <= slot.state.round:
+        # It has closed since the run answered.
+        latest = opened if past.counted(opened, digest) in _COUNTED else latest
+    if latest > saved.round:
+        since = past.counted(latest, digest) or CountedSince.ANOTHER
+    elif saved.update is not None:
+        is_refused = past.counted(saved.update.round, digest) is None
+    return remaining_work(
+        since,
+        is_refused=is_refused,
+        is_base_known=past.knows(saved.round, saved.digest),
+    )
+
+
+_COUNTED = (CountedSince.SAVED, CountedSince.ANOTHER)
+
+
+def _digest(update: SavedUpdate | None) -> bytes:
+    frame = update.frame if update else None
+    return update_digest(frame.header) if frame else b""
+
+
+def reseal(
+    joined: JoinReply,
+    memory: Memory,
+    slot: IslandFragment,
+    saved: SavedFragment,
+    *,
+    earlier: tuple[int, int],
+) -> SavedFragment:
+    """Return a fragment whose saved update has its bytes.
+
+    `earlier` is the progress that the run does not count: see `IslandCounters`.
+    """
+    update = saved.update
+    if update is None or update.frame is not None:
+        return saved
+    seed = update_seed(joined.run, slot.index, update.round, joined.island)
+    decay = joined.settings.wire.error_feedback_decay
+    try:
+        body, norm = memory.remake(slot, saved, seed=seed, decay=decay)
+    except NonFinite:
+        return replace(saved, update=None)  # it was refused where it was made
+    progress = TrainingProgress(
+        inner_steps=update.inner_steps - earlier[0], tokens=update.tokens - earlier[1]
+    )
+    header = _header(
+        joined, slot, saved, update, seed=seed, norm=norm, progress=progress
+    )
+    frame = Frame(with_body(header, body), body)
+    return replace(saved, update=replace(update, frame=frame))
+
+
+def _header(
+    joined: JoinReply,
+    slot: IslandFragment,
+    saved: SavedFragment,
+    update: SavedUpdate,
+    *,
+    seed: int,
+    norm: float,
+    progress: TrainingProgress,
+) -> Header:
+    return Header(
+        kind=FrameKind.UPDATE,
+        run=joined.run,
+        fragment=slot.index,
+        round=update.round,
+        island=joined.island,
+        incarnation=joined.incarnation,
+        epoch=joined.epoch,
+        base=saved.digest,
+        codec=slot.up.name,
+        seed=seed,
+        elements=slot.layout.elements,
+        weight=update.weight,
+        norm=norm,
+        progress=progress,
+    )
+
+
+def fetch_state(exchange: Exchange, fragment: int) -> FragmentState:
+    """Return the run's own state of a fragment, verified."""
+    frame = exchange.state(fragment)
+    verify_body(frame.header, frame.body)
+    return FragmentState.from_frame(frame.header, frame.body)

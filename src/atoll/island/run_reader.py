@@ -1,0 +1,345 @@
+"""Reads weights and constants of a run by name, range by range, without joining it.
+
+A caller that builds an empty model reads only its own part: a stage of a pipeline its
+own tensors, a rank its own rows.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from atoll.clock import SystemClock
+from atoll.errors import CorruptError, Refused, Unreachable, UsageError
+from atoll.exchange import MemoryRun
+from atoll.exchange.api import Incoming
+from atoll.exchange.api.replies import parse_catalogue, read_failure
+from atoll.exchange.api.routes import PROTOCOL, PROTOCOL_HEADER, target_of
+from atoll.exchange.base import PART_BYTES, another
+from atoll.http import HttpClient, HttpReply
+from atoll.island.environment import run_from_environment, surroundings_from_environment
+from atoll.island.resume import fetch_state
+from atoll.protocol import ModelSpec, TensorSpec
+from atoll.protocol.model import DTYPES, ConstantCatalogue, bytes_of
+from atoll.settings import RunSettings
+from atoll.weights import FragmentState, lay_out
+from atoll.wire import blake3_digest
+from atoll.wire.digests import Bytes, view_of
+
+MAX_HEAD_BYTES = 100_000_000
+"""Of a safetensors file, as its own readers have it."""
+
+TRIES, PAUSE_S, FILE_S = 60, 0.5, 600.0
+"""A coordinator writes the anchor for who asks first; others ask again."""
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+class RunWeights(Protocol):
+    """What a run carries, by the names of its model."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def read(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
+        """Return the dtype, and the bytes, of some elements of a tensor."""
+        ...
+
+
+class AnchorChanged(Exception):
+    """A round has ended meanwhile: what was read before is of another anchor."""
+
+
+class FragmentWeights:
+    """Weights that come a fragment at a time. Implements `RunWeights`.
+
+    The last fragment is kept, so that who asks in the order of `names` fetches each
+    once.
+    """
+
+    def __init__(
+        self,
+        model: ModelSpec,
+        settings: RunSettings,
+        fetch: Callable[[int], FragmentState],
+    ) -> None:
+        self._layout, self._fetch = lay_out(model, settings), fetch
+        self._places = {
+            tensor.name: (index, offset)
+            for index, fragment in enumerate(self._layout)
+            for tensor, offset in zip(fragment.tensors, fragment.offsets, strict=False)
+        }
+        self.shapes = {
+            tensor.name: tensor.shape
+            for fragment in self._layout
+            for tensor in fragment.tensors
+        }
+        self._kept: tuple[int, FragmentState] | None = None
+
+    def read(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
+        index, offset = self._places[name]
+        if self._kept is None or self._kept[0] != index:
+            self._kept = None  # before the next one comes
+            self._kept = (index, self._fetch(index))
+        anchor = self._kept[1].anchor
+        return "float32", anchor[offset + first : offset + last].view(np.uint8)
+
+
+class RemoteFile:
+    """What a coordinator serves at a path, range by range."""
+
+    def __init__(
+        self, caller: HttpClient, headers: Mapping[str, str], target: str
+    ) -> None:
+        self._caller, self._headers, self._target = caller, dict(headers), target
+        self._etag = ""
+
+    def bytes(self, begin: int, end: int) -> np.ndarray:
+        """Return a part of the file.
+
+        Raises:
+            Changed: it is another file than before.
+            Unreachable: the coordinator is busy for long.
+        """
+        if begin == end:
+            return np.empty(0, np.uint8)
+        for _ in range(TRIES):
+            found = self._ask(begin, end)
+            if found is not None:
+                return found
+            threading.Event().wait(PAUSE_S)
+        raise Unreachable(
+            f"The coordinator is busy, and did not give {self._target}. Ask again "
+            "later."
+        )
+
+    def _ask(self, begin: int, end: int) -> np.ndarray | None:
+        """Return a part of the file; None: ask again."""
+        reply = self._caller.call(
+            "GET",
+            self._target,
+            headers={**self._headers, "Range": f"bytes={begin}-{end - 1}"},
+            timeout_s=FILE_S,
+            is_repeatable=True,
+        )
+        if reply.status in (502, 503, 504):
+            return None
+        if reply.status == 206:
+            etag = reply.headers.get("etag", "")
+            if self._etag and etag != self._etag:
+                raise AnchorChanged
+            self._etag = etag
+            return self._whole(np.frombuffer(reply.body, np.uint8), end - begin)
+        raise refusal(reply)
+
+    def _whole(self, part: np.ndarray, size: int) -> np.ndarray:
+        if part.size != size:
+            raise CorruptError(
+                f"{size} bytes of {self._target} were asked for, and {part.size} came. "
+                "Something in between answers in the coordinator's place."
+            )
+        return part
+
+
+def refusal(reply: HttpReply) -> Exception:
+    """Return what a coordinator means that does not give what was asked for."""
+    if reply.status < 400:
+        return Refused(f"It answers {reply.status}.")
+    kind = reply.headers.get("content-type", "")
+    return read_failure(reply.status, kind, Incoming.of(bytes(reply.body)))
+
+
+class AnchorWeights:
+    """The anchor that a coordinator serves as a file. Implements `RunWeights`."""
+
+    def __init__(self, caller: HttpClient, headers: Mapping[str, str]) -> None:
+        self._file = RemoteFile(caller, headers, "/anchor")
+        size = int.from_bytes(self._file.bytes(0, 8).tobytes(), "little")
+        if not 0 < size <= MAX_HEAD_BYTES:
+            raise CorruptError(f"The head of the anchor says that it has {size} bytes.")
+        self._begin = 8 + size
+        head = json.loads(self._file.bytes(8, self._begin).tobytes())
+        model = json.loads(head.pop("__metadata__")["atoll.model"])
+        # Constants have a way of their own, on which no round disturbs.
+        constants = {name for name, _, _, role, _ in model if role == "constant"}
+        self._entries: dict[str, Any] = {
+            name: entry for name, entry in head.items() if name not in constants
+        }
+        self.shapes = {
+            name: tuple(entry["shape"]) for name, entry in self._entries.items()
+        }
+
+    def read(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
+        entry = self._entries[name]
+        dtype = _DTYPES[entry["dtype"]]
+        begin = self._begin + entry["data_offsets"][0]
+        size = BYTES[dtype]
+        return dtype, self._file.bytes(begin + size * first, begin + size * last)
+
+
+@contextmanager
+def weights_of(run: MemoryRun | str | None) -> Iterator[RunWeights]:
+    """Give the weights of a run, without joining it.
+
+    Raises:
+        UsageError: the run has no weights yet, or there is no such run.
+        RemoteError: it does not answer, or refuses.
+    """
+    run = run_from_environment() if run is None else run
+    if isinstance(run, MemoryRun):
+        model = run.model
+        if model is None:
+            raise _empty(run.id)
+        here = run
+        yield FragmentWeights(
+            model, here.settings, lambda index: fetch_state(here, index)
+        )
+    elif run.startswith(("http://", "https://")):
+        with _at_coordinator(run) as weights:
+            yield weights
+    elif run in ("", "none"):
+        raise UsageError(
+            f"run={run!r} has no weights of its own. Give a source= or a checkpoint=."
+        )
+    else:
+        with _in_store(run) as weights:
+            yield weights
+
+
+def _empty(run: str) -> UsageError:
+    return UsageError(
+        f"The run {run!r} has no weights yet, and a model that is built empty cannot "
+        "found it. Found it with `atoll serve --init FILE`, or with an island that "
+        "initialises its own model."
+    )
+
+
+@contextmanager
+def _at_coordinator(run: str) -> Iterator[RunWeights]:
+    from atoll.island.connection import connect_read_only
+
+    caller, headers, info = connect_read_only(
+        run, surroundings=surroundings_from_environment(), clock=SystemClock()
+    )
+    try:
+        if not info.model_fingerprint:
+            raise _empty(info.run)
+        yield AnchorWeights(caller, headers)
+    finally:
+        caller.close()
+
+
+@contextmanager
+def _in_store(run: str) -> Iterator[RunWeights]:
+    from atoll.island.store_connection import open_read_only
+
+    with open_read_only(run, clock=SystemClock()) as (lookout, states):
+        if lookout.founded is None:
+            raise _empty(run)
+        model, settings = lookout.founded.model, lookout.sight.settings
+        yield FragmentWeights(model, settings, states.read)
+
+
+Read = Callable[[TensorSpec, int, int], Bytes]
+"""Gives some bytes of a constant."""
+
+
+class ConstantWeights:
+    """Constants that come a range at a time. Implements `RunWeights`."""
+
+    def __init__(self, catalogue: ConstantCatalogue, read: Read) -> None:
+        self._read = read
+        self._there = {each.name: each for each in catalogue.there}
+        self.shapes = {each.name: each.shape for each in catalogue.there}
+
+    def read(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
+        """Return the dtype, and the bytes, of some elements of a constant.
+
+        Raises:
+            CorruptError: all were asked for, and do not have the constant's digest.
+                Of a part only `join` finds that out.
+        """
+        constant = self._there[name]
+        width = DTYPES[constant.dtype][1]
+        data = np.frombuffer(
+            view_of(self._read(constant, width * first, width * last)), np.uint8
+        )
+        is_whole = len(data) == bytes_of(constant)
+        if is_whole and blake3_digest(data).hex() != constant.digest:
+            raise another(constant)
+        return constant.dtype, data
+
+
+@contextmanager
+def constants_of(run: MemoryRun | str | None) -> Iterator[RunWeights]:
+    """Give the constants that a run keeps, without joining it.
+
+    Raises what `weights_of` does.
+    """
+    run = run_from_environment() if run is None else run
+    if isinstance(run, MemoryRun):
+        kept = run.constants
+        yield ConstantWeights(
+            ConstantCatalogue.of(run.model, kept),
+            lambda constant, first, last: kept[constant.digest][first:last],
+        )
+    elif run.startswith(("http://", "https://")):
+        with _constants_at_coordinator(run) as weights:
+            yield weights
+    else:
+        with _constants_in_store(run) as weights:
+            yield weights
+
+
+@contextmanager
+def _constants_at_coordinator(run: str) -> Iterator[RunWeights]:
+    from atoll.island.connection import connect_read_only
+
+    caller, headers, _ = connect_read_only(
+        run, surroundings=surroundings_from_environment(), clock=SystemClock()
+    )
+    spoken = {**headers, PROTOCOL_HEADER: str(PROTOCOL)}
+    try:
+        yield ConstantWeights(_catalogue(caller, spoken), _reading(caller, spoken))
+    finally:
+        caller.close()
+
+
+def _catalogue(caller: HttpClient, headers: Mapping[str, str]) -> ConstantCatalogue:
+    reply = caller.call(
+        "GET", target_of("constants"), headers=headers, is_repeatable=True
+    )
+    if reply.status != 200:
+        raise refusal(reply)
+    return parse_catalogue(reply.body)
+
+
+def _reading(caller: HttpClient, headers: Mapping[str, str]) -> Read:
+    def read(constant: TensorSpec, first: int, last: int) -> Bytes:
+        file = RemoteFile(caller, headers, target_of("constant", constant.digest))
+        data = np.empty(last - first, np.uint8)
+        for begin in range(first, last, PART_BYTES):
+            end = min(begin + PART_BYTES, last)
+            data[begin - first : end - first] = file.bytes(begin, end)
+        return data
+
+    return read
+
+
+@contextmanager
+def _constants_in_store(run: str) -> Iterator[RunWeights]:
+    from atoll.exchange.bucket.large_objects import ConstantObjects
+    from atoll.island.store_connection import open_read_only
+
+    with open_read_only(run, clock=SystemClock()) as (lookout, _):
+        founded = lookout.founded
+        assert founded is not None, "its weights have been read"
+        objects = ConstantObjects(lookout.store, founded)
+        catalogue = ConstantCatalogue.of(founded.model, founded.constants)
+        yield ConstantWeights(catalogue, objects.read)

@@ -1,0 +1,302 @@
+"""The state of an island in a checkpoint: the tree of its `island` component.
+
+Also the value that a round brings back, which a checkpoint may hold too, and the rule
+for the part of saved work that has not counted once the rosters are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from atoll.errors import CorruptError
+from atoll.exchange import Frame
+from atoll.protocol import Position, WorkDecision
+from atoll.protocol.island import RemainingWork
+from atoll.protocol.island_types import FragmentSync, RoundInFlight
+from atoll.weights.layout import F32
+from atoll.wire import Verdict, pack, unpack
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppliedOutcome:
+    """An outcome that is in the anchor, and waits to be taken into local weights."""
+
+    how: WorkDecision
+    verdict: Verdict
+    reason: str
+    """Why the run refused the update, if it did."""
+
+    through: int
+    position: Position | None
+    """Where the run was then; None if the outcome is lost that would say so."""
+
+
+@dataclass(frozen=True)
+class FragmentsWanted:
+    """No outcome yet: the run wants other fragments first, as its position says."""
+
+    position: Position
+
+
+VERSION = 1
+COUNTERS = (
+    "counted",
+    "carried",
+    "refused",
+    "dropped",
+    "not_counted_steps",
+    "earlier_steps",
+    "earlier_tokens",
+)
+"""Of a tally: what an exact resume goes on counting."""
+
+Tree = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class SavedUpdate:
+    """A sealed update without an outcome, or with one that was not taken yet."""
+
+    round: int
+    inner_steps: int
+    tokens: int
+    weight: int
+    base: F32
+    """Of a standing update as in `UpdateInFlight`; of work, local weights at the seal
+    minus the loaded ones."""
+
+    is_awaited: bool = False
+    frame: Frame | None = None
+    residual_after: F32 | None = None
+    arrival: AppliedOutcome | None = None
+
+
+@dataclass(kw_only=True)
+class SavedFragment:
+    """One fragment of an island."""
+
+    round: int
+    digest: bytes
+    """Of the anchor and velocity that everything else is relative to."""
+
+    settled_steps: int
+    settled_tokens: int
+    residual: F32 | None
+    update: SavedUpdate | None = None
+    difference: F32 | None = None
+    """Work: local weights minus what was loaded of the anchor."""
+
+    vectors: tuple[F32, ...] = ()
+    """A standing: the anchor and its moments."""
+
+    count: int = 0
+    book: FragmentSync | None = None
+    """A standing: what the machine knew of the fragment."""
+
+
+@dataclass(kw_only=True)
+class SavedIsland:
+    """An island at the end of an inner step."""
+
+    run: str
+    island: str
+    incarnation: int
+    origin: int
+    """The first life whose updates may hold this island's work."""
+
+    step: int
+    inner_steps: int
+    tokens: int
+    before_steps: int
+    before_tokens: int
+    """What earlier lives had counted when this one joined: progress is the sum."""
+
+    is_exact: bool
+    fragments: list[SavedFragment]
+    counters: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Inner steps and tokens of all lives."""
+        return self.before_steps + self.inner_steps, self.before_tokens + self.tokens
+
+    @property
+    def earlier(self) -> tuple[int, int]:
+        """The part of `progress` that was made before the run began."""
+        counters = self.counters
+        return counters.get("earlier_steps", 0), counters.get("earlier_tokens", 0)
+
+
+def to_tree(saved: SavedIsland) -> Tree:
+    """Return an island as plain values and arrays, whose memory is shared."""
+    whole = {name: getattr(saved, name) for name in _WHOLE}
+    fragments = [_fragment_tree(each) for each in saved.fragments]
+    return {"version": VERSION, **whole, "fragments": fragments}
+
+
+def from_tree(tree: Mapping[str, Any]) -> SavedIsland:
+    """Return the island that a tree holds.
+
+    Raises:
+        CorruptError: it is not one that `to_tree` made.
+    """
+    if tree.get("version") != VERSION:
+        raise CorruptError(
+            f"The island's part of the checkpoint has version {tree.get('version')!r}, "
+            f"and this Atoll reads {VERSION}. Use the one that wrote it."
+        )
+    try:
+        fragments = [_fragment(each) for each in tree["fragments"]]
+        whole = {name: tree[name] for name in _WHOLE}
+        return SavedIsland(fragments=fragments, **whole)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise CorruptError(
+            f"The island's part of the checkpoint is not whole: {exc!r}. "
+            "Remove the checkpoint: an earlier one is taken then."
+        ) from exc
+
+
+_WHOLE = (
+    "run",
+    "island",
+    "incarnation",
+    "origin",
+    "step",
+    "inner_steps",
+    "tokens",
+    "before_steps",
+    "before_tokens",
+    "is_exact",
+    "counters",
+)
+_FRAGMENT = (
+    "round",
+    "digest",
+    "settled_steps",
+    "settled_tokens",
+    "residual",
+    "difference",
+    "vectors",
+    "count",
+)
+_UPDATE = (
+    "round",
+    "inner_steps",
+    "tokens",
+    "weight",
+    "base",
+    "is_awaited",
+    "residual_after",
+)
+
+
+def _fragment_tree(saved: SavedFragment) -> Tree:
+    return {
+        **{name: getattr(saved, name) for name in _FRAGMENT},
+        "update": _update_tree(saved.update) if saved.update else None,
+        "book": asdict(saved.book) if saved.book else None,
+    }
+
+
+def _fragment(tree: Mapping[str, Any]) -> SavedFragment:
+    update, book = tree["update"], tree["book"]
+    return SavedFragment(
+        **{name: tree[name] for name in _FRAGMENT},
+        update=_update(update) if update else None,
+        book=_book(book) if book else None,
+    )
+
+
+def _book(tree: Mapping[str, Any]) -> FragmentSync:
+    flight = tree["flight"]
+    return FragmentSync(
+        **{**tree, "flight": RoundInFlight(**flight) if flight else None}
+    )
+
+
+def _update_tree(saved: SavedUpdate) -> Tree:
+    frame, arrival = saved.frame, saved.arrival
+    return {
+        **{name: getattr(saved, name) for name in _UPDATE},
+        "frame": {"head": pack(frame.header), "body": frame.body} if frame else None,
+        "arrival": _arrival_tree(arrival) if arrival else None,
+    }
+
+
+def _update(tree: Mapping[str, Any]) -> SavedUpdate:
+    frame, arrival = tree["frame"], tree["arrival"]
+    return SavedUpdate(
+        **{name: tree[name] for name in _UPDATE},
+        frame=_frame(frame) if frame else None,
+        arrival=_arrival(arrival) if arrival else None,
+    )
+
+
+def _frame(tree: Mapping[str, Any]) -> Frame:
+    return Frame(unpack(tree["head"]), np.ascontiguousarray(tree["body"], np.uint8))
+
+
+def _arrival_tree(arrival: AppliedOutcome) -> Tree:
+    position = arrival.position
+    return {
+        "how": arrival.how.value,
+        "verdict": arrival.verdict.name,
+        "reason": arrival.reason,
+        "through": arrival.through,
+        "position": asdict(position) if position else None,
+    }
+
+
+def _arrival(tree: Mapping[str, Any]) -> AppliedOutcome:
+    position = tree["position"]
+    return AppliedOutcome(
+        how=WorkDecision(tree["how"]),
+        verdict=Verdict[tree["verdict"]],
+        reason=tree["reason"],
+        through=tree["through"],
+        position=Position(**position) if position else None,
+    )
+
+
+REMAINS = (RemainingWork.ALL, RemainingWork.SINCE)
+"""When anything is left."""
+
+
+def difference_left(saved: SavedFragment, left: RemainingWork) -> F32 | None:
+    """Return what is to be added to the live weights."""
+    if left is RemainingWork.ALL:
+        return saved.difference
+    if left is not RemainingWork.SINCE:
+        return None
+    assert saved.update is not None
+    assert saved.difference is not None
+    return saved.difference - saved.update.base
+
+
+def residual_left(saved: SavedFragment, left: RemainingWork) -> F32 | None:
+    """Return what the codec has left over and no round has."""
+    if left is RemainingWork.ALL:
+        return saved.residual
+    if left is not RemainingWork.SINCE:
+        return None
+    assert saved.update is not None
+    return saved.update.residual_after
+
+
+def settled_left(
+    saved: SavedFragment, left: RemainingWork, progress: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the inner steps and tokens that no further update has to hold.
+
+    `progress` are those of all lives.
+    """
+    if left is RemainingWork.ALL:
+        return saved.settled_steps, saved.settled_tokens
+    if left is RemainingWork.SINCE:
+        assert saved.update is not None
+        return saved.update.inner_steps, saved.update.tokens
+    return progress

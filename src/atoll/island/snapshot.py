@@ -1,0 +1,229 @@
+"""A snapshot of an island's state at the end of an inner step, for a checkpoint.
+
+All functions run in the training thread, while `still` keeps the background threads
+from applying an outcome. Arrays are not copied: the caller copies them before it
+releases the threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from atoll.island.base import ParameterView
+from atoll.island.fragment import (
+    HeldBackWork,
+    IslandFragment,
+    UpdateInFlight,
+    adopt_mode,
+)
+from atoll.island.progress import IslandCounters
+from atoll.island.saved_state import (
+    COUNTERS,
+    SavedFragment,
+    SavedIsland,
+    SavedUpdate,
+    difference_left,
+    residual_left,
+)
+from atoll.protocol import IslandState, JoinReply, WorkDecision
+from atoll.settings import SyncSection
+from atoll.weights import FragmentLayout, adopt
+from atoll.weights.layout import F32
+
+
+@contextmanager
+def still(slots: Sequence[IslandFragment]) -> Iterator[None]:
+    """Let no outcome be taken into the slots meanwhile."""
+    with ExitStack() as held:
+        for slot in slots:
+            held.enter_context(slot.turn)
+        yield
+
+
+def save_island(
+    joined: JoinReply,
+    state: IslandState,
+    fragments: list[SavedFragment],
+    tally: IslandCounters,
+    *,
+    origin: int,
+    is_exact: bool,
+) -> SavedIsland:
+    """Return the island whose fragments stand still, or are its work."""
+    if is_exact:
+        for fragment, book in zip(fragments, state.books, strict=True):
+            fragment.book = book
+    return SavedIsland(
+        run=joined.run,
+        island=joined.island,
+        incarnation=joined.incarnation,
+        origin=origin or joined.incarnation,
+        step=state.step,
+        inner_steps=tally.inner_steps,
+        tokens=tally.tokens,
+        before_steps=joined.inner_steps,
+        before_tokens=joined.tokens,
+        is_exact=is_exact,
+        fragments=fragments,
+        counters={name: getattr(tally, name) for name in COUNTERS},
+    )
+
+
+def is_standing(slots: Sequence[IslandFragment]) -> bool:
+    """Return whether an island can be saved as it stands.
+
+    One that waits for what an earlier life has left is saved as work.
+    """
+    return all(slot.held_back is None for slot in slots)
+
+
+def fragments_of(
+    slots: Sequence[IslandFragment],
+    view: ParameterView,
+    sync: SyncSection,
+    *,
+    made: tuple[int, int],
+    is_exact: bool,
+) -> list[SavedFragment]:
+    """Return fragments as they stand, or their work; what is in them is not copied.
+
+    `made` are the inner steps and tokens of this life.
+    """
+    standing = [standing_of(slot) for slot in slots]
+    if is_exact:
+        return standing
+    layouts = [slot.layout for slot in slots]
+    work = as_work(standing, layouts, view, sync, made=made)
+    for slot, fragment in zip(slots, work, strict=True):
+        if slot.held_back is not None:
+            add_held_back(fragment, slot.held_back)
+    return work
+
+
+def as_work(
+    fragments: Sequence[SavedFragment],
+    layouts: Sequence[FragmentLayout],
+    view: ParameterView,
+    sync: SyncSection,
+    *,
+    made: tuple[int, int],
+) -> list[SavedFragment]:
+    """Return the work of fragments, from how they stand and the live weights."""
+    work: list[SavedFragment] = []
+    for index, (each, layout) in enumerate(zip(fragments, layouts, strict=True)):
+        local = np.empty(layout.elements, np.float32)
+        view.read(index, local)
+        work.append(_as_work(each, layout, local, sync, made))
+    return work
+
+
+def standing_of(slot: IslandFragment) -> SavedFragment:
+    """Return a fragment as it stands."""
+    state = slot.state
+    return SavedFragment(
+        round=state.round,
+        digest=state.digest,
+        settled_steps=slot.settled_steps,
+        settled_tokens=slot.settled_tokens,
+        residual=slot.residual,
+        update=_update(slot.sealed) if slot.sealed else None,
+        vectors=state.vectors,
+        count=state.count,
+    )
+
+
+def _update(sealed: UpdateInFlight) -> SavedUpdate:
+    """Return an update; one whose outcome is known has no bytes any more."""
+    outcome = sealed.outcome
+    is_made = outcome is None and sealed.has_bytes
+    return SavedUpdate(
+        round=sealed.round,
+        inner_steps=sealed.inner_steps,
+        tokens=sealed.tokens,
+        weight=sealed.weight,
+        base=sealed.base,
+        is_awaited=sealed.is_awaited,
+        frame=sealed.frame if is_made else None,
+        # What the codec leaves over is being made until the bytes are there.
+        residual_after=sealed.residual_after if is_made else None,
+        arrival=outcome,
+    )
+
+
+def _as_work(
+    fragment: SavedFragment,
+    layout: FragmentLayout,
+    local: F32,
+    sync: SyncSection,
+    made: tuple[int, int],
+) -> SavedFragment:
+    loaded = np.empty(layout.elements, np.float32)
+    layout.load(fragment.vectors[0], loaded)
+    update, settled = fragment.update, (fragment.settled_steps, fragment.settled_tokens)
+    if update is not None and update.arrival is not None:
+        settled = _settled(fragment, update, made)
+        _take(fragment, update, layout, local, sync)
+        update = None
+    elif update is not None:
+        at_seal = update.base - loaded
+        update = None if update.is_awaited else replace(update, base=at_seal)
+    np.subtract(local, loaded, out=local)
+    return replace(
+        fragment,
+        settled_steps=settled[0],
+        settled_tokens=settled[1],
+        update=update,
+        difference=local,
+        vectors=(),
+        book=None,
+    )
+
+
+def _take(
+    fragment: SavedFragment,
+    update: SavedUpdate,
+    layout: FragmentLayout,
+    local: F32,
+    sync: SyncSection,
+) -> None:
+    """Do to `local` what the outcome will, when its time comes."""
+    assert update.arrival is not None
+    way = adopt_mode(update.arrival.how, sync)
+    anchor = fragment.vectors[0]
+    adopt(layout, way, anchor, local, update.base, keep_local=sync.keep_local)
+    layout.load(local.copy(), local)
+
+
+def add_held_back(fragment: SavedFragment, held: HeldBackWork) -> None:
+    """Add the work that waits for an earlier life's update, and how to tell that.
+
+    Once the outcome is there, only what it leaves is added: the rest is in the anchor.
+    """
+    assert fragment.difference is not None
+    left = difference_left(held.saved, held.remains)
+    if left is not None:
+        fragment.difference += left
+    fragment.settled_steps, fragment.settled_tokens = held.settled
+    if held.left is not None:
+        return  # and the residual is what it leaves already
+    fragment.residual = residual_left(held.saved, held.remains)
+    if held.may_stand:
+        fragment.update = held.saved.update
+
+
+def _settled(
+    fragment: SavedFragment, update: SavedUpdate, made: tuple[int, int]
+) -> tuple[int, int]:
+    """Return the inner steps and tokens that are settled once the outcome is taken."""
+    assert update.arrival is not None
+    match update.arrival.how:
+        case WorkDecision.ADOPT | WorkDecision.REBASE:
+            return update.inner_steps, update.tokens
+        case WorkDecision.CARRY:
+            return fragment.settled_steps, fragment.settled_tokens
+        case WorkDecision.DROP | WorkDecision.REFUSE:
+            return made

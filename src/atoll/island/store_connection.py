@@ -1,0 +1,163 @@
+"""The connection of an island to a run in an object store."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from atoll.clock import Clock
+from atoll.errors import UsageError
+from atoll.exchange.bucket import BucketReader, StoreExchange, ThreadTiming
+from atoll.exchange.bucket.create import require_able, require_there
+from atoll.exchange.bucket.exchange import TRIES
+from atoll.exchange.bucket.outcomes import Outcomes
+from atoll.exchange.bucket.states import States
+from atoll.exchange.bucket.view import BEAT_S, LEASE_S
+from atoll.island.environment import CredentialPaths
+from atoll.island.identity import life_key
+from atoll.store import (
+    CountedStore,
+    ProbedStore,
+    RangedStore,
+    RetryingStore,
+    open_store,
+)
+
+LEAVE_S = 20.0
+"""How long an island that leaves waits for a store that does not answer."""
+
+log = logging.getLogger("atoll")
+
+
+class RetriedStore:
+    """A store that is asked again when it fails, with requests that are counted."""
+
+    def __init__(self, url: str, timing: ThreadTiming) -> None:
+        self.counted = CountedStore(open_store(url))
+        self._patient = RetryingStore(self.counted, pause=timing.pause)
+        self.store = RangedStore(ProbedStore(self._patient))
+
+    def endure(self) -> None:
+        """Ask again for minutes from now on: an outage must not end an island."""
+        self._patient.tries = TRIES
+
+    def costs(self) -> dict[str, float]:
+        """Return what it was asked, under the names that loggers see."""
+        requests = self.counted.requests
+        return {
+            "atoll/store_requests": requests.total,
+            "atoll/store_bytes_up": requests.bytes_up,
+            "atoll/store_bytes_down": requests.bytes_down,
+            "atoll/store_usd": requests.usd,
+        }
+
+    def close(self) -> None:
+        """End its threads, after what is under way."""
+        self.store.close()
+
+
+@dataclass(frozen=True)
+class StoreConnection:
+    """An exchange over a store, and the time and threads that it uses."""
+
+    exchange: StoreExchange
+    reliable: RetriedStore
+    _timing: ThreadTiming
+
+    @property
+    def costs(self) -> Callable[[], dict[str, float]]:
+        return self.reliable.costs
+
+    @contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Bound the time of a farewell, and end the background after it."""
+        self._timing.close_after(LEAVE_S)
+        try:
+            yield
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Say nothing more here. Safe to repeat."""
+        self._timing.close()
+        self.reliable.close()
+
+
+def connect_store(
+    url: str,
+    *,
+    island: str | None,
+    surroundings: CredentialPaths,
+    clock: Clock,
+    key: bytes | None = None,
+    nonce: bytes | None = None,
+) -> StoreConnection:
+    """Return the way to a run in a store, which has said what it is.
+
+    `key` and `nonce` are those of a life that has begun elsewhere.
+
+    Raises:
+        UsageError: there is no run, or the store cannot keep one; the way out is named.
+        StoreDenied: a permission is missing.
+        Unreachable: the store does not answer.
+    """
+    require_there(url)
+    timing = ThreadTiming(clock)
+    reliable = RetriedStore(url, timing)
+    try:
+        lookout = BucketReader.open(reliable.store, timing, url=url)
+        settings = lookout.sight.settings
+        require_able(lookout.store, settings, url=url)
+        beat_s = _beat_s(surroundings.heartbeat_s)
+    except BaseException:
+        timing.close()
+        reliable.close()
+        raise
+    log.info(
+        "adopted the settings of run %s: fingerprint %s, epoch %d, heartbeat %g s",
+        lookout.run,
+        settings.fingerprint[:12],
+        lookout.sight.state.epoch,
+        beat_s,
+    )
+    if key is None:
+        key = life_key(island, run=lookout.run, surroundings=surroundings)
+    nonce = nonce or secrets.token_bytes(16)
+    reliable.endure()
+    exchange = StoreExchange(lookout, key=key, nonce=nonce, beat_s=beat_s)
+    return StoreConnection(exchange, reliable, timing)
+
+
+@contextmanager
+def open_read_only(url: str, *, clock: Clock) -> Iterator[tuple[BucketReader, States]]:
+    """Give a look at a run in a store and at its states, for who does not join it.
+
+    Raises what `connect_store` does.
+    """
+    require_there(url)
+    timing = ThreadTiming(clock)
+    reliable = RetriedStore(url, timing)
+    try:
+        lookout = BucketReader.open(reliable.store, timing, url=url)
+        states = States(lookout, Outcomes(lookout, None))
+        if lookout.look_founding():
+            for fragment in range(len(lookout.sight.layout)):
+                states.begin(fragment)
+        yield lookout, states
+    finally:
+        timing.close()
+        reliable.close()
+
+
+def _beat_s(given_s: float | None) -> float:
+    if given_s is None:
+        return BEAT_S
+    if not 0.0 < given_s <= LEASE_S / 2:
+        raise UsageError(
+            f"ATOLL_HEARTBEAT_S={given_s:g} does not keep a lease of {LEASE_S:g} s: "
+            f"two heartbeats must fit. Give at most {LEASE_S / 2:g}, or leave it out."
+        )
+    return given_s

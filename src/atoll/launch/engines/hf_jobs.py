@@ -1,0 +1,408 @@
+"""Islands as jobs of Hugging Face, one job each.
+
+Start reading at `HfJobsLauncher`, then `job_calls`: the arguments of `HfApi.run_job`.
+
+Jobs are found by labels, so a launch without a response can be ended too. In each job a
+leader restarts the command by the restart policy; the Hub itself restarts a job only if
+the option `attempts` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from huggingface_hub import HfApi, JobHardware, JobInfo, get_token
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+from atoll.errors import Refused, Unreachable, UsageError
+from atoll.launch.base import (
+    GRACE_S,
+    Handle,
+    Keep,
+    Launcher,
+    Order,
+    Plan,
+    Report,
+    Serving,
+    State,
+    Traits,
+    read_options,
+)
+from atoll.launch.leading import TOLD_TO_GO, leader_words, with_requirements
+from atoll.launch.spec import IslandSpec, Resources, in_engine
+
+_STATES = {
+    "SCHEDULING": State.PENDING,
+    "RUNNING": State.RUNNING,
+    "COMPLETED": State.FINISHED,
+    "ERROR": State.FAILED,
+    "CANCELED": State.CANCELLED,
+    "DELETED": State.CANCELLED,
+}
+_EXIT_CODE = re.compile(r"exit code:? *(\d+)", re.IGNORECASE)
+
+
+def open_launcher(options: Mapping[str, str]) -> Launcher:
+    """Return the launcher of whoever is logged in at the Hub."""
+    read = read_options(HfJobsOptions, options, engine=ENGINE)
+    if get_token() is None:
+        raise UsageError(
+            "Nobody is logged in at Hugging Face. Run `hf auth login`, or set HF_TOKEN "
+            "to a token that may start jobs."
+        )
+    return HfJobsLauncher(HfApi(endpoint=read.endpoint), read, options)
+
+
+class HfJobsLauncher:
+    """Starts jobs and asks for them; what it knows is at the Hub and in handles."""
+
+    def __init__(
+        self, hub: HfApi, read: HfJobsOptions, options: Mapping[str, str]
+    ) -> None:
+        self._hub, self._read, self._options = hub, read, dict(options)
+
+    @property
+    def traits(self) -> Traits:
+        # A job that is started again elsewhere would begin its run anew.
+        kept = {key: it for key, it in self._options.items() if key != "attempts"}
+        serving = Serving(
+            is_in_sight=False,
+            port=self._read.port,
+            options={**kept, "flavor": self._read.coordinator_flavor},
+        )
+        return Traits(serving=serving)
+
+    def plan(self, order: Order) -> Plan:
+        calls = job_calls(order, self._read)
+        secrets = sorted(order.values)
+        data = [{"run_job": {**each, "secrets": secrets}} for each in calls]
+        where = url(order, self._read) if order.is_coordinator else None
+        return Plan(data, json.dumps(data, indent=2) + "\n", where)
+
+    def launch(self, order: Order, *, keep: Keep) -> Handle:
+        calls, where = job_calls(order, self._read), self.plan(order).url
+        namespace = self._namespace()
+        reference = {"namespace": namespace, "jobs": {}}
+        handle = order.handle(
+            ENGINE,
+            reference,
+            options=self._options,
+            begun_at_s=time.time(),
+            run=where,
+        )
+        if self._jobs(handle):
+            raise UsageError(
+                f"{order.id!r} was launched at Hugging Face already. Launch under "
+                "another name."
+            )
+        keep(handle)
+        secrets = {name: value.reveal() for name, value in order.values.items()}
+        jobs: dict[str, str] = {}
+        for index, call in zip(order.indexes, calls, strict=True):
+            given = {**call, "namespace": namespace, "secrets": secrets or None}
+            jobs[str(index)] = self._start(order.spec.island(index), given)
+            # Each by itself: what has just begun need not be in a list yet.
+            handle = replace(handle, reference={**reference, "jobs": dict(jobs)})
+            keep(handle)
+        return handle
+
+    def poll(self, handle: Handle) -> tuple[Report, ...]:
+        jobs = self._jobs(handle)
+        return tuple(
+            _report(handle, index, jobs.get(index)) for index in handle.indexes
+        )
+
+    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+        job = self._jobs(handle).get(index)
+        if job is None:
+            return []
+        with _told(f"read the log of {handle.island(index)}", absent_is_fine=True):
+            said = self._hub.fetch_job_logs(
+                job_id=job.id, namespace=handle.reference["namespace"]
+            )
+            return [line for each in said for line in each.splitlines()][after:]
+        return []
+
+    def cancel(
+        self,
+        handle: Handle,
+        *,
+        indexes: Collection[int] | None = None,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        jobs = self._jobs(handle)
+        going = handle.indexes if indexes is None else sorted(indexes)
+        for index in going:
+            job = jobs.get(index)
+            if job is None or _report(handle, index, job).state.is_over:
+                continue
+            with _told(f"cancel {handle.island(index)}", absent_is_fine=True):
+                self._hub.cancel_job(
+                    job_id=job.id, namespace=handle.reference["namespace"]
+                )
+
+    def _start(self, island: str, given: Mapping[str, Any]) -> str:
+        """Start a job, and return its id."""
+        try:
+            with _told(f"start {island}"):
+                return str(self._hub.run_job(**given).id)
+        except ValueError as exc:  # what the SDK itself refuses to send
+            raise UsageError(f"Hugging Face cannot start {island}: {exc}.") from exc
+
+    def _namespace(self) -> str:
+        if self._read.namespace is not None:
+            return self._read.namespace
+        with _told("ask who you are"):
+            return str(self._hub.whoami()["name"])
+
+    def _jobs(self, handle: Handle) -> dict[int, JobInfo]:
+        """Return the jobs of a launch that the Hub knows, by their islands' indexes."""
+        namespace = handle.reference["namespace"]
+        with _told("list jobs"):
+            listed = self._hub.list_jobs(
+                labels={LAUNCH: handle.id}, namespace=namespace
+            )
+            found = {_index(each): each for each in listed if _is_of(handle, each)}
+        for index, known in handle.reference["jobs"].items():
+            if int(index) not in found:  # a list need not go back to all that was
+                with _told("ask for a job", absent_is_fine=True):
+                    job = self._hub.inspect_job(job_id=known, namespace=namespace)
+                    found[int(index)] = job
+        return found
+
+
+def _index(job: JobInfo) -> int:
+    said = (job.labels or {}).get(INDEX, "")
+    return int(said) if said.isdecimal() else -1
+
+
+def _is_of(handle: Handle, job: JobInfo) -> bool:
+    """Return whether a job is an island, and no copy of one: copies have its labels."""
+    known = handle.reference["jobs"].get(str(_index(job)))
+    return _index(job) in handle.indexes and known in (None, job.id)
+
+
+def _report(handle: Handle, index: int, job: JobInfo | None) -> Report:
+    name = handle.island(index)
+    if job is None:
+        return Report(index=index, name=name, state=State.LOST)
+    stage, why = str(getattr(job.status.stage, "value", job.status.stage)), ""
+    state = _STATES.get(stage)
+    said = job.status.message or ""
+    code = _EXIT_CODE.search(said)
+    if state is None:
+        # It is more likely on its way than over, and whoever waits can read why.
+        state, why = State.PENDING, f"its stage is {stage!r}, which is not known here"
+    elif state is State.FAILED:
+        why = said or "ERROR"
+        if code is not None and int(code[1]) == TOLD_TO_GO:
+            state = State.CANCELLED
+    elif state is State.FINISHED:
+        code = None
+    return Report(
+        index=index,
+        name=name,
+        state=state,
+        exit_code=0 if state is State.FINISHED else int(code[1]) if code else None,
+        reason=why,
+        host=f"job {job.id}",
+    )
+
+
+@contextmanager
+def _told(what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
+    """Let errors of the SDK become ours."""
+    try:
+        yield
+    except HfHubHTTPError as exc:
+        status = exc.response.status_code
+        said = exc.server_message or str(exc)
+        if status == 404 and absent_is_fine:
+            return
+        if status in (401, 402, 403):
+            raise Refused(
+                f"Hugging Face does not let you {what} ({status}): {said}. The token "
+                "needs the right to start jobs there, and its owner a way to pay."
+            ) from exc
+        if 400 <= status < 500 and status != 429:
+            raise UsageError(f"Hugging Face cannot {what} ({status}): {said}.") from exc
+        raise Unreachable(f"Hugging Face could not {what} ({status}): {said}.") from exc
+    except OfflineModeIsEnabled as exc:
+        raise UsageError(
+            f"Hugging Face cannot be asked to {what}: HF_HUB_OFFLINE is set. Unset it."
+        ) from exc
+    except json.JSONDecodeError as exc:  # a proxy or a portal has answered
+        raise Unreachable(f"Hugging Face did not answer to {what}: {exc}.") from exc
+    except Exception as exc:
+        if not type(exc).__module__.startswith("httpx"):
+            raise
+        raise Unreachable(f"Hugging Face did not answer to {what}: {exc}.") from exc
+
+
+ENGINE = "hf_jobs"
+LAUNCH, INDEX = "atoll-launch", "atoll-index"
+"""Labels by which jobs are found."""
+
+DEFAULT_LIMIT_S = 7 * 24 * 3600.0
+"""The Hub's own is half an hour, which ends a training early."""
+
+PREFIX = "HF_NETWORK_GROUP_PREFIX"
+"""The variable that says in a job what begins the name of every alias."""
+
+_INSIDE = re.compile(r"https://atoll-coordinator-[0-9a-f]{8}:\d+")
+_FLAVOR = re.compile(r"(?P<kind>[a-z0-9-]+?)(-small|-medium|-large)?(x(?P<num>\d+))?")
+
+
+@dataclass(frozen=True)
+class HfJobsOptions:
+    """What `--option` takes."""
+
+    flavor: str | None = None
+    """The hardware of one island: `l40sx1`, `a100x8`. Without: by `--accelerator`."""
+
+    namespace: str | None = None
+    """Who owns and pays for the jobs; without it, whose token it is."""
+
+    endpoint: str | None = None
+    """Of the Hub; without it, the one that `huggingface_hub` knows."""
+
+    base_image: str = "python:3.12"
+    """Where `--requirement` is installed if there is no `--image`."""
+
+    attempts: int | None = None
+    """How often the Hub starts a job, at most; without it once."""
+
+    network_group: str | None = None
+    """Jobs of one group reach each other: each island by its name as an alias."""
+
+    coordinator_flavor: str = JobHardware.CPU_BASIC.value
+    """The hardware of a coordinator that is a job of the group."""
+
+    port: int = 4711
+    """Of that coordinator."""
+
+    def __post_init__(self) -> None:
+        if self.attempts is not None and self.attempts < 1:
+            raise UsageError(
+                f"attempts={self.attempts}: a job is started 1 time or more."
+            )
+
+
+def job_calls(order: Order, options: HfJobsOptions) -> list[dict[str, Any]]:
+    """Return the arguments of every island's `run_job`, but for the secrets' values.
+
+    Raises:
+        UsageError: a job cannot be what the spec asks for.
+    """
+    spec = order.spec
+    _require_possible(spec)
+    limit_s = spec.resources.time_limit_s or DEFAULT_LIMIT_S
+    alike = {
+        "image": spec.image or options.base_image,
+        "env": dict(spec.environment),
+        "flavor": flavor(spec.resources, options),
+        "timeout": int(limit_s),
+        "attempts": options.attempts,
+        "namespace": options.namespace,
+        "network_group": options.network_group,
+    }
+    prefix_from = PREFIX if is_of_group(spec.run) else None
+    return [
+        {
+            **alike,
+            "name": spec.island(index),
+            "labels": {LAUNCH: order.id, INDEX: str(index)},
+            "command": with_requirements(
+                leader_words(spec, index, limit_s=limit_s, prefix_from=prefix_from),
+                spec.requirements,
+            ),
+            "network_aliases": _aliases(order, index, options),
+        }
+        for index in order.indexes
+    ]
+
+
+def url(order: Order, options: HfJobsOptions) -> str:
+    """Return where islands find a coordinator, but for what begins its name there.
+
+    Raises:
+        UsageError: jobs do not reach each other.
+    """
+    if options.network_group is None:
+        raise UsageError(
+            "Jobs of Hugging Face reach each other in a network group, and none is "
+            "named for this coordinator. Give --option network_group=NAME."
+        )
+    return f"https://{order.id}:{options.port}"
+
+
+def is_of_group(run: str) -> bool:
+    """Return whether a run's coordinator is a job, known here by its alias."""
+    return _INSIDE.fullmatch(run) is not None
+
+
+def _aliases(order: Order, index: int, options: HfJobsOptions) -> list[str] | None:
+    if options.network_group is None:
+        return None
+    # Several jobs may have one alias, and coordinators of two runs may not.
+    return [order.id if order.is_coordinator else order.spec.island(index)]
+
+
+def flavor(resources: Resources, options: HfJobsOptions) -> str:
+    """Return the hardware of one island.
+
+    Raises:
+        UsageError: none is that, or it has been said in two ways.
+    """
+    if options.flavor is not None and resources.accelerators == 0:
+        return options.flavor
+    if options.flavor is not None:
+        raise UsageError(
+            f"flavor={options.flavor!r} and accelerators={resources.accelerators} both "
+            "say what an island has. Leave one out."
+        )
+    if resources.accelerators == 0:
+        return JobHardware.CPU_BASIC.value
+    asked = (resources.accelerator, resources.accelerators)
+    known = {each.value: _kind(each.value) for each in JobHardware}
+    for name, has in known.items():
+        if has == asked:
+            return name
+    raise UsageError(
+        f"Hugging Face has no flavor with accelerator={asked[0]!r}, accelerators="
+        f"{asked[1]}. There are {', '.join(known)}; or say --option flavor=NAME."
+    )
+
+
+def _kind(name: str) -> tuple[str, int] | None:
+    """Return the accelerator of a flavor and how many it has, as its name says."""
+    found = _FLAVOR.fullmatch(name)
+    if found is None or name.startswith("cpu-"):
+        return None
+    return found["kind"], int(found["num"] or 1)
+
+
+def _require_possible(spec: IslandSpec) -> None:
+    if spec.image is None and not spec.requirements:
+        raise UsageError(
+            "hf_jobs has nothing to run an island in. Give --image with Atoll in it, "
+            "or say how pip gets it: --requirement atoll."
+        )
+    resources = spec.resources
+    for name in ("cpus", "memory_bytes"):
+        if (value := getattr(resources, name)) is not None:
+            raise UsageError(
+                f"{name}={value:g} cannot be asked of hf_jobs, which has flavors. "
+                "Choose one: --option flavor=NAME."
+            )
+    if kept := sorted(in_engine(spec.secrets)):
+        raise UsageError(
+            f"The secret {kept[0]} is to be kept by the engine, and hf_jobs keeps none "
+            f"between jobs. Give {kept[0]}=env:NAME or {kept[0]}=file:PATH."
+        )

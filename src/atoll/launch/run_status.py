@@ -1,0 +1,144 @@
+"""Where a run is, and what its islands reported last, from its coordinator or store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.clock import SystemClock
+from atoll.errors import AtollError, Refused, Unreachable
+from atoll.island.connection import connect_read_only, is_coordinator
+from atoll.island.environment import surroundings_from_environment
+
+METRICS = ("loss", "round", "tokens", "inner_steps", "bytes_up", "bytes_down", "state")
+
+
+STORE_EVERY_S = 6.0
+
+
+@dataclass(frozen=True)
+class RunLook:
+    """One look at a run."""
+
+    run: str
+    """Its id."""
+
+    state: str
+    round: int
+    last_round: int | None = None
+    reason: str = ""
+    islands: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Last metrics by island: `METRICS`."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state == "ended"
+
+
+def look_at(run: str, *, wait_s: float = 0.0) -> RunLook:
+    """Return where the run at a URL is.
+
+    Raises:
+        Unreachable: nobody answers there.
+        Refused, UsageError, CorruptError: as for an island.
+    """
+    return _ask(run, wait_s) if is_coordinator(run) else _observe(run)
+
+
+def try_look(run: str) -> RunLook | None:
+    """Return where a run is, or None if nobody can say now."""
+    try:
+        return look_at(run)
+    except AtollError:
+        return None
+
+
+class Looks:
+    """Looks at one run again and again, no more often than that is worth.
+
+    A look at a store costs requests, and its islands beat no more often.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._every_s = 0.0 if is_coordinator(run) else STORE_EVERY_S
+        self._clock = SystemClock()
+        self._next_s = 0.0
+        self.newest: RunLook | None = None
+        """The last that could be had."""
+
+    def look(self, *, at_once: bool = False) -> RunLook | None:
+        """Return the newest look, after another one if it is time for that."""
+        if at_once or self._clock.now_s() >= self._next_s:
+            self.newest = try_look(self._run) or self.newest
+            self._next_s = self._clock.now_s() + self._every_s
+        return self.newest
+
+
+def _ask(run: str, wait_s: float) -> RunLook:
+    caller, headers, info = connect_read_only(
+        run,
+        surroundings=surroundings_from_environment(),
+        clock=SystemClock(),
+        wait_s=wait_s,
+    )
+    try:
+        reply = caller.call("GET", "/status", headers=headers, is_repeatable=True)
+    finally:
+        caller.close()
+    if reply.status in (401, 403):
+        raise Refused(f"{run} does not tell its status to this token.")
+    if reply.status != 200:
+        raise Unreachable(f"{run} answers {reply.status}. Is a coordinator there?")
+    said = reply.json()
+    return RunLook(
+        run=info.run,
+        state=str(said["state"]),
+        round=int(said["round"]),
+        last_round=said["last_round"],
+        reason=str(said["why"]),
+        islands={str(each["island"]): _metrics(each) for each in said["islands"]},
+    )
+
+
+def _metrics(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row.get(name) for name in METRICS}
+
+
+def _observe(run: str) -> RunLook:
+    """Look at a run in a store, as far as one look goes: who is live it cannot say."""
+    from atoll.coordinator.status import island_of, run_state
+    from atoll.exchange.bucket import BucketReader, ThreadTiming
+    from atoll.exchange.bucket.create import require_there
+    from atoll.exchange.bucket.outcomes import Outcomes
+    from atoll.exchange.bucket.states import States
+    from atoll.store import RetryingStore, open_store
+
+    require_there(run)
+    timing = ThreadTiming()
+    try:
+        store = RetryingStore(open_store(run), pause=timing.pause)
+        lookout = BucketReader.open(store, timing, url=run)
+        lookout.look_members()
+        if lookout.look_founding():
+            states = States(lookout, Outcomes(lookout, None))
+            for fragment in range(len(lookout.sight.layout)):
+                states.begin(fragment)
+                lookout.look_round(fragment)
+        sight, now_s = lookout.sight, timing.now_s()
+        beats = {name: each.beat.stats for name, each in sight.documents.items()}
+        state = sight.state
+        rows = {
+            name: island_of(member, now_s, beats.get(name), {})
+            for name, member in state.members.known.items()
+        }
+    finally:
+        timing.close()
+    return RunLook(
+        run=lookout.run,
+        state="moved" if sight.moved_to is not None else run_state(state, now_s),
+        round=min((each.number for each in state.rounds), default=1) - 1,
+        last_round=state.last_round,
+        islands={name: _metrics(row) for name, row in rows.items()},
+    )

@@ -1,0 +1,257 @@
+"""The state of the coordinator's machine, and questions that it answers.
+
+Recovery: states that a coordinator lost and its islands still hold.
+Rule 1: after a restart nothing closes before every live member of the journal has
+        reported its holdings, for one lease from the restart at most. Nothing renews
+        that.
+Rule 2: a fragment has lost rounds when a live member holds one that is not committed.
+        It opens again after the newest of them: no island ever has to go back.
+        Only a holding with the run's receipt counts: the host refuses a message with
+        any other at or beyond the open round before the machine sees it.
+Rule 3: of several digests for that round, the one that most islands report is right.
+Rule 4: the run requests it from every waiting holder, and uses the first upload.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from atoll.errors import FoundingLost
+from atoll.protocol.membership import Member, Members
+from atoll.protocol.messages import HeldRound, Position
+from atoll.protocol.model import ModelSpec
+from atoll.protocol.progress import CountedUpdates
+from atoll.protocol.rounds import Phase, Round
+from atoll.settings import RunSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBucket:
+    """A rate limiter as a value: a burst, then a steady rate."""
+
+    burst: float
+    per_s: float
+    remaining: float
+    at_s: float = 0.0
+    """The time of `remaining`; it never goes back, so that no time counts twice."""
+
+    @classmethod
+    def full(cls, burst: float, *, per_s: float) -> TokenBucket:
+        return cls(burst=burst, per_s=per_s, remaining=burst)
+
+    def spent(self, now_s: float) -> TokenBucket | None:
+        """Return the bucket after one more use, or None if it is empty."""
+        remaining = self.remaining_at(now_s)
+        if remaining < 1.0:
+            return None
+        at_s = max(self.at_s, now_s)
+        return TokenBucket(
+            burst=self.burst, per_s=self.per_s, remaining=remaining - 1.0, at_s=at_s
+        )
+
+    def remaining_at(self, now_s: float) -> float:
+        """Return the number of uses left; a clock that went back refills nothing."""
+        passed_s = max(0.0, now_s - self.at_s)
+        return min(self.burst, self.remaining + passed_s * self.per_s)
+
+
+JOINS = TokenBucket.full(1024, per_s=4.0)
+"""New incarnations that a run accepts as a burst, and then per second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Founding:
+    """An island uploads the run's first weights, until its lease runs out."""
+
+    island: str
+    incarnation: int
+    model: ModelSpec
+    until_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Move:
+    """The run moves to another place, or has moved."""
+
+    target: str
+    nonce: str
+    """Unique to this move: data at the target with this nonce belongs to it."""
+
+    is_over: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoordinatorState:
+    """All that the machine remembers."""
+
+    run: str
+    settings: RunSettings
+    """The run's own, with the values of the epoch in force."""
+
+    epoch: int = 0
+    members: Members = field(default_factory=lambda: Members({}))
+    model: ModelSpec | None = None
+    founding: Founding | None = None
+    rounds: tuple[Round, ...] = ()
+    counted: CountedUpdates = field(default_factory=CountedUpdates)
+    last_round: int | None = None
+    is_paused: bool = False
+    """By an operator: nothing closes."""
+
+    saves: int = 0
+    """How often an operator has asked islands to save, since the coordinator began."""
+
+    move: Move | None = None
+    """By an operator: nothing closes, and nothing else changes."""
+
+    joins: TokenBucket = JOINS
+    """Rate limit of new incarnations: each is a durable record."""
+
+    @property
+    def has_started(self) -> bool:
+        """True from the moment `start_islands` took part, though some have left."""
+        # Computed for every message, and the first round mostly decides: no generator.
+        for round in self.rounds:  # noqa: SIM110
+            if round.phase is not Phase.WAITING:
+                return True
+        return False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an operator keeps rounds from closing."""
+        return self.is_paused or self.move is not None
+
+    def position(self, now_s: float, *, island: str | None = None) -> Position:
+        """Return the run's position by its live islands, with its requests to one."""
+        step = self.members.look(now_s).median_step
+        return Position(
+            step=step if self.has_started else 0,
+            rounds=tuple([round.number for round in self.rounds]),
+            last_round=self.last_round,
+            tokens=self.counted.tokens,
+            wanted=self.wanted(island, now_s) if island else (),
+            lost=self.asked_of(island, now_s) if island else (),
+            saves=self.saves,
+            decay_round=self.settings.run.decay_round,
+            end_tokens=self.settings.run.end_tokens,
+        )
+
+    def lost_state(self, fragment: int, now_s: float) -> HeldRound | None:
+        """Return the state that only islands hold, once all have reported theirs."""
+        if not all_heard(self.members, now_s):
+            return None
+        return lost_state(self.rounds[fragment], self.members, now_s)
+
+    def asked_of(self, island: str, now_s: float) -> tuple[int, ...]:
+        """Return the fragments whose state this island must upload while it waits."""
+        member = self.members.known[island]
+        if not member.waits_for or not all_heard(self.members, now_s):
+            return ()
+        return tuple(
+            round.fragment
+            for round in self.rounds
+            if (held_round := held_by(member, round.fragment))
+            and held_round.round >= round.number
+            and held_round == lost_state(round, self.members, now_s)
+        )
+
+    def is_stuck(self, now_s: float) -> bool:
+        """Return whether every live island waits for a round, so that none will move.
+
+        Islands that are out of phase can wait for each other's fragments. If one of
+        them still trains, it will come to its next send point; if none does, only
+        a requested update can close a round before a deadline.
+        """
+        live = self.members.live(now_s)
+        can_close = not self.is_held and len(live) >= self.settings.run.quorum
+        is_blocked = can_close and all(map(self._is_blocked, live))
+        return is_blocked and not self._expects_somebody(now_s)
+
+    def wanted(self, island: str, now_s: float) -> tuple[int, ...]:
+        """Return the fragments that the run waits for this island to publish.
+
+        That is a fragment whose outcome the island itself waits for, although its own
+        update is in flight or lost. If the run is stuck it is every fragment, and below
+        the quorum even those whose open round does not wait for it, a newcomer.
+        """
+        waits_for, quorum = (
+            self.members.known[island].waits_for,
+            self.settings.run.quorum,
+        )
+        missed = [
+            round
+            for round in self.rounds
+            if round.phase is Phase.OPEN and island not in round.staged
+        ]
+        is_stuck = bool(missed) and self.is_stuck(now_s)
+        return tuple(
+            round.fragment
+            for round in missed
+            if (round.fragment, round.number) == waits_for
+            or (is_stuck and (island in round.candidates or len(round.staged) < quorum))
+        )
+
+    def _expects_somebody(self, now_s: float) -> bool:
+        """Return whether a dead island may come back in time, and then will move."""
+        live = self.members.live(now_s)
+        return any(
+            now_s < round.late_at_s(name, self.members, self.settings)
+            for round in self.rounds
+            if round.phase is Phase.OPEN
+            for name in round.missing(self.members, now_s) - live
+        )
+
+    def _is_blocked(self, island: str) -> bool:
+        waits_for = self.members.known[island].waits_for
+        return waits_for is not None and any(
+            (round.fragment, round.number) == waits_for
+            and round.phase is Phase.OPEN
+            and island in round.staged
+            for round in self.rounds
+        )
+
+    def founding_of(self, island: str, incarnation: int) -> Founding:
+        """Return the founding that this incarnation of an island has begun.
+
+        Raises:
+            FoundingLost: it has none, or it has expired.
+        """
+        founding = self.founding
+        founder = founding and (founding.island, founding.incarnation)
+        if founding is None or founder != (island, incarnation):
+            raise FoundingLost(
+                f"Island {island!r} is not founding this run. "
+                "Join again to take its weights."
+            )
+        return founding
+
+
+def all_heard(members: Members, now_s: float) -> bool:
+    """Return whether every live member has reported its holdings."""
+    return not members.look(now_s).unreported
+
+
+def lost_state(round: Round, members: Members, now_s: float) -> HeldRound | None:
+    """Return the state that the run must receive before this round, if any."""
+    held_rounds = [
+        holding
+        for name in members.live(now_s)
+        if (holding := held_by(members.known[name], round.fragment))
+        and holding.round >= round.number
+    ]
+    if not held_rounds:
+        return None
+    newest = max(holding.round for holding in held_rounds)
+    votes = Counter(
+        holding.digest for holding in held_rounds if holding.round == newest
+    )
+    max_votes = max(votes.values())
+    return HeldRound(
+        newest, min(digest for digest in votes if votes[digest] == max_votes)
+    )
+
+
+def held_by(member: Member, fragment: int) -> HeldRound | None:
+    """Return the last round of a fragment that a member has reported."""
+    return member.holds[fragment] if fragment < len(member.holds) else None

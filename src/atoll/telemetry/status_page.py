@@ -1,0 +1,273 @@
+"""A run's status as a page of text: values in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from atoll.telemetry.text import (
+    Cell,
+    cut,
+    format_brief,
+    format_count,
+    format_loss,
+    format_share,
+    format_size,
+    format_span,
+    painted,
+    printable,
+    table,
+    width_of,
+    wrapped,
+)
+
+MIN_WIDTH = 40
+MAX_ISLANDS = 100
+"""So many islands are listed; those that need a look come first."""
+
+MAX_SAME = 8
+MAX_WAITS = 5
+MAX_ROUNDS = 8
+MAX_WORD = 12
+"""Cells of a state or a version."""
+
+MAX_NAME = 24
+LEAST_NAME = 16
+"""Cells of a name, at most and at least."""
+
+STATE_COLOURS = {
+    "training": "green",
+    "live": "green",
+    "ended": "dim",
+    "left": "dim",
+    "silent": "red",
+}
+
+Status = Mapping[str, Any]
+Island = Mapping[str, Any]
+
+
+def render_status(status: Status, *, width: int, is_colour: bool) -> str:
+    """Return the page of a status document, no line wider than `width`.
+
+    Below 40 columns it is as wide as 40. It ends with a line feed, and holds no
+    character that a terminal obeys unless `is_colour`, and then only our colours.
+    """
+    page = _Page(status, max(MIN_WIDTH, width), is_colour)
+    blocks = [page.head(), page.waits(), page.islands(), page.rounds(), page.notes()]
+    texts = ["\n".join(lines) for lines in map(list, blocks) if lines]
+    return "\n\n".join(texts) + "\n"
+
+
+@dataclass(frozen=True)
+class _Page:
+    status: Status
+    width: int
+    is_colour: bool
+
+    def head(self) -> Iterator[str]:
+        status = self.status
+        state = cut(printable(status["state"]), MAX_WORD)
+        name = cut(printable(status["name"]), self.width - width_of(state) - 2)
+        parts = [
+            f"round {_rounds(status)}",
+            f"{format_count(status['tokens'])} tokens",
+        ]
+        parts.append(_membership(status))
+        if status["started_unix_s"] is not None:  # a run in a bucket has no process
+            parts.append(f"up {format_span(_age_s(status))}")
+        if status["stall_share"] is not None:
+            parts.append(f"{format_share(status['stall_share'])} waiting")
+        colour = STATE_COLOURS.get(state, "yellow")
+        yield from self._framed(
+            f"{self._paint(name, 'bold')}  {self._paint(state, colour)}  ",
+            width_of(f"{name}  {state}  "),
+            ", ".join(parts),
+        )
+        address = f"{printable(status['run'])} at {printable(status['listening'])}"
+        if bundle := status.get("bundle"):
+            address += f", bundle {printable(bundle)[:12]}"
+        for line in wrapped(
+            f"{address}, Atoll {printable(status['version'])}", self.width
+        ):
+            yield self._paint(line, "dim")
+
+    def waits(self) -> Iterator[str]:
+        if self.status["why"]:
+            yield from self._paragraph(printable(_why(self.status)), "yellow")
+        waits = self.status["waits_for"]
+        for wait in waits[:MAX_WAITS]:
+            yield from self._paragraph(_wait(wait), "", indent="  ")
+        if len(waits) > MAX_WAITS:
+            yield f"  and {len(waits) - MAX_WAITS} more"
+        if self.status["cure"]:
+            yield from self._paragraph(
+                f"Cure: {printable(self.status['cure'])}", "cyan"
+            )
+
+    def islands(self) -> Iterator[str]:
+        listed = sorted(self.status["islands"], key=_rank)
+        few, rest = listed[:MAX_ISLANDS], listed[MAX_ISLANDS:]
+        if few:
+            yield from self._table(ISLAND_COLUMNS, few, left_columns=2)
+        if rest:
+            yield f"and {len(rest)} more islands; --json lists them all"
+        for island in few:
+            if reason := island["refused_because"]:
+                message = f"{_name(island)} was refused: {printable(reason)}"
+                yield from self._paragraph(message, "red")
+            if steps := island["dropped_steps"]:
+                text = f"{_name(island)} missed rounds and dropped {steps} inner steps"
+                yield from self._paragraph(text, "red")
+
+    def rounds(self) -> Iterator[str]:
+        recent = self.status["recent"][-MAX_ROUNDS:]
+        now_s = self.status["now_unix_s"]
+        if recent:
+            rows = [row | {"ago_s": now_s - row["committed_unix_s"]} for row in recent]
+            yield from self._table(ROUND_COLUMNS, rows, left_columns=0)
+
+    def notes(self) -> Iterator[str]:
+        for names in self.status["same_data"]:
+            few = ", ".join(cut(printable(name), MAX_NAME) for name in names[:MAX_SAME])
+            others = f" and {len(names) - MAX_SAME} more" if names[MAX_SAME:] else ""
+            yield from self._paragraph(
+                f"{few}{others} have begun with the same batch: give each its own "
+                "rows, as atoll.torch.shard does.",
+                "red",
+            )
+        for damage in self.status["damage"]:
+            yield from self._paragraph(f"Damage: {printable(damage)}", "red")
+
+    def _table(
+        self,
+        columns: Sequence[_Column],
+        rows: Sequence[Mapping[str, Any]],
+        left_columns: int,
+    ) -> Iterator[str]:
+        """Drop the least important columns until the others fit."""
+        shown = list(columns)
+        while True:
+            grid = [[Cell(column.head, "dim") for column in shown]]
+            grid += [[column.read(row) for column in shown] for row in rows]
+            lines = table(
+                grid, left_columns=left_columns, min_width=LEAST_NAME, width=self.width
+            )
+            used = sum(width_of(cell.text) + 2 for cell in lines[0]) - 2
+            if used <= self.width or len(shown) == 1:
+                break
+            shown.remove(max(shown, key=lambda column: column.rank))
+        for line in lines:
+            yield "  ".join(self._paint(cell.text, cell.colour) for cell in line)
+
+    def _paragraph(self, text: str, colour: str, *, indent: str = "") -> Iterator[str]:
+        for line in wrapped(text, self.width - len(indent)):
+            yield indent + self._paint(line, colour)
+
+    def _framed(self, left_columns: str, left_cells: int, text: str) -> Iterator[str]:
+        """Put text beside the left part, or below it if that is too wide."""
+        if left_cells > self.width // 2:
+            yield left_columns.rstrip()
+            left_columns, left_cells = "  ", 2
+        first, *others = wrapped(text, self.width - left_cells)
+        yield left_columns + first
+        yield from (" " * left_cells + line for line in others)
+
+    def _paint(self, text: str, colour: str) -> str:
+        return painted(text, colour, is_colour=self.is_colour)
+
+
+@dataclass(frozen=True)
+class _Column:
+    head: str
+    rank: int
+    """The column with the highest rank is dropped first."""
+
+    read: Callable[[Mapping[str, Any]], Cell]
+
+
+def _name(island: Island) -> str:
+    return cut(printable(island["island"]), MAX_NAME)
+
+
+def _rank(island: Island) -> tuple[bool, bool]:
+    """Sort silent and refused islands first, those that left last."""
+    is_calm = island["state"] == "live" and not island["refused_because"]
+    return is_calm, island["state"] == "left"
+
+
+def _state(island: Island) -> Cell:
+    state = cut(printable(island["state"]), MAX_WORD)
+    if state == "silent":
+        return Cell(f"silent {format_brief(island['seen_s'])}", "red")
+    return Cell(state, STATE_COLOURS.get(state, "yellow"))
+
+
+def _some(key: str) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda row: Cell(str(row[key]), "yellow" if row[key] else "")
+
+
+def _rounds(status: Status) -> str:
+    last = status["last_round"]
+    return f"{status['round']}" + (f" of {last}" if last is not None else "")
+
+
+def _membership(status: Status) -> str:
+    live = sum(island["state"] == "live" for island in status["islands"])
+    number = len(status["islands"])
+    return f"{live} of {number} islands live" if number else "no islands"
+
+
+def _age_s(status: Status) -> float:
+    return float(status["now_unix_s"] - status["started_unix_s"])
+
+
+def _why(status: Status) -> str:
+    since_unix_s = status.get("since_unix_s")  # older coordinators do not send it
+    if since_unix_s is None or status["state"] == "ended":
+        return str(status["why"])
+    waited_s = max(0.0, status["now_unix_s"] - since_unix_s)
+    return f"{status['why']} For {format_span(waited_s)} now."
+
+
+def _wait(wait: Mapping[str, Any]) -> str:
+    late_in_s = wait["late_in_s"]
+    name = f"{_name(wait)}, fragment {wait['fragment']}, round {wait['round']}"
+    since = f"for {format_span(wait['since_s'])}"
+    if late_in_s is None:
+        return f"{name}: {since}"
+    return f"{name}: {since}, late in {format_span(max(0.0, late_in_s))}"
+
+
+def _number(
+    key: str, message: Callable[[Any], str]
+) -> Callable[[Mapping[str, Any]], Cell]:
+    return lambda row: Cell(message(row[key]))
+
+
+ISLAND_COLUMNS = (
+    _Column("island", 0, lambda row: Cell(_name(row))),
+    _Column("state", 0, _state),
+    _Column("round", 1, _number("round", str)),
+    _Column("pace", 4, _number("pace_s", format_span)),
+    _Column("loss", 2, _number("loss", format_loss)),
+    _Column("wait", 3, _number("wait_share", format_share)),
+    _Column("counted", 10, _number("counted", str)),
+    _Column("late", 8, _some("late")),
+    _Column("refused", 9, _some("refused")),
+    _Column("up", 5, _number("bytes_up", format_size)),
+    _Column("down", 6, _number("bytes_down", format_size)),
+    _Column("version", 7, lambda row: Cell(cut(printable(row["version"]), MAX_WORD))),
+)
+
+ROUND_COLUMNS = (
+    _Column("round", 0, _number("round", str)),
+    _Column("fragment", 1, _number("fragment", str)),
+    _Column("counted", 0, _number("counted", str)),
+    _Column("late", 2, _some("late")),
+    _Column("refused", 3, _some("refused")),
+    _Column("took", 4, _number("seconds", format_span)),
+    _Column("bytes", 6, _number("bytes", format_size)),
+    _Column("committed", 5, lambda row: Cell(f"{format_brief(row['ago_s'])} ago")),
+)

@@ -1,0 +1,349 @@
+"""Which rank owns which elements of every fragment, computed alike on all ranks.
+
+A box is the part of a tensor that a rank has: rows `start` to `start + size` of every
+dimension. Ranks exchange names and boxes; the values stay where they are.
+
+Ranks with the same box of a tensor are *replicas* of it: they share the fragment's
+pieces among them, whole pieces each, so that the owner of a piece can hash it alone.
+Buffers belong to the first replica: they may differ from rank to rank, and DDP keeps
+those of the first rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from atoll.errors import ModelError
+from atoll.protocol import ModelSpec, TensorSpec
+from atoll.torch.model import Stage, TorchModel, digest_of
+from atoll.torch.ranks.parallelism import Team
+from atoll.weights import FragmentLayout, Layout
+from atoll.weights.ranges import Ranges, Stretches, box_runs
+from atoll.wire import STATE_PIECE
+
+Box = tuple[tuple[int, ...], tuple[int, ...]]
+"""Where in each dimension the rows that a rank has start, and how many there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """What everybody knows of one tensor that one rank holds."""
+
+    spec: TensorSpec
+    stage: int
+    start: tuple[int, ...]
+    size: tuple[int, ...]
+    is_buffer: bool
+    is_copy: bool = False
+    """Another stage owns it: a tied weight."""
+
+    @property
+    def box(self) -> Box:
+        return self.start, self.size
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.size)
+
+    def to_message(self) -> dict[str, Any]:
+        spec = self.spec
+        return {
+            "name": spec.name,
+            "shape": spec.shape,
+            "dtype": spec.dtype,
+            "role": spec.role,
+            "digest": spec.digest,
+            "stage": self.stage,
+            "start": self.start,
+            "size": self.size,
+            "is_buffer": self.is_buffer,
+            "is_copy": self.is_copy,
+        }
+
+    @classmethod
+    def from_message(cls, said: dict[str, Any]) -> Holding:
+        spec = TensorSpec(
+            name=said["name"],
+            shape=tuple(said["shape"]),
+            dtype=said["dtype"],
+            role=said["role"],
+            digest=said["digest"],
+        )
+        return cls(
+            spec=spec,
+            stage=said["stage"],
+            start=tuple(said["start"]),
+            size=tuple(said["size"]),
+            is_buffer=said["is_buffer"],
+            is_copy=said["is_copy"],
+        )
+
+
+class Shelves:
+    """The tensors of one rank, by the names that the whole model has for them."""
+
+    def __init__(self, team: Team) -> None:
+        self.holdings: list[Holding] = []
+        self._values: dict[str, torch.Tensor] = {}
+        self._models: list[TorchModel] = []
+        self._sharded: list[FSDPModule] = []
+        for stage in sorted(team.stages, key=lambda each: each.index):
+            self._add(stage)
+
+    def local(self, name: str) -> torch.Tensor:
+        """Return this rank's values of a tensor; writing to them changes the model."""
+        return local_of(self._values[name])
+
+    def require_same_training(self) -> None:
+        """Return when what is trained is what was trained at joining."""
+        self.reshard()
+        for model in self._models:
+            model.require_same_training()
+
+    def reshard(self) -> None:
+        """Free gathered parameters: what they were gathered from is about to change."""
+        for module in self._sharded:
+            module.reshard()
+
+    def _add(self, stage: Stage) -> None:
+        self._sharded += [
+            part for part in stage.module.modules() if isinstance(part, FSDPModule)
+        ]
+        self.reshard()
+        model = TorchModel.of(stage.module, digest=_digest_here)
+        self._models.append(model)
+        stage.require_known({spec.name for spec in model.spec.tensors})
+        for spec in model.spec.tensors:
+            self._add_tensor(stage, spec, model.tensors[spec.name])
+
+    def _add_tensor(self, stage: Stage, spec: TensorSpec, tensor: torch.Tensor) -> None:
+        name = stage.model_name(spec.name)
+        start, size = box_of(tensor)
+        if name in self._values:
+            raise ModelError(
+                f"{name!r} is the name of two tensors of this rank. Give each of its "
+                "stages the names that they have in the model."
+            )
+        self._values[name] = tensor
+        self.holdings.append(
+            Holding(
+                spec=TensorSpec(
+                    name=name,
+                    shape=spec.shape,
+                    dtype=spec.dtype,
+                    role=spec.role,
+                    digest=spec.digest,
+                ),
+                stage=stage.index,
+                start=start,
+                size=size,
+                is_buffer=not isinstance(tensor, torch.nn.Parameter),
+                is_copy=spec.name in stage.ties,
+            )
+        )
+
+
+def _digest_here(tensor: torch.Tensor) -> str:
+    """Return a constant's digest; of one that lies on several ranks none has all."""
+    return "" if isinstance(tensor, DTensor) else digest_of(tensor)
+
+
+def box_of(tensor: torch.Tensor) -> Box:
+    """Return where the values that are here start, and how many rows there are."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.dim(), tuple(tensor.shape)
+    size, start = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    if 0 in size:
+        return (0,) * tensor.dim(), (0,) * tensor.dim()
+    return tuple(start), tuple(size)
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values that are here, without a graph."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
+
+
+Table = Sequence[Sequence[Holding]]
+"""What each rank holds, rank by rank."""
+
+
+def model_of(table: Table, *, stages: int) -> ModelSpec:
+    """Return the whole model: stages in order, of each all parameters before buffers.
+
+    Raises:
+        ModelError: ranks disagree, a stage is missing, a tensor has no owner or more
+            than one, or no rank holds some part of it; it is named.
+    """
+    by_stage: list[dict[str, Holding]] = [{} for _ in range(stages)]
+    for rank, holdings in enumerate(table):
+        for each in holdings:
+            known = by_stage[each.stage].setdefault(each.spec.name, each)
+            if known.spec != each.spec:
+                raise ModelError(
+                    f"{each.spec.name!r} is a {each.spec} on rank {rank}, and a "
+                    f"{known.spec} on another rank of the same stage. Build the same "
+                    "model on all of them."
+                )
+    _require_owners(by_stage)
+    _require_whole(table)
+    owned = [each for stage in by_stage for each in stage.values() if not each.is_copy]
+    ordered = sorted(owned, key=lambda each: each.is_buffer)
+    return ModelSpec(tuple(each.spec for each in ordered))
+
+
+class Shares:
+    """Which elements of a fragment each rank holds, and which of them it owns."""
+
+    def __init__(self, table: Table, layout: Layout) -> None:
+        self._by_rank = [{each.spec.name: each for each in rank} for rank in table]
+        self.layout = layout
+        self.owned = cache(self._owned)
+        self.held = cache(self._held)
+        self.owners = cache(self._owners)
+
+    def shared(self, source: int, to: int, fragment: int) -> Ranges:
+        """Return the elements that one rank owns and another holds as well."""
+        theirs = self._by_rank[to]
+        return Ranges.of(
+            runs
+            for tensor, runs in self._runs(source, fragment, owned=True)
+            if tensor.name in theirs
+            and theirs[tensor.name].box == self._by_rank[source][tensor.name].box
+        )
+
+    def part(self, rank: int, fragment: int, *, owned: bool = True) -> FragmentLayout:
+        """Return where each tensor lies in the rank's compact vector of a fragment."""
+        layout = self.layout[fragment]
+        tensors = [
+            TensorSpec(
+                name=tensor.name,
+                shape=(elements,),
+                dtype=tensor.dtype,
+                role=tensor.role,
+            )
+            for tensor, runs in self._runs(rank, fragment, owned=owned)
+            if (elements := int((runs[1] - runs[0]).sum()))
+        ]
+        return FragmentLayout(tuple(tensors), is_buffers=layout.is_buffers)
+
+    def _owners(self, fragment: int) -> list[int | None]:
+        """Return who owns each piece of a fragment; None: several do."""
+        elements, ranks = self.layout[fragment].elements, range(len(self._by_rank))
+        return [
+            self._owner(fragment, first, min(first + STATE_PIECE, elements), ranks)
+            for first in range(0, elements, STATE_PIECE)
+        ]
+
+    def _owner(
+        self, fragment: int, first: int, last: int, ranks: Sequence[int]
+    ) -> int | None:
+        for rank in ranks:
+            size = self.owned(rank, fragment).cut(first, last).size
+            if size:
+                return rank if size == last - first else None
+        return None
+
+    def _owned(self, rank: int, fragment: int) -> Ranges:
+        return Ranges.of(runs for _, runs in self._runs(rank, fragment, owned=True))
+
+    def _held(self, rank: int, fragment: int) -> Ranges:
+        return Ranges.of(runs for _, runs in self._runs(rank, fragment, owned=False))
+
+    def _runs(
+        self, rank: int, fragment: int, *, owned: bool
+    ) -> list[tuple[TensorSpec, Stretches]]:
+        """Return the stretches of each tensor that a rank holds, or owns."""
+        layout, mine = self.layout[fragment], self._by_rank[rank]
+        found = []
+        for index, tensor in enumerate(layout.tensors):
+            if tensor.name not in mine:
+                continue
+            holding, first = mine[tensor.name], layout.offsets[index]
+            if 0 in holding.size:
+                continue
+            runs = box_runs(tensor.shape, holding.start, holding.size, first=first)
+            if owned:
+                between = self._turn(rank, fragment, holding)
+                ours = Ranges(*runs).within(*between)
+                runs = ours.starts, ours.stops
+            found.append((tensor, runs))
+        return found
+
+    def _turn(self, rank: int, fragment: int, holding: Holding) -> tuple[int, int]:
+        """Return between which elements a rank owns what it holds of a tensor."""
+        if holding.is_copy:
+            return 0, 0
+        name, layout = holding.spec.name, self.layout[fragment]
+        replicas = [
+            other
+            for other, held in enumerate(self._by_rank)
+            if name in held and held[name].box == holding.box and not held[name].is_copy
+        ]
+        place, count = replicas.index(rank), len(replicas)
+        if layout.is_buffers:
+            return (0, layout.elements) if place == 0 else (0, 0)
+        # Small fragments have fewer pieces than there are replicas: they take turns.
+        turn = (place - fragment) % count
+        pieces = -(-layout.elements // STATE_PIECE)
+        first, last = -(-turn * pieces // count), -(-(turn + 1) * pieces // count)
+        return first * STATE_PIECE, last * STATE_PIECE
+
+
+def _require_owners(by_stage: Sequence[dict[str, Holding]]) -> None:
+    owner: dict[str, int] = {}
+    for index, stage in enumerate(by_stage):
+        if not stage:
+            raise ModelError(
+                f"No rank holds stage {index} of {len(by_stage)}. Let every stage of "
+                "the pipeline be joined."
+            )
+        for name, each in stage.items():
+            if each.is_copy:
+                continue
+            if name in owner:
+                raise ModelError(
+                    f"{name!r} is in stage {owner[name]} and in stage {index} of the "
+                    "pipeline, and a tensor has one owner. If it is tied, declare it "
+                    f'in one of them: Stage(..., ties={{"name here": {name!r}}}).'
+                )
+            owner[name] = index
+    for index, stage in enumerate(by_stage):
+        for name, each in stage.items():
+            if each.is_copy and name not in owner:
+                raise ModelError(
+                    f"Stage {index} declares that another one owns {name!r}, and none "
+                    "does. Declare it where it is tied to, not where it is owned."
+                )
+
+
+def _require_whole(table: Table) -> None:
+    """Return when the boxes of every tensor are all of it, and every copy is one."""
+    boxes: dict[str, dict[Box, int]] = {}
+    holdings = [each for rank in table for each in rank]
+    for each in holdings:
+        if not each.is_copy:
+            boxes.setdefault(each.spec.name, {})[each.box] = each.elements
+    for each in holdings:
+        name, elements = each.spec.name, math.prod(each.spec.shape)
+        if each.is_copy and each.box not in boxes[name]:
+            raise ModelError(
+                f"{name!r} is cut otherwise where it is tied than where it is owned. "
+                "Shard both stages alike."
+            )
+        if (found := sum(boxes[name].values())) != elements:
+            raise ModelError(
+                f"The ranks hold {found} elements of {name!r}, which has {elements}. "
+                "Let all ranks of its mesh join."
+            )

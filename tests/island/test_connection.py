@@ -1,0 +1,212 @@
+"""An island waits for a coordinator that is not up yet, and for nothing else."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from atoll.clock import SystemClock
+from atoll.coordinator.app import Coordinator, ListenOptions
+from atoll.errors import Refused, Unreachable
+from atoll.http import Request, Response, as_json
+from atoll.island.connection import CoordinatorConnection, connect
+from atoll.island.environment import CredentialPaths
+from atoll.security import Role, make_token, token_file
+from atoll.testing.one_fragment import plain_settings
+from atoll.wire.digests import view_of
+from tests.coordinator.serving import serving
+from tests.http.loopback import listening
+
+
+def surroundings(directory: Path, token: Path | None = None) -> CredentialPaths:
+    """Return those of a user with this token, or with one that nobody knows."""
+    if token is None:
+        token = directory / "token"
+        token.touch(mode=0o600)
+        token.write_text(make_token(Role.ISLAND).reveal())
+    keys = directory / "keys"
+    return CredentialPaths(credentials=directory, keys=keys, token_file=token)
+
+
+def reached(
+    url: str, around: CredentialPaths, *, wait_s: float = 60.0
+) -> CoordinatorConnection:
+    way = connect(
+        url, island="a", surroundings=around, clock=SystemClock(), wait_s=wait_s
+    )
+    with way.leaving():
+        return way
+
+
+@pytest.fixture
+def asked_again(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """Return what was logged of waiting."""
+    caplog.set_level(logging.WARNING, logger="atoll")
+    return lambda: [
+        record.getMessage()
+        for record in caplog.records
+        if "is asked again" in record.getMessage()
+    ]
+
+
+class Told(logging.Handler):
+    """Calls `act` once, when it is logged that a coordinator is not there."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._act: Callable[[], None] | None = act
+
+    def emit(self, record: logging.LogRecord) -> None:
+        act, self._act = self._act, None
+        if act is not None:
+            act()
+
+
+@contextmanager
+def when_it_waits(act: Callable[[], None]) -> Iterator[None]:
+    log, told = logging.getLogger("atoll"), Told(act)
+    log.addHandler(told)
+    try:
+        yield
+    finally:
+        log.removeHandler(told)
+
+
+def test_an_island_may_be_started_before_its_coordinator(
+    tmp_path: Path, asked_again: Callable[[], list[str]]
+) -> None:
+    """It asks until the coordinator listens, and says once that it does."""
+    directory = tmp_path / "run"
+    with serving(directory, plain_settings()) as served:
+        url, run = served.url, served.run
+    port = int(url.rpartition(":")[2])
+    started: list[Coordinator] = []
+
+    def start() -> None:
+        listens = ListenOptions(port=port, has_tls=False)
+        started.append(Coordinator(directory, None, listening=listens))
+        started[0].start()
+
+    around = surroundings(tmp_path, token_file(directory, Role.ISLAND))
+    try:
+        with when_it_waits(start):
+            way = reached(url, around)
+    finally:
+        started[0].close(grace_s=0.2)
+
+    assert way.info.run == run
+    (said,) = asked_again()
+    assert said.startswith(f"{url} is asked again for 60 s: ")
+    assert "refused" in said
+
+
+def test_a_coordinator_behind_something_that_answers_for_it_is_waited_for(
+    tmp_path: Path, asked_again: Callable[[], list[str]]
+) -> None:
+    """503 means not yet; what comes after it counts."""
+    directory = tmp_path / "run"
+    with serving(directory, plain_settings()) as served:
+        info = json.loads(view_of(served._info().body[0]).tobytes())
+    answers = [as_json({}, status=503), as_json({}, status=502), as_json(info)]
+
+    def handle(request: Request) -> Response:
+        return answers.pop(0)
+
+    with listening(handle) as listener:
+        url = "http://{}:{}".format(*listener.address)
+        way = reached(url, surroundings(tmp_path))
+
+    assert way.info.run == info["run"]
+    assert len(asked_again()) == 1
+
+
+def test_who_never_comes_up_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
+    """The error says how long it was asked."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        with pytest.raises(Unreachable, match=r"did not answer.* asked for 0\.5 s"):
+            reached(url, surroundings(tmp_path), wait_s=0.5)
+
+
+def test_a_wrong_token_is_refused_at_once(
+    tmp_path: Path, asked_again: Callable[[], list[str]]
+) -> None:
+    """A coordinator is there, and says no."""
+    with (
+        serving(tmp_path / "run", plain_settings()) as served,
+        pytest.raises(Refused, match="token"),
+    ):
+        reached(served.url, surroundings(tmp_path))
+
+    assert asked_again() == []
+
+
+def test_what_is_no_coordinator_is_refused_at_once(
+    tmp_path: Path, asked_again: Callable[[], list[str]]
+) -> None:
+    """404 is an answer."""
+    with listening(lambda request: as_json({}, status=404)) as listener:
+        url = "http://{}:{}".format(*listener.address)
+        with pytest.raises(Unreachable, match=r"answers 404\. Is a coordinator"):
+            reached(url, surroundings(tmp_path))
+
+    assert asked_again() == []
+
+
+def test_http_where_tls_is_spoken_is_refused_at_once(
+    tmp_path: Path, asked_again: Callable[[], list[str]]
+) -> None:
+    """Nothing that comes up there would help."""
+    with serving(tmp_path / "run", plain_settings(), has_tls=True) as served:
+        url = served.url.replace("https://", "http://")
+        with pytest.raises(Unreachable):
+            reached(url, surroundings(tmp_path))
+
+    assert asked_again() == []
+
+
+def test_a_name_that_nobody_has_is_refused_at_once(
+    tmp_path: Path,
+    asked_again: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The machine's resolver says so; one that cannot say is asked again."""
+
+    def unknown(*words: object, **named: object) -> list[object]:
+        raise socket.gaierror(codes.pop(0), "not known")
+
+    codes = [socket.EAI_NONAME]
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(Unreachable, match="not known"):
+        reached("https://coordinator.example:1", surroundings(tmp_path))
+    assert asked_again() == []
+
+    codes = [socket.EAI_AGAIN, socket.EAI_NONAME]
+    with pytest.raises(Unreachable, match="not known"):
+        reached("https://coordinator.example:1", surroundings(tmp_path))
+    assert len(asked_again()) == 1
+
+
+def test_a_wait_may_be_in_any_thread(tmp_path: Path) -> None:
+    """Nothing of it needs the main one."""
+    failures: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            reached("http://127.0.0.1:1", surroundings(tmp_path), wait_s=0.0)
+        except Unreachable as exc:
+            failures.append(exc)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+
+    assert len(failures) == 1

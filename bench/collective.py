@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import product
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import numpy as np
@@ -79,20 +80,21 @@ def measured(
     folder: Path, ranks: int, mbit: float | None, given: argparse.Namespace
 ) -> tuple[dict[str, float], str]:
     """Return the median seconds of each way, and what was moved."""
-    crew = [_start(_serve, folder / name) for name in (COLLECTIVE, COORDINATOR)]
+    coordinators = [
+        _start(_serve, folder / name) for name in (COLLECTIVE, COORDINATOR)
+    ]
     rate = mbit * 1e6 / 8 if mbit else None
     with ExitStack() as stack:
         links = [
             stack.enter_context(Link(line.recv(), rate_bytes_per_s=rate))
-            for line in crew
+            for _, line in coordinators
         ]
         urls = [f"http://{host}:{port}" for host, port in (x.address for x in links)]
-        lines = [
+        members = [
             _start(_be, folder, rank, ranks, urls, given.elements, given.turns)
             for rank in range(ranks)
         ]
-        told = [line.recv() for line in lines]
-        taken, up = told[0]
+        taken, up = [line.recv() for _, line in members][0]
         rounds, payload = given.turns + WARM_UPS, 2 * given.elements
         said = f"a rank sends {up / payload:.2f} to the others"
         for name, link in zip((COLLECTIVE, COORDINATOR), links, strict=True):
@@ -100,15 +102,20 @@ def measured(
             founding = 4 * payload
             taken_in = (link.bytes_up - founding) / payload / rounds
             said += f"; {name}: its coordinator takes in {taken_in:.2f}"
-    for line in (*crew, *lines):
+    for _, line in (*members, *coordinators):
         line.send("end")
+    for process, _ in (*members, *coordinators):
+        process.join()  # then nothing writes to the folder any more
     return taken, said
 
 
-def _start(target: Callable[..., None], *args: object) -> Connection:
+def _start(
+    target: Callable[..., None], *args: object
+) -> tuple[ForkServerProcess, Connection]:
     here, there = FORKS.Pipe()
-    FORKS.Process(target=target, args=(there, *args), daemon=True).start()
-    return here
+    process = FORKS.Process(target=target, args=(there, *args), daemon=True)
+    process.start()
+    return process, here
 
 
 def _serve(line: Connection, directory: Path) -> None:

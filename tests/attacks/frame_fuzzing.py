@@ -9,11 +9,17 @@ not installed, hypothesis does what it can.
 from __future__ import annotations
 
 import importlib
+import resource
 import sys
 from pathlib import Path
 
+MAX_DATA_BYTES = 2 * 2**30
+
 
 def main() -> None:
+    # libFuzzer's own limit compares the peak of resident memory, which a process
+    # inherits from the one that started it: a large test process would exceed it.
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_DATA_BYTES, MAX_DATA_BYTES))
     atheris = importlib.import_module("atheris")
     with atheris.instrument_imports(include=["atoll.wire"]):
         target = importlib.import_module("tests.attacks.frame_target")

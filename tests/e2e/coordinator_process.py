@@ -16,8 +16,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
-import atoll.coordinator.app
+import atoll.coordinator.directory
 from atoll import RunSettings, kernels
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.disk import Data, SystemDisk
@@ -116,7 +117,8 @@ def main() -> None:
     said = parser.parse_args()
     DyingDisk.dies_at = said.dies_at
     DyingDisk.note = said.directory.with_suffix(".changes")
-    atoll.coordinator.app.SystemDisk = DyingDisk  # type: ignore[attr-defined]
+    # `patch.object` fails if the module does not open disks by this name any more.
+    mock.patch.object(atoll.coordinator.directory, "SystemDisk", DyingDisk).start()
     kernels.use("numpy")  # starts at once
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())

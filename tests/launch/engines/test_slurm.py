@@ -253,25 +253,68 @@ def test_whom_slurm_told_to_go_is_over_by_its_word(
     word: str, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A preempted island whose leader has ended is not over: it may come back."""
-    place = tmp_path / "place"
-    place.mkdir()
-    files = IslandFiles(place, 0)
-    files.make()
-    left = Report(index=0, name="a-0", state=State.CANCELLED, exit_code=0)
-    files.write_state(left, life=0)
-    requeues = int(word == "PENDING")
-    said = f"JobId=7 ArrayTaskId=0 JobName=a JobState={word} Restarts={requeues}"
-    for program in PROGRAMS:
-        (tmp_path / program).write_text(f"#!/bin/sh\necho '{said}'\n")
-        (tmp_path / program).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    reference = {"job": 7, "directory": str(place)}
-    handle = Handle(
-        id="a", engine="slurm", run="/r", name="a", num_islands=1, reference=reference
+    handle = _island_that_slurm_cancelled(tmp_path)
+    _fake_programs(
+        tmp_path, monkeypatch, f"JobState={word} Restarts={int(word == 'PENDING')}"
     )
     (report,) = open_launcher("slurm").poll(handle)
 
     assert report.state is state
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        "JobState=RUNNING Restarts=0",
+        "JobState=COMPLETING Restarts=1",
+        "JobState=PENDING,COMPLETING Restarts=1",
+        "JobState=REQUEUED Restarts=1",
+        "JobState=PENDING Restarts=1 Reason=BeginTime",
+        "JobState=RESV_DEL_HOLD Restarts=1",
+        "JobState=CONFIGURING Restarts=1",
+        "JobState=FAILED,REQUEUED Restarts=0 ExitCode=1:0",
+        "JobState=RUNNING Restarts=1",
+    ],
+)
+def test_a_poll_during_a_requeue_keeps_the_secrets(
+    record: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The secrets remain in every state from which Slurm starts the task again."""
+    handle = _island_that_slurm_cancelled(tmp_path)
+    secrets = Path(handle.reference["directory"]) / "secrets.json"
+    replace_private(secrets, b"{}")
+    _fake_programs(tmp_path, monkeypatch, record)
+    open_launcher("slurm").poll(handle)
+
+    assert secrets.exists()
+    _fake_programs(tmp_path, monkeypatch, "JobState=FAILED Restarts=1 ExitCode=1:0")
+    open_launcher("slurm").poll(handle)
+    assert not secrets.exists()
+
+
+def _island_that_slurm_cancelled(tmp_path: Path) -> Handle:
+    """Return the handle of an island whose first leader has received SIGTERM."""
+    directory = tmp_path / "launch"
+    directory.mkdir()
+    files = IslandFiles(directory, 0)
+    files.make()
+    report = Report(index=0, name="a-0", state=State.CANCELLED, exit_code=0)
+    files.write_state(report, life=0)
+    reference = {"job": 7, "directory": str(directory)}
+    return Handle(
+        id="a", engine="slurm", run="/r", name="a", num_islands=1, reference=reference
+    )
+
+
+def _fake_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str
+) -> None:
+    """Put programs in front that print one record of the job."""
+    line = f"JobId=7 ArrayTaskId=0 JobName=a {record}"
+    for program in PROGRAMS:
+        (tmp_path / program).write_text(f"#!/bin/sh\necho '{line}'\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
 
 def test_a_plan_is_what_sbatch_takes(
@@ -362,9 +405,17 @@ def _until(is_so: Callable[[], object]) -> None:
 
 
 def _begin_now(cluster: Cluster, stage: LaunchStage, handle: Handle, task: str) -> None:
-    """Spare the two minutes that Slurm waits before it starts a job again."""
+    """Spare the two minutes that Slurm waits before it starts a job again.
+
+    A node refuses a job whose credential is not newer than the revocation of the last
+    one, in whole seconds: then Slurm ends the job as FAILED with exit code 1, without
+    having started the batch script.
+    """
     until_s = time.monotonic() + stage.wait_s
     while "JobState=PENDING" not in cluster.tell("scontrol", "show", "job", task):
         assert time.monotonic() < until_s
         time.sleep(0.2)
+    revoked_by_s = int(time.time())
+    while int(time.time()) == revoked_by_s:
+        time.sleep(0.05)
     cluster.tell("scontrol", "update", f"JobId={task}", "StartTime=now")

@@ -13,7 +13,7 @@ from atoll.exchange.calls import Call, Reply
 from atoll.exchange.over_http import HttpLine
 from atoll.protocol import Heartbeat, HeldRound, JoinReply
 from atoll.security import Role
-from atoll.testing.one_fragment import enter, update_of
+from atoll.testing.fixtures import enter, update_of
 from tests.coordinator.apart import Apart
 from tests.coordinator.serving import asking
 from tests.http.loopback import PATIENCE_S

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from tests.coordinator.apart import Apart, serving_apart
 
 Serve = Callable[..., Apart]

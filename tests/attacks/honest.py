@@ -14,7 +14,7 @@ from atoll.exchange.over_http import HttpLine
 from atoll.http import HttpClient
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest, ModelSpec, Reception
-from atoll.testing.one_fragment import OUTER
+from atoll.testing.fixtures import OUTER
 from atoll.weights import FragmentState
 from atoll.wire import FrameKind, Header, with_body
 from tests.coordinator.apart import Apart

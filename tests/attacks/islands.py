@@ -10,7 +10,7 @@ from typing import Any
 from atoll.exchange import CoordinatorExchange, Outcome
 from atoll.protocol import JoinReply
 from atoll.security import Role
-from atoll.testing.one_fragment import enter, update_of
+from atoll.testing.fixtures import enter, update_of
 from atoll.wire import Roster
 from tests.coordinator.apart import Apart
 from tests.coordinator.serving import asking

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from atoll.security import Role
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from tests.attacks.conftest import Serve
 from tests.attacks.honest import take_part
 from tests.coordinator.apart import Apart, serving_apart

@@ -23,7 +23,7 @@ from atoll.exchange.calls import (
 from atoll.exchange.over_http import HttpLine
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from atoll.wire import FrameKind
 from tests.attacks.conftest import Serve
 from tests.coordinator.apart import serving_apart

@@ -10,7 +10,7 @@ import pytest
 from atoll.exchange import CoordinatorExchange
 from atoll.protocol import Heartbeat, Stats
 from atoll.telemetry import render_status
-from atoll.testing.one_fragment import enter, plain_settings
+from atoll.testing.fixtures import enter, plain_settings
 from tests.coordinator.serving import line_to, serving
 from tests.island.scripted import ISLAND, ScriptedRun
 from tests.torch.runs import Weights, join_exchange, settings_of, sgd, train

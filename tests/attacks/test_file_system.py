@@ -21,7 +21,7 @@ from atoll.errors import DiskError
 from atoll.exchange import CoordinatorExchange, Outcome
 from atoll.exchange.calls import OutcomeCall, PublishCall
 from atoll.security import Role, run_tokens
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from tests.coordinator.large import found, update
 from tests.coordinator.serving import line_to, serving
 

@@ -15,7 +15,7 @@ from atoll.errors import Refused
 from atoll.exchange.calls import HeartbeatCall, JoinCall
 from atoll.protocol import HeldRound, JoinRequest
 from atoll.protocol.membership import LEASE_S
-from atoll.testing.one_fragment import MODEL, plain_settings
+from atoll.testing.fixtures import MODEL, plain_settings
 from tests.attacks.actors import Actor, acting, redirected, status_of
 from tests.attacks.conftest import Serve
 from tests.coordinator.apart import serving_apart

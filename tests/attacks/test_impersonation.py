@@ -36,7 +36,7 @@ from atoll.exchange.calls import (
 )
 from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest
 from atoll.protocol.membership import LEASE_S
-from atoll.testing.one_fragment import (
+from atoll.testing.fixtures import (
     MODEL,
     OUTER,
     anchor_of,

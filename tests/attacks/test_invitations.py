@@ -10,7 +10,7 @@ import pytest
 
 from atoll.security import Role
 from atoll.security.tokens import MAX_WRONG
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from tests.coordinator.apart import Apart, serving_apart
 from tests.coordinator.serving import asking
 

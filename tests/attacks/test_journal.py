@@ -17,7 +17,7 @@ from atoll.disk import SystemDisk
 from atoll.errors import CorruptError
 from atoll.journal import Journal
 from atoll.journal.log import ENTRY_BYTES
-from atoll.testing.one_fragment import enter, outcome_of, plain_settings, update_of
+from atoll.testing.fixtures import enter, outcome_of, plain_settings, update_of
 from tests.cli.runs import ended, started
 from tests.coordinator.serving import Islands, serving
 

@@ -16,7 +16,7 @@ from atoll.exchange.api import BodyKind, to_request
 from atoll.exchange.calls import JoinCall
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinRequest
-from atoll.testing.one_fragment import OUTER
+from atoll.testing.fixtures import OUTER
 from atoll.wire import PIECE_ELEMENTS, FrameKind, Header, blake3_digest, pack
 from atoll.wire.digests import view_of
 from tests.attacks.conftest import Serve

@@ -17,7 +17,7 @@ from atoll.protocol import JoinReply, JoinRequest
 from atoll.protocol.join_leave import MAX_IDLE_NAMES
 from atoll.protocol.membership import LEASE_S
 from atoll.settings.sections import DEFAULT_ISLANDS
-from atoll.testing.one_fragment import MODEL, OUTER, enter, plain_settings
+from atoll.testing.fixtures import MODEL, OUTER, enter, plain_settings
 from atoll.weights import FragmentState
 from atoll.wire import FrameKind, Header, with_body
 from tests.attacks.conftest import Serve

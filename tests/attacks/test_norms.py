@@ -10,7 +10,8 @@ import pytest
 from atoll.errors import CorruptError, Refused
 from atoll.exchange import Frame
 from atoll.store import MemoryStore
-from atoll.testing.one_fragment import (
+from atoll.testing.fixtures import (
+    StoreRun,
     anchor_of,
     enter,
     plain_settings,
@@ -18,7 +19,6 @@ from atoll.testing.one_fragment import (
     update_of,
     verdicts_of,
 )
-from atoll.testing.store_runs import StoreRun
 from atoll.weights import FragmentState
 from atoll.wire import MOMENTS, OuterValues, Verdict
 from tests.attacks.conftest import Serve

@@ -16,8 +16,7 @@ from atoll.exchange.bucket.documents import fetch, packed
 from atoll.exchange.calls import HeartbeatCall, JoinCall
 from atoll.protocol import Heartbeat, HeldRound, JoinRequest, Stats
 from atoll.store import MemoryStore
-from atoll.testing.one_fragment import MODEL, anchor_of, enter, plain_settings
-from atoll.testing.store_runs import StoreRun
+from atoll.testing.fixtures import MODEL, StoreRun, anchor_of, enter, plain_settings
 from atoll.wire import FrameKind, TrainingProgress, Verdict
 from tests.attacks.conftest import Serve
 from tests.attacks.islands import islands_of, status_of

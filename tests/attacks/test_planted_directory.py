@@ -13,7 +13,7 @@ from atoll.errors import UsageError
 from atoll.island.identity import island_key
 from atoll.security import Credentials, Role, make_token, read_token, token_file
 from atoll.security.private_files import private_directory, read_private
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 
 STRANGER = 12345
 

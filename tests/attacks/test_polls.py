@@ -13,7 +13,7 @@ from atoll.exchange.api import to_request
 from atoll.exchange.calls import OutcomeCall
 from atoll.exchange.over_http import HttpLine
 from atoll.protocol import Heartbeat, JoinReply
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from tests.attacks.conftest import Serve
 from tests.attacks.honest import enter, honest_line, take_part
 from tests.attacks.test_connections import status_of, wait_until

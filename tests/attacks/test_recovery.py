@@ -24,7 +24,7 @@ from atoll.exchange.calls import (
     RecoverCall,
 )
 from atoll.protocol import HeldRound, Position
-from atoll.testing.one_fragment import OUTER, plain_settings, update_of
+from atoll.testing.fixtures import OUTER, plain_settings, update_of
 from atoll.weights import FragmentState
 from tests.attacks.actors import Actor, acting, events_of, redirected, status_of
 from tests.attacks.conftest import Serve

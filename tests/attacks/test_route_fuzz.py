@@ -40,7 +40,7 @@ from atoll.exchange.calls import (
 )
 from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest, Stats
 from atoll.security import Role
-from atoll.testing.one_fragment import (
+from atoll.testing.fixtures import (
     MODEL,
     OUTER,
     anchor_of,

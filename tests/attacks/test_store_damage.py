@@ -27,10 +27,17 @@ from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import PastAnchors, States
 from atoll.protocol import Heartbeat, HeldRound, JoinReply, TensorSpec
 from atoll.simulate import FaultPlan, simulate
-from atoll.simulate.trace import TraceEvent
+from atoll.simulate.scheduler import TraceEvent
 from atoll.store import FileStore, MemoryStore, Store
-from atoll.testing.one_fragment import MODEL, OUTER, enter, plain_settings, update_of
-from atoll.testing.store_runs import StoreRun, WaitingTime
+from atoll.testing.fixtures import (
+    MODEL,
+    OUTER,
+    StoreRun,
+    WaitingTime,
+    enter,
+    plain_settings,
+    update_of,
+)
 from atoll.weights import FragmentState
 from atoll.wire import pack, verify_body
 

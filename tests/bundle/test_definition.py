@@ -13,7 +13,7 @@ from atoll.bundle.directory import load_factory
 from atoll.errors import SettingsError, UsageError
 from atoll.exchange.api import model_fingerprint
 from atoll.settings import RunSettings
-from atoll.testing.one_fragment import MODEL
+from atoll.testing.fixtures import MODEL
 from tests.bundle.samples import PLAIN, WITH_CODE, a_bundle, written
 
 

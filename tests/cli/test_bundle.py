@@ -23,7 +23,7 @@ from atoll.island.environment import surroundings_from_environment
 from atoll.protocol import JoinRequest
 from atoll.security import Credentials, Role, token_file
 from atoll.store import open_store
-from atoll.testing.one_fragment import MODEL, enter, plain_settings
+from atoll.testing.fixtures import MODEL, enter, plain_settings
 from tests.bundle.samples import PLAIN, WITH_CODE, a_bundle, written
 from tests.cli.runs import CODE, as_user, atoll, environment, run
 from tests.coordinator.serving import Islands, asking, serving

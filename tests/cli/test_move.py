@@ -16,7 +16,7 @@ from atoll.island.environment import surroundings_from_environment
 from atoll.launch.code import fetch_code, pack_code, ship_code
 from atoll.security import Credentials, Role, token_file
 from atoll.store import open_store
-from atoll.testing.one_fragment import enter, plain_settings
+from atoll.testing.fixtures import enter, plain_settings
 from tests.cli.runs import as_user, run
 from tests.cli.stores import made
 from tests.coordinator.serving import Islands, asking, serving

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from tests.coordinator.scene import Scene, opened
 
 

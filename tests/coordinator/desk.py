@@ -14,7 +14,7 @@ from atoll.exchange import Frame
 from atoll.exchange.calls import FoundCall, JoinCall, PublishCall
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.simulate import SimDisk
-from atoll.testing.one_fragment import MODEL, OUTER, plain_settings
+from atoll.testing.fixtures import MODEL, OUTER, plain_settings
 from atoll.weights import FragmentState
 from atoll.wire import FrameKind, Header, with_body
 

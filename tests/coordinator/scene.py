@@ -15,7 +15,7 @@ from atoll.exchange import Exchange, Frame
 from atoll.exchange.calls import JoinCall, PublishCall
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest
 from atoll.settings import RunSettings
-from atoll.testing.one_fragment import MODEL, anchor_of, enter, update_of
+from atoll.testing.fixtures import MODEL, anchor_of, enter, update_of
 from atoll.wire import pack
 from tests.coordinator.serving import Islands, calling, picture, serving
 from tests.http.loopback import Heard

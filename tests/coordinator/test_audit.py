@@ -10,7 +10,7 @@ from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.http import HttpClient
 from atoll.security import Role, authorization, read_token, token_file
 from atoll.telemetry import EVENTS
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 
 SOURCE = Path(atoll.__file__).parent
 

@@ -13,7 +13,7 @@ import pytest
 
 from atoll.exchange import Frame
 from atoll.exchange.calls import OfferCall, PublishCall
-from atoll.testing.one_fragment import anchor_of, outcome_of, update_of
+from atoll.testing.fixtures import anchor_of, outcome_of, update_of
 from atoll.wire import FrameKind, pack, with_body
 from tests.coordinator.scene import (
     FRAME,

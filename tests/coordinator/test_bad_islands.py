@@ -22,7 +22,7 @@ from atoll.protocol.events import Leave
 from atoll.security import Role, make_token
 from atoll.settings import RunSettings
 from atoll.testing import VectorView
-from atoll.testing.one_fragment import (
+from atoll.testing.fixtures import (
     MODEL,
     anchor_of,
     enter,

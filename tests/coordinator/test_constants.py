@@ -15,7 +15,7 @@ from atoll.exchange import CoordinatorExchange
 from atoll.exchange.base import PART_BYTES
 from atoll.exchange.calls import KeepCall
 from atoll.security import Role
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from tests.coordinator.serving import asking, calling, line_to, picture, serving
 from tests.exchange.constant_samples import (
     BASE,

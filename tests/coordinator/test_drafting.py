@@ -16,7 +16,7 @@ from atoll.exchange import Frame
 from atoll.exchange.calls import HeartbeatCall, JoinCall
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position, Reception
 from atoll.simulate import SimDisk
-from atoll.testing.one_fragment import MODEL, plain_settings
+from atoll.testing.fixtures import MODEL, plain_settings
 from atoll.wire import FrameKind
 from tests.coordinator.apart import StillClock
 from tests.coordinator.desk import join, update

@@ -26,7 +26,7 @@ from atoll.exchange.calls import JoinCall, StateCall
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.settings import RunSettings
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from tests.coordinator.apart import serving_apart
 from tests.coordinator.serving import line_to, serving
 

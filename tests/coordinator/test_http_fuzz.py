@@ -35,7 +35,7 @@ from atoll.exchange.calls import (
 from atoll.protocol import Heartbeat, JoinRequest, Stats
 from atoll.security import ROUTES as ALL_ROUTES
 from atoll.security import Requirement, Role, route_of
-from atoll.testing.one_fragment import MODEL, enter, plain_settings, update_of
+from atoll.testing.fixtures import MODEL, enter, plain_settings, update_of
 from tests.bundle.samples import a_bundle
 from tests.coordinator.nearly import Asking, nearly, of_call, of_operator
 from tests.coordinator.serving import (

@@ -22,7 +22,7 @@ from atoll.exchange.calls import OutcomeCall, PublishCall
 from atoll.exchange.over_http import HttpLine
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest, Reception
-from atoll.testing.one_fragment import OUTER
+from atoll.testing.fixtures import OUTER
 from atoll.wire import PIECE_ELEMENTS, FrameKind, Header, pack
 from tests.coordinator.apart import Apart, serving_apart
 from tests.coordinator.large import found, update

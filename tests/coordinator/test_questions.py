@@ -8,7 +8,7 @@ from atoll.exchange.calls import OutcomeCall, Reply
 from atoll.protocol import Heartbeat, JoinReply
 from atoll.settings import RunSettings
 from atoll.simulate import SimDisk
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from tests.coordinator.desk import join
 
 ROUND = 5

@@ -22,7 +22,7 @@ from atoll.simulate import SimDisk
 from atoll.telemetry import (
     EventBus,
 )
-from atoll.testing.one_fragment import MODEL
+from atoll.testing.fixtures import MODEL
 from tests.coordinator.desk import anchor, coordinator, update
 
 ROUNDS = RECENT + 3

@@ -29,8 +29,10 @@ from atoll.protocol.rounds import Phase
 from atoll.simulate import SimDisk
 from atoll.simulate.scheduler import ProcessDead
 from atoll.store import MemoryStore
-from atoll.testing.one_fragment import (
+from atoll.testing.fixtures import (
     MODEL,
+    Unhurried,
+    WaitingTime,
     anchor_of,
     enter,
     outcome_of,
@@ -38,7 +40,6 @@ from atoll.testing.one_fragment import (
     update_of,
     verdicts_of,
 )
-from atoll.testing.store_runs import Unhurried, WaitingTime
 from atoll.wire import FrameKind
 from tests.exchange.test_contract import DirectLine
 from tests.journal.runs import view

@@ -29,7 +29,7 @@ from atoll.protocol import (
 )
 from atoll.protocol.events import Leave, PauseRequested, SettingsChanged, StopRequested
 from atoll.simulate import ProcessDead, SimDisk
-from atoll.testing.one_fragment import MODEL, plain_settings
+from atoll.testing.fixtures import MODEL, plain_settings
 from atoll.wire import FrameKind, Verdict, with_body
 from tests.coordinator.desk import anchor, founding, join, update
 

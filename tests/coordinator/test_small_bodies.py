@@ -11,7 +11,7 @@ import pytest
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest
-from atoll.testing.one_fragment import OUTER, plain_settings
+from atoll.testing.fixtures import OUTER, plain_settings
 from atoll.weights import FragmentState
 from atoll.wire import FrameKind, Header, with_body
 from tests.coordinator.serving import Islands, serving

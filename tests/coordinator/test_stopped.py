@@ -6,7 +6,7 @@ from pathlib import Path
 
 from atoll.coordinator.app import Coordinator
 from atoll.protocol.events import StopRequested
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from tests.coordinator.serving import serving
 
 

@@ -10,7 +10,7 @@ from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest
 from atoll.protocol.events import CloseRound, Leave
 from atoll.protocol.membership import LEASE_S
 from atoll.simulate import SimDisk
-from atoll.testing.one_fragment import MODEL, plain_settings
+from atoll.testing.fixtures import MODEL, plain_settings
 from tests.coordinator.desk import join, update
 
 

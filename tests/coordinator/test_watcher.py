@@ -15,7 +15,7 @@ from atoll.telemetry import (
     EventBus,
     render_status,
 )
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from tests.coordinator.desk import join, update
 
 

@@ -9,8 +9,8 @@ import numpy as np
 from atoll.exchange import Exchange, Frame
 from atoll.exchange.base import KeepingExchange, in_parts
 from atoll.protocol import JoinReply, JoinRequest, ModelSpec, TensorSpec
-from atoll.testing.one_fragment import MODEL as TRAINED
-from atoll.testing.one_fragment import OUTER
+from atoll.testing.fixtures import MODEL as TRAINED
+from atoll.testing.fixtures import OUTER
 from atoll.weights import FragmentState
 from atoll.wire import blake3_digest
 

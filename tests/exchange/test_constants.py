@@ -21,7 +21,7 @@ from atoll.exchange.bucket.large_objects import (
 )
 from atoll.simulate import SimDisk
 from atoll.store import MemoryStore
-from atoll.testing.one_fragment import enter, plain_settings
+from atoll.testing.fixtures import enter, plain_settings
 from tests.exchange.bucket.test_attacks import Beach
 from tests.exchange.constant_samples import (
     BASE,

@@ -17,7 +17,7 @@ from atoll.testing.exchange_contract import (
     Claim,
     a_round_closes_when_every_member_has_published,
 )
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 
 EACH_CLAIM = pytest.mark.parametrize(
     "claim", EXCHANGE_CLAIMS, ids=lambda claim: claim.__name__

@@ -44,15 +44,16 @@ from atoll.simulate import SimDisk
 from atoll.store import MemoryStore, Store
 from atoll.testing import EXCHANGE_CLAIMS
 from atoll.testing.exchange_contract import Attach, Claim
-from atoll.testing.one_fragment import (
+from atoll.testing.fixtures import (
     MODEL,
+    Unhurried,
+    WaitingTime,
     anchor_of,
     enter,
     plain_settings,
     verdicts_of,
 )
-from atoll.testing.one_fragment import update_of as an_update
-from atoll.testing.store_runs import Unhurried, WaitingTime
+from atoll.testing.fixtures import update_of as an_update
 from atoll.wire import FrameKind
 from tests.exchange.test_contract import DirectLine, at_a_coordinator
 

@@ -20,7 +20,7 @@ from atoll.protocol import (
     Reception,
     Stats,
 )
-from atoll.testing.one_fragment import anchor_of, enter, update_of
+from atoll.testing.fixtures import anchor_of, enter, update_of
 from tests.exchange.test_contract import DirectLine
 from tests.exchange.test_following import Journey, beat, begun
 

@@ -13,10 +13,10 @@ from atoll.errors import CorruptError, LeaseLost, ModelError, Refused, UsageErro
 from atoll.exchange import Frame, MemoryRun
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest
 from atoll.testing import vector_model
-from atoll.testing.one_fragment import MODEL, OUTER
-from atoll.testing.one_fragment import anchor_of as anchor
-from atoll.testing.one_fragment import enter as join
-from atoll.testing.one_fragment import update_of as update
+from atoll.testing.fixtures import MODEL, OUTER
+from atoll.testing.fixtures import anchor_of as anchor
+from atoll.testing.fixtures import enter as join
+from atoll.testing.fixtures import update_of as update
 from atoll.weights import FragmentState
 from atoll.wire import FrameKind, TrainingProgress, Verdict, codec, with_body
 

@@ -17,7 +17,7 @@ from atoll.exchange.calls import StateCall
 from atoll.exchange.over_http import HttpLine
 from atoll.http import Download, HttpClient, HttpReply, download
 from atoll.testing import Link
-from atoll.testing.one_fragment import outcome_of, plain_settings
+from atoll.testing.fixtures import outcome_of, plain_settings
 from atoll.wire import verify_body
 from tests.coordinator.large import found, update
 from tests.coordinator.serving import address_of, bearer, line_to, serving

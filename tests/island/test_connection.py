@@ -19,7 +19,7 @@ from atoll.http import Request, Response, as_json
 from atoll.island.connection import CoordinatorConnection, connect
 from atoll.island.environment import CredentialPaths
 from atoll.security import Role, make_token, token_file
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from atoll.wire.digests import view_of
 from tests.coordinator.serving import serving
 from tests.http.loopback import listening

@@ -14,7 +14,7 @@ from atoll.coordinator.app import Coordinator
 from atoll.island.connection import LEAVE_S
 from atoll.security import Role, token_file
 from atoll.testing import Link
-from atoll.testing.one_fragment import plain_settings
+from atoll.testing.fixtures import plain_settings
 from tests.coordinator.serving import address_of, serving
 
 ROOT = Path(__file__).parents[2]

@@ -21,20 +21,13 @@ from atoll.simulate import (
     SimWorld,
 )
 from atoll.simulate.invariants import ALL, Invariant
-from atoll.simulate.invariants.bounds import (
+from atoll.simulate.invariants.claims import CommittedRound, History, Report, RoundCheck
+from atoll.simulate.invariants.incarnation import check_unconfirmed
+from atoll.simulate.invariants.watch import (
     EveryoneCounts,
     check_bytes,
-    check_unconfirmed,
     longest_silence_s,
     most_bytes_in_flight,
-)
-from atoll.simulate.invariants.claims import Report
-from atoll.simulate.invariants.history import (
-    CommittedRound,
-    History,
-)
-from atoll.simulate.invariants.watch import (
-    RoundCheck,
 )
 from atoll.simulate.run import MODEL, simulate
 from atoll.weights import FragmentState, lay_out

@@ -14,7 +14,8 @@ from atoll import RunSettings
 from atoll.exchange.bucket.exchange import UpdatePublisher
 from atoll.simulate import FaultPlan, simulate
 from atoll.simulate.run import PlannedDeparture, Simulated
-from atoll.simulate.trace import CommitTrace, TraceEvent
+from atoll.simulate.scheduler import TraceEvent
+from atoll.simulate.story import CommitTrace
 from atoll.simulate.trials import ISLANDS, STORE_ROUNDS, main, store_storm, store_trial
 from tests.simulate.planted import replaced
 

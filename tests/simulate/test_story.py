@@ -15,6 +15,7 @@ from atoll.simulate import report as page
 from atoll.simulate import story as wording
 from atoll.simulate.report import Page, table, wrap
 from atoll.simulate.story import (
+    CommitTrace,
     Narrator,
     StoryEntry,
     Tone,
@@ -22,9 +23,6 @@ from atoll.simulate.story import (
     describe_start,
     fault_kinds,
     lasts_s,
-)
-from atoll.simulate.trace import (
-    CommitTrace,
 )
 
 ISLANDS = ("i0", "i1", "i2")

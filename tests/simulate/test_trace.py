@@ -29,9 +29,7 @@ from atoll.simulate.process import (
     SimProcess,
 )
 from atoll.simulate.run import simulate
-from atoll.simulate.trace import (
-    CommitTrace,
-)
+from atoll.simulate.story import CommitTrace
 
 NAMES = [f"i{number}" for number in range(4)]
 ROUNDS = 6

@@ -52,9 +52,14 @@ OWN_MODULES = {
     "atoll.kernels.with_numba.outer": "listed for `kernels.active`",
     "atoll.kernels.with_numba.squares": "listed for `kernels.active`",
     "atoll.kernels.with_numba.topk": "listed for `kernels.active`",
+    "atoll.simulate.disk": "adapter of the port Disk: files in memory, power cuts",
+    "atoll.simulate.invariants.bucket": "referee of a run that a bucket decides",
+    "atoll.simulate.invariants.coordinator": "referee of a run with a coordinator",
+    "atoll.simulate.report": "output of `atoll simulate`; the verb only prints it",
     "atoll.store.fsspec": "adapter of fsspec",
     "atoll.store.obstore": "adapter of obstore",
     "atoll.telemetry.tensorboard": "adapter of TensorBoard",
+    "atoll.testing.link_flow": "streams and their pace; `link` has port and thread",
 }
 """Modules with one importer that stay modules, with the reason."""
 

@@ -22,11 +22,9 @@ if TYPE_CHECKING:  # the simulator needs greenlet, which may not be installed
         PageLine,
     )
     from atoll.simulate.run import Simulated
+    from atoll.simulate.scheduler import TraceEvent
     from atoll.simulate.setup import Setup
     from atoll.simulate.story import Narrator
-    from atoll.simulate.trace import (
-        TraceEvent,
-    )
 
 MAX_ISLANDS, MAX_ROUNDS, MAX_SEED = 1024, 10_000, 2**63 - 1
 

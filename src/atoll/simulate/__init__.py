@@ -4,8 +4,6 @@ Does not know what the processes compute, nor what must hold of it.
 Start reading at `scheduler.Scheduler`, then `world.World` and `plan.FaultPlan`.
 """
 
-from atoll.simulate.apply import Armed, apply
-from atoll.simulate.clock import SimClock
 from atoll.simulate.disk import SimDisk
 from atoll.simulate.network import (
     Latency,
@@ -15,6 +13,7 @@ from atoll.simulate.network import (
 )
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.process import (
+    SimClock,
     SimProcess,
 )
 from atoll.simulate.run import Simulated, simulate
@@ -23,15 +22,14 @@ from atoll.simulate.scheduler import (
     ProcessDead,
     ProcessFailed,
     Scheduler,
-)
-from atoll.simulate.shrink import as_python, as_test, shrink
-from atoll.simulate.storms import random_plan
-from atoll.simulate.trace import (
     TraceEvent,
     timeline,
 )
+from atoll.simulate.storms import as_python, as_test, random_plan, shrink
 from atoll.simulate.world import (
+    Armed,
     SimWorld,
+    apply,
 )
 
 __all__ = [

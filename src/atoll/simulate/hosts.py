@@ -37,9 +37,7 @@ from atoll.simulate.scheduler import (
     Scheduler,
 )
 from atoll.simulate.storms import COORDINATOR
-from atoll.simulate.trace import (
-    CommitTrace,
-)
+from atoll.simulate.story import CommitTrace
 from atoll.simulate.world import (
     SimWorld,
 )

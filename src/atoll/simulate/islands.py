@@ -22,9 +22,7 @@ from atoll.simulate.hosts import (
 from atoll.simulate.invariants import (
     InvariantWatch,
 )
-from atoll.simulate.invariants.watch import (
-    WatchedPorts,
-)
+from atoll.simulate.invariants.watch import WatchedPorts
 from atoll.simulate.network import Latency
 from atoll.simulate.process import (
     SimProcess,

@@ -16,17 +16,14 @@ from typing import Any, NamedTuple
 from atoll.settings import RunSettings
 from atoll.simulate.run import LIMIT_S, Simulated
 from atoll.simulate.setup import Setup
-from atoll.simulate.shrink import as_test
-from atoll.simulate.storms import COORDINATOR
+from atoll.simulate.storms import COORDINATOR, as_test
 from atoll.simulate.story import (
+    CommitTrace,
     IslandTally,
     StoryEntry,
     Tone,
     fault_kinds,
     few,
-)
-from atoll.simulate.trace import (
-    CommitTrace,
 )
 
 MAX_DEATHS = 8

@@ -21,10 +21,8 @@ from atoll.exchange.bucket.exchange import TRIES
 from atoll.exchange.bucket.view import LEASE_S as BUCKET_LEASE_S
 from atoll.protocol.membership import LEASE_S
 from atoll.settings import RunSettings
-from atoll.simulate.apply import Armed, apply
 from atoll.simulate.hosts import CoordinatorHost, GreenletTiming, SimLine
 from atoll.simulate.invariants import InvariantWatch, Violation
-from atoll.simulate.invariants.bounds import longest_silence_s, longest_wait_s
 from atoll.simulate.invariants.bucket import (
     BucketReferee,
     WatchedExchange,
@@ -33,7 +31,12 @@ from atoll.simulate.invariants.bucket import (
 from atoll.simulate.invariants.claims import ISLANDS_GO_ON
 from atoll.simulate.invariants.coordinator import CoordinatorReferee
 from atoll.simulate.invariants.incarnation import WatchedLine
-from atoll.simulate.invariants.watch import Referee, WatchedPorts
+from atoll.simulate.invariants.watch import (
+    Referee,
+    WatchedPorts,
+    longest_silence_s,
+    longest_wait_s,
+)
 from atoll.simulate.islands import (
     MODEL,
     STEP_S,
@@ -47,10 +50,9 @@ from atoll.simulate.islands import (
 )
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.process import SimProcess
-from atoll.simulate.scheduler import ProcessFailed
+from atoll.simulate.scheduler import ProcessFailed, TraceEvent
 from atoll.simulate.store import Bucket, SimStore
-from atoll.simulate.trace import TraceEvent
-from atoll.simulate.world import SimWorld
+from atoll.simulate.world import Armed, SimWorld, apply
 from atoll.store import RetryingStore
 from atoll.weights import lay_out
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from greenlet import (  # type: ignore[import-untyped]  # it ships no types
     getcurrent,
@@ -25,9 +25,6 @@ from greenlet import (  # type: ignore[import-untyped]  # it ships no types
 )
 
 from atoll.errors import UsageError
-from atoll.simulate.trace import (
-    TraceEvent,
-)
 
 
 class ProcessDead(BaseException):
@@ -487,3 +484,22 @@ class GreenletFuture(Generic[T]):
                 self._scheduler.cancel(timer)
             self._scheduler.push(self._scheduler.now_s, strand.resume, strand.life)
         self._waiters.clear()
+
+
+class TraceEvent(NamedTuple):
+    """One line of a timeline."""
+
+    at_s: float
+    who: str
+    what: str
+    about: str = ""
+
+
+def timeline(happenings: Iterable[TraceEvent]) -> Iterator[str]:
+    """Yield one line of text for each happening.
+
+    >>> print(*timeline([TraceEvent(1.5, "i2", "crash", "incarnation 1")]))
+         1.500000 s  i2            crash      incarnation 1
+    """
+    for at_s, who, what, about in happenings:
+        yield f"{at_s:13.6f} s  {who:12}  {what:10} {about}".rstrip()

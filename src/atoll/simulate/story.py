@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from atoll.simulate.faults import (
     ClockDrift,
@@ -38,10 +39,7 @@ from atoll.simulate.faults import (
 )
 from atoll.simulate.network import ARROW
 from atoll.simulate.plan import FaultPlan
-from atoll.simulate.trace import (
-    CommitTrace,
-    TraceEvent,
-)
+from atoll.simulate.scheduler import TraceEvent
 
 
 class Tone(StrEnum):
@@ -52,6 +50,33 @@ class Tone(StrEnum):
     BAD = "bad"
     FAULT = "fault"
     FAINT = "faint"
+
+
+class CommitTrace(NamedTuple):
+    """A committed round; its text is what a happening is about.
+
+    >>> str(CommitTrace(1, 12, {"i0": "counted", "i3": "late"}))
+    'round 12 of fragment 1: i0 counted, i3 late'
+    """
+
+    fragment: int
+    round: int
+    verdicts: Mapping[str, str]
+    """By island, in the order of names; who is on no roster is not in here."""
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{island} {word}" for island, word in self.verdicts.items())
+        return f"round {self.round} of fragment {self.fragment}: {said}"
+
+    @classmethod
+    def parsed(cls, text: str) -> CommitTrace:
+        """Return the commit whose text this is."""
+        which, _, said = text.partition(": ")
+        _, round, _, _, fragment = which.split()
+        words = [each.rpartition(" ") for each in said.split(", ") if each]
+        return cls(
+            int(fragment), int(round), {who: verdict for who, _, verdict in words}
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,14 @@ from atoll.simulate.islands import (
 )
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.run import Simulated, simulate, without_warnings
-from atoll.simulate.shrink import as_test, shrink
-from atoll.simulate.storms import COORDINATOR, STORE, random_plan, random_store_plan
+from atoll.simulate.storms import (
+    COORDINATOR,
+    STORE,
+    as_test,
+    random_plan,
+    random_store_plan,
+    shrink,
+)
 
 ISLANDS = 5
 ROUNDS, STORE_ROUNDS = 20, 15

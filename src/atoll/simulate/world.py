@@ -1,17 +1,47 @@
-"""Everything a run in virtual time is made of."""
+"""A world in virtual time, and the faults of a plan applied to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 
 from atoll.errors import UsageError
 from atoll.settings.rules import nearest
-from atoll.simulate.clock import SimClock
 from atoll.simulate.disk import SimDisk
-from atoll.simulate.network import Corrupter, Latency, Network
+from atoll.simulate.faults import (
+    ClockDrift,
+    ClockJump,
+    Corrupt,
+    Damage,
+    DelayFault,
+    Duplicate,
+    Fault,
+    Freeze,
+    FullDisk,
+    Kill,
+    LinkFault,
+    ListLag,
+    Loss,
+    Outage,
+    Partition,
+    ReadOnlyDisk,
+    Reorder,
+    Rollback,
+    RosterLag,
+    Slow,
+    Throttle,
+)
+from atoll.simulate.network import (
+    Corrupter,
+    Latency,
+    LinkConditions,
+    Network,
+)
+from atoll.simulate.plan import FaultPlan
 from atoll.simulate.process import (
+    SimClock,
     SimProcess,
 )
 from atoll.simulate.scheduler import Scheduler
@@ -95,3 +125,186 @@ class SimWorld:
         traceback: TracebackType | None,
     ) -> None:
         self.scheduler.close()
+
+
+Undo = Callable[[], object]
+
+
+def apply(plan: FaultPlan, world: SimWorld) -> Armed:
+    """Let every fault of `plan` happen in `world` when its moment comes, or at once.
+
+    Faults of a round happen when the caller says `reached` on what is returned. Faults
+    that overlap hold together until the last of them ends.
+
+    Raises:
+        UsageError: the plan names a process that the world does not have, or a store
+            that is none.
+    """
+    for fault in plan.faults:
+        for name in fault.names:
+            world.require(name)
+            if isinstance(fault, Outage | ListLag | RosterLag | Damage):
+                world.require_store(name)
+    armed = Armed(plan, world)
+    for fault in plan.faults:
+        if fault.at_s is None:
+            continue
+        if fault.at_s <= world.scheduler.now_s:
+            armed.begin(fault)
+        else:
+            world.scheduler.at(fault.at_s, partial(armed.begin, fault))
+    return armed
+
+
+class Armed:
+    """A plan at work."""
+
+    def __init__(self, plan: FaultPlan, world: SimWorld) -> None:
+        self._world = world
+        self._by_round: dict[int, list[Fault]] = {}
+        for fault in plan.faults:
+            if fault.at_round is not None:
+                self._by_round.setdefault(fault.at_round, []).append(fault)
+        self._to_come = len(plan.faults)
+        self._at_work = 0
+        self._holds: dict[tuple[str, str], int] = {}
+        self.calm_since_s: float | None = None if plan.faults else 0.0
+        """Since when no fault is at work or to come; None while one is."""
+
+    def reached(self, round: int) -> None:
+        """Let the faults of this round happen, once, after the event that runs now."""
+        for fault in self._by_round.pop(round, ()):
+            scheduler = self._world.scheduler
+            scheduler.at(scheduler.now_s, partial(self.begin, fault))
+
+    def begin(self, fault: Fault) -> None:
+        """Let one fault happen, and end it when its time is over."""
+        self._to_come -= 1
+        self._at_work += 1
+        scheduler = self._world.scheduler
+        scheduler.tell("fault", fault.kind, str(fault.values()))
+        undo, for_s = self._perform(fault)
+        if undo is None:
+            self._end(fault, _nothing)
+        elif for_s is not None:
+            scheduler.at(scheduler.now_s + for_s, partial(self._end, fault, undo))
+
+    def _end(self, fault: Fault, undo: Undo) -> None:
+        undo()
+        self._at_work -= 1
+        if self._at_work == self._to_come == 0:
+            self.calm_since_s = self._world.scheduler.now_s
+
+    def _perform(self, fault: Fault) -> tuple[Undo | None, float | None]:
+        """Do what `fault` says; return what undoes it, and after how long.
+
+        Nothing to undo is None; an end that never comes is None as well.
+        """
+        world = self._world
+        match fault:
+            case Kill():
+                return self._kill(fault), fault.back_after_s
+            case Freeze() if world.processes[fault.process].is_alive:
+                process = world.processes[fault.process]
+                return partial(process.thaw, process.freeze()), fault.for_s
+            case Slow():
+                slowdowns = world.processes[fault.process].slowdowns
+                slowdowns.append(fault.factor)
+                return partial(slowdowns.remove, fault.factor), fault.for_s
+            case Partition():
+                return partial(world.network.heal, world.network.cut(fault.groups)), (
+                    fault.for_s
+                )
+            case FullDisk() | ReadOnlyDisk():
+                return self._hold(fault), fault.for_s
+            case Rollback():
+                return self._roll_back(fault), fault.for_s
+            case Outage():
+                return _held(world.stores[fault.process].outages, fault.rate), (
+                    fault.for_s
+                )
+            case ListLag():
+                return _held(world.stores[fault.process].list_lags, fault.by_s), (
+                    fault.for_s
+                )
+            case RosterLag():
+                return _held(world.stores[fault.process].roster_lags, fault.by_s), (
+                    fault.for_s
+                )
+            case Damage():
+                world.stores[fault.process].damage(fault.how, fault.prefix)
+            case ClockJump():
+                world.clocks[fault.process].jump(fault.by_s)
+            case ClockDrift():
+                world.clocks[fault.process].set_rate(fault.rate)
+            case LinkFault():
+                weather = weather_of(fault)
+                world.network.expose(weather)
+                return partial(world.network.clear, weather), fault.for_s
+        return None, None
+
+    def _kill(self, fault: Kill) -> Undo | None:
+        process = self._world.processes[fault.process]
+        if not process.is_alive:
+            return None
+        process.crash()
+        if fault.back_after_s is None:
+            return None
+        return lambda: None if process.is_alive else process.restart()
+
+    def _roll_back(self, fault: Rollback) -> Undo:
+        process = self._world.processes[fault.process]
+        put_back = self._world.disks[fault.process].copy()
+
+        def undo() -> None:
+            if process.is_alive:
+                process.crash()
+            put_back()
+            process.restart()
+
+        return undo
+
+    def _hold(self, fault: FullDisk | ReadOnlyDisk) -> Undo:
+        self._set_disk(fault, by=1)
+        return partial(self._set_disk, fault, by=-1)
+
+    def _set_disk(self, fault: FullDisk | ReadOnlyDisk, *, by: int) -> None:
+        key = (fault.process, fault.kind)
+        self._holds[key] = self._holds.get(key, 0) + by
+        disk = self._world.disks[fault.process]
+        if isinstance(fault, FullDisk):
+            disk.is_full = self._holds[key] > 0
+        else:
+            disk.is_read_only = self._holds[key] > 0
+
+
+def weather_of(fault: LinkFault) -> LinkConditions:
+    """Return what a fault of messages is to the network."""
+    match fault:
+        case DelayFault():
+            return LinkConditions(
+                link=fault.link, delay_s=fault.by_s, delay_rate=fault.rate
+            )
+        case Reorder():
+            return LinkConditions(
+                link=fault.link, spread_s=fault.by_s, spread_rate=fault.rate
+            )
+        case Loss():
+            return LinkConditions(link=fault.link, loss=fault.rate)
+        case Duplicate():
+            return LinkConditions(link=fault.link, duplicate=fault.rate)
+        case Corrupt():
+            return LinkConditions(link=fault.link, corrupt=fault.rate)
+        case Throttle():
+            return LinkConditions(link=fault.link, bytes_per_s=fault.bytes_per_s)
+        case _:
+            raise AssertionError(f"no weather for {fault}")
+
+
+def _held(troubles: list[float], trouble: float) -> Undo:
+    troubles.append(trouble)
+    return partial(troubles.remove, trouble)
+
+
+def _nothing() -> None:
+    """End what has no end of its own."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from atoll.disk import Disk, check_name
 from atoll.errors import NoSuchFile, UsageError
-from atoll.testing.claims import raises
+from atoll.testing.fixtures import raises
 
 Reopen = Callable[[], Disk]
 Claim = Callable[[Disk, Reopen], None]

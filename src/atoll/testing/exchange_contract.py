@@ -29,12 +29,12 @@ from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import Heartbeat, JoinReply, Reception
 from atoll.settings import RunSettings
-from atoll.testing.claims import raises
-from atoll.testing.one_fragment import (
+from atoll.testing.fixtures import (
     anchor_of,
     enter,
     outcome_of,
     plain_settings,
+    raises,
     roster_of,
     update_of,
     verdicts_of,

@@ -23,7 +23,7 @@ from atoll.errors import UsageError
 from atoll.launch.base import Handle, Launcher, Order, Report, State
 from atoll.launch.spec import IslandSpec, Restarts
 from atoll.security import Secret
-from atoll.testing.claims import raises
+from atoll.testing.fixtures import raises
 
 LOOK_S = 0.2
 HIDDEN = "hush-4f1c09d2"

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from atoll.errors import NoSuchObject, UsageError
 from atoll.store import Item, Store, probe
-from atoll.testing.claims import raises
+from atoll.testing.fixtures import raises
 
 OpenStore = Callable[[], Store]
 Claim = Callable[[OpenStore], None]

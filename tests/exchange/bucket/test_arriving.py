@@ -9,7 +9,7 @@ import pytest
 from atoll.errors import UsageError
 from atoll.exchange.bucket.move_in import require_free
 from atoll.store import FileStore, ProbedStore, Store
-from atoll.testing.one_fragment import anchor_of, enter, update_of
+from atoll.testing.fixtures import anchor_of, enter, update_of
 from tests.exchange.test_following import URL, beat, begun
 from tests.store.buckets import Settings, azure_store, s3_store
 

@@ -25,8 +25,15 @@ from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest, Recepti
 from atoll.settings import RunSettings
 from atoll.store import CountedStore, Data, Item, MemoryStore, Store, StoreTraits
 from atoll.testing import vector_model
-from atoll.testing.one_fragment import MODEL, OUTER, enter, plain_settings, update_of
-from atoll.testing.store_runs import StoreRun, WaitingTime
+from atoll.testing.fixtures import (
+    MODEL,
+    OUTER,
+    StoreRun,
+    WaitingTime,
+    enter,
+    plain_settings,
+    update_of,
+)
 from atoll.weights import FragmentState
 from atoll.wire import FrameKind, Header, TrainingProgress, Verdict, with_body
 

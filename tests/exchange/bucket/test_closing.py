@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.exchange.bucket import keys
-from atoll.testing.one_fragment import update_of
+from atoll.testing.fixtures import update_of
 from atoll.wire import Verdict
 from tests.exchange.bucket.test_attacks import Beach, once
 

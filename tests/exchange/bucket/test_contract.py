@@ -9,7 +9,7 @@ import pytest
 from atoll.store import FileStore, MemoryStore
 from atoll.testing import EXCHANGE_CLAIMS
 from atoll.testing.exchange_contract import Claim
-from atoll.testing.store_runs import StoreRun
+from atoll.testing.fixtures import StoreRun
 from tests.store.buckets import Settings, azure_store, s3_store
 
 every_claim = pytest.mark.parametrize(

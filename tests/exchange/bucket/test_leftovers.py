@@ -5,7 +5,7 @@ from __future__ import annotations
 from atoll.errors import NoSuchObject
 from atoll.exchange.bucket import keys
 from atoll.protocol import Reception
-from atoll.testing.one_fragment import anchor_of, update_of
+from atoll.testing.fixtures import anchor_of, update_of
 from atoll.wire import Verdict
 from tests.exchange.bucket.test_attacks import Beach, deciding, departing, once
 

@@ -19,8 +19,7 @@ from atoll.exchange.bucket.move_out import MoveOut
 from atoll.exchange.relocation import FollowingExchange, RunLocation
 from atoll.protocol import Heartbeat, JoinRequest, Reception
 from atoll.store import Data, FileStore, MemoryStore, ProbedStore, Store, StoreTraits
-from atoll.testing.one_fragment import MODEL, anchor_of, enter, update_of
-from atoll.testing.store_runs import WaitingTime
+from atoll.testing.fixtures import MODEL, WaitingTime, anchor_of, enter, update_of
 from atoll.wire import FrameKind
 from tests.exchange.bucket.test_attacks import (
     URL,

@@ -18,8 +18,7 @@ from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
 from atoll.protocol import JoinRequest
 from atoll.store import MemoryStore
-from atoll.testing.one_fragment import MODEL, outcome_of, update_of
-from atoll.testing.store_runs import WaitingTime
+from atoll.testing.fixtures import MODEL, WaitingTime, outcome_of, update_of
 from atoll.wire import blake3_digest
 
 WRITTEN = json.loads(Path(__file__).with_name("buckets-0.1.0.json").read_text())

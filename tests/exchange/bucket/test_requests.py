@@ -14,8 +14,14 @@ from atoll.exchange.bucket.outcomes import GRACE_S
 from atoll.protocol import JoinReply, ModelSpec
 from atoll.store import CountedStore, MemoryStore, RangedStore, Store
 from atoll.testing import vector_model
-from atoll.testing.one_fragment import MODEL, OUTER, enter, plain_settings, update_of
-from atoll.testing.store_runs import StoreRun
+from atoll.testing.fixtures import (
+    MODEL,
+    OUTER,
+    StoreRun,
+    enter,
+    plain_settings,
+    update_of,
+)
 from atoll.weights import FragmentState
 from atoll.wire import PIECE_ELEMENTS, FrameKind, Header, with_body
 

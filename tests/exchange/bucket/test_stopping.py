@@ -13,7 +13,7 @@ from atoll.exchange.bucket import BucketReader, StoreExchange, keys
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.settings import RunSettings
 from atoll.testing import vector_model
-from atoll.testing.one_fragment import OUTER
+from atoll.testing.fixtures import OUTER
 from atoll.weights import FragmentState, lay_out
 from atoll.wire import FrameKind, Header, with_body
 from tests.exchange.bucket.test_attacks import URL, Beach, Hooked, once

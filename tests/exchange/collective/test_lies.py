@@ -19,7 +19,7 @@ from atoll.exchange.collective.channel import (
     parsed,
 )
 from atoll.exchange.collective.world import CollectiveWorld, Parts
-from atoll.testing.one_fragment import anchor_of, enter, plain_settings, update_of
+from atoll.testing.fixtures import anchor_of, enter, plain_settings, update_of
 from tests.exchange.collective.ranks import URL, Bureau, attached
 
 

@@ -21,13 +21,7 @@ from atoll.protocol import Heartbeat, JoinReply, JoinRequest
 from atoll.protocol.events import PauseRequested
 from atoll.settings import RunSettings
 from atoll.testing import vector_model
-from atoll.testing.one_fragment import (
-    OUTER,
-    anchor_of,
-    enter,
-    plain_settings,
-    update_of,
-)
+from atoll.testing.fixtures import OUTER, anchor_of, enter, plain_settings, update_of
 from atoll.weights import FragmentState
 from tests.exchange.collective.ranks import (
     URL,

@@ -13,7 +13,7 @@ from atoll.exchange import CoordinatorExchange, Exchange, Frame, Outcome
 from atoll.exchange.calls import AgreedCall, LeaveCall
 from atoll.protocol import JoinReply, Reception
 from atoll.protocol.events import PauseRequested
-from atoll.testing.one_fragment import enter, plain_settings, update_of
+from atoll.testing.fixtures import enter, plain_settings, update_of
 from atoll.wire import Header, Verdict, blake3_digest, with_body
 from atoll.wire.proofs import voucher
 from tests.coordinator.serving import calling, line_to, picture, serving

@@ -4,8 +4,6 @@ Start reading at `claims.ALL`, then `watch.Watch`.
 """
 
 from atoll.simulate.invariants.claims import ALL, Invariant, Violation
-from atoll.simulate.invariants.watch import (
-    InvariantWatch,
-)
+from atoll.simulate.invariants.watch import InvariantWatch
 
 __all__ = ["ALL", "Invariant", "InvariantWatch", "Violation"]

@@ -43,13 +43,13 @@ from atoll.simulate.invariants.claims import (
     ROUNDS_IN_ORDER,
     SAME_STATE,
     ZOMBIES_CHANGE_NOTHING,
+    CommittedRound,
 )
-from atoll.simulate.invariants.history import CommittedRound
 from atoll.simulate.invariants.watch import InvariantWatch, WatchedPorts
 from atoll.simulate.process import SimProcess
 from atoll.simulate.store import REQUEST_S, Bucket
 from atoll.simulate.storms import STORE
-from atoll.simulate.trace import CommitTrace as Told
+from atoll.simulate.story import CommitTrace as Told
 from atoll.simulate.world import SimWorld, StoreTroubles
 from atoll.store import Data, Item, Store, StoreTraits
 from atoll.weights import FragmentState, Layout, terms_of

@@ -20,17 +20,19 @@ from atoll.exchange.calls import (
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.rounds import Phase
 from atoll.simulate.hosts import CoordinatorHost
-from atoll.simulate.invariants.bounds import check_deadlines, check_staged
-from atoll.simulate.invariants.claims import ZOMBIES_CHANGE_NOTHING
-from atoll.simulate.invariants.history import CommittedRound
-from atoll.simulate.invariants.watch import (
-    InvariantWatch,
+from atoll.simulate.invariants.claims import (
+    BOUNDED,
+    DEADLINES_BOUNDED,
+    ZOMBIES_CHANGE_NOTHING,
+    CommittedRound,
+    Report,
 )
+from atoll.simulate.invariants.watch import InvariantWatch
 from atoll.simulate.storms import COORDINATOR
 from atoll.simulate.world import (
     SimWorld,
 )
-from atoll.wire import Header
+from atoll.wire import FrameKind, Header
 
 
 class CoordinatorReferee:
@@ -164,3 +166,50 @@ def _speaker(call: Call) -> tuple[str, int] | None:
         case LeaveCall(island, incarnation) | FoundCall(island, incarnation, _):
             return island, incarnation
     return None
+
+
+def check_staged(service: Service, report: Report) -> None:
+    """Report an update that is held for no open round, or one island's second."""
+    for round in service.state.rounds:
+        known = service.state.members.known.keys()
+        is_ahead = all(
+            header.kind is FrameKind.DEPARTING and header.round == round.number + 1
+            for header in round.ahead.values()
+        )
+        is_now = all(each.round == round.number for each in round.staged.values())
+        if not (is_ahead and is_now and {*round.staged, *round.ahead} <= known):
+            report(
+                BOUNDED,
+                "coordinator",
+                f"round {round.number} of fragment {round.fragment} holds updates of "
+                "other rounds, or of strangers",
+            )
+    held = sum(len(each.staged) + len(each.ahead) for each in service.state.rounds)
+    if len(service._spool) > held:
+        report(
+            BOUNDED,
+            "coordinator",
+            f"its spool holds {len(service._spool)} updates, and {held} are staged",
+        )
+
+
+def check_deadlines(service: Service, report: Report) -> None:
+    """Report a deadline outside its bounds."""
+    state, limits = service.state, service.state.settings.limits
+    for round in state.rounds:
+        if round.phase is not Phase.OPEN:
+            continue
+        for island in round.candidates:
+            late_at_s = round.late_at_s(island, state.members, state.settings)
+            after_s = late_at_s - round.opened_s
+            # The clock shows up to some millions of seconds: a difference of sums.
+            if (
+                after_s < limits.deadline_min_s - 1e-6
+                or late_at_s > round.waits_from_s + limits.deadline_max_s + 1e-6
+            ):
+                report(
+                    DEADLINES_BOUNDED,
+                    "coordinator",
+                    f"waits {after_s:.3f} s for {island} in round {round.number} of "
+                    f"fragment {round.fragment}",
+                )

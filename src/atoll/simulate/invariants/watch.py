@@ -6,57 +6,46 @@ invariants of rounds: their order, their roster, their mean and their bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
-from atoll.coordinator import Service
-from atoll.errors import NonFinite
 from atoll.exchange import Frame, Outcome
+from atoll.exchange.bucket import view as bucket
+from atoll.exchange.bucket.exchange import LONGEST_S, TRIES
+from atoll.exchange.bucket.outcomes import GRACE_S
+from atoll.exchange.calls import SMALL_BYTES
+from atoll.exchange.coordinator import LONGEST_PAUSE_S
 from atoll.island import Host
 from atoll.island.fragment import IslandFragment
 from atoll.island.numpy_model import VectorView
+from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
 from atoll.settings import RunSettings
-from atoll.simulate.invariants.bounds import (
-    EveryoneCounts,
-    ProgressCheck,
-    check_bytes,
-    most_bytes_in_flight,
-)
 from atoll.simulate.invariants.claims import (
-    COUNTED_ONCE,
-    DURABLE_FIRST,
-    ROUNDS_IN_ORDER,
-    SAME_OUTCOME,
-    SAME_STATE,
-    TRUE_MEAN,
-    Invariant,
-    Report,
-    Violation,
-)
-from atoll.simulate.invariants.conservation import total
-from atoll.simulate.invariants.history import (
+    BOUNDED,
+    EVERYONE_COUNTS,
+    PROGRESS,
     CommittedRound,
     History,
-    IncarnationKey,
-    PublishedUpdate,
+    Invariant,
+    Report,
+    RoundCheck,
+    Violation,
 )
-from atoll.simulate.invariants.incarnation import ObservedIncarnation, WatchedView
+from atoll.simulate.invariants.incarnation import (
+    ObservedIncarnation,
+    WatchedView,
+    total,
+)
+from atoll.simulate.network import Network
+from atoll.simulate.store import REQUEST_S
 from atoll.simulate.world import (
     SimWorld,
 )
 from atoll.weights import (
-    Contribution,
-    FragmentLayout,
-    FragmentState,
     Layout,
-    reduce,
-    terms_of,
 )
-from atoll.wire import codec
 
 
 class Referee(Protocol):
@@ -247,227 +236,138 @@ class InvariantWatch:
         self._everyone.committed(outcome, opened_s, present)
 
 
-COORDINATOR = "coordinator"
+STRANDS = 3
+"""An island has at most so many calls under way: sending, receiving, a heartbeat."""
+
+FRAME_BYTES = 4096
+"""More than a frame's header with its roster takes."""
 
 
-class RoundCheck:
-    """Judges every commit, every restart, and whatever islands come to hold."""
+def most_bytes_in_flight(layout: Layout, *, islands: int, flight_s: float) -> int:
+    """Return how many bytes can be under way at once.
 
-    def __init__(
-        self, truth: History, settings: RunSettings, layout: Layout, report: Report
-    ) -> None:
-        self._truth, self._settings, self._layout = truth, settings, layout
-        self._report = report
-        self._attempts: dict[tuple[int, int], CommittedRound] = {}
-        self._founded: dict[int, bytes] = {}
-        self._counted: dict[bytes, int] = {}
-        self._steps: dict[tuple[IncarnationKey, int], int] = {}
+    Each of an island's strands has one call or its answer under way, as large as the
+    largest frame, a state: three fp32 vectors at most. It asks again after a timeout
+    of at least 4 s, while what it sent before may be under way for `flight_s`; and
+    any message may be there twice.
+    """
+    largest = SMALL_BYTES + FRAME_BYTES + 12 * sum(each.elements for each in layout)
+    attempts = 2 + int(flight_s / 4.0)
+    return 2 * islands * STRANDS * attempts * 2 * largest
 
-    def attempted(self, commit: CommittedRound) -> None:
-        """Remember an outcome that the disk may yet refuse."""
-        self._attempts[commit.header.fragment, commit.header.round] = commit
 
-    def committed(self, commit: CommittedRound) -> None:
-        """Judge an outcome that the journal calls durable."""
-        self._require_next(commit)
-        self._abandon(commit)
-        self._truth.commit(commit)
-        for update in self._require_published(commit):
-            self._require_once(commit, update)
-        self._require_mean(commit)
-
-    def opened(self, service: Service, *, was_put_back: bool = False) -> None:
-        """Judge what a coordinator knows that has just begun to live.
-
-        One whose disk was put back may know less than was committed, and its journal
-        will have gaps; everything else holds all the same.
-        """
-        self._truth.has_gaps |= was_put_back
-        for fragment, state in enumerate(service.weights):
-            last = self._truth.last.get(fragment, 0)
-            if state.round < last and not was_put_back:
-                self._report(
-                    DURABLE_FIRST,
-                    COORDINATOR,
-                    f"came back at round {state.round} of fragment {fragment}, and "
-                    f"round {last} was committed",
-                )
-            attempt = self._attempts.get((fragment, last + 1))
-            if state.round == last + 1 and attempt is not None:
-                # The disk kept what it had refused: the record came back whole.
-                self._truth.commit(attempt)
-            self.holds(COORDINATOR, fragment, state)
-
-    def founded(self, weights: Sequence[FragmentState]) -> None:
-        """Take the run's first weights as everybody's."""
-        for fragment, state in enumerate(weights):
-            if state.round == 0:
-                self._founded.setdefault(fragment, state.digest)
-
-    def holds(self, who: str, fragment: int, state: FragmentState) -> None:
-        """Judge the state that somebody holds of a fragment."""
-        if state.round == 0:
-            expected = self._founded.get(fragment, state.digest)
-        else:
-            commit = self._truth.commits.get((fragment, state.round))
-            if commit is None:
-                self._report(
-                    DURABLE_FIRST,
-                    who,
-                    f"holds round {state.round} of fragment {fragment}, which was "
-                    "never committed",
-                )
-                return
-            expected = commit.digest_after
-        if state.digest != expected:
-            self._report(
-                SAME_STATE,
-                who,
-                f"holds {state.digest.hex()[:12]} at round {state.round} of fragment "
-                f"{fragment}, where others hold {expected.hex()[:12]}",
-            )
-
-    def learned(self, who: str, outcome: Outcome) -> None:
-        """Judge an outcome that an island was told."""
-        header = outcome.agreed.header
-        commit = self._truth.commits.get((header.fragment, header.round))
-        if commit is None:
-            self._report(
-                DURABLE_FIRST,
-                who,
-                f"was told of round {header.round} of fragment {header.fragment}, "
-                "which was never committed",
-            )
-            return
-        has_same_body = not outcome.has_body or (
-            outcome.agreed.body.tobytes() == commit.body
+def check_bytes(network: Network, most: int, report: Report) -> None:
+    """Report more bytes under way than `most`."""
+    if network.counts.bytes_in_flight > most:
+        report(
+            BOUNDED,
+            "network",
+            f"{network.counts.bytes_in_flight} bytes are under way, above {most}",
         )
-        has_same_header = header is commit.header or header == commit.header
-        if not header.is_sealed:
-            # The body is collected, and what was known of it: the rest stays.
-            known = header.sealed(
-                body_bytes=commit.header.body_bytes, pieces=commit.header.pieces
-            )
-            has_same_header = known == commit.header
-        if not has_same_header or not has_same_body:
-            self._report(
-                SAME_OUTCOME,
-                who,
-                f"was told another outcome of round {header.round} of fragment "
-                f"{header.fragment} than was committed",
-            )
 
-    def ended(self, service: Service) -> None:
-        """Judge the journal at the end: all rounds, each once."""
-        if self._truth.has_gaps:
+
+CALL_S = 6.0
+"""The longest that a call waits for its answer: a long poll of 2 s, and 4 s more."""
+
+FIRST_ROUNDS = 2
+"""After a storm, an island that missed a round is back in step in the one after."""
+
+
+def longest_silence_s(settings: RunSettings, *, step_s: float) -> float:
+    """Return how long a fragment with a connected quorum may go without a commit.
+
+    In the worst case the open round waits for an island that has just died: its lease
+    runs out after `LEASE_S`, or it is late after `deadline_max_s`, whichever the
+    coordinator's clock (up to a tenth slow) sees last. The others may each have to
+    notice that the coordinator is back (`LONGEST_PAUSE_S` and one call), learn of an
+    outcome they missed (one call), and then train a whole window before they seal,
+    which the slowest clock does not lengthen since steps take true time. An update
+    that was lost goes again with the next long poll: one more call and pause.
+    """
+    window_s = settings.sync.sync_every * step_s
+    waits_s = 1.1 * (LEASE_S + HEARTBEAT_S + settings.limits.deadline_max_s)
+    return waits_s + 2 * window_s + 3 * (CALL_S + LONGEST_PAUSE_S)
+
+
+def longest_wait_s(settings: RunSettings, *, step_s: float, islands: int) -> float:
+    """Return how long a fragment of a run in a bucket may go without a roster.
+
+    As with a coordinator, but a lease is longer, what a member says is read with the
+    next heartbeat (twice, when islands wait for each other), a look at a round may be
+    `LONGEST_S` away, an island's own request may be the last of its tries, and each
+    owner of a shard may have gone before it made it.
+    """
+    window_s = settings.sync.sync_every * step_s
+    beat_s = bucket.BEAT_S + REQUEST_S
+    waits_s = 1.1 * (bucket.LEASE_S + 3 * beat_s + settings.limits.deadline_max_s)
+    looks_s = 3 * (LONGEST_S + TRIES.longest_s + REQUEST_S)
+    return waits_s + 2 * window_s + looks_s + islands * (GRACE_S + REQUEST_S)
+
+
+class ProgressCheck:
+    """Watches that rounds are committed while nothing is wrong."""
+
+    def __init__(self, bound_s: float, report: Report) -> None:
+        self._bound_s, self._report = bound_s, report
+        self._last_s = 0.0
+        self.due_s = float("inf")
+        """When the next commit must have happened."""
+
+    def committed(self, now_s: float) -> None:
+        self._last_s = now_s
+        if self.due_s < float("inf"):
+            self.due_s = now_s + self._bound_s
+
+    def calm(self, since_s: float) -> None:
+        """From now on a quorum is connected, and nothing fails."""
+        self.due_s = max(since_s, self._last_s) + self._bound_s
+
+    def overdue(self, now_s: float) -> None:
+        """Report that nothing was committed by `due_s`."""
+        self._report(
+            PROGRESS,
+            "run",
+            f"no round was committed between {self._last_s:.3f} s and {now_s:.3f} s, "
+            f"although a quorum was connected: longer than {self._bound_s:.3f} s",
+        )
+        self.due_s = float("inf")
+
+
+class EveryoneCounts:
+    """Watches the rounds that open after the storm and a lease."""
+
+    def __init__(self, report: Report, *, lease_s: float = LEASE_S) -> None:
+        self._report, self._lease_s = report, lease_s
+        self._calm_s = float("inf")
+        self._seen: dict[int, int] = {}
+
+    def calm(self, since_s: float) -> None:
+        """Nothing has failed since; a lease later nobody is presumed alive in error."""
+        self._calm_s = since_s + self._lease_s
+
+    def disturbed(self, now_s: float) -> None:
+        """Somebody came or went: two rounds pass until everyone is in step again."""
+        if now_s > self._calm_s:
+            self._calm_s = now_s
+        self._seen.clear()
+
+    def committed(
+        self, commit: CommittedRound, opened_s: float, islands: Collection[str]
+    ) -> None:
+        """Judge a commit; `islands` were live members all along."""
+        header = commit.header
+        if opened_s < self._calm_s:
             return
-        for fragment, known in enumerate(service.journal.recorded.fragments):
-            rounds = sorted(known.positions)
-            if rounds != list(range(1, self._truth.last.get(fragment, 0) + 1)):
-                self._report(
-                    ROUNDS_IN_ORDER,
-                    COORDINATOR,
-                    f"its journal has rounds {rounds} of fragment {fragment}",
-                )
-
-    def _require_next(self, commit: CommittedRound) -> None:
-        fragment, round = commit.header.fragment, commit.header.round
-        last = self._truth.last.get(fragment, 0)
-        last_round = self._settings.run.end_rounds
-        is_beyond = last_round is not None and round > last_round
-        is_next = round == last + 1 or self._truth.has_gaps
-        if not is_next or is_beyond:
-            self._report(
-                ROUNDS_IN_ORDER,
-                COORDINATOR,
-                f"committed round {round} of fragment {fragment} after round {last}; "
-                f"the last one is {last_round}",
-            )
-
-    def _abandon(self, commit: CommittedRound) -> None:
-        """Forget what was counted in rounds that are lost and made anew.
-
-        A journal was put back, and no island is left that has taken them.
-        """
-        fragment, round = commit.header.fragment, commit.header.round
-        if round > self._truth.last.get(fragment, 0):
+        self._seen[header.fragment] = self._seen.get(header.fragment, 0) + 1
+        if self._seen[header.fragment] <= FIRST_ROUNDS:
             return
-        self._steps = {k: v for k, v in self._steps.items() if k[1] != fragment}
-        for digest, update in self._truth.updates.items():
-            header = update.header
-            if header.fragment == fragment and header.round >= round:
-                self._counted.pop(digest, None)
-
-    def _require_published(self, commit: CommittedRound) -> list[PublishedUpdate]:
-        """Return the counted updates, all of which islands did publish."""
-        assert commit.header.roster is not None
-        updates = []
-        for entry in commit.header.roster.counted:
-            update = self._truth.updates.get(entry.digest)
-            key = (commit.header.fragment, commit.header.round, entry.island)
-            if update is None or key != _key(update):
-                self._report(
-                    COUNTED_ONCE,
-                    entry.island,
-                    f"round {key[1]} of fragment {key[0]} counts an update that was "
-                    "never published for it",
-                )
-            else:
-                updates.append(update)
-        return updates
-
-    def _require_once(self, commit: CommittedRound, update: PublishedUpdate) -> None:
-        header, key = update.header, (update.life, update.header.fragment)
-        origin = self._truth.origins.get(update.digest, update.digest)
-        before = self._counted.setdefault(origin, header.round)
-        steps = header.progress.inner_steps
-        # An update that departs may hold no steps, but what a codec had left over. And
-        # a journal that was put back may give an incarnation to a second life. What is
-        # brought along may be older than what the same island left after it.
-        may_go_back = self._truth.has_gaps or origin != update.digest
-        goes_back = steps < self._steps.get(key, 0) and not may_go_back
-        if before != header.round or goes_back:
-            self._report(
-                COUNTED_ONCE,
-                header.island,
-                f"round {header.round} of fragment {header.fragment} counts inner "
-                f"steps up to {steps}, and {self._steps.get(key, 0)} had counted in "
-                f"round {before} or before",
-            )
-        if origin == update.digest:
-            self._steps[key] = steps
-
-    def _require_mean(self, commit: CommittedRound) -> None:
-        header, layout = commit.header, self._layout[commit.header.fragment]
         assert header.roster is not None
-        parts = [
-            Contribution(
-                codec(update.header.codec),
-                np.frombuffer(update.body, np.uint8),
-                update.header.weight,
-            )
-            for entry in header.roster.counted
-            if (update := self._truth.updates.get(entry.digest)) is not None
-        ]
-        mean = self._mean(layout, parts)
-        if mean != commit.body:
+        missing = sorted({*islands} - {each.island for each in header.roster.counted})
+        if missing:
             self._report(
-                TRUE_MEAN,
-                COORDINATOR,
-                f"the body of round {header.round} of fragment {header.fragment} is "
-                f"not the mean of its {len(parts)} counted updates",
+                EVERYONE_COUNTS,
+                ", ".join(missing),
+                f"missed round {header.round} of fragment {header.fragment}, the "
+                f"{self._seen[header.fragment]}th to open since {self._calm_s:.3f} s, "
+                "when nothing had failed for a lease and nobody came or went",
             )
-
-    def _mean(self, layout: FragmentLayout, parts: list[Contribution]) -> bytes:
-        """Return the agreed body of these updates; a void round has none."""
-        if not parts:
-            return b""
-        terms = terms_of(layout, self._settings)
-        try:
-            return reduce(layout, parts, down=terms.down, merge=terms.merge).tobytes()
-        except NonFinite:
-            return b""
-
-
-def _key(update: PublishedUpdate) -> tuple[int, int, str]:
-    return update.header.fragment, update.header.round, update.header.island

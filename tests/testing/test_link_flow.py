@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.testing.link_pace import Line, LineTime, in_flight_bytes, piece_bytes
+from atoll.testing.link_flow import Line, LineTime, in_flight_bytes, piece_bytes
 
 RATES = st.floats(100.0, 1e9)
 TIMES = st.floats(0.0, 10.0)

@@ -8,7 +8,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["plan", "shrink", "trace"])
+@pytest.mark.parametrize("name", ["plan", "report", "scheduler", "storms", "story"])
 def test_docstring_examples_run(name: str) -> None:
     """Every example of the package is there, and gives what it says."""
     module = importlib.import_module(f"atoll.simulate.{name}")

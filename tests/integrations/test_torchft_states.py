@@ -12,9 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import CorruptError, UsageError
-from atoll.integrations.torchft.parcels import Gathering, cut, parcel_bytes
-from atoll.integrations.torchft.registered import Registered
-from atoll.integrations.torchft.trees import pack_tree, unpack_tree
+from atoll.integrations.torchft.island import StateRegistry
+from atoll.integrations.torchft.state_transfer import (
+    ParcelReader,
+    pack_tree,
+    parcel_bytes,
+    split,
+    unpack_tree,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -93,26 +98,26 @@ def test_a_state_is_not_endlessly_deep() -> None:
 @given(st.binary(max_size=300))
 def test_bytes_that_are_no_state_are_refused(data: bytes) -> None:
     """Whatever comes is a state or CorruptError, and nothing else is raised."""
-    with pytest.raises(CorruptError, match="does not hold what its island says"):
+    with pytest.raises(CorruptError, match="cannot be unpacked"):
         unpack_tree(data)
 
 
 @given(st.binary(max_size=400), st.integers(15, 40))
 def test_parcels_give_their_bytes_back(data: bytes, elements: int) -> None:
     """Any bytes come out as they went in, whatever the length of a parcel."""
-    parcels = cut(data, elements=elements, max_bytes=400)
-    gathering = Gathering(max_bytes=400)
+    parcels = split(data, elements=elements, max_bytes=400)
+    reader = ParcelReader(max_bytes=400)
     for parcel in parcels:
-        gathering.add(parcel)
+        reader.add(parcel)
 
-    assert gathering.data() == data
+    assert reader.data() == data
     assert len(parcels) == -(-(len(data) + 40) // parcel_bytes(elements))
 
 
 @given(st.binary(min_size=100, max_size=200))
 def test_parcels_have_one_norm(data: bytes) -> None:
     """No judge of norms can tell one parcel from another."""
-    for parcel in cut(data, elements=30, max_bytes=200):
+    for parcel in split(data, elements=30, max_bytes=200):
         norm = float(np.linalg.norm(parcel.astype(np.float64)))
 
         assert norm == pytest.approx(2.0**48, rel=1e-6)
@@ -121,27 +126,27 @@ def test_parcels_have_one_norm(data: bytes) -> None:
 def test_a_state_beyond_the_limit_is_neither_given_nor_taken() -> None:
     """The run's limit of bodies is that of states, for both sides."""
     with pytest.raises(UsageError, match=r"101 bytes, and limits\.max_body_bytes=100"):
-        cut(bytes(101), elements=50, max_bytes=100)
-    (parcel,) = cut(bytes(101), elements=50, max_bytes=101)
+        split(bytes(101), elements=50, max_bytes=100)
+    (parcel,) = split(bytes(101), elements=50, max_bytes=101)
 
     with pytest.raises(CorruptError, match="promises 141 bytes"):
-        Gathering(max_bytes=100).add(parcel)
+        ParcelReader(max_bytes=100).add(parcel)
 
 
 def test_a_spoilt_parcel_is_found() -> None:
     """Other values, other bytes, too many parcels and too few are all corrupt."""
-    first, second = cut(bytes(range(60)), elements=21, max_bytes=99)
-    half = Gathering(max_bytes=99)
+    first, second = split(bytes(range(60)), elements=21, max_bytes=99)
+    half = ParcelReader(max_bytes=99)
     half.add(first)
     with pytest.raises(CorruptError, match="do not have its digest"):
         half.data()
     with pytest.raises(CorruptError, match="holds no bytes"):
         half.add(second + np.float32(0.5))
     half.add(second)
-    with pytest.raises(CorruptError, match="goes on after its 100 bytes"):
+    with pytest.raises(CorruptError, match="continues after its 100 bytes"):
         half.add(second)
 
-    other = Gathering(max_bytes=99)
+    other = ParcelReader(max_bytes=99)
     other.add(first)
     second[3] += 1
     other.add(second)
@@ -151,14 +156,14 @@ def test_a_spoilt_parcel_is_found() -> None:
 
 def test_a_state_is_not_read_while_a_step_changes_it() -> None:
     """Who reads from another thread waits until the inner step is made."""
-    registered, read = Registered(), list[dict[str, Any]]()
-    registered.register("a", print, lambda: 1)
-    registered.disallow()
-    with pytest.raises(UsageError, match="an inner step was under way"):
-        registered.read(0.01)
-    thread = threading.Thread(target=lambda: read.append(registered.read(60.0)))
+    registry, read = StateRegistry(), list[dict[str, Any]]()
+    registry.register("a", print, lambda: 1)
+    registry.disallow()
+    with pytest.raises(UsageError, match="an inner step was in progress"):
+        registry.read(0.01)
+    thread = threading.Thread(target=lambda: read.append(registry.read(60.0)))
     thread.start()
-    registered.allow()
+    registry.allow()
     thread.join()
 
     assert read == [{"a": 1}]
@@ -167,10 +172,10 @@ def test_a_state_is_not_read_while_a_step_changes_it() -> None:
 def test_another_set_of_states_is_refused() -> None:
     """Nothing is loaded from an island that registered other parts."""
     loaded: list[object] = []
-    registered = Registered()
-    registered.register("model", loaded.append, dict)
+    registry = StateRegistry()
+    registry.register("model", loaded.append, dict)
 
     with pytest.raises(CorruptError, match=r"has registered \['other'\]"):
-        registered.load({"other": 1})
+        registry.load({"other": 1})
 
     assert loaded == []

@@ -1,5 +1,5 @@
-"""Owns how training code written for somebody else's library joins a run of ours.
+"""Owns how training code written for another library joins a run.
 
 Does not know how updates travel: any exchange will do.
-Start reading at `transformers` or `lightning`, which share `rows`; `torchft` is apart.
+Start reading at `transformers` or `lightning`, which share `data`; `torchft` is apart.
 """

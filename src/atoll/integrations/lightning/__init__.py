@@ -1,9 +1,8 @@
 """`lightning.Trainer` as one island of a run, by one callback.
 
-Start reading at `callback`, then `parts`: what its checkpoints hold of an island.
+Start reading at `callback`, which also has the island's state in checkpoint files.
 """
 
-from atoll.integrations.lightning.callback import IslandCallback
-from atoll.integrations.lightning.parts import newest
+from atoll.integrations.lightning.callback import IslandCallback, newest
 
 __all__ = ["IslandCallback", "newest"]

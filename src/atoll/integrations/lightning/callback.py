@@ -1,35 +1,49 @@
-"""`lightning.Trainer` as an island: what each of its hooks means to a run.
+"""`lightning.Trainer` as an island: the hooks of a run.
 
-The trainer steps, logs, validates and saves as ever. The model holds the local weights
-while it is trained, and the anchor while it is validated; a checkpoint file holds the
-anchor as its weights, and the island as this callback's state.
+The trainer steps, logs, validates and saves as always. The model holds the local
+weights while it is trained, and the anchor while it is validated; a checkpoint file
+holds the anchor as its weights, and the island as this callback's state. Arrays are
+tensors there, so that `weights_only=True` loads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from atoll.errors import UsageError
 from atoll.exchange import CollectiveRun, MemoryRun
-from atoll.integrations.lightning.parts import SAVED_ON_DEMAND, island_of, state_of
-from atoll.integrations.rows import (
+from atoll.integrations.data import (
     can_be_dealt,
     deal_rows,
     innermost,
+    tokens_of,
     warn_of_same_rows,
 )
-from atoll.integrations.weighing import tokens_of
-from atoll.island.saved_state import SavedIsland
+from atoll.island.saved_state import SavedIsland, from_tree
 from atoll.torch import Island
 from atoll.torch.trainer_hooks import Past, Seat, take_seat
 
-_KNOWN = (RandomSampler, SequentialSampler, DistributedSampler)
+SAVED_ON_DEMAND = "island.ckpt"
+"""The file of a save that the run requested, or that a signal or its end caused."""
+
+_SAMPLERS = (RandomSampler, SequentialSampler, DistributedSampler)
+
+
+def newest(directory: str | Path) -> str | None:
+    """Return the checkpoint file that was written last; None if there is none.
+
+    For `trainer.fit(model, ckpt_path=newest(directory))`.
+    """
+    files = [path for path in Path(directory).glob("**/*.ckpt") if path.is_file()]
+    last = max(files, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return None if last is None else str(last)
 
 
 class IslandCallback(Callback):
@@ -42,10 +56,10 @@ class IslandCallback(Callback):
     Args:
         run: as `atoll.torch.join` takes it; None reads ATOLL_RUN.
         island: this island's name; None reads ATOLL_ISLAND.
-        model: the attribute of the LightningModule that is the run's model; None: all
-            of it. Islands of one run have the same names of parameters.
+        model: the attribute of the LightningModule that is the run's model; None takes
+            the whole module. Islands of one run have the same names of parameters.
         shard: whether to read only this island's rows of a map-style dataset.
-        tokens: how many tokens a batch has; None counts those of its first tensor.
+        tokens: counts the tokens of a batch; None counts those of its first tensor.
     """
 
     def __init__(
@@ -72,11 +86,11 @@ class IslandCallback(Callback):
         return None if self._seat is None else self._seat.island
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the island of the checkpoint that the trainer goes on from."""
+        """Take the island of the checkpoint that the trainer resumes from."""
         self._saved = island_of(state_dict)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the island as it is, or as it was when it left."""
+        """Return the island's state; after it left, its last one."""
         seat = self._seat
         if seat is None or seat.has_left:
             return self._last_state
@@ -90,7 +104,7 @@ class IslandCallback(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Know that the optimizer is not a fresh one."""
+        """Remember that the optimizer is restored."""
         self._is_resumed = True
 
     def on_save_checkpoint(
@@ -120,7 +134,7 @@ class IslandCallback(Callback):
         seat = take_seat(model, optimizers, self._run, island=self._name, past=past)
         self._seat, self._wants_save = seat, False
         self._saved, self._is_resumed = None, False
-        # Lightning has SIGTERM, and tells who asks.
+        # Lightning handles SIGTERM, and the island polls Lightning for it.
         seat.ask_to_end_when(lambda: trainer.received_sigterm)
         seat.island.on_save(self._want_save)
         if seat.island.ended:
@@ -146,7 +160,7 @@ class IslandCallback(Callback):
         pl_module: LightningModule,
         optimizer: torch.optim.Optimizer,
     ) -> None:
-        """Report what the coming inner step trains on."""
+        """Report the tokens and the loss of the coming inner step."""
         island = self.island
         if island is None:
             return
@@ -162,19 +176,19 @@ class IslandCallback(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Log, stop and save as the run says."""
+        """Log, stop and save as the run requests."""
         seat = self._seat
         assert seat is not None
         seat.note_step()
         if trainer.global_step % trainer.log_every_n_steps == 0:
             for logger in trainer.loggers:
                 logger.log_metrics(seat.island.metrics(), step=trainer.global_step)
-        # Of several ranks only some may have been told: all of them save together.
-        is_told = trainer.received_sigterm and trainer.world_size == 1
+        # Of several ranks only some may have the signal: all of them save together.
+        has_signal = trainer.received_sigterm and trainer.world_size == 1
         if seat.island.should_stop:
             _stop(trainer)
         is_last = seat.island.ended and trainer.checkpoint_callback is not None
-        if self._wants_save or is_told or is_last:
+        if self._wants_save or has_signal or is_last:
             self._wants_save = False
             trainer.save_checkpoint(Path(_directory(trainer)) / SAVED_ON_DEMAND)
 
@@ -184,18 +198,18 @@ class IslandCallback(Callback):
             self._seat.show_anchor()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Train on."""
+        """Put the local weights back, to train."""
         if self._seat is not None:
             self._seat.show_local()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Leave; who saves after that saves the island as it was."""
+        """Leave; a later save holds the last state of the island."""
         self._leave()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Leave, and give away no work that an error may have spoilt."""
+        """Leave, and publish no work that an error may have spoilt."""
         self._leave(exception)
 
     def _leave(self, error: BaseException | None = None) -> None:
@@ -203,17 +217,18 @@ class IslandCallback(Callback):
         if seat is None or seat.has_left:
             return
         try:
-            seat.show_local()  # for good: to show the anchor again all ranks must meet
+            # Permanently: showing the anchor again would be a collective call.
+            seat.show_local()
             self._last_state = state_of(seat)
         finally:
             seat.leave(error)
 
     def _deal(self, trainer: Trainer, island: Island) -> None:
-        """Let the trainer's loaders read the rows of this rank only."""
+        """Make the trainer's loaders read the rows of this rank only."""
         loop = trainer.fit_loop
         loaders = loop._combined_loader.flattened if loop._combined_loader else []
         for loader in loaders:
-            if not can_be_dealt(loader, _KNOWN):
+            if not can_be_dealt(loader, _SAMPLERS):
                 warn_of_same_rows(loader, island)
                 continue
             sampler = innermost(loader.batch_sampler).sampler
@@ -222,37 +237,37 @@ class IslandCallback(Callback):
                 shuffles = sampler.shuffle
             rows = deal_rows(loader, island, shuffles=shuffles)
             rows.set_epoch(trainer.current_epoch)
-            # Lightning counts on within an epoch, and begins its loader anew.
+            # Lightning resumes its count within an epoch, but restarts its loader.
             rows.skip_once(loop.epoch_loop.batch_progress.current.ready * _size(loader))
             if loader.num_workers and loop._data_fetcher is not None:
-                iter(loop._data_fetcher)  # its workers have begun with other rows
+                iter(loop._data_fetcher)  # its workers have started with other rows
 
     def _want_save(self) -> None:
         self._wants_save = True
 
 
 def _model(trainer: Trainer, module: LightningModule, part: str | None) -> Any:
-    """Return what joins: as the strategy has wrapped it, or a part of the module."""
+    """Return the model that joins: as the strategy wrapped it, or one attribute."""
     if part is None:
         return trainer.strategy.model
-    found = module.get_submodule(part)
+    submodule = module.get_submodule(part)
     if trainer.world_size > 1:
         raise UsageError(
-            f"model={part!r} is a part of what {trainer.world_size} ranks train "
-            "together. Join with the whole LightningModule on every island."
+            f"model={part!r} is a part of the module that {trainer.world_size} ranks "
+            "train together. Join with the whole LightningModule on every island."
         )
-    return found
+    return submodule
 
 
 def _directory(trainer: Trainer) -> str:
-    """Return where the trainer keeps its checkpoints."""
+    """Return the directory of the trainer's checkpoints."""
     callback = trainer.checkpoint_callback
-    given = None if callback is None else vars(callback).get("dirpath")
-    return str(given or trainer.default_root_dir)
+    directory = None if callback is None else vars(callback).get("dirpath")
+    return str(directory or trainer.default_root_dir)
 
 
 def _stop(trainer: Trainer) -> None:
-    """End the training, though more of it was asked for: there is no run any more."""
+    """End the training before the trainer's own minimum: the run is over."""
     trainer.should_stop = True
     trainer.fit_loop.min_epochs = None
     trainer.fit_loop.epoch_loop.min_steps = None
@@ -261,5 +276,51 @@ def _stop(trainer: Trainer) -> None:
 def _size(loader: Any) -> int:
     size = innermost(loader.batch_sampler).batch_size
     if not isinstance(size, int):
-        raise UsageError(f"A loader with batch_size={size!r} cannot be gone on with.")
+        raise UsageError(
+            f"A loader with batch_size={size!r} cannot be resumed. Give it an integer."
+        )
     return size
+
+
+def state_of(seat: Seat) -> dict[str, Any]:
+    """Return the island's state for a checkpoint file; the weights must be local."""
+    with seat.part() as part:
+        state = _as_tensors(part.tree)
+    assert isinstance(state, dict)
+    return state
+
+
+def island_of(state: Mapping[str, Any]) -> SavedIsland | None:
+    """Return the island that a checkpoint file holds; None if it holds none.
+
+    Raises:
+        CorruptError: the state is not from `state_of`.
+    """
+    return from_tree(_as_arrays(state)) if state else None
+
+
+def _as_tensors(value: Any) -> Any:
+    """Return a tree with copies of its arrays, as tensors."""
+    match value:
+        case np.ndarray():
+            return torch.from_numpy(value.copy())
+        case dict():
+            return {key: _as_tensors(item) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(_as_tensors(item) for item in value)
+        case np.generic():
+            return value.item()
+        case _:
+            return value
+
+
+def _as_arrays(value: Any) -> Any:
+    match value:
+        case torch.Tensor():
+            return value.detach().cpu().numpy()
+        case Mapping():
+            return {key: _as_arrays(item) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(_as_arrays(item) for item in value)
+        case _:
+            return value

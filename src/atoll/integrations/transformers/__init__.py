@@ -1,17 +1,17 @@
-"""Owns `transformers` beside a run: a Trainer as an island, and what a bundle makes.
+"""Owns `transformers` in a run: a Trainer as an island, and models from bundles.
 
-Does not know how updates or bundles travel, nor who lets a bundle's code run.
-Start reading at `callback`, then `parts`: what its checkpoints hold of an island.
-`definition` makes models and tokenizers of a run's bundle.
+Does not know how updates or bundles travel, nor the consent to run a bundle's code.
+Start reading at `callback`, then `checkpoint`: the island in a trainer's checkpoints.
+`model` makes models and tokenizers from a run's bundle.
 """
 
 from atoll.integrations.transformers.callback import IslandCallback
-from atoll.integrations.transformers.definition import (
+from atoll.integrations.transformers.checkpoint import newest
+from atoll.integrations.transformers.model import (
     make_model,
     saved_names,
     tokenizer_from_run,
 )
-from atoll.integrations.transformers.parts import newest
 
 __all__ = [
     "IslandCallback",

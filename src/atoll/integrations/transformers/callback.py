@@ -1,8 +1,9 @@
-"""`transformers.Trainer` as an island: what each of its events means to a run.
+"""`transformers.Trainer` as an island: the events of a trainer in a run.
 
-The trainer steps, logs, evaluates and saves as ever. The model holds the local weights
-from the beginning of a step to its end, and the anchor while the trainer evaluates or
-saves in between; so its checkpoints hold the run's weights, never one island's own.
+The trainer steps, logs, evaluates and saves as always. The model holds the local
+weights from the beginning of a step to its end, and the anchor while the trainer
+evaluates or saves in between; so its checkpoints hold the run's weights, never one
+island's own.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from transformers.trainer_utils import SaveStrategy
 
 from atoll.errors import AtollWarning, UsageError
 from atoll.exchange import CollectiveRun, MemoryRun
-from atoll.integrations.rows import (
+from atoll.integrations.data import (
     can_be_dealt,
     deal_rows,
     innermost,
+    tokens_of,
     warn_of_same_rows,
 )
-from atoll.integrations.transformers.parts import (
+from atoll.integrations.transformers.checkpoint import (
     find_part,
     forget_part,
     last_number,
     save_part,
 )
-from atoll.integrations.transformers.watching import Batches
 from atoll.island.signals import Interrupted
 from atoll.torch import Island
 from atoll.torch.join import is_perhaps_spread
@@ -97,18 +98,18 @@ class IslandCallback(TrainerCallback):
     def leave(self, error: BaseException | None = None) -> None:
         """Leave the run after a training that was broken off. Safe to repeat.
 
-        A trainer tells its callbacks nothing of errors. Whoever catches one and goes on
-        calls this; a process that ends does it by itself. Work since the last seal is
-        not given away: an error may have spoilt it.
+        A trainer reports no errors to its callbacks. If you catch one and continue,
+        call this; a process that exits leaves by itself. Work since the last seal is
+        not published: an error may have spoilt it.
         """
         seat = self._seat
         if seat is not None and not seat.has_left:
             kind = Interrupted if self._is_asked_to_end() else UsageError
             seat.leave(error or kind("The training was broken off."))
-        self._stop_watching()
+        self._stop_counting()
 
     def train_on(self) -> None:
-        """Have the local weights in the model again, if it was evaluated or saved."""
+        """Put the local weights back into the model, if it was evaluated or saved."""
         if self._seat is not None:
             self._seat.show_local()
 
@@ -117,7 +118,7 @@ class IslandCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **given: Any,
+        **kwargs: Any,
     ) -> None:
         """Join, after the trainer has built and restored everything."""
         if state.is_hyper_param_search:
@@ -150,12 +151,12 @@ class IslandCallback(TrainerCallback):
             seat.show_anchor()
 
     def on_pre_optimizer_step(
-        self, *given: Any, optimizer: torch.optim.Optimizer, **named: Any
+        self, *args: Any, optimizer: torch.optim.Optimizer, **kwargs: Any
     ) -> None:
-        """Report what the coming inner step trains on."""
+        """Report the tokens and the loss of the coming inner step."""
         assert self._seat is not None
         assert self._batches is not None
-        tokens, loss = self._batches.taken()
+        tokens, loss = self._batches.pop()
         if not self._is_over:
             self._seat.island.report(tokens=tokens, loss=loss)
             return
@@ -170,13 +171,13 @@ class IslandCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **given: Any,
+        **kwargs: Any,
     ) -> TrainerControl:
-        """Stop, save and evaluate as the run says, and as the trainer would."""
+        """Stop, save and evaluate as the run requests, and as the trainer would."""
         assert self._seat is not None
         if self._is_over:
             state.global_step -= 1
-            _ask_nothing(control)
+            _clear_requests(control)
             control.should_training_stop = True
             return control
         self._seat.note_step()
@@ -185,10 +186,10 @@ class IslandCallback(TrainerCallback):
         if island.should_stop:
             control.should_training_stop = True
             control.should_save |= args.save_strategy != SaveStrategy.NO
-            # Who was asked to end has no time; save_strategy="best" would forget to
-            # save for what it evaluates.
+            # After a signal there is no time to evaluate, and save_strategy="best"
+            # would skip the save after an evaluation that is not the best.
             control.should_evaluate &= island.ended
-        self._before_others_look(args, state, control)
+        self._prepare_weights(args, state, control)
         return control
 
     def on_epoch_end(
@@ -196,16 +197,16 @@ class IslandCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **given: Any,
+        **kwargs: Any,
     ) -> TrainerControl:
         """Do as after a step."""
         if self._is_over or self._is_asked_to_end():
-            _ask_nothing(control)
-        self._before_others_look(args, state, control)
+            _clear_requests(control)
+        self._prepare_weights(args, state, control)
         return control
 
-    def on_evaluate(self, *given: Any, **named: Any) -> None:
-        """Say if it was not the anchor that was evaluated."""
+    def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Warn if the evaluated weights were not the anchor."""
         seat = self._seat
         if seat is not None and not seat.has_left and not seat.shows_anchor:
             warnings.warn(
@@ -220,9 +221,9 @@ class IslandCallback(TrainerCallback):
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        **given: Any,
+        **kwargs: Any,
     ) -> None:
-        """Finish the trainer's checkpoint with what it lacks: the island."""
+        """Add the island to the trainer's checkpoint."""
         if self._seat is None or self._seat.has_left:
             return
         self.train_on()
@@ -236,12 +237,12 @@ class IslandCallback(TrainerCallback):
         )
         self._wants_save = False
 
-    def on_log(self, *given: Any, logs: dict[str, float], **named: Any) -> None:
-        """Leave at the training's last word: then the best model may be loaded."""
+    def on_log(self, *args: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        """Leave at the training's last log: afterwards it may load the best model."""
         if "train_runtime" in logs:
             self._finish()
 
-    def on_train_end(self, *given: Any, **named: Any) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         """Leave, if that has not happened yet."""
         self._finish()
 
@@ -265,10 +266,10 @@ class IslandCallback(TrainerCallback):
         if self._shard and not self._is_over:
             _deal(trainer.callback_handler.train_dataloader, seat.island)
 
-    def _before_others_look(
+    def _prepare_weights(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl
     ) -> None:
-        """Have the anchor in the model if the trainer is to evaluate or to save."""
+        """Put the anchor into the model if the trainer is to evaluate or to save."""
         seat = self._seat
         if seat is None or not (control.should_evaluate or control.should_save):
             return
@@ -286,33 +287,81 @@ class IslandCallback(TrainerCallback):
     def _finish(self) -> None:
         if self._seat is not None:
             self._seat.leave()
-        self._stop_watching()
+        self._stop_counting()
 
     def _leave_at_exit(self) -> None:
         # The pool of a store may be shut down by now: then the lease runs out instead.
         with suppress(RuntimeError):
             self.leave()
 
-    def _stop_watching(self) -> None:
+    def _stop_counting(self) -> None:
         atexit.unregister(self._leave_at_exit)
         if self._batches is not None:
             self._batches.close()
             self._batches = None
 
 
+class Batches:
+    """Adds up tokens and losses of the batches that one inner step is made of.
+
+    A forward hook counts them, because callbacks do not get the batches.
+    """
+
+    def __init__(self, model: torch.nn.Module, *, scale: float, is_over: bool) -> None:
+        self._scale = scale
+        """Factor of a loss that is one process's share of the mean over all tokens."""
+
+        self._is_over = is_over
+        """Whether the run is over, so that no step of the trainer counts."""
+
+        self._tokens, self._losses = 0, list[torch.Tensor]()
+        self._is_share = False
+        # Under torch.compile the hook would be traced as well.
+        opaque = torch.compiler.disable(self._after_forward)  # type: ignore[no-untyped-call]
+        self._hook = model.register_forward_hook(opaque, with_kwargs=True)
+
+    def close(self) -> None:
+        """Remove the hook."""
+        self._hook.remove()
+
+    def pop(self) -> tuple[int, torch.Tensor | None]:
+        """Return tokens and loss since the last call, without a device sync."""
+        tokens, losses = self._tokens, self._losses
+        self._tokens, self._losses = 0, []
+        if not losses:
+            return tokens, None
+        total = torch.stack(losses).sum()
+        return tokens, total * self._scale if self._is_share else total / len(losses)
+
+    def _after_forward(
+        self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if not module.training or not torch.is_grad_enabled():
+            return
+        if self._is_over and isinstance(output, dict) and "loss" in output:
+            output["loss"] = output["loss"] * 0.0  # it must not be reported either
+            return
+        self._tokens += tokens_of(kwargs or args)
+        # With the number of all items a loss is its batch's share, else it is a mean.
+        self._is_share = "num_items_in_batch" in kwargs
+        loss = output.get("loss") if isinstance(output, dict) else None
+        if isinstance(loss, torch.Tensor):
+            self._losses.append(loss.detach().float())
+
+
 class _First(TrainerCallback):
-    """What must be true before any other callback looks."""
+    """The callback that runs before all others."""
 
     def __init__(self, callback: IslandCallback) -> None:
         self._callback = callback
 
-    def on_epoch_begin(self, *given: Any, **named: Any) -> None:
+    def on_epoch_begin(self, *args: Any, **kwargs: Any) -> None:
         self._callback.train_on()
 
-    def on_step_begin(self, *given: Any, **named: Any) -> None:
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         self._callback.train_on()
 
-    def on_epoch_end(self, *given: Any, **named: Any) -> None:
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
         self._callback.train_on()
 
     def on_log(
@@ -321,9 +370,9 @@ class _First(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, float],
-        **given: Any,
+        **kwargs: Any,
     ) -> None:
-        """Add what the island counts to what is logged."""
+        """Add the island's metrics to the log."""
         island = self._callback.island
         if island is not None:
             metrics = island.metrics()
@@ -348,24 +397,27 @@ def _require_together(trainer: Trainer, run: object) -> None:
 
 
 def _arrange(trainer: Trainer, first: TrainerCallback, last: TrainerCallback) -> None:
-    """Put callbacks where they see what others ask for, and others what they add.
+    """Put `first` before the other callbacks, and `last` after them.
 
-    A new list: the trainer is going through the old one.
+    So the others see the metrics of `first`, and `last` sees their requests. The list
+    is a new one because the trainer is iterating over the old one.
     """
     handler = trainer.callback_handler
-    others = [each for each in handler.callbacks if each not in (first, last)]
+    others = [
+        callback for callback in handler.callbacks if callback not in (first, last)
+    ]
     handler.callbacks = [first, *others, last]
 
 
 def _deal(loader: Any, island: Island) -> None:
-    """Let the trainer's loader read the rows of this rank only."""
+    """Make the trainer's loader read the rows of this rank only."""
     if not can_be_dealt(loader, tuple(_SHUFFLES)):
         warn_of_same_rows(loader, island)
         return
     shuffles = _SHUFFLES[type(innermost(loader.batch_sampler).sampler)]
     ranks = 1
     if isinstance(dealt := loader.batch_sampler, BatchSamplerShard):
-        # Every rank has rows of its own then, and all of its batches are its own.
+        # Every rank has its own rows then, so it reads all batches of its sampler.
         ranks, dealt.num_processes, dealt.process_index = dealt.num_processes, 1, 0
     deal_rows(loader, island, shuffles=shuffles, ranks=ranks)
 
@@ -378,7 +430,7 @@ def _unwrapped(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _ask_nothing(control: TrainerControl) -> None:
+def _clear_requests(control: TrainerControl) -> None:
     control.should_log = control.should_evaluate = control.should_save = False
 
 

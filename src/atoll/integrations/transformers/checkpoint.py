@@ -3,9 +3,9 @@
 Rule 1: the part is written last, durable, and names the files beside it by number and
         size. A checkpoint without it, or with other files, was cut short.
 Rule 2: the part and `trainer_state.json` carry one token. A part that was left by
-        another save is never taken for this one's.
-Rule 3: the newest checkpoint is the one that was saved last, not that of most steps:
-        who goes back by hand goes on from there.
+        another save is never used for this one.
+Rule 3: the newest checkpoint is the one that was saved last, not the one with the most
+        steps: after a user has gone back to an older one, the training continues there.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from atoll.torch.trainer_hooks import Seat
 
 PART = "island"
 STATE = "trainer_state.json"
-_OURS = "atoll"
-"""Under which the trainer's own state keeps the token."""
+_STATE_KEY = "atoll"
+"""Key of the token in the trainer's own state."""
 
 
 def newest(output_dir: str | Path) -> str | None:
-    """Return the checkpoint that was saved last and is whole; None if there is none.
+    """Return the complete checkpoint that was saved last; None if there is none.
 
-    For `trainer.train(resume_from_checkpoint=newest(output_dir))`, which begins anew
-    where there is none. Warns of checkpoints that are passed over.
+    For `trainer.train(resume_from_checkpoint=newest(output_dir))`, which starts from
+    the beginning if there is none. Warns of checkpoints that are passed over.
     """
-    found = {path: _number_if_whole(path) for path in _checkpoints(Path(output_dir))}
-    whole = {path: number for path, number in found.items() if number is not None}
-    cut_short = sorted(path.name for path in found.keys() - whole.keys())
+    paths = _checkpoints(Path(output_dir))
+    numbers = {path: _number_if_complete(path) for path in paths}
+    complete = {path: number for path, number in numbers.items() if number is not None}
+    cut_short = sorted(path.name for path in numbers.keys() - complete.keys())
     if cut_short:
         warnings.warn(
             f"Passed over in {output_dir}, cut short while it was saved or not of an "
@@ -48,13 +49,13 @@ def newest(output_dir: str | Path) -> str | None:
             AtollWarning,
             stacklevel=2,
         )
-    return str(max(whole, key=lambda path: whole[path])) if whole else None
+    return str(max(complete, key=lambda path: complete[path])) if complete else None
 
 
 def last_number(output_dir: Path) -> int:
     """Return the number of the last save in a directory; 0 if there was none."""
-    numbers = [_number_if_whole(path) for path in _checkpoints(output_dir)]
-    return max((each for each in numbers if each is not None), default=0)
+    numbers = [_number_if_complete(path) for path in _checkpoints(output_dir)]
+    return max((number for number in numbers if number is not None), default=0)
 
 
 def forget_part(path: Path) -> None:
@@ -70,8 +71,8 @@ def save_part(
     token = secrets.token_hex(16)
     if is_leader:
         forget_part(path)
-        ours = {"token": token, "path": str(path.resolve())}
-        state.stateful_callbacks[_OURS] = {"args": {}, "attributes": ours}
+        attributes = {"token": token, "path": str(path.resolve())}
+        state.stateful_callbacks[_STATE_KEY] = {"args": {}, "attributes": attributes}
         state.save_to_json(str(path / STATE))
     count, size_bytes = _made_durable(path) if is_leader else (0, 0)
     metadata = {
@@ -88,24 +89,25 @@ def save_part(
 
 
 def find_part(state: TrainerState, output_dir: Path) -> SavedIsland | None:
-    """Return the island of the checkpoint that the trainer goes on from, if known.
+    """Return the island of the checkpoint that the trainer resumes from, if known.
 
-    The trainer does not say from which directory it was loaded; the token tells.
+    The trainer does not report the directory that it was loaded from; the token
+    identifies it.
     """
     if not state.global_step:
         return None
-    ours = state.stateful_callbacks.get(_OURS, {}).get("attributes", {})
-    places = [output_dir / f"checkpoint-{state.global_step}"]
-    places += [Path(ours["path"])] if "path" in ours else []
-    for place in places:
-        found = checkpoint.newest(place / PART) if (place / PART).is_dir() else None
-        if found is not None and found.metadata.get("token") == ours.get("token"):
+    attributes = state.stateful_callbacks.get(_STATE_KEY, {}).get("attributes", {})
+    paths = [output_dir / f"checkpoint-{state.global_step}"]
+    paths += [Path(attributes["path"])] if "path" in attributes else []
+    for path in paths:
+        saved = checkpoint.newest(path / PART) if (path / PART).is_dir() else None
+        if saved and saved.metadata.get("token") == attributes.get("token"):
             part = IslandComponent()
-            checkpoint.load(place / PART, {PART: part}, components=[PART])
+            checkpoint.load(path / PART, {PART: part}, components=[PART])
             return part.saved
     warnings.warn(
-        f"The trainer goes on at step {state.global_step}, and no island was saved "
-        "with its checkpoint: what it had learnt since the last round is lost.",
+        f"The trainer resumes at step {state.global_step}, and no island was saved "
+        "with its checkpoint: the work since the last round is lost.",
         AtollWarning,
         stacklevel=2,
     )
@@ -120,19 +122,20 @@ def _checkpoints(output_dir: Path) -> list[Path]:
     ]
 
 
-def _number_if_whole(path: Path) -> int | None:
-    """Return which save wrote a checkpoint; None if it is not whole."""
+def _number_if_complete(path: Path) -> int | None:
+    """Return the number of the save that wrote a checkpoint; None if incomplete."""
     try:
-        found = checkpoint.newest(path / PART)
+        saved = checkpoint.newest(path / PART)
         state = json.loads((path / STATE).read_bytes())
     except (CorruptError, OSError, ValueError):
         return None
-    if found is None:
+    if saved is None:
         return None
-    ours = state.get("stateful_callbacks", {}).get(_OURS, {}).get("attributes", {})
-    is_same = ours.get("token") == found.metadata.get("token")
-    files = found.metadata.get("num_files"), found.metadata.get("size_bytes")
-    number: Any = found.metadata.get("number")
+    callbacks = state.get("stateful_callbacks", {})
+    attributes = callbacks.get(_STATE_KEY, {}).get("attributes", {})
+    is_same = attributes.get("token") == saved.metadata.get("token")
+    files = saved.metadata.get("num_files"), saved.metadata.get("size_bytes")
+    number: Any = saved.metadata.get("number")
     return int(number) if is_same and files == _measured(path) else None
 
 
@@ -152,7 +155,7 @@ def _made_durable(path: Path) -> tuple[int, int]:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files of a checkpoint but for the island's own."""
+    """Return the files of a checkpoint except the island's own."""
     return [
         file
         for file in path.rglob("*")

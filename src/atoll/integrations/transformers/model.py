@@ -15,14 +15,14 @@ from atoll.exchange import MemoryRun
 from atoll.island.model_definition import definition_of, require_consent
 
 FALLBACK = "AutoModelForCausalLM"
-"""Makes the model of a configuration that does not say which it is of."""
+"""Makes the model of a configuration without `architectures`."""
 
 
 def make_model(directory: Path, *, trust_remote_code: bool = False) -> torch.nn.Module:
     """Return the model that a directory's `config.json` describes, newly initialised.
 
-    It has the dtype that the configuration says, or float32. Code in the directory is
-    loaded only with `trust_remote_code`; nothing is looked for elsewhere.
+    It has the dtype of the configuration, or float32. Code in the directory is
+    loaded only with `trust_remote_code`; the hub is not contacted.
 
     Raises:
         UsageError: this version of transformers does not know such a model, or the
@@ -34,11 +34,11 @@ def make_model(directory: Path, *, trust_remote_code: bool = False) -> torch.nn.
         ),
         directory,
     )
-    wanted = _auto_class(config) if trust_remote_code else None
-    if wanted is None and config.architectures:
+    auto_class = _auto_class(config) if trust_remote_code else None
+    if auto_class is None and config.architectures:
         with _made_as(config.dtype):
             return _architecture(config.architectures[0])(config)
-    auto = getattr(transformers, wanted or FALLBACK)
+    auto = getattr(transformers, auto_class or FALLBACK)
     model: torch.nn.Module = _read(
         lambda: auto.from_config(config, trust_remote_code=trust_remote_code), directory
     )
@@ -48,11 +48,11 @@ def make_model(directory: Path, *, trust_remote_code: bool = False) -> torch.nn.
 def tokenizer_from_run(
     run: MemoryRun | str | None = None,
 ) -> transformers.PreTrainedTokenizerBase:
-    """Return the run's tokenizer, of the files in its bundle.
+    """Return the run's tokenizer, from the files in its bundle.
 
     Raises:
         UsageError: the run has no bundle or no tokenizer in it, or its code may not run
-            here.
+            on this machine.
     """
     definition = definition_of(run)
     require_consent(definition)
@@ -70,10 +70,10 @@ def tokenizer_from_run(
 def saved_names(
     directory: Path, names: Collection[str], *, trust_remote_code: bool = False
 ) -> dict[str, str]:
-    """Return, for each tensor of a run, the name by which `from_pretrained` finds it.
+    """Return, for each tensor of a run, its name in a saved model.
 
     A tied tensor is in a run once, by its first name, and in a saved model once, by
-    the name of the tensor that the others are tied to. No memory is taken.
+    the name of the tensor that the others are tied to. No memory is allocated.
 
     Raises:
         UsageError: a tensor of the model is not in the run, or the other way round.
@@ -83,22 +83,22 @@ def saved_names(
     groups: dict[int, list[str]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         groups.setdefault(id(tensor), []).append(name)
-    found: dict[str, str] = {}
+    saved: dict[str, str] = {}
     for group in groups.values():
-        known = [name for name in group if name in names]
-        if not known:
+        run_names = [name for name in group if name in names]
+        if not run_names:
             raise UsageError(
                 f"{group[0]!r} of the model is not among the run's weights. A frozen "
                 "parameter or an integer buffer is a constant: give it with the model."
             )
-        found[known[0]] = _source_of(model, group)
-    beyond = sorted(set(names) - found.keys())
+        saved[run_names[0]] = _source_of(model, group)
+    beyond = sorted(set(names) - saved.keys())
     if beyond:
         raise UsageError(
             f"{beyond[0]!r} of the run is not a tensor of the model that config.json "
-            "describes. Give the configuration that the run's model was made of."
+            "describes. Give the configuration of the run's model."
         )
-    return found
+    return saved
 
 
 def _source_of(model: torch.nn.Module, group: list[str]) -> str:
@@ -107,9 +107,11 @@ def _source_of(model: torch.nn.Module, group: list[str]) -> str:
 
 
 def _architecture(name: str) -> type[torch.nn.Module]:
-    found = getattr(transformers, name, None)
-    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-        return found
+    model_class = getattr(transformers, name, None)
+    if isinstance(model_class, type) and issubclass(
+        model_class, transformers.PreTrainedModel
+    ):
+        return model_class
     raise UsageError(
         f"architectures=[{name!r}] in config.json is no model of transformers "
         f"{transformers.__version__}. Install a version that has it, or put its code "
@@ -119,7 +121,7 @@ def _architecture(name: str) -> type[torch.nn.Module]:
 
 @contextmanager
 def _made_as(dtype: object) -> Iterator[None]:
-    """Make parameters of a dtype, and leave alone what a model computes in float32."""
+    """Make parameters of a dtype; a model's explicit float32 tensors stay float32."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype if isinstance(dtype, torch.dtype) else before)
     try:
@@ -140,6 +142,6 @@ def _read(read: Any, directory: Path) -> Any:
         return read()
     except (OSError, ValueError, KeyError, ImportError) as exc:
         raise UsageError(
-            f"transformers {transformers.__version__} cannot make it of {directory}: "
+            f"transformers {transformers.__version__} cannot make it from {directory}: "
             f"{exc}"
         ) from exc

@@ -9,17 +9,17 @@ import torch
 
 from atoll.exchange import MemoryRun
 from atoll.integrations.torchft import run_settings
-from atoll.integrations.torchft.entrance import enter
-from atoll.integrations.torchft.handover import Passage
-from atoll.integrations.torchft.reduced import SMALLEST_PARCEL, spec_of
-from atoll.integrations.torchft.wants import (
-    ABSTAINS,
-    WANTS,
+from atoll.integrations.torchft.fragment import ABSTAINS
+from atoll.integrations.torchft.island import enter
+from atoll.integrations.torchft.settings import SMALLEST_PARCEL, spec_of
+from atoll.integrations.torchft.state_transfer import (
+    REQUESTS,
     Served,
-    elects,
-    handover_of,
+    StateChannel,
+    is_election,
+    is_unserved,
     serve,
-    unserved,
+    transfer_of,
 )
 from atoll.wire import FrameKind, Header, OuterValues, Roster, RosterEntry, Verdict
 from tests.torch.runs import Weights, together
@@ -30,17 +30,17 @@ MANY = bytes(range(256)) * (SMALLEST_PARCEL // 32)
 """More than two parcels of the smallest size."""
 
 
-def passages(*names: str) -> list[Passage]:
-    """Return the parcels' way of islands that have joined one run."""
+def channels(*names: str) -> list[StateChannel]:
+    """Return the channels of islands that have joined one run."""
     settings = run_settings(1).with_values({"run.start_islands": len(names)})
     run, model = MemoryRun(settings), spec_of([Weights(0.0)])
     return [enter(run, model, name, num_fragments=1)[2] for name in names]
 
 
-def leave(passage: Passage) -> None:
+def leave(channel: StateChannel) -> None:
     """End an island's membership."""
-    joined = passage.voice.joined
-    passage.voice.exchange.leave(joined.island, joined.incarnation)
+    joined = channel.client.joined
+    channel.client.exchange.leave(joined.island, joined.incarnation)
 
 
 def entry(
@@ -76,13 +76,13 @@ def agreed(*entries: RosterEntry, fragment: int = 0, round: int = 5) -> Header:
 
 def test_a_state_of_many_parcels_reaches_all_who_want_it() -> None:
     """The donor gives, those who want it have it, and who stands by goes on."""
-    donor, bystander, first, second = passages("a", "b", "c", "d")
+    donor, bystander, first, second = channels("a", "b", "c", "d")
 
     _, _, *taken = together(
-        partial(donor.give, MANY, handover=7),
-        partial(bystander.attend, handover=7),
-        partial(first.take, handover=7),
-        partial(second.take, handover=7),
+        partial(donor.send, MANY, transfer=7),
+        partial(bystander.stand_by, transfer=7),
+        partial(first.receive, transfer=7),
+        partial(second.receive, transfer=7),
     )
 
     assert taken == [MANY, MANY]
@@ -90,32 +90,32 @@ def test_a_state_of_many_parcels_reaches_all_who_want_it() -> None:
     assert donor.round > 3
 
 
-def test_a_donor_that_goes_ends_its_handover() -> None:
-    """Nobody waits for a state whose owner has left; the next handover succeeds."""
-    donor, other, late = passages("a", "b", "c")
+def test_a_donor_that_goes_ends_its_transfer() -> None:
+    """Nobody waits for a state whose owner has left; the next transfer succeeds."""
+    donor, other, late = channels("a", "b", "c")
     leave(donor)
 
     _, nothing = together(
-        partial(other.attend, handover=7), partial(late.take, handover=7)
+        partial(other.stand_by, transfer=7), partial(late.receive, transfer=7)
     )
     _, taken = together(
-        partial(other.give, b"state", handover=8), partial(late.take, handover=8)
+        partial(other.send, b"state", transfer=8), partial(late.receive, transfer=8)
     )
 
     assert nothing is None
     assert taken == b"state"
 
 
-def test_who_comes_late_to_a_handover_passes_by_those_of_others() -> None:
+def test_who_comes_late_to_a_transfer_passes_by_those_of_others() -> None:
     """An earlier island's state is not taken for one's own."""
-    donor, early = passages("a", "b")
+    donor, early = channels("a", "b")
     together(
-        partial(donor.give, b"before", handover=7), partial(early.take, handover=7)
+        partial(donor.send, b"before", transfer=7), partial(early.receive, transfer=7)
     )
-    late = Passage(early.voice, early.index, early.layout, round=1)
+    late = StateChannel(early.client, early.index, early.layout, round=1)
 
     _, taken = together(
-        partial(donor.give, b"mine", handover=9), partial(late.take, handover=9)
+        partial(donor.send, b"mine", transfer=9), partial(late.receive, transfer=9)
     )
 
     assert taken == b"mine"
@@ -125,23 +125,23 @@ def test_who_comes_late_to_a_handover_passes_by_those_of_others() -> None:
     ("entries", "donor"),
     [
         pytest.param(
-            [entry("a", WANTS), entry("b"), entry("c")], "b", id="the first counted"
+            [entry("a", REQUESTS), entry("b"), entry("c")], "b", id="the first counted"
         ),
         pytest.param(
-            [entry("a", ABSTAINS), entry("b"), entry("c", WANTS)],
+            [entry("a", ABSTAINS), entry("b"), entry("c", REQUESTS)],
             "b",
             id="counted before abstaining",
         ),
         pytest.param(
-            [entry("a", ABSTAINS), entry("c", WANTS)], "a", id="one that abstained"
+            [entry("a", ABSTAINS), entry("c", REQUESTS)], "a", id="one that abstained"
         ),
         pytest.param(
-            [entry("a", WANTS, step=3), entry("b", WANTS, step=9)],
+            [entry("a", REQUESTS, step=3), entry("b", REQUESTS, step=9)],
             "b",
             id="who has come furthest",
         ),
         pytest.param(
-            [entry("a", WANTS), entry("b", "non-finite: w")],
+            [entry("a", REQUESTS), entry("b", "non-finite: w")],
             None,
             id="nobody, when a holder was refused",
         ),
@@ -152,46 +152,46 @@ def test_a_roster_names_the_donor(
     entries: list[RosterEntry], donor: str | None
 ) -> None:
     """Everyone who reads the roster knows who gives the state, if anybody does."""
-    handover = handover_of(agreed(*entries), num_fragments=2)
+    transfer = transfer_of(agreed(*entries), num_fragments=2)
 
-    assert (handover.donor[0] if handover else None) == donor
+    assert (transfer.donor[0] if transfer else None) == donor
 
 
 def test_only_one_fragment_elects() -> None:
     """Islands that all want the state find one donor, whichever round they see."""
-    wants = [entry("a", WANTS, step=3), entry("b", WANTS)]
+    wants = [entry("a", REQUESTS, step=3), entry("b", REQUESTS)]
 
-    assert elects(agreed(*wants))
-    assert not elects(agreed(*wants, fragment=1))
-    assert handover_of(agreed(*wants, fragment=1), num_fragments=2) is None
+    assert is_election(agreed(*wants))
+    assert not is_election(agreed(*wants, fragment=1))
+    assert transfer_of(agreed(*wants, fragment=1), num_fragments=2) is None
 
 
-def test_a_want_is_served_once() -> None:
-    """Rosters that list it again call for nothing; the next want does."""
+def test_a_request_is_served_once() -> None:
+    """Rosters that list it again call for nothing; the next request does."""
     served: Served = {}
-    first = handover_of(agreed(entry("a"), entry("b", WANTS)), num_fragments=1)
-    later = handover_of(
-        agreed(entry("a"), entry("b", WANTS, number=2)), num_fragments=1
+    first = transfer_of(agreed(entry("a"), entry("b", REQUESTS)), num_fragments=1)
+    later = transfer_of(
+        agreed(entry("a"), entry("b", REQUESTS, number=2)), num_fragments=1
     )
     assert first is not None
     assert later is not None
-    assert unserved(first, served)
+    assert is_unserved(first, served)
 
     serve(first, served)
 
-    assert not unserved(first, served)
-    assert unserved(later, served)
+    assert not is_unserved(first, served)
+    assert is_unserved(later, served)
 
 
-def test_handovers_of_two_rounds_differ() -> None:
-    """A handover's number belongs to one round of one fragment."""
-    wanted = [entry("a"), entry("b", WANTS)]
+def test_transfers_of_two_rounds_differ() -> None:
+    """A transfer's number belongs to one round of one fragment."""
+    wanted = [entry("a"), entry("b", REQUESTS)]
     numbers = [
-        handover.number
+        transfer.number
         for fragment in range(3)
         for round in range(1, 5)
         if (
-            handover := handover_of(
+            transfer := transfer_of(
                 agreed(*wanted, fragment=fragment, round=round), num_fragments=3
             )
         )

@@ -1,4 +1,4 @@
-"""Which rows a trainer's loader reads: those of its island, and no others.
+"""The data of a trainer: the rows of its island, and the tokens of its batches.
 
 A trainer makes its loader before its island has joined, and counts its epochs by it. So
 the loader stays, with as many batches as before, and reads other rows: an epoch goes
@@ -8,21 +8,18 @@ over the island's own rows as often as that takes, each time in another order.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    IterableDataset,
-)
+from torch.utils.data import BatchSampler, IterableDataset
 
 from atoll.errors import AtollWarning, UsageError
 from atoll.torch import Island, shard
 
 
 class IslandRows:
-    """A sampler of a rank's own rows, the same in every life of its island."""
+    """A sampler of a rank's own rows, the same in every incarnation of its island."""
 
     def __init__(
         self, rows: torch.Tensor, *, length: int, seed: int, shuffles: bool
@@ -42,7 +39,7 @@ class IslandRows:
         return self._length
 
     def __iter__(self) -> Iterator[int]:
-        # One number of 64 bits: epochs of one island never meet those of another.
+        # One number of 64 bits: epochs of two islands never have the same seed.
         seed = (self._seed + 0x9E3779B97F4A7C15 * self._epoch) % 2**63
         generator = torch.Generator().manual_seed(seed)
         skip, self._skip = self._skip, 0
@@ -57,13 +54,13 @@ class IslandRows:
 def deal_rows(
     loader: Any, island: Island, *, shuffles: bool, ranks: int = 1
 ) -> IslandRows:
-    """Let a DataLoader read this rank's own rows from now on, and return the sampler.
+    """Make a DataLoader read only this rank's own rows, and return the sampler.
 
     Args:
         loader: over a map-style dataset; it keeps its number of batches.
-        island: whose rows they are.
-        shuffles: whether its own sampler does.
-        ranks: among how many its own sampler's rows were to be dealt out.
+        island: the owner of the rows.
+        shuffles: whether the new sampler shuffles, as the one it replaces does.
+        ranks: the number of ranks among which the replaced sampler's rows were dealt.
 
     Raises:
         UsageError: more islands have joined than the run was cut for, or there are
@@ -94,23 +91,51 @@ def innermost(batch_sampler: Any) -> Any:
     return batch_sampler
 
 
-def can_be_dealt(loader: Any, known: tuple[type, ...]) -> bool:
-    """Return whether a loader's order is that of a sampler which means nothing more."""
+def can_be_dealt(loader: Any, sampler_types: tuple[type, ...]) -> bool:
+    """Return whether a loader's rows come from a sampler of one of these types."""
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return False
     batches = innermost(loader.batch_sampler)
-    return type(batches) is BatchSampler and type(batches.sampler) in known
+    return type(batches) is BatchSampler and type(batches.sampler) in sampler_types
 
 
 def warn_of_same_rows(loader: Any, island: Island) -> None:
-    """Say that nobody has dealt out the rows, if there may be others to read them."""
+    """Warn that other islands may read the same rows, unless the run has one island."""
     run = island.settings.run
     if 1 in (run.max_islands, run.start_islands if run.max_islands is None else 0):
         return
     warnings.warn(
         f"The rows of {type(loader.dataset).__name__} are not dealt out among the "
-        f"islands, because its loader has an order of its own. Give island "
+        f"islands, because its loader has a custom order. Give island "
         f"{island.name!r} rows that no other island has, and shard=False.",
         AtollWarning,
         stacklevel=2,
     )
+
+
+FIRST = ("input_ids", "inputs_embeds", "pixel_values", "input_features")
+"""Keys of the tensor that holds a batch's tokens, in the order they are tried."""
+
+
+def tokens_of(batch: Any) -> int:
+    """Return the tokens of a batch: all elements of its first tensor of integers.
+
+    Padding counts. A tensor of other numbers has one token per row, and one of
+    embeddings one per vector. Reads shapes only, so no device is synchronised.
+    """
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.is_floating_point() else batch.numel()
+    if isinstance(batch, Mapping):
+        return _tokens_of_mapping(batch)
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return next((n for n in map(tokens_of, batch) if n), 0)
+    return 0
+
+
+def _tokens_of_mapping(batch: Mapping[Any, Any]) -> int:
+    for name in FIRST:
+        value = batch.get(name)
+        if isinstance(value, torch.Tensor):
+            is_embedded = name == "inputs_embeds"
+            return value.shape[:-1].numel() if is_embedded else tokens_of(value)
+    return next((n for n in map(tokens_of, batch.values()) if n), 0)

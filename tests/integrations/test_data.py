@@ -11,8 +11,12 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Tenso
 
 import atoll.torch
 from atoll.errors import AtollWarning, UsageError
-from atoll.integrations.rows import can_be_dealt, deal_rows, warn_of_same_rows
-from atoll.integrations.weighing import tokens_of
+from atoll.integrations.data import (
+    can_be_dealt,
+    deal_rows,
+    tokens_of,
+    warn_of_same_rows,
+)
 from tests.torch.runs import Weights, run_of, sgd
 
 pytestmark = pytest.mark.torch

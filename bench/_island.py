@@ -25,7 +25,7 @@ def main() -> None:
     url, name, step_s = sys.argv[1:]
     clock = SystemClock()
     surroundings = surroundings_from_environment()
-    way = connect(url, island=name, surroundings=surroundings, clock=clock)
+    way = connect(url, island=name, paths=surroundings, clock=clock)
     view = VectorView(fill=1.0)
     request = JoinRequest(model=vector_model({"w": (ELEMENTS,)}), island=name)
     leaving = way.leaving()

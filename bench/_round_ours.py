@@ -67,7 +67,7 @@ def take_part(folder: Path, url: str, number: str, elements: str) -> None:
     """Join the run with vectors for a model, and make a round when told to."""
     clock, name, view = SystemClock(), f"island-{number}", VectorView()
     places = CredentialPaths(credentials=folder / "credentials", keys=folder / "keys")
-    way = connect(url, island=name, surroundings=places, clock=clock)
+    way = connect(url, island=name, paths=places, clock=clock)
     host = Host(
         way.exchange,
         view,

@@ -93,7 +93,7 @@ def ours(url: str, folder: Path, number: int, islands: int, elements: int) -> No
     vars(meeting)["open_store"] = tapped
     clock, name, view = SystemClock(), f"island-{number}", VectorView()
     places = CredentialPaths(credentials=folder / "credentials", keys=folder / "keys")
-    way = meeting.connect_store(url, island=name, surroundings=places, clock=clock)
+    way = meeting.connect_store(url, island=name, paths=places, clock=clock)
     sizes = {f"blocks.{each}.w": (elements // TENSORS,) for each in range(TENSORS)}
     host = Host(
         way.exchange,

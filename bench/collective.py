@@ -80,9 +80,7 @@ def measured(
     folder: Path, ranks: int, mbit: float | None, given: argparse.Namespace
 ) -> tuple[dict[str, float], str]:
     """Return the median seconds of each way, and what was moved."""
-    coordinators = [
-        _start(_serve, folder / name) for name in (COLLECTIVE, COORDINATOR)
-    ]
+    coordinators = [_start(_serve, folder / name) for name in (COLLECTIVE, COORDINATOR)]
     rate = mbit * 1e6 / 8 if mbit else None
     with ExitStack() as stack:
         links = [
@@ -183,9 +181,9 @@ def _host(directory: Path, rank: int, run: CollectiveRun | str, elements: int) -
     )
     way: CollectiveConnection | RunConnection
     if isinstance(run, CollectiveRun):
-        way = CollectiveConnection(run, island=name, surroundings=around, clock=clock)
+        way = CollectiveConnection(run, island=name, paths=around, clock=clock)
     else:
-        way = RunConnection(run, island=name, surroundings=around, clock=clock)
+        way = RunConnection(run, island=name, paths=around, clock=clock)
     view = VectorView(fill=0.5)
     request = JoinRequest(model=vector_model({"w": (elements,)}), island=name)
     host = Host(way.exchange, view, request, clock=clock, leaving=way.leaving())

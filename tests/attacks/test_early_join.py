@@ -25,7 +25,7 @@ def test_a_join_waits_for_a_coordinator_that_starts(tmp_path: Path) -> None:
     with serving(tmp_path, "--port", port):
         code, out, _ = ended(joining)
 
-    assert "is asked again for 60 s" in line
+    assert f"retrying {url} for 60 s: " in line
     assert (code, out) == (0, "7\n")
 
 

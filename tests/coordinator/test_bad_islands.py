@@ -142,7 +142,7 @@ def test_an_island_adopts_nothing_that_it_does_not_know(
         connect(
             url,
             island="a",
-            surroundings=surroundings(tmp_path),
+            paths=surroundings(tmp_path),
             clock=SystemClock(),
             wait_s=0.0,
         )
@@ -156,7 +156,7 @@ def test_a_heartbeat_that_does_not_keep_the_lease_is_refused(
     said = rf"ATOLL_HEARTBEAT_S={heartbeat_s:g} .* lease of 15 .* at most 7\.5"
     around = surroundings(tmp_path, heartbeat_s=heartbeat_s)
     with saying(info()) as url, pytest.raises(UsageError, match=said):
-        connect(url, island="a", surroundings=around, clock=SystemClock())
+        connect(url, island="a", paths=around, clock=SystemClock())
 
 
 class JumpingClock:

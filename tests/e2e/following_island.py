@@ -17,7 +17,7 @@ def main() -> None:
     kernels.use("numpy")  # starts at once
     clock, around = SystemClock(), surroundings_from_environment()
     live(
-        RunConnection(said.url, island=said.name, surroundings=around, clock=clock),
+        RunConnection(said.url, island=said.name, paths=around, clock=clock),
         said,
     )
 

@@ -140,7 +140,7 @@ def reach_again(url: str, name: str, clock: Clock) -> CoordinatorConnection:
     surroundings = surroundings_from_environment()
     while True:
         try:
-            return connect(url, island=name, surroundings=surroundings, clock=clock)
+            return connect(url, island=name, paths=surroundings, clock=clock)
         except Unreachable:
             time.sleep(0.1)
 

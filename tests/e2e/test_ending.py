@@ -76,7 +76,7 @@ def test_who_is_terminated_while_nobody_answers_goes_within_its_bound(
         begun_s = time.monotonic()
         for island in (a, b):
             assert island.wait()["why"] == "terminated"
-            assert "leaves without a farewell" in island.log.read_text()
+            assert "leaves without telling the run" in island.log.read_text()
         took_s = time.monotonic() - begun_s
 
     stage.tell(f"SIGTERM to the exit, with nobody to tell: {took_s:.1f} s")

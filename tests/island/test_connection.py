@@ -38,21 +38,19 @@ def surroundings(directory: Path, token: Path | None = None) -> CredentialPaths:
 def reached(
     url: str, around: CredentialPaths, *, wait_s: float = 60.0
 ) -> CoordinatorConnection:
-    way = connect(
-        url, island="a", surroundings=around, clock=SystemClock(), wait_s=wait_s
-    )
+    way = connect(url, island="a", paths=around, clock=SystemClock(), wait_s=wait_s)
     with way.leaving():
         return way
 
 
 @pytest.fixture
-def asked_again(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def retries(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """Return what was logged of waiting."""
     caplog.set_level(logging.WARNING, logger="atoll")
     return lambda: [
         record.getMessage()
         for record in caplog.records
-        if "is asked again" in record.getMessage()
+        if "retrying " in record.getMessage()
     ]
 
 
@@ -80,7 +78,7 @@ def when_it_waits(act: Callable[[], None]) -> Iterator[None]:
 
 
 def test_an_island_may_be_started_before_its_coordinator(
-    tmp_path: Path, asked_again: Callable[[], list[str]]
+    tmp_path: Path, retries: Callable[[], list[str]]
 ) -> None:
     """It asks until the coordinator listens, and says once that it does."""
     directory = tmp_path / "run"
@@ -102,13 +100,13 @@ def test_an_island_may_be_started_before_its_coordinator(
         started[0].close(grace_s=0.2)
 
     assert way.info.run == run
-    (said,) = asked_again()
-    assert said.startswith(f"{url} is asked again for 60 s: ")
-    assert "refused" in said
+    (message,) = retries()
+    assert message.startswith(f"retrying {url} for 60 s: ")
+    assert "refused" in message
 
 
 def test_a_coordinator_behind_something_that_answers_for_it_is_waited_for(
-    tmp_path: Path, asked_again: Callable[[], list[str]]
+    tmp_path: Path, retries: Callable[[], list[str]]
 ) -> None:
     """503 means not yet; what comes after it counts."""
     directory = tmp_path / "run"
@@ -124,7 +122,7 @@ def test_a_coordinator_behind_something_that_answers_for_it_is_waited_for(
         way = reached(url, surroundings(tmp_path))
 
     assert way.info.run == info["run"]
-    assert len(asked_again()) == 1
+    assert len(retries()) == 1
 
 
 def test_who_never_comes_up_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
@@ -132,12 +130,12 @@ def test_who_never_comes_up_is_waited_for_no_longer_than_said(tmp_path: Path) ->
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))  # bound, and nobody listens
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        with pytest.raises(Unreachable, match=r"did not answer.* asked for 0\.5 s"):
+        with pytest.raises(Unreachable, match=r"did not answer.* retried for 0\.5 s"):
             reached(url, surroundings(tmp_path), wait_s=0.5)
 
 
 def test_a_wrong_token_is_refused_at_once(
-    tmp_path: Path, asked_again: Callable[[], list[str]]
+    tmp_path: Path, retries: Callable[[], list[str]]
 ) -> None:
     """A coordinator is there, and says no."""
     with (
@@ -146,11 +144,11 @@ def test_a_wrong_token_is_refused_at_once(
     ):
         reached(served.url, surroundings(tmp_path))
 
-    assert asked_again() == []
+    assert retries() == []
 
 
 def test_what_is_no_coordinator_is_refused_at_once(
-    tmp_path: Path, asked_again: Callable[[], list[str]]
+    tmp_path: Path, retries: Callable[[], list[str]]
 ) -> None:
     """404 is an answer."""
     with listening(lambda request: as_json({}, status=404)) as listener:
@@ -158,11 +156,11 @@ def test_what_is_no_coordinator_is_refused_at_once(
         with pytest.raises(Unreachable, match=r"answers 404\. Is a coordinator"):
             reached(url, surroundings(tmp_path))
 
-    assert asked_again() == []
+    assert retries() == []
 
 
 def test_http_where_tls_is_spoken_is_refused_at_once(
-    tmp_path: Path, asked_again: Callable[[], list[str]]
+    tmp_path: Path, retries: Callable[[], list[str]]
 ) -> None:
     """Nothing that comes up there would help."""
     with serving(tmp_path / "run", plain_settings(), has_tls=True) as served:
@@ -170,15 +168,15 @@ def test_http_where_tls_is_spoken_is_refused_at_once(
         with pytest.raises(Unreachable):
             reached(url, surroundings(tmp_path))
 
-    assert asked_again() == []
+    assert retries() == []
 
 
 def test_a_name_that_nobody_has_is_refused_at_once(
     tmp_path: Path,
-    asked_again: Callable[[], list[str]],
+    retries: Callable[[], list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The machine's resolver says so; one that cannot say is asked again."""
+    """The machine's resolver says so; a temporary failure is retried."""
 
     def unknown(*words: object, **named: object) -> list[object]:
         raise socket.gaierror(codes.pop(0), "not known")
@@ -187,12 +185,12 @@ def test_a_name_that_nobody_has_is_refused_at_once(
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(Unreachable, match="not known"):
         reached("https://coordinator.example:1", surroundings(tmp_path))
-    assert asked_again() == []
+    assert retries() == []
 
     codes = [socket.EAI_AGAIN, socket.EAI_NONAME]
     with pytest.raises(Unreachable, match="not known"):
         reached("https://coordinator.example:1", surroundings(tmp_path))
-    assert len(asked_again()) == 1
+    assert len(retries()) == 1
 
 
 def test_a_wait_may_be_in_any_thread(tmp_path: Path) -> None:

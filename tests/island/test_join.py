@@ -100,7 +100,7 @@ def test_sigterm_while_no_coordinator_is_there(tmp_path: Path) -> None:
     token = token_file(directory, Role.ISLAND)
     with joining(url, token, tmp_path / "home") as process:
         assert process.stderr is not None
-        assert "is asked again" in process.stderr.readline()
+        assert "retrying " in process.stderr.readline()
         code, said = terminated(process, within_s=PATIENT_S)
 
     assert (code, said) == (0, "joins\n")

@@ -46,7 +46,7 @@ def interrupted(
     first.die()
     second = Life(run, checkpoint=checkpoint, dtype=dtype)
     assert second.host.resumed
-    assert second.host.resumed.is_exact, second.host.resumed.why
+    assert second.host.resumed.is_exact, second.host.resumed.reason
     assert second.steps == saved_at
     second.train(STEPS - saved_at)
     second.die()
@@ -114,7 +114,9 @@ def test_outcomes_that_are_kept_no_more_mean_a_rejoin_that_says_so() -> None:
     resumed = second.host.resumed
     assert resumed is not None
     assert not resumed.is_exact
-    assert resumed.why == "the outcome of round 1 of fragment 0 is kept no more"
+    assert resumed.reason == (
+        "the outcome of round 1 of fragment 0 is no longer stored"
+    )
     assert resumed.counted == (4 * EVERY, 28 * EVERY)
     assert np.array_equal(second.view.local[0], second.host.slots[0].state.anchor)
     second.die()

@@ -106,7 +106,7 @@ def test_a_fragment_that_has_ended_does_not_keep_another_from_departing() -> Non
     )
     plan = FaultPlan().slow("i0", factor=4.0).freeze("i1", at_s=1.8, for_s=19.0)
     leaving = {"i1": PlannedDeparture(after_steps=4)}
-    with pytest.warns(AtollWarning, match="no round took what it has learnt"):
+    with pytest.warns(AtollWarning, match="no round took its work"):
         result = simulate(two, islands=2, faults=plan, departures=leaving)
 
     assert (result.violations, result.failures) == ([], {})

@@ -121,7 +121,7 @@ def test_a_loop_with_its_weights_goes_on_to_the_bit(
 
     resumed = again.island._life.host.resumed
     assert resumed is not None
-    assert resumed.is_exact, resumed.why
+    assert resumed.is_exact, resumed.reason
     assert again.bits() == whole.bits()
 
 
@@ -157,7 +157,7 @@ def test_a_restart_without_a_checkpoint_says_that_the_optimizer_is_fresh() -> No
         assert len(told) == life
         if told:
             assert issubclass(told[0].category, AtollWarning)
-            assert "goes on with a fresh optimizer" in str(told[0].message)
+            assert "continues with a fresh optimizer" in str(told[0].message)
 
 
 def test_what_is_no_policy_is_refused() -> None:

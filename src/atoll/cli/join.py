@@ -120,7 +120,12 @@ def _consent(run: str, bundle: str | None, trusted: str | None) -> dict[str, str
                 "that first."
             )
         return {CONSENT: trusted}
-    from atoll.island.model_definition import SAID_NO, asked, is_at_terminal, is_trusted
+    from atoll.island.model_definition import (
+        DENIED,
+        ask_consent,
+        is_at_terminal,
+        is_trusted,
+    )
 
     if bundle is None or not is_at_terminal():
         return {}
@@ -129,8 +134,8 @@ def _consent(run: str, bundle: str | None, trusted: str | None) -> dict[str, str
     definition, around = definition_of(run), definitions_from_environment()
     if not definition.bundle.code or around.consent is not None:
         return {}
-    may_run = is_trusted(definition.bundle, around) or asked(definition, around)
-    return {CONSENT: bundle if may_run else SAID_NO}
+    may_run = is_trusted(definition.bundle, around) or ask_consent(definition, around)
+    return {CONSENT: bundle if may_run else DENIED}
 
 
 def _require_joinable(place: StoreUrl, certificate: Path | None) -> str | None:
@@ -256,7 +261,7 @@ def _info(url: RunUrl) -> Info:
     Waits as long as an island does, and says so; Ctrl-C ends it.
     """
     caller, _, info = connect_read_only(
-        str(url), surroundings=surroundings_for(url), clock=SystemClock()
+        str(url), paths=surroundings_for(url), clock=SystemClock()
     )
     caller.close()
     return info

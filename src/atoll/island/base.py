@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 
 class Promise(Protocol[T]):
-    """A value that somebody else will bring. Kept or broken once."""
+    """A future: a value or an error that another thread sets, once."""
 
     def set_result(self, value: T, /) -> None: ...
 
     def set_exception(self, error: BaseException, /) -> None: ...
 
     def result(self) -> T:
-        """Wait for the value, or raise the error that came instead."""
+        """Wait for the value, or raise the error that was set instead."""
         ...
 
     def done(self) -> bool: ...
@@ -59,17 +59,17 @@ class Promise(Protocol[T]):
 
 
 class Hand(Protocol):
-    """Does what it is given, one thing after the other."""
+    """A worker that runs the submitted calls one after the other."""
 
     def submit(self, work: Callable[..., object], /, *arguments: Any) -> object: ...
 
     def shutdown(self) -> None:
-        """Finish what was submitted, and take no more."""
+        """Run the calls submitted before, then stop. No call may be submitted after."""
         ...
 
 
 class Runtime(Protocol):
-    """Makes hands and promises. The island's host is the only caller."""
+    """Makes workers and futures. The island's host is the only caller."""
 
     def hand(self, name: str) -> Hand: ...
 
@@ -87,10 +87,10 @@ class ThreadRuntime:
 
 
 class DaemonThread:
-    """A thread that does not keep its process alive. Implements `Hand`.
+    """A daemon thread that runs submitted calls. Implements `Hand`.
 
-    A script that ends without leaving must end, though its outcome is still awaited;
-    an executor of the standard library would wait for it.
+    A script that ends without leaving its run must exit, although this thread still
+    waits for an outcome. An executor of the standard library would keep it alive.
     """
 
     def __init__(self, name: str) -> None:

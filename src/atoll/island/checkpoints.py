@@ -35,15 +35,15 @@ CheckpointLike = str | os.PathLike[str] | Policy
 """The argument `checkpoint=` of `join`: a directory, or a policy."""
 
 BeforeSeals = Callable[[Callable[[int, int], None]], None]
-"""Has a function called before every seal, with the inner steps made and settled."""
+"""Registers a callback for every seal: it gets the inner steps made and settled."""
 
 LATE = ("scheduler", "trainer")
-"""What a loop changes between an inner step and the next; a scheduler changes the
-optimizer's learning rate with it."""
+"""Components that a loop changes between two inner steps; a scheduler also changes the
+optimizer's learning rate."""
 
 
 class IslandComponent:
-    """The `island` component: what the host gives, and what a checkpoint had."""
+    """The `island` component: the host's state to save, and the restored one."""
 
     def __init__(self) -> None:
         self.saved: SavedIsland | None = None
@@ -57,7 +57,7 @@ class IslandComponent:
 
 
 class CheckpointSubject(Protocol):
-    """What checkpoints are kept of: a host, or one rank's part of an island."""
+    """The subject of checkpoints: a host, or one rank's part of an island."""
 
     @property
     def round(self) -> int: ...
@@ -72,7 +72,7 @@ class CheckpointSubject(Protocol):
 
 
 class IslandCheckpoints:
-    """Restores an island's life at joining, and saves it as its policy says."""
+    """Restores an island when it joins, and saves it by its policy."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class IslandCheckpoints:
         ranks: Ranks | None = None,
     ) -> None:
         self.policy, self._ranks = policy, ranks or SingleRank()
-        # The run has the weights, unless nobody but this island is in it.
+        # The run has the weights, unless this island trains without one.
         default = [name for name in COMPONENTS if is_alone or name != "model"]
         self._part, self._is_alone = IslandComponent(), is_alone
         objects = {**objects, "island": self._part}
@@ -93,10 +93,10 @@ class IslandCheckpoints:
         self._late = ("optimizer", *late) if late else ()
         self._has_data = False
         self._later: tuple[BeforeSeals, int | None] | None = None
-        """For data that comes after joining: who seals, and what has counted."""
+        """For data added after the join: its seal callback, and the counted steps."""
 
         self._schedulers: list[object] = []
-        """Those that came after joining."""
+        """Schedulers that were added after the join."""
 
         self._waits = False
         self._loaded = self._restore()
@@ -113,8 +113,8 @@ class IslandCheckpoints:
     def take_in(self, value: object) -> object:
         """Save one more scheduler with the others; return its saved state, or None.
 
-        For what can only be made once the island has joined. Nothing, if the program
-        has given its own `scheduler`, or does not want it saved.
+        For a scheduler that needs a joined island. None, too, if the policy has its own
+        `scheduler`, or does not save that component.
         """
         if "scheduler" in self.policy.extra or (
             "scheduler" not in self._saver.components
@@ -127,13 +127,13 @@ class IslandCheckpoints:
         if self._loaded is None:
             return None
         saved = read(self._loaded, "scheduler", self._ranks)
-        at = len(self._schedulers) - 1
-        return saved[at] if isinstance(saved, list) and at < len(saved) else None
+        index = len(self._schedulers) - 1
+        return saved[index] if isinstance(saved, list) and index < len(saved) else None
 
     def take_in_data(self, value: object) -> None:
-        """Save where the data stands from now on, and put it where it stood.
+        """Save the position in the data from now on, and restore the saved position.
 
-        The first that comes, if the program has not given its own `data`.
+        Only for the first data, and if the policy has no `data` itself.
         """
         if "data" in self.policy.extra or "data" not in self._saver.components:
             return
@@ -148,21 +148,21 @@ class IslandCheckpoints:
             self._keep_cursors(value, before_seals)
             if counted is not None and not self.put_cursor(counted):
                 warnings.warn(
-                    "The island trains rows again that the run has counted: nobody "
-                    f"knows where its data stood when {counted} inner steps counted.",
+                    "The island trains rows again that the run has counted: no cursor "
+                    f"of its data was saved at {counted} counted inner steps.",
                     AtollWarning,
                     stacklevel=4,
                 )
 
-    def _late_names(self, *more: str) -> list[str]:
-        return [each for each in LATE if each in self.policy.extra or each in more]
+    def _late_names(self, *added: str) -> list[str]:
+        return [name for name in LATE if name in self.policy.extra or name in added]
 
     def key(self) -> bytes:
-        """Return the key of an island that is known by its checkpoints alone."""
+        """Return the key of an island that only its checkpoints identify."""
         return island_key(Path(self.policy.directory), run="", island="")
 
     def begin(self, host: Host) -> None:
-        """Go on with a host that has joined; tell what became of the checkpoint."""
+        """Attach a host that has joined, and report how its checkpoint was resumed."""
         counted = self.counted_at(host)
         has_cursors = self.keep_cursors(_before_seals_of(host), counted=counted)
         moves = has_cursors and counted is not None
@@ -171,9 +171,9 @@ class IslandCheckpoints:
         self.go_on(host, is_leader=True)
 
     def keep_cursors(self, before_seals: BeforeSeals, *, counted: int | None) -> bool:
-        """Have the data's cursor kept before every seal; False: there is no data yet.
+        """Save the data's cursor before every seal; return False without data.
 
-        Data that comes later stands at `counted` then, if that is said.
+        Data added later is put at the cursor of `counted` inner steps, if given.
         """
         self._later = before_seals, counted
         data = self.policy.extra.get("data")
@@ -187,10 +187,10 @@ class IslandCheckpoints:
         if self._ranks.size > 1:
             folder /= f"rank-{self._ranks.rank}"
         self._cursors = cursors = DataCursors(folder, data)
-        before_seals(lambda steps, settled: cursors.keep(steps, least=settled))
+        before_seals(lambda steps, settled: cursors.keep(steps, min_steps=settled))
 
     def counted_at(self, host: Host) -> int | None:
-        """Return the seal that the data belongs to; None: where it is restored."""
+        """Return the inner steps of the cursor to restore; None: the checkpoint's."""
         resumed = host.resumed
         if resumed is None or resumed.is_exact:
             return None
@@ -198,34 +198,34 @@ class IslandCheckpoints:
         return steps if steps > resumed.saved[0] else None
 
     def put_cursor(self, inner_steps: int) -> bool:
-        """Put the data where it stood at a seal; False: nobody knows where that is."""
+        """Put the data at the cursor of a seal; return False if none was saved."""
         return self._cursors is not None and self._cursors.put_back(inner_steps)
 
     def tell(self, host: Host, *, cursor: bool | None) -> None:
-        """Say what became of the checkpoint, or that there was none.
+        """Report how the checkpoint was resumed, or that there was none.
 
-        `cursor` is whether the data stands where the run has counted it.
+        `cursor` is whether the data is at the position that the run has counted.
         """
         directory = Path(self.policy.directory)
         if host.resumed is None:
             tell_fresh(host.joined, self._fresh(), directory=directory)
             return
-        made = StepCounterFile.made_before(directory)
+        trained = StepCounterFile.read(directory)
         if not self._is_alone:
-            tell_resumed(host.joined, host.resumed, made=made, cursor=cursor)
+            tell_resumed(host.joined, host.resumed, trained=trained, cursor=cursor)
 
-    def go_on(self, kept: CheckpointSubject, *, is_leader: bool) -> None:
-        """Keep checkpoints of this from now on; all ranks of an island call it."""
-        self._host = kept
-        self._saved_round = kept.round if self._loaded else None
+    def go_on(self, subject: CheckpointSubject, *, is_leader: bool) -> None:
+        """Save `subject` from now on; all ranks of an island call this."""
+        self._host = subject
+        self._saved_round = subject.round if self._loaded else None
         if self._loaded is None:
             self.save(is_first=True)
         if is_leader:
             self._mark = StepCounterFile(Path(self.policy.directory))
-            self._mark.note(*kept.progress)
+            self._mark.note(*subject.progress)
 
     def stepped(self) -> None:
-        """Take note of an inner step, and save if that is due."""
+        """Record an inner step, and save if a checkpoint is due."""
         host = self._host
         assert host is not None
         if self._mark is not None:
@@ -235,11 +235,11 @@ class IslandCheckpoints:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether a checkpoint waits for what the loop does after its inner step."""
+        """Whether a checkpoint waits for the late components of its inner step."""
         return self._waits
 
     def save(self, *, is_first: bool = False) -> None:
-        """Save, unless the last one is still being written; `finish` does the rest.
+        """Save, unless the last one is still being written; `finish` completes it.
 
         The first one is durable when this returns.
         """
@@ -258,53 +258,53 @@ class IslandCheckpoints:
             self._saver.wait()
 
     def save_last(self) -> None:
-        """Save whatever is being written: this life is about to end."""
+        """Wait for the writer, then save: this incarnation is about to end."""
         self._saver.wait()
         self.save()
 
     def wait(self) -> None:
-        """Return when everything that was saved is durable."""
+        """Return when all saved checkpoints are durable."""
         self.finish()
         self._saver.wait()
 
     def leave(self) -> None:
-        """Take note of where the island is when it gives away the rest of its work."""
+        """Save the data's cursor when the island publishes its departing update."""
         self.finish()
         host = self._host
         if self._cursors is not None and host is not None:
-            self._cursors.keep(host.progress[0], least=host.settled_steps)
+            self._cursors.keep(host.progress[0], min_steps=host.settled_steps)
 
     def finish(self) -> None:
-        """Let the writing begin of what was saved after the last inner step."""
+        """Add the late components of the pending checkpoint, and start to write it."""
         self._waits = False
         self._saver.finish()
 
     def abandon(self) -> None:
-        """Give up what is not being written: others may not come to finish it."""
+        """Drop a pending checkpoint: the other ranks may not finish theirs."""
         if self._mark is not None:
             self._mark.close()
         self._saver.__exit__(UsageError, None, None)
 
     def close(self) -> None:
-        """Wait until everything that was saved is durable."""
+        """Wait until all saved checkpoints are durable, and stop."""
         if self._mark is not None:
             self._mark.close()
         self._saver.close()
 
     def _restore(self) -> Loaded | None:
-        """Restore what is chosen, and weights that an exact resume needs."""
-        found = self._saver.find()
-        if found is None:
+        """Restore the chosen components, and the weights that an exact resume needs."""
+        checkpoint = self._saver.find()
+        if checkpoint is None:
             return None
         chosen = set(self._saver.components)
-        if found.weights == "external":
+        if checkpoint.weights == "external":
             chosen.discard("model")
         elif "island" in chosen:
             chosen.add("model")
         return self._saver.restore(components=chosen)
 
     def _fresh(self) -> bool:
-        """Return whether the optimizer begins anew."""
+        """Return whether the optimizer starts with fresh state."""
         return self._loaded is None or "optimizer" not in self._loaded.restored
 
 
@@ -331,7 +331,7 @@ def as_policy(checkpoint: CheckpointLike) -> Policy:
 
 
 class OnSave:
-    """What a program wants done when its island is asked to save."""
+    """The callbacks of a program that run when its island has to save."""
 
     def __init__(self) -> None:
         self._functions: list[Callable[[], object]] = []
@@ -342,7 +342,7 @@ class OnSave:
         self._functions.append(function)
 
     def __call__(self) -> None:
-        """Call all of them; one that fails is told, and keeps no other from it."""
+        """Call all of them; an error is reported as a warning, and the rest run."""
         for function in self._functions:
             try:
                 function()
@@ -361,39 +361,39 @@ class DataCursors:
         self._directory, self._data = directory, data
         self._last = -1
 
-    def keep(self, inner_steps: int, *, least: int) -> None:
-        """Keep where the data stands now; nobody will ask for what is below `least`.
+    def keep(self, inner_steps: int, *, min_steps: int) -> None:
+        """Save the present cursor, and remove those below `min_steps` inner steps.
 
         It is durable when this returns, and before the update is sent that may count.
         """
         if inner_steps == self._last:
-            return  # several fragments are sealed at once
+            return  # several fragments are sealed at the same inner step
         self._last = inner_steps
-        self._sweep(least)
+        self._sweep(min_steps)
         path = self._directory / str(inner_steps)
         with self._saver(path) as saver:
             saver.save_and_wait({"inner_steps": inner_steps})
 
     def put_back(self, inner_steps: int) -> bool:
-        """Put the data where it stood after so many steps; False: nobody knows."""
+        """Put the data at the cursor of `inner_steps`; return False if none exists."""
         path = self._directory / str(inner_steps)
         if not path.is_dir():
             return False
-        found = self._saver(path).find()
-        if found is None:
+        checkpoint = self._saver(path).find()
+        if checkpoint is None:
             return False
-        restore(found, {"data": self._data}, ("data",), SingleRank())
+        restore(checkpoint, {"data": self._data}, ("data",), SingleRank())
         return True
 
     def _saver(self, path: Path) -> Saver:
         objects = {"data": self._data}
         return Saver(path, objects, components=["data"], keep=1, ranks=SingleRank())
 
-    def _sweep(self, least: int) -> None:
+    def _sweep(self, min_steps: int) -> None:
         with translated(self._directory):
             self._directory.mkdir(parents=True, exist_ok=True)
             for path in self._directory.iterdir():
-                if path.name.isdigit() and int(path.name) < least:
+                if path.name.isdigit() and int(path.name) < min_steps:
                     shutil.rmtree(path)
 
 
@@ -402,7 +402,7 @@ _COUNTS = Struct("<QQ")
 
 
 class StepCounterFile:
-    """The inner steps and tokens that an island has made, over all its lives."""
+    """A file with the inner steps and tokens of all incarnations of an island."""
 
     def __init__(self, directory: Path) -> None:
         path = directory / FILE
@@ -415,16 +415,16 @@ class StepCounterFile:
                 os.close(handle)
 
     def note(self, inner_steps: int, tokens: int) -> None:
-        """Say how far the island has come."""
+        """Write the counts. They survive the process, not a crash of the machine."""
         _COUNTS.pack_into(self._memory, 0, inner_steps, tokens)
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Close the file."""
         self._memory.close()
 
     @classmethod
-    def made_before(cls, directory: Path) -> tuple[int, int]:
-        """Return how far earlier lives have come; nothing if nobody said so."""
+    def read(cls, directory: Path) -> tuple[int, int]:
+        """Return the counts of earlier incarnations; zeros without a file."""
         path = directory / FILE
         with translated(path):
             data = path.read_bytes() if path.exists() else b""
@@ -440,13 +440,13 @@ log = logging.getLogger("atoll")
 def tell_fresh(
     joined: JoinReply, is_fresh: bool, *, directory: Path | None = None
 ) -> None:
-    """Say that the optimizer begins anew, if an earlier life of the island counted."""
+    """Warn that the optimizer is fresh, if an earlier incarnation has counted."""
     if not is_fresh or not joined.inner_steps:
         return
-    where = f"{directory} holds no checkpoint of it" if directory else "no checkpoint="
+    reason = f"{directory} holds no checkpoint of it" if directory else "no checkpoint="
     warnings.warn(
         f"Island {joined.island!r} has counted {joined.inner_steps} inner steps in an "
-        f"earlier life, and goes on with a fresh optimizer: {where}. "
+        f"earlier incarnation, and continues with a fresh optimizer: {reason}. "
         'Give join(..., checkpoint="DIRECTORY") to keep its moments.',
         AtollWarning,
         stacklevel=4,
@@ -457,32 +457,34 @@ def tell_resumed(
     joined: JoinReply,
     resumed: ResumeReport,
     *,
-    made: tuple[int, int],
+    trained: tuple[int, int],
     cursor: bool | None,
 ) -> None:
-    """Say how an island goes on, and what of its work is lost, in steps and tokens.
+    """Report how an island was resumed, and the inner steps and tokens it has lost.
 
-    `made` is how far it had come before it died. `cursor` is whether its data stands
-    where the run has counted it; None: it need not be moved.
+    `trained` are its counts before the restart. `cursor` is whether its data is at the
+    position that the run has counted; None: the checkpoint's position is right.
     """
     steps, tokens = resumed.saved
     island = joined.island
     if resumed.is_exact:
-        again = max(0, made[0] - steps)
+        again = max(0, trained[0] - steps)
         log.info(
-            "island %s goes on exactly from inner step %d; %d inner steps are made "
+            "island %s resumes exactly from inner step %d; %d inner steps are made "
             "again",
             island,
             steps,
             again,
         )
         return
-    if resumed.why:
-        _warn(f"Island {island!r} rejoins instead of going on exactly: {resumed.why}.")
-    kept = (max(steps, resumed.counted[0]), max(tokens, resumed.counted[1]))
+    if resumed.reason:
+        _warn(
+            f"Island {island!r} rejoins instead of resuming exactly: {resumed.reason}."
+        )
+    covered = (max(steps, resumed.counted[0]), max(tokens, resumed.counted[1]))
     lost = (
-        max(0, made[0] - kept[0]) + resumed.lost[0],
-        max(0, made[1] - kept[1]) + resumed.lost[1],
+        max(0, trained[0] - covered[0]) + resumed.lost[0],
+        max(0, trained[1] - covered[1]) + resumed.lost[1],
     )
     log.info(
         "island %s rejoins from its checkpoint at inner step %d; the run has counted "
@@ -493,16 +495,16 @@ def tell_resumed(
     )
     if lost[0]:
         _warn(
-            f"Island {island!r} had made {made[0]} inner steps. The run has counted "
+            f"Island {island!r} had made {trained[0]} inner steps. The run has counted "
             f"{resumed.counted[0]}, the checkpoint holds {steps}: {lost[0]} inner "
             f"steps with {lost[1]} tokens are lost."
         )
     if cursor is False:
         _warn(
             f"Island {island!r} trains rows again that the run has counted: its data "
-            f"stands at inner step {steps}, and {resumed.counted[0]} have counted."
+            f"is at inner step {steps}, and {resumed.counted[0]} have counted."
         )
 
 
-def _warn(what: str) -> None:
-    warnings.warn(what, AtollWarning, stacklevel=5)
+def _warn(message: str) -> None:
+    warnings.warn(message, AtollWarning, stacklevel=5)

@@ -26,7 +26,7 @@ from atoll.exchange.over_http import HttpLine
 from atoll.http import HttpClient, HttpReply
 from atoll.http.client import ConnectionBroken
 from atoll.island.environment import CredentialPaths
-from atoll.island.identity import life_key
+from atoll.island.identity import connection_key
 from atoll.security import (
     Credentials,
     Role,
@@ -39,21 +39,21 @@ from atoll.security import (
 )
 
 CONNECT_S, SILENCE_S = 10.0, 30.0
-"""How long a coordinator may take to accept, and to say anything at all."""
+"""Timeouts for the TCP connection, and for the first byte of a reply."""
 
 REACH_S = 60.0
-"""How long a coordinator that is not there yet is asked again: it restarts, or comes up
-after its islands."""
+"""How long a connection is retried: the coordinator restarts, or starts after its
+islands."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
-"""Between two attempts; doubled each time."""
+"""Pause between two attempts; doubled each time."""
 
 NOT_YET = (502, 503, 504)
-"""How something in between answers for a coordinator that is not there."""
+"""Statuses of a proxy whose coordinator is not up."""
 
 LEAVE_S = 20.0
-"""How long an island that leaves waits for a coordinator that does not answer: who has
-sent SIGTERM often kills 30 s later, and a loop may take 5 s to heed it."""
+"""How long an island that leaves waits for a coordinator that does not answer:
+schedulers often kill 30 s after SIGTERM, and a loop may take 5 s to react."""
 
 log = logging.getLogger("atoll")
 T = TypeVar("T")
@@ -66,7 +66,7 @@ def is_coordinator(run: str) -> bool:
 
 @dataclass(frozen=True)
 class CoordinatorConnection:
-    """A line to a run, and the exchange that goes over it."""
+    """An HTTP connection to a run, and the exchange that uses it."""
 
     exchange: CoordinatorExchange
     info: Info
@@ -74,12 +74,12 @@ class CoordinatorConnection:
 
     @property
     def costs(self) -> Callable[[], dict[str, float]]:
-        """Nobody asks a price for requests to a coordinator."""
+        """Requests to a coordinator have no price: no metrics."""
         return dict
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """Bound the time of a farewell, and close the line after it."""
+        """Bound the time that leaving takes, and close the connection after it."""
         self._line.give_up_after(LEAVE_S)
         try:
             yield
@@ -87,7 +87,7 @@ class CoordinatorConnection:
             self._line.close()
 
     def close(self) -> None:
-        """Say nothing more here. Safe to repeat."""
+        """Close the connection. Safe to repeat."""
         self._line.close()
 
 
@@ -95,28 +95,29 @@ def connect(
     run: str,
     *,
     island: str | None,
-    surroundings: CredentialPaths,
+    paths: CredentialPaths,
     clock: Clock,
     wait_s: float = REACH_S,
     key: bytes | None = None,
     nonce: bytes | None = None,
 ) -> CoordinatorConnection:
-    """Return the way to a coordinator, which has said what its run is.
+    """Return a connection to a coordinator, with the settings of its run.
 
-    One that is not there yet is asked again for `wait_s`; one that is there and
-    refuses is not. `key` and `nonce` are those of a life that has begun elsewhere.
+    Attempts are repeated for `wait_s` while the coordinator is not up; a refusal is
+    final. `key` and `nonce` are those of an incarnation that has begun at another
+    address.
 
     Raises:
-        Unreachable: nobody answers there.
+        Unreachable: no coordinator answers there.
         Refused: it does not know the token, or shows another certificate.
         UsageError: the address, the token or the heartbeat interval is wrong.
     """
     url = parse_run_url(run)
-    caller, headers = call_to(url, surroundings, role=Role.ISLAND)
+    caller, headers = call_to(url, paths, role=Role.ISLAND)
     try:
-        ask = partial(_info, caller, headers, url, surroundings.certificate)
+        ask = partial(_info, caller, headers, url, paths.certificate)
         info = _within(wait_s, ask, url, clock)
-        heartbeat_s = _heartbeat_s(surroundings.heartbeat_s, info)
+        heartbeat_s = _heartbeat_s(paths.heartbeat_s, info)
     except BaseException:
         caller.close()
         raise
@@ -129,7 +130,7 @@ def connect(
     )
     line = HttpLine(caller, clock=clock, headers=headers, run=info.run)
     if key is None:
-        key = life_key(island, run=info.run, surroundings=surroundings)
+        key = connection_key(island, run=info.run, paths=paths)
     exchange = CoordinatorExchange(
         line,
         key=key,
@@ -140,16 +141,16 @@ def connect(
 
 
 def connect_read_only(
-    run: str, *, surroundings: CredentialPaths, clock: Clock, wait_s: float = REACH_S
+    run: str, *, paths: CredentialPaths, clock: Clock, wait_s: float = REACH_S
 ) -> tuple[HttpClient, dict[str, str], Info]:
-    """Return a caller of a coordinator, for who does not join its run.
+    """Return an HTTP client for a coordinator, without joining its run.
 
     Raises what `connect` does.
     """
     url = parse_run_url(run)
-    caller, headers = call_to(url, surroundings, role=Role.ISLAND)
+    caller, headers = call_to(url, paths, role=Role.ISLAND)
     try:
-        ask = partial(_info, caller, headers, url, surroundings.certificate)
+        ask = partial(_info, caller, headers, url, paths.certificate)
         info = _within(wait_s, ask, url, clock)
         return caller, headers, info
     except BaseException:
@@ -174,21 +175,21 @@ def wait_until_up(
 
 
 class _NotYet(Exception):
-    """A coordinator may come up where none is; its cause says what was met."""
+    """No coordinator is up, but one may come up; the cause is the transport error."""
 
 
 def _within(wait_s: float, ask: Callable[[], T], url: RunUrl, clock: Clock) -> T:
-    """Ask again and again while no coordinator is there yet."""
+    """Repeat `ask` until a coordinator is up, for `wait_s` at most."""
     until_s, pause_s = clock.now_s() + wait_s, FIRST_PAUSE_S
     while True:
         try:
             return ask()
         except _NotYet as exc:
             if clock.now_s() + pause_s > until_s:
-                said = f"{exc} It was asked for {wait_s:g} s."
-                raise Unreachable(said) from exc.__cause__
+                message = f"{exc} Atoll has retried for {wait_s:g} s."
+                raise Unreachable(message) from exc.__cause__
             if pause_s == FIRST_PAUSE_S:
-                log.warning("%s is asked again for %g s: %s", url, wait_s, exc)
+                log.warning("retrying %s for %g s: %s", url, wait_s, exc)
         threading.Event().wait(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -206,7 +207,7 @@ def _answer(
     url: RunUrl,
     certificate: Path | None,
 ) -> HttpReply:
-    """Return a good answer; `_NotYet` says that a coordinator may come up there."""
+    """Return a reply of status 200; raise `_NotYet` if a coordinator may come up."""
     try:
         reply = caller.call("GET", target, headers=headers, is_repeatable=True)
     except Unreachable as exc:
@@ -225,42 +226,42 @@ def _answer(
     return reply
 
 
-def _may_come_up(met: BaseException | None) -> bool:
-    """Return whether a coordinator that starts would answer where this was met.
+def _may_come_up(error: BaseException | None) -> bool:
+    """Return whether a retry can succeed once a coordinator is up.
 
-    Not where a name is unknown, TLS is not spoken, or something else is: who accepts
-    and says nothing is not asked again either.
+    Not if the host name is unknown, the peer has no TLS, or the peer accepts and then
+    sends nothing.
     """
-    if isinstance(met, ConnectionBroken):
-        return met.is_unanswered
-    if isinstance(met, socket.gaierror):
-        return met.errno == socket.EAI_AGAIN
-    if isinstance(met, ssl.SSLError):
-        return isinstance(met, ssl.SSLEOFError)
-    return isinstance(met, OSError) and not isinstance(met, TimeoutError)
+    if isinstance(error, ConnectionBroken):
+        return error.is_unanswered
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_AGAIN
+    if isinstance(error, ssl.SSLError):
+        return isinstance(error, ssl.SSLEOFError)
+    return isinstance(error, OSError) and not isinstance(error, TimeoutError)
 
 
 def call_to(
-    url: RunUrl, surroundings: CredentialPaths, *, role: Role
+    url: RunUrl, paths: CredentialPaths, *, role: Role
 ) -> tuple[HttpClient, dict[str, str]]:
-    """Return a caller of a coordinator, and the headers that show who calls.
+    """Return an HTTP client for a coordinator, and the headers that authorise it.
 
     Raises:
         UsageError: no token is known for it.
     """
-    known = Credentials(surroundings.credentials).find(str(url))
-    token = known.token(role) if known else None
-    if surroundings.token_file is not None:
-        token = read_token(surroundings.token_file, is_given=True)
+    entry = Credentials(paths.credentials).find(str(url))
+    token = entry.token(role) if entry else None
+    if paths.token_file is not None:
+        token = read_token(paths.token_file, is_given=True)
     if token is None:
         raise UsageError(
             f"No token is known for {url}. Set ATOLL_TOKEN_FILE, or paste an "
             "invitation: `atoll join INVITATION -- COMMAND`."
         )
-    pin = known.pin if known else None
-    shown, key = surroundings.certificate, surroundings.certificate_key
-    if shown is None and known is not None:
-        shown, key = known.certificate, None
+    pin = entry.pin if entry else None
+    shown, key = paths.certificate, paths.certificate_key
+    if shown is None and entry is not None:
+        shown, key = entry.certificate, None
     tls = calling_context(pin, certificate=shown, key=key)
     caller = HttpClient(
         url.address.host,
@@ -279,17 +280,17 @@ def _heartbeat_s(given_s: float | None, info: Info) -> float:
     if not 0.0 < given_s <= info.lease_s / 2:
         raise UsageError(
             f"ATOLL_HEARTBEAT_S={given_s:g} does not keep a lease of {info.lease_s:g} "
-            f"s: two heartbeats must fit. Give at most {info.lease_s / 2:g}, or leave "
-            "it to the run."
+            f"s: two heartbeats must fit. Give at most {info.lease_s / 2:g}, or unset "
+            "it."
         )
     return given_s
 
 
 class CollectiveConnection:
-    """A collective's exchange, and this rank's own line to the coordinator.
+    """A collective's exchange, and this rank's own connection to the coordinator.
 
     Raises:
-        AtollError: what `connect` raises. The other ranks are told, and raise too.
+        AtollError: the errors of `connect`. All other ranks raise then, too.
     """
 
     def __init__(
@@ -297,33 +298,33 @@ class CollectiveConnection:
         run: CollectiveRun,
         *,
         island: str | None,
-        surroundings: CredentialPaths,
+        paths: CredentialPaths,
         clock: Clock,
         key: bytes | None = None,
     ) -> None:
         self._run = run
         if key is None and island is None:
-            # Whoever is named by the run has no key of its own on this machine.
+            # An island that is named by the run has no key on this machine.
             key = secrets.token_bytes(32)
         try:
-            self._way = connect(
+            self._connection = connect(
                 run.url,
                 island=island,
-                surroundings=surroundings,
+                paths=paths,
                 clock=clock,
                 key=key,
             )
         except AtollError as exc:
             run.fail(f"A rank of the collective cannot reach the run: {exc}")
             raise
-        self.exchange = run.attach(self._way.exchange)
+        self.exchange = run.attach(self._connection.exchange)
 
     def costs(self) -> dict[str, float]:
-        """Return what went between the ranks, under the names that loggers see."""
+        """Return the traffic between the ranks, under the names that loggers see."""
         return self._run.costs()
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """Bound the time of a farewell, and close the line after it."""
-        with self._way.leaving():
+        """Bound the time that leaving takes, and close the connection after it."""
+        with self._connection.leaving():
             yield

@@ -54,7 +54,7 @@ from atoll.wire import FrameKind, Header, Verdict, update_digest
 
 
 class Driver:
-    """One life of the island machine, from joining until the run or the life ends."""
+    """Runs the island machine for one incarnation: performs its actions."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class Driver:
     ) -> None:
         self._exchange, self._joined, self._slots = exchange, joined, slots
         self._tally, self._clock = tally, clock
-        self.courier = SyncWorker(exchange, joined, slots, memory, tally, background)
-        self._departing = DepartureSender(exchange, self.courier, memory)
+        self.worker = SyncWorker(exchange, joined, slots, memory, tally, background)
+        self._departing = DepartureSender(exchange, self.worker, memory)
         self.ledger = WorkLedger(joined, tally)
         self._live = LiveWeights(
             memory,
@@ -85,25 +85,25 @@ class Driver:
         self._state = state or begin(joined, slots, self._plan)
         self.position, self.has_ended = joined.position, self._state.has_ended
         self.clock = RunClock.of(joined.position, syncs=0)
-        self.before_seal: Callable[[], None] = _nothing
+        self.before_seal: Callable[[], None] = _no_callback
         """Called before an update is sealed."""
 
         self.failure: Exception | None = None
-        """Why this life cannot go on, if it cannot."""
+        """The error after which this incarnation cannot continue."""
 
         self.step = self._state.step
         self._wakes_at = wakes_at(self._state, self._plan)
         for slot, book in zip(slots, self._state.books, strict=True):
             if slot.sealed is not None:
-                self.courier.resume(slot, book)
+                self.worker.resume(slot, book)
 
     def save(self, *, is_exact: bool) -> SavedIsland:
-        """Return this island for a checkpoint, while the slots stand still."""
+        """Return this island for a checkpoint. The caller holds the slots' locks."""
         is_exact = is_exact and is_standing(self._slots)
         fragments = self._memory.saving(
             self._slots,
             self._joined.settings.sync,
-            made=(self._tally.inner_steps, self._tally.tokens),
+            trained=(self._tally.inner_steps, self._tally.tokens),
             is_exact=is_exact,
         )
         return save_island(
@@ -117,23 +117,23 @@ class Driver:
 
     @property
     def wakes_in(self) -> int:
-        """How many inner steps from here the machine has something to do."""
+        """Inner steps until the machine has an action to perform."""
         return max(1, self._wakes_at - self.step)
 
     @property
     def is_awake(self) -> bool:
-        """Whether the machine has anything to do at this step."""
+        """Whether the machine has an action to perform at this step."""
         return self.step >= self._wakes_at
 
     def beat(self) -> None:
-        """Tell the run where this island is, and learn where the run is."""
+        """Send a heartbeat with this island's step, and store the run's position."""
         self.position = self._exchange.heartbeat(self._beat())
 
     def perform(self, event: Event) -> None:
-        """Let the machine decide, and do what it says.
+        """Give the machine an event, and perform all actions that follow.
 
         Raises:
-            Exception: whatever an action raised; this life is over then.
+            Exception: an action failed; this incarnation is over then.
         """
         try:
             self._perform_all(deque(self._advance(event)))
@@ -145,7 +145,7 @@ class Driver:
         self._wakes_at = wakes_at(self._state, self._plan)
 
     def depart(self) -> None:
-        """Give away what has not counted, once the courier has stopped."""
+        """Publish the work that has not counted. The worker has stopped before."""
         try:
             self.perform(Leaving())
         except RunEnded:
@@ -168,8 +168,8 @@ class Driver:
                 case Await(fragment, round):
                     self._seal(self._slots[fragment], round, is_awaited=True)
                 case Take(fragment, round):
-                    more = self._take(self._slots[fragment], round)
-                    actions.extendleft(reversed(more))
+                    next_actions = self._take(self._slots[fragment], round)
+                    actions.extendleft(reversed(next_actions))
                 case Resend(fragment, round):
                     self._departing.resend(
                         self._slots[fragment],
@@ -190,22 +190,22 @@ class Driver:
     def _seal(
         self, slot: IslandFragment, round: int, *, is_awaited: bool = False
     ) -> None:
-        """Copy the live weights, and leave the rest to the courier."""
+        """Copy the live weights; the worker encodes and sends them."""
         if not is_awaited:
             self._live.give_back(slot)
             self.before_seal()
         slot.sealed = self._live.seal(slot, round, is_awaited=is_awaited)
         book = self._state.books[slot.index]
         if is_awaited:
-            self.courier.expect(slot, book)
+            self.worker.expect(slot, book)
         else:
-            self.courier.send(slot, book)
+            self.worker.send(slot, book)
 
     def _take(self, slot: IslandFragment, round: int) -> Sequence[Action]:
         """Wait for an outcome, and take it into the live weights."""
         sealed = slot.sealed
         if sealed is None or sealed.round != round:
-            return []  # a summons came between, and it has been taken already
+            return []  # taken already, after a request for other fragments
         try:
             arrival = self._wait(slot, sealed)
         except RunEnded:
@@ -219,21 +219,21 @@ class Driver:
         position = self._exchange.heartbeat(self._beat())
         self.position = arrival.position or position
         self.clock = RunClock.of(self.position, syncs=self.clock.syncs + 1)
-        taken = OutcomeTaken(
+        outcome_taken = OutcomeTaken(
             fragment=slot.index,
             verdict=arrival.verdict,
             through=arrival.through,
             position=self.position,
         )
-        seen = seen_from(self.position, self._slots, self._state.books, taken)
-        return self._advance(replace(taken, position=seen))
+        seen = seen_from(self.position, self._slots, self._state.books, outcome_taken)
+        return self._advance(replace(outcome_taken, position=seen))
 
     def _wait(
         self, slot: IslandFragment, sealed: UpdateInFlight
     ) -> AppliedOutcome | FragmentsWanted:
         waits_from_s = self._clock.now_s()
         try:
-            return self.courier.wait(sealed, self._beat((slot.index, sealed.round)))
+            return self.worker.wait(sealed, self._beat((slot.index, sealed.round)))
         finally:
             self._tally.wait_s += self._clock.now_s() - waits_from_s
 
@@ -241,11 +241,11 @@ class Driver:
         self, slot: IslandFragment, sealed: UpdateInFlight, arrival: AppliedOutcome
     ) -> None:
         try:
-            self._live.take(slot, sealed, arrival.how)
+            self._live.take(slot, sealed, arrival.decision)
         except BaseException:
-            # Half of the weights may be the outcome's: nothing may depart from them.
+            # Some live weights may be the outcome's: no update may be made of them.
             self.failure = UsageError(
-                f"Island {self._joined.island!r} was interrupted while it took an "
+                f"Island {self._joined.island!r} was interrupted while it adopted an "
                 "outcome. Join again."
             )
             raise
@@ -253,7 +253,7 @@ class Driver:
         slot.sealed = None
 
     def _forget_void(self) -> None:
-        """Forget the waits that a summons has ended: nothing was sealed for them."""
+        """Forget awaited rounds that the run requests an update for after all."""
         for slot in self._slots:
             if slot.sealed is not None and slot.sealed.is_void:
                 self._live.forget(slot.sealed)
@@ -265,11 +265,11 @@ class Driver:
             incarnation=self._joined.incarnation,
             step=self.step,
             waits_for=waits_for,
-            holds=tuple(slot.held for slot in self._slots),
+            holds=tuple(slot.held_round for slot in self._slots),
         )
 
     def _rest_round(self, fragment: int, round: int) -> int:
-        """Return the round for the rest: an interrupted seal is still to be made."""
+        """Return the round of the remaining work: that of an interrupted seal first."""
         flight = self._state.books[fragment].flight
         was_interrupted = flight and self._slots[fragment].sealed is None
         return flight.round if flight and was_interrupted else round
@@ -279,7 +279,7 @@ class Driver:
         if not (self.ledger.has_rest(slot) or self._memory.has_left_over(slot)):
             return
         if self._state.books[slot.index].next_round <= slot.counted_through:
-            return  # made again: an earlier life's update has all of it
+            return  # repeated work: an update of an earlier incarnation contains it
         rest = self._live.seal(slot, round)
         if not self._departing.send_rest(slot, rest, self._beat((slot.index, round))):
             self.ledger.lose(slot)
@@ -289,12 +289,12 @@ class Driver:
         self.ledger.end(self._slots)
 
 
-def _nothing() -> None:
-    """Nobody wants anything done."""
+def _no_callback() -> None:
+    """Do nothing before a seal."""
 
 
 class LiveWeights:
-    """What a framework trains, as seals and outcomes see it."""
+    """The live weights of a framework: copied by seals, changed by outcomes."""
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class LiveWeights:
     def seal(
         self, slot: IslandFragment, round: int, *, is_awaited: bool = False
     ) -> UpdateInFlight:
-        """Return an update that holds all up to here, its bytes still to be made."""
+        """Return an update with the work up to here, not encoded yet."""
         number = next(self._numbers)
         with span("seal"):
             base = self._memory.hold(slot, number)
@@ -328,37 +328,37 @@ class LiveWeights:
         )
 
     def take(
-        self, slot: IslandFragment, sealed: UpdateInFlight, how: WorkDecision
+        self, slot: IslandFragment, sealed: UpdateInFlight, decision: WorkDecision
     ) -> None:
-        """Take the slot's anchor into the live weights, as an outcome says."""
-        way = adopt_mode(how, self._sync)
+        """Adopt the slot's anchor into the live weights, as decided by the outcome."""
+        mode = adopt_mode(decision, self._sync)
         is_untrained = sealed.inner_steps == self._tally.inner_steps
-        if way == "rebase" and is_untrained:
-            way = "replace"
+        if mode == "rebase" and is_untrained:
+            mode = "replace"
         with span("apply"):
-            self._memory.take(slot, sealed, way, keep_local=self._sync.keep_local)
+            self._memory.take(slot, sealed, mode, keep_local=self._sync.keep_local)
         self.forget(sealed)
-        if slot.held_back is not None and slot.held_back.left is not None:
+        if slot.held_back is not None and slot.held_back.remaining_after is not None:
             self.give_back(slot)
 
     def give_back(self, slot: IslandFragment) -> None:
-        """Put saved work into the live weights that waited for an outcome."""
-        held = slot.held_back
-        if held is None:
+        """Add held-back work to the live weights, as far as it has not counted."""
+        held_back = slot.held_back
+        if held_back is None:
             return
-        if held.left is None:
-            self._memory.leave_over(slot, held.saved, held.remains)
-        self._memory.give(slot, held.saved, held.remains)
-        slot.settle(*held.settled)
+        if held_back.remaining_after is None:
+            self._memory.leave_over(slot, held_back.saved, held_back.remains)
+        self._memory.give(slot, held_back.saved, held_back.remains)
+        slot.settle(*held_back.settled)
         slot.held_back = None
 
     def forget(self, sealed: UpdateInFlight) -> None:
-        """Let an update's memory serve others."""
+        """Make an update's buffers available again."""
         self._memory.forget(sealed)
 
 
 def plan_of(joined: JoinReply, slots: Sequence[IslandFragment]) -> SyncPlan:
-    """Return what is due when, as the run's settings say."""
+    """Return when each fragment is due, by the run's settings."""
     sync = joined.settings.sync
     return SyncPlan(
         sync_every=sync.sync_every,
@@ -376,7 +376,7 @@ def begin(
 
 
 def _position_of(joined: JoinReply, slots: Sequence[IslandFragment]) -> Position:
-    """Where this island starts: a state may be newer than the join reply."""
+    """Return the island's first position: a state may be newer than the reply."""
     position = joined.position
     return Position(
         step=position.step,
@@ -389,7 +389,7 @@ def _position_of(joined: JoinReply, slots: Sequence[IslandFragment]) -> Position
 def _still_spoken_for(
     joined: JoinReply, slots: Sequence[IslandFragment]
 ) -> tuple[int, ...]:
-    """Return what an earlier life has published for the round that is open here."""
+    """Return the fragments whose open round has an update of an earlier incarnation."""
     opened = joined.position.rounds
     return tuple(
         index
@@ -399,38 +399,39 @@ def _still_spoken_for(
 
 
 class DepartureSender:
-    """Publishes what a courier has left, marked departing."""
+    """Publishes the work that no round has counted, marked departing."""
 
-    def __init__(self, exchange: Exchange, courier: SyncWorker, memory: Memory) -> None:
-        self._exchange, self._courier, self._memory = exchange, courier, memory
+    def __init__(self, exchange: Exchange, worker: SyncWorker, memory: Memory) -> None:
+        self._exchange, self._worker, self._memory = exchange, worker, memory
 
     def resend(self, slot: IslandFragment, book: FragmentSync, beat: Heartbeat) -> None:
         """Publish the update in flight again, same bytes, marked departing.
 
-        One whose outcome is known has its receipt, and its body serves others by now.
-        If the round is over, its outcome decides about the rest.
+        Nothing if its outcome is known: its buffers may be reused by now. If the round
+        is over, its outcome decides about the remaining work.
         """
         sealed = slot.sealed
         if sealed is None:
-            return  # interrupted before the seal: all of it goes with the rest
+            return  # interrupted before the seal: `send_rest` publishes all of it
         frame = sealed.frame
         if frame is None or sealed.outcome is not None:
             return
         if sealed.round <= slot.counted_through:
-            return  # an earlier life's update of the same work stands
+            return  # an earlier incarnation has published the same work
         frame = Frame(replace(frame.header, kind=FrameKind.DEPARTING), frame.body)
         try:
             if self._depart(frame, beat) is None:
                 return
         except OutcomeLost:
-            pass  # the receiver meets the same, and starts over
+            pass  # `receive` raises the same, and starts over
         except RunEnded:
-            slot.sealed = None  # all of it is too late, as the rest will be told
+            slot.sealed = None  # too late: `send_rest` reports all of it as lost
             return
         if not sealed.arrival.done():
-            self._courier.receive(slot, sealed, book)
+            self._worker.receive(slot, sealed, book)
         if sealed.outcome is None:
-            # An earlier life's stands, or the line has failed: all goes with the rest.
+            # An earlier incarnation's update is staged, or the line has failed:
+            # `send_rest` publishes all of it.
             slot.sealed = None
 
     def send_rest(
@@ -438,8 +439,8 @@ class DepartureSender:
     ) -> bool:
         """Publish the work since the last seal as a departing update.
 
-        Its values are what was there at the seal, or was loaded, minus what is there
-        now. False: it is lost, for no round has taken it.
+        Its values are the weights at the seal, or as loaded, minus the live weights.
+        Return False if no round has taken it: the work is lost.
         """
         flying = slot.sealed
         is_difference = flying is not None and (
@@ -455,7 +456,7 @@ class DepartureSender:
         try:
             return self._send_departing(slot, rest, beat, is_difference=is_difference)
         except (OutcomeLost, RunEnded):
-            return False  # perhaps it counted: it must not count twice
+            return False  # it may have counted, and must not count twice
 
     def _send_departing(
         self,
@@ -465,10 +466,10 @@ class DepartureSender:
         *,
         is_difference: bool,
     ) -> bool:
-        """Publish for the round that is open, however many close meanwhile."""
+        """Publish for the open round; try the next one when it closes meanwhile."""
         first = rest.round
         while rest.round <= first + CARRIED_ROUNDS:
-            frame = self._courier.seal(
+            frame = self._worker.seal(
                 slot, rest, FrameKind.DEPARTING, is_difference=is_difference
             )
             if not frame.header.elements:
@@ -478,28 +479,28 @@ class DepartureSender:
             except Refused:
                 if rest.round == first:
                     raise
-                return False  # earlier lives speak for every round that takes any
+                return False  # earlier incarnations have updates in all open rounds
             if missed is None:
                 return True
             rest.round = missed
         return False
 
     def _depart(self, frame: Frame, beat: Heartbeat) -> int | None:
-        """Publish a departing update until it stands, or its round is over.
+        """Publish a departing update until it is staged, or its round is over.
 
-        Return the round to try instead, if this one has closed without it. None: it
-        stands, or an outcome lists it.
+        Return the round to try instead, if this one has closed without it. Return None
+        if the update is staged, or an outcome lists it.
         """
         header = frame.header
-        self._exchange.heartbeat(self._courier.fresh(beat))
+        self._exchange.heartbeat(self._worker.fresh(beat))
         while True:
-            reception = self._courier.publish(frame)
+            reception = self._worker.publish(frame)
             if reception is Reception.STAGED:
                 return None
             if reception is Reception.SPOKEN_FOR:
                 return header.round + 1
-            beat = self._courier.fresh(beat)
-            self._courier.bring_lost(self._exchange.heartbeat(beat, at_once=True))
+            beat = self._worker.fresh(beat)
+            self._worker.bring_lost(self._exchange.heartbeat(beat, at_once=True))
             outcome = self._exchange.outcome(
                 header.fragment, header.round, wait_s=POLL_S
             )
@@ -507,7 +508,7 @@ class DepartureSender:
                 return self._missed(header, outcome)
 
     def _missed(self, header: Header, outcome: Outcome) -> int | None:
-        """Return the round that is open now, unless an outcome lists the update."""
+        """Return the round that is open now; None if an outcome lists the update."""
         roster = outcome.agreed.header.roster
         assert roster is not None
         verdict = verdict_of(roster, header.island, update_digest(header))
@@ -516,8 +517,8 @@ class DepartureSender:
         entry = roster.entry(header.island)
         if entry is not None and verdict is Verdict.REFUSED:
             warnings.warn(
-                f"Round {header.round} refused what island {header.island!r} leaves of "
-                f"fragment {header.fragment}: {entry.reason}.",
+                f"Round {header.round} refused the departing update of island "
+                f"{header.island!r} for fragment {header.fragment}: {entry.reason}.",
                 AtollWarning,
                 stacklevel=2,
             )
@@ -529,7 +530,7 @@ def _takes_rest_along(flying: UpdateInFlight) -> bool:
     if flying.frame is not None and flying.frame.header.refused:
         return True
     outcome = flying.outcome
-    return outcome is not None and outcome.how in (
+    return outcome is not None and outcome.decision in (
         WorkDecision.DROP,
         WorkDecision.REFUSE,
     )

@@ -21,7 +21,7 @@ from atoll.weights.layout import first_non_finite
 from atoll.wire import OuterValues
 
 Bring = Callable[[JoinReply], None]
-"""Brings a run what its founder has beside weights."""
+"""Publishes the constants of a founder to its run."""
 
 
 def enter(
@@ -33,12 +33,12 @@ def enter(
     saved: ResumeSource | None = None,
     bring: Bring | None = None,
 ) -> EnteredIsland:
-    """Join, and return the reply with one slot per fragment.
+    """Join, and return the reply with one `IslandFragment` per fragment.
 
-    Afterwards the live weights are the run's, or those of a checkpoint that goes on. On
-    an error, or when SIGTERM ends it, the island is no member: it says so within
-    `leaving`, or its lease runs out. `bring` is what a founder does before it gives the
-    run its first weights.
+    Afterwards the live weights are the run's, or those of the resumed checkpoint. On an
+    error, or when SIGTERM ends it, the island is no member: it leaves within
+    `leaving`, or its lease expires. A founder calls `bring` before it publishes the
+    first weights.
     """
     while True:
         joined = exchange.join(request)
@@ -56,7 +56,7 @@ def enter(
 
 @dataclass(frozen=True)
 class ResumeSource:
-    """A checkpoint's island, and what works behind it."""
+    """A checkpoint's island, and the runtime for its updates in flight."""
 
     island: SavedIsland
     background: Runtime
@@ -89,7 +89,7 @@ def _enter(
 def _founder(
     joined: JoinReply, saved: SavedIsland
 ) -> tuple[IslandCounters, ResumeReport]:
-    """Return what goes on of an island whose run has to be founded anew."""
+    """Return the counters and the report of an island that founds its run again."""
     if not saved.is_exact:
         raise UsageError(
             f"The run {joined.run!r} has no weights, and the checkpoint of island "
@@ -97,8 +97,8 @@ def _founder(
             "Join the run that has them, or found this one without the checkpoint."
         )
     steps, tokens = saved.progress
-    why = "the run is empty: it is founded with the weights of the checkpoint"
-    resumed = ResumeReport(is_exact=False, why=why, saved=saved.progress)
+    reason = "the run is empty: it is founded with the weights of the checkpoint"
+    resumed = ResumeReport(is_exact=False, reason=reason, saved=saved.progress)
     tally = IslandCounters(
         inner_steps=steps, tokens=tokens, earlier_steps=steps, earlier_tokens=tokens
     )
@@ -122,7 +122,7 @@ def _slot(
 def state_frame(
     joined: JoinReply, fragment: int, state: FragmentState, outer: OuterValues
 ) -> Frame:
-    """Return the run's state of a fragment as this island brings it."""
+    """Return the frame with which this island publishes a fragment's state."""
     header, body = state.to_frame(
         run=joined.run,
         fragment=fragment,
@@ -139,7 +139,7 @@ def _founding(joined: JoinReply, slot: IslandFragment, state: FragmentState) -> 
     if (bad := first_non_finite(anchor)) is not None:
         raise NonFinite(
             f"{layout.name_at(bad)!r} holds {anchor[bad]}, and a run cannot be founded "
-            "on that. Initialise the model anew.",
+            "on that. Initialise the model again.",
             index=bad,
         )
     outer = terms_of(layout, joined.settings).outer

@@ -1,4 +1,4 @@
-"""What an island reads from its environment: addresses and secrets, nothing else."""
+"""The environment variables of an island: addresses and secrets, nothing else."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from atoll.security import credentials_directory
 
 @dataclass(frozen=True, kw_only=True)
 class CredentialPaths:
-    """Where an island's credentials are."""
+    """The files of an island's credentials, and its heartbeat interval."""
 
     credentials: Path
-    """The user's own, by run."""
+    """The user's credentials, by run."""
 
     keys: Path
-    """Of the islands that this user has started."""
+    """The keys of the islands that this user has started."""
 
     token_file: Path | None = None
     certificate: Path | None = None
-    """The island's own, for a coordinator that asks for one."""
+    """The island's certificate, for a coordinator that requires one."""
 
     certificate_key: Path | None = None
     heartbeat_s: float | None = None
@@ -30,19 +30,19 @@ class CredentialPaths:
 
 @dataclass(frozen=True, kw_only=True)
 class DefinitionPolicy:
-    """Where models' definitions are put, and whose code may run."""
+    """The directories of model definitions, and the consent to run their code."""
 
     staged: Path
-    """Of every run, by digest."""
+    """Bundles of all runs, by digest."""
 
     trusted: Path
-    """What this user has consented to, by digest."""
+    """Bundles that this user has consented to, by digest."""
 
     consent: str | None = None
-    """By ATOLL_TRUST_CODE: a digest, or "none" when somebody was asked and said no."""
+    """From ATOLL_TRUST_CODE: a digest, or "none" if the user has denied consent."""
 
     rank: int = 0
-    """Which of an island's processes this is."""
+    """The rank of this process in its island."""
 
 
 def run_from_environment() -> str:
@@ -66,7 +66,7 @@ def island_from_environment() -> str | None:
 
 
 def surroundings_from_environment() -> CredentialPaths:
-    """Return where this user's credentials are.
+    """Return the paths of this user's credentials.
 
     Raises:
         UsageError: ATOLL_HEARTBEAT_S is no number.
@@ -84,8 +84,8 @@ def surroundings_from_environment() -> CredentialPaths:
 
 
 def definitions_from_environment() -> DefinitionPolicy:
-    """Return where definitions are, and what this user lets run of them."""
-    rank = os.environ.get("RANK", "")  # as torchrun says it
+    """Return the directories of definitions, and this user's consent to their code."""
+    rank = os.environ.get("RANK", "")  # set by torchrun
     return DefinitionPolicy(
         staged=_cache() / "atoll" / "bundles",
         trusted=surroundings_from_environment().credentials.parent / "trusted",
@@ -95,21 +95,23 @@ def definitions_from_environment() -> DefinitionPolicy:
 
 
 def _cache() -> Path:
-    said = os.environ.get("XDG_CACHE_HOME")
-    # As its specification has it, a relative path is not heeded.
-    return Path(said) if said and Path(said).is_absolute() else Path.home() / ".cache"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    # The XDG specification says to ignore a relative path.
+    return (
+        Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
+    )
 
 
 def _path(name: str) -> Path | None:
-    said = os.environ.get(name)
-    return Path(said) if said else None
+    value = os.environ.get(name)
+    return Path(value) if value else None
 
 
 def _seconds(name: str) -> float | None:
-    said = os.environ.get(name)
-    if not said:
+    value = os.environ.get(name)
+    if not value:
         return None
     try:
-        return float(said)
+        return float(value)
     except ValueError as exc:
-        raise UsageError(f"{name}={said!r} is no number of seconds.") from exc
+        raise UsageError(f"{name}={value!r} is no number of seconds.") from exc

@@ -31,7 +31,7 @@ from atoll.weights.layout import F32
 from atoll.wire import Codec, Header, Roster, update_digest
 
 KEPT_OUTCOMES = 2
-"""As many rounds as work is carried over."""
+"""Outcomes kept per fragment: as many as rounds that work is carried over."""
 
 
 @dataclass(kw_only=True)
@@ -40,41 +40,41 @@ class UpdateInFlight:
 
     round: int
     base: F32
-    """Local weights at the seal; once the outcome says carry, the old anchor as
+    """Local weights at the seal; once the decision is to carry, the old anchor as
     loaded."""
 
     inner_steps: int
     tokens: int
     weight: int
     number: int = 0
-    """By which the island's memory knows it."""
+    """The number by which the island's memory finds its buffers."""
 
     arrival: Promise[AppliedOutcome | FragmentsWanted]
-    told: set[tuple[int, int]] = field(default_factory=set)
-    """Fragments and rounds that the island was summoned for while it waited."""
+    summoned: set[tuple[int, int]] = field(default_factory=set)
+    """Fragments and rounds that the run has requested while the island waited."""
 
     is_awaited: bool = False
-    """Nothing of this life is in it: an outcome is waited for, and that is all."""
+    """No update of this incarnation: the island only waits for the outcome."""
 
     is_void: bool = False
-    """The run wants an update after all: this wait is over, and another begins."""
+    """The run requests an update after all: this wait is over, another begins."""
 
     frame: Frame | None = None
-    """Set by the sender: these bytes are kept until an outcome lists them."""
+    """Set by the sender, and kept until an outcome lists the update."""
 
     is_part: bool = False
-    """The bytes are made of this and of what other processes hold: one has them."""
+    """The frame is made of the parts of several processes, and one process has it."""
 
     residual_after: F32 | None = None
 
     @property
     def has_bytes(self) -> bool:
-        """Whether the update's bytes are made, here or elsewhere."""
+        """Whether the update is encoded, here or in another process."""
         return self.frame is not None or self.is_part
 
     @property
     def outcome(self) -> AppliedOutcome | None:
-        """What the round came to, if that is known."""
+        """The outcome of the round, once it is applied."""
         if not self.arrival.done() or self.arrival.exception() is not None:
             return None
         result = self.arrival.result()
@@ -90,7 +90,7 @@ class IslandFragment:
     state: FragmentState
     up: Codec
     residual: F32 | None
-    """What the codec has left over; None without error feedback."""
+    """The error of the codec, fed into the next update; None without feedback."""
 
     sealed: UpdateInFlight | None = None
     settled_steps: int = 0
@@ -103,40 +103,39 @@ class IslandFragment:
     """The island's inner steps whose work was dropped after missed rounds."""
 
     outcomes: deque[Header] = field(default_factory=lambda: deque(maxlen=KEPT_OUTCOMES))
-    """The last ones that are in the state, for a run that lost its journal."""
+    """The last outcomes in the state, for a run that has lost its journal."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards `state` while an outcome is applied in the background."""
 
     turn: threading.Lock = field(default_factory=threading.Lock)
-    """Held while an outcome is taken in: without it all of this belongs together."""
+    """Held while an outcome changes the fields: its holder sees them consistent."""
 
     over_through: int = 0
-    """Rounds up to here were over when this life went on from a checkpoint: it takes
-    them one by one, as the life before did."""
+    """Rounds up to here were over when this incarnation resumed a checkpoint: it takes
+    them one by one, as the incarnation before did."""
 
     counted_through: int = 0
-    """The last round that counted an earlier life, whose work this one has too."""
+    """The last round that counted an earlier incarnation with work of this one."""
 
     origin: int = 0
-    """The first life whose updates may hold this one's work; 0: only this one's."""
+    """The first incarnation whose updates may hold this one's work; 0: only its own."""
 
     held_back: HeldBackWork | None = None
-    """Saved work that an update of an earlier life may hold."""
+    """Saved work that an update of an earlier incarnation may hold."""
 
-    held: HeldRound = field(init=False)
-    """The round that the state has reached; read without the lock, by who must not
-    wait for it."""
+    held_round: HeldRound = field(init=False)
+    """The round that the state has reached; heartbeats read it without the lock."""
 
     def __post_init__(self) -> None:
         self.note_held()
 
     def note_held(self) -> None:
-        """Say anew what is held: the state has changed."""
-        self.held = HeldRound(self.state.round, self.state.digest)
+        """Update `held_round` after the state has changed."""
+        self.held_round = HeldRound(self.state.round, self.state.digest)
 
     def read_digest(self) -> bytes:
-        """Return the digest of the state, never of one that is half a round ahead."""
+        """Return the digest of the state, never within an outer step."""
         with self.lock:
             return self.state.digest
 
@@ -146,15 +145,15 @@ class IslandFragment:
             return HeldRound(self.state.round, self.state.digest)
 
     def is_over(self, round: int) -> bool:
-        """Return whether a round was over before this life came to it."""
+        """Return whether a round was over when this incarnation resumed."""
         return round <= self.over_through
 
     def settle(self, inner_steps: int, tokens: int) -> None:
-        """Take note that no further update has to hold what was done up to here."""
+        """Note that no further update has to hold the work up to here."""
         self.settled_steps, self.settled_tokens = inner_steps, tokens
 
     def has_left_over(self) -> bool:
-        """Return whether the codec has left over anything that is not in flight."""
+        """Return whether the residual has anything that is not in flight."""
         residual = self.residual
         if self.sealed is not None and self.sealed.outcome is None:
             residual = self.sealed.residual_after
@@ -163,40 +162,44 @@ class IslandFragment:
 
 @dataclass(kw_only=True)
 class HeldBackWork:
-    """What is put back when the update that stands for `round` does not count."""
+    """Saved work to be added again if the staged update of `round` does not count."""
 
     round: int
     saved: SavedFragment
-    most: RemainingWork
-    """What was left of it before that update: all, or what came since its seal."""
+    remaining_before: RemainingWork
+    """The part that had not counted before that update: all, or since its seal."""
 
     progress: tuple[int, int]
-    """Inner steps and tokens of all lives: settled, if nothing is put back."""
+    """Inner steps and tokens of all incarnations: settled, if nothing is added."""
 
-    left: RemainingWork | None = None
-    """None: no outcome yet."""
+    remaining_after: RemainingWork | None = None
+    """The part that has not counted after that update; None: no outcome yet."""
 
     @property
     def may_stand(self) -> bool:
-        """Whether the update that stands may be the saved one."""
+        """Whether the staged update may be the saved one."""
         update = self.saved.update
         is_of_round = update is not None and update.round == self.round
-        return self.most is RemainingWork.ALL and is_of_round
+        return self.remaining_before is RemainingWork.ALL and is_of_round
 
     @property
     def remains(self) -> RemainingWork:
-        """What is to be put back now: without an outcome nothing stands any more."""
-        return self.most if self.left in (None, RemainingWork.ALL) else self.left
+        """The part to be added now. Without an outcome the update is lost."""
+        return (
+            self.remaining_before
+            if self.remaining_after in (None, RemainingWork.ALL)
+            else self.remaining_after
+        )
 
     @property
     def settled(self) -> tuple[int, int]:
-        """The inner steps and tokens that are settled when that is put back."""
+        """The inner steps and tokens that are settled once it is added."""
         return settled_left(self.saved, self.remains, self.progress)
 
     def judge(self, roster: Roster, island: str) -> None:
-        """Take note of the outcome."""
+        """Set `remaining_after` by the roster of the outcome."""
         since = counted_in(roster, island, self._digest())
-        self.left = remaining_work(
+        self.remaining_after = remaining_work(
             since or CountedSince.NOTHING, is_refused=since is None, is_base_known=True
         )
 
@@ -207,9 +210,9 @@ class HeldBackWork:
         return update_digest(update.frame.header)
 
 
-def adopt_mode(how: WorkDecision, sync: SyncSection) -> str:
-    """Return which text of `weights.adopt` an outcome asks for."""
-    match how:
+def adopt_mode(decision: WorkDecision, sync: SyncSection) -> str:
+    """Return the mode of `weights.adopt` for the decision about an update."""
+    match decision:
         case WorkDecision.ADOPT:
             return sync.adopt
         case WorkDecision.REBASE:

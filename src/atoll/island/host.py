@@ -1,8 +1,8 @@
-"""An island's host: one member of a run, for whatever trains.
+"""An island's host: one member of a run, for any training framework.
 
 The thread that trains calls `stepped`; a step that synchronises nothing costs a
 counter and a heartbeat, and one that seals costs one copy of the live weights.
-`driving.Driver` does what the island machine says.
+`driver.Driver` performs the actions of the island machine.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Host:
         )
         self.joined, self.slots, self.tally = entry.joined, entry.slots, entry.tally
         self.resumed = entry.resumed
-        """What became of a checkpoint, if there was one."""
+        """How the island was resumed; None without a checkpoint."""
 
         self.settings = self.joined.settings
         self._driver = Driver(
@@ -85,13 +85,13 @@ class Host:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The inner steps and tokens of all lives of this island."""
+        """The inner steps and tokens of all incarnations of this island."""
         joined, tally = self.joined, self.tally
         return joined.inner_steps + tally.inner_steps, joined.tokens + tally.tokens
 
     @property
     def settled_steps(self) -> int:
-        """The last seal, in inner steps of all lives, that has come to something."""
+        """Inner steps, over all incarnations, up to the last seal that is settled."""
         return self.joined.inner_steps + max(slot.settled_steps for slot in self.slots)
 
     @property
@@ -101,17 +101,17 @@ class Host:
 
     @property
     def clock(self) -> RunClock:
-        """The run's clock, as the last synchronisation told it."""
+        """The run's clock at the last synchronisation."""
         return self._driver.clock
 
     @property
     def wakes_in(self) -> int:
-        """How many inner steps from here something is due; before, nothing is."""
+        """Inner steps until the next one at which a fragment is due."""
         return self._driver.wakes_in
 
     @property
     def position(self) -> Position:
-        """Where the run was when it last said so."""
+        """The last position that the run has reported."""
         return self._driver.position
 
     @property
@@ -126,11 +126,11 @@ class Host:
         return blake3_digest(digests).hex()[:32]
 
     def stepped(self) -> None:
-        """Count one inner step, and synchronise what is due.
+        """Count one inner step, and synchronise the fragments that are due.
 
         Raises:
             Refused: the run refused this island three times in succession.
-            UsageError: weights by tokens are asked for, and none were reported.
+            UsageError: the run weights updates by tokens, and none were reported.
         """
         if self._is_over():
             return
@@ -146,9 +146,9 @@ class Host:
             self._driver.perform(SyncNow(self._driver.step))
 
     def leave(self, *, depart: bool = True) -> None:
-        """Give away what has not counted, and end the membership. Safe to repeat.
+        """Publish the work that has not counted, and leave the run. Safe to repeat.
 
-        With `depart` False nothing more is published; what was sealed stays sealed.
+        With `depart` False nothing more is published; sealed updates stay published.
         """
         if self.has_left:
             return
@@ -158,30 +158,30 @@ class Host:
                 self._leave(depart=depart)
             self._log_summary()
         except Unreachable as exc:
-            # At most so many: what the run has taken all the same, nobody can say.
+            # An upper bound: an update may have reached the run before the error.
             self._driver.ledger.lose_all(self.slots)
             warnings.warn(
-                f"Island {self.joined.island!r} leaves without a farewell: {exc}",
+                f"Island {self.joined.island!r} leaves without telling the run:  {exc}",
                 AtollWarning,
                 stacklevel=2,
             )
 
     def before_seal(self, act: Callable[[], None]) -> None:
-        """Have something done before an update is sealed, in the thread that trains."""
+        """Call `act` before an update is sealed, in the thread that trains."""
         self._driver.before_seal = act
 
     def pause(self) -> None:
-        """End this life without a farewell: its next one goes on from a checkpoint.
+        """End this incarnation without leaving: the next one resumes a checkpoint.
 
-        Until the lease has run out, and the deadline after it, rounds wait for that.
+        Rounds wait for it until its lease, and the deadline after that, have expired.
         """
         self.has_left = True
         with suppress(Unreachable), self._leaving:
-            self._driver.courier.stop()
+            self._driver.worker.stop()
 
     @contextmanager
     def saving(self, *, is_exact: bool) -> Iterator[SavedIsland]:
-        """Give this island for a checkpoint; its arrays stand still meanwhile.
+        """Give this island for a checkpoint; no outcome changes it within the block.
 
         Only between inner steps.
         """
@@ -189,7 +189,7 @@ class Host:
             yield self._driver.save(is_exact=is_exact)
 
     def stats(self) -> Stats:
-        """Return what people are told of this island."""
+        """Return the statistics that the run shows of this island."""
         return self.tally.stats(self._clock.now_s() - self._joined_at_s)
 
     def read_anchor(self, fragment: int, out: F32) -> int:
@@ -201,7 +201,7 @@ class Host:
 
     def _leave(self, *, depart: bool) -> None:
         try:
-            self._driver.courier.stop()
+            self._driver.worker.stop()
             if self.has_ended:
                 return
             if depart and self._driver.failure is None:

@@ -1,7 +1,7 @@
 """The identity of an island: its key, and the seeds that follow from its name.
 
-A process with the key of an island is that island, whichever process it is. Seeds are
-hashes of names: the same names give the same numbers.
+Any process with the key of an island is that island. Seeds are hashes of names: the
+same names give the same numbers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEY_BYTES = 32
 
 
 def island_key(directory: Path, *, run: str, island: str) -> bytes:
-    """Return the key of an island, made if this is the first time it is asked for.
+    """Return the key of an island; make it if there is none.
 
     Two processes that ask at the same time get the same key.
 
@@ -40,7 +40,7 @@ def island_key(directory: Path, *, run: str, island: str) -> bytes:
 
 
 def keep_key(directory: Path, *, run: str, island: str, key: bytes) -> None:
-    """Let an island have a key that it was given, in place of what was there.
+    """Store a key as that of an island. A former key is replaced.
 
     Raises:
         UsageError: the directory cannot be written.
@@ -49,15 +49,15 @@ def keep_key(directory: Path, *, run: str, island: str, key: bytes) -> None:
     replace_private(private_directory(directory) / _name(run, island), key)
 
 
-def life_key(island: str | None, *, run: str, surroundings: CredentialPaths) -> bytes:
-    """Return the key of an island; one without a name of its own has it for a life."""
+def connection_key(island: str | None, *, run: str, paths: CredentialPaths) -> bytes:
+    """Return the key of an island; for an island without a name, a random key."""
     if island is None:
         return secrets.token_bytes(KEY_BYTES)
-    return island_key(surroundings.keys, run=run, island=island)
+    return island_key(paths.keys, run=run, island=island)
 
 
 def _name(run: str, island: str) -> str:
-    """Return a name that any file system takes, for names that it may not."""
+    """Return a file name that every file system accepts."""
     return blake3_digest(f"{run}\0{island}".encode()).hex()[:32] + ".key"
 
 
@@ -85,6 +85,6 @@ def update_seed(run: str, fragment: int, round: int, island: str) -> int:
     return _hash("update", run, str(fragment), str(round), island)
 
 
-def _hash(*words: str) -> int:
-    joined = b"\0".join(word.encode() for word in words)
+def _hash(*names: str) -> int:
+    joined = b"\0".join(name.encode() for name in names)
     return int.from_bytes(blake3_digest(joined)[:8], "little")

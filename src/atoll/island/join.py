@@ -44,20 +44,20 @@ _NEVER = 2**31 - 1
 
 
 class EarlierIncarnation(Protocol):
-    """What is known of an island's earlier life. Joining is the only caller."""
+    """The checkpoint of an island's earlier incarnation. Only `join_run` calls it."""
 
     @property
     def saved(self) -> SavedIsland | None:
-        """The island of the checkpoint that is gone on from, if there is one."""
+        """The island of the checkpoint to resume, if there is one."""
         ...
 
     @property
     def is_exact(self) -> bool:
-        """Whether this life's next one will go on to the bit."""
+        """Whether the next incarnation can resume this one bitwise."""
         ...
 
     def key(self) -> bytes:
-        """Return the key of an island that is known by its checkpoints alone."""
+        """Return the key of an island that only its checkpoints identify."""
         ...
 
 
@@ -72,12 +72,12 @@ def join_run(
     constants: Constants | None = None,
     bundle: str = "",
 ) -> Host:
-    """Join a run, and return the host whose weights `view` has.
+    """Join a run, and return the host for the live weights `view`.
 
-    With `keeping` it goes on as the checkpoint says that was restored. `memory` is
-    where the weights are, if not in this process alone. `constants` are the model's,
-    which a founder brings; without them the run is founded without. `bundle` is the
-    digest of what the model was built from, if it was built from a run's.
+    With `keeping` the island resumes the checkpoint that was restored. `memory` holds
+    the weights if several processes do. `constants` are those of the model, which a
+    founder publishes if given. `bundle` is the digest of the run's bundle that the
+    model was built from, if any.
 
     SIGTERM meanwhile leaves the run and ends the process, with exit code 0.
 
@@ -92,24 +92,24 @@ def join_run(
         run = MemoryRun(_alone())
     if isinstance(run, MemoryRun):
         request = _request(model, island, keeping, bundle)
-        life = _JoiningIsland(request, keeping, memory, constants)
-        return life.host(run, view, SystemClock(), leaving=nullcontext())
+        joining = _JoiningIsland(request, keeping, memory, constants)
+        return joining.host(run, view, SystemClock(), leaving=nullcontext())
     if not run:
         raise UsageError(
             "run='' names no run. Pass a coordinator's address, an object store's URL, "
             "an atoll.exchange.MemoryRun, or 'none' to train alone."
         )
     island = island or island_from_environment()
-    # Who has no name of its own has its key where its checkpoints are.
+    # The key of an island without a name is beside its checkpoints.
     key = keeping.key() if keeping and island is None else None
     request = _request(model, island, keeping, bundle)
-    life = _JoiningIsland(request, keeping, memory, constants, key)
-    return _join_elsewhere(run, view, life)
+    joining = _JoiningIsland(request, keeping, memory, constants, key)
+    return _join_remote(run, view, joining)
 
 
 @dataclass(frozen=True)
 class _JoiningIsland:
-    """The life of an island that is about to join, or to go on."""
+    """The parts of an island that is about to join or to resume."""
 
     request: JoinRequest
     keeping: EarlierIncarnation | None
@@ -137,7 +137,7 @@ class _JoiningIsland:
         )
 
     def _bring_to(self, keeper: Keeper) -> Bring | None:
-        """Return how a founder brings its constants, if it has any."""
+        """Return the function by which a founder publishes its constants, if any."""
         constants, model = self.constants, self.request.model
         if constants is None:
             return None
@@ -145,7 +145,7 @@ class _JoiningIsland:
 
 
 def is_alone(run: object) -> bool:
-    """Return whether nobody else takes part: the weights are this island's own."""
+    """Return whether the island trains without a run."""
     return run == "none" or (run is None and run_from_environment() == "none")
 
 
@@ -155,55 +155,59 @@ def _request(
     keeping: EarlierIncarnation | None,
     bundle: str,
 ) -> JoinRequest:
-    """Return what is asked for: the name of the life that goes on, if there is one."""
+    """Return the join request, with the island's name of the checkpoint if any."""
     saved = keeping.saved if keeping else None
     name = saved.island if island is None and saved else island
     returns = keeping is not None and keeping.is_exact
     return JoinRequest(model=model, island=name, returns=returns, bundle=bundle)
 
 
-def _join_elsewhere(
-    run: CollectiveRun | str, view: ParameterView, life: _JoiningIsland
+def _join_remote(
+    run: CollectiveRun | str, view: ParameterView, joining: _JoiningIsland
 ) -> Host:
     use_exit_codes()
     with Termination(heed_s=0.0) as termination:
         try:
-            host = _enter(run, view, life)
+            host = _enter(run, view, joining)
             termination.heed()
-        except Interrupted:  # whatever it had joined, it has left
+        except Interrupted:  # `enter` has left the run, if it had joined
             raise SystemExit(0) from None
     if termination.is_asked:
-        host.pause() if life.request.returns else host.leave()
+        host.pause() if joining.request.returns else host.leave()
         raise SystemExit(0)
     return host
 
 
-def _enter(run: CollectiveRun | str, view: ParameterView, life: _JoiningIsland) -> Host:
+def _enter(
+    run: CollectiveRun | str, view: ParameterView, joining: _JoiningIsland
+) -> Host:
     clock = SystemClock()
-    way = _way_to(run, life, clock)
+    connection = _connect(run, joining, clock)
     try:
-        host = life.host(way.exchange, view, clock, leaving=way.leaving())
+        host = joining.host(
+            connection.exchange, view, clock, leaving=connection.leaving()
+        )
     except BaseException:
-        with way.leaving():  # nothing was begun: only the line is to be closed
+        with connection.leaving():  # not joined: only the connection is closed
             raise
-    way.exchange.stats = host.stats
-    host.tally.costs = way.costs
+    connection.exchange.stats = host.stats
+    host.tally.costs = connection.costs
     return host
 
 
-def _way_to(
-    run: CollectiveRun | str, life: _JoiningIsland, clock: Clock
+def _connect(
+    run: CollectiveRun | str, joining: _JoiningIsland, clock: Clock
 ) -> RunConnection | CollectiveConnection:
-    """Return the way to a run; only who goes together needs what that takes."""
-    name, around = life.request.island, surroundings_from_environment()
+    """Return a connection to a run. Collectives are imported only for one."""
+    name, paths = joining.request.island, surroundings_from_environment()
     if isinstance(run, str):
         return RunConnection(
-            run, island=name, surroundings=around, clock=clock, key=life.key
+            run, island=name, paths=paths, clock=clock, key=joining.key
         )
     from atoll.island.connection import CollectiveConnection
 
     return CollectiveConnection(
-        run, island=name, surroundings=around, clock=clock, key=life.key
+        run, island=name, paths=paths, clock=clock, key=joining.key
     )
 
 
@@ -215,18 +219,18 @@ def _alone() -> RunSettings:
 
 
 LEAVE_S = 20.0
-"""How long an island that leaves tries to get where its run has gone."""
+"""How long an island that leaves tries to reach the new address of its run."""
 
 ARRIVE_S = 0.1
-"""How long a coordinator that a run has gone to is asked at a time. It may be served
-much later: between two times an island looks whether it leaves, and rests."""
+"""Timeout of one attempt to reach the new coordinator of a run that has moved. It may
+start much later: between attempts the island pauses, and checks whether it leaves."""
 
 
 class RunConnection:
-    """An exchange that follows its run, and the ways that it takes.
+    """An exchange that follows its run when it moves, and its current connection.
 
     Raises:
-        AtollError: what `connect` and `connect_store` raise.
+        AtollError: the errors of `connect` and `connect_store`.
     """
 
     def __init__(
@@ -234,55 +238,55 @@ class RunConnection:
         run: str,
         *,
         island: str | None,
-        surroundings: CredentialPaths,
+        paths: CredentialPaths,
         clock: Clock,
         key: bytes | None = None,
     ) -> None:
-        self._island, self._around, self._clock = island, surroundings, clock
-        # Whoever was given its name by a run has no key of its own on this machine.
+        self._island, self._paths, self._clock = island, paths, clock
+        # An island that is named by the run has no key on this machine.
         self._key = secrets.token_bytes(32) if island is None and key is None else key
         self._nonce = secrets.token_bytes(16)
-        self._farewells: ExitStack | None = None
+        self._open_connections: ExitStack | None = None
         self._gives_up = threading.Event()
-        self._way = self._to(run, wait_s=None)
+        self._connection = self._connect(run, wait_s=None)
         self.exchange = FollowingExchange(
-            self._way.exchange, self._open, pause=self._pause
+            self._connection.exchange, self._open, pause=self._pause
         )
 
     def costs(self) -> dict[str, float]:
-        """Return what was asked on the way, under the names that loggers see."""
-        return self._way.costs()
+        """Return the costs of the connection, under the names that loggers see."""
+        return self._connection.costs()
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """Bound the time of a farewell, wherever it is said, and close the way."""
+        """Bound the time that leaving takes, at any address, and close after it."""
         timer = threading.Timer(LEAVE_S, self._gives_up.set)
         timer.daemon = True
         timer.start()
-        with ExitStack() as farewells:
-            farewells.callback(timer.cancel)
-            farewells.enter_context(self._way.leaving())
-            self._farewells = farewells
+        with ExitStack() as open_connections:
+            open_connections.callback(timer.cancel)
+            open_connections.enter_context(self._connection.leaving())
+            self._open_connections = open_connections
             yield
 
     def _open(self, target: str) -> RunLocation:
-        self._way.close()
-        self._way = self._to(target, wait_s=ARRIVE_S)
-        if self._farewells is not None:
-            self._farewells.enter_context(self._way.leaving())
-        return self._way.exchange
+        self._connection.close()
+        self._connection = self._connect(target, wait_s=ARRIVE_S)
+        if self._open_connections is not None:
+            self._open_connections.enter_context(self._connection.leaving())
+        return self._connection.exchange
 
-    def _to(
+    def _connect(
         self, run: str, *, wait_s: float | None
     ) -> CoordinatorConnection | StoreConnection:
-        """Return the way to a run; only who goes it needs what that takes."""
+        """Return a connection to a run. Its code is imported only for its kind."""
         if run.startswith(("http://", "https://")):
             from atoll.island.connection import REACH_S, connect
 
             return connect(
                 run,
                 island=self._island,
-                surroundings=self._around,
+                paths=self._paths,
                 clock=self._clock,
                 wait_s=REACH_S if wait_s is None else wait_s,
                 key=self._key,
@@ -293,7 +297,7 @@ class RunConnection:
         return connect_store(
             run,
             island=self._island,
-            surroundings=self._around,
+            paths=self._paths,
             clock=self._clock,
             key=self._key,
             nonce=self._nonce,
@@ -302,6 +306,6 @@ class RunConnection:
     def _pause(self, seconds: float) -> None:
         if self._gives_up.wait(seconds):
             raise Unreachable(
-                "The island could not get where its run has gone in the time that was "
-                "left. What was not confirmed may be lost."
+                "The island could not reach the new address of its run before it had "
+                "to leave. Updates that were not confirmed may be lost."
             )

@@ -40,12 +40,12 @@ class Memory(Protocol):
     """Live weights, anchor, velocity and residual of an island's fragments.
 
     The host is the only caller. It calls `hold` and `take`, which touch the live
-    weights, from the thread that trains, between inner steps. One method for each
-    thing that is done to all of a fragment: their number is that of the round's law.
+    weights, from the thread that trains, between inner steps. There is one method for
+    each operation on all values of a fragment.
     """
 
     def lay_out(self, layout: Layout, joined: JoinReply) -> None:
-        """Learn which fragments there are. Called at every joining, before the rest."""
+        """Set the layout of the fragments. Called first, at every join."""
         ...
 
     def begin(
@@ -55,9 +55,9 @@ class Memory(Protocol):
         terms: Terms,
         state: FragmentState | None,
     ) -> IslandFragment:
-        """Return a fragment in the run's state, which the live weights are from now on.
+        """Return a fragment in the run's state, and write it to the live weights.
 
-        With None the run is founded: the live weights are the anchor.
+        With None the run is founded: the live weights become the anchor.
         """
         ...
 
@@ -69,19 +69,19 @@ class Memory(Protocol):
         self,
         slot: IslandFragment,
         sealed: UpdateInFlight,
-        way: str,
+        mode: str,
         *,
         keep_local: float,
     ) -> None:
-        """Make of the live weights what an outcome makes of them: see `adopt`."""
+        """Adopt an outcome into the live weights by `mode`: see `weights.adopt`."""
         ...
 
     def forget(self, sealed: UpdateInFlight) -> None:
-        """Let the memory of an update serve others."""
+        """Make the buffers of an update available again."""
         ...
 
     def measure(self, slot: IslandFragment) -> bytes:
-        """Return the digest of the state that is there, whatever is remembered."""
+        """Return the digest of the state, computed from its present bytes."""
         ...
 
     def seal(
@@ -93,7 +93,7 @@ class Memory(Protocol):
         decay: float,
         is_difference: bool,
     ) -> tuple[np.ndarray, float]:
-        """Return body and norm of an update, and keep what its codec leaves over.
+        """Return body and norm of an update, and store its new residual.
 
         Raises:
             NonFinite: naming the parameter.
@@ -101,21 +101,21 @@ class Memory(Protocol):
         ...
 
     def keep_loaded(self, slot: IslandFragment, sealed: UpdateInFlight) -> None:
-        """Let an update's base be the anchor as loaded: its work is to be carried."""
+        """Set an update's base to the anchor as loaded: its work is to be carried."""
         ...
 
     def apply(self, slot: IslandFragment, agreed: Frame) -> None:
-        """Take the outer step of a verified outcome: see `FragmentState.apply`."""
+        """Apply the outer step of a verified outcome: see `FragmentState.apply`."""
         ...
 
     def replace(self, slot: IslandFragment, state: FragmentState) -> None:
-        """Take the run's state of a fragment instead of the one that is there."""
+        """Replace the state of a fragment by the run's."""
         ...
 
     def settle(
         self, slot: IslandFragment, sealed: UpdateInFlight, verdict: Verdict
     ) -> None:
-        """Settle the residual by an update's verdict, and keep its bytes no longer."""
+        """Settle the residual by an update's verdict, and release its buffers."""
         ...
 
     def since(
@@ -126,18 +126,18 @@ class Memory(Protocol):
         *,
         is_settled: bool,
     ) -> None:
-        """Let `rest` hold what was learnt since `flying` was sealed, and no more.
+        """Reduce `rest` to the work since `flying` was sealed.
 
-        As long as that is not settled, what its codec left over goes with the rest.
+        Unless `flying` is settled, its residual goes with the rest.
         """
         ...
 
     def has_left_over(self, slot: IslandFragment) -> bool:
-        """Return whether the codec has left over anything that is not in flight."""
+        """Return whether the residual has anything that is not in flight."""
         ...
 
     def whole(self, slot: IslandFragment) -> FragmentState:
-        """Return the state of the whole fragment, to be sent or looked at."""
+        """Return the state of the whole fragment, for sending or reading."""
         ...
 
     def saving(
@@ -145,31 +145,31 @@ class Memory(Protocol):
         slots: Sequence[IslandFragment],
         sync: SyncSection,
         *,
-        made: tuple[int, int],
+        trained: tuple[int, int],
         is_exact: bool,
     ) -> list[SavedFragment]:
-        """Return what a checkpoint holds of the fragments here: see `fragments_of`.
+        """Return the fragments of this process for a checkpoint: see `fragments_of`.
 
-        Called by the thread that trains, while the slots stand still.
+        Called by the thread that trains, which holds the slots' locks.
         """
         ...
 
     def as_work(self, saved: SavedIsland, sync: SyncSection) -> SavedIsland:
-        """Return the work of an island that stood; the live weights are its own."""
+        """Return the work of an exactly saved island, whose live weights are loaded."""
         ...
 
     def require_fitting(self, layout: Layout, saved: Sequence[SavedFragment]) -> None:
-        """Return when what is saved are vectors of this layout.
+        """Return if the saved vectors have this layout.
 
         Raises:
-            UsageError: they are of another one.
+            UsageError: they have another layout.
         """
         ...
 
     def resume(
         self, index: int, layout: FragmentLayout, terms: Terms, saved: SavedFragment
     ) -> IslandFragment:
-        """Return a fragment as it stood, with its update in flight.
+        """Return a fragment in its saved state, with its update in flight.
 
         The live weights are those of the checkpoint already.
         """
@@ -178,7 +178,7 @@ class Memory(Protocol):
     def remake(
         self, slot: IslandFragment, saved: SavedFragment, *, seed: int, decay: float
     ) -> tuple[np.ndarray, float]:
-        """Return body and norm of a saved update, and keep what its codec leaves over.
+        """Return body and norm of a saved update, and store its new residual.
 
         Raises:
             NonFinite: naming the parameter.
@@ -186,15 +186,15 @@ class Memory(Protocol):
         ...
 
     def give(
-        self, slot: IslandFragment, saved: SavedFragment, left: RemainingWork
+        self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
     ) -> None:
-        """Add what is left of saved work to the live weights."""
+        """Add the remaining part of saved work to the live weights."""
         ...
 
     def leave_over(
-        self, slot: IslandFragment, saved: SavedFragment, left: RemainingWork
+        self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
     ) -> None:
-        """Let the residual be that of what is left, if anything is."""
+        """Set the residual to that of the remaining work, if there is any."""
         ...
 
 
@@ -236,18 +236,18 @@ class WholeMemory:
         self,
         slot: IslandFragment,
         sealed: UpdateInFlight,
-        way: str,
+        mode: str,
         *,
         keep_local: float,
     ) -> None:
-        if way == "replace":
+        if mode == "replace":
             self._view.write(slot.index, slot.state.anchor)
             return
         local = self.buffers.vector(slot.layout.elements)
         self._view.read(slot.index, local)
         adopt(
             slot.layout,
-            way,
+            mode,
             slot.state.anchor,
             local,
             sealed.base,
@@ -332,18 +332,18 @@ class WholeMemory:
         slots: Sequence[IslandFragment],
         sync: SyncSection,
         *,
-        made: tuple[int, int],
+        trained: tuple[int, int],
         is_exact: bool,
     ) -> list[SavedFragment]:
-        return fragments_of(slots, self._view, sync, made=made, is_exact=is_exact)
+        return fragments_of(slots, self._view, sync, trained=trained, is_exact=is_exact)
 
     def as_work(self, saved: SavedIsland, sync: SyncSection) -> SavedIsland:
-        made = saved.inner_steps, saved.tokens
-        work = as_work(saved.fragments, self._layout, self._view, sync, made=made)
+        trained = saved.inner_steps, saved.tokens
+        work = as_work(saved.fragments, self._layout, self._view, sync, trained=trained)
         return replace(saved, is_exact=False, fragments=work)
 
     def require_fitting(self, layout: Layout, saved: Sequence[SavedFragment]) -> None:
-        require_sizes([each.elements for each in layout], saved)
+        require_sizes([fragment.elements for fragment in layout], saved)
 
     def resume(
         self, index: int, layout: FragmentLayout, terms: Terms, saved: SavedFragment
@@ -366,9 +366,9 @@ class WholeMemory:
             return self.seal(slot, sealed, seed=seed, decay=decay, is_difference=True)
 
     def give(
-        self, slot: IslandFragment, saved: SavedFragment, left: RemainingWork
+        self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
     ) -> None:
-        difference = difference_left(saved, left)
+        difference = difference_left(saved, remaining)
         if difference is None:
             return
         local = np.empty(slot.layout.elements, np.float32)
@@ -377,19 +377,19 @@ class WholeMemory:
         self._view.write(slot.index, local)
 
     def leave_over(
-        self, slot: IslandFragment, saved: SavedFragment, left: RemainingWork
+        self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
     ) -> None:
-        residual = residual_left(saved, left)
+        residual = residual_left(saved, remaining)
         if slot.residual is not None and residual is not None:
             slot.residual = residual.copy()
 
     def settle_residual(
         self, slot: IslandFragment, sealed: UpdateInFlight, verdict: Verdict
     ) -> None:
-        """Keep the new residual if the update counted, else the one from before it.
+        """Keep the new residual if the update counted, else the one before it.
 
-        The verdict decides, not what becomes of the work since: an update that counted
-        many rounds ago has taken the old residual along, though the rest is dropped.
+        The verdict decides, not the decision about the work: an update that counted
+        many rounds ago contains the old residual, though the work since is dropped.
         """
         if slot.residual is None:
             return
@@ -402,22 +402,22 @@ class WholeMemory:
 
 
 class HostBuffers:
-    """Gives out vectors and takes them back. Any thread may call it."""
+    """A pool of vectors. Any thread may call it."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[type, int], list[np.ndarray]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def vector(self, elements: int) -> F32:
-        """Return an fp32 vector whose content means nothing."""
+        """Return an uninitialised fp32 vector."""
         return self._take(np.float32, elements)
 
     def body(self, size_bytes: int) -> np.ndarray:
-        """Return a byte vector whose content means nothing."""
+        """Return an uninitialised byte vector."""
         return self._take(np.uint8, size_bytes)
 
     def give_back(self, *buffers: np.ndarray | None) -> None:
-        """Make buffers available again; None is passed over."""
+        """Make buffers available again; None is ignored."""
         with self._lock:
             for buffer in buffers:
                 if buffer is not None:
@@ -432,9 +432,9 @@ class HostBuffers:
 
 
 def resumed_update(index: int, saved: SavedFragment) -> UpdateInFlight | None:
-    """Return a fragment's update in flight, as a checkpoint has it.
+    """Return a fragment's update in flight from a checkpoint.
 
-    Its number is below all that this life gives.
+    Its number is below all numbers that this incarnation assigns.
     """
     update = saved.update
     if update is None:
@@ -454,10 +454,10 @@ def resumed_update(index: int, saved: SavedFragment) -> UpdateInFlight | None:
 
 @contextmanager
 def remaking(slot: IslandFragment, saved: SavedFragment) -> Iterator[UpdateInFlight]:
-    """Let a slot be as it was when a saved update was being sealed.
+    """Give a slot the residual it had when a saved update was being sealed.
 
-    What was loaded minus what was there is the saved difference with the other sign,
-    exactly: so the bytes are those that the dead life sent, if it did.
+    The update is the negated saved difference, exactly. So its bytes are those that the
+    earlier incarnation sent, if it did.
     """
     update = saved.update
     assert update is not None
@@ -469,28 +469,28 @@ def remaking(slot: IslandFragment, saved: SavedFragment) -> Iterator[UpdateInFli
         weight=update.weight,
         arrival=Future(),
     )
-    now = slot.residual
-    if now is not None and saved.residual is not None:
+    residual = slot.residual
+    if residual is not None and saved.residual is not None:
         slot.residual = saved.residual
     try:
         yield sealed
     finally:
-        slot.residual = now
+        slot.residual = residual
     update.residual_after = sealed.residual_after
 
 
 def require_sizes(sizes: Sequence[int], saved: Sequence[SavedFragment]) -> None:
-    """Return when saved vectors have these sizes.
+    """Return if saved vectors have these sizes.
 
     Raises:
-        UsageError: they are of another model, or another part of it.
+        UsageError: they belong to another model, or another part of it.
     """
-    theirs = [_elements(each) for each in saved]
-    if theirs != list(sizes):
+    saved_sizes = [_elements(fragment) for fragment in saved]
+    if saved_sizes != list(sizes):
         raise UsageError(
-            f"The checkpoint has fragments of {theirs} elements, and the run of "
-            f"{list(sizes)}: it is of another model, or of one that is spread otherwise"
-            ". Give this island another directory."
+            f"The checkpoint has fragments of {saved_sizes} elements, and the run of "
+            f"{list(sizes)}: it is of another model, or of one that is sharded "
+            "differently. Give this island another directory."
         )
 
 
@@ -502,7 +502,7 @@ def _elements(saved: SavedFragment) -> int:
 def load_kernels(settings: RunSettings) -> None:
     """Load, or compile, the kernels of a run that has these settings.
 
-    Takes seconds, once in a process; whoever forks afterwards has them as well.
+    Takes seconds, once in a process; processes forked afterwards have them, too.
     """
     kernels.warm(
         up=settings.wire.up,

@@ -29,12 +29,12 @@ from atoll.security.private_files import (
 )
 
 BUNDLE_S = 600.0
-"""How long a coordinator may take to send a bundle."""
+"""Timeout of the download of a bundle."""
 
 
 @dataclass(frozen=True)
 class ModelDefinition:
-    """A bundle, where its files are, and whether its run has weights."""
+    """A bundle, the directory of its files, and whether its run has weights."""
 
     bundle: Bundle
     directory: Path
@@ -47,25 +47,25 @@ BUILD_IT = "build it with atoll.torch.build"
 def definition_of(
     run: MemoryRun | str | None, *, remedy: str = BUILD_IT
 ) -> ModelDefinition:
-    """Return what defines a run's model. What was staged before is not sent again.
+    """Return the definition of a run's model. A staged bundle is not fetched again.
 
-    `remedy` is what to do with a run that has no bundle.
+    `remedy` goes into the error about a run without a bundle.
 
     Raises:
         UsageError: there is no such run, or it has no bundle.
-        CorruptError: what came is not what the run's settings name.
+        CorruptError: the bundle is not the one named in the run's settings.
         RemoteError: the run does not answer, or refuses.
         DiskError: it cannot be staged.
     """
     run = run_from_environment() if run is None else run
     if isinstance(run, MemoryRun):
         if run.bundle is None:
-            raise _nothing(run.id, remedy)
+            raise _no_bundle(run.id, remedy)
         data = run.bundle.data
         return _staged(run.bundle.digest, lambda: data, run.model is not None)
     if run in ("", "none"):
         raise UsageError(
-            f"run={run!r} has no bundle: whoever trains alone brings the model."
+            f"run={run!r} has no bundle: a program that trains alone has the model."
         )
     if run.startswith(("http://", "https://")):
         return _at_coordinator(run, remedy)
@@ -82,10 +82,10 @@ def _staged(
     return ModelDefinition(bundle, stage(bundle, root), is_founded)
 
 
-def _nothing(run: str, remedy: str) -> UsageError:
+def _no_bundle(run: str, remedy: str) -> UsageError:
     return UsageError(
-        f"The run {run!r} has no bundle, so that every island brings its model's "
-        f"definition: {remedy}. A bundle is given when a run begins: `atoll serve "
+        f"The run {run!r} has no bundle, so every island must define the model "
+        f"itself: {remedy}. A run gets its bundle at its start: `atoll serve "
         "RUN.toml --bundle DIR`."
     )
 
@@ -94,7 +94,7 @@ def _at_coordinator(run: str, remedy: str) -> ModelDefinition:
     from atoll.island.connection import connect_read_only
 
     caller, headers, info = connect_read_only(
-        run, surroundings=surroundings_from_environment(), clock=SystemClock()
+        run, paths=surroundings_from_environment(), clock=SystemClock()
     )
 
     def fetch() -> bytes:
@@ -115,7 +115,7 @@ def _at_coordinator(run: str, remedy: str) -> ModelDefinition:
 
     try:
         if info.settings.run.bundle is None:
-            raise _nothing(info.run, remedy)
+            raise _no_bundle(info.run, remedy)
         is_founded = bool(info.model_fingerprint)
         return _staged(info.settings.run.bundle, fetch, is_founded)
     finally:
@@ -129,33 +129,33 @@ def _in_store(run: str, remedy: str) -> ModelDefinition:
     with open_read_only(run, clock=SystemClock()) as (lookout, _):
         digest = lookout.sight.settings.run.bundle
         if digest is None:
-            raise _nothing(lookout.run, remedy)
+            raise _no_bundle(lookout.run, remedy)
         store = lookout.store
         return _staged(
             digest, lambda: archive_in(store, digest), lookout.founded is not None
         )
 
 
-SAID_NO = "none"
-"""Where a digest would be: somebody was asked already."""
+DENIED = "none"
+"""The consent, instead of a digest, of a user who has denied it already."""
 
 MAX_NAMES = 12
 _MAX_BYTES = 2**12
 
 
 def require_consent(definition: ModelDefinition) -> None:
-    """Return when a bundle has no code, or this user lets that code run.
+    """Return if a bundle has no code, or this user has consented to run it.
 
     On a terminal the island's first process asks, once.
 
     Raises:
-        UsageError: it may not run; the flag that says otherwise is named.
+        UsageError: it may not run; the message names the flag that allows it.
     """
-    bundle, around = definition.bundle, definitions_from_environment()
-    if not bundle.code or is_trusted(bundle, around):
+    bundle, policy = definition.bundle, definitions_from_environment()
+    if not bundle.code or is_trusted(bundle, policy):
         return
-    may_ask = around.consent != SAID_NO and around.rank == 0 and is_at_terminal()
-    if may_ask and asked(definition, around):
+    may_ask = policy.consent != DENIED and policy.rank == 0 and is_at_terminal()
+    if may_ask and ask_consent(definition, policy):
         return
     raise UsageError(
         f"The run's bundle has code, which would run here as this user: "
@@ -165,34 +165,34 @@ def require_consent(definition: ModelDefinition) -> None:
     )
 
 
-def needs_word(bundle: Bundle) -> bool:
-    """Return whether somebody must say that a bundle may be loaded.
+def needs_consent(bundle: Bundle) -> bool:
+    """Return whether a bundle needs consent beyond the environment's.
 
-    The same on all ranks: what one machine remembers, another may not.
+    The same on all ranks: consent stored on one machine is not considered.
     """
     return bool(bundle.code) and definitions_from_environment().consent != bundle.digest
 
 
-def is_trusted(bundle: Bundle, around: DefinitionPolicy) -> bool:
-    """Return whether this user has let exactly this code run."""
-    if around.consent is not None:
-        return around.consent == bundle.digest
+def is_trusted(bundle: Bundle, policy: DefinitionPolicy) -> bool:
+    """Return whether this user has consented to exactly this code."""
+    if policy.consent is not None:
+        return policy.consent == bundle.digest
     try:
-        said = read_private(
-            around.trusted / bundle.digest, what="consent", max_bytes=_MAX_BYTES
+        stored_digest = read_private(
+            policy.trusted / bundle.digest, what="consent", max_bytes=_MAX_BYTES
         )
     except NoSuchFile:
         return False
-    return said.strip() == bundle.digest.encode()
+    return stored_digest.strip() == bundle.digest.encode()
 
 
 def is_at_terminal() -> bool:
-    """Return whether somebody can read a question, and answer it."""
+    """Return whether a user can read and answer a question."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def asked(definition: ModelDefinition, around: DefinitionPolicy) -> bool:
-    """Return whether a person at the terminal lets the code run; it is remembered."""
+def ask_consent(definition: ModelDefinition, policy: DefinitionPolicy) -> bool:
+    """Ask at the terminal whether the code may run; store the consent."""
     bundle = definition.bundle
     sys.stderr.write(
         f"The run's model is defined by code, which would run here as this user.\n"
@@ -204,11 +204,11 @@ def asked(definition: ModelDefinition, around: DefinitionPolicy) -> bool:
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         return False
-    private_directory(around.trusted)
-    replace_private(around.trusted / bundle.digest, bundle.digest.encode() + b"\n")
+    private_directory(policy.trusted)
+    replace_private(policy.trusted / bundle.digest, bundle.digest.encode() + b"\n")
     return True
 
 
 def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
+    rest = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + rest

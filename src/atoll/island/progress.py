@@ -25,7 +25,7 @@ from atoll.wire import Verdict, blake3_digest
 Number = float | int
 
 FIRST_REPORTS = 3
-"""So many losses tell the rows that an island has begun with."""
+"""Number of losses that identify the rows an island has begun with."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class IslandCounters:
     whose checkpoint founded it. The run does not count it."""
 
     wait_s: float = 0.0
-    """Time that training stood still for an outcome."""
+    """Time that training waited for outcomes."""
 
     bytes_up: int = 0
     bytes_down: int = 0
@@ -53,22 +53,22 @@ class IslandCounters:
 
     not_counted_steps: int = 0
     """Inner steps that no round will have: after the last seal of an ended run, or not
-    given away when the island left."""
+    published when the island left."""
 
     reported: dict[str, SupportsFloat] = field(default_factory=dict)
-    """What `report` was given last, untouched: reading it may cost a device sync."""
+    """The last arguments of `report`, not converted: that may cost a device sync."""
 
     first_batch: str | None = None
-    """A digest of what the island began with, if somebody has seen it."""
+    """A digest of the first batch, if the front end has seen it."""
 
     first_losses: list[tuple[int, SupportsFloat | None]] = field(default_factory=list)
-    """Tokens and loss of the first reports, untouched."""
+    """Tokens and loss of the first reports, not converted."""
 
     costs: Callable[[], Mapping[str, Number]] = dict
-    """What the way to the run has cost, if somebody counts it."""
+    """Returns the costs of the connection to the run, as metrics."""
 
     def stats(self, seconds: float) -> Stats:
-        """Return what people are told, `seconds` after the island joined."""
+        """Return the statistics for status displays, `seconds` after the join."""
         return Stats(
             version=__version__,
             seconds=seconds,
@@ -85,10 +85,10 @@ class IslandCounters:
     def note_report(
         self, tokens: int, loss: Any, metrics: Mapping[str, Any], *, count: str
     ) -> None:
-        """Keep what was reported of an inner step, and what the first were made on.
+        """Store the report of an inner step; of the first ones, tokens and loss too.
 
         Raises:
-            UsageError: `tokens` is no count; `count` is how one is had.
+            UsageError: `tokens` is no count; the message suggests `count`.
         """
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
             raise UsageError(
@@ -101,9 +101,9 @@ class IslandCounters:
     def began_with(self) -> str | None:
         """Return a digest of the first batch, or of the first losses on it.
 
-        Islands that begin together have the same weights: equal losses, to the bit and
-        several times, come of equal rows. One alone may be equal for any, as that of a
-        model whose last layer is zero.
+        Islands that begin together have the same weights, so several bitwise equal
+        losses mean equal rows. A single loss may be equal for any rows, for example
+        that of a model whose last layer is zero.
         """
         if self.first_batch is not None or len(self.first_losses) < FIRST_REPORTS:
             return self.first_batch
@@ -111,8 +111,8 @@ class IslandCounters:
         if not all(map(math.isfinite, losses)) or len(set(losses)) == 1:
             return None
         counts = [str(tokens) for tokens, _ in self.first_losses]
-        said = " ".join([*counts, *(loss.hex() for loss in losses)])
-        self.first_batch = "losses-" + blake3_digest(said.encode()).hex()[:16]
+        text = " ".join([*counts, *(loss.hex() for loss in losses)])
+        self.first_batch = "losses-" + blake3_digest(text.encode()).hex()[:16]
         return self.first_batch
 
     def _loss(self) -> float | None:
@@ -122,7 +122,7 @@ class IslandCounters:
         return loss if math.isfinite(loss) else None
 
     def summary(self) -> str:
-        """Return in one sentence what became of the island's work."""
+        """Return one sentence about the outcome of the island's work."""
         return (
             f"{self.inner_steps} inner steps; updates: {self.counted} counted, "
             f"{self.carried} carried, {self.refused} refused, {self.dropped} dropped; "
@@ -152,17 +152,17 @@ log = logging.getLogger("atoll")
 
 
 class WorkLedger:
-    """Keeps an island's tally of work in step with what its updates came to."""
+    """Updates the counters of an island by the outcomes of its updates."""
 
     def __init__(self, joined: JoinReply, tally: IslandCounters) -> None:
         self._island, self._settings = joined.island, joined.settings
         self._tally = tally
 
     def weight(self, slot: IslandFragment) -> int:
-        """Return what an update counts for that is sealed now.
+        """Return the weight of an update that is sealed now.
 
         Raises:
-            UsageError: weights by tokens are asked for, and none were reported.
+            UsageError: the run weights updates by tokens, and none were reported.
         """
         by_tokens = self._settings.outer.weight == "tokens"
         if not by_tokens and self._settings.run.end_tokens is None:
@@ -186,8 +186,8 @@ class WorkLedger:
     def count(
         self, slot: IslandFragment, sealed: UpdateInFlight, arrival: AppliedOutcome
     ) -> None:
-        """Enter what an update came to."""
-        match arrival.how:
+        """Enter the outcome of an update."""
+        match arrival.decision:
             case WorkDecision.ADOPT | WorkDecision.REBASE:
                 self._tally.counted += 1
                 slot.settle(sealed.inner_steps, sealed.tokens)
@@ -207,24 +207,24 @@ class WorkLedger:
                 self._tell_refused(slot, sealed, arrival)
 
     def lose(self, slot: IslandFragment) -> None:
-        """Say what no round has taken since the last seal, if there is any."""
+        """Warn about work since the last seal that no round has taken, if any."""
         steps, tokens = self._unsettled(slot)
         self._note_lost(steps)
         if steps:
             warnings.warn(
-                f"Island {self._island!r} leaves, and no round took what it has "
-                f"learnt of fragment {slot.index} since round {slot.state.round}: "
+                f"Island {self._island!r} leaves, and no round took its work on "
+                f"fragment {slot.index} since round {slot.state.round}: "
                 f"{steps} inner steps are lost, with {tokens} tokens.",
                 AtollWarning,
                 stacklevel=2,
             )
 
     def lose_all(self, slots: list[IslandFragment]) -> None:
-        """Note as lost what is in no update: of the fragment that loses most."""
+        """Count as lost the work in no update, of the fragment that loses most."""
         self._note_lost(max(self._unsettled(slot)[0] for slot in slots))
 
     def end(self, slots: list[IslandFragment]) -> None:
-        """Note what the run has ended without."""
+        """Count the inner steps that the run has ended without."""
         last = min(slot.settled_steps for slot in slots)
         self._tally.not_counted_steps = self._tally.inner_steps - last
 
@@ -232,7 +232,7 @@ class WorkLedger:
         """Return the inner steps and tokens that no further update has to hold."""
         flying = slot.sealed
         if flying is None or (
-            flying.outcome and flying.outcome.how is WorkDecision.CARRY
+            flying.outcome and flying.outcome.decision is WorkDecision.CARRY
         ):
             return slot.settled_steps, slot.settled_tokens
         return flying.inner_steps, flying.tokens
@@ -240,7 +240,7 @@ class WorkLedger:
     def _unsettled(self, slot: IslandFragment) -> tuple[int, int]:
         """Return the inner steps and tokens that are in no update of a fragment.
 
-        One whose outcome cannot be learnt any more is none, as far as is known here.
+        An update in flight whose outcome is an error counts as none.
         """
         steps, tokens = self._settled(slot)
         flying = slot.sealed
@@ -298,16 +298,16 @@ class WorkLedger:
 
 @dataclass(frozen=True, kw_only=True)
 class RunClock:
-    """The run's clock, as it was told last. The same on all ranks of an island."""
+    """The run's clock at the last synchronisation. Equal on all ranks of an island."""
 
     syncs: int = 0
-    """How often it was told: another number, another word of the run."""
+    """Number of synchronisations so far: it differs if any other field may differ."""
 
     rounds: int = 0
     """Rounds that every fragment had committed."""
 
     tokens: int = 0
-    """What had counted by then."""
+    """Tokens that the run had counted."""
 
     last_round: int | None = None
     decay_round: int | None = None
@@ -315,7 +315,7 @@ class RunClock:
 
     @classmethod
     def of(cls, position: Position, *, syncs: int) -> RunClock:
-        """Return what a position says."""
+        """Return the clock of a run at a position."""
         return cls(
             syncs=syncs,
             rounds=min(position.rounds, default=1) - 1,
@@ -326,19 +326,19 @@ class RunClock:
         )
 
     def to_dict(self) -> dict[str, int | None]:
-        """Return the same as plain values, for a checkpoint or another rank."""
+        """Return the fields as plain values, for a checkpoint or another rank."""
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, int | None]) -> RunClock:
-        """Return what `to_dict` has said."""
-        return cls(**said)  # type: ignore[arg-type]
+    def from_dict(cls, values: Mapping[str, int | None]) -> RunClock:
+        """Return the clock that `to_dict` has made plain values of."""
+        return cls(**values)  # type: ignore[arg-type]
 
     def tokens_at(self, step: int, *, sync_every: int) -> float:
         """Return the tokens that will have counted at a schedule step, at this pace.
 
-        The pace is that of the run from its beginning, so that who joins late reckons
-        as the others do. Zero before the first round has counted.
+        The pace is the mean since the beginning of the run, so that islands that join
+        late compute the same. Zero before the first round has counted.
         """
         if not self.rounds:
             return 0.0

@@ -46,20 +46,20 @@ from atoll.wire import (
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeReport:
-    """What became of what a checkpoint held, for people and for data cursors."""
+    """The parts of a checkpoint that were resumed, for messages and data cursors."""
 
     is_exact: bool
-    why: str = ""
-    """Why it is not, though the checkpoint would have allowed it."""
+    reason: str = ""
+    """Why the resume is not exact, though the checkpoint would have allowed it."""
 
     saved: tuple[int, int] = (0, 0)
-    """Inner steps and tokens of all lives up to the checkpoint."""
+    """Inner steps and tokens of all incarnations up to the checkpoint."""
 
     counted: tuple[int, int] = (0, 0)
-    """And those that the run has counted, in whatever fragment."""
+    """Inner steps and tokens that the run has counted, in any fragment."""
 
     lost: tuple[int, int] = (0, 0)
-    """Of the checkpoint, in the fragment that loses most."""
+    """Those of the checkpoint that are lost, in the fragment that loses most."""
 
 
 @dataclass(kw_only=True)
@@ -69,7 +69,7 @@ class EnteredIsland:
     joined: JoinReply
     slots: list[IslandFragment]
     state: IslandState | None = None
-    """The machine's state; None: it begins as a newcomer's."""
+    """The machine's state; None: that of a new island."""
 
     tally: IslandCounters = field(default_factory=IslandCounters)
     resumed: ResumeReport | None = None
@@ -83,25 +83,25 @@ def resume(
     saved: SavedIsland,
     background: Runtime,
 ) -> EnteredIsland:
-    """Return the island as its checkpoint has it, at a run that goes on.
+    """Return the island of a checkpoint as a member of its run.
 
-    The live weights are the checkpoint's if that `is_exact`; otherwise they are the
-    anchor with what is left of the saved work.
+    If the resume is exact, the live weights are the checkpoint's; otherwise they are
+    the anchor plus the saved work that has not counted.
 
     Raises:
         UsageError: the checkpoint belongs to another run, or another model.
     """
     _require_same_run(joined, saved)
     if not saved.fragments:
-        return _counting_on(exchange, memory, joined, layout, saved)
+        return _resume_counters(exchange, memory, joined, layout, saved)
     memory.require_fitting(layout, saved.fragments)
-    why = ""
+    reason = ""
     if saved.is_exact:
-        why = _why_not_exact(exchange, joined, saved)
-        if not why:
+        reason = _why_not_exact(exchange, joined, saved)
+        if not reason:
             return _exact(memory, joined, layout, saved, background)
         saved = memory.as_work(saved, joined.settings.sync)
-    return _rejoined(exchange, memory, joined, layout, saved, why)
+    return _rejoined(exchange, memory, joined, layout, saved, reason)
 
 
 def _require_same_run(joined: JoinReply, saved: SavedIsland) -> None:
@@ -113,13 +113,13 @@ def _require_same_run(joined: JoinReply, saved: SavedIsland) -> None:
 
 
 def _why_not_exact(exchange: Exchange, joined: JoinReply, saved: SavedIsland) -> str:
-    """Return why rounds cannot be made again; empty if they can."""
+    """Return why the resume cannot be exact; empty if it can."""
     for index, fragment in enumerate(saved.fragments):
         last = joined.position.rounds[index] - 1
         if fragment.round > last:
             return (
                 f"fragment {index} was saved after round {fragment.round}, and the run "
-                f"has come to {last} only"
+                f"has only reached round {last}"
             )
         if fragment.round < last:
             base = _base_of_kept(exchange, index, fragment.round + 1)
@@ -128,15 +128,15 @@ def _why_not_exact(exchange: Exchange, joined: JoinReply, saved: SavedIsland) ->
         if base is None:
             return (
                 f"the outcome of round {fragment.round + 1} of fragment {index} is "
-                "kept no more"
+                "no longer stored"
             )
         if base != fragment.digest:
-            return f"the run has another past since round {fragment.round}"
+            return f"the run has another history since round {fragment.round}"
     return ""
 
 
 def _base_of_kept(exchange: Exchange, fragment: int, round: int) -> bytes | None:
-    """Return the base of a round whose outcome can be taken; None: it cannot."""
+    """Return the base of a round; None if its outcome cannot be fetched."""
     try:
         outcome = exchange.outcome(fragment, round, wait_s=0.0)
     except OutcomeLost:
@@ -153,13 +153,15 @@ def _exact(
     saved: SavedIsland,
     background: Runtime,
 ) -> EnteredIsland:
-    # Progress is part of an update: made again, it must be the same.
+    # Progress is part of an update: a repeated update must have the same.
     joined = replace(joined, inner_steps=saved.before_steps, tokens=saved.before_tokens)
     slots = [
-        _slot(memory, joined, index, each, saved, background)
-        for index, each in enumerate(layout)
+        _slot(memory, joined, index, fragment, saved, background)
+        for index, fragment in enumerate(layout)
     ]
-    books = tuple(each.book for each in saved.fragments if each.book is not None)
+    books = tuple(
+        fragment.book for fragment in saved.fragments if fragment.book is not None
+    )
     return EnteredIsland(
         joined=joined,
         slots=slots,
@@ -203,7 +205,7 @@ def _slot(
     saved: SavedIsland,
     background: Runtime,
 ) -> IslandFragment:
-    """Return a fragment as it stood."""
+    """Return a fragment in its saved state."""
     fragment = saved.fragments[index]
     opened = joined.position.rounds[index]
     counted = joined.counted[index] if joined.counted else None
@@ -213,7 +215,7 @@ def _slot(
     slot.counted_through = counted.round if counted else 0
     slot.origin = saved.origin
     if index in joined.spoken_for:
-        slot.counted_through = opened  # it stands, and nothing else can
+        slot.counted_through = opened  # it has an update already, and takes no other
     slot.settle(fragment.settled_steps, fragment.settled_tokens)
     if fragment.update is not None:
         assert slot.sealed is not None
@@ -223,7 +225,7 @@ def _slot(
 
 
 def _put_bytes(sealed: UpdateInFlight, joined: JoinReply, saved: SavedUpdate) -> None:
-    """Let an update in flight have what was known of it."""
+    """Give an update in flight its saved frame and outcome, if it has them."""
     if saved.frame is not None:
         header = replace(saved.frame.header, incarnation=joined.incarnation)
         sealed.frame = Frame(header, saved.frame.body)
@@ -231,25 +233,28 @@ def _put_bytes(sealed: UpdateInFlight, joined: JoinReply, saved: SavedUpdate) ->
         sealed.arrival.set_result(saved.arrival)
 
 
-def _counting_on(
+def _resume_counters(
     exchange: Exchange,
     memory: Memory,
     joined: JoinReply,
     layout: Layout,
     saved: SavedIsland,
 ) -> EnteredIsland:
-    """Return an island that takes the anchor, and has saved no more than its counts.
+    """Return an island that takes the anchor, and has saved its counters only.
 
-    Of an island of several ranks a trainer saves no work: it is told as lost.
+    The trainer hooks save no work of an island of several ranks: it is lost.
     """
     counted = _counted(joined, saved)
     steps, tokens = saved.progress
     progress = (max(steps, counted[0]), max(tokens, counted[1]))
     slots = [
         memory.begin(
-            index, each, terms_of(each, joined.settings), fetch_state(exchange, index)
+            index,
+            fragment,
+            terms_of(fragment, joined.settings),
+            fetch_state(exchange, index),
         )
-        for index, each in enumerate(layout)
+        for index, fragment in enumerate(layout)
     ]
     for slot in slots:
         slot.settle(*progress)
@@ -274,19 +279,20 @@ def _rejoined(
     joined: JoinReply,
     layout: Layout,
     saved: SavedIsland,
-    why: str,
+    reason: str,
 ) -> EnteredIsland:
     saved_steps, saved_tokens = saved.progress
     counted = _counted(joined, saved)
     progress = (max(saved_steps, counted[0]), max(saved_tokens, counted[1]))
     slots: list[IslandFragment] = []
-    kept: list[RejoinedWork] = []
-    for index, (fragment, each) in enumerate(
+    rejoined: list[RejoinedWork] = []
+    for index, (fragment, fragment_layout) in enumerate(
         zip(_cumulative(saved), layout, strict=True)
     ):
-        terms = terms_of(each, joined.settings)
-        slot = memory.begin(index, each, terms, fetch_state(exchange, index))
-        kept.append(
+        terms = terms_of(fragment_layout, joined.settings)
+        state = fetch_state(exchange, index)
+        slot = memory.begin(index, fragment_layout, terms, state)
+        rejoined.append(
             rejoin(
                 exchange,
                 memory,
@@ -299,8 +305,8 @@ def _rejoined(
         )
         slots.append(slot)
     earlier = saved.earlier
-    if all(each.left is RemainingWork.LOST for each in kept):
-        # The run has another past: it counts on from what it knows of this island.
+    if all(work.remaining is RemainingWork.LOST for work in rejoined):
+        # The run has another history: continue from the counts it has of this island.
         earlier = _minus(progress, _minus(counted, saved.earlier))
     lost = max(
         [
@@ -308,8 +314,8 @@ def _rejoined(
                 saved_steps - fragment.settled_steps,
                 saved_tokens - fragment.settled_tokens,
             )
-            for fragment, each_kept in zip(_cumulative(saved), kept, strict=True)
-            if each_kept.left is RemainingWork.LOST
+            for fragment, work in zip(_cumulative(saved), rejoined, strict=True)
+            if work.remaining is RemainingWork.LOST
         ],
         default=(0, 0),
     )
@@ -319,7 +325,7 @@ def _rejoined(
         tally=_rejoined_tally(progress, earlier),
         resumed=ResumeReport(
             is_exact=False,
-            why=why,
+            reason=reason,
             saved=saved.progress,
             counted=counted,
             lost=lost,
@@ -328,16 +334,16 @@ def _rejoined(
 
 
 def _cumulative(saved: SavedIsland) -> list[SavedFragment]:
-    """Return the fragments with counts over all lives of the island."""
+    """Return the fragments with counts over all incarnations of the island."""
     steps, tokens = saved.before_steps, saved.before_tokens
     return [
         replace(
-            each,
-            settled_steps=each.settled_steps + steps,
-            settled_tokens=each.settled_tokens + tokens,
-            update=_cumulated(each.update, steps, tokens),
+            fragment,
+            settled_steps=fragment.settled_steps + steps,
+            settled_tokens=fragment.settled_tokens + tokens,
+            update=_cumulated(fragment.update, steps, tokens),
         )
-        for each in saved.fragments
+        for fragment in saved.fragments
     ]
 
 
@@ -352,13 +358,13 @@ def _cumulated(
 
 
 def _counted(joined: JoinReply, saved: SavedIsland) -> tuple[int, int]:
-    """Return how far the island's work has counted, in whatever fragment.
+    """Return the inner steps and tokens that have counted, in any fragment.
 
-    It is in the island's own count, which goes on from before the run began.
+    They include those from before the run began, as the island's counters do.
     """
-    counted = [each for each in joined.counted if each is not None]
-    steps = max([each.inner_steps for each in counted], default=0)
-    tokens = max([each.tokens for each in counted], default=0)
+    counted = [progress for progress in joined.counted if progress is not None]
+    steps = max([progress.inner_steps for progress in counted], default=0)
+    tokens = max([progress.tokens for progress in counted], default=0)
     earlier_steps, earlier_tokens = saved.earlier
     return (
         max(steps, joined.inner_steps) + earlier_steps,
@@ -368,9 +374,9 @@ def _counted(joined: JoinReply, saved: SavedIsland) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class RejoinedWork:
-    """What became of one fragment's saved work."""
+    """The part of one fragment's saved work that remains, and the settled counts."""
 
-    left: RemainingWork
+    remaining: RemainingWork
     settled_steps: int
     settled_tokens: int
 
@@ -385,31 +391,31 @@ def rejoin(
     progress: tuple[int, int],
     earlier: tuple[int, int],
 ) -> RejoinedWork:
-    """Put what is left of a fragment's work on the anchor that the slot has begun with.
+    """Add the saved work of a fragment that has not counted to the slot's anchor.
 
-    `progress` counts the inner steps and tokens of all lives, as the slot does from
-    here on; `earlier` is the part of it that the run does not count.
+    `progress` counts the inner steps and tokens of all incarnations, as the slot does
+    afterwards; `earlier` is the part of it that the run does not count.
     """
     saved = reseal(joined, memory, slot, saved, earlier=earlier)
-    past = _RoundHistory(exchange, slot.index, joined.island, slot.state)
-    left = _left(past, joined, slot, saved)
-    settled = settled_left(saved, left, progress)
+    history = _RoundHistory(exchange, slot.index, joined.island, slot.state)
+    remaining = _remaining(history, joined, slot, saved)
+    settled = settled_left(saved, remaining, progress)
     opened = joined.position.rounds[slot.index]
     is_spoken_for = slot.index in joined.spoken_for and slot.state.round + 1 == opened
-    if is_spoken_for and left in REMAINS:
+    if is_spoken_for and remaining in REMAINS:
         slot.held_back = HeldBackWork(
-            round=opened, saved=saved, most=left, progress=progress
+            round=opened, saved=saved, remaining_before=remaining, progress=progress
         )
         slot.settle(*progress)
-        return RejoinedWork(left, *settled)
-    memory.leave_over(slot, saved, left)
-    memory.give(slot, saved, left)
+        return RejoinedWork(remaining, *settled)
+    memory.leave_over(slot, saved, remaining)
+    memory.give(slot, saved, remaining)
     slot.settle(*settled)
-    return RejoinedWork(left, *settled)
+    return RejoinedWork(remaining, *settled)
 
 
 class _RoundHistory:
-    """What a fragment's rounds came to, as far as the run knows."""
+    """The rosters of a fragment's rounds, as far as the run still has them."""
 
     def __init__(
         self, exchange: Exchange, fragment: int, island: str, state: FragmentState
@@ -418,14 +424,14 @@ class _RoundHistory:
         self._state = state
 
     def knows(self, round: int, digest: bytes) -> bool:
-        """Return whether the state after a round was this one."""
+        """Return whether the state after a round had this digest."""
         if round == self._state.round:
             return self._state.digest == digest
         after = self._header(round + 1)
         return after is not None and after.base == digest
 
     def counted(self, round: int, digest: bytes) -> CountedSince | None:
-        """Return what a round that is over counted of the island; None: refused it."""
+        """Return which update of the island a closed round counted; None: refused."""
         header = self._header(round)
         roster = header.roster if header else None
         return counted_in(roster or Roster(()), self._island, digest)
@@ -440,24 +446,27 @@ class _RoundHistory:
         return outcome.agreed.header if outcome else None
 
 
-def _left(
-    past: _RoundHistory, joined: JoinReply, slot: IslandFragment, saved: SavedFragment
+def _remaining(
+    history: _RoundHistory,
+    joined: JoinReply,
+    slot: IslandFragment,
+    saved: SavedFragment,
 ) -> RemainingWork:
     digest, since, is_refused = _digest(saved.update), CountedSince.NOTHING, False
     counted = joined.counted[slot.index] if joined.counted else None
     latest = counted.round if counted else 0
     opened = joined.position.rounds[slot.index]
     if slot.index in joined.spoken_for and opened <= slot.state.round:
-        # It has closed since the run answered.
-        latest = opened if past.counted(opened, digest) in _COUNTED else latest
+        # The round has closed since the join reply.
+        latest = opened if history.counted(opened, digest) in _COUNTED else latest
     if latest > saved.round:
-        since = past.counted(latest, digest) or CountedSince.ANOTHER
+        since = history.counted(latest, digest) or CountedSince.ANOTHER
     elif saved.update is not None:
-        is_refused = past.counted(saved.update.round, digest) is None
+        is_refused = history.counted(saved.update.round, digest) is None
     return remaining_work(
         since,
         is_refused=is_refused,
-        is_base_known=past.knows(saved.round, saved.digest),
+        is_base_known=history.knows(saved.round, saved.digest),
     )
 
 
@@ -477,7 +486,7 @@ def reseal(
     *,
     earlier: tuple[int, int],
 ) -> SavedFragment:
-    """Return a fragment whose saved update has its bytes.
+    """Return the fragment with its saved update encoded.
 
     `earlier` is the progress that the run does not count: see `IslandCounters`.
     """
@@ -489,7 +498,7 @@ def reseal(
     try:
         body, norm = memory.remake(slot, saved, seed=seed, decay=decay)
     except NonFinite:
-        return replace(saved, update=None)  # it was refused where it was made
+        return replace(saved, update=None)  # the earlier incarnation has refused it
     progress = TrainingProgress(
         inner_steps=update.inner_steps - earlier[0], tokens=update.tokens - earlier[1]
     )
@@ -529,7 +538,7 @@ def _header(
 
 
 def fetch_state(exchange: Exchange, fragment: int) -> FragmentState:
-    """Return the run's own state of a fragment, verified."""
+    """Return the run's state of a fragment, verified."""
     frame = exchange.state(fragment)
     verify_body(frame.header, frame.body)
     return FragmentState.from_frame(frame.header, frame.body)

@@ -32,17 +32,17 @@ from atoll.wire import blake3_digest
 from atoll.wire.digests import Bytes, view_of
 
 MAX_HEAD_BYTES = 100_000_000
-"""Of a safetensors file, as its own readers have it."""
+"""Limit for the header of a safetensors file, as in the safetensors library."""
 
 TRIES, PAUSE_S, FILE_S = 60, 0.5, 600.0
-"""A coordinator writes the anchor for who asks first; others ask again."""
+"""Retries while the coordinator writes the anchor for an earlier request."""
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 class RunWeights(Protocol):
-    """What a run carries, by the names of its model."""
+    """The weights or constants of a run, by the names of its model."""
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
@@ -53,14 +53,14 @@ class RunWeights(Protocol):
 
 
 class AnchorChanged(Exception):
-    """A round has ended meanwhile: what was read before is of another anchor."""
+    """A round has ended meanwhile: earlier reads are of another anchor."""
 
 
 class FragmentWeights:
-    """Weights that come a fragment at a time. Implements `RunWeights`.
+    """Weights that are fetched fragment by fragment. Implements `RunWeights`.
 
-    The last fragment is kept, so that who asks in the order of `names` fetches each
-    once.
+    The last fragment is cached, so that reads in the order of `shapes` fetch each
+    fragment once.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FragmentWeights:
         fetch: Callable[[int], FragmentState],
     ) -> None:
         self._layout, self._fetch = lay_out(model, settings), fetch
-        self._places = {
+        self._offsets = {
             tensor.name: (index, offset)
             for index, fragment in enumerate(self._layout)
             for tensor, offset in zip(fragment.tensors, fragment.offsets, strict=False)
@@ -80,19 +80,19 @@ class FragmentWeights:
             for fragment in self._layout
             for tensor in fragment.tensors
         }
-        self._kept: tuple[int, FragmentState] | None = None
+        self._cached: tuple[int, FragmentState] | None = None
 
     def read(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
-        index, offset = self._places[name]
-        if self._kept is None or self._kept[0] != index:
-            self._kept = None  # before the next one comes
-            self._kept = (index, self._fetch(index))
-        anchor = self._kept[1].anchor
+        index, offset = self._offsets[name]
+        if self._cached is None or self._cached[0] != index:
+            self._cached = None  # freed before the next one is fetched
+            self._cached = (index, self._fetch(index))
+        anchor = self._cached[1].anchor
         return "float32", anchor[offset + first : offset + last].view(np.uint8)
 
 
 class RemoteFile:
-    """What a coordinator serves at a path, range by range."""
+    """A file that a coordinator serves, read range by range."""
 
     def __init__(
         self, caller: HttpClient, headers: Mapping[str, str], target: str
@@ -104,23 +104,23 @@ class RemoteFile:
         """Return a part of the file.
 
         Raises:
-            Changed: it is another file than before.
-            Unreachable: the coordinator is busy for long.
+            AnchorChanged: the file has changed since the last read.
+            Unreachable: the coordinator stays busy.
         """
         if begin == end:
             return np.empty(0, np.uint8)
         for _ in range(TRIES):
-            found = self._ask(begin, end)
-            if found is not None:
-                return found
+            part = self._ask(begin, end)
+            if part is not None:
+                return part
             threading.Event().wait(PAUSE_S)
         raise Unreachable(
-            f"The coordinator is busy, and did not give {self._target}. Ask again "
+            f"The coordinator is busy, and did not send {self._target}. Try again "
             "later."
         )
 
     def _ask(self, begin: int, end: int) -> np.ndarray | None:
-        """Return a part of the file; None: ask again."""
+        """Return a part of the file; None: retry."""
         reply = self._caller.call(
             "GET",
             self._target,
@@ -141,16 +141,16 @@ class RemoteFile:
     def _whole(self, part: np.ndarray, size: int) -> np.ndarray:
         if part.size != size:
             raise CorruptError(
-                f"{size} bytes of {self._target} were asked for, and {part.size} came. "
-                "Something in between answers in the coordinator's place."
+                f"{size} bytes of {self._target} were requested, and {part.size} came. "
+                "A proxy answers in the coordinator's place."
             )
         return part
 
 
 def refusal(reply: HttpReply) -> Exception:
-    """Return what a coordinator means that does not give what was asked for."""
+    """Return the error of a reply without the requested content."""
     if reply.status < 400:
-        return Refused(f"It answers {reply.status}.")
+        return Refused(f"The coordinator answers {reply.status}.")
     kind = reply.headers.get("content-type", "")
     return read_failure(reply.status, kind, Incoming.of(bytes(reply.body)))
 
@@ -162,11 +162,14 @@ class AnchorWeights:
         self._file = RemoteFile(caller, headers, "/anchor")
         size = int.from_bytes(self._file.bytes(0, 8).tobytes(), "little")
         if not 0 < size <= MAX_HEAD_BYTES:
-            raise CorruptError(f"The head of the anchor says that it has {size} bytes.")
+            raise CorruptError(
+                f"The header of the anchor has {size} bytes; the limit is "
+                f"{MAX_HEAD_BYTES}."
+            )
         self._begin = 8 + size
         head = json.loads(self._file.bytes(8, self._begin).tobytes())
         model = json.loads(head.pop("__metadata__")["atoll.model"])
-        # Constants have a way of their own, on which no round disturbs.
+        # Constants are read from their own route: no round changes that file.
         constants = {name for name, _, _, role, _ in model if role == "constant"}
         self._entries: dict[str, Any] = {
             name: entry for name, entry in head.items() if name not in constants
@@ -196,16 +199,16 @@ def weights_of(run: MemoryRun | str | None) -> Iterator[RunWeights]:
         model = run.model
         if model is None:
             raise _empty(run.id)
-        here = run
+        memory_run = run
         yield FragmentWeights(
-            model, here.settings, lambda index: fetch_state(here, index)
+            model, memory_run.settings, lambda index: fetch_state(memory_run, index)
         )
     elif run.startswith(("http://", "https://")):
         with _at_coordinator(run) as weights:
             yield weights
     elif run in ("", "none"):
         raise UsageError(
-            f"run={run!r} has no weights of its own. Give a source= or a checkpoint=."
+            f"run={run!r} has no weights. Give a source= or a checkpoint=."
         )
     else:
         with _in_store(run) as weights:
@@ -225,7 +228,7 @@ def _at_coordinator(run: str) -> Iterator[RunWeights]:
     from atoll.island.connection import connect_read_only
 
     caller, headers, info = connect_read_only(
-        run, surroundings=surroundings_from_environment(), clock=SystemClock()
+        run, paths=surroundings_from_environment(), clock=SystemClock()
     )
     try:
         if not info.model_fingerprint:
@@ -247,25 +250,25 @@ def _in_store(run: str) -> Iterator[RunWeights]:
 
 
 Read = Callable[[TensorSpec, int, int], Bytes]
-"""Gives some bytes of a constant."""
+"""Returns a range of the bytes of a constant."""
 
 
 class ConstantWeights:
-    """Constants that come a range at a time. Implements `RunWeights`."""
+    """Constants that are fetched range by range. Implements `RunWeights`."""
 
     def __init__(self, catalogue: ConstantCatalogue, read: Read) -> None:
         self._read = read
-        self._there = {each.name: each for each in catalogue.there}
-        self.shapes = {each.name: each.shape for each in catalogue.there}
+        self._constants = {constant.name: constant for constant in catalogue.there}
+        self.shapes = {constant.name: constant.shape for constant in catalogue.there}
 
     def read(self, name: str, first: int, last: int) -> tuple[str, np.ndarray]:
         """Return the dtype, and the bytes, of some elements of a constant.
 
         Raises:
-            CorruptError: all were asked for, and do not have the constant's digest.
-                Of a part only `join` finds that out.
+            CorruptError: the whole constant was read, and its digest does not match.
+                For a part, only `join` detects that.
         """
-        constant = self._there[name]
+        constant = self._constants[name]
         width = DTYPES[constant.dtype][1]
         data = np.frombuffer(
             view_of(self._read(constant, width * first, width * last)), np.uint8
@@ -284,10 +287,10 @@ def constants_of(run: MemoryRun | str | None) -> Iterator[RunWeights]:
     """
     run = run_from_environment() if run is None else run
     if isinstance(run, MemoryRun):
-        kept = run.constants
+        constants = run.constants
         yield ConstantWeights(
-            ConstantCatalogue.of(run.model, kept),
-            lambda constant, first, last: kept[constant.digest][first:last],
+            ConstantCatalogue.of(run.model, constants),
+            lambda constant, first, last: constants[constant.digest][first:last],
         )
     elif run.startswith(("http://", "https://")):
         with _constants_at_coordinator(run) as weights:
@@ -302,11 +305,11 @@ def _constants_at_coordinator(run: str) -> Iterator[RunWeights]:
     from atoll.island.connection import connect_read_only
 
     caller, headers, _ = connect_read_only(
-        run, surroundings=surroundings_from_environment(), clock=SystemClock()
+        run, paths=surroundings_from_environment(), clock=SystemClock()
     )
-    spoken = {**headers, PROTOCOL_HEADER: str(PROTOCOL)}
+    headers = {**headers, PROTOCOL_HEADER: str(PROTOCOL)}
     try:
-        yield ConstantWeights(_catalogue(caller, spoken), _reading(caller, spoken))
+        yield ConstantWeights(_catalogue(caller, headers), _reading(caller, headers))
     finally:
         caller.close()
 

@@ -23,21 +23,21 @@ from atoll.wire import Verdict, pack, unpack
 
 @dataclass(frozen=True, kw_only=True)
 class AppliedOutcome:
-    """An outcome that is in the anchor, and waits to be taken into local weights."""
+    """An outcome that is in the anchor, and not yet in the local weights."""
 
-    how: WorkDecision
+    decision: WorkDecision
     verdict: Verdict
     reason: str
     """Why the run refused the update, if it did."""
 
     through: int
     position: Position | None
-    """Where the run was then; None if the outcome is lost that would say so."""
+    """The run's position after the round; None if the outcome itself is lost."""
 
 
 @dataclass(frozen=True)
 class FragmentsWanted:
-    """No outcome yet: the run wants other fragments first, as its position says."""
+    """No outcome yet: the run requests the fragments in `position.wanted` first."""
 
     position: Position
 
@@ -52,7 +52,7 @@ COUNTERS = (
     "earlier_steps",
     "earlier_tokens",
 )
-"""Of a tally: what an exact resume goes on counting."""
+"""The fields of `IslandCounters` that an exact resume continues."""
 
 Tree = dict[str, Any]
 
@@ -66,8 +66,8 @@ class SavedUpdate:
     tokens: int
     weight: int
     base: F32
-    """Of a standing update as in `UpdateInFlight`; of work, local weights at the seal
-    minus the loaded ones."""
+    """In an exact state as in `UpdateInFlight`; in saved work, the local weights at
+    the seal minus the loaded ones."""
 
     is_awaited: bool = False
     frame: Frame | None = None
@@ -81,21 +81,21 @@ class SavedFragment:
 
     round: int
     digest: bytes
-    """Of the anchor and velocity that everything else is relative to."""
+    """Digest of the anchor and velocity that the other fields are relative to."""
 
     settled_steps: int
     settled_tokens: int
     residual: F32 | None
     update: SavedUpdate | None = None
     difference: F32 | None = None
-    """Work: local weights minus what was loaded of the anchor."""
+    """Saved work: local weights minus the anchor as loaded."""
 
     vectors: tuple[F32, ...] = ()
-    """A standing: the anchor and its moments."""
+    """Exact state: the anchor and its moments."""
 
     count: int = 0
     book: FragmentSync | None = None
-    """A standing: what the machine knew of the fragment."""
+    """Exact state: the machine's state of the fragment."""
 
 
 @dataclass(kw_only=True)
@@ -106,14 +106,14 @@ class SavedIsland:
     island: str
     incarnation: int
     origin: int
-    """The first life whose updates may hold this island's work."""
+    """The first incarnation whose updates may hold this island's work."""
 
     step: int
     inner_steps: int
     tokens: int
     before_steps: int
     before_tokens: int
-    """What earlier lives had counted when this one joined: progress is the sum."""
+    """Counts of the earlier incarnations when this one joined."""
 
     is_exact: bool
     fragments: list[SavedFragment]
@@ -121,7 +121,7 @@ class SavedIsland:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Inner steps and tokens of all lives."""
+        """Inner steps and tokens of all incarnations."""
         return self.before_steps + self.inner_steps, self.before_tokens + self.tokens
 
     @property
@@ -132,35 +132,35 @@ class SavedIsland:
 
 
 def to_tree(saved: SavedIsland) -> Tree:
-    """Return an island as plain values and arrays, whose memory is shared."""
-    whole = {name: getattr(saved, name) for name in _WHOLE}
-    fragments = [_fragment_tree(each) for each in saved.fragments]
-    return {"version": VERSION, **whole, "fragments": fragments}
+    """Return an island as plain values and arrays; the arrays are not copied."""
+    fields = {name: getattr(saved, name) for name in _ISLAND_FIELDS}
+    fragments = [_fragment_tree(fragment) for fragment in saved.fragments]
+    return {"version": VERSION, **fields, "fragments": fragments}
 
 
 def from_tree(tree: Mapping[str, Any]) -> SavedIsland:
     """Return the island that a tree holds.
 
     Raises:
-        CorruptError: it is not one that `to_tree` made.
+        CorruptError: `to_tree` did not make the tree.
     """
     if tree.get("version") != VERSION:
         raise CorruptError(
             f"The island's part of the checkpoint has version {tree.get('version')!r}, "
-            f"and this Atoll reads {VERSION}. Use the one that wrote it."
+            f"and this Atoll reads {VERSION}. Use the Atoll that wrote it."
         )
     try:
-        fragments = [_fragment(each) for each in tree["fragments"]]
-        whole = {name: tree[name] for name in _WHOLE}
-        return SavedIsland(fragments=fragments, **whole)
+        fragments = [_fragment(fragment) for fragment in tree["fragments"]]
+        fields = {name: tree[name] for name in _ISLAND_FIELDS}
+        return SavedIsland(fragments=fragments, **fields)
     except (KeyError, TypeError, ValueError) as exc:
         raise CorruptError(
-            f"The island's part of the checkpoint is not whole: {exc!r}. "
-            "Remove the checkpoint: an earlier one is taken then."
+            f"The island's part of the checkpoint is not complete: {exc!r}. "
+            "Remove the checkpoint; an earlier one is used then."
         ) from exc
 
 
-_WHOLE = (
+_ISLAND_FIELDS = (
     "run",
     "island",
     "incarnation",
@@ -173,7 +173,7 @@ _WHOLE = (
     "is_exact",
     "counters",
 )
-_FRAGMENT = (
+_FRAGMENT_FIELDS = (
     "round",
     "digest",
     "settled_steps",
@@ -183,7 +183,7 @@ _FRAGMENT = (
     "vectors",
     "count",
 )
-_UPDATE = (
+_UPDATE_FIELDS = (
     "round",
     "inner_steps",
     "tokens",
@@ -196,7 +196,7 @@ _UPDATE = (
 
 def _fragment_tree(saved: SavedFragment) -> Tree:
     return {
-        **{name: getattr(saved, name) for name in _FRAGMENT},
+        **{name: getattr(saved, name) for name in _FRAGMENT_FIELDS},
         "update": _update_tree(saved.update) if saved.update else None,
         "book": asdict(saved.book) if saved.book else None,
     }
@@ -205,7 +205,7 @@ def _fragment_tree(saved: SavedFragment) -> Tree:
 def _fragment(tree: Mapping[str, Any]) -> SavedFragment:
     update, book = tree["update"], tree["book"]
     return SavedFragment(
-        **{name: tree[name] for name in _FRAGMENT},
+        **{name: tree[name] for name in _FRAGMENT_FIELDS},
         update=_update(update) if update else None,
         book=_book(book) if book else None,
     )
@@ -221,7 +221,7 @@ def _book(tree: Mapping[str, Any]) -> FragmentSync:
 def _update_tree(saved: SavedUpdate) -> Tree:
     frame, arrival = saved.frame, saved.arrival
     return {
-        **{name: getattr(saved, name) for name in _UPDATE},
+        **{name: getattr(saved, name) for name in _UPDATE_FIELDS},
         "frame": {"head": pack(frame.header), "body": frame.body} if frame else None,
         "arrival": _arrival_tree(arrival) if arrival else None,
     }
@@ -230,7 +230,7 @@ def _update_tree(saved: SavedUpdate) -> Tree:
 def _update(tree: Mapping[str, Any]) -> SavedUpdate:
     frame, arrival = tree["frame"], tree["arrival"]
     return SavedUpdate(
-        **{name: tree[name] for name in _UPDATE},
+        **{name: tree[name] for name in _UPDATE_FIELDS},
         frame=_frame(frame) if frame else None,
         arrival=_arrival(arrival) if arrival else None,
     )
@@ -243,7 +243,7 @@ def _frame(tree: Mapping[str, Any]) -> Frame:
 def _arrival_tree(arrival: AppliedOutcome) -> Tree:
     position = arrival.position
     return {
-        "how": arrival.how.value,
+        "how": arrival.decision.value,
         "verdict": arrival.verdict.name,
         "reason": arrival.reason,
         "through": arrival.through,
@@ -254,7 +254,7 @@ def _arrival_tree(arrival: AppliedOutcome) -> Tree:
 def _arrival(tree: Mapping[str, Any]) -> AppliedOutcome:
     position = tree["position"]
     return AppliedOutcome(
-        how=WorkDecision(tree["how"]),
+        decision=WorkDecision(tree["how"]),
         verdict=Verdict[tree["verdict"]],
         reason=tree["reason"],
         through=tree["through"],
@@ -263,40 +263,40 @@ def _arrival(tree: Mapping[str, Any]) -> AppliedOutcome:
 
 
 REMAINS = (RemainingWork.ALL, RemainingWork.SINCE)
-"""When anything is left."""
+"""The cases in which some saved work has not counted."""
 
 
-def difference_left(saved: SavedFragment, left: RemainingWork) -> F32 | None:
-    """Return what is to be added to the live weights."""
-    if left is RemainingWork.ALL:
+def difference_left(saved: SavedFragment, remaining: RemainingWork) -> F32 | None:
+    """Return the difference to be added to the live weights."""
+    if remaining is RemainingWork.ALL:
         return saved.difference
-    if left is not RemainingWork.SINCE:
+    if remaining is not RemainingWork.SINCE:
         return None
     assert saved.update is not None
     assert saved.difference is not None
     return saved.difference - saved.update.base
 
 
-def residual_left(saved: SavedFragment, left: RemainingWork) -> F32 | None:
-    """Return what the codec has left over and no round has."""
-    if left is RemainingWork.ALL:
+def residual_left(saved: SavedFragment, remaining: RemainingWork) -> F32 | None:
+    """Return the codec's error that no round has."""
+    if remaining is RemainingWork.ALL:
         return saved.residual
-    if left is not RemainingWork.SINCE:
+    if remaining is not RemainingWork.SINCE:
         return None
     assert saved.update is not None
     return saved.update.residual_after
 
 
 def settled_left(
-    saved: SavedFragment, left: RemainingWork, progress: tuple[int, int]
+    saved: SavedFragment, remaining: RemainingWork, progress: tuple[int, int]
 ) -> tuple[int, int]:
     """Return the inner steps and tokens that no further update has to hold.
 
-    `progress` are those of all lives.
+    `progress` are those of all incarnations.
     """
-    if left is RemainingWork.ALL:
+    if remaining is RemainingWork.ALL:
         return saved.settled_steps, saved.settled_tokens
-    if left is RemainingWork.SINCE:
+    if remaining is RemainingWork.SINCE:
         assert saved.update is not None
         return saved.update.inner_steps, saved.update.tokens
     return progress

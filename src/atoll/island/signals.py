@@ -1,9 +1,9 @@
 """How an island's process ends: by SIGTERM between two inner steps, or by an error.
 
-Rule 1: the first SIGTERM asks. The loop has a while to come to its next inner step; one
-        that stands still is interrupted where it is.
-Rule 2: the second is the machine's own again: it ends the process at once. One that
-        comes in the same moment is the first, told by two.
+Rule 1: the first SIGTERM is a request. The loop has `heed_s` to reach its next inner
+        step; a loop that does not is interrupted.
+Rule 2: the second has its default effect: it ends the process immediately. A signal
+        within `ALIKE_S` of the first is taken for the same request.
 Rule 3: a program that handles SIGTERM itself keeps doing so.
 Rule 4: an uncaught AtollError ends the process with the exit code of the command line
         (5 for bytes that do not verify), after its traceback.
@@ -24,12 +24,12 @@ from typing import Self
 from atoll.errors import AtollError, exit_code
 
 HEED_S = 5.0
-"""How long a loop may take to its next inner step: who sent SIGTERM often kills 30 s
-later, and the farewell needs most of that."""
+"""How long a loop may take to its next inner step: schedulers often kill 30 s after
+SIGTERM, and leaving the run needs most of that."""
 
 ALIKE_S = 2.0
-"""How soon after the first another one asks for the same: Slurm tells every process of
-a task, and torchrun tells its ranks once more."""
+"""Time after the first SIGTERM in which others are ignored: Slurm signals every process
+of a task, and torchrun signals its ranks again."""
 
 
 ExceptHook = Callable[
@@ -38,13 +38,13 @@ ExceptHook = Callable[
 
 
 class Interrupted(BaseException):
-    """Ends a loop that did not heed SIGTERM. No `except Exception` stops it."""
+    """Ends a loop that did not react to SIGTERM. No `except Exception` stops it."""
 
 
 class Termination:
     """Turns SIGTERM into `is_asked` while the block runs.
 
-    A block that has `heed_s` 0 is interrupted at once.
+    With `heed_s` 0 the block is interrupted immediately.
     Only in the main thread, where Python handles signals; elsewhere nothing changes.
     """
 
@@ -54,14 +54,14 @@ class Termination:
         self._asked_at_s = 0.0
         self._is_installed = False
         self._is_own = False
-        """Whether the next SIGTERM is ours: it interrupts."""
-        # The only queue that a signal handler may put into, whatever it interrupts.
-        self._said: SimpleQueue[bool] = SimpleQueue()
+        """Whether `_watch` sends the next SIGTERM: it interrupts the loop."""
+        # The only queue with a reentrant `put`, which a signal handler needs.
+        self._requests: SimpleQueue[bool] = SimpleQueue()
         self._is_heeded = threading.Event()
 
     @property
     def is_asked(self) -> bool:
-        """Whether the loop is to end."""
+        """Whether SIGTERM has requested the end of the loop."""
         return self._is_asked
 
     def __enter__(self) -> Self:
@@ -85,16 +85,16 @@ class Termination:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def heed(self) -> None:
-        """Interrupt nothing any more: the loop is over. Safe to repeat."""
+        """Note that the loop is over: it is no longer interrupted. Safe to repeat."""
         self._is_heeded.set()
-        self._said.put(False)
+        self._requests.put(False)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if not self._is_asked:
             self._is_asked, self._asked_at_s = True, time.monotonic()
             if not self._heed_s and not self._is_heeded.is_set():
                 raise Interrupted("SIGTERM came.")
-            self._said.put(True)
+            self._requests.put(True)
         elif not self._is_own:
             if time.monotonic() < self._asked_at_s + ALIKE_S:
                 return
@@ -106,11 +106,12 @@ class Termination:
                 raise Interrupted("SIGTERM came, and no inner step ended since.")
 
     def _watch(self) -> None:
-        """Run `_handle` again in the thread that trains, out of whatever it waits for.
+        """Interrupt the thread that trains if the loop does not end in `heed_s`.
 
-        What comes when the loop is over changes nothing.
+        The second signal runs `_handle` in that thread, even if it waits for a lock or
+        for I/O. After the end of the loop it has no effect.
         """
-        if self._said.get() and not self._is_heeded.wait(self._heed_s):
+        if self._requests.get() and not self._is_heeded.wait(self._heed_s):
             self._is_own = True
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
@@ -118,8 +119,8 @@ class Termination:
 def use_exit_codes() -> None:
     """Let an uncaught `AtollError` end this process with its own code. Safe to repeat.
 
-    Python ends with 1 after any exception. What was installed to show one is called
-    first, so that a traceback, a debugger or a crash reporter sees it as before.
+    Python exits with 1 after any exception. The former exception hook is called first,
+    so that tracebacks, debuggers and crash reporters work as before.
     """
     before = sys.excepthook
     if isinstance(before, _ExitCodes):

@@ -37,10 +37,10 @@ from atoll.weights.layout import F32
 
 @contextmanager
 def still(slots: Sequence[IslandFragment]) -> Iterator[None]:
-    """Let no outcome be taken into the slots meanwhile."""
-    with ExitStack() as held:
+    """Keep the background threads from applying outcomes within the block."""
+    with ExitStack() as locks:
         for slot in slots:
-            held.enter_context(slot.turn)
+            locks.enter_context(slot.turn)
         yield
 
 
@@ -53,7 +53,7 @@ def save_island(
     origin: int,
     is_exact: bool,
 ) -> SavedIsland:
-    """Return the island whose fragments stand still, or are its work."""
+    """Return the island for a checkpoint, of its fragments' exact state or work."""
     if is_exact:
         for fragment, book in zip(fragments, state.books, strict=True):
             fragment.book = book
@@ -74,9 +74,9 @@ def save_island(
 
 
 def is_standing(slots: Sequence[IslandFragment]) -> bool:
-    """Return whether an island can be saved as it stands.
+    """Return whether an island can be saved exactly.
 
-    One that waits for what an earlier life has left is saved as work.
+    An island with held-back work of an earlier incarnation is saved as work.
     """
     return all(slot.held_back is None for slot in slots)
 
@@ -86,18 +86,18 @@ def fragments_of(
     view: ParameterView,
     sync: SyncSection,
     *,
-    made: tuple[int, int],
+    trained: tuple[int, int],
     is_exact: bool,
 ) -> list[SavedFragment]:
-    """Return fragments as they stand, or their work; what is in them is not copied.
+    """Return the fragments' exact state, or their work. Arrays are not copied.
 
-    `made` are the inner steps and tokens of this life.
+    `trained` are the inner steps and tokens of this incarnation.
     """
     standing = [standing_of(slot) for slot in slots]
     if is_exact:
         return standing
     layouts = [slot.layout for slot in slots]
-    work = as_work(standing, layouts, view, sync, made=made)
+    work = as_work(standing, layouts, view, sync, trained=trained)
     for slot, fragment in zip(slots, work, strict=True):
         if slot.held_back is not None:
             add_held_back(fragment, slot.held_back)
@@ -110,19 +110,19 @@ def as_work(
     view: ParameterView,
     sync: SyncSection,
     *,
-    made: tuple[int, int],
+    trained: tuple[int, int],
 ) -> list[SavedFragment]:
-    """Return the work of fragments, from how they stand and the live weights."""
+    """Return the work of fragments, from their exact state and the live weights."""
     work: list[SavedFragment] = []
-    for index, (each, layout) in enumerate(zip(fragments, layouts, strict=True)):
+    for index, (fragment, layout) in enumerate(zip(fragments, layouts, strict=True)):
         local = np.empty(layout.elements, np.float32)
         view.read(index, local)
-        work.append(_as_work(each, layout, local, sync, made))
+        work.append(_as_work(fragment, layout, local, sync, trained))
     return work
 
 
 def standing_of(slot: IslandFragment) -> SavedFragment:
-    """Return a fragment as it stands."""
+    """Return the exact state of a fragment."""
     state = slot.state
     return SavedFragment(
         round=state.round,
@@ -137,7 +137,7 @@ def standing_of(slot: IslandFragment) -> SavedFragment:
 
 
 def _update(sealed: UpdateInFlight) -> SavedUpdate:
-    """Return an update; one whose outcome is known has no bytes any more."""
+    """Return an update; its frame is gone once its outcome is known."""
     outcome = sealed.outcome
     is_made = outcome is None and sealed.has_bytes
     return SavedUpdate(
@@ -148,7 +148,7 @@ def _update(sealed: UpdateInFlight) -> SavedUpdate:
         base=sealed.base,
         is_awaited=sealed.is_awaited,
         frame=sealed.frame if is_made else None,
-        # What the codec leaves over is being made until the bytes are there.
+        # The sender thread writes the new residual until the frame is made.
         residual_after=sealed.residual_after if is_made else None,
         arrival=outcome,
     )
@@ -159,13 +159,13 @@ def _as_work(
     layout: FragmentLayout,
     local: F32,
     sync: SyncSection,
-    made: tuple[int, int],
+    trained: tuple[int, int],
 ) -> SavedFragment:
     loaded = np.empty(layout.elements, np.float32)
     layout.load(fragment.vectors[0], loaded)
     update, settled = fragment.update, (fragment.settled_steps, fragment.settled_tokens)
     if update is not None and update.arrival is not None:
-        settled = _settled(fragment, update, made)
+        settled = _settled(fragment, update, trained)
         _take(fragment, update, layout, local, sync)
         update = None
     elif update is not None:
@@ -190,40 +190,40 @@ def _take(
     local: F32,
     sync: SyncSection,
 ) -> None:
-    """Do to `local` what the outcome will, when its time comes."""
+    """Change `local` as the outcome will change the live weights."""
     assert update.arrival is not None
-    way = adopt_mode(update.arrival.how, sync)
+    mode = adopt_mode(update.arrival.decision, sync)
     anchor = fragment.vectors[0]
-    adopt(layout, way, anchor, local, update.base, keep_local=sync.keep_local)
+    adopt(layout, mode, anchor, local, update.base, keep_local=sync.keep_local)
     layout.load(local.copy(), local)
 
 
-def add_held_back(fragment: SavedFragment, held: HeldBackWork) -> None:
-    """Add the work that waits for an earlier life's update, and how to tell that.
+def add_held_back(fragment: SavedFragment, held_back: HeldBackWork) -> None:
+    """Add held-back work, and the update whose outcome decides about it.
 
-    Once the outcome is there, only what it leaves is added: the rest is in the anchor.
+    Once the outcome is known, only the work that it did not count is added.
     """
     assert fragment.difference is not None
-    left = difference_left(held.saved, held.remains)
-    if left is not None:
-        fragment.difference += left
-    fragment.settled_steps, fragment.settled_tokens = held.settled
-    if held.left is not None:
-        return  # and the residual is what it leaves already
-    fragment.residual = residual_left(held.saved, held.remains)
-    if held.may_stand:
-        fragment.update = held.saved.update
+    difference = difference_left(held_back.saved, held_back.remains)
+    if difference is not None:
+        fragment.difference += difference
+    fragment.settled_steps, fragment.settled_tokens = held_back.settled
+    if held_back.remaining_after is not None:
+        return  # the residual is right already
+    fragment.residual = residual_left(held_back.saved, held_back.remains)
+    if held_back.may_stand:
+        fragment.update = held_back.saved.update
 
 
 def _settled(
-    fragment: SavedFragment, update: SavedUpdate, made: tuple[int, int]
+    fragment: SavedFragment, update: SavedUpdate, trained: tuple[int, int]
 ) -> tuple[int, int]:
     """Return the inner steps and tokens that are settled once the outcome is taken."""
     assert update.arrival is not None
-    match update.arrival.how:
+    match update.arrival.decision:
         case WorkDecision.ADOPT | WorkDecision.REBASE:
             return update.inner_steps, update.tokens
         case WorkDecision.CARRY:
             return fragment.settled_steps, fragment.settled_tokens
         case WorkDecision.DROP | WorkDecision.REFUSE:
-            return made
+            return trained

@@ -17,7 +17,7 @@ from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.view import BEAT_S, LEASE_S
 from atoll.island.environment import CredentialPaths
-from atoll.island.identity import life_key
+from atoll.island.identity import connection_key
 from atoll.store import (
     CountedStore,
     ProbedStore,
@@ -33,7 +33,7 @@ log = logging.getLogger("atoll")
 
 
 class RetriedStore:
-    """A store that is asked again when it fails, with requests that are counted."""
+    """A store whose failed requests are retried, and whose requests are counted."""
 
     def __init__(self, url: str, timing: ThreadTiming) -> None:
         self.counted = CountedStore(open_store(url))
@@ -41,11 +41,11 @@ class RetriedStore:
         self.store = RangedStore(ProbedStore(self._patient))
 
     def endure(self) -> None:
-        """Ask again for minutes from now on: an outage must not end an island."""
+        """Retry for minutes from now on: an outage must not end an island."""
         self._patient.tries = TRIES
 
     def costs(self) -> dict[str, float]:
-        """Return what it was asked, under the names that loggers see."""
+        """Return the requests and bytes, under the names that loggers see."""
         requests = self.counted.requests
         return {
             "atoll/store_requests": requests.total,
@@ -55,7 +55,7 @@ class RetriedStore:
         }
 
     def close(self) -> None:
-        """End its threads, after what is under way."""
+        """Finish the requests in progress, and end the threads."""
         self.store.close()
 
 
@@ -73,7 +73,7 @@ class StoreConnection:
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """Bound the time of a farewell, and end the background after it."""
+        """Bound the time that leaving takes, and end the threads after it."""
         self._timing.close_after(LEAVE_S)
         try:
             yield
@@ -81,7 +81,7 @@ class StoreConnection:
             self.close()
 
     def close(self) -> None:
-        """Say nothing more here. Safe to repeat."""
+        """End the threads. Safe to repeat."""
         self._timing.close()
         self.reliable.close()
 
@@ -90,17 +90,17 @@ def connect_store(
     url: str,
     *,
     island: str | None,
-    surroundings: CredentialPaths,
+    paths: CredentialPaths,
     clock: Clock,
     key: bytes | None = None,
     nonce: bytes | None = None,
 ) -> StoreConnection:
-    """Return the way to a run in a store, which has said what it is.
+    """Return a connection to a run in a store, with the settings of the run.
 
-    `key` and `nonce` are those of a life that has begun elsewhere.
+    `key` and `nonce` are those of an incarnation that has begun at another address.
 
     Raises:
-        UsageError: there is no run, or the store cannot keep one; the way out is named.
+        UsageError: there is no run, or the store cannot keep one; with a remedy.
         StoreDenied: a permission is missing.
         Unreachable: the store does not answer.
     """
@@ -111,7 +111,7 @@ def connect_store(
         lookout = BucketReader.open(reliable.store, timing, url=url)
         settings = lookout.sight.settings
         require_able(lookout.store, settings, url=url)
-        beat_s = _beat_s(surroundings.heartbeat_s)
+        beat_s = _beat_s(paths.heartbeat_s)
     except BaseException:
         timing.close()
         reliable.close()
@@ -124,7 +124,7 @@ def connect_store(
         beat_s,
     )
     if key is None:
-        key = life_key(island, run=lookout.run, surroundings=surroundings)
+        key = connection_key(island, run=lookout.run, paths=paths)
     nonce = nonce or secrets.token_bytes(16)
     reliable.endure()
     exchange = StoreExchange(lookout, key=key, nonce=nonce, beat_s=beat_s)
@@ -133,7 +133,7 @@ def connect_store(
 
 @contextmanager
 def open_read_only(url: str, *, clock: Clock) -> Iterator[tuple[BucketReader, States]]:
-    """Give a look at a run in a store and at its states, for who does not join it.
+    """Open a run in a store and its states for reading, without joining the run.
 
     Raises what `connect_store` does.
     """
@@ -158,6 +158,6 @@ def _beat_s(given_s: float | None) -> float:
     if not 0.0 < given_s <= LEASE_S / 2:
         raise UsageError(
             f"ATOLL_HEARTBEAT_S={given_s:g} does not keep a lease of {LEASE_S:g} s: "
-            f"two heartbeats must fit. Give at most {LEASE_S / 2:g}, or leave it out."
+            f"two heartbeats must fit. Give at most {LEASE_S / 2:g}, or unset it."
         )
     return given_s

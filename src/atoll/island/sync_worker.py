@@ -54,13 +54,13 @@ from atoll.wire import (
 )
 
 POLL_S = 0.1
-"""How long a receiver waits before it looks whether the island is leaving."""
+"""How long a receiver waits before it checks whether the island is leaving."""
 
 log = logging.getLogger("atoll")
 
 
 class SyncWorker:
-    """Takes sealed weights to the run, and outcomes back into the anchor."""
+    """Encodes and sends sealed weights, and applies outcomes to the anchor."""
 
     def __init__(
         self,
@@ -81,16 +81,16 @@ class SyncWorker:
         self._receiver = background.hand(f"atoll-{joined.island}-receive")
 
     def send(self, slot: IslandFragment, book: FragmentSync) -> None:
-        """Seal and publish `slot.sealed`, then wait for its outcome: all behind."""
+        """Start to encode and publish `slot.sealed`, and to wait for its outcome."""
         self._sender.submit(self._send, slot, book)
 
     def expect(self, slot: IslandFragment, book: FragmentSync) -> None:
-        """Wait for an outcome without an update: an earlier life has sent one."""
+        """Wait for an outcome without an update: an earlier incarnation sent one."""
         assert slot.sealed is not None
         self._receiver.submit(self.receive, slot, slot.sealed, book)
 
     def resume(self, slot: IslandFragment, book: FragmentSync) -> None:
-        """Go on with an update that a checkpoint holds, from where it was."""
+        """Continue with an update that a checkpoint holds."""
         sealed = slot.sealed
         assert sealed is not None
         if sealed.arrival.done():
@@ -103,9 +103,12 @@ class SyncWorker:
     def wait(
         self, sealed: UpdateInFlight, beat: Heartbeat
     ) -> AppliedOutcome | FragmentsWanted:
-        """Stand still for an outcome, and say so; a summons may come before it."""
-        # Read before the receiver may know that somebody waits: it replaces a promise
-        # that it has kept with a summons.
+        """Block until the outcome, or until the run requests other fragments first.
+
+        Heartbeats tell the run meanwhile that training waits.
+        """
+        # Read before `_waiting` is set: from then on, the receiver may answer this
+        # future with a request for fragments, and replace it by a new one.
         arrival = sealed.arrival
         self._waiting = None if arrival.done() else (sealed, beat)
         try:
@@ -117,14 +120,14 @@ class SyncWorker:
             self._waiting = None
 
     def stop(self) -> None:
-        """Finish what is being sent, and receive nothing more."""
+        """Finish the updates being sent, and stop receiving."""
         self._sender.shutdown()
         self._stops = True
         self._receiver.shutdown()
 
     def fresh(self, beat: Heartbeat) -> Heartbeat:
-        """Return a beat that says what is held now."""
-        return replace(beat, holds=tuple(slot.held for slot in self._slots))
+        """Return the heartbeat with the rounds that the island holds now."""
+        return replace(beat, holds=tuple(slot.held_round for slot in self._slots))
 
     def _send(self, slot: IslandFragment, book: FragmentSync) -> None:
         sealed = slot.sealed
@@ -147,7 +150,7 @@ class SyncWorker:
         *,
         is_difference: bool = False,
     ) -> Frame:
-        """Return the update's frame; one that is refused here has no body."""
+        """Return the update's frame, without a body if the weights are not finite."""
         run, island = self._joined.run, self._joined.island
         seed = update_seed(run, slot.index, sealed.round, island)
         try:
@@ -182,7 +185,7 @@ class SyncWorker:
     ) -> Header:
         joined, tally = self._joined, self._tally
         with span("digest"):
-            # Measured, not remembered: memory may have changed since the last round.
+            # Computed again, not cached: memory may have been damaged since the round.
             base = self._memory.measure(slot)
         return Header(
             kind=kind,
@@ -217,7 +220,7 @@ class SyncWorker:
     def receive(
         self, slot: IslandFragment, sealed: UpdateInFlight, book: FragmentSync
     ) -> None:
-        """Keep the promise of an update's outcome, or come again for it."""
+        """Set the outcome of an update if there is one; otherwise try again later."""
         if sealed.is_void:
             return
         try:
@@ -236,11 +239,11 @@ class SyncWorker:
     def _outcomes(
         self, slot: IslandFragment, sealed: UpdateInFlight
     ) -> list[Outcome] | None:
-        """Return the outcome of the sealed round and of all that passed since.
+        """Return the outcomes of the sealed round and of all rounds since.
 
-        One without a body is the last: the state is to be taken instead of means. What
-        was over when this life resumed is taken by itself. An island that leaves looks
-        once more, and waits for nothing. None: another flight goes first.
+        An outcome without a body is the last: the state is fetched instead. A round
+        that was over when this incarnation resumed is returned alone. An island that
+        leaves polls once, without waiting. None: another update goes first.
         """
         outcomes: list[Outcome] = []
         while True:
@@ -269,19 +272,25 @@ class SyncWorker:
                 return outcomes
 
     def _say_waiting(self, sealed: UpdateInFlight) -> None:
-        """Let the run know at once that training stands still."""
+        """Tell the run immediately that training waits."""
         waiting = self._waiting
         if waiting and waiting[0] is sealed and not sealed.arrival.done():
-            with suppress(AtollError):  # the receiver meets the same, and tells
+            with suppress(
+                AtollError
+            ):  # the receiver gets the same error, and reports it
                 self._exchange.heartbeat(waiting[1], at_once=True)
 
     def _waits_elsewhere(self, sealed: UpdateInFlight) -> bool:
-        """Return whether training stands still for another flight than this one."""
+        """Return whether training waits for another update than this one."""
         waiting = self._waiting
         return waiting is not None and waiting[0] is not sealed
 
     def _heed(self) -> bool:
-        """Tell the thread that trains what everybody waits for, while it waits too."""
+        """Pass requests of the run for other fragments to the waiting thread.
+
+        The thread that trains waits for an outcome that cannot come before the run has
+        these fragments. Return whether there was such a request.
+        """
         waiting = self._waiting
         if waiting is None:
             return False
@@ -293,45 +302,47 @@ class SyncWorker:
             for index in position.wanted
             if not self._is_on_its_way(self._slots[index], position.rounds[index])
         }
-        if not wanted.items() - sealed.told or sealed.arrival.done():
+        if not wanted.items() - sealed.summoned or sealed.arrival.done():
             return False
-        sealed.told |= wanted.items()
+        sealed.summoned |= wanted.items()
         self._waiting = None
         self._void_waits(wanted)
-        told, sealed.arrival = sealed.arrival, self._background.promise()
-        told.set_result(FragmentsWanted(replace(position, wanted=tuple(wanted))))
+        answered, sealed.arrival = sealed.arrival, self._background.promise()
+        answered.set_result(FragmentsWanted(replace(position, wanted=tuple(wanted))))
         return True
 
     def _is_on_its_way(self, slot: IslandFragment, round: int) -> bool:
-        """Return whether this life has published for a round, or knows its outcome."""
+        """Return whether this incarnation has an update for a round, or its outcome."""
         sealed = slot.sealed
         if sealed is None or sealed.round != round:
             return False
         return not sealed.is_awaited or sealed.arrival.done()
 
     def _void_waits(self, wanted: Mapping[int, int]) -> None:
-        """Wait no more for what the run waits for: an earlier life's update is lost."""
+        """End the waits for requested rounds: the earlier incarnation's is lost."""
         for index, round in wanted.items():
             sealed = self._slots[index].sealed
             if sealed is not None and sealed.round == round:
                 sealed.is_void = True
 
     def bring_lost(self, position: Position) -> None:
-        """Bring the states that the run has lost, as it says."""
+        """Publish the states that the run has lost."""
         for fragment in position.lost:
             self._bring_state(self._slots[fragment])
 
     def _bring_quietly(self, slot: IslandFragment) -> None:
-        """Bring a state behind the training: if it fails, another island is asked."""
+        """Publish a state in background; on failure the run tries another island."""
         try:
             self._bring_state(slot)
         except AtollError as exc:
-            log.warning("the state of fragment %d was not brought: %s", slot.index, exc)
+            log.warning(
+                "the state of fragment %d was not published: %s", slot.index, exc
+            )
 
     def _bring_state(self, slot: IslandFragment) -> None:
-        """Give the run what it has lost: the last outcomes, and the state after them.
+        """Publish a state that the run has lost: the last outcomes, then the state.
 
-        Nothing if this island has moved on since it said what it holds.
+        The run ignores it if this island has reached another round since its heartbeat.
         """
         outer = terms_of(slot.layout, self._joined.settings).outer
         with slot.lock:
@@ -351,23 +362,23 @@ class SyncWorker:
     ) -> None:
         first, last = outcomes[0].agreed.header, outcomes[-1].agreed.header
         assert first.roster is not None
-        mine, base = b"nothing", slot.state.digest
+        digest, base = b"nothing", slot.state.digest
         if sealed.frame is not None:
-            mine, base = update_digest(sealed.frame.header), sealed.frame.header.base
-        verdict = verdict_of(first.roster, self._joined.island, mine)
+            digest, base = update_digest(sealed.frame.header), sealed.frame.header.base
+        verdict = verdict_of(first.roster, self._joined.island, digest)
         entry = first.roster.entry(self._joined.island)
         reason = entry.reason if entry else ""
         fresh = None
         if first.base != base or not outcomes[-1].has_body:
             fresh = fetch_state(self._exchange, slot.index)
         through = fresh.round if fresh else last.round
-        how, residual = decide(book, verdict, through=through), verdict
-        if spent := why_spent(slot, sealed, entry, mine, through=through):
-            # All of it is in the anchor already, and the codec's rest with it.
-            how, verdict, reason = WorkDecision.DROP, Verdict.COUNTED, spent
+        decision, residual = decide(book, verdict, through=through), verdict
+        if spent := why_spent(slot, sealed, entry, digest, through=through):
+            # All of the work is in the anchor already, and the residual with it.
+            decision, verdict, reason = WorkDecision.DROP, Verdict.COUNTED, spent
             residual = Verdict.REFUSED
         with slot.turn:
-            if how is WorkDecision.CARRY:
+            if decision is WorkDecision.CARRY:
                 self._memory.keep_loaded(slot, sealed)
             if fresh is not None:
                 self._replace_state(slot, fresh)
@@ -377,7 +388,7 @@ class SyncWorker:
             self._judge_held_back(slot, first)
             sealed.arrival.set_result(
                 AppliedOutcome(
-                    how=how,
+                    decision=decision,
                     verdict=verdict,
                     reason=reason,
                     through=slot.state.round,
@@ -386,20 +397,20 @@ class SyncWorker:
             )
 
     def _judge_held_back(self, slot: IslandFragment, outcome: Header) -> None:
-        """Take note what an outcome leaves of saved work that waited for it."""
-        held = slot.held_back
-        if held is None or held.round != outcome.round:
+        """Decide by an outcome which part of the held-back work has not counted."""
+        held_back = slot.held_back
+        if held_back is None or held_back.round != outcome.round:
             return
         assert outcome.roster is not None
-        held.judge(outcome.roster, self._joined.island)
-        self._memory.leave_over(slot, held.saved, held.remains)
+        held_back.judge(outcome.roster, self._joined.island)
+        self._memory.leave_over(slot, held_back.saved, held_back.remains)
 
     def _start_over(
         self, slot: IslandFragment, sealed: UpdateInFlight, reason: str
     ) -> None:
-        """Take the run's state: nobody knows whether the update counted.
+        """Take the run's state: it is unknown whether the update counted.
 
-        It must not count twice, so that it counts as refused.
+        The work must not count twice, so the update is treated as refused.
         """
         fresh = fetch_state(self._exchange, slot.index)
         with slot.turn:
@@ -408,7 +419,7 @@ class SyncWorker:
             slot.held_back = None
             sealed.arrival.set_result(
                 AppliedOutcome(
-                    how=WorkDecision.REFUSE,
+                    decision=WorkDecision.REFUSE,
                     verdict=Verdict.REFUSED,
                     reason=reason,
                     through=slot.state.round,
@@ -423,7 +434,7 @@ class SyncWorker:
             slot.note_held()
 
     def _apply_or_fetch(self, slot: IslandFragment, outcomes: list[Outcome]) -> None:
-        """Take the outer steps; if one does not fit, take the run's state instead."""
+        """Apply the outer steps; if one does not match, fetch the run's state."""
         try:
             self._apply_all(slot, outcomes)
         except CorruptError as exc:
@@ -453,14 +464,15 @@ def why_spent(
 ) -> str:
     """Return why the work of an update is in the anchor already; empty if it is not.
 
-    `digest` is the update's own, and `through` the last round that is taken with it.
+    `digest` is that of the update, and `through` the last round applied with it.
     """
     if not slot.origin:
         return ""
     if sealed.round < slot.counted_through <= through:
         return (
-            f"rounds up to {through} are taken together, because what came between is "
-            f"kept no more, and round {slot.counted_through} counted an earlier life"
+            f"rounds up to {through} are applied together, because their outcomes are "
+            f"no longer stored, and round {slot.counted_through} counted an earlier "
+            "incarnation"
         )
     is_another = entry is not None and entry.digest != digest
     if entry is None or not is_another or entry.verdict is not Verdict.COUNTED:
@@ -469,7 +481,7 @@ def why_spent(
         return ""
     return (
         f"round {sealed.round} counted another update of incarnation "
-        f"{entry.incarnation}: this life did not make the same one again"
+        f"{entry.incarnation}: this incarnation did not make the same update again"
     )
 
 
@@ -477,19 +489,19 @@ def seen_from(
     position: Position,
     slots: Sequence[IslandFragment],
     books: Sequence[FragmentSync],
-    taken: OutcomeTaken,
+    outcome: OutcomeTaken,
 ) -> Position:
-    """Return where the run was when the life before took an outcome.
+    """Return the run's position at the time the earlier incarnation took an outcome.
 
-    Of a round that is made again, those after it have not been heard of.
+    For a round that is made again, the rounds after it are not known yet.
     """
     if not any(slot.over_through for slot in slots):
         return position
     rounds = list(position.rounds)
     for slot, book in zip(slots, books, strict=True):
-        own = book.flight.round if book.flight else book.taken + 1
-        if slot.index == taken.fragment:
-            own = taken.through + 1
-        if slot.is_over(own):
-            rounds[slot.index] = min(rounds[slot.index], own)
+        round = book.flight.round if book.flight else book.taken + 1
+        if slot.index == outcome.fragment:
+            round = outcome.through + 1
+        if slot.is_over(round):
+            rounds[slot.index] = min(rounds[slot.index], round)
     return replace(position, rounds=tuple(rounds))

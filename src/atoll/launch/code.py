@@ -188,7 +188,7 @@ def _get(run: str, digest: str) -> bytes:
     from atoll.http import Download, at_most
 
     caller, headers, _ = connect_read_only(
-        run, surroundings=surroundings_from_environment(), clock=SystemClock()
+        run, paths=surroundings_from_environment(), clock=SystemClock()
     )
     try:
         reply = caller.call(

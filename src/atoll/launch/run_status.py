@@ -79,7 +79,7 @@ class Looks:
 def _ask(run: str, wait_s: float) -> RunLook:
     caller, headers, info = connect_read_only(
         run,
-        surroundings=surroundings_from_environment(),
+        paths=surroundings_from_environment(),
         clock=SystemClock(),
         wait_s=wait_s,
     )

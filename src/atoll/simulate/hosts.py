@@ -359,7 +359,7 @@ class CoordinatorTrace:
 
 def trace_arrival(process: SimProcess, arrival: AppliedOutcome) -> None:
     """Tell what an outcome makes an island do, unless all its work counted."""
-    if arrival.how in (WorkDecision.CARRY, WorkDecision.DROP, WorkDecision.REFUSE):
+    if arrival.decision in (WorkDecision.CARRY, WorkDecision.DROP, WorkDecision.REFUSE):
         reason = f": {arrival.reason}" if arrival.reason else ""
         about = f"at round {arrival.through}{reason}"
-        process.scheduler.tell(process.name, str(arrival.how), about)
+        process.scheduler.tell(process.name, str(arrival.decision), about)

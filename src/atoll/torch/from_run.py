@@ -21,7 +21,7 @@ from atoll.exchange import MemoryRun
 from atoll.island.model_definition import (
     ModelDefinition,
     definition_of,
-    needs_word,
+    needs_consent,
     require_consent,
 )
 from atoll.torch.build import Source, build
@@ -90,7 +90,7 @@ def _ready(definition: ModelDefinition) -> bool:
 
     One rank's word for all: the run may be founded between two looks.
     """
-    if needs_word(definition.bundle):
+    if needs_consent(definition.bundle):
         require_consent(definition)
     return definition.is_founded
 

@@ -279,12 +279,12 @@ def _own(past: Past, run: Run, island: str | None) -> Past:
 
 def _marked(host: Host, past: Past) -> StepCounterFile:
     """Say how the island goes on, and return where it says how far it has come."""
-    made = StepCounterFile.made_before(past.directory)
+    trained = StepCounterFile.read(past.directory)
     if host.resumed is not None:
         # Where the data stands the trainer knows, and only from its checkpoint.
         is_ahead = host.resumed.counted[0] > host.resumed.saved[0]
         cursor = False if is_ahead and not host.has_ended else None
-        tell_resumed(host.joined, host.resumed, made=made, cursor=cursor)
+        tell_resumed(host.joined, host.resumed, trained=trained, cursor=cursor)
     elif not past.is_resumed:
         tell_fresh(host.joined, is_fresh=True, directory=past.directory)
     past.directory.mkdir(parents=True, exist_ok=True)

@@ -128,7 +128,7 @@ def host_of(given: Given, run: CollectiveRun, view: VectorView) -> Host:
         token_file=given.token,
         heartbeat_s=0.5,
     )
-    way = CollectiveConnection(run, island=name, surroundings=around, clock=clock)
+    way = CollectiveConnection(run, island=name, paths=around, clock=clock)
     request = JoinRequest(model=MODEL, island=name)
     return Host(way.exchange, view, request, clock=clock, leaving=way.leaving())
 

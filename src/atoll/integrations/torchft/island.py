@@ -302,7 +302,7 @@ def _connect(
         return run, island, nullcontext()
     name = island or island_from_environment()
     environment, clock = surroundings_from_environment(), SystemClock()
-    connection = RunConnection(run, island=name, surroundings=environment, clock=clock)
+    connection = RunConnection(run, island=name, paths=environment, clock=clock)
     connection.exchange.stats = lambda: Stats(version=__version__)
     return connection.exchange, name, connection.leaving()
 

@@ -117,7 +117,7 @@ class ObservedIncarnation:
         if flying is None or seal is None or is_awaited:
             return ledger.loaded() - ledger.mark + ledger.decay * ledger.residual()
         made_since = seal.local - ledger.mark
-        if flying.outcome is not None and flying.outcome.how is WorkDecision.CARRY:
+        if flying.outcome is not None and flying.outcome.decision is WorkDecision.CARRY:
             return seal.pseudo + made_since + ledger.decay * ledger.residual()
         return made_since + ledger.decay * ledger.left_over(seal)
 
@@ -167,7 +167,7 @@ class ObservedIncarnation:
         """Book what an island left behind uncounted: too late, refused or dropped."""
         sealed = ledger.slot.sealed
         outcome = sealed.outcome if sealed is not None else None
-        match outcome.how if outcome is not None else None:
+        match outcome.decision if outcome is not None else None:
             case WorkDecision.DROP:
                 ledger.tokens.dropped += left
             case WorkDecision.REFUSE:
@@ -362,8 +362,8 @@ class FragmentLedger:
         is_counted = self.settle(seal)
         is_lost = arrival.position is None and self._truth.has_gaps
         if not is_lost:
-            self._require_verdict(arrival.how, seal, is_counted)
-        match arrival.how:
+            self._require_verdict(arrival.decision, seal, is_counted)
+        match arrival.decision:
             case WorkDecision.DROP:
                 self._lost += made_since + (0.0 if is_counted else seal.pseudo)
                 self.tokens.dropped += tokens - self.tokens.settled
@@ -371,7 +371,7 @@ class FragmentLedger:
                 self._lost += made_since + seal.pseudo + seal.residual
                 self.tokens.refused += tokens - self.tokens.settled
         self.mark = local.astype(np.float64)
-        if is_lost or (arrival.how is WorkDecision.ADOPT and self._mixes):
+        if is_lost or (arrival.decision is WorkDecision.ADOPT and self._mixes):
             # The papers' blend gives up steps made in flight: what is left is in hand.
             # So it is where a journal has lost whether the update had counted.
             self._lost -= self._difference()

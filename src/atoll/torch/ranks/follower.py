@@ -382,7 +382,9 @@ class Obedience:
             case "as_work":
                 sync, layout = self.settings.sync, parts.layout
                 made = tuple(order["made"])
-                self._saved = as_work(self._saved, layout, self._view, sync, made=made)
+                self._saved = as_work(
+                    self._saved, layout, self._view, sync, trained=made
+                )
             case "stand":
                 index = order["index"]
                 sealed = parts.resume(index, self._saved[index]).sealed
@@ -403,7 +405,7 @@ class Obedience:
         ]
         made, is_exact = tuple(order["made"]), order["is_exact"]
         memory, sync = self.parts.memory, self.settings.sync
-        return memory.saving(slots, sync, made=made, is_exact=is_exact)
+        return memory.saving(slots, sync, trained=made, is_exact=is_exact)
 
     def island(self) -> SavedIsland:
         """Return what was last taken of this rank's parts for a checkpoint."""

@@ -401,7 +401,7 @@ def _update(sealed: UpdateInFlight | None) -> Outline | None:
         "round": sealed.round,
         "is_awaited": sealed.is_awaited,
         "has_bytes": sealed.has_bytes,
-        "how": outcome.how.value if outcome else None,
+        "how": outcome.decision.value if outcome else None,
     }
 
 
@@ -410,7 +410,7 @@ def _filled_update(own: UpdateInFlight, said: Outline) -> UpdateInFlight:
     if said["how"] is not None:
         arrival.set_result(
             AppliedOutcome(
-                how=WorkDecision(said["how"]),
+                decision=WorkDecision(said["how"]),
                 verdict=Verdict.COUNTED,
                 reason="",
                 through=said["round"],
@@ -429,15 +429,19 @@ def _filled_update(own: UpdateInFlight, said: Outline) -> UpdateInFlight:
 def _held(held: HeldBackWork | None) -> Outline | None:
     if held is None:
         return None
-    left = held.left.value if held.left else None
-    return {"round": held.round, "most": held.most.value, "left": left}
+    after = held.remaining_after
+    return {
+        "round": held.round,
+        "most": held.remaining_before.value,
+        "left": after.value if after else None,
+    }
 
 
 def _filled_held(said: Outline, saved: SavedFragment) -> HeldBackWork:
     return HeldBackWork(
         round=said["round"],
         saved=saved,
-        most=RemainingWork(said["most"]),
+        remaining_before=RemainingWork(said["most"]),
         progress=(0, 0),
-        left=RemainingWork(said["left"]) if said["left"] else None,
+        remaining_after=RemainingWork(said["left"]) if said["left"] else None,
     )

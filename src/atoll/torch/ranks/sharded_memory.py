@@ -77,7 +77,7 @@ class Spread:
         self,
         slot: IslandFragment,
         sealed: UpdateInFlight,
-        way: str,
+        mode: str,
         *,
         keep_local: float,
     ) -> None:
@@ -86,12 +86,12 @@ class Spread:
                 "do": "take",
                 "index": slot.index,
                 "number": sealed.number,
-                "way": way,
+                "way": mode,
                 "keep_local": keep_local,
             }
         )
         memory = self.parts.memory
-        memory.take(self._own(slot), sealed, way, keep_local=keep_local)
+        memory.take(self._own(slot), sealed, mode, keep_local=keep_local)
 
     def forget(self, sealed: UpdateInFlight) -> None:
         self._gatherings.order({"do": "forget", "number": sealed.number})
@@ -225,22 +225,22 @@ class Spread:
         slots: Sequence[IslandFragment],
         sync: SyncSection,
         *,
-        made: tuple[int, int],
+        trained: tuple[int, int],
         is_exact: bool,
     ) -> list[SavedFragment]:
-        order = {"do": "save", "made": made, "is_exact": is_exact}
+        order = {"do": "save", "made": trained, "is_exact": is_exact}
         self._gatherings.order({**order, "slots": [outline(each) for each in slots]})
         own = [
             replace(slot, layout=mine.layout, residual=mine.residual)
             for slot, mine in ((each, self._own(each)) for each in slots)
         ]
-        return self.parts.memory.saving(own, sync, made=made, is_exact=is_exact)
+        return self.parts.memory.saving(own, sync, trained=trained, is_exact=is_exact)
 
     def as_work(self, saved: SavedIsland, sync: SyncSection) -> SavedIsland:
-        made = saved.inner_steps, saved.tokens
-        self._gatherings.order({"do": "as_work", "made": made})
+        trained = saved.inner_steps, saved.tokens
+        self._gatherings.order({"do": "as_work", "made": trained})
         parts = self.parts
-        work = as_work(saved.fragments, parts.layout, parts.view, sync, made=made)
+        work = as_work(saved.fragments, parts.layout, parts.view, sync, trained=trained)
         return replace(saved, is_exact=False, fragments=work)
 
     def require_fitting(self, layout: Layout, saved: Sequence[SavedFragment]) -> None:
@@ -273,17 +273,19 @@ class Spread:
         return body, norm
 
     def give(
-        self, slot: IslandFragment, saved: SavedFragment, left: RemainingWork
+        self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
     ) -> None:
-        self._gatherings.order({"do": "give", "index": slot.index, "left": left.value})
-        self.parts.memory.give(self._own(slot), saved, left)
+        self._gatherings.order(
+            {"do": "give", "index": slot.index, "left": remaining.value}
+        )
+        self.parts.memory.give(self._own(slot), saved, remaining)
 
     def leave_over(
-        self, slot: IslandFragment, saved: SavedFragment, left: RemainingWork
+        self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
     ) -> None:
-        order = {"do": "leave_over", "index": slot.index, "left": left.value}
+        order = {"do": "leave_over", "index": slot.index, "left": remaining.value}
         own, memory = self._own(slot), self.parts.memory
-        self._background.do(order, lambda: memory.leave_over(own, saved, left))
+        self._background.do(order, lambda: memory.leave_over(own, saved, remaining))
 
     def gathered(self, slot: IslandFragment, count: int) -> list[F32]:
         """Return the first vectors of a fragment's state, whole."""

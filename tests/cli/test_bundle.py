@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from atoll.bundle import Bundle, defined_by
-from atoll.cli.bucket import moving
-from atoll.cli.bucket.moving_out import run_file
+from atoll.cli import migration
+from atoll.cli.migration import run_file_text
 from atoll.coordinator.app import Coordinator
 from atoll.coordinator.directory import store_bundle
 from atoll.errors import CorruptError, ModelError
@@ -56,7 +56,7 @@ def served(tmp_path: Path, _user: None) -> Iterator[Coordinator]:
 def test_a_run_is_served_with_its_bundle(tmp_path: Path) -> None:
     """Whoever serves it again need not say it; one that was edited is refused."""
     files = written(tmp_path / "model", WITH_CODE)
-    (tmp_path / "run.toml").write_text(run_file(plain_settings(name="lagoon")))
+    (tmp_path / "run.toml").write_text(run_file_text(plain_settings(name="lagoon")))
     start = ("serve", tmp_path / "run.toml", "--dir", tmp_path / "run", "--until-end")
     stop = ("--set", "run.end_rounds=1")
     bundle = Bundle.of_directory(files)
@@ -145,7 +145,7 @@ def test_a_move_takes_no_more_than_a_bundle_may_have(
     """What a coordinator sends is judged before it is taken; said again, it goes on."""
     bucket = str(tmp_path / "bucket")
     with monkeypatch.context() as patch:
-        patch.setattr(moving, "MAX_BYTES", 8)
+        patch.setattr(migration, "MAX_BYTES", 8)
         code, _, err = run(capsys, "move", served.url, bucket)
 
     assert (code, "of /bundle, and at most 8 are taken" in err) == (5, True), err

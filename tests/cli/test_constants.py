@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import atoll
 from atoll import RunSettings
-from atoll.cli.serving import serving
+from atoll.cli.serve import serving
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.errors import ModelError
 from atoll.island import join_run

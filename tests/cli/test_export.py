@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from atoll import RunSettings
-from atoll.cli.serving import serving
+from atoll.cli.serve import serving
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.island import join_run
 from atoll.island.environment import surroundings_from_environment

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from atoll import RunSettings
-from atoll.cli.serving import serving
+from atoll.cli.serve import serving
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.errors import ModelError, UsageError
 from atoll.exchange import CoordinatorExchange

@@ -18,11 +18,9 @@ import pytest
 import typer
 
 from atoll.cli import launch_coordinator, load_command
-from atoll.cli.launch import _follow
-from atoll.cli.launch_coordinator import facts_of
-from atoll.cli.launch_options import size_bytes
-from atoll.cli.launch_run import RunAt
-from atoll.cli.launch_view import Following
+from atoll.cli.launch import _follow, size_bytes
+from atoll.cli.launch_coordinator import RunAt, facts_of
+from atoll.cli.launch_follower import Following
 from atoll.errors import UsageError
 from atoll.launch import IslandSpec, engines
 from atoll.launch.api import Launched, launch_spec

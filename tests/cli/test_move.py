@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.names import StoreUrl, place_of
+from atoll.cli.run_names import StoreUrl, place_of
 from atoll.coordinator.app import Coordinator
 from atoll.errors import Refused
 from atoll.island.environment import surroundings_from_environment

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from atoll import RunSettings
-from atoll.cli.bucket.moving_out import run_file
-from atoll.cli.names import place_of
+from atoll.cli.migration import run_file_text
+from atoll.cli.run_names import place_of
 from atoll.exchange.bucket.create import make_run
 from atoll.island.environment import surroundings_from_environment
 from atoll.security import Credentials, Role, RunUrl, run_tokens
@@ -169,7 +169,7 @@ def test_a_run_file_holds_every_kind_of_value(tmp_path: Path) -> None:
         }
     )
     path = tmp_path / "run.toml"
-    path.write_text(run_file(given))
+    path.write_text(run_file_text(given))
 
     assert RunSettings.from_toml(path) == given
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.cli.bucket.control import say
-from atoll.cli.bucket.observing import Observing
-from atoll.cli.bucket.status import StatusView
+from atoll.cli.control import say
+from atoll.cli.store_run import Observing, StatusView
 from atoll.errors import UsageError
 from atoll.exchange import Frame
 from atoll.exchange.bucket import documents, keys

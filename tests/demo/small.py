@@ -7,14 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 from atoll import RunSettings
-from atoll.demo import island, parallel
 from atoll.demo.dataset import (
     Era,
     PresidentialMessage,
     split_by_era,
 )
-from atoll.demo.model import GPT
 from atoll.demo.results import IslandResults, ParallelResults, Results, summarise
+from atoll.demo.train import GPT, train_data_parallel, train_island
 from atoll.exchange import MemoryRun
 
 ROWS = 1
@@ -63,7 +62,7 @@ def _trained() -> str:
     run, texts = MemoryRun(SETTINGS), eras()
 
     def live(shard: int) -> IslandResults:
-        return island.train(tiny(), texts, shard, run, rows=ROWS)
+        return train_island(tiny(), texts, shard, run, rows=ROWS)
 
     with ThreadPoolExecutor(2) as threads:
         return json.dumps(list(threads.map(live, (0, 1))))
@@ -79,7 +78,7 @@ def trained() -> list[IslandResults]:
 def trained_in_parallel() -> ParallelResults:
     """Return what data parallel came to in as many steps."""
     steps = trained()[0]["inner_steps"]
-    return parallel.train(tiny(), eras(), steps=steps, rows=ROWS, looks=3)
+    return train_data_parallel(tiny(), eras(), steps=steps, rows=ROWS, looks=3)
 
 
 def results(*, compares: bool = True) -> Results:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from atoll.demo.dataset import read_eras, read_messages, split_by_era, write_eras
-from atoll.demo.model import CONTEXT, batches, held_out_rows
+from atoll.demo.train import CONTEXT, batches, held_out_rows
 from atoll.errors import UsageError
 from tests.demo.small import eras, messages
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from atoll.demo.model import CONTEXT, GPT, evaluate, write
+from atoll.demo.train import CONTEXT, GPT, evaluate, write
 from tests.demo.small import tiny
 
 pytestmark = pytest.mark.torch

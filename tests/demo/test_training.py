@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from atoll import RunSettings
-from atoll.demo import files as run_file
-from atoll.demo import island
-from atoll.demo import model as recipe
-from atoll.demo.model import CONTEXT
+from atoll.demo import train
+from atoll.demo.run import run_settings
+from atoll.demo.train import CONTEXT
 from atoll.errors import UsageError
 from tests.demo.small import ROWS, SETTINGS, tiny, trained, trained_in_parallel
 
@@ -20,10 +19,10 @@ pytestmark = pytest.mark.torch
 
 def test_the_run_file_is_that_of_a_short_run() -> None:
     """Streaming, overlap, 4 bits up, 8 down, 20 rounds or more, little momentum."""
-    settings = run_file.run_settings()
+    settings = run_settings()
 
     assert settings.run.start_islands == 4
-    assert recipe.num_rounds(settings) >= 20
+    assert train.num_rounds(settings) >= 20
     assert settings.sync.num_fragments > 1
     assert settings.sync.overlap_steps > 0
     assert (settings.wire.up, settings.wire.down) == ("e3m0", "int8")
@@ -32,10 +31,10 @@ def test_the_run_file_is_that_of_a_short_run() -> None:
 
 def test_a_quick_run_differs_by_its_rounds_alone() -> None:
     """Nothing else of what a reader sees is cut."""
-    quick, whole = run_file.run_settings(quick=True), run_file.run_settings()
+    quick, whole = run_settings(quick=True), run_settings()
 
-    assert recipe.num_rounds(quick) < recipe.num_rounds(whole)
-    assert quick.with_values({"run.end_rounds": recipe.num_rounds(whole)}) == whole
+    assert train.num_rounds(quick) < train.num_rounds(whole)
+    assert quick.with_values({"run.end_rounds": train.num_rounds(whole)}) == whole
 
 
 def test_islands_end_with_one_model() -> None:
@@ -81,27 +80,27 @@ def test_data_parallel_trains_on_as_many_tokens() -> None:
 
 def test_the_inner_rate_makes_up_for_the_outer_step() -> None:
     """With lr 0.7 and momentum 0.5 a drift grows 1.4 times, so the rate shrinks."""
-    assert recipe.inner_lr(SETTINGS) == pytest.approx(recipe.DATA_PARALLEL_LR / 1.4)
+    assert train.inner_lr(SETTINGS) == pytest.approx(train.DATA_PARALLEL_LR / 1.4)
 
 
 def test_the_rate_goes_up_and_then_down() -> None:
     """It starts near nothing, has its peak after the warm-up, and ends low."""
-    optimizer = recipe.make_optimizer(tiny())
+    optimizer = train.make_optimizer(tiny())
 
     def rate(done: float) -> float:
-        recipe.set_lr(optimizer, 1.0, done=done)
+        train.set_lr(optimizer, 1.0, done=done)
         found: float = optimizer.param_groups[0]["lr"]
         return found
 
     assert rate(0.0) < 0.05
-    assert rate(recipe.WARMUP_SHARE) == pytest.approx(1.0)
-    assert rate(1.0) == rate(1.2) == pytest.approx(recipe.LAST_SHARE)
+    assert rate(train.WARMUP_SHARE) == pytest.approx(1.0)
+    assert rate(1.0) == rate(1.2) == pytest.approx(train.LAST_SHARE)
 
 
 def test_a_run_without_an_end_is_refused() -> None:
     """The demo would not stop, and its schedule has no length."""
     with pytest.raises(UsageError, match=r"run\.end_rounds is not set"):
-        recipe.num_steps(RunSettings())
+        train.num_steps(RunSettings())
 
 
 def test_the_script_needs_a_run(
@@ -112,7 +111,7 @@ def test_the_script_needs_a_run(
     monkeypatch.delenv("ATOLL_RUN", raising=False)
     file = tmp_path / "0.json"
     with pytest.raises(UsageError, match="ATOLL_RUN"):
-        island.main(["--shard", "0", "--of", "4", "--results", str(file)])
+        train.main(["--shard", "0", "--of", "4", "--results", str(file)])
 
     assert list(tmp_path.iterdir()) == []
 

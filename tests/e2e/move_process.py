@@ -13,16 +13,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
-import atoll.cli.bucket.moving as moving
-import atoll.cli.bucket.moving_out as moving_out
+import atoll.cli.migration as migration
 import atoll.coordinator.move as arrival
 from atoll import kernels
 from atoll.cli import main
-from atoll.cli.asking import Asking
+from atoll.cli.coordinator_client import Asking
 from atoll.disk import SystemDisk
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import parse
@@ -107,11 +107,18 @@ if __name__ == "__main__":
         at = sys.argv.index("--dies-at")
         WHEN, WORDS = sys.argv[at + 1].split(":", 1)
         del sys.argv[at : at + 2]
-    opened = moving.reliable  # type: ignore[attr-defined]
-    for each in (moving, moving_out):
-        each.reliable = lambda url, pause: DyingStore(opened(url, pause))  # type: ignore[attr-defined]
-    moving.Asking = DyingAsking  # type: ignore[attr-defined]
-    arrival.SystemDisk = DyingDisk  # type: ignore[attr-defined]
-    moving_out.Arrival = DyingArrival  # type: ignore[attr-defined]
-    kernels.use("numpy")  # starts at once
-    main(["move", *sys.argv[1:]])
+    opened = migration.reliable  # type: ignore[attr-defined]
+
+    def dying_store(url: str, pause: Callable[[float], None]) -> DyingStore:
+        return DyingStore(opened(url, pause))
+
+    kernels.use("numpy")  # loads the fastest
+    # `patch.object` fails if the name is gone: a patch by assignment would let the
+    # process live on, and the tests would assert nothing.
+    with (
+        mock.patch.object(migration, "reliable", dying_store),
+        mock.patch.object(migration, "Asking", DyingAsking),
+        mock.patch.object(migration, "Arrival", DyingArrival),
+        mock.patch.object(arrival, "SystemDisk", DyingDisk),
+    ):
+        main(["move", *sys.argv[1:]])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.bucket.moving_out import Removal
+from atoll.cli.migration import Removal
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.exchange import MemoryRun
 from atoll.exchange.bucket.create import init

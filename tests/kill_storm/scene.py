@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.cli.bucket.control import say
-from atoll.cli.bucket.observing import Observing
+from atoll.cli.control import say
+from atoll.cli.store_run import Observing
 from atoll.exchange.bucket.create import make_run
 from atoll.security import Role, token_file
 from atoll.settings import RunSettings

@@ -20,32 +20,55 @@ from atoll.errors import AtollError, UsageError, exit_code
 
 __all__ = ["VERBS", "load_command", "main"]
 
-VERBS = {
-    "demo": "Train a small language model on four islands.",
-    "serve": "Serve a run: a new one, or the one that the directory holds.",
-    "init": "Make a run in a store, where islands meet without a coordinator.",
-    "invite": "Print the command to paste on another machine; for operators.",
-    "certify": "Make a certificate for a machine that is to join a run.",
-    "join": "Run a command as an island of a run.",
-    "launch": "Start islands of a run on an engine, and follow them to its end.",
-    "ps": "List launched islands: their states, restarts and last metrics.",
-    "logs": "Print the output of launched islands, restarts included.",
-    "cancel": "End launched islands; each leaves its run cleanly if it can.",
-    "scale": "Scale a launch to N islands.",
-    "status": "Print where a run is, who takes part, and why it waits.",
-    "control": "Control a run: pause, resume, save, stop, drain, evict, set.",
-    "move": "Move a run from its coordinator into a store, or back.",
-    "events": "Print the last events of a run that its coordinator keeps.",
-    "export": "Write agreed weights into a safetensors file.",
-    "doctor": "Check the connection from this machine to a run, step by step.",
-    "inspect": "Print the header of a frame, and verify its body piece by piece.",
-    "simulate": "Simulate islands and a coordinator in virtual time.",
+PANELS = {
+    "Start": {
+        "demo": "Train a small language model on four islands.",
+        "serve": "Serve a run: a new one, or the one that the directory holds.",
+        "init": "Make a run in a store, where islands meet without a coordinator.",
+        "join": "Run a command as an island of a run.",
+        "invite": "Print the command to paste on another machine; for operators.",
+    },
+    "Launch": {
+        "launch": "Start islands of a run on an engine, and follow them to its end.",
+        "ps": "List launched islands: their states, restarts and last metrics.",
+        "logs": "Print the output of launched islands, restarts included.",
+        "scale": "Scale a launch to N islands.",
+        "cancel": "End launched islands; each leaves its run cleanly if it can.",
+    },
+    "Watch": {
+        "status": "Print where a run is, who takes part, and why it waits.",
+        "events": "Print the last events of a run that its coordinator keeps.",
+        "doctor": "Check the connection from this machine to a run, step by step.",
+    },
+    "Control": {
+        "control": "Control a run: pause, resume, save, stop, drain, evict, set.",
+        "move": "Move a run from its coordinator into a store, or back.",
+        "certify": "Make a certificate for a machine that is to join a run.",
+    },
+    "Weights and tools": {
+        "export": "Write agreed weights into a safetensors file.",
+        "inspect": "Print the header of a frame, and verify its body piece by piece.",
+        "simulate": "Simulate islands and a coordinator in virtual time.",
+    },
 }
-"""Every verb with its summary. The function of a verb is `atoll.cli.VERB.VERB`.
+"""Every verb with its summary, by the panel of `atoll --help` that lists it.
 
-The summary equals the first line of that function's docstring, so that `atoll --help`
-need not import the verbs.
+The summary equals the first line of the verb's docstring, so that `atoll --help` need
+not import the verbs.
 """
+
+VERBS = {verb: text for panel in PANELS.values() for verb, text in panel.items()}
+
+MODULES = dict.fromkeys(("ps", "logs", "scale", "cancel"), "launches")
+"""Verbs that share a module; the module of any other verb has the verb's name."""
+
+EXAMPLES = (
+    "atoll demo --quick",
+    "atoll serve run.toml",
+    "atoll join https://HOST:PORT -- python train.py",
+    "atoll launch --on slurm -n 8 run.toml -- train.py",
+    "atoll status NAME --watch",
+)
 
 
 class VerbGroup(TyperGroup):
@@ -60,6 +83,16 @@ class VerbGroup(TyperGroup):
         """Return the called verb, its command, and the arguments after the verb."""
         verb, command, rest = super().resolve_command(ctx, args)
         return verb, command if verb is None else load_command(verb), rest
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs by panel, and examples below them."""
+        for panel, verbs in PANELS.items():
+            with formatter.section(panel):
+                # Names of one width align the summaries of all panels.
+                width = max(map(len, VERBS))
+                formatter.write_dl([(v.ljust(width), verbs[v]) for v in verbs])
+        with formatter.section("Examples"):
+            formatter.write_dl([(example, "") for example in EXAMPLES])
 
 
 app = typer.Typer(
@@ -78,8 +111,9 @@ for _verb, _summary in VERBS.items():
 
 def load_command(verb: str) -> Any:
     """Import the module of a verb, and return the command with all its parameters."""
+    module = import_module(f"atoll.cli.{MODULES.get(verb, verb)}")
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(verb)(getattr(import_module(f"atoll.cli.{verb}"), verb))
+    single.command(verb)(getattr(module, verb))
     return typer.main.get_command(single)
 
 

@@ -1,4 +1,4 @@
-"""`python -m atoll.cli`: the command line, for who knows a Python and no path."""
+"""`python -m atoll.cli`: the command line of this interpreter's installation."""
 
 from atoll.cli import main
 

@@ -10,12 +10,8 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.names import complete, directory_of
-from atoll.errors import NoSuchFile
+from atoll.cli.run_names import complete, directory_of
 from atoll.security.private_files import private_directory
-
-OPERATOR = "operator"
-"""Names the certificate of whoever serves the run."""
 
 
 def certify(
@@ -66,25 +62,3 @@ def certify(
         "else reads, and remove it here.",
         err=True,
     )
-
-
-def own_certificate(directory: Path, authority: Path | None) -> Path | None:
-    """Return a certificate for the commands of whoever serves a run.
-
-    None if no certificates are asked for, if others sign them, or if the authority's
-    key is kept elsewhere and there is none yet.
-    """
-    from atoll.security.certificates import AUTHORITY, issue_island_certificate
-
-    if authority is None or authority.absolute() != (directory / AUTHORITY).absolute():
-        return None
-    path = directory / f"{OPERATOR}.pem"
-    if path.exists():
-        return path
-    try:
-        now_s = time.time()
-        return issue_island_certificate(
-            directory, OPERATOR, into=directory, unix_s=now_s
-        )
-    except NoSuchFile:
-        return None

@@ -36,23 +36,20 @@ def demo(
 
     Without --quick the model is also trained data parallel, for comparison.
     """
-    from atoll.demo import files
-    from atoll.demo import report as table
+    from atoll.demo import report, run
 
     results = _results(directory, is_quick=quick)
-    report = files.report(directory)
-    report.write_text(_page(results))
+    report_file = run.report_file(directory)
+    report_file.write_text(report.page(results))
     if as_json:
         typer.echo(json.dumps(results))
         return
-    typer.echo(table.table_text(results))
-    typer.echo(f"\nThe curves are in {report.resolve().as_uri()}")
+    typer.echo(report.table_text(results))
+    typer.echo(f"\nThe curves are in {report_file.resolve().as_uri()}")
 
 
 def _results(directory: Path, *, is_quick: bool) -> Results:
-    from atoll.demo import files as run_file
-    from atoll.demo import results
-    from atoll.demo.run import run_islands
+    from atoll.demo import results, run
 
     for name in NEEDED:
         if find_spec(name) is None:
@@ -62,9 +59,9 @@ def _results(directory: Path, *, is_quick: bool) -> Results:
             f"{directory} is there already. Remove it, or choose another --dir."
         )
     directory.mkdir(mode=0o700, parents=True)
-    settings = run_file.run_settings(quick=is_quick)
+    settings = run.run_settings(quick=is_quick)
     progress = Progress()
-    islands, status = run_islands(directory, settings, on_look=progress.show)
+    islands, status = run.run_islands(directory, settings, on_look=progress.show)
     progress.leave()
     parallel = None if is_quick else _beside(directory, islands, progress)
     return results.summarise(islands, settings, status=status, parallel=parallel)  # type: ignore[arg-type]
@@ -73,9 +70,7 @@ def _results(directory: Path, *, is_quick: bool) -> Results:
 def _beside(
     directory: Path, islands: list[dict[str, Any]], progress: Progress
 ) -> ParallelResults:
-    from atoll.demo import files
-    from atoll.demo.dataset import read_eras
-    from atoll.demo.parallel import train_beside
+    from atoll.demo import dataset, run, train
 
     every = 10 if can_redraw(sys.stderr) else 200
 
@@ -84,16 +79,10 @@ def _beside(
             said = f"data parallel, on as many tokens: step {step} of {steps}"
             progress.draw([f"{said}   loss {loss:5.3f}"])
 
-    eras = read_eras(files.text(directory))
-    found = train_beside(islands, eras, on_step=on_step)  # type: ignore[arg-type]
+    eras = dataset.read_eras(run.text_directory(directory))
+    found = train.train_on_same_tokens(islands, eras, on_step=on_step)  # type: ignore[arg-type]
     progress.leave()
     return found
-
-
-def _page(results: Results) -> str:
-    from atoll.demo import report
-
-    return report.page(results)
 
 
 class Progress:

@@ -1,27 +1,35 @@
-"""`atoll doctor RUN`: what stands between this machine and a run, step by step."""
+"""`atoll doctor RUN`: what stands between this machine and a run, step by step.
+
+What stands between this machine and a run in a store, step by step.
+
+Every permission is asked for by itself, so that the one that is missing is named.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from atoll.cli.asking import Asking, surroundings_for
-from atoll.cli.names import RUN, StoreUrl, place_of, url_of
+from atoll import disk
+from atoll.cli.coordinator_client import Asking, surroundings_for
+from atoll.cli.run_names import RUN, StoreUrl, place_of, url_of
+from atoll.cli.store_run import WholeReads
 from atoll.cli.terminal import painted
-from atoll.disk import require_able
 from atoll.disk.space import RECORDS_BYTES
 from atoll.errors import (
     AtollError,
+    CorruptError,
     DiskFull,
     Refused,
     Unreachable,
@@ -30,15 +38,21 @@ from atoll.errors import (
 )
 from atoll.exchange.api import PROTOCOL, parse_info
 from atoll.exchange.api.routes import PROTOCOL_HEADER
+from atoll.exchange.bucket import BucketReader, ThreadTiming
+from atoll.exchange.bucket.create import require_able, require_there
+from atoll.exchange.bucket.outcomes import Outcomes
+from atoll.exchange.bucket.states import States
 from atoll.island.connection import CONNECT_S, call_to
 from atoll.security import Credentials, Role, RunUrl, calling_context, secured
 from atoll.security.private_files import private_directory
+from atoll.store import ProbedStore, Store, open_store
+from atoll.store.client import PROBES, TEXT
 from atoll.telemetry.text import format_size as shown_size
 
 SKEW_S = 5.0
 """Beyond this, times in events and logs of two machines are hard to compare."""
 
-PROBES = 5
+ROUND_TRIPS = 5
 UPLOAD_BYTES = 2**20
 """Enough to fill a line for a moment, little enough for a slow one."""
 
@@ -168,9 +182,9 @@ class Examination:
     def _round_trip(self) -> str:
         with self._asking() as asking:
             asking.get("/health")
-            times = [_timed(lambda: asking.get("/health")) for _ in range(PROBES)]
+            times = [_timed(lambda: asking.get("/health")) for _ in range(ROUND_TRIPS)]
         self.round_trip_s = statistics.median(times)
-        return f"{self.round_trip_s * 1e3:.1f} ms, the median of {PROBES}"
+        return f"{self.round_trip_s * 1e3:.1f} ms, the median of {ROUND_TRIPS}"
 
     def _upload(self) -> str:
         """Time a join request that is no table: it is read whole, and refused."""
@@ -254,7 +268,7 @@ def _own(directory: Path) -> str:
 
 
 def _able(directory: Path) -> str:
-    found = require_able(directory)
+    found = disk.require_able(directory)
     said = "locks, syncs and renames"
     if not found.has_tmpfile:
         said += "; it has no O_TMPFILE, so updates have a name for a moment"
@@ -280,7 +294,6 @@ def _steps(run: str) -> Iterator[Step]:
     if place is None:
         yield from Examination(run).steps()
         return
-    from atoll.cli.bucket.doctor import StoreExamination
 
     for name, said, error in StoreExamination(place.url).looks():
         yield Step(name, said, error)
@@ -298,6 +311,127 @@ def _show(step: Step) -> None:
     colour = typer.colors.GREEN if step.is_ok else typer.colors.RED
     verdict = painted("ok    " if step.is_ok else "failed", fg=colour)
     typer.echo(f"{verdict}  {step.name:<11} {step.said}")
+
+
+Looked = tuple[str, str, AtollError | None]
+"""The name of a step, what it has shown, and what went wrong."""
+
+
+class StoreExamination:
+    """Looks at a store, each look on what the last one found."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._key = f"{PROBES}{secrets.token_hex(16)}"
+        self._has_put_new = True
+        self._is_put = False
+
+    def looks(self) -> Iterator[Looked]:
+        """Yield what each look shows, and end with the first that fails."""
+        steps: tuple[tuple[str, Callable[[], str]], ...] = (
+            ("store", self._open),
+            ("list", self._list),
+            ("write", self._write),
+            ("read", self._read),
+            ("put once", self._put_once),
+            ("ranges", self._ranges),
+            ("delete", self._delete),
+            ("run", self._run),
+            ("clock", self._clock),
+            ("round trip", self._round_trip),
+            ("upload", self._upload),
+        )
+        for name, look in steps:
+            try:
+                yield name, look(), None
+            except AtollError as exc:
+                self._clean_up()
+                yield name, str(exc), exc
+                return
+
+    def _clean_up(self) -> None:
+        """Leave nothing behind, as far as that is allowed."""
+        if self._is_put:
+            with suppress(AtollError):
+                self._store.remove([self._key])
+
+    def _open(self) -> str:
+        require_there(self._url)
+        self._store: Store = open_store(self._url)
+        return f"{self._url}, by {type(self._store).__name__}"
+
+    def _list(self) -> str:
+        self._store.items(PROBES)
+        return "allowed"
+
+    def _write(self) -> str:
+        self._store.put_new(self._key, [TEXT])
+        self._is_put = True
+        return "allowed"
+
+    def _read(self) -> str:
+        if self._store.get(self._key) != TEXT:
+            raise CorruptError(
+                f"{self._url} gives other bytes than were put at {self._key}. Do not "
+                "use it."
+            )
+        return "allowed, and the bytes are those that were put"
+
+    def _put_once(self) -> str:
+        was_replaced = self._store.put_new(self._key, [TEXT[::-1]])
+        self._has_put_new = not was_replaced and self._store.get(self._key) == TEXT
+        if self._has_put_new:
+            return "what was put first stays"
+        return "a second object replaces the first: the run must name a store.decider"
+
+    def _ranges(self) -> str:
+        reader = WholeReads(self._store)
+        reader.get(self._key, 2, 3)
+        if reader.traits.has_ranges:
+            return "a part can be read by itself"
+        return "objects are read whole, which costs more bytes"
+
+    def _delete(self) -> str:
+        self._store.remove([self._key])
+        return "allowed"
+
+    def _run(self) -> str:
+        timing = ThreadTiming()
+        try:
+            lookout = BucketReader.open(WholeReads(self._store), timing, url=self._url)
+            lookout.look_members()
+            lookout.look_controls()
+            states = States(lookout, Outcomes(lookout, None))
+            for fragment in range(len(lookout.sight.layout)):
+                states.begin(fragment)
+        finally:
+            timing.close()
+        if lookout.sight.moved_to is not None:
+            return f"{lookout.run} has moved to {lookout.sight.moved_to}"
+        settings = lookout.sight.settings
+        if not self._has_put_new:
+            require_able(ProbedStore(self._store), settings, url=self._url)
+        founded = "not founded yet"
+        if lookout.founded:
+            closed = min(round.number for round in lookout.sight.state.rounds) - 1
+            founded = f"founded, its rosters verified to round {closed}"
+        return f"{lookout.run}, fingerprint {settings.fingerprint[:12]}, {founded}"
+
+    def _clock(self) -> str:
+        return "not compared: nothing here depends on one"
+
+    def _round_trip(self) -> str:
+        times = [_timed(lambda: self._store.items(PROBES)) for _ in range(ROUND_TRIPS)]
+        return f"{statistics.median(times) * 1e3:.1f} ms, the median of {ROUND_TRIPS}"
+
+    def _upload(self) -> str:
+        data = secrets.token_bytes(UPLOAD_BYTES)
+        try:
+            seconds = _timed(lambda: self._store.put(self._key, [data]))
+        finally:
+            self._store.remove([self._key])
+        per_s = shown_size(UPLOAD_BYTES / max(1e-4, seconds))
+        return f"about {per_s}/s, by one of {shown_size(UPLOAD_BYTES)}"
 
 
 def _timed(act: Callable[[], object]) -> float:

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.cli.asking import Asking
-from atoll.cli.names import RUN
+from atoll.cli.coordinator_client import Asking
+from atoll.cli.run_names import RUN
 from atoll.cli.terminal import painted
 from atoll.telemetry.text import printable
 

@@ -1,10 +1,16 @@
-"""`atoll export RUN OUT`: the agreed weights, as a safetensors file or for others."""
+"""`atoll export RUN OUT`: the agreed weights, as a safetensors file or for others.
+
+`atoll export --format hf`: a directory that `from_pretrained` loads.
+
+The agreed weights of a run in a store, as a safetensors file.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,11 +22,21 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from atoll.cli.asking import Asking
-from atoll.cli.names import RUN, StoreUrl, place_of
-from atoll.errors import CorruptError, Unreachable, UsageError
+from atoll.bundle import Bundle
+from atoll.bundle.definition import CONFIG, MANIFEST
+from atoll.cli.coordinator_client import Asking
+from atoll.cli.run_names import RUN, StoreUrl, place_of
+from atoll.cli.store_run import Observing
+from atoll.coordinator.anchor_file import FilePlan, listed_rounds
+from atoll.disk import sync_directory
+from atoll.errors import CorruptError, Refused, Unreachable, UsageError
+from atoll.exchange.base import verified
+from atoll.exchange.bucket.large_objects import ConstantObjects
+from atoll.exchange.bucket.states import PastAnchors
 from atoll.http import Download, HttpReply
+from atoll.island.model_definition import definition_of, require_consent
 from atoll.security import RunUrl
+from atoll.weights import FragmentState
 
 TRIES = 120
 PAUSE_S = 0.5
@@ -73,8 +89,6 @@ def export(
     """
     place = place_of(run)
     if form is Form.HF:
-        from atoll.cli.export_hf import export_hf
-
         facts = export_hf(place, out, bundle, lambda file: take(place, file, round))
     elif bundle is not None:
         raise UsageError("--bundle is for --format hf. Leave it out, or say that.")
@@ -102,9 +116,6 @@ def take(place: StoreUrl | RunUrl, file: Path, round: int | None) -> dict[str, A
 
 
 def _from_store(place: StoreUrl, draft: Path, round: int | None) -> int:
-    from atoll.cli.bucket.export import write_anchor
-    from atoll.cli.bucket.observing import Observing
-
     with Observing(place.url) as observing, _bar() as progress:
         observing.lookout.look_controls()
         moved_to = observing.lookout.sight.moved_to
@@ -226,3 +237,167 @@ def _tell_constants(names: list[str]) -> None:
             "Take them from the model.",
             err=True,
         )
+
+
+WEIGHTS = "model.safetensors"
+UNKNOWN = "atoll.model"
+"""Of the file's own words: the order of the model's tensors, which only a run needs."""
+
+Facts = dict[str, Any]
+Take = Callable[[Path], Facts]
+
+
+def export_hf(
+    place: StoreUrl | RunUrl, out: Path, directory: Path | None, take: Take
+) -> Facts:
+    """Write what `from_pretrained` loads, whole or not at all; return what it is.
+
+    Raises:
+        UsageError: something is at `out`; nothing says what the model is; or its
+            tensors are not the run's.
+    """
+    bundle, where = _definition(place, directory)
+    if CONFIG not in bundle.files:
+        raise UsageError(
+            f"The bundle has no {CONFIG}, so that transformers could not load its "
+            "model. Leave --format out, or give a directory that has one: --bundle DIR."
+        )
+    with _draft_directory(out) as draft:
+        facts = take(draft / WEIGHTS)
+        _call_as_saved(draft / WEIGHTS, where, trust_remote_code=bool(bundle.code))
+        for name, content in bundle.files.items():
+            if name != MANIFEST:
+                _write(draft / name, content)
+    return facts
+
+
+def _definition(
+    place: StoreUrl | RunUrl, directory: Path | None
+) -> tuple[Bundle, Path]:
+    """Return the files that define the model, and where they are."""
+    if directory is not None:
+        return Bundle.of_directory(directory, leaves_weights=True), directory
+    remedy = "give a directory that has its config.json: --bundle DIR"
+    definition = definition_of(str(place), remedy=remedy)
+    require_consent(definition)
+    return definition.bundle, definition.directory
+
+
+def _call_as_saved(file: Path, directory: Path, *, trust_remote_code: bool) -> None:
+    """Give every tensor the name that `from_pretrained` looks for."""
+    saved_names = _saved_names()
+    with file.open("r+b") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        head = json.loads(opened.read(size))
+        said = {key: v for key, v in head.pop("__metadata__").items() if key != UNKNOWN}
+        names = saved_names(directory, head.keys(), trust_remote_code=trust_remote_code)
+        renamed = {names[name]: entry for name, entry in head.items()}
+        text = json.dumps({"__metadata__": said, **renamed}, separators=(",", ":"))
+        # Shorter than before, since what a run needs is left out: the rest stays put.
+        opened.seek(8)
+        opened.write(text.encode().ljust(size))
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _saved_names() -> Callable[..., dict[str, str]]:
+    try:
+        from atoll.integrations.transformers import saved_names
+    except ModuleNotFoundError as exc:
+        if exc.name not in ("torch", "transformers"):
+            raise
+        raise UsageError(
+            f"--format hf needs {exc.name}, which is not installed. Install it: pip "
+            'install "atoll[transformers]".'
+        ) from exc
+    return saved_names
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Make a durable file that others may read, as people's own are."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _draft_directory(out: Path) -> Iterator[Path]:
+    """Give a directory that takes the name `out` when the block has ended well."""
+    if out.exists():
+        raise UsageError(f"{out} is there already. Remove it, or choose another name.")
+    draft = out.with_name(f"{out.name}.{secrets.token_hex(4)}~")
+    try:
+        draft.mkdir()
+        yield draft
+        for folder in (draft, *(each for each in draft.rglob("*") if each.is_dir())):
+            sync_directory(folder)
+        draft.rename(out)
+        sync_directory(out.absolute().parent)
+    except OSError as exc:
+        raise UsageError(
+            f"{out} cannot be written: {exc.strerror or exc}. Choose another place."
+        ) from exc
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+Read = Callable[[int], FragmentState]
+Progress = Callable[[int, int], None]
+
+
+def write_anchor(
+    observing: Observing, file: Path, *, round: int | None, progress: Progress | None
+) -> int:
+    """Write the newest anchor into a file, or that of a round; return its bytes.
+
+    One fragment is in memory at a time.
+
+    Raises:
+        Refused: the run has no weights yet, or the round is not kept.
+        CorruptError: what is kept does not verify.
+    """
+    founded, layout = observing.lookout.founded, observing.lookout.sight.layout
+    if founded is None:
+        raise Refused(
+            "The run has no weights yet: its first island brings them. Ask again when "
+            "one has joined."
+        )
+    read = _reader(observing, round)
+    kept = founded.constants
+    plan = FilePlan.of(
+        founded.run, founded.model, fragments=len(layout), kept_constants=kept
+    )
+    objects = ConstantObjects(observing.lookout.store, founded)
+    handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    try:
+        rounds = []
+        for index, fragment in enumerate(layout):
+            state = read(index)
+            plan.write(handle, fragment, state.anchor, 0)
+            rounds.append(state.round)
+            if progress is not None:
+                progress(index + 1, len(layout))
+        for constant in plan.constants:
+            place = plan.head_bytes + plan.offsets[constant.name][0]
+            for part in verified(constant, objects.parts(constant)):
+                place += os.pwrite(handle, part, place)
+        os.truncate(handle, plan.size_bytes)
+        os.pwrite(handle, plan.head(rounds), 0)
+    finally:
+        os.close(handle)
+    return plan.size_bytes
+
+
+def _reader(observing: Observing, round: int | None) -> Read:
+    if round is None:
+        return observing.states.read
+    past = PastAnchors(observing.lookout, observing.outcomes)
+    kept = past.rounds()
+    if round not in kept:
+        raise Refused(
+            f"The anchor of round {round} is not kept: {listed_rounds(kept)} can be "
+            "had. Leave the round out to take the newest of each fragment."
+        )
+    return lambda fragment: past.state(fragment, round)

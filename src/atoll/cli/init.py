@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atoll.cli.names import URL_STARTS, Names
 from atoll.cli.run_file import Assignments, RunFile, settings_of
+from atoll.cli.run_names import URL_STARTS, Names
 from atoll.errors import NoSuchObject, UsageError
 from atoll.island.environment import surroundings_from_environment
 from atoll.settings import RunSettings

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.asking import Asking, surroundings_for
-from atoll.cli.names import RUN
+from atoll.cli.coordinator_client import Asking, surroundings_for
+from atoll.cli.run_names import RUN
 from atoll.errors import UsageError
 from atoll.security import (
     Address,

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.asking import Asking, surroundings_for
-from atoll.cli.names import Names, StoreUrl, complete, place_of
+from atoll.cli.coordinator_client import Asking, surroundings_for
+from atoll.cli.run_names import Names, StoreUrl, complete, place_of
 from atoll.clock import SystemClock
 from atoll.errors import Refused, UsageError
 from atoll.exchange.api import Info

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from atoll.cli.names import RUN, URL_STARTS, Names, StoreUrl, place_of
+from atoll.cli.run_names import RUN, URL_STARTS, Names, StoreUrl, place_of
 from atoll.errors import AtollError, UsageError
 from atoll.island.environment import surroundings_from_environment
 from atoll.security import RunUrl, parse_run_url
 
 if TYPE_CHECKING:  # what goes there takes its time to load
-    from atoll.cli.bucket.moving_out import Place
+    from atoll.cli.migration import Place
 
 
 def move(
@@ -59,7 +59,7 @@ def move(
         _to_coordinator(source, target, directory, back=back, as_json=as_json)
         return
     url = _store(source, target, directory)
-    from atoll.cli.bucket.moving import Departure
+    from atoll.cli.migration import Departure
 
     with Departure(source, url) as departure, _hinted(departure):
         said = departure.stay() if back else departure.go()
@@ -75,7 +75,7 @@ def _to_coordinator(
     source: StoreUrl, target: str, directory: Path | None, *, back: bool, as_json: bool
 ) -> None:
     url = _coordinator(source, target)
-    from atoll.cli.bucket.moving_out import Removal
+    from atoll.cli.migration import Removal
 
     with Removal(source.url, url, directory) as removal, _hinted(removal):
         place = None if back else removal.go()

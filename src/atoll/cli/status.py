@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.cli.asking import Asking
-from atoll.cli.names import RUN, StoreUrl, place_of
+from atoll.cli.coordinator_client import Asking
+from atoll.cli.run_names import RUN, StoreUrl, place_of
+from atoll.cli.store_run import WATCH_S, Observing, StatusView
 from atoll.cli.terminal import can_redraw, has_colour, width
 from atoll.security import RunUrl
 from atoll.telemetry import render_status
@@ -56,9 +57,6 @@ def _by_asking(url: RunUrl) -> Generator[dict[str, Any]]:
 
 
 def _in_store(place: StoreUrl) -> Generator[dict[str, Any]]:
-    from atoll.cli.bucket.observing import Observing
-    from atoll.cli.bucket.status import WATCH_S, StatusView
-
     with Observing(place.url) as observing:
         view = StatusView(observing)
         observing.watch(WATCH_S)

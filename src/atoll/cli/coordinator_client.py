@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from atoll.cli.names import url_of
+from atoll.cli.run_names import url_of
 from atoll.errors import Refused, RunEnded, Unreachable
 from atoll.exchange.api import Incoming
 from atoll.exchange.api.replies import read_failure

@@ -1,4 +1,10 @@
-"""Takes a run from a store to a coordinator's directory, or makes sure that it stays.
+"""Takes a run from its coordinator into a store, or makes sure that it stays.
+
+Rule 1: everything here is safe to repeat. Who was interrupted says the same again.
+Rule 2: the run is where the store's settings say, once they are there; only then is the
+        coordinator told to send everybody on.
+
+Takes a run from a store to a coordinator's directory, or makes sure that it stays.
 
 Rule 1: everything here is safe to repeat. Who was interrupted says the same again.
 Rule 2: the run is in the store until a word says there that it has moved. What the
@@ -8,23 +14,49 @@ Rule 2: the run is in the store until a word says there that it has moved. What 
 from __future__ import annotations
 
 import json
+import secrets
 import shlex
 import socket
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
-from atoll.cli.names import RUN_SUFFIX, Names, note_served
+import numpy as np
+
+from atoll.bundle import MAX_BYTES, Bundle
+from atoll.bundle.archive import MAX_CODE_BYTES
+from atoll.cli.coordinator_client import Asking, surroundings_for
+from atoll.cli.run_names import RUN_SUFFIX, Names, note_served
 from atoll.coordinator.directory import CodeFiles, store_bundle
 from atoll.coordinator.move import Arrival
-from atoll.errors import Refused, UsageError
-from atoll.exchange.bucket import ThreadTiming
-from atoll.exchange.bucket.create import reliable, require_there
+from atoll.errors import CorruptError, Refused, Unreachable, UsageError
+from atoll.exchange.api import Incoming
+from atoll.exchange.api.fields import MAX_LARGE_BYTES, load
+from atoll.exchange.api.routes import PROTOCOL, PROTOCOL_HEADER, target_of
+from atoll.exchange.base import PART_BYTES, Frame
+from atoll.exchange.bucket import ThreadTiming, keys
+from atoll.exchange.bucket.create import reliable, require_no_coordinator, require_there
+from atoll.exchange.bucket.move_in import (
+    MOVED_RUN,
+    MovedRun,
+    MoveIn,
+    UnclaimedUpdate,
+    give_up,
+    is_here,
+    require_free,
+)
 from atoll.exchange.bucket.move_out import MoveOut
+from atoll.http import Download, at_most
+from atoll.island.connection import call_to
 from atoll.island.environment import surroundings_from_environment
+from atoll.protocol import TensorSpec
 from atoll.protocol.coordinator_state import Move
+from atoll.protocol.model import bytes_of
 from atoll.security import (
     Credentials,
     Role,
@@ -36,6 +68,179 @@ from atoll.security import (
 from atoll.security.certificates import coordinator_certificate
 from atoll.security.private_files import replace_private
 from atoll.settings import RunSettings
+from atoll.wire import blake3_digest, verify_body
+from atoll.wire.digests import Bytes
+
+PATIENCE_S, PAUSE_S = 90.0, 0.5
+"""How long a coordinator may be busy with a round, or wait for its islands to speak."""
+
+FRAME_S = 600.0
+"""How long it may write a large state before it sends it."""
+
+T = TypeVar("T")
+
+
+class Departure:
+    """One run at a coordinator, and the store that it goes to. Close it."""
+
+    def __init__(self, run: RunUrl, url: str) -> None:
+        require_no_coordinator(url)
+        around = surroundings_for(run)
+        caller, headers = call_to(run, around, role=Role.OPERATOR)
+        spoken = {**headers, PROTOCOL_HEADER: str(PROTOCOL)}
+        self._asking = Asking(run, caller, spoken, shown=around.certificate)
+        self._url, self._timing = url, ThreadTiming()
+        self._store = reliable(url, self._timing.pause)
+        self.is_under_way = False
+        """Whether the run was told to go, and has not arrived."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._asking.__exit__(kind, exc, traceback)
+        self._timing.close()
+
+    def go(self) -> dict[str, Any]:
+        """Take the run to the store, and return the coordinator's status after it.
+
+        Raises:
+            UsageError: something is there, or the run is on its way elsewhere.
+            Unreachable: the coordinator or the store does not answer; say it again.
+        """
+        move = self._move()
+        if move is None:
+            require_free(self._store, url=self._url)
+            said = {"target": self._url, "nonce": secrets.token_hex(16)}
+            self._again(lambda: self._asking.post("/control/move", said))
+        self.is_under_way = True
+        belongings = self._belongings()
+        if not is_here(self._store, belongings.run):
+            self._bring_bundle(belongings.settings.settings.run.bundle)
+            self._bring_code()
+            arriving = MoveIn(self._store, self._timing, belongings)
+            arriving.bring(self._state, self._update, self)
+            arriving.settle()
+        status = self._say("moved")
+        self.is_under_way = False
+        return status
+
+    def stay(self) -> dict[str, Any]:
+        """Let the run go on at its coordinator, unless it is at the store already.
+
+        Raises:
+            UsageError: it is not on its way there.
+            Refused: it is there.
+        """
+        move = self._move()
+        if move is None:
+            raise UsageError(f"The run is not on its way to {self._url}.")
+        if move["is_over"] or not give_up(self._store, self._belongings().run):
+            self._say("moved")
+            raise Refused(f"The run is at {self._url} already, and goes on there.")
+        return self._say("stay")
+
+    def _move(self) -> dict[str, Any] | None:
+        """Return the move that is under way or over; None if there is none."""
+        move: dict[str, Any] | None = self._asking.get("/status").get("move")
+        if move is not None and move["target"] != self._url:
+            raise UsageError(
+                f"The run {'has moved' if move['is_over'] else 'is on its way'} to "
+                f"{move['target']}, and not to {self._url}. Name that one."
+            )
+        return move
+
+    def _say(self, action: str) -> dict[str, Any]:
+        said = {"target": self._url}
+        status: dict[str, Any] = self._again(
+            lambda: self._asking.post(f"/control/{action}", said)
+        )
+        return status
+
+    def _belongings(self) -> MovedRun:
+        reply = self._again(lambda: self._asking.call("GET", "/belongings"))
+        said = load(bytes(reply.body), what="belongings", most=MAX_LARGE_BYTES)
+        return MOVED_RUN.read(said, "belongings")
+
+    def _bring_bundle(self, digest: str | None) -> None:
+        """Put what defines the model into the store, before anything speaks of it."""
+        if digest is None:
+            return
+        bundle = Bundle.of_archive(self._archive("/bundle", MAX_BYTES), digest=digest)
+        self._store.put(keys.bundle(digest), [bundle.data])
+
+    def _bring_code(self) -> None:
+        """Put what islands were launched with where they will ask for it."""
+        for digest in self._again(lambda: self._asking.get("/code"))["digests"]:
+            data = self._archive(f"/code/{digest}", MAX_CODE_BYTES)
+            if blake3_digest(data).hex() != digest:
+                raise CorruptError(
+                    f"The code {digest[:12]} that came from the coordinator has "
+                    "another digest. Remove it from code/ in its directory."
+                )
+            self._store.put(keys.code(digest), [data])
+
+    def _archive(self, target: str, most_bytes: int) -> bytes:
+        """Return a file of the coordinator's."""
+        fetching = Download(at_most(most_bytes, target))
+        reply = self._again(
+            lambda: self._asking.call(
+                "GET", target, fetching=fetching, timeout_s=FRAME_S
+            )
+        )
+        return bytes(reply.body)
+
+    def _state(self, fragment: int) -> Frame:
+        return self._frame(target_of("state", fragment))
+
+    def _update(self, left: UnclaimedUpdate) -> Frame:
+        return self._frame(update_target(left))
+
+    def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
+        """Yield a constant that the coordinator keeps. Implements `Constants`."""
+        target = target_of("constant", constant.digest)
+        for start in range(first, bytes_of(constant), PART_BYTES):
+            asked = {"Range": f"bytes={start}-{start + PART_BYTES - 1}"}
+            yield self._again(
+                partial(self._asking.call, "GET", target, headers=asked)
+            ).body
+
+    def _frame(self, target: str) -> Frame:
+        fetching = Download(lambda size: memoryview(np.empty(size, np.uint8).data))
+        reply = self._again(
+            lambda: self._asking.call(
+                "GET", target, fetching=fetching, timeout_s=FRAME_S
+            )
+        )
+        incoming = Incoming.of(reply.body)
+        header = incoming.header()
+        frame = Frame(header, incoming.body(header))
+        incoming.finish()
+        verify_body(header, frame.body)
+        return frame
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        """Ask until a coordinator that is busy has time."""
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return ask()
+            except Unreachable:
+                if time.monotonic() > until_s:
+                    raise
+            time.sleep(PAUSE_S)
+
+
+def update_target(left: UnclaimedUpdate) -> str:
+    """Return where a coordinator has an update that comes along."""
+    island = quote(left.island, safe="")
+    return f"/belongings/{left.fragment}/{left.round}/{island}"
+
 
 LOOK_S = 2.0
 """How long is looked whether somebody listens where the run is to be served."""
@@ -246,14 +451,14 @@ def _prepare(place: Place, settings: RunSettings) -> None:
     if target.has_tls:
         hosts = [target.address.host]
         pin = coordinator_certificate(directory, hosts=hosts, unix_s=time.time()).pin
-    replace_private(directory / RUN_FILE, run_file(settings).encode())
+    replace_private(directory / RUN_FILE, run_file_text(settings).encode())
     note_served(directory, str(target), is_open=False)
     tokens = {role: token_file(directory, role) for role in Role}
     known = Credentials(surroundings_from_environment().credentials)
     known.remember(str(target), pin=pin, tokens=tokens)
 
 
-def run_file(settings: RunSettings) -> str:
+def run_file_text(settings: RunSettings) -> str:
     """Return settings as the text of a run file."""
     lines = []
     for table, values in settings.to_dict().items():

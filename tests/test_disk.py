@@ -196,7 +196,7 @@ def test_what_a_disk_fails_at_otherwise_is_a_disk_error(tmp_path: Path) -> None:
 
     with pytest.raises(DiskError, match=r"The disk failed at .*/a: Is a directory"):
         disk.read("a")
-    with pytest.raises(NoSuchFile, match=r"/b/c is not there"):
+    with pytest.raises(NoSuchFile, match=r"/b/c does not exist"):
         disk.read("b/c")
     disk.close()
 
@@ -263,13 +263,13 @@ def test_a_claim_that_is_not_written_counts_as_written() -> None:
     """Many who come at once do not take the same free bytes."""
     free = [RECORDS_BYTES + 100]
     room = DiskSpace(lambda: free[0])
-    with room.claiming(60, what="one") as claim:
+    with room.claiming(60, purpose="one") as claim:
         with pytest.raises(DiskFull, match=r"no room for two: \d+ bytes are free, "):
-            room.require(60, what="two")
+            room.require(60, purpose="two")
         claim.wrote(20)
         free[0] -= 20
-        room.require(40, what="three")
-    room.require(80, what="four")
+        room.require(40, purpose="three")
+    room.require(80, purpose="four")
 
     assert room.free_bytes == RECORDS_BYTES + 80
 
@@ -283,13 +283,13 @@ def test_what_is_kept_without_need_gives_way() -> None:
         free[0], asked[0] = RECORDS_BYTES + 50, asked[0] + 1
 
     room.reclaimers.append(reclaim)
-    room.require(0, what="nothing")
+    room.require(0, purpose="nothing")
     assert asked == [0]
-    room.require(50, what="some")
-    room.require(50, what="some")
+    room.require(50, purpose="some")
+    room.require(50, purpose="some")
     assert asked == [1]
     with pytest.raises(DiskFull, match="51 more are needed"):
-        room.require(51, what="more")
+        room.require(51, purpose="more")
 
 
 def test_a_disk_says_how_much_is_free(tmp_path: Path) -> None:

@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.algorithm.cuts import even_cuts
-from atoll.algorithm.fragments import Named, Partition, blocks, imbalance, split
+from atoll.algorithm.fragments import (
+    Named,
+    Partition,
+    blocks,
+    even_cuts,
+    imbalance,
+    split,
+)
 from atoll.errors import UsageError
 
 

@@ -157,7 +157,7 @@ def test_a_mounted_secret_is_a_token(tmp_path: Path) -> None:
     (tmp_path / "token").symlink_to(Path("..data", "token"))
     assert read_token(tmp_path / "token", is_given=True) == token
     with pytest.raises(UsageError, match="cannot be written or read"):
-        read_private(tmp_path / "token", what="token", max_bytes=256)
+        read_private(tmp_path / "token", content="token", max_bytes=256)
     os.chown(data / "token", 0, STRANGER)
     with pytest.raises(UsageError, match="mode 440: others may read"):
         read_token(tmp_path / "token", is_given=True)

@@ -85,7 +85,7 @@ def test_what_a_save_failed_with_is_raised_by_the_next_call(tmp_path: Path) -> N
         [unfinished] = [path for path in root.iterdir() if path.name.endswith("~")]
         os.rename(unfinished, tmp_path / "stolen")
         saver.finish()
-        with pytest.raises(AtollError, match=r"checkpoint-00000001~.* is not there"):
+        with pytest.raises(AtollError, match=r"checkpoint-00000001~.* does not exist"):
             saver.wait()
 
         assert saver.save()
@@ -101,7 +101,7 @@ def test_a_failed_save_is_raised_at_the_end_at_the_latest(tmp_path: Path) -> Non
     [unfinished] = [path for path in root.iterdir() if path.name.endswith("~")]
     os.rename(unfinished, tmp_path / "stolen")
 
-    with pytest.raises(AtollError, match="is not there"):
+    with pytest.raises(AtollError, match="does not exist"):
         saver.close()
 
 

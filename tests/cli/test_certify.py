@@ -137,7 +137,7 @@ def test_another_authoritys_certificate_is_refused(
     )
 
     assert (code, out) == (4, "")
-    assert "does not take the certificate in" in err
+    assert "refuses the certificate in" in err
     assert "another authority has signed it" in err
 
 
@@ -152,7 +152,7 @@ def test_commands_and_doctors_show_it_too(
     code, out, _ = run(capsys, "doctor", "lagoon")
 
     assert code == 4
-    assert "does not take the certificate in" in out.splitlines()[-1]
+    assert "refuses the certificate in" in out.splitlines()[-1]
 
 
 def test_a_paste_says_that_a_certificate_belongs_to_it(strict: Strict) -> None:

@@ -32,7 +32,7 @@ from atoll.exchange.calls import (
     HeartbeatCall,
     JoinCall,
     KeepCall,
-    Kept,
+    KeepReply,
     LeaveCall,
     OfferCall,
     OutcomeCall,
@@ -368,6 +368,6 @@ REPLIES: st.SearchStrategy[tuple[Call, Reply]] = st.one_of(
         ),
     ),
     st.tuples(st.just(StateCall(2)), PROVEN_STATES),
-    st.tuples(st.just(KeepCall("a", 1, "0" * 64, 0)), st.builds(Kept, NUMBERS)),
+    st.tuples(st.just(KeepCall("a", 1, "0" * 64, 0)), st.builds(KeepReply, NUMBERS)),
     st.tuples(st.sampled_from([LeaveCall("a", 1), QUESTION]), st.none()),
 )

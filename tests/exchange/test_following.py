@@ -96,8 +96,8 @@ class Journey:
     def belongings(self) -> MovedRun:
         """Return what comes along, as it travels."""
         said = MOVED_RUN.write(moved_run_of(self.service, 1.0))
-        data = dump(said, what="belongings", most=MAX_LARGE_BYTES)
-        return MOVED_RUN.read(load(data, what="belongings"), "belongings")
+        data = dump(said, name="belongings", max_bytes=MAX_LARGE_BYTES)
+        return MOVED_RUN.read(load(data, name="belongings"), "belongings")
 
     def bring(self) -> MoveIn:
         arriving = MoveIn(self.store, self.time, self.belongings())

@@ -22,9 +22,9 @@ from atoll.exchange.api import (
     reply_parts,
     to_request,
 )
-from atoll.exchange.api.messages import KNOWN
+from atoll.exchange.api.messages import ALL_SETTINGS
 from atoll.exchange.api.replies import catalogue_parts
-from atoll.exchange.calls import HeartbeatCall, Kept
+from atoll.exchange.calls import HeartbeatCall, KeepReply
 from atoll.protocol import ModelSpec, Reception
 from tests.exchange.forms_samples import (
     BEAT,
@@ -52,7 +52,7 @@ WRITTEN: dict[str, Any] = {
     "beat": json.loads(body_bytes(to_request(HeartbeatCall(BEAT)))),
     "position": json.loads(body_bytes(reply_parts(POSITION))),
     "reception": json.loads(body_bytes(reply_parts(Reception.STAGED))),
-    "kept": json.loads(body_bytes(reply_parts(Kept(2**24)))),
+    "kept": json.loads(body_bytes(reply_parts(KeepReply(2**24)))),
     "constants": json.loads(body_bytes(catalogue_parts(CATALOGUE))),
     "info": INFO,
     "error": json.loads(body_bytes(error_parts(KNOWN_NAME))),
@@ -122,20 +122,20 @@ def test_info_is_complete_and_has_no_null() -> None:
     """Every setting that there is stands there, as set or as not set."""
     said = {f"{t}.{key}" for t, keys in INFO["settings"].items() for key in keys}
 
-    assert said | set(INFO["not_set"]) == KNOWN
+    assert said | set(INFO["not_set"]) == ALL_SETTINGS
     assert said & set(INFO["not_set"]) == set()
     assert "null" not in json.dumps(INFO)
     assert INFO["settings_authority"] == "run"
 
 
-@pytest.mark.parametrize("key", sorted(KNOWN))
+@pytest.mark.parametrize("key", sorted(ALL_SETTINGS))
 def test_a_setting_that_the_coordinator_lacks_is_refused_by_name(key: str) -> None:
     """An older coordinator's run is not joined with a default in its place."""
     said = deepcopy(INFO)
     table, _, name = key.partition(".")
     said["settings"].get(table, {}).pop(name, None)
     said["not_set"] = [each for each in said["not_set"] if each != key]
-    with pytest.raises(SettingsError, match=f"does not say '{key}', which this"):
+    with pytest.raises(SettingsError, match=f"did not send '{key}', which this"):
         read(said)
 
 

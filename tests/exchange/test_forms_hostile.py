@@ -243,8 +243,8 @@ def test_a_wrong_field_of_a_heartbeat_is_named(
         (b"", "no JSON: Expecting value at character 0"),
         (b"\xff\xfe{}", "no JSON that can be read"),
         (b"\xef\xbb\xbf{}", "no JSON: Unexpected UTF-8 BOM"),
-        (b'{"a":1,"a":2}', "key 'a' stands twice in one table"),
-        (b"[NaN]", "NaN is no number that JSON can say"),
+        (b'{"a":1,"a":2}', "key 'a' is in one table twice"),
+        (b"[NaN]", "NaN is no number of JSON"),
         (b"[-Infinity]", "-Infinity is no number"),
         (b"1" * 5000, "no JSON that can be read"),
         (b"[" * 9 + b"]" * 9, "nested 9 deep, above the limit of 8"),
@@ -272,7 +272,7 @@ def test_text_is_never_repeated_in_a_message() -> None:
 
 def test_brackets_inside_text_are_no_nesting() -> None:
     """Depth counts lists and tables, not what a name says."""
-    assert load(b'["[[[[[[[[[[", "\\"[[[[[[[[[["]', what="x") == [
+    assert load(b'["[[[[[[[[[[", "\\"[[[[[[[[[["]', name="x") == [
         "[" * 10,
         '"' + "[" * 10,
     ]
@@ -286,9 +286,9 @@ def test_any_target_is_known_or_refused(target: str) -> None:
         for route in ROUTES:
             try:
                 head = read_head(
-                    route.method, path, HEADERS | {"content-type": route.takes}
+                    route.method, path, HEADERS | {"content-type": route.body_kind}
                 )
-                if head is not None and head.route.takes is BodyKind.NOTHING:
+                if head is not None and head.route.body_kind is BodyKind.EMPTY:
                     parse_call(head, Incoming.of(b""))
             except AtollError:
                 continue
@@ -304,8 +304,8 @@ def test_any_target_is_known_or_refused(target: str) -> None:
         ("http://elsewhere/state/0", "is no target"),
         ("/state/0" + "?" * 2048, "is no target"),
         ("/state/é", "is no target"),
-        ("/state/%zz", "must be UTF-8 under percent signs"),
-        ("/state/%ff", "must be UTF-8 under percent signs"),
+        ("/state/%zz", "must be percent-encoded UTF-8"),
+        ("/state/%ff", "must be percent-encoded UTF-8"),
         ("/state/01", "fragment='01' must be a whole number"),
         ("/state/+1", "must be a whole number"),
         ("/state/4294967296", "from 0 to 4294967295, in decimal"),
@@ -342,7 +342,7 @@ def test_a_query_that_is_needed_is_named() -> None:
     """Leaving without saying which life is refused."""
     head = read_head("DELETE", "/islands/a", HEADERS)
     assert head is not None
-    with pytest.raises(UsageError, match="query must say 'incarnation'"):
+    with pytest.raises(UsageError, match="query must have 'incarnation'"):
         parse_call(head, Incoming.of(b""))
 
 
@@ -357,7 +357,7 @@ def test_a_body_where_none_belongs_is_refused() -> None:
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
 def test_a_body_of_another_type_is_refused(route: Any) -> None:
     """A form that a browser could send by itself is none of ours."""
-    if route.takes is BodyKind.NOTHING:
+    if route.body_kind is BodyKind.EMPTY:
         return
     target = "/" + "/".join("1" if part[0] == "{" else part for part in route.path)
     with pytest.raises(UsageError, match="Content-Type 'text/plain' must be"):
@@ -434,7 +434,7 @@ def test_promised_sizes_reserve_no_memory() -> None:
     with pytest.raises(CorruptError, match="header_bytes=67108864 must be from"):
         parsed(PublishCall(frame), bytes(whole))
     with pytest.raises(UsageError, match="has 1099511627776 bytes, above the limit"):
-        Incoming(bytes, 2**40).rest(what="joining", most=MAX_LARGE_BYTES)
+        Incoming(bytes, 2**40).rest(name="joining", max_bytes=MAX_LARGE_BYTES)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from atoll.exchange import Frame, Outcome
-from atoll.exchange.receipts import KEPT_ROUNDS, ReceiptCache
+from atoll.exchange.coordinator import KEPT_ROUNDS, ReceiptCache
 from atoll.protocol import Heartbeat, HeldRound, Position
 from tests.wire.samples import a_state, an_agreed
 

@@ -138,7 +138,7 @@ def _counted_nowhere(run: Run, here: Run) -> None:
     ("act", "why"),
     [
         (_again, "has been founded already"),
-        (_passed_again, "is said once"),
+        (_passed_again, "are recorded once"),
         (_counted_ahead, "Round 4 of fragment 0 is not over"),
         (_counted_nowhere, "Fragment 2 does not exist"),
     ],

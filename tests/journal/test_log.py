@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from atoll.disk import Disk
 from atoll.errors import CorruptError, DiskFull, UsageError
-from atoll.journal.log import Log
+from atoll.journal.log import RecordLog
 from atoll.journal.segments import HEAD_BYTES, MARK, RECORD_BYTES
 from atoll.simulate.disk import SimDisk
 from tests.journal.stories import NoRoom
@@ -23,7 +23,7 @@ FIRST = "log/00000001"
 def a_log(*batches: list[bytes], is_sealed: bool = False) -> SimDisk:
     """Return a disk with a log: its first record, then batches, each synced."""
     disk = SimDisk()
-    log = Log.create(disk, b"first")
+    log = RecordLog.create(disk, b"first")
     for batch in batches:
         for payload in batch:
             log.append(payload)
@@ -35,7 +35,7 @@ def a_log(*batches: list[bytes], is_sealed: bool = False) -> SimDisk:
 
 def said(disk: Disk) -> list[bytes]:
     """Return what a new owner reads in a log."""
-    return [payload for _, payload in Log.open(disk).read_back()]
+    return [payload for _, payload in RecordLog.open(disk).read_back()]
 
 
 def with_file(name: str, data: bytes, disk: SimDisk | None = None) -> SimDisk:
@@ -59,28 +59,28 @@ def test_what_was_appended_is_read_in_order() -> None:
 def test_a_log_is_made_once_and_opened_when_there_is_one() -> None:
     """Making a second log, or opening none, is a usage error."""
     with pytest.raises(UsageError, match="There is no journal on this disk"):
-        Log.open(SimDisk())
+        RecordLog.open(SimDisk())
     with pytest.raises(UsageError, match="There is a journal on this disk already"):
-        Log.create(a_log(), b"second")
+        RecordLog.create(a_log(), b"second")
 
 
 def test_a_record_can_be_read_again_by_its_place() -> None:
     """The place that append and replay give leads back to the payload."""
     disk = a_log()
-    log = Log.open(disk)
+    log = RecordLog.open(disk)
     where = log.append(b"find me")
     log.append(b"not me")
     log.sync()
 
     assert log.read(where) == b"find me"
-    places = {payload: place for place, payload in Log.open(disk).read_back()}
-    assert Log.open(disk).read(places[b"find me"]) == b"find me"
+    places = {payload: place for place, payload in RecordLog.open(disk).read_back()}
+    assert RecordLog.open(disk).read(places[b"find me"]) == b"find me"
 
 
 def test_every_torn_tail_is_cut_at_a_whole_record() -> None:
     """However much of an interrupted append is there, whole records stay."""
     disk = a_log([b"promised"])
-    log = Log.open(disk)
+    log = RecordLog.open(disk)
     name = max(disk.names("log/"))
     before = len(disk.read(name))
     log.append(b"one")
@@ -93,7 +93,7 @@ def test_every_torn_tail_is_cut_at_a_whole_record() -> None:
         expected = [b"one", b"two"][: (size - before + 35) // 70]
         assert said(torn) == [b"first", b"promised", *expected]
         assert said(torn) == [b"first", b"promised", *expected]
-        log = Log.open(torn)
+        log = RecordLog.open(torn)
         assert log.cut is None
         assert log.damage == []
 
@@ -104,7 +104,7 @@ def test_what_is_cut_is_reported_with_its_place() -> None:
     size = len(disk.read(FIRST))
     disk.append(FIRST, b"\0" * 10)
 
-    cut = Log.open(disk).cut
+    cut = RecordLog.open(disk).cut
 
     assert cut == (FIRST, size, 10)
     assert f"10 bytes at the end of {FIRST}, from byte {size} on" in str(cut)
@@ -117,7 +117,7 @@ def test_an_append_may_lose_any_of_its_sectors(
 ) -> None:
     """A crash leaves sectors in any order: the record is whole, or was never there."""
     disk = a_log([b"promised"], is_sealed=is_sealed)
-    log = Log.open(disk)
+    log = RecordLog.open(disk)
     name = max(each for each in disk.names("log/") if not each.endswith(".end"))
     before = len(disk.read(name))
     log.append(b"x" * 9000)
@@ -140,7 +140,7 @@ def test_a_torn_copy_is_reported_as_cut() -> None:
     disk = a_log([b"one"])
     data = disk.read(FIRST)
 
-    log = Log.open(with_file(FIRST, data[:-10]))
+    log = RecordLog.open(with_file(FIRST, data[:-10]))
 
     assert [payload for _, payload in log.read_back()] == [b"first", b"one"]
     assert log.cut == (FIRST, len(data) - 35, 25)
@@ -150,7 +150,7 @@ def test_a_sealed_log_with_a_torn_copy_is_not_appended_to() -> None:
     """What is written on is found again behind what a reader takes for the end."""
     disk = a_log([b"one"], is_sealed=True)
     torn = with_file(FIRST, disk.read(FIRST)[:-10], disk)
-    log = Log.open(torn)
+    log = RecordLog.open(torn)
     log.append(b"two")
     log.sync()
 
@@ -164,13 +164,13 @@ def test_a_segment_of_number_0_is_none() -> None:
     disk.write_new("log/00000000", [a_log().read(FIRST)])
 
     with pytest.raises(CorruptError, match="Every segment in log/ is missing"):
-        Log.open(disk)
+        RecordLog.open(disk)
 
 
 def test_an_unsynced_record_that_is_lost_takes_the_later_ones_with_it() -> None:
     """A disk may lose a record and keep a later one: neither was promised."""
     disk = a_log([b"promised"], [b"promised too"])
-    log = Log.open(disk)
+    log = RecordLog.open(disk)
     log.append(b"one")
     name = max(disk.names("log/"))
     end = len(disk.read(name))
@@ -194,7 +194,7 @@ def test_any_flipped_bit_is_an_error_or_corrected(is_sealed: bool) -> None:
             flipped = bytearray(whole)
             flipped[bit // 8] ^= 1 << bit % 8
             try:
-                log = Log.open(with_file(name, bytes(flipped), disk))
+                log = RecordLog.open(with_file(name, bytes(flipped), disk))
                 found = [payload for _, payload in log.read_back()]
             except CorruptError:
                 assert bit < 8 * HEAD_BYTES
@@ -218,7 +218,7 @@ def test_a_sealed_log_cannot_lose_its_end(batch: list[bytes]) -> None:
     assert said(with_file(FIRST, data[:size], disk))[-1] == batch[-1]
     for left in range(HEAD_BYTES, size):
         with pytest.raises(CorruptError, match=rf"{FIRST} is damaged at byte \d+: "):
-            Log.open(with_file(FIRST, data[:left], disk))
+            RecordLog.open(with_file(FIRST, data[:left], disk))
 
 
 def test_an_end_that_is_not_sealed_is_proved_by_the_next_record() -> None:
@@ -233,7 +233,7 @@ def test_an_end_that_is_not_sealed_is_proved_by_the_next_record() -> None:
     at = HEAD_BYTES + 2 * 37
 
     with pytest.raises(CorruptError, match=f"{FIRST} is damaged at byte {at}"):
-        Log.open(with_file(FIRST, bytes(data)))
+        RecordLog.open(with_file(FIRST, bytes(data)))
 
 
 def test_a_record_that_only_its_copy_has_is_kept_and_reported() -> None:
@@ -243,7 +243,7 @@ def test_a_record_that_only_its_copy_has_is_kept_and_reported() -> None:
     at = HEAD_BYTES + 2 * 37
     data[at : at + 4096] = bytes(4096)
 
-    log = Log.open(with_file(FIRST, bytes(data)))
+    log = RecordLog.open(with_file(FIRST, bytes(data)))
 
     assert [payload for _, payload in log.read_back()] == [b"first", b"a" * 5000]
     (report,) = log.damage
@@ -255,7 +255,7 @@ def test_an_end_that_is_damaged_leaves_the_log_as_it_is() -> None:
     disk = a_log([b"a"], is_sealed=True)
     name = f"{FIRST}.end"
     for change in (lambda data: data[:-1], lambda data: b"", lambda data: data[::-1]):
-        log = Log.open(with_file(name, change(disk.read(name)), disk))
+        log = RecordLog.open(with_file(name, change(disk.read(name)), disk))
         assert [payload for _, payload in log.read_back()] == [b"first", b"a"]
         assert log.damage == [
             f"{name} is damaged: nothing in it verifies. It only repeats where the log "
@@ -269,7 +269,7 @@ def test_noise_behind_an_end_does_not_hide_the_next() -> None:
     disk = a_log([b"a"], is_sealed=True)
     name = f"{FIRST}.end"
     disk.append(name, disk.read(name)[:20])
-    log = Log.open(disk)
+    log = RecordLog.open(disk)
     log.append(b"b")
     log.sync()
     log.seal()
@@ -277,7 +277,7 @@ def test_noise_behind_an_end_does_not_hide_the_next() -> None:
 
     assert disk.names("log/") == [FIRST, name]
     with pytest.raises(CorruptError, match=f"{FIRST} is damaged at byte"):
-        Log.open(with_file(FIRST, data[: len(data) - 66], disk))
+        RecordLog.open(with_file(FIRST, data[: len(data) - 66], disk))
 
 
 def test_another_record_than_the_durable_one_is_damage() -> None:
@@ -288,14 +288,14 @@ def test_another_record_than_the_durable_one_is_damage() -> None:
     with pytest.raises(
         CorruptError, match=rf"{FIRST} is damaged at byte {at}: record 2 is not the"
     ):
-        Log.open(with_file(FIRST, other.read(FIRST), disk))
+        RecordLog.open(with_file(FIRST, other.read(FIRST), disk))
 
 
 def test_a_clean_end_is_gone_on_with() -> None:
     """A sealed log goes on in its segment; one that is not, in the next."""
     sealed, killed = a_log([b"a"], is_sealed=True), a_log([b"a"])
-    Log.open(sealed)
-    Log.open(killed)
+    RecordLog.open(sealed)
+    RecordLog.open(killed)
 
     assert sealed.names("log/") == [FIRST, f"{FIRST}.end"]
     assert killed.names("log/") == [FIRST, "log/00000002"]
@@ -306,16 +306,16 @@ def test_a_missing_segment_whose_end_is_known_is_named(gone: str) -> None:
     """Also the last one, and the only one."""
     disk = a_log([b"a"])
     if gone != FIRST:
-        log = Log.open(disk)
+        log = RecordLog.open(disk)
         log.append(b"b")
         log.sync()
         log.seal()
     else:
-        Log.open(disk).seal()
+        RecordLog.open(disk).seal()
     disk.remove(gone)
 
     with pytest.raises(CorruptError, match=f"{gone} is missing"):
-        Log.open(disk)
+        RecordLog.open(disk)
 
 
 def test_a_log_without_segments_is_no_new_one() -> None:
@@ -324,7 +324,7 @@ def test_a_log_without_segments_is_no_new_one() -> None:
     disk.remove(FIRST)
 
     with pytest.raises(CorruptError, match="Every segment in log/ is missing"):
-        Log.open(disk)
+        RecordLog.open(disk)
 
 
 def test_damage_before_the_tail_names_segment_and_byte() -> None:
@@ -339,28 +339,28 @@ def test_damage_before_the_tail_names_segment_and_byte() -> None:
     with pytest.raises(
         CorruptError, match=rf"{FIRST} is damaged at byte {at}: .* Restore the file"
     ):
-        Log.open(with_file(FIRST, bytes(data)))
+        RecordLog.open(with_file(FIRST, bytes(data)))
 
 
 def test_damage_in_an_earlier_segment_is_found() -> None:
     """A segment that another one follows must be whole up to where it counts."""
     disk = a_log([b"a" * 100])
-    Log.open(disk).append(b"later")
+    RecordLog.open(disk).append(b"later")
     disk.sync("log/00000002")
     data = bytearray(disk.read(FIRST))
     data[-1] ^= 1
-    log = Log.open(with_file(FIRST, bytes(data), disk))
+    log = RecordLog.open(with_file(FIRST, bytes(data), disk))
     # `a` counts in the second segment: the first one ends with its first record.
     assert len(list(log.read_back())) == 3
     assert log.damage == []
 
     data[HEAD_BYTES + RECORD_BYTES] ^= 1
-    log = Log.open(with_file(FIRST, bytes(data), disk))
+    log = RecordLog.open(with_file(FIRST, bytes(data), disk))
     assert len(list(log.read_back())) == 3
     assert len(log.damage) == 1
 
     data[HEAD_BYTES + 37 + RECORD_BYTES] ^= 1
-    log = Log.open(with_file(FIRST, bytes(data), disk))
+    log = RecordLog.open(with_file(FIRST, bytes(data), disk))
     with pytest.raises(CorruptError, match=f"{FIRST} is damaged at byte {HEAD_BYTES}"):
         list(log.read_back())
 
@@ -370,7 +370,7 @@ def test_a_whole_record_in_the_wrong_place_is_damage(is_last: bool) -> None:
     """Records are numbered, so that a copied one is not taken for another."""
     disk = a_log([b"other"], [b"third"])
     if not is_last:
-        Log.open(disk)
+        RecordLog.open(disk)
     data = disk.read(FIRST)
     first, second, third = HEAD_BYTES, HEAD_BYTES + 74, HEAD_BYTES + 148
     copied = data[:second] + data[first:second] + data[third:]
@@ -382,18 +382,18 @@ def test_a_whole_record_in_the_wrong_place_is_damage(is_last: bool) -> None:
 def test_a_missing_segment_is_named() -> None:
     """A hole in the chain is an error, not a shorter recorded."""
     disk = a_log([b"a"])
-    Log.open(disk)
+    RecordLog.open(disk)
     disk.remove(FIRST)
 
     with pytest.raises(CorruptError, match=f"{FIRST} is missing"):
-        Log.open(disk)
+        RecordLog.open(disk)
 
 
 def test_a_segment_that_was_given_up_does_not_count() -> None:
     """A segment that was written although that failed is skipped and swept."""
     inner = SimDisk()
     disk = NoRoom(inner, failing=(3, 4), share=1.0)
-    log = Log.create(disk, b"first")
+    log = RecordLog.create(disk, b"first")
     log.append(b"a")
     with pytest.raises(DiskFull):
         log.sync()  # so that the next segment is needed
@@ -403,7 +403,7 @@ def test_a_segment_that_was_given_up_does_not_count() -> None:
     log.sync()
 
     assert inner.names("log/") == [FIRST, "log/00000002", "log/00000003"]
-    reopened = Log.open(inner)
+    reopened = RecordLog.open(inner)
     assert [payload for _, payload in reopened.read_back()] == [b"first", b"a", b"b"]
     reopened.sweep()
     assert "log/00000002" not in inner.names("log/")
@@ -413,7 +413,7 @@ def test_a_segment_that_was_given_up_does_not_count() -> None:
 def test_what_was_withdrawn_does_not_come_back() -> None:
     """Once something else has been recorded, a withdrawn record is gone for good."""
     disk = a_log()
-    log = Log.open(disk)
+    log = RecordLog.open(disk)
     log.append(b"kept")
     log.append(b"withdrawn")
     log.withdraw(2)
@@ -432,7 +432,7 @@ def test_another_version_is_refused_by_name() -> None:
     with pytest.raises(
         CorruptError, match=r"version 3 of the log's format.* versions 1 and 2"
     ):
-        Log.open(with_file(FIRST, bytes(data)))
+        RecordLog.open(with_file(FIRST, bytes(data)))
 
 
 def test_a_head_that_contradicts_itself_is_refused() -> None:
@@ -442,7 +442,7 @@ def test_a_head_that_contradicts_itself_is_refused() -> None:
     data[48:56] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(data[:48])))
 
     with pytest.raises(CorruptError, match="contradicts its own head"):
-        Log.open(with_file(FIRST, bytes(data)))
+        RecordLog.open(with_file(FIRST, bytes(data)))
 
 
 @given(tail=st.binary(max_size=200), is_marked=st.booleans())
@@ -470,7 +470,7 @@ def test_bytes_made_to_look_like_records_do_not_keep_a_reader_busy() -> None:
     disk.append(FIRST, trap)
 
     with pytest.raises(CorruptError, match="has no valid record from byte"):
-        Log.open(disk)
+        RecordLog.open(disk)
 
 
 def test_a_promise_of_a_huge_record_reserves_nothing() -> None:

@@ -114,17 +114,17 @@ CALLS = DecisionTable(
         ),
         DecisionRow(
             ("KeepCall, a part",),
-            "Kept; nothing new",
+            "KeepReply; nothing new",
             "Written but not durable: after a crash the founder sends it again.",
         ),
         DecisionRow(
             ("KeepCall, the last part",),
-            "Kept; the constant",
+            "KeepReply; the constant",
             "The complete constant has the digest in its name.",
         ),
         DecisionRow(
             ("KeepCall, again",),
-            "Kept; nothing new",
+            "KeepReply; nothing new",
             "Bytes that are stored already are not written twice.",
         ),
         DecisionRow(

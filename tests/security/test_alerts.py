@@ -26,7 +26,7 @@ def broken(reason: str | None) -> Unreachable:
 def test_none_was_shown() -> None:
     """Who has no certificate learns how to get one, and how to show it."""
     error = broken("TLSV13_ALERT_CERTIFICATE_REQUIRED")
-    said = str(certificate_refusal(error, where=URL, shown=None))
+    said = str(certificate_refusal(error, address=URL, shown=None))
 
     assert f"{URL} asks for a certificate, and none was shown" in said
     assert "atoll certify RUN NAME" in said
@@ -38,12 +38,12 @@ def test_none_was_shown() -> None:
 )
 def test_the_wrong_one_was_shown(reason: str) -> None:
     """The file is named."""
-    said = str(certificate_refusal(broken(reason), where=URL, shown=FILE))
+    said = str(certificate_refusal(broken(reason), address=URL, shown=FILE))
 
-    assert "does not take the certificate in tokyo-1.pem" in said
+    assert "refuses the certificate in tokyo-1.pem" in said
 
 
 def test_any_other_end_is_what_it_was() -> None:
     """A line that broke for another reason is not called a refusal."""
     for error in (broken("UNEXPECTED_EOF_WHILE_READING"), broken(None), OSError()):
-        assert certificate_refusal(error, where=URL, shown=FILE) is None
+        assert certificate_refusal(error, address=URL, shown=FILE) is None

@@ -35,7 +35,7 @@ SECRETS = [TOKEN.reveal(), CODE.reveal(), TOKEN.digest().hex()]
 def made(**changes: Any) -> AuditEvent:
     """Return an audit of a control, with some fields changed."""
     fields: dict[str, Any] = {
-        "what": AuditKind.CONTROL,
+        "kind": AuditKind.CONTROL,
         "answer": AuditAnswer.ALLOWED,
         "address": "10.0.0.7",
         "at_unix_s": 12.5,

@@ -109,7 +109,9 @@ def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
     coordinator_certificate(tmp_path, hosts=[], unix_s=NOW)
     (tmp_path / "certificate.key").unlink()
 
-    with pytest.raises(NoSuchFile, match=r"key, is not there.*every island then needs"):
+    with pytest.raises(
+        NoSuchFile, match=r"key, does not exist.*every island then needs"
+    ):
         coordinator_certificate(tmp_path, hosts=[], unix_s=NOW)
 
 

@@ -213,7 +213,7 @@ def test_an_authority_is_made_once_and_issues_once(tmp_path: Path) -> None:
     for name in ("", "x" * 65, "a\nb"):
         with pytest.raises(UsageError, match="cannot stand in a certificate"):
             issue_island_certificate(tmp_path, name, into=tmp_path / "c", unix_s=now_s)
-    with pytest.raises(NoSuchFile, match=r"authority\.pem is not there"):
+    with pytest.raises(NoSuchFile, match=r"authority\.pem does not exist"):
         issue_island_certificate(tmp_path / "a", "b", into=tmp_path / "c", unix_s=now_s)
 
 
@@ -232,7 +232,7 @@ def test_keys_are_the_users_own(tmp_path: Path) -> None:
 def test_files_that_do_not_fit_are_refused(shown: Certificate, tmp_path: Path) -> None:
     """A missing, damaged, foreign or encrypted file is named before anyone calls."""
     certificate, key = shown.directory / "certificate.pem", tmp_path / "other.key"
-    with pytest.raises(NoSuchFile, match=r"certificate\.pem is not there"):
+    with pytest.raises(NoSuchFile, match=r"certificate\.pem does not exist"):
         listening_context(tmp_path)
     with pytest.raises(UsageError, match="does not hold a certificate with its key"):
         calling_context(None, certificate=certificate)

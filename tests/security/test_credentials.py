@@ -63,7 +63,7 @@ def test_the_user_who_serves_types_nothing(tmp_path: Path) -> None:
     assert {role: found.token(role) for role in Role} == made
     assert made[Role.OPERATOR].reveal() not in the_file(tmp_path / "runs").read_text()
     files[Role.ISLAND].unlink()
-    with pytest.raises(NoSuchFile, match=r"island\.token is not there"):
+    with pytest.raises(NoSuchFile, match=r"island\.token does not exist"):
         found.token(Role.ISLAND)
 
 

@@ -25,7 +25,7 @@ def mode(path: Path) -> int:
 
 def read(path: Path) -> bytes:
     """Read a file as a token would be."""
-    return read_private(path, what="token", max_bytes=8)
+    return read_private(path, content="token", max_bytes=8)
 
 
 def test_a_file_is_private_whatever_the_umask(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "pipe")
     with pytest.raises(UsageError):
         read(tmp_path)
-    with pytest.raises(NoSuchFile, match="absent is not there"):
+    with pytest.raises(NoSuchFile, match="absent does not exist"):
         read(tmp_path / "absent")
 
 

@@ -126,7 +126,7 @@ def test_a_token_file_that_others_may_read_is_refused(tmp_path: Path) -> None:
 
 def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
     """The path is in the message."""
-    with pytest.raises(NoSuchFile, match=r"mine\.token is not there"):
+    with pytest.raises(NoSuchFile, match=r"mine\.token does not exist"):
         read_token(tmp_path / "mine.token")
 
 

@@ -17,7 +17,7 @@ from atoll.exchange.calls import OutcomeCall
 from atoll.island.fragment import IslandFragment, UpdateInFlight
 from atoll.island.memory import WholeMemory
 from atoll.journal import Journal
-from atoll.journal.log import Log
+from atoll.journal.log import RecordLog
 from atoll.protocol import Reception
 from atoll.protocol.membership import Member, Members
 from atoll.wire import Header, Roster, RosterEntry, Verdict, update_digest
@@ -60,7 +60,7 @@ def commit_answered_before_the_flush() -> AbstractContextManager[object]:
     """A record is appended, everybody is told, and a power cut takes it back."""
 
     def commit(real: Any, journal: Journal, *words: Any, **named: Any) -> None:
-        with replaced(Log, "sync", lambda real, log: None):
+        with replaced(RecordLog, "sync", lambda real, log: None):
             real(journal, *words, **named)
 
     return replaced(Journal, "commit", commit)

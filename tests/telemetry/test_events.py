@@ -154,7 +154,7 @@ def test_secrets_are_blotted_out() -> None:
 def test_an_audit_is_an_event() -> None:
     """What security records is emitted as it stands."""
     audit = AuditEvent(
-        what=AuditKind.REQUEST,
+        kind=AuditKind.REQUEST,
         answer=AuditAnswer.NO_TOKEN,
         address="10.0.0.7",
         at_unix_s=1.0,

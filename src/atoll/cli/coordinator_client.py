@@ -106,7 +106,7 @@ class Asking:
                 is_repeatable=method == "GET",
             )
         except Unreachable as exc:
-            refusal = certificate_refusal(exc, where=str(self.url), shown=self._shown)
+            refusal = certificate_refusal(exc, address=str(self.url), shown=self._shown)
             if refusal is None:
                 raise
             raise refusal from exc

@@ -44,7 +44,7 @@ from atoll.launch.run_status import look_at, try_look
 from atoll.launch.spec import IslandSpec
 from atoll.security import Credentials
 from atoll.settings import RunSettings
-from atoll.settings.parsing import read_toml
+from atoll.settings.run_file import read_toml
 
 LINGER_S = 60
 """How much longer a coordinator serves, so that whoever watches sees the end, and an

@@ -164,7 +164,7 @@ class Departure:
 
     def _belongings(self) -> MovedRun:
         reply = self._again(lambda: self._asking.call("GET", "/belongings"))
-        said = load(bytes(reply.body), what="belongings", most=MAX_LARGE_BYTES)
+        said = load(bytes(reply.body), name="belongings", max_bytes=MAX_LARGE_BYTES)
         return MOVED_RUN.read(said, "belongings")
 
     def _bring_bundle(self, digest: str | None) -> None:

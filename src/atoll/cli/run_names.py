@@ -132,7 +132,7 @@ def served(directory: Path) -> Served | None:
     """Return where the run of a directory is or was served, if it ever was."""
     path = directory / ADDRESS
     try:
-        data = read_private(path, what="address", max_bytes=MAX_FILE_BYTES)
+        data = read_private(path, content="address", max_bytes=MAX_FILE_BYTES)
     except NoSuchFile:
         return None
     try:
@@ -184,7 +184,7 @@ class Names:
 
     def _read(self, path: Path) -> tuple[str, str] | None:
         try:
-            data = read_private(path, what="name", max_bytes=MAX_FILE_BYTES)
+            data = read_private(path, content="name", max_bytes=MAX_FILE_BYTES)
             said = json.loads(data)
             return str(said["name"]), str(said["url"])
         except (NoSuchFile, ValueError, LookupError, TypeError):

@@ -28,7 +28,7 @@ from atoll.coordinator.threads import ThreadedService
 from atoll.errors import CorruptError, Refused
 from atoll.http import FilePart, FileParts
 from atoll.journal import (
-    PastAnchors,
+    JournaledAnchors,
 )
 from atoll.journal.constants import name_of
 from atoll.protocol import ModelSpec, TensorSpec
@@ -128,7 +128,7 @@ class AnchorFiles:
         return self._file
 
     def _past(
-        self, state: CoordinatorState, past: PastAnchors, round: int, digest: str
+        self, state: CoordinatorState, past: JournaledAnchors, round: int, digest: str
     ) -> AnchorFile:
         def fill(index: int, put: Put) -> WrittenAnchor:
             first = 0
@@ -166,7 +166,7 @@ class AnchorFiles:
         for constant in plan.constants:
             constants.require_sound(constant)
         room = self._threaded_service.change_by(lambda service, _: service.journal.room)
-        room.require(plan.size_bytes, what="a copy of the anchor to send")
+        room.require(plan.size_bytes, purpose="a copy of the anchor to send")
         handle = nameless(self._directory)
         try:
             written = [
@@ -322,7 +322,7 @@ def _parts(dtype: str, values: F32) -> Iterator[memoryview]:
         yield memoryview(part.tobytes())
 
 
-def _require_kept(past: PastAnchors, round: int) -> None:
+def _require_kept(past: JournaledAnchors, round: int) -> None:
     available = past.rounds()
     if round not in available:
         raise Refused(

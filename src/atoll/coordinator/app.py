@@ -614,7 +614,7 @@ class AuditLog:
         if untold is None:
             return
         audit = AuditEvent(
-            what=kind,
+            kind=kind,
             answer=answer,
             address=address,
             at_unix_s=self._unix_s(),

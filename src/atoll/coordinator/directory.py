@@ -185,7 +185,7 @@ class CodeFiles:
                     "Remove those that no island runs."
                 )
             if self._room is not None:
-                self._room.require(len(data), what="this code")
+                self._room.require(len(data), purpose="this code")
             private_directory(self._directory)
             self._write(path, data)
 

@@ -189,7 +189,7 @@ def ticket_of(directory: Path) -> Ticket | None:
     """
     path = directory / TICKET
     try:
-        data = read_private(path, what="move", max_bytes=MAX_TICKET_BYTES)
+        data = read_private(path, content="move", max_bytes=MAX_TICKET_BYTES)
     except NoSuchFile:
         return None
     try:

@@ -148,7 +148,9 @@ class Operators:
     def _belongings(self) -> Response:
         """Answer with the description of a run that is being moved."""
         moved = self._threaded_service.change_by(moved_run_of)
-        body = dump(MOVED_RUN.write(moved), what="belongings", most=MAX_LARGE_BYTES)
+        body = dump(
+            MOVED_RUN.write(moved), name="belongings", max_bytes=MAX_LARGE_BYTES
+        )
         return Response(headers={"Content-Type": BodyKind.JSON.value}, body=body)
 
     def _update(self, unclaimed: UnclaimedUpdate) -> Response:
@@ -275,7 +277,7 @@ def _eviction(island: str, threaded_service: ThreadedService) -> Leave:
 
 def _command(request: Request) -> Mapping[str, Any]:
     data = request.body.read(MAX_COMMAND_BYTES)
-    fields = load(data or b"{}", what="command", most=MAX_COMMAND_BYTES)
+    fields = load(data or b"{}", name="command", max_bytes=MAX_COMMAND_BYTES)
     if not isinstance(fields, dict):
         raise UsageError(f"A command is a JSON object. {SEE}")
     return fields

@@ -405,7 +405,7 @@ class Routes:
         """
         size = request.body.length_bytes
         is_large = SMALL_BYTES < size <= MAX_LARGE_BYTES
-        if head.route.takes is not BodyKind.JSON or not is_large:
+        if head.route.body_kind is not BodyKind.JSON or not is_large:
             call = parse_call(head, self._incoming(request.body))
             return as_response(reply_parts(answer(call)))
         data = self._context.spool.take_bytes(size, request.body.readinto)

@@ -43,7 +43,7 @@ from atoll.exchange.calls import (
     HeartbeatCall,
     JoinCall,
     KeepCall,
-    Kept,
+    KeepReply,
     LeaveCall,
     OfferCall,
     OutcomeCall,
@@ -283,10 +283,10 @@ class Service:
         needed = reserve_bytes(self._layout, self.state.settings)
         self.journal.room.reserve_bytes = RECORDS_BYTES + needed
 
-    def _keep(self, call: KeepCall) -> Kept:
+    def _keep(self, call: KeepCall) -> KeepReply:
         """Store a part of a constant that the founder uploads."""
         constant = self.awaited_constant(call.island, call.incarnation, call.digest)
-        return Kept(self.journal.constants.take(constant, call.first, call.part))
+        return KeepReply(self.journal.constants.take(constant, call.first, call.part))
 
     def awaited_constant(
         self, island: str, incarnation: int, digest: str
@@ -427,6 +427,10 @@ class Service:
 
     def take(self, frame: Frame, now_s: float) -> Reception:
         """Stage an update whose body is received and checked, if it is still wanted."""
+        # A header is judged three times. When it is offered, so that no body is sent
+        # that is not wanted. Here, because the body was received and checked outside of
+        # the lock since: the round may have closed, or another update of the island may
+        # have come. And by the machine when it is stored, which relies on no host.
         reception = self.offer(frame.header, now_s)
         return self._stage(frame, now_s) if reception is Reception.WANTED else reception
 

@@ -115,7 +115,7 @@ class Spool:
         """Yield a file, and a reservation for the space that it lacks."""
         file = self._files.file(size_bytes)
         more_bytes = max(0, size_bytes - file.size_bytes)
-        with self._room.claiming(more_bytes, what=content) as claim:
+        with self._room.claiming(more_bytes, purpose=content) as claim:
             yield file, claim
 
     def release(self) -> None:

@@ -116,7 +116,9 @@ class StateFiles:
         packed = pack(header)
         self._files.pop(fragment, None)  # its space is freed after the last reader
         size_bytes = len(packed) + header.body_bytes
-        with self._room.claiming(size_bytes, what="a copy of a state to send") as claim:
+        with self._room.claiming(
+            size_bytes, purpose="a copy of a state to send"
+        ) as claim:
             return self._copy(packed, state, receipt, claim)
 
     def _copy(
@@ -179,7 +181,7 @@ class StateUploads:
                         "run's model. Bring one for each."
                     )
                 max_bytes = header_bytes(layout[len(spooled)].elements)
-                header = incoming.header(most=max_bytes)
+                header = incoming.header(max_bytes=max_bytes)
                 incoming.leave(header)
                 spooled.append(self._spool.take_state(header, read_into))
             states = []
@@ -202,7 +204,7 @@ class StateUploads:
             )
         with try_lock(self._recovering[fragment], f"recovery of fragment {fragment}"):
             max_bytes = ROSTER_BYTES + header_bytes(layout[fragment].elements)
-            outcomes, header = incoming.recovery_headers(most=max_bytes)
+            outcomes, header = incoming.recovery_headers(max_bytes=max_bytes)
             call = recover_call(head, Frame(header, EMPTY), outcomes)
             incoming.expect(header)
             is_awaited = self._threaded_service.change_by(
@@ -244,7 +246,7 @@ def require_foundable(
             )
     room.require(
         2 * size,  # in the spool, and in the journal
-        what="the states of this model",
+        purpose="the states of this model",
         beyond_bytes=reserve_bytes(layout, settings),
     )
 

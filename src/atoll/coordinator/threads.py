@@ -7,7 +7,9 @@ Rule 2: one thread reduces a round. Until it is done the fragment is in the phas
         CLOSING, and no other thread touches its weights.
 Rule 3: an answer callback runs under the lock, and must only hand the answer over.
 Rule 4: a reader of weights holds a lock per fragment, which the reducing thread takes
-        too. It is taken before the service's lock, never after it.
+        too. It is taken before the service's lock, never after it: a thread that waited
+        for a reader with the service's lock would stop every heartbeat, and the reader
+        itself needs that lock to look up the weights.
 """
 
 from __future__ import annotations

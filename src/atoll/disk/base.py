@@ -119,7 +119,7 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as exc:
-        raise NoSuchFile(f"{exc.filename or path} is not there.") from exc
+        raise NoSuchFile(f"{exc.filename or path} does not exist.") from exc
     except OSError as exc:
         reason = os.strerror(exc.errno) if exc.errno else str(exc)
         if exc.errno in _FULL:

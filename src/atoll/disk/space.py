@@ -49,7 +49,7 @@ class DiskSpace:
         with self._lock:
             return self._unclaimed()
 
-    def require(self, size_bytes: int, *, what: str, beyond_bytes: int = 0) -> None:
+    def require(self, size_bytes: int, *, purpose: str, beyond_bytes: int = 0) -> None:
         """Return if there is room for `size_bytes` without using the reserve.
 
         `beyond_bytes` more are needed later.
@@ -57,17 +57,17 @@ class DiskSpace:
         Raises:
             DiskFull: there is no room.
         """
-        self._reserve(SpaceReservation(0), size_bytes, what, beyond_bytes)
+        self._reserve(SpaceReservation(0), size_bytes, purpose, beyond_bytes)
 
     @contextmanager
-    def claiming(self, size_bytes: int, *, what: str) -> Iterator[SpaceReservation]:
+    def claiming(self, size_bytes: int, *, purpose: str) -> Iterator[SpaceReservation]:
         """Reserve `size_bytes` while they are written.
 
         Raises:
             DiskFull: there is no room.
         """
         claim = SpaceReservation(size_bytes)
-        self._reserve(claim, size_bytes, what, 0)
+        self._reserve(claim, size_bytes, purpose, 0)
         try:
             yield claim
         finally:

@@ -1,9 +1,9 @@
 """The ports of an exchange: taking part in a run, and keeping its constants.
 
-Rules of constants, which are frozen tensors that a founder brings to its run:
+Rules of constants, the frozen tensors that a founder uploads to its run:
 
-Rule 1: they come before the first weights, so that a founded run has them, or was
-        founded without them and reports that.
+Rule 1: they are uploaded before the first weights, so that a founded run has them, or
+        was founded without them and reports that.
 Rule 2: one part at a time is in memory, and every byte is hashed: a constant with
         another digest than its name is not kept.
 """
@@ -41,19 +41,19 @@ class Frame:
     header: Header
     body: U8
     receipt: bytes = b""
-    """The run's receipt for this state or outcome; empty: none came with it."""
+    """The run's receipt for this state or outcome; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round came to, and where the run is now."""
+    """The agreed frame of a round, and the present position of the run."""
 
     agreed: Frame
-    """Its body is empty once the run keeps it no more; its roster stays for good."""
+    """Its body is empty once the run has dropped it; the roster is always present."""
 
     position: Position
     receipt: bytes = b""
-    """The run's receipt for the state after this round; empty: none came."""
+    """The run's receipt for the state after this round; empty if there is none."""
 
     @property
     def has_body(self) -> bool:
@@ -68,7 +68,7 @@ class Exchange(Protocol):
     """
 
     def join(self, request: JoinRequest) -> JoinReply:
-        """Make the island a member, and say what it must share with the others.
+        """Make the island a member, and return the settings that islands share.
 
         The first island of an empty run founds it: it publishes the state of every
         fragment before anything else, and the others wait for that here.
@@ -80,9 +80,9 @@ class Exchange(Protocol):
         ...
 
     def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
-        """Say that the island lives, and learn where the run is.
+        """Renew the island's lease, and return the position of the run.
 
-        Never waits, unless it is to be said at once.
+        Waits for the run only with `at_once`; otherwise a later call may send it.
 
         Raises:
             LeaseLost: another incarnation holds the island's name.
@@ -95,25 +95,26 @@ class Exchange(Protocol):
         For a run that has lost rounds: its last outcomes, then the state after them.
 
         Publishing the same frame twice is one publication. The frame's body belongs
-        to the run until the round's outcome is known, and for good if it departs.
-        The answer says whether the frame stands; only the outcome says what counted.
+        to the run until the round's outcome is known, and permanently if it departs.
+        The reception tells whether the frame is accepted; only the outcome tells
+        whether it counted.
 
         Raises:
-            Refused: another update stands for this island and round already, or the
-                round is not one this fragment can take yet.
+            Refused: the run has another update of this island for the round, or the
+                fragment does not accept the round yet.
             CorruptError: the body does not verify.
             LeaseLost: another incarnation holds the island's name.
         """
         ...
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
-        """Return what a round came to, or None when `wait_s` have passed without.
+        """Return the outcome of a round, or None if there is none after `wait_s`.
 
-        An exchange for which asking is dear may wait a few seconds instead.
+        An exchange whose requests are expensive may wait a few seconds instead.
 
         Raises:
             RunEnded: the round will never open.
-            OutcomeLost: the round is over, and the run has lost how it went.
+            OutcomeLost: the round is over, and the run has lost its outcome.
         """
         ...
 
@@ -122,16 +123,16 @@ class Exchange(Protocol):
         ...
 
     def leave(self, island: str, incarnation: int) -> None:
-        """End the membership. Nobody waits for this island any more; safe to repeat."""
+        """End the membership: no round waits for this island. Safe to repeat."""
         ...
 
 
 PART_BYTES = 2**24
-"""The largest part of a constant that travels at once."""
+"""The largest part of a constant in one call."""
 
 
 class Constants(Protocol):
-    """The constants of a model, where it lies. Only who keeps them calls it."""
+    """Reads the constants of a model. Only `Keeper.keep` calls it."""
 
     def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
         """Yield all bytes from `first` on, in parts of at most `PART_BYTES`."""
@@ -139,16 +140,16 @@ class Constants(Protocol):
 
 
 class Keeper(Protocol):
-    """Has a run keep constants. Every exchange is one; a founder's host calls it."""
+    """Uploads constants to a run. Every exchange is one; a founder's host calls it."""
 
     def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
         """Return when the run has the founder's constants, unless it wants none.
 
-        Called before the first state. What the run has already is not brought again,
-        so that who was interrupted may repeat it.
+        Called before the first state. Safe to repeat after an interruption: bytes that
+        the run has already are not sent again.
 
         Raises:
-            UsageError: they are more than the run keeps.
+            UsageError: they are larger than the run accepts.
             CorruptError: one does not have its digest.
             FoundingLost: another island founds the run.
         """
@@ -156,38 +157,38 @@ class Keeper(Protocol):
 
 
 class KeepingExchange(Exchange, Keeper, Protocol):
-    """All that an island needs of a run, founder or not."""
+    """An exchange for founders and all other islands."""
 
 
 def verified(constant: TensorSpec, parts: Iterable[Bytes]) -> Iterator[memoryview]:
-    """Yield parts, and raise behind the last one if they are not the constant.
+    """Yield parts, and raise after the last one if they are not the constant.
 
     Raises:
-        CorruptError: they have another digest, or are too many.
+        CorruptError: they have another digest or another size.
     """
-    digesting, left = Blake3Hasher(), bytes_of(constant)
+    hasher, remaining_bytes = Blake3Hasher(), bytes_of(constant)
     for part in parts:
         view = view_of(part)
-        left -= len(view)
-        if left < 0:
+        remaining_bytes -= len(view)
+        if remaining_bytes < 0:
             break
-        digesting.add(view)
+        hasher.add(view)
         yield view
-    if left or digesting.digest.hex() != constant.digest:
-        raise another(constant)
+    if remaining_bytes or hasher.digest.hex() != constant.digest:
+        raise digest_error(constant)
 
 
-def another(constant: TensorSpec) -> CorruptError:
+def digest_error(constant: TensorSpec) -> CorruptError:
     """Return the error for bytes that do not have a constant's digest."""
     return CorruptError(
-        f"What came as {constant.name!r} does not have the digest "
-        f"{constant.digest[:12]} of that constant. Leave frozen parameters and integer "
-        "buffers alone while a run is founded."
+        f"The bytes of constant {constant.name!r} do not have its digest "
+        f"{constant.digest[:12]}. Do not change frozen parameters and integer buffers "
+        "while a run is founded."
     )
 
 
 def in_parts(data: Bytes, first: int = 0) -> Iterator[memoryview]:
-    """Yield bytes that lie in memory, from `first` on, in parts."""
+    """Yield bytes from memory, from `first` on, in parts."""
     view = view_of(data)
     for start in range(first, len(view), PART_BYTES):
         yield view[start : start + PART_BYTES]

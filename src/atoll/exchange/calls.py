@@ -1,4 +1,4 @@
-"""What an island may ask of a coordinator, each safe to repeat."""
+"""The calls of an island to its coordinator; each is safe to repeat."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from atoll.wire import Header, frame_bytes
 from atoll.wire.digests import Bytes, view_of
 
 SMALL_BYTES = 256
-"""About what a call without a frame takes on the wire."""
+"""The approximate size of a call without a frame on the wire."""
 
 LONG_POLL_S = 2.0
-"""How long a question for an outcome may wait. An island that leaves waits as long."""
+"""How long a poll for an outcome waits. An island that leaves waits as long."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class KeepCall:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """How much of a constant the run has, from its beginning on."""
+class KeepReply:
+    """The number of bytes of a constant that the run has, from its beginning on."""
 
     bytes: int
 
@@ -164,23 +164,23 @@ Call = (
     | StateCall
     | LeaveCall
 )
-Reply = JoinReply | Position | Reception | Outcome | Frame | Kept | None
+Reply = JoinReply | Position | Reception | Outcome | Frame | KeepReply | None
 
 
 def size_of(message: Call | Reply | Exception) -> int:
-    """Return about how many bytes a call or a reply takes on the wire."""
+    """Return the approximate size of a call or a reply on the wire."""
     match message:
         case PublishCall(frame, _):
             return SMALL_BYTES + frame_bytes(frame.header)
         case AgreedCall(_, _, updates, agreed):
-            heads = sum(frame_bytes(each) - each.body_bytes for each in updates)
+            heads = sum(frame_bytes(header) - header.body_bytes for header in updates)
             return SMALL_BYTES + heads + (frame_bytes(agreed.header) if agreed else 0)
         case RecoverCall(_, _, state):
             return SMALL_BYTES + frame_bytes(state.header)
         case Frame(header, _):
             return SMALL_BYTES + frame_bytes(header)
         case FoundCall(_, _, states):
-            return SMALL_BYTES + sum(frame_bytes(each.header) for each in states)
+            return SMALL_BYTES + sum(frame_bytes(state.header) for state in states)
         case KeepCall(part=part):
             return SMALL_BYTES + len(view_of(part))
         case Outcome(agreed, _):

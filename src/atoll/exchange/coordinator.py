@@ -1,13 +1,13 @@
-"""A run at a coordinator: the same calls again and again, until one is answered.
+"""A run at a coordinator: each call is repeated until it is answered.
 
-Rule 1: every call is safe to repeat, so whatever was not answered is asked again.
-Rule 2: an update is kept until an outcome is known. A coordinator that restarted has
-        forgotten it, says that it is wanted, and gets the same bytes again.
+Rule 1: every call is safe to repeat, so a call without an answer is sent again.
+Rule 2: an update is kept until its outcome is known. A coordinator that restarted has
+        lost it, lists it as wanted, and receives the same bytes again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
@@ -20,7 +20,7 @@ from atoll.errors import (
     RunMoved,
     Unreachable,
 )
-from atoll.exchange.base import Constants, Frame, Outcome, another
+from atoll.exchange.base import Constants, Frame, Outcome, digest_error
 from atoll.exchange.calls import (
     LONG_POLL_S,
     AgreedCall,
@@ -29,15 +29,15 @@ from atoll.exchange.calls import (
     HeartbeatCall,
     JoinCall,
     KeepCall,
-    Kept,
+    KeepReply,
     LeaveCall,
     OfferCall,
     OutcomeCall,
     PublishCall,
+    RecoverCall,
     Reply,
     StateCall,
 )
-from atoll.exchange.receipts import ReceiptCache
 from atoll.protocol import (
     Heartbeat,
     JoinReply,
@@ -58,18 +58,18 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Between two attempts at a coordinator that does not answer; doubled each time."""
 
 KEEP_TRIES = 5
-"""So often a constant is brought from its beginning: a restarted coordinator has it no
-more, and one whose bytes are not its own never arrives."""
+"""Attempts to upload a constant from its beginning: a restarted coordinator has lost
+its parts, and a constant whose bytes do not have its digest is never accepted."""
 
 HEARTBEAT_S = 3.0
 """A fifth of the lease, so that several may be lost."""
 
 
 class CoordinatorLine(Protocol):
-    """Takes one call to the coordinator. `CoordinatorExchange` is the only caller."""
+    """Sends calls to the coordinator. `CoordinatorExchange` is the only caller."""
 
     def call(self, call: Call) -> Reply:
-        """Return the answer, or raise what the coordinator raised.
+        """Return the reply, or raise the error that the coordinator raised.
 
         Raises:
             Unreachable: no answer came; the call may or may not have been handled.
@@ -81,12 +81,12 @@ class CoordinatorLine(Protocol):
         ...
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` again and again in the background, until the process ends."""
+        """Call `act` periodically in the background, until the line is closed."""
         ...
 
 
 class CoordinatorExchange:
-    """An `Exchange` for one life of one island."""
+    """An `Exchange` for one incarnation of one island."""
 
     def __init__(
         self,
@@ -99,9 +99,9 @@ class CoordinatorExchange:
         self._line, self._key, self._nonce = line, key, nonce
         self._heartbeat_s = heartbeat_s
         self.stats: Callable[[], Stats] | None = None
-        """What people are told of the island, asked for when it is sent."""
+        """Returns the island's statistics; called for each heartbeat that is sent."""
         self.moved: Callable[[RunMoved], None] | None = None
-        """Told in the background that the run is elsewhere, for who follows it."""
+        """Called in the background when a heartbeat learns that the run has moved."""
         self._position: Position | None = None
         self._beat: Heartbeat | None = None
         self._lost: LeaseLost | None = None
@@ -110,7 +110,7 @@ class CoordinatorExchange:
         self._outcomes: list[Header] = []
         self._fragments = 0
         self._has_joined = False
-        self._has_spoken = False
+        self._has_beaten = False
         self._unconfirmed: dict[tuple[int, int], Frame] = {}
         self._receipts = ReceiptCache()
 
@@ -162,11 +162,11 @@ class CoordinatorExchange:
                 self._outcomes.append(header)
             case _:
                 self._unconfirmed[header.fragment, header.round] = frame
-                return cast(Reception, self._ask(PublishCall(frame, self._told())))
+                return cast(Reception, self._ask(PublishCall(frame, self._full_beat())))
         return Reception.STAGED
 
     def _found(self, frame: Frame) -> None:
-        """Bring the founding states together: they are one call."""
+        """Collect the founding states, and upload all of them in one call."""
         header = frame.header
         self._states.append(frame)
         if len(self._states) == self._fragments:
@@ -180,26 +180,25 @@ class CoordinatorExchange:
                 if self._keep(joined, constant, constants):
                     break
             else:
-                raise another(constant)
+                raise digest_error(constant)
 
     def _keep(
         self, joined: JoinReply, constant: TensorSpec, constants: Constants
     ) -> bool:
-        """Bring what the run has not; False: it has less than was brought."""
-        size, there = bytes_of(constant), self._bring(joined, constant, 0)
-        for part in constants.parts(constant, there) if there < size else ():
-            expected = there + len(view_of(part))
-            there = self._bring(joined, constant, there, part)
-            if there != expected:
+        """Upload the missing bytes; False: the run has fewer than were uploaded."""
+        size, stored = bytes_of(constant), self._upload(joined, constant, 0)
+        for part in constants.parts(constant, stored) if stored < size else ():
+            expected = stored + len(view_of(part))
+            stored = self._upload(joined, constant, stored, part)
+            if stored != expected:
                 break
-        return there == size
+        return stored == size
 
-    def _bring(
+    def _upload(
         self, joined: JoinReply, constant: TensorSpec, first: int, part: Bytes = b""
     ) -> int:
-        who = joined.island, joined.incarnation
-        call = KeepCall(*who, constant.digest, first, part)
-        return cast(Kept, self._ask(call)).bytes
+        call = KeepCall(joined.island, joined.incarnation, constant.digest, first, part)
+        return cast(KeepReply, self._ask(call)).bytes
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         wait_s = LONG_POLL_S if wait_s else 0.0
@@ -221,10 +220,10 @@ class CoordinatorExchange:
         agreed: Frame | None = None,
         vouchers: tuple[bytes, ...] = (),
     ) -> Outcome | Reception:
-        """Bring what islands have reduced among themselves, or ask how they are to.
+        """Upload a mean that islands have reduced, or ask for its roster first.
 
-        The outcome has no body. A reception instead says that others take part, or
-        that the round is over: the updates are then to be published.
+        The outcome has no body. A reception instead means that other islands take
+        part, or that the round is over: the updates must then be published.
         """
         assert self._request is not None
         island, incarnation = self._request.island, self._request.incarnation
@@ -238,11 +237,11 @@ class CoordinatorExchange:
         return reply
 
     def note_receipts(self, outcome: Outcome) -> None:
-        """Keep the receipts of an outcome: later calls show them to the run."""
+        """Keep the receipts of an outcome; later calls send them to the run."""
         self._receipts.note_outcome(outcome)
 
     def vouch(self, agreed: Header) -> bytes:
-        """Return this island's word for an outcome, for who brings it to the run."""
+        """Return this island's voucher for an outcome that another island uploads."""
         return voucher(blake3_digest(self._key), agreed)
 
     def state(self, fragment: int) -> Frame:
@@ -255,7 +254,7 @@ class CoordinatorExchange:
         self._ask(LeaveCall(island, incarnation))
 
     def _send_wanted(self) -> None:
-        """Bring what the run waits for and was brought before: it has restarted."""
+        """Upload wanted updates again: the coordinator has restarted and lost them."""
         position = self._position
         assert position is not None
         for fragment in position.wanted:
@@ -267,13 +266,13 @@ class CoordinatorExchange:
             self._ask(PublishCall(frame))
 
     def _beat_if_silent(self) -> None:
-        """Send a heartbeat, unless another call has said since what it would say."""
-        has_spoken, self._has_spoken = self._has_spoken, False
-        if not has_spoken:
+        """Send a heartbeat, unless another call has carried one since the last time."""
+        has_beaten, self._has_beaten = self._has_beaten, False
+        if not has_beaten:
             self._send_beat()
 
     def _send_beat(self) -> None:
-        beat = self._told()
+        beat = self._full_beat()
         if beat is None:
             return
         try:
@@ -282,13 +281,13 @@ class CoordinatorExchange:
             if self.moved is not None:
                 self.moved(exc)
         except LeaseLost as exc:
-            # Told to the thread that trains, unless this is a beat after the leaving.
+            # Raised in the training thread, unless the island has left already.
             self._lost = exc if self._beat is not None else None
         except (CorruptError, RemoteError):
-            return  # the next call says the same, and meets the same: beats go on
+            return  # the next call meets the same error; heartbeats continue
 
-    def _told(self) -> Heartbeat | None:
-        """Return the beat with what people are told, and with receipts."""
+    def _full_beat(self) -> Heartbeat | None:
+        """Return the last heartbeat with statistics and receipts."""
         beat = self._beat
         if beat is None:
             return beat
@@ -296,6 +295,13 @@ class CoordinatorExchange:
         return beat if self.stats is None else replace(beat, stats=self.stats())
 
     def _ask(self, call: Call) -> Reply:
+        # The outermost of four nested retries of one call, each for another failure:
+        # 1. here: the coordinator is unreachable or its disk fails. Repeat with
+        #    growing pauses until it answers; it may be restarting for minutes.
+        # 2. `HttpLine._ask`: a reply does not verify. Ask for it again a few times.
+        # 3. `http.download`: a connection broke within a body. Resume at that byte.
+        # 4. `HttpClient.call`: an idle connection turned out closed. Open a new one.
+        # `_call`, below, repeats after a new join: the failure was a lost lease.
         pause_s = FIRST_PAUSE_S
         while True:
             try:
@@ -305,16 +311,92 @@ class CoordinatorExchange:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _call(self, call: Call) -> Reply:
-        """Call, as a member: a run that lost the record of this life is given it."""
+        """Call as a member; join again if the run has lost this incarnation."""
         try:
             reply = self._line.call(call)
             if isinstance(call, OutcomeCall | PublishCall):
-                self._has_spoken = call.beat is not None
+                self._has_beaten = call.beat is not None
             return reply
         except LeaseLost:
             if self._request is None or isinstance(call, JoinCall):
                 raise
-            beat = self._told()
+            beat = self._full_beat()
             request = replace(self._request, holds=beat.holds if beat else ())
             self._line.call(JoinCall(request, self._key, self._nonce))
             return self._line.call(call)
+
+
+KEPT_ROUNDS = 16
+"""Rounds of one fragment whose receipts are kept. An island holds the last round that
+it took, uploads at most two outcomes, and may have fetched a few outcomes ahead."""
+
+
+class ReceiptCache:
+    """The receipts that one incarnation has got from its coordinator. Thread-safe.
+
+    An island repeats them in its heartbeats and in a recovery: a coordinator that has
+    lost rounds believes nothing else. They are kept in memory only, because an island
+    that starts again fetches the run's state or outcomes, and new receipts with them.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[int, dict[int, bytes]] = {}
+        self._outcomes: dict[int, dict[int, bytes]] = {}
+
+    def note_state(self, state: Frame) -> None:
+        """Keep the receipt of a state that the run has sent."""
+        _keep_receipt(self._states, state.header, state.receipt)
+
+    def note_outcome(self, outcome: Outcome) -> None:
+        """Keep the receipts of an outcome, and of the state after it."""
+        _keep_receipt(self._outcomes, outcome.agreed.header, outcome.agreed.receipt)
+        _keep_receipt(self._states, outcome.agreed.header, outcome.receipt)
+
+    def with_receipts(self, beat: Heartbeat) -> Heartbeat:
+        """Return the beat with the receipt of every holding that has one."""
+        if not self._states:
+            return beat
+        holds = tuple(
+            replace(item, receipt=_find_receipt(self._states, fragment, item.round))
+            for fragment, item in enumerate(beat.holds)
+        )
+        return replace(beat, holds=holds)
+
+    def recovery(self, state: Frame, outcomes: Sequence[Header]) -> RecoverCall:
+        """Return the call that uploads a lost state, with all outcomes that are proven.
+
+        Outcomes lead to the state without a gap, so those before an outcome without a
+        receipt are omitted.
+        """
+        header = state.header
+        proven: list[tuple[Header, bytes]] = []
+        for outcome in reversed(outcomes):
+            receipt = _find_receipt(self._outcomes, outcome.fragment, outcome.round)
+            if not receipt:
+                break
+            proven.insert(0, (outcome, receipt))
+        receipt = _find_receipt(self._states, header.fragment, header.round)
+        return RecoverCall(
+            header.island,
+            header.incarnation,
+            replace(state, receipt=receipt),
+            tuple(outcome for outcome, _ in proven),
+            tuple(receipt for _, receipt in proven),
+        )
+
+
+def _keep_receipt(
+    receipts: dict[int, dict[int, bytes]], header: Header, receipt: bytes
+) -> None:
+    if not receipt:
+        return
+    # The dictionary is replaced: another thread may read it at the same time.
+    rounds = {**receipts.get(header.fragment, {}), header.round: receipt}
+    newest = sorted(rounds)[-KEPT_ROUNDS:]
+    receipts[header.fragment] = {round: rounds[round] for round in newest}
+
+
+def _find_receipt(
+    receipts: dict[int, dict[int, bytes]], fragment: int, round: int
+) -> bytes:
+    return receipts.get(fragment, {}).get(round, b"")

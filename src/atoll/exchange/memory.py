@@ -50,7 +50,7 @@ class MemoryRun:
         self, settings: RunSettings | None = None, *, bundle: Bundle | None = None
     ) -> None:
         self.bundle = bundle
-        """What defines the model, if anything does."""
+        """The bundle that defines the model, if there is one."""
 
         self.settings = defined_by(bundle, settings or RunSettings())
         self.id = f"{self.settings.run.name}-{self.settings.fingerprint[:12]}"
@@ -61,11 +61,11 @@ class MemoryRun:
         self._fragments: list[MemoryFragment] = []
         self._constants: dict[str, bytes] = {}
         self._last_round = self.settings.run.end_rounds
-        self._position = self._where()
+        self._position = self._current_position()
 
     @property
     def model(self) -> ModelSpec | None:
-        """What islands must have; None while the run has no weights."""
+        """The model that islands must have; None while the run has no weights."""
         with self._changed:
             return self._model if self._is_founded else None
 
@@ -77,13 +77,13 @@ class MemoryRun:
             layout = lay_out(request.model, self.settings)
             if self._model is not None:
                 request.model.require_same(self._model)
-            position = self._where()
+            position = self._current_position()
             was_started = self._members.has_started
             member = self._members.add(request.island, step=position.step)
             if is_founder:
                 self._model, self._layout = request.model, layout
                 self._fragments = self._empty_fragments()
-                position = self._where()
+                position = self._current_position()
             if not was_started:
                 for fragment in self._fragments:
                     fragment.candidates.add(member.island)
@@ -114,8 +114,8 @@ class MemoryRun:
         last_step = max_schedule_step(self._position.rounds, self.settings)
         if beat.step > last_step:
             raise Refused(
-                f"Island {beat.island!r} says that it has made step {beat.step}, and "
-                f"no island gets beyond {last_step} now. Join again."
+                f"Island {beat.island!r} reports step {beat.step}, but no island can "
+                f"be beyond {last_step} now. Join again."
             )
         self._members.steps[beat.island] = beat.step
         if beat.waits_for is None:
@@ -143,17 +143,17 @@ class MemoryRun:
 
     def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
         """Keep the founder's constants, as a copy. Implements `Keeper`."""
-        brought = {
-            each.digest: b"".join(verified(each, constants.parts(each)))
-            for each in to_bring(model, self.settings)
+        received = {
+            constant.digest: b"".join(verified(constant, constants.parts(constant)))
+            for constant in to_bring(model, self.settings)
         }
         with self._changed:
             self._members.require(joined.island, joined.incarnation)
-            self._constants = brought
+            self._constants = received
 
     @property
     def constants(self) -> Mapping[str, bytes]:
-        """What the run keeps of its model's constants, by digest."""
+        """The constants of its model that the run keeps, by digest."""
         return self._constants
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
@@ -163,7 +163,7 @@ class MemoryRun:
                 lambda: round in rounds.outcomes or self._never_opens(round), wait_s
             )
             if round in rounds.outcomes:
-                return Outcome(rounds.outcomes[round], self._where())
+                return Outcome(rounds.outcomes[round], self._current_position())
             if self._never_opens(round):
                 raise RunEnded(
                     f"Round {round} will not open: the run ended with round "
@@ -187,10 +187,10 @@ class MemoryRun:
             self._settle()
 
     def _wanted(self, island: str) -> tuple[int, ...]:
-        """Return what this island must publish, when every island waits for another."""
+        """Return the fragments this island must publish, if all islands are blocked."""
         live, quorum = self._members.live, self.settings.run.quorum
         if not self._members.has_started:
-            return ()  # nobody waits for another: all wait for who has yet to join
+            return ()  # all wait for islands that have not joined yet, not for updates
         if len(live) < quorum or not all(map(self._is_blocked, live)):
             return ()
         return tuple(
@@ -217,18 +217,18 @@ class MemoryRun:
         ]
 
     def _forget_founding(self) -> None:
-        """Let the next island found the run: this one left before it had."""
+        """Let the next island found the run: the founder left too early."""
         self._model, self._layout, self._fragments = None, (), []
         self._constants = {}
 
     def _settle(self) -> None:
-        """Close every round that can close, and tell who waits."""
+        """Close every round that can close, and wake all waiting threads."""
         is_open = self._is_founded and self._members.has_started
         for fragment in self._fragments if is_open else ():
             while fragment.can_close(self._last_round):
                 fragment.close(self._members.live)
                 self._end_by_tokens()
-        self._position = self._where()
+        self._position = self._current_position()
         self._changed.notify_all()
 
     def _end_by_tokens(self) -> None:
@@ -246,14 +246,14 @@ class MemoryRun:
         )
 
     def _counted(self, island: str) -> tuple[int, int]:
-        """Return the inner steps and tokens that earlier lives have counted."""
-        nothing = (0, 0)
+        """Return the inner steps and tokens of an island that have counted so far."""
+        no_work = (0, 0)
         return max(
-            (fragment.counted.get(island, nothing) for fragment in self._fragments),
-            default=nothing,
+            (fragment.counted.get(island, no_work) for fragment in self._fragments),
+            default=no_work,
         )
 
-    def _where(self) -> Position:
+    def _current_position(self) -> Position:
         steps = list(self._members.steps.values())
         return Position(
             step=median_high(steps) if steps and self._members.has_started else 0,
@@ -282,7 +282,7 @@ class MemoryRun:
 
 
 KEPT_BODIES = 2
-"""Agreed bodies kept for islands that come late; rosters are kept for good."""
+"""Agreed bodies kept for late islands; rosters are kept permanently."""
 
 
 class MemoryFragment:
@@ -353,10 +353,10 @@ class MemoryFragment:
         )
 
     def stage(self, frame: Frame) -> Reception:
-        """Hold an update for its round, and say whether it stands.
+        """Hold an update for its round, and return its reception.
 
-        One whose round is over changes nothing, nor does one whose island spoke for
-        the round in an earlier life: what that life sent stands.
+        An update changes nothing if its round is over, or if an earlier incarnation of
+        its island has published for the round: the earlier update stays.
         """
         header = frame.header
         if header.round < self.open_round:
@@ -440,7 +440,7 @@ class MemoryFragment:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryMember:
-    """One life of one island."""
+    """One incarnation of one island."""
 
     island: str
     incarnation: int
@@ -452,13 +452,13 @@ class MemoryMembers:
 
     def __init__(self, settings: RunSection) -> None:
         self._settings = settings
-        self._known: dict[str, MemoryMember] = {}
+        self._joined: dict[str, MemoryMember] = {}
         self._live: dict[str, MemoryMember] = {}
         self.steps: dict[str, int] = {}
         """The schedule step each live island reported last."""
 
         self.waits: dict[str, tuple[int, int]] = {}
-        """The fragment and round whose outcome an island stands still for."""
+        """The fragment and round whose outcome an island waits for."""
 
     @property
     def live(self) -> frozenset[str]:
@@ -467,11 +467,11 @@ class MemoryMembers:
     @property
     def has_started(self) -> bool:
         """True from the moment `start_islands` have joined, though some have left."""
-        return len(self._known) >= self._settings.start_islands
+        return len(self._joined) >= self._settings.start_islands
 
     def forget(self, island: str) -> None:
-        """Take back a name whose island never took part."""
-        del self._known[island]
+        """Free a name whose island never took part."""
+        del self._joined[island]
 
     def add(self, name: str | None, *, step: int) -> MemoryMember:
         """Make `name` live at a schedule step; None takes the first free `island-<n>`.
@@ -493,8 +493,8 @@ class MemoryMembers:
                 f"The run has {len(self._live)} islands, and max_islands={limit}. "
                 "Wait for one to leave, or raise run.max_islands in a new run."
             )
-        member = self._next_life(name if name is not None else self._free_name())
-        self._known[member.island] = self._live[member.island] = member
+        member = self._next_incarnation(name if name is not None else self._free_name())
+        self._joined[member.island] = self._live[member.island] = member
         self.steps[member.island] = step
         return member
 
@@ -508,28 +508,28 @@ class MemoryMembers:
         return True
 
     def require(self, island: str, incarnation: int) -> None:
-        """Return when this life of the island is live.
+        """Return if this incarnation of the island is live.
 
         Raises:
-            LeaseLost: it has left, or a later one has taken its place.
+            LeaseLost: it has left, or a later one has replaced it.
         """
         member = self._live.get(island)
         if member is None or member.incarnation != incarnation:
             raise LeaseLost(
                 f"Island {island!r} is not live as incarnation {incarnation}. "
-                "Join again to go on."
+                "Join again to continue."
             )
 
-    def _next_life(self, name: str) -> MemoryMember:
-        before = self._known.get(name)
+    def _next_incarnation(self, name: str) -> MemoryMember:
+        before = self._joined.get(name)
         if before is None:
-            return MemoryMember(island=name, incarnation=1, slot=len(self._known))
+            return MemoryMember(island=name, incarnation=1, slot=len(self._joined))
         return MemoryMember(
             island=name, incarnation=before.incarnation + 1, slot=before.slot
         )
 
     def _free_name(self) -> str:
         number = 0
-        while f"island-{number}" in self._known:
+        while f"island-{number}" in self._joined:
             number += 1
         return f"island-{number}"

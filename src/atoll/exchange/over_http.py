@@ -1,8 +1,8 @@
 """A line to a coordinator over HTTP: one call, one request.
 
-An answer whose connection breaks goes on from its last byte; a request is sent again.
-A line remembers the lives that joined over it, and proves with every later call that
-it comes from the one whose key that was.
+A reply whose connection breaks is resumed from its last byte; a request is sent again.
+A line keeps a proof of each incarnation that joined over it, and sends the proof with
+every later call.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from atoll.http import HttpReply as HttpReply
 from atoll.weights import BodyPool
 from atoll.wire.digests import view_of
 
-SPOILT_TRIES = 3
-"""So often a reply that does not verify is asked for again."""
-
+CORRUPT_ATTEMPTS = 3
+"""Attempts at a call whose replies do not verify."""
 
 BUSY = (502, 503, 504)
-"""Answers that say nothing of a body of which a part has come."""
+"""Statuses of a busy server, which keep a partly received body valid."""
 
 
 class HttpLine:
-    """Takes calls to the coordinator of one run. Implements `Line`."""
+    """Sends calls to the coordinator of one run. Implements `CoordinatorLine`."""
 
     def __init__(
         self,
@@ -51,20 +50,20 @@ class HttpLine:
         self._spare = BodyPool()
         self._gives_up_at_s = float("inf")
         self.proofs = Proofs()
-        """Of the lives that joined over this line. Lines to one run may share it."""
+        """Proofs of incarnations that joined here; lines to one run may share it."""
 
     def call(self, call: Call) -> Reply:
-        ahead, call = apart(call)
-        said = self._ask(ahead) if ahead else None
+        heartbeat, call = apart(call)
+        position = self._ask(heartbeat) if heartbeat else None
         reply = self._ask(call)
         self.proofs.learn(call, reply)
-        return said if reply is None and isinstance(call, OutcomeCall) else reply
+        return position if reply is None and isinstance(call, OutcomeCall) else reply
 
     def pause(self, seconds: float) -> None:
         if self._clock.now_s() + seconds >= self._gives_up_at_s:
             raise Unreachable(
-                "The coordinator did not answer in the time that was left. "
-                "What it had not confirmed may be lost."
+                "The coordinator did not answer in the remaining time. "
+                "Work that it had not confirmed may be lost."
             )
         if self._ended.wait(seconds):
             raise Unreachable("The line to the coordinator has been closed.")
@@ -77,9 +76,9 @@ class HttpLine:
         threading.Thread(target=again, name="atoll-heartbeat", daemon=True).start()
 
     def give_up_after(self, seconds: float) -> None:
-        """Let nothing wait for the coordinator for longer than this from now on.
+        """Set a deadline, `seconds` from now, for all waiting for the coordinator.
 
-        A call that is under way by then is ended, too: it may be silent for long.
+        The deadline also ends a call in progress, which may receive no byte for long.
         """
         self._gives_up_at_s = self._clock.now_s() + seconds
 
@@ -90,16 +89,17 @@ class HttpLine:
         threading.Thread(target=give_up, name="atoll-farewell", daemon=True).start()
 
     def close(self) -> None:
-        """Stop what happens in the background. Safe to repeat."""
+        """Stop the background threads and end all calls. Safe to repeat."""
         self._ended.set()
         self._caller.close()
 
     def _ask(self, call: Call) -> Reply:
-        for _ in range(SPOILT_TRIES - 1):
+        # The second of four nested retries: see `CoordinatorExchange._ask`.
+        for _ in range(CORRUPT_ATTEMPTS - 1):
             try:
                 return self._ask_once(call)
             except CorruptError:
-                continue  # a line may spoil a reply: what is asked again is the same
+                continue  # damaged in transit: the same call has the same reply
         return self._ask_once(call)
 
     def _ask_once(self, call: Call) -> Reply:
@@ -109,10 +109,10 @@ class HttpLine:
             reply = download(
                 lambda: self._send(sent, fetching), fetching, pause=self.pause
             )
-        except Refused as exc:  # by the caller itself: another certificate
-            raise _another(exc) from exc
+        except Refused as exc:  # by our HTTP client: the certificate is another one
+            raise _other_run(exc) from exc
         if reply.status in (401, 403):
-            raise _another(f"it answers {reply.status}")
+            raise _other_run(f"it answers {reply.status}")
         return parse_reply(call, reply.status, reply.headers, Incoming.of(reply.body))
 
     def _send(self, sent: EncodedRequest, fetching: Download) -> HttpReply:
@@ -125,21 +125,21 @@ class HttpLine:
             is_repeatable=True,
         )
         if reply.status in BUSY and fetching.can_resume:
-            raise Unreachable("The coordinator is busy. The rest is asked for again.")
+            raise Unreachable("The coordinator is busy. The rest is requested again.")
         return reply
 
     def _into(self, size: int) -> memoryview:
-        """Return memory that is resident only as it fills, warm if there is any."""
+        """Return memory for a body: a reused buffer, else pages that fill on demand."""
         return memoryview(self._spare.body(size).data)
 
 
-def _another(why: object) -> Unreachable:
-    """Return what it means that a token or a pin is not right any more.
+def _other_run(reason: object) -> Unreachable:
+    """Return the error for a token or a pin that is no longer valid.
 
-    They were when this line was made, so another run is at the address. Its own
-    coordinator may come back there: the island keeps its work and asks again.
+    They were valid when this line was opened, so another run is at the address. The
+    run's coordinator may come back there: the island keeps its work and asks again.
     """
     return Unreachable(
-        f"Another run than before is at this address: {why}. "
-        "The island waits for its own to come back."
+        f"Another run than before is at this address: {reason}. "
+        "The island waits for its own run to come back."
     )

@@ -31,29 +31,29 @@ from atoll.protocol import (
 from atoll.wire import FrameKind
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 5.0
-"""Between two attempts to get where the run is; doubled each time."""
+"""Pause between two attempts to join at the new address; doubled each time."""
 
 T = TypeVar("T")
 log = logging.getLogger("atoll")
 
 
 class RunLocation(KeepingExchange, Protocol):
-    """Where a run is, for one island: an exchange that can be left behind."""
+    """An exchange with a run at one address, as one island uses it."""
 
     stats: Callable[[], Stats] | None
     moved: Callable[[RunMoved], None] | None
-    """Told in the background that the run has moved, if a heartbeat learns of it."""
+    """Called in the background when a heartbeat learns that the run has moved."""
 
 
 Open = Callable[[str], RunLocation]
-"""Opens the way to where a run is now, and ends the one that was opened before."""
+"""Opens an exchange with the run at a URL, and closes the one opened before."""
 
 
 class FollowingExchange:
-    """An `Exchange` for one life of one island, wherever its run may be."""
+    """An `Exchange` for one incarnation of one island, at any address of its run."""
 
     def __init__(
-        self, place: RunLocation, open: Open, *, pause: Callable[[float], None]
+        self, location: RunLocation, open: Open, *, pause: Callable[[float], None]
     ) -> None:
         self._open, self._pause = open, pause
         self._lock = threading.Lock()
@@ -61,23 +61,23 @@ class FollowingExchange:
         self._request: JoinRequest | None = None
         self._beat: Heartbeat | None = None
         self._unconfirmed: dict[tuple[int, int], Frame] = {}
-        self._told = ""
-        self._place: RunLocation | str = self._watched(place)
-        """Where the run is; or only its URL, while the way there is not open."""
+        self._last_warning = ""
+        self._location: RunLocation | str = self._watched(location)
+        """The exchange with the run; or the run's URL, until one is open."""
 
     @property
     def stats(self) -> Callable[[], Stats] | None:
-        """What people are told of the island, asked for when it is sent."""
+        """Returns the island's statistics; called for each heartbeat that is sent."""
         return self._stats
 
     @stats.setter
     def stats(self, stats: Callable[[], Stats] | None) -> None:
-        self._stats, place = stats, self._place
-        if not isinstance(place, str):
-            place.stats = stats
+        self._stats, location = stats, self._location
+        if not isinstance(location, str):
+            location.stats = stats
 
     def join(self, request: JoinRequest) -> JoinReply:
-        reply = self._call(lambda place: place.join(request))
+        reply = self._call(lambda location: location.join(request))
         self._request = replace(
             request, island=reply.island, incarnation=reply.incarnation, after=0
         )
@@ -85,22 +85,22 @@ class FollowingExchange:
 
     def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
         self._beat = beat
-        return self._call(lambda place: place.heartbeat(beat, at_once=at_once))
+        return self._call(lambda location: location.heartbeat(beat, at_once=at_once))
 
     def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
         """Have the run keep the founder's constants. Implements `Keeper`."""
-        self._call(lambda place: place.keep(joined, model, constants))
+        self._call(lambda location: location.keep(joined, model, constants))
 
     def publish(self, frame: Frame) -> Reception:
         header = frame.header
         if header.kind not in (FrameKind.STATE, FrameKind.AGREED):
             self._remember(frame)
-        return self._call(lambda place: place.publish(frame))
+        return self._call(lambda location: location.publish(frame))
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         try:
             outcome = self._call(
-                lambda place: place.outcome(fragment, round, wait_s=wait_s)
+                lambda location: location.outcome(fragment, round, wait_s=wait_s)
             )
         except OutcomeLost:
             self._unconfirmed.pop((fragment, round), None)
@@ -110,15 +110,16 @@ class FollowingExchange:
         return outcome
 
     def state(self, fragment: int) -> Frame:
-        return self._call(lambda place: place.state(fragment))
+        return self._call(lambda location: location.state(fragment))
 
     def leave(self, island: str, incarnation: int) -> None:
-        self._call(lambda place: place.leave(island, incarnation))
+        self._call(lambda location: location.leave(island, incarnation))
 
     def _remember(self, frame: Frame) -> None:
         """Keep an update that may have to be published again.
 
-        Who publishes for a round knows how the one before the last went.
+        An island that publishes for a round knows the outcome of the round before the
+        last one, so older updates are dropped.
         """
         fragment, round = frame.header.fragment, frame.header.round
         for key in list(self._unconfirmed):
@@ -128,44 +129,44 @@ class FollowingExchange:
 
     def _call(self, act: Callable[[RunLocation], T]) -> T:
         while True:
-            place = self._place
-            if isinstance(place, str):
-                self._follow(place, place)
+            location = self._location
+            if isinstance(location, str):
+                self._follow(location, location)
                 continue
             try:
-                return act(place)
+                return act(location)
             except RunMoved as exc:
-                self._follow(place, exc.target)
+                self._follow(location, exc.target)
             except Exception:
-                # Another thread may follow, and has ended the way of this call: then
-                # it fails somehow, and is made again where the run is.
+                # Another thread may have followed the run and closed the exchange of
+                # this call, which then fails somehow: repeat it at the new address.
                 with self._lock:
-                    if place is self._place:
+                    if location is self._location:
                         raise
 
-    def _watched(self, place: RunLocation) -> RunLocation:
-        """Return a place whose heartbeats make this island follow."""
-        place.stats = self._stats
-        place.moved = lambda exc: self._follow_quietly(place, exc.target)
-        return place
+    def _watched(self, location: RunLocation) -> RunLocation:
+        """Return an exchange whose heartbeats make this island follow the run."""
+        location.stats = self._stats
+        location.moved = lambda exc: self._follow_quietly(location, exc.target)
+        return location
 
-    def _follow_quietly(self, place: RunLocation, target: str) -> None:
-        with suppress(AtollError):  # the next call meets the same, and tells
-            self._follow(place, target)
+    def _follow_quietly(self, location: RunLocation, target: str) -> None:
+        with suppress(AtollError):  # the next call meets the same error, and raises it
+            self._follow(location, target)
 
-    def _follow(self, place: RunLocation | str, target: str) -> None:
-        """Go where the run is, unless another thread has since.
+    def _follow(self, location: RunLocation | str, target: str) -> None:
+        """Open an exchange at `target`, unless another thread has done it since.
 
-        Who does not get there leaves the rest of the way to the next call: the place
-        before is closed for good.
+        If that fails, only the URL is kept and the next call tries again: the exchange
+        before is closed and cannot be used.
         """
         with self._lock:
-            if place is not self._place:
+            if location is not self._location:
                 return
-            if not isinstance(place, str):
+            if not isinstance(location, str):
                 log.warning("the run has moved to %s: this island follows", target)
-            self._place = target
-            self._place = self._arrive(target)
+            self._location = target
+            self._location = self._arrive(target)
 
     def _arrive(self, target: str) -> RunLocation:
         pause_s = FIRST_PAUSE_S
@@ -174,30 +175,30 @@ class FollowingExchange:
                 return self._enter(target)
             except RunMoved as exc:
                 target = exc.target
-                self._tell(f"the run has moved on to {target}: this island follows")
+                self._warn(f"the run has moved again, to {target}: this island follows")
             except LeaseLost:
                 raise
             except AtollError as exc:
-                self._tell(f"the run is at {target}, and this island waits: {exc}")
+                self._warn(f"the run is at {target}, and this island waits: {exc}")
             self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def _enter(self, target: str) -> RunLocation:
-        """Return the new place, as the same life with the same work under way."""
-        place = self._watched(self._open(target))
+        """Return the new exchange: same incarnation, same unconfirmed updates."""
+        location = self._watched(self._open(target))
         if self._request is None:
-            return place
-        place.join(self._request)
+            return location
+        location.join(self._request)
         if self._beat is not None:
-            place.heartbeat(self._beat)
+            location.heartbeat(self._beat)
         for frame in list(self._unconfirmed.values()):
             try:
-                place.publish(frame)
-            except Refused as exc:  # only the outcome says what counted
+                location.publish(frame)
+            except Refused as exc:  # only the outcome decides which updates count
                 log.warning("an update was refused after the move: %s", exc)
-        return place
+        return location
 
-    def _tell(self, what: str) -> None:
-        if what != self._told:
-            self._told = what
-            log.warning("%s", what)
+    def _warn(self, message: str) -> None:
+        if message != self._last_warning:
+            self._last_warning = message
+            log.warning("%s", message)

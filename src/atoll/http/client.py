@@ -141,11 +141,8 @@ class HttpClient:
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
             is_repeatable=is_repeatable,
         )
-        # The innermost of four nested retries of an island's call, each for another
-        # failure. Here: an idle connection was dead, so one new connection. Around it,
-        # `download` resumes a body that broke off, the HTTP line of an exchange repeats
-        # a call whose reply is corrupt, and the exchange with a coordinator repeats
-        # with growing pauses while the coordinator is unreachable.
+        # The innermost of four nested retries: an idle connection may turn out closed.
+        # `CoordinatorExchange._ask` lists all four.
         connection = self._take_idle()
         if connection is not None:
             try:

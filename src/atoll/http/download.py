@@ -111,6 +111,7 @@ def download(
     Raises:
         Unreachable: no part has arrived, or it broke too often; a repetition is safe.
     """
+    # The third of four nested retries: see `CoordinatorExchange._ask`.
     pause_s = FIRST_PAUSE_S
     for _ in range(RESUMES):
         before = fetching.filled_bytes

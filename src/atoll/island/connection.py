@@ -211,7 +211,7 @@ def _answer(
     try:
         reply = caller.call("GET", target, headers=headers, is_repeatable=True)
     except Unreachable as exc:
-        refusal = certificate_refusal(exc, where=str(url), shown=certificate)
+        refusal = certificate_refusal(exc, address=str(url), shown=certificate)
         if refusal is not None:
             raise refusal from exc
         if _may_come_up(exc.__cause__):

@@ -67,7 +67,7 @@ def _read(path: Path) -> bytes:
         "island is not live; it will be a new one."
     )
     try:
-        key = read_private(path, what="key of an island", max_bytes=KEY_BYTES)
+        key = read_private(path, content="key of an island", max_bytes=KEY_BYTES)
     except CorruptError as exc:
         raise CorruptError(wrong) from exc
     if len(key) != KEY_BYTES:

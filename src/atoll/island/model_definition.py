@@ -179,7 +179,7 @@ def is_trusted(bundle: Bundle, policy: DefinitionPolicy) -> bool:
         return policy.consent == bundle.digest
     try:
         stored_digest = read_private(
-            policy.trusted / bundle.digest, what="consent", max_bytes=_MAX_BYTES
+            policy.trusted / bundle.digest, content="consent", max_bytes=_MAX_BYTES
         )
     except NoSuchFile:
         return False

@@ -20,7 +20,7 @@ from atoll.exchange import MemoryRun
 from atoll.exchange.api import Incoming
 from atoll.exchange.api.replies import parse_catalogue, read_failure
 from atoll.exchange.api.routes import PROTOCOL, PROTOCOL_HEADER, target_of
-from atoll.exchange.base import PART_BYTES, another
+from atoll.exchange.base import PART_BYTES, digest_error
 from atoll.http import HttpClient, HttpReply
 from atoll.island.environment import run_from_environment, surroundings_from_environment
 from atoll.island.resume import fetch_state
@@ -275,7 +275,7 @@ class ConstantWeights:
         )
         is_whole = len(data) == bytes_of(constant)
         if is_whole and blake3_digest(data).hex() != constant.digest:
-            raise another(constant)
+            raise digest_error(constant)
         return constant.dtype, data
 
 

@@ -29,7 +29,7 @@ from atoll.journal.replay import (
     RecordedRun,
 )
 from atoll.journal.snapshots import (
-    PastAnchors,
+    JournaledAnchors,
 )
 
 __all__ = [
@@ -44,11 +44,11 @@ __all__ = [
     "FoundedRecord",
     "JoinedRecord",
     "Journal",
+    "JournaledAnchors",
     "JournalledMember",
     "LeftRecord",
     "MoveRecord",
     "PassedRecord",
-    "PastAnchors",
     "PauseRecord",
     "RecordedFragment",
     "RecordedRun",

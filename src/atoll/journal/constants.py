@@ -177,7 +177,7 @@ class ConstantFiles:
 
     def _add(self, draft: ConstantDraft, view: memoryview) -> None:
         name = name_of(draft.digest)
-        with self._room.claiming(len(view), what="a constant"):
+        with self._room.claiming(len(view), purpose="a constant"):
             self._disk.append(name, view)
             self._disk.sync(name)
         draft.digesting.add(view)

@@ -446,7 +446,7 @@ class DepartingFiles:
                 self._disk.remove(name)
 
     def _write(self, name: str, header: Header, body: U8) -> None:
-        with self._room.claiming(len(body), what="an update that departs"):
+        with self._room.claiming(len(body), purpose="an update that departs"):
             self._drafts.write(name, header, body)
         self._written[name] = header
 

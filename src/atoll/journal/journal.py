@@ -51,7 +51,7 @@ from atoll.journal.files import NAME as RECEIPT_KEY
 from atoll.journal.log import FOLDER as LOG
 from atoll.journal.log import (
     CutTail,
-    Log,
+    RecordLog,
 )
 from atoll.journal.records import (
     AgreedRecord,
@@ -77,7 +77,7 @@ from atoll.journal.replay import (
     RecordedRun,
 )
 from atoll.journal.snapshots import (
-    PastAnchors,
+    JournaledAnchors,
     Snapshots,
 )
 from atoll.protocol import ModelSpec
@@ -104,7 +104,7 @@ Note = (
 class Journal:
     """One run's journal. Get it by `create` or `open`."""
 
-    def __init__(self, disk: Disk, log: Log) -> None:
+    def __init__(self, disk: Disk, log: RecordLog) -> None:
         self._disk, self._log = disk, log
         self.room = DiskSpace(disk.free_bytes)
         """Disk space for other uses, beyond the reserve for commits."""
@@ -120,7 +120,9 @@ class Journal:
         self._prepared: tuple[Header, BodyLocation | None, str | None] | None = None
         self.recorded = RecordedRun(self._roster)
         self._snapshots = Snapshots(disk, self.recorded, self._bodies, self._agreed)
-        self.past = PastAnchors(disk, self.recorded, self._bodies, self._read_agreed)
+        self.past = JournaledAnchors(
+            disk, self.recorded, self._bodies, self._read_agreed
+        )
         """Rounds that are over, while compaction has left them."""
 
         self.constants = ConstantFiles(disk, self.recorded, self.note, self.room)
@@ -142,7 +144,7 @@ class Journal:
         _require_log_or_nothing(disk)
         if not disk.names(LOG):
             load_receipt_key(disk)  # before the log: a run that exists has its key
-        journal = cls(disk, Log.create(disk, encode(created)))
+        journal = cls(disk, RecordLog.create(disk, encode(created)))
         with suppress(DiskError):  # the owner tries again
             journal.seal()
         return journal
@@ -160,7 +162,7 @@ class Journal:
         """
         _require_log_or_nothing(disk)
         has_key = bool(disk.names(RECEIPT_KEY))
-        journal = cls(disk, Log.open(disk))
+        journal = cls(disk, RecordLog.open(disk))
         if not has_key and not journal._log.was_first_version:
             journal._reports.append(
                 f"{RECEIPT_KEY} is missing, and another key was made: islands cannot "

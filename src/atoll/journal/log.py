@@ -91,7 +91,7 @@ class CutTail(NamedTuple):
         )
 
 
-class Log:
+class RecordLog:
     """Payloads in order, on a disk. Get one by `create` or `open`."""
 
     def __init__(self, disk: Disk) -> None:
@@ -122,7 +122,7 @@ class Log:
         """Damaged records that were read from their copies, in sentences."""
 
     @classmethod
-    def create(cls, disk: Disk, payload: bytes) -> Log:
+    def create(cls, disk: Disk, payload: bytes) -> RecordLog:
         """Return a log of one record, which is durable.
 
         Raises:
@@ -138,7 +138,7 @@ class Log:
         return log
 
     @classmethod
-    def open(cls, disk: Disk) -> Log:
+    def open(cls, disk: Disk) -> RecordLog:
         """Return the log on a disk; all that `read_back` will give is durable.
 
         Raises:

@@ -287,8 +287,8 @@ class RecordedRun:
         recorded = self.fragment(record.fragment)
         if recorded.arrived != recorded.round or len(recorded.digests) > 1:
             raise UsageError(
-                f"What fragment {record.fragment} went through is said once, right "
-                "after the run has come here."
+                f"The earlier rounds of fragment {record.fragment} are recorded once, "
+                "right after the run has moved here."
             )
         first = recorded.round - len(record.outcomes) + 1
         bases = [outcome.fixed.base for outcome in record.outcomes]
@@ -330,9 +330,9 @@ class RecordedRun:
             raise UsageError(
                 f"Fragment {record.fragment} cannot be recovered from round "
                 f"{recorded.round} to {record.round}: no run loses more than "
-                f"{MAX_LOST_ROUNDS} rounds at once. Release 0.1.0 took such a state "
-                "from any island that invented it. Restore the journal from a copy "
-                "that is older than this record, or begin a new run."
+                f"{MAX_LOST_ROUNDS} rounds in one crash. Release 0.1.0 took such a "
+                "state from any island that invented it. Restore the journal from a "
+                "copy that is older than this record, or begin a new run."
             )
         rounds = [outcome.fixed.round for outcome in record.outcomes]
         bounds = [recorded.round, *rounds, record.round + 1]

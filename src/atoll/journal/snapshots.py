@@ -406,7 +406,7 @@ def _unreachable(
     )
 
 
-class PastAnchors:
+class JournaledAnchors:
     """The anchors of earlier rounds that a journal still has. Thread-safe.
 
     Compaction may remove a file while it is read: that is a `CorruptError`, after which

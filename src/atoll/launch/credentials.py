@@ -105,7 +105,9 @@ class Pass:
     @classmethod
     def from_file(cls, path: Path) -> Pass:
         """Return the pass that a private file holds."""
-        data = read_private(path, what="pass", max_bytes=MAX_PASS_BYTES, is_given=True)
+        data = read_private(
+            path, content="pass", max_bytes=MAX_PASS_BYTES, is_given=True
+        )
         return cls.from_json(data.decode(errors="replace"))
 
     def adopt(self, island: str) -> None:

@@ -114,7 +114,7 @@ class Book:
         for path in self._directory.glob("*.json"):
             try:
                 yield _record(
-                    read_private(path, what="launch", max_bytes=MAX_RECORD_BYTES)
+                    read_private(path, content="launch", max_bytes=MAX_RECORD_BYTES)
                 )
             except NoSuchFile:
                 continue  # forgotten by another process since

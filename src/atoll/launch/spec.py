@@ -391,7 +391,7 @@ def resolve(
             found[variable] = _from_environment(variable, named, environment)
         elif kind == "file":
             data = read_private(
-                Path(named), what="secret", max_bytes=MAX_SECRET_BYTES, is_given=True
+                Path(named), content="secret", max_bytes=MAX_SECRET_BYTES, is_given=True
             )
             found[variable] = _secret_text(variable, data)
     return found

@@ -180,6 +180,8 @@ def _offer(state: CoordinatorState, event: UpdateOffered, now_s: float) -> Resul
 
 def _store(state: CoordinatorState, event: UpdateStored, now_s: float) -> Result:
     """Stage an update; one whose round has closed meanwhile changes nothing."""
+    # Judged again after `UpdateOffered`: the host reads the body between the two
+    # events, outside of its lock, and the round may have closed since.
     header = event.header
     member = state.members.require(header.island, header.incarnation)
     round = _round(state, header)

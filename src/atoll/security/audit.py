@@ -79,7 +79,7 @@ class AuditAction(enum.Enum):
 class AuditEvent:
     """One request that was allowed or denied."""
 
-    what: AuditKind
+    kind: AuditKind
     answer: AuditAnswer
     address: str
     """The caller's IP address."""
@@ -97,7 +97,7 @@ class AuditEvent:
 
     def __post_init__(self) -> None:
         # Type hints are not enforced at run time, and a string could be a secret.
-        _require(self.what, AuditKind)
+        _require(self.kind, AuditKind)
         _require(self.answer, AuditAnswer)
         _require(self.role, Role, optional=True)
         _require(self.action, AuditAction, optional=True)
@@ -110,7 +110,7 @@ class AuditEvent:
     def as_event(self) -> dict[str, str | float]:
         """Return the event as plain values, for a line of JSON."""
         event: dict[str, str | float] = {
-            "what": self.what.value,
+            "what": self.kind.value,
             "answer": self.answer.value,
             "address": self.address,
             "at_unix_s": self.at_unix_s,

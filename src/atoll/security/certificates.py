@@ -107,10 +107,10 @@ def read_certificate(path: Path, *, remedy: str) -> x509.Certificate:
 def read_key(path: Path, *, remedy: str) -> IssuingKey:
     """Return the key of a file that only this user may read."""
     try:
-        pem = read_private(path, what="key", max_bytes=MAX_PEM_BYTES)
+        pem = read_private(path, content="key", max_bytes=MAX_PEM_BYTES)
     except NoSuchFile as exc:
         raise NoSuchFile(
-            f"{path}, a certificate's key, is not there. {remedy}"
+            f"{path}, a certificate's key, does not exist. {remedy}"
         ) from exc
     try:
         return parse_key(pem)

@@ -124,7 +124,7 @@ class Credentials:
         url = str(parse_run_url(run_url))
         path = self._path(url)
         try:
-            data = read_private(path, what="credential", max_bytes=MAX_FILE_BYTES)
+            data = read_private(path, content="credential", max_bytes=MAX_FILE_BYTES)
         except NoSuchFile:
             return None
         return _parsed(data, path=path, url=url)
@@ -143,7 +143,7 @@ class Credentials:
         if certificate is None:
             return None
         pem = read_private(
-            certificate, what="key", max_bytes=MAX_PEM_BYTES, is_given=True
+            certificate, content="key", max_bytes=MAX_PEM_BYTES, is_given=True
         )
         copy = _certificate_beside(self._path(url))
         replace_private(copy, pem)

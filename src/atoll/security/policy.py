@@ -19,7 +19,7 @@ from atoll.security.tokens import Role
 class Requirement(enum.Enum):
     """The proof that a request needs."""
 
-    NOTHING = "nothing"
+    NO_PROOF = "nothing"
     CODE = "code"
     ISLAND = "island"
     OPERATOR = "operator"
@@ -48,7 +48,7 @@ class RouteRule:
 
 
 ROUTES = (
-    RouteRule("GET", "/health", Requirement.NOTHING),
+    RouteRule("GET", "/health", Requirement.NO_PROOF),
     RouteRule("GET", "/info", Requirement.ISLAND),
     RouteRule("GET", "/status", Requirement.ISLAND),
     RouteRule("GET", "/metrics", Requirement.ISLAND),

@@ -107,7 +107,7 @@ def make_private(path: Path, data: bytes) -> bool:
 
 
 def read_private(
-    path: Path, *, what: str, max_bytes: int, is_given: bool = False
+    path: Path, *, content: str, max_bytes: int, is_given: bool = False
 ) -> bytes:
     """Return a file that only this user may read.
 
@@ -126,11 +126,11 @@ def read_private(
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
         handle = os.open(path, flags if is_given else flags | os.O_NOFOLLOW)
         with open(handle, "rb") as file:
-            _require_private(path, os.fstat(handle), what, is_given=is_given)
+            _require_private(path, os.fstat(handle), content, is_given=is_given)
             data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise CorruptError(
-            f"{path} holds no {what}: it has more than {max_bytes} bytes. "
+            f"{path} holds no {content}: it has more than {max_bytes} bytes. "
             "Give the right file."
         )
     return data
@@ -167,16 +167,16 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _require_private(
-    path: Path, status: os.stat_result, what: str, *, is_given: bool
+    path: Path, status: os.stat_result, content: str, *, is_given: bool
 ) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise UsageError(f"{path} is no file that could hold a {what}. Give a file.")
+        raise UsageError(f"{path} is no file that could hold a {content}. Give a file.")
     _require_own(path, status)
     mode = stat.S_IMODE(status.st_mode)
     is_mounted = is_given and status.st_uid == 0 and status.st_gid in _groups()
     if mode & (0o037 if is_mounted else 0o077):
         raise UsageError(
-            f"{path} has mode {mode:03o}: others may read this {what}. "
+            f"{path} has mode {mode:03o}: others may read this {content}. "
             f"Run: chmod 600 {path}"
         )
 
@@ -287,7 +287,7 @@ def translated(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as exc:
-        raise NoSuchFile(f"{path} is not there.") from exc
+        raise NoSuchFile(f"{path} does not exist.") from exc
     except OSError as exc:
         reason = exc.strerror or str(exc)
         if exc.errno in _CHOSEN_WRONGLY:

@@ -224,13 +224,13 @@ _GET_ONE = (
 
 
 def certificate_refusal(
-    exc: BaseException, *, where: str, shown: Path | None = None
+    exc: BaseException, *, address: str, shown: Path | None = None
 ) -> Refused | None:
     """Return the error of a call that failed because of the client certificate.
 
     Args:
         exc: The exception; its causes are searched.
-        where: The address of the call.
+        address: The address of the call.
         shown: The file of the client certificate, if there was one.
     """
     reasons = {
@@ -238,11 +238,11 @@ def certificate_refusal(
     }
     if reasons & _NONE_SHOWN:
         return Refused(
-            f"{where} asks for a certificate, and none was shown. {_GET_ONE}"
+            f"{address} asks for a certificate, and none was shown. {_GET_ONE}"
         )
     if reasons & _REFUSED_ALERTS:
         return Refused(
-            f"{where} does not take the certificate{f' in {shown}' if shown else ''}: "
+            f"{address} refuses the certificate{f' in {shown}' if shown else ''}: "
             f"another authority has signed it, or it is not valid now. {_GET_ONE}"
         )
     return None

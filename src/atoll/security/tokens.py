@@ -186,7 +186,7 @@ def read_token(
         CorruptError: it holds no token of that role.
     """
     text = read_private(
-        path, what="token", max_bytes=MAX_HEADER_BYTES, is_given=is_given
+        path, content="token", max_bytes=MAX_HEADER_BYTES, is_given=is_given
     )
     return _checked(path, text.decode("ascii", "replace").strip(), role)
 

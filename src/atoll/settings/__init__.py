@@ -5,7 +5,7 @@ Start reading at `sections`, then `run_settings.RunSettings`.
 """
 
 from atoll.settings.fingerprint import EPOCH_KEYS, SCHEMA_VERSION
-from atoll.settings.parsing import MAX_RUN_FILE_BYTES, parse_assignment
+from atoll.settings.run_file import MAX_RUN_FILE_BYTES, parse_assignment
 from atoll.settings.run_settings import RunSettings
 from atoll.settings.sections import (
     AsyncSection,

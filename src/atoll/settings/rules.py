@@ -22,7 +22,7 @@ _LARGEST_SHOWN = 10**20
 T = TypeVar("T")
 
 
-class Rule(Protocol):
+class SettingRule(Protocol):
     """Judges one value."""
 
     def check(self, key: str, value: object) -> object:
@@ -35,12 +35,12 @@ class Section(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
-def setting(default: T, rule: Rule) -> T:
+def setting(default: T, rule: SettingRule) -> T:
     """Declare a field with its default and its rule."""
     return field(default=default, metadata={"rule": rule})
 
 
-def derived(rule: Rule, default: Callable[[Any], object]) -> Any:
+def derived(rule: SettingRule, default: Callable[[Any], object]) -> Any:
     """Declare a field whose default is `default` of the section's earlier fields."""
     return field(default=None, metadata={"rule": Maybe(rule), "default": default})
 
@@ -51,7 +51,7 @@ def check_fields(section: Section, table: str) -> None:
         value = getattr(section, declared.name)
         if value is None and "default" in declared.metadata:
             value = unset_value(section, declared)
-        rule: Rule = declared.metadata["rule"]
+        rule: SettingRule = declared.metadata["rule"]
         checked = rule.check(f"{table}.{declared.name}", value)
         object.__setattr__(section, declared.name, checked)
 
@@ -60,7 +60,7 @@ def unset_value(section: Section, declared: Field[Any]) -> object:
     """Return the default of a field, given the other values of its section."""
     if "default" not in declared.metadata:
         return declared.default
-    rule: Rule = declared.metadata["rule"]
+    rule: SettingRule = declared.metadata["rule"]
     return rule.check(declared.name, declared.metadata["default"](section))
 
 
@@ -196,7 +196,7 @@ class Name:
 class Maybe:
     """Accepts None, or any value that another rule accepts."""
 
-    rule: Rule
+    rule: SettingRule
 
     def check(self, key: str, value: object) -> object:
         return None if value is None else self.rule.check(key, value)
@@ -233,9 +233,9 @@ def shortest_fp32(value: float) -> float:
     return value
 
 
-def nearest(word: str, candidates: Iterable[str]) -> str:
-    """Return the known word most like `word`, however unlike it is."""
-    return difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.0)[0]
+def nearest(name: str, candidates: Iterable[str]) -> str:
+    """Return the candidate that is most similar to `name`, at any distance."""
+    return difflib.get_close_matches(name, list(candidates), n=1, cutoff=0.0)[0]
 
 
 def shown(value: object) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollWarning
-from atoll.settings import fingerprint, parsing
+from atoll.settings import fingerprint, run_file
 from atoll.settings.rules import Section, shortest_fp32, wrong_type
 from atoll.settings.sections import (
     AsyncSection,
@@ -52,8 +52,8 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         for table, section in self._by_table().items():
-            if not isinstance(section, parsing.SECTIONS[table]):
-                raise wrong_type(table, section, parsing.SECTIONS[table].__name__)
+            if not isinstance(section, run_file.SECTIONS[table]):
+                raise wrong_type(table, section, run_file.SECTIONS[table].__name__)
         self._check_sparse()
 
     def _check_sparse(self) -> None:
@@ -70,12 +70,12 @@ class RunSettings:
     @classmethod
     def from_toml(cls, path: str | Path) -> RunSettings:
         """Read a run file; `SettingsError` names the fault and its line."""
-        return cls.from_dict(parsing.read_toml(Path(path)))
+        return cls.from_dict(run_file.read_toml(Path(path)))
 
     @classmethod
     def from_dict(cls, tables: Mapping[str, Any]) -> RunSettings:
         """Make settings from tables as a run file has them, `async` among them."""
-        return cls(**parsing.sections_of(tables))
+        return cls(**run_file.sections_of(tables))
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Return every value that is set, as tables of a run file.
@@ -83,7 +83,7 @@ class RunSettings:
         `from_dict` of it equals these settings. Numbers are the shortest that round to
         the fp32 value in force.
         """
-        return parsing.tables_of(self._by_table())
+        return run_file.tables_of(self._by_table())
 
     def with_values(self, values: Mapping[str, Any]) -> RunSettings:
         """Return settings that differ in `values`, which has dotted keys.
@@ -93,7 +93,7 @@ class RunSettings:
         feedback on.
         """
         changed = fingerprint.non_default(self._by_table()) | dict(values)
-        return RunSettings.from_dict(parsing.nested(changed))
+        return RunSettings.from_dict(run_file.nested(changed))
 
     @property
     def fingerprint(self) -> str:
@@ -103,5 +103,5 @@ class RunSettings:
     def _by_table(self) -> dict[str, Section]:
         return {
             table: getattr(self, attribute)
-            for table, attribute in parsing.ATTRIBUTES.items()
+            for table, attribute in run_file.ATTRIBUTES.items()
         }

@@ -37,7 +37,7 @@ _BELOW_8_BITS = ("e3m0", "topk-2bit")
 _UP = ("fp32", "bf16", "bf16-stochastic", "int8", "e3m0", "topk-2bit")
 _DOWN = ("fp32", "bf16", "int8", "e3m0")
 _NO_MEMORY = (
-    "the way down keeps no memory of what a sparse codec leaves out. "
+    "outcomes have no error feedback for the values that a sparse codec omits. "
     "Choose 'bf16' or 'int8'."
 )
 

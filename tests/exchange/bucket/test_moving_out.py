@@ -58,8 +58,10 @@ def stays(beach: Beach) -> None:
 
 def travelled(belongings: MovedRun) -> MovedRun:
     """Return belongings as they are read from a text."""
-    said = dump(MOVED_RUN.write(belongings), what="belongings", most=MAX_LARGE_BYTES)
-    return MOVED_RUN.read(load(said, what="belongings"), "belongings")
+    said = dump(
+        MOVED_RUN.write(belongings), name="belongings", max_bytes=MAX_LARGE_BYTES
+    )
+    return MOVED_RUN.read(load(said, name="belongings"), "belongings")
 
 
 def later(time: WaitingTime, seconds: float, act: Callable[[], object]) -> None:

@@ -37,7 +37,7 @@ Read = Callable[[int], Bytes]
 """Returns exactly that many bytes of the body, or raises `Unreachable`."""
 
 MAX_OUTCOMES = 2
-"""An island keeps the last two outcomes of each fragment, and brings no more."""
+"""An island keeps, and uploads, at most the last two outcomes of each fragment."""
 
 
 class Incoming:
@@ -52,12 +52,12 @@ class Incoming:
     @classmethod
     def of(cls, data: Bytes, *, max_body_bytes: int = MAX_BODY_BYTES) -> Incoming:
         """Return a body that is in memory; frames taken from it are views."""
-        view, at = view_of(data), 0
+        view, end = view_of(data), 0
 
         def read(size: int) -> Bytes:
-            nonlocal at
-            start, at = at, at + size
-            return view[start:at]
+            nonlocal end
+            start, end = end, end + size
+            return view[start:end]
 
         return cls(read, len(view), max_body_bytes=max_body_bytes)
 
@@ -75,23 +75,27 @@ class Incoming:
         self.left_bytes -= size_bytes
         return self._read(size_bytes)
 
-    def rest(self, *, what: str, most: int) -> Bytes:
-        """Return all that is left, unless it is above a limit."""
-        if self.left_bytes > most:
+    def rest(self, *, name: str, max_bytes: int) -> Bytes:
+        """Return all remaining bytes, unless they are above a limit."""
+        if self.left_bytes > max_bytes:
             raise UsageError(
-                f"The {what} has {self.left_bytes} bytes, above the limit of {most}. "
-                "docs/http.md states the limits."
+                f"The {name} has {self.left_bytes} bytes, above the limit of "
+                f"{max_bytes}. docs/http.md states the limits."
             )
         return self.take(self.left_bytes)
 
-    def header(self, *, most: int = MAX_HEADER_BYTES) -> Header:
-        """Return the next header; its body, if it comes, is still to be taken.
+    def header(self, *, max_bytes: int = MAX_HEADER_BYTES) -> Header:
+        """Return the next header; its body, if one follows, is not taken yet.
 
-        `most` is what the header of this fragment can have in bytes.
+        `max_bytes` is the most that a header of the fragment can have.
         """
         prefix = view_of(self.take(PREFIX_BYTES)).tobytes()
-        most = min(most, MAX_HEADER_BYTES, PREFIX_BYTES + self.left_bytes)
-        limits = {"max_header_bytes": most, "max_body_bytes": self._max_body_bytes}
+        limits = {
+            "max_header_bytes": min(
+                max_bytes, MAX_HEADER_BYTES, PREFIX_BYTES + self.left_bytes
+            ),
+            "max_body_bytes": self._max_body_bytes,
+        }
         length = header_length(prefix, **limits)
         rest = view_of(self.take(length - PREFIX_BYTES))
         return unpack(prefix + rest.tobytes(), **limits)
@@ -102,7 +106,7 @@ class Incoming:
         return np.frombuffer(view, np.uint8) if len(view) else np.empty(0, np.uint8)
 
     def expect(self, header: Header) -> None:
-        """Return if a header's body is all that is left; somebody else reads it.
+        """Return if exactly a header's body remains; the caller reads it elsewhere.
 
         Raises:
             CorruptError: the body has fewer bytes, or more.
@@ -111,7 +115,7 @@ class Incoming:
         self.finish()
 
     def leave(self, header: Header) -> None:
-        """Return if a header's body can follow; somebody else reads it.
+        """Return if a header's body can follow; the caller reads it elsewhere.
 
         Raises:
             CorruptError: the body has fewer bytes.
@@ -125,14 +129,16 @@ class Incoming:
         header = self.header()
         return Frame(header, self.body(header))
 
-    def frames(self, *, most: int) -> tuple[Frame, ...]:
+    def frames(self, *, max_frames: int) -> tuple[Frame, ...]:
         """Return every frame of the body."""
-        found: list[Frame] = []
+        frames: list[Frame] = []
         while self.left_bytes:
-            if len(found) == most:
-                raise UsageError(f"More than {most} frames come at once. Bring fewer.")
-            found.append(self.frame())
-        return tuple(found)
+            if len(frames) == max_frames:
+                raise UsageError(
+                    f"The body has more than {max_frames} frames. Send fewer."
+                )
+            frames.append(self.frame())
+        return tuple(frames)
 
     def recovery(self) -> tuple[tuple[Header, ...], Frame]:
         """Return the headers of the last outcomes, and the state they lead to."""
@@ -142,26 +148,26 @@ class Incoming:
         return outcomes, state
 
     def recovery_headers(
-        self, *, most: int = MAX_HEADER_BYTES
+        self, *, max_bytes: int = MAX_HEADER_BYTES
     ) -> tuple[tuple[Header, ...], Header]:
         """Return the headers of the last outcomes, and that of the state after them.
 
-        Its body is still to be taken. No header may have more than `most` bytes.
+        The state's body is not taken yet. No header may have more than `max_bytes`.
         """
         outcomes: list[Header] = []
-        header = self.header(most=most)
+        header = self.header(max_bytes=max_bytes)
         while header.kind is FrameKind.AGREED:
             if len(outcomes) == MAX_OUTCOMES:
                 raise UsageError(
-                    f"More than {MAX_OUTCOMES} outcomes come before a state. "
-                    "Bring the last ones only."
+                    f"More than {MAX_OUTCOMES} outcomes precede a state. "
+                    "Send the last ones only."
                 )
             outcomes.append(header)
-            header = self.header(most=most)
+            header = self.header(max_bytes=max_bytes)
         return tuple(outcomes), header
 
     def finish(self) -> None:
-        """Raise CorruptError unless everything was taken."""
+        """Raise CorruptError unless all bytes were taken."""
         if self.left_bytes:
             raise CorruptError(
                 f"{self.left_bytes} bytes follow the end of a body. {FETCH_AGAIN}"
@@ -169,7 +175,7 @@ class Incoming:
 
 
 def buffers_of(frame: Frame) -> tuple[Bytes, ...]:
-    """Return a frame as it travels, without a copy of its body."""
+    """Return the buffers of a frame to send, without a copy of its body."""
     if len(frame.body) != frame.header.body_bytes:
         raise UsageError(
             f"a body of {len(frame.body)} bytes is not the one that the "
@@ -179,30 +185,30 @@ def buffers_of(frame: Frame) -> tuple[Bytes, ...]:
 
 
 MAX_GATHERED = 4096
-"""Islands of one collective."""
+"""The most islands of one collective."""
 
 
 def gathered_parts(call: AgreedCall) -> tuple[Bytes, ...]:
     """Return the body of a call, without a copy of the agreed frame's."""
-    heads = tuple(pack(each) for each in call.updates)
+    heads = tuple(pack(header) for header in call.updates)
     if call.agreed is None:
         return heads
     return (*heads, *buffers_of(call.agreed), *call.vouchers)
 
 
-def read_gathered(asked: RequestHead, body: Incoming) -> AgreedCall:
-    """Return the call that such a body makes.
+def read_gathered(head: RequestHead, body: Incoming) -> AgreedCall:
+    """Return the call of a body that `gathered_parts` has written.
 
     Raises:
-        UsageError: it has too few or too many headers, or they belong elsewhere.
-        CorruptError: a header is wrong, or the body is longer than what it holds.
+        UsageError: it has too few or too many headers, or those of another round.
+        CorruptError: a header is wrong, or the body has extra bytes.
     """
     updates: list[Header] = []
     agreed: Frame | None = None
     vouchers: tuple[bytes, ...] = ()
     while body.left_bytes and agreed is None:
         header = body.header()
-        _require_place(asked, header)
+        _require_path(head, header)
         if header.kind is FrameKind.AGREED and updates:
             agreed = Frame(header, body.body(header))
             vouchers = _vouchers(body, len(updates))
@@ -210,34 +216,32 @@ def read_gathered(asked: RequestHead, body: Incoming) -> AgreedCall:
             _require_update(header, len(updates))
             updates.append(header)
     if not updates:
-        raise UsageError("No update is brought. Bring the header of at least one.")
-    who = asked.island, asked.incarnation
-    return AgreedCall(*who, tuple(updates), agreed, vouchers)
+        raise UsageError("The body has no update. Send the header of at least one.")
+    return AgreedCall(head.island, head.incarnation, tuple(updates), agreed, vouchers)
 
 
 def _vouchers(body: Incoming, count: int) -> tuple[bytes, ...]:
-    said = view_of(body.take(count * VOUCHER_BYTES)).tobytes()
-    starts = range(0, len(said), VOUCHER_BYTES)
-    return tuple(said[start : start + VOUCHER_BYTES] for start in starts)
+    data = view_of(body.take(count * VOUCHER_BYTES)).tobytes()
+    starts = range(0, len(data), VOUCHER_BYTES)
+    return tuple(data[start : start + VOUCHER_BYTES] for start in starts)
 
 
-def _require_place(asked: RequestHead, header: Header) -> None:
-    here, said = (asked.fragment, asked.round), (header.fragment, header.round)
-    if said != here:
+def _require_path(head: RequestHead, header: Header) -> None:
+    if (header.fragment, header.round) != (head.fragment, head.round):
         raise UsageError(
-            f"The {header.name} does not belong to fragment {here[0]}, round "
-            f"{here[1]}, as the path says. Send it to its own path."
+            f"The {header.name} does not belong to fragment {head.fragment}, round "
+            f"{head.round}, which are in the path. Send it to its own path."
         )
 
 
 def _require_update(header: Header, before: int) -> None:
     if header.kind is not FrameKind.UPDATE:
         raise UsageError(
-            f"The {header.name} stands where the header of an update must. "
-            "Bring the updates' headers, then the agreed frame."
+            f"The {header.name} is in the position of an update's header. "
+            "Send the updates' headers, then the agreed frame."
         )
     if before == MAX_GATHERED:
         raise UsageError(
-            f"More than {MAX_GATHERED} updates come together. "
+            f"The body has more than {MAX_GATHERED} updates. "
             "Let fewer islands share a collective."
         )

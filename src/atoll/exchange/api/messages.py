@@ -2,10 +2,10 @@
 
 Settings travel complete:
 
-Rule 1: each setting that this version knows stands in `settings` or in `not_set`.
-Rule 2: a setting that stands in neither is unknown to the coordinator, and an unknown
-        one would not be obeyed here: both are refused by name.
-Rule 3: nothing is filled in from a default, except in data that an earlier version has
+Rule 1: each setting that this version knows is in `settings` or in `not_set`.
+Rule 2: a setting that is in neither is unknown to the coordinator, and a setting that
+        is unknown here would have no effect: both are refused by name.
+Rule 3: no value is taken from a default, except in data that an earlier version has
         stored.
 """
 
@@ -29,12 +29,12 @@ from atoll.exchange.api.fields import (
     listed,
     maybe,
     number,
+    one_of,
     require_table,
     row,
     table,
     text,
     whole,
-    words,
     wrong,
 )
 from atoll.exchange.calls import JoinCall
@@ -51,8 +51,8 @@ from atoll.protocol import (
 from atoll.protocol.model import Role
 from atoll.protocol.progress import CountedWork
 from atoll.settings import RunSettings
-from atoll.settings.parsing import SECTIONS
 from atoll.settings.rules import shown
+from atoll.settings.run_file import SECTIONS
 from atoll.wire import blake3_digest
 from atoll.wire.header import BASE_BYTES, MAX_FRAGMENT
 from atoll.wire.proofs import RECEIPT_BYTES
@@ -60,37 +60,37 @@ from atoll.wire.proofs import RECEIPT_BYTES
 SETTINGS_KEYS = frozenset({"settings", "not_set"})
 
 _UPGRADE = "Run the same version of Atoll at the coordinator and here."
-_MOST_KEYS = 1024
-_NOT_SET = listed(text(128), most=_MOST_KEYS)
+_MAX_KEYS = 1024
+_NOT_SET = listed(text(128), max_items=_MAX_KEYS)
 
-KNOWN = frozenset(
-    f"{section}.{each.name}"
+ALL_SETTINGS = frozenset(
+    f"{section}.{field.name}"
     for section, kind in SECTIONS.items()
-    for each in fields(kind)
+    for field in fields(kind)
 )
-"""Every setting there is, by its dotted key."""
+"""The dotted keys of all settings."""
 
 
 def settings_form(settings: RunSettings) -> dict[str, Any]:
     """Return every value that is set, by table, and the names of all others."""
     tables = settings.to_dict()
-    return {"settings": tables, "not_set": sorted(KNOWN - set(_dotted(tables)))}
+    return {"settings": tables, "not_set": sorted(ALL_SETTINGS - set(_dotted(tables)))}
 
 
-def read_settings(value: object, where: str) -> RunSettings:
-    """Return the settings that a coordinator tells.
+def read_settings(value: object, path: str) -> RunSettings:
+    """Return the settings that a coordinator has sent.
 
     Raises:
         SettingsError: one is missing, unknown or wrong; it is named.
         UsageError: this is no form of settings.
     """
-    tables, not_set = _read_form(value, where)
+    tables, not_set = _read_form(value, path)
     settings = RunSettings.from_dict(tables)
     _require_complete(settings, frozenset(_dotted(tables)), not_set)
     return settings
 
 
-def read_stored_settings(value: object, where: str) -> RunSettings:
+def read_stored_settings(value: object, path: str) -> RunSettings:
     """Return the settings of a run that an earlier version may have written.
 
     A setting that it did not know has its default. The run's fingerprint covers all
@@ -100,26 +100,26 @@ def read_stored_settings(value: object, where: str) -> RunSettings:
         SettingsError: one is unknown or wrong; it is named.
         UsageError: this is no form of settings.
     """
-    return RunSettings.from_dict(_read_form(value, where)[0])
+    return RunSettings.from_dict(_read_form(value, path)[0])
 
 
 def _read_form(
-    value: object, where: str
+    value: object, path: str
 ) -> tuple[dict[str, dict[str, Any]], frozenset[str]]:
-    """Return what is set, by table, and the names of what is not."""
-    said = require_table(value, where)
-    tables = _tables(said.get("settings"), f"{where}.settings")
-    not_set = frozenset(_NOT_SET.read(said.get("not_set"), f"{where}.not_set"))
+    """Return the values that are set, by table, and the names of the others."""
+    form = require_table(value, path)
+    tables = _tables(form.get("settings"), f"{path}.settings")
+    not_set = frozenset(_NOT_SET.read(form.get("not_set"), f"{path}.not_set"))
     _require_known(frozenset(_dotted(tables)) | not_set)
     return tables, not_set
 
 
-def _tables(value: object, where: str) -> dict[str, dict[str, Any]]:
-    tables = require_table(value, where)
+def _tables(value: object, path: str) -> dict[str, dict[str, Any]]:
+    tables = require_table(value, path)
     for name, values in tables.items():
-        for key, each in require_table(values, f"{where}.{shown(name)}").items():
-            if each is None:
-                raise wrong(f"{where}.{shown(f'{name}.{key}')}", each, "set")
+        for key, setting in require_table(values, f"{path}.{shown(name)}").items():
+            if setting is None:
+                raise wrong(f"{path}.{shown(f'{name}.{key}')}", setting, "set")
     return tables
 
 
@@ -130,7 +130,7 @@ def _dotted(tables: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 
 def _require_known(keys: frozenset[str]) -> None:
-    for key in sorted(keys - KNOWN):
+    for key in sorted(keys - ALL_SETTINGS):
         raise SettingsError(
             f"The coordinator has a setting {shown(key)}, which is unknown to this "
             f"version of Atoll. {_UPGRADE}"
@@ -138,18 +138,19 @@ def _require_known(keys: frozenset[str]) -> None:
 
 
 def _require_complete(
-    settings: RunSettings, given: frozenset[str], not_set: frozenset[str]
+    settings: RunSettings, keys: frozenset[str], not_set: frozenset[str]
 ) -> None:
-    """Refuse what would have been filled in, and what is said to be set and is not."""
-    for key in sorted(KNOWN - given - not_set):
+    """Refuse a key in neither list, and one that is in the wrong list."""
+    for key in sorted(ALL_SETTINGS - keys - not_set):
         raise SettingsError(
-            f"The coordinator does not say {key!r}, which this version of Atoll needs. "
-            f"{_UPGRADE}"
+            f"The coordinator did not send {key!r}, which this version of Atoll "
+            f"needs. {_UPGRADE}"
         )
     in_force = frozenset(_dotted(settings.to_dict()))
-    for key in sorted((in_force & not_set) | (given - in_force)):
+    for key in sorted((in_force & not_set) | (keys - in_force)):
         raise SettingsError(
-            f"The coordinator does not say whether {key!r} is set, and must. {_UPGRADE}"
+            f"The coordinator did not state whether {key!r} is set, and must. "
+            f"{_UPGRADE}"
         )
 
 
@@ -162,7 +163,7 @@ MAX_KEY_BYTES = 64
 
 _SIZE_MAX = 2**63 - 1
 _FRAGMENT = whole(0, MAX_FRAGMENT)
-_FRAGMENTS = listed(_FRAGMENT, most=MAX_FRAGMENTS)
+_FRAGMENTS = listed(_FRAGMENT, max_items=MAX_FRAGMENTS)
 
 COUNTED = row(
     CountedWork, {"round": whole(), "inner_steps": whole(), "tokens": whole()}
@@ -173,7 +174,7 @@ HOLDING = row(
     {"round": whole(), "digest": hexed(BASE_BYTES, BASE_BYTES)},
     last={"receipt": RECEIPT},
 )
-HOLDINGS = listed(HOLDING, most=MAX_FRAGMENTS)
+HOLDINGS = listed(HOLDING, max_items=MAX_FRAGMENTS)
 
 # Statistics are added up over islands: sums must stay finite and readable.
 _SHOWN = whole(0, _SIZE_MAX)
@@ -200,7 +201,7 @@ BEAT = table(
         "island": NAME,
         "incarnation": whole(),
         "step": whole(),
-        "waits_for": maybe(listed(whole(), least=2, most=2)),
+        "waits_for": maybe(listed(whole(), min_items=2, max_items=2)),
         "holds": HOLDINGS,
         "stats": maybe(STATS),
     },
@@ -210,9 +211,9 @@ POSITION = table(
     Position,
     {
         "step": whole(),
-        "rounds": listed(whole(), most=MAX_FRAGMENTS),
+        "rounds": listed(whole(), max_items=MAX_FRAGMENTS),
         "last_round": maybe(whole()),
-        # A sum: one island that says 2^64 - 1 must not make it unreadable for all.
+        # A sum: one island that reports 2^64 - 1 must not make it unreadable for all.
         "tokens": whole(0, MAX_ISLANDS * U64_MAX),
         "wanted": _FRAGMENTS,
         "lost": _FRAGMENTS,
@@ -222,34 +223,34 @@ POSITION = table(
 )
 
 _HEX = hexed(0, 64)
-_DIGEST = JsonField(str, lambda value, where: _HEX.read(value, where).hex())
+_DIGEST = JsonField(str, lambda value, path: _HEX.read(value, path).hex())
 
 TENSOR = row(
     TensorSpec,
     {
-        "name": text(MAX_TENSOR_NAME_BYTES, least=1),
-        "shape": listed(whole(0, _SIZE_MAX), most=MAX_DIMENSIONS),
-        "dtype": text(32, least=1),
-        "role": words(*get_args(Role)),
+        "name": text(MAX_TENSOR_NAME_BYTES, min_bytes=1),
+        "shape": listed(whole(0, _SIZE_MAX), max_items=MAX_DIMENSIONS),
+        "dtype": text(32, min_bytes=1),
+        "role": one_of(*get_args(Role)),
         "digest": _DIGEST,
     },
 )
-_TENSORS = listed(TENSOR, most=MAX_TENSORS)
+_TENSORS = listed(TENSOR, max_items=MAX_TENSORS)
 
 
-def _read_model(value: object, where: str) -> ModelSpec:
-    tensors = _TENSORS.read(value, where)
+def _read_model(value: object, path: str) -> ModelSpec:
+    tensors = _TENSORS.read(value, path)
     seen: set[str] = set()
     for tensor in tensors:
         if tensor.name in seen:
-            raise UsageError(f"{where} names {shown(tensor.name)} twice. {SEE}")
+            raise UsageError(f"{path} names {shown(tensor.name)} twice. {SEE}")
         seen.add(tensor.name)
     return ModelSpec(tensors)
 
 
 MODEL = JsonField(lambda model: _TENSORS.write(model.tensors), _read_model)
 
-_ASKED: JsonField[dict[str, Any]] = table(
+_JOIN: JsonField[dict[str, Any]] = table(
     dict,
     {
         "key": hexed(1, MAX_KEY_BYTES, is_secret=True),
@@ -265,7 +266,7 @@ _ASKED: JsonField[dict[str, Any]] = table(
 
 
 def join_form(call: JoinCall) -> dict[str, Any]:
-    """Return what a joining says beside the island's name, which is in the path."""
+    """Return the JSON of a join, without the island's name, which is in the path."""
     request = call.request
     holds = {"holds": HOLDINGS.write(request.holds)} if request.holds else {}
     return holds | {
@@ -280,10 +281,10 @@ def join_form(call: JoinCall) -> dict[str, Any]:
 
 
 def read_join(value: object, *, island: str | None) -> JoinCall:
-    """Return the joining that a form asks for, under a name of the path or none."""
-    asked = _ASKED.read(value, "join")
-    key, nonce = asked.pop("key"), asked.pop("nonce")
-    return JoinCall(JoinRequest(island=island, **asked), key, nonce)
+    """Return the join call of a form; `island` is the name in the path, if any."""
+    fields = _JOIN.read(value, "join")
+    key, nonce = fields.pop("key"), fields.pop("nonce")
+    return JoinCall(JoinRequest(island=island, **fields), key, nonce)
 
 
 _JOINED: dict[str, JsonField[Any]] = {
@@ -297,38 +298,38 @@ _JOINED: dict[str, JsonField[Any]] = {
     "inner_steps": whole(),
     "tokens": whole(),
     "spoken_for": _FRAGMENTS,
-    "counted": listed(maybe(COUNTED), most=MAX_FRAGMENTS),
+    "counted": listed(maybe(COUNTED), max_items=MAX_FRAGMENTS),
 }
 _JOINED_FIELDS: JsonField[dict[str, Any]] = table(dict, _JOINED)
 
 
 def join_reply_form(reply: JoinReply) -> dict[str, Any]:
-    """Return the whole answer to a joining, settings included."""
-    said = {key: rule.write(getattr(reply, key)) for key, rule in _JOINED.items()}
-    return said | settings_form(reply.settings)
+    """Return the JSON of the reply to a join, with all settings."""
+    form = {key: rule.write(getattr(reply, key)) for key, rule in _JOINED.items()}
+    return form | settings_form(reply.settings)
 
 
-def read_join_reply(value: object, where: str) -> JoinReply:
-    """Return the answer to a joining.
+def read_join_reply(value: object, path: str) -> JoinReply:
+    """Return the reply to a join.
 
     Raises:
         SettingsError: the run's settings are not those that this version knows.
         UsageError: a field is wrong.
     """
-    said = dict(require_table(value, where))
+    form = dict(require_table(value, path))
     settings = read_settings(
-        {key: said.pop(key) for key in SETTINGS_KEYS & said.keys()}, where
+        {key: form.pop(key) for key in SETTINGS_KEYS & form.keys()}, path
     )
-    return JoinReply(settings=settings, **_JOINED_FIELDS.read(said, where))
+    return JoinReply(settings=settings, **_JOINED_FIELDS.read(form, path))
 
 
 def model_fingerprint(model: ModelSpec | None, *, bundle: str | None = None) -> str:
     """Return a digest of every name, shape, dtype, role and constant, in hex.
 
-    And of the bundle that defines the model, if there is one: a file that was edited is
-    another model. Empty while the run has no weights and so no model.
+    The digest covers the bundle that defines the model, if there is one: a file that
+    was edited is another model. Empty while the run has no weights and so no model.
     """
     if model is None:
         return ""
-    said = dump(MODEL.write(model), what="model", most=MAX_LARGE_BYTES)
-    return blake3_digest(said + (bundle or "").encode()).hex()
+    data = dump(MODEL.write(model), name="model", max_bytes=MAX_LARGE_BYTES)
+    return blake3_digest(data + (bundle or "").encode()).hex()

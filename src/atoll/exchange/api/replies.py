@@ -7,8 +7,8 @@ frame alone and can be fetched again from any byte. A position above
 An error is the same class with the same message on both sides: the code in the body
 names it; the status is for proxies in between.
 
-An island reads `GET /info` first, and compares versions there: `protocol` stays in its
-position in every version, and nothing else is read when it differs.
+An island reads `GET /info` first, and compares versions there: `protocol` keeps its
+key in every version, and nothing else is read when it differs.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from atoll.exchange.api.fields import (
     listed,
     load,
     number,
+    one_of,
     require_table,
     table,
     text,
     whole,
-    words,
 )
 from atoll.exchange.api.frames import Incoming, buffers_of
 from atoll.exchange.api.messages import (
@@ -74,7 +74,7 @@ from atoll.exchange.calls import (
     HeartbeatCall,
     JoinCall,
     KeepCall,
-    Kept,
+    KeepReply,
     OfferCall,
     OutcomeCall,
     PublishCall,
@@ -93,7 +93,7 @@ from atoll.wire.frame import DIGEST_BYTES
 POSITION_HEADER, POSITION_BYTES_HEADER = "Atoll-Position", "Atoll-Position-Bytes"
 MAX_POSITION_BYTES = 16 * 1024
 
-_KEPT: JsonField[Kept] = table(Kept, {"bytes": whole()})
+_KEEP_REPLY: JsonField[KeepReply] = table(KeepReply, {"bytes": whole()})
 _RECEPTION: JsonField[dict[str, Reception]] = table(
     dict, {"reception": choice(Reception)}
 )
@@ -101,7 +101,7 @@ _RECEPTION: JsonField[dict[str, Reception]] = table(
 
 @dataclass(frozen=True)
 class EncodedReply:
-    """An answer that is ready to go."""
+    """The status, headers and body of a reply."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -110,22 +110,22 @@ class EncodedReply:
 
     @property
     def body_bytes(self) -> int:
-        return sum(len(view_of(each)) for each in self.body)
+        return sum(len(view_of(part)) for part in self.body)
 
 
 def reply_parts(reply: Reply) -> EncodedReply:
-    """Return the answer that says this."""
+    """Return the HTTP reply for a reply to a call."""
     match reply:
         case None:
             return EncodedReply(204)
         case JoinReply():
-            return json_answer(join_reply_form(reply), what="answer to a joining")
+            return json_answer(join_reply_form(reply), name="answer to a join")
         case Position():
-            return json_answer(POSITION.write(reply), what="position")
+            return json_answer(POSITION.write(reply), name="position")
         case Reception():
-            return json_answer({"reception": reply.value}, what="reception")
-        case Kept():
-            return json_answer(_KEPT.write(reply), what="answer")
+            return json_answer({"reception": reply.value}, name="reception")
+        case KeepReply():
+            return json_answer(_KEEP_REPLY.write(reply), name="answer")
         case Frame(receipt=receipt):
             return _with_receipts(_frame_answer(reply), state=receipt)
         case Outcome(agreed, position, receipt):
@@ -134,30 +134,30 @@ def reply_parts(reply: Reply) -> EncodedReply:
 
 
 def error_parts(error: Exception) -> EncodedReply:
-    """Return the answer that says what went wrong."""
+    """Return the HTTP reply for an error."""
     status, headers, body = failure_parts(error)
     return EncodedReply(status, headers, (body,))
 
 
 def nowhere_parts(target: str) -> EncodedReply:
-    """Return the answer for a path that is not there, or not with this method."""
+    """Return the reply for a path that does not exist, or not with this method."""
     methods = methods_of(target)
     fact = "There is nothing at this path"
     if methods:
         fact = f"This path takes only {', '.join(methods)}"
-    answer = error_parts(UsageError(f"{fact}. docs/http.md lists what there is."))
+    answer = error_parts(UsageError(f"{fact}. docs/http.md lists the paths."))
     allow = {"Allow": ", ".join(methods)} if methods else {}
     return EncodedReply(405 if methods else 404, answer.headers | allow, answer.body)
 
 
-def json_answer(value: object, *, what: str) -> EncodedReply:
-    """Return an answer whose body is JSON."""
-    data = dump(value, what=what, most=MAX_LARGE_BYTES)
+def json_answer(value: object, *, name: str) -> EncodedReply:
+    """Return a reply whose body is JSON."""
+    data = dump(value, name=name, max_bytes=MAX_LARGE_BYTES)
     return EncodedReply(200, {"Content-Type": BodyKind.JSON.value}, (data,))
 
 
 def _frame_answer(frame: Frame) -> EncodedReply:
-    """Return a frame, or its header alone when the body is kept no more."""
+    """Return a frame, or only its header if the run no longer has the body."""
     packed = pack(frame.header)
     headers = {"ETag": f'"{packed[-DIGEST_BYTES:].hex()}"'}
     if frame.header.body_bytes and not len(frame.body):
@@ -169,9 +169,9 @@ def _frame_answer(frame: Frame) -> EncodedReply:
 
 
 def receipt_headers(*, state: bytes = b"", outcome: bytes = b"") -> dict[str, str]:
-    """Return the headers that carry receipts; none for an empty one."""
+    """Return the headers with receipts; none for an empty receipt."""
     receipts = {STATE_RECEIPT_HEADER: state, OUTCOME_RECEIPT_HEADER: outcome}
-    return {name: each.hex() for name, each in receipts.items() if each}
+    return {name: receipt.hex() for name, receipt in receipts.items() if receipt}
 
 
 def _with_receipts(
@@ -182,24 +182,24 @@ def _with_receipts(
 
 
 def _with_position(answer: EncodedReply, position: Position) -> EncodedReply:
-    said = dump(POSITION.write(position), what="position", most=MAX_LARGE_BYTES)
-    if len(said) <= MAX_POSITION_BYTES:
-        headers = answer.headers | {POSITION_HEADER: said.decode("ascii")}
+    data = dump(POSITION.write(position), name="position", max_bytes=MAX_LARGE_BYTES)
+    if len(data) <= MAX_POSITION_BYTES:
+        headers = answer.headers | {POSITION_HEADER: data.decode("ascii")}
         return EncodedReply(answer.status, headers, answer.body)
-    headers = answer.headers | {POSITION_BYTES_HEADER: str(len(said))}
-    return EncodedReply(answer.status, headers, (*answer.body, said))
+    headers = answer.headers | {POSITION_BYTES_HEADER: str(len(data))}
+    return EncodedReply(answer.status, headers, (*answer.body, data))
 
 
 def parse_reply(
     call: Call, status: int, headers: Mapping[str, str], body: Incoming
 ) -> Reply:
-    """Return what was answered to a call, or raise what the coordinator raised.
+    """Return the reply to a call, or raise the error that the coordinator raised.
 
     Header names are lower-case.
 
     Raises:
-        CorruptError: the answer is in our form, and wrong.
-        Unreachable: it is not in our form: it came from somebody in between.
+        CorruptError: the reply is in our form, and wrong.
+        Unreachable: it is not in our form: a proxy or another program sent it.
         SettingsError: the run's settings are not those that this version knows.
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -222,10 +222,10 @@ def _read(call: Call, kind: str, headers: Mapping[str, str], body: Incoming) -> 
         case FoundCall() | RecoverCall() | HeartbeatCall() if kind == BodyKind.JSON:
             return POSITION.read(_json(body), "position")
         case OfferCall() | PublishCall() | AgreedCall() if kind == BodyKind.JSON:
-            said = _json(body, most=MAX_SMALL_BYTES)
-            return _RECEPTION.read(said, "answer")["reception"]
+            form = _json(body, max_bytes=MAX_SMALL_BYTES)
+            return _RECEPTION.read(form, "answer")["reception"]
         case KeepCall() if kind == BodyKind.JSON:
-            return _KEPT.read(_json(body, most=MAX_SMALL_BYTES), "kept")
+            return _KEEP_REPLY.read(_json(body, max_bytes=MAX_SMALL_BYTES), "kept")
         case OutcomeCall() if kind == BodyKind.JSON:
             return POSITION.read(_json(body), "position")
         case OutcomeCall() | AgreedCall() if kind == BodyKind.FRAME:
@@ -238,7 +238,7 @@ def _read(call: Call, kind: str, headers: Mapping[str, str], body: Incoming) -> 
             return replace(body.frame(), receipt=receipt)
     raise Unreachable(
         f"A body of type {shown(kind)} came back, and not from a coordinator of Atoll. "
-        "Check the address, and what stands in between."
+        "Check the address, and any proxy on the route."
     )
 
 
@@ -251,27 +251,28 @@ def _outcome(agreed: Frame, headers: Mapping[str, str], body: Incoming) -> Outco
     )
 
 
-def _json(body: Incoming, *, most: int = MAX_LARGE_BYTES) -> object:
-    return load(body.rest(what="answer", most=most), what="answer", most=most)
+def _json(body: Incoming, *, max_bytes: int = MAX_LARGE_BYTES) -> object:
+    data = body.rest(name="answer", max_bytes=max_bytes)
+    return load(data, name="answer", max_bytes=max_bytes)
 
 
 def _position(headers: Mapping[str, str], body: Incoming) -> Position:
-    """Return the position that comes with an outcome, in a header or behind it."""
-    said = headers.get(POSITION_HEADER.lower())
-    if said is None:
+    """Return the position of an outcome, from a header or from the end of the body."""
+    text = headers.get(POSITION_HEADER.lower())
+    if text is None:
         size = headers.get(POSITION_BYTES_HEADER.lower(), "0")
-        most = whole_text(size, POSITION_BYTES_HEADER, high=MAX_LARGE_BYTES)
-        data: Bytes = body.rest(what="position", most=most)
+        size_bytes = whole_text(size, POSITION_BYTES_HEADER, high=MAX_LARGE_BYTES)
+        data: Bytes = body.rest(name="position", max_bytes=size_bytes)
     else:
-        data = said.encode(errors="replace")
-    value = load(data, what="position", most=MAX_LARGE_BYTES)
+        data = text.encode(errors="replace")
+    value = load(data, name="position", max_bytes=MAX_LARGE_BYTES)
     return POSITION.read(value, "position")
 
 
 MAX_MESSAGE_BYTES = 8192
 MAX_TARGET_BYTES = 512
-TARGET = text(MAX_TARGET_BYTES, least=1)
-"""Where a run has moved."""
+TARGET = text(MAX_TARGET_BYTES, min_bytes=1)
+"""The URL of a run that has moved."""
 
 _COUNT = whole()
 RETRY_AFTER_S = 1
@@ -279,16 +280,16 @@ RETRY_AFTER_S = 1
 
 @dataclass(frozen=True)
 class Failure:
-    """One kind of error, and how it travels."""
+    """The code and the status of one class of errors."""
 
     code: str
     kind: type[Exception]
     status: int
     extra: str = ""
-    """The attribute that it has beside its message."""
+    """Its attribute besides the message, if any."""
 
     rule: JsonField[Any] = _COUNT
-    """What that attribute may be."""
+    """The rule of that attribute."""
 
 
 FAILURES = (
@@ -312,68 +313,68 @@ FAILURES = (
     Failure("run_ended", errors.RunEnded, 410),
     Failure("error", errors.AtollError, 500),
 )
-_BY_KIND = {each.kind: each for each in FAILURES}
-_BY_CODE = {each.code: each for each in FAILURES}
+_BY_KIND = {failure.kind: failure for failure in FAILURES}
+_BY_CODE = {failure.code: failure for failure in FAILURES}
 
 FAULT = "fault"
-"""The code of an error that nobody meant to raise: a fault of the coordinator."""
+"""The code of an unexpected exception: a fault of the coordinator."""
 
-_WORDS: dict[str, JsonField[Any]] = {
-    "error": text(64, least=1),
+_ERROR: dict[str, JsonField[Any]] = {
+    "error": text(64, min_bytes=1),
     "message": text(MAX_MESSAGE_BYTES),
 }
 
 
 def failure_parts(error: Exception) -> tuple[int, dict[str, str], bytes]:
-    """Return status, headers and body for an error; a stranger's words stay here."""
+    """Return status, headers and body; the text of a foreign exception is not sent."""
     failure = _failure_of(error)
     if failure is None:
-        said: dict[str, Any] = {
+        form: dict[str, Any] = {
             "error": FAULT,
-            "message": "The coordinator failed at this call. Its own log says why.",
+            "message": "The coordinator failed at this call. Its log has the reason.",
         }
         status = 500
     else:
-        said = {"error": failure.code, "message": _shortened(str(error))}
+        form = {"error": failure.code, "message": _shortened(str(error))}
         status = failure.status
         if failure.extra:
-            said[failure.extra] = getattr(error, failure.extra)
+            form[failure.extra] = getattr(error, failure.extra)
     headers = {"Content-Type": "application/json"}
     if status in (500, 503, 507):
         headers["Retry-After"] = str(RETRY_AFTER_S)
-    return status, headers, dump(said, what="error")
+    return status, headers, dump(form, name="error")
 
 
 def read_failure(status: int, content_type: str, body: Incoming) -> Exception:
-    """Return the error that a reply stands for.
+    """Return the error of a reply.
 
-    A reply that is not in our form came from somebody in between, or from another
-    program at this address: the coordinator is then unreachable.
+    A reply that is not in our form came from a proxy, or from another program at this
+    address: the coordinator is then unreachable.
     """
     if content_type != "application/json" or body.left_bytes > MAX_SMALL_BYTES:
         return _stranger(status)
-    data = body.rest(what="error", most=MAX_SMALL_BYTES)
+    data = body.rest(name="error", max_bytes=MAX_SMALL_BYTES)
     try:
-        return _read_error(load(data, what="error"), status)
+        return _read_error(load(data, name="error"), status)
     except UsageError:
         return _stranger(status)
 
 
 def _read_error(value: object, status: int) -> Exception:
-    said = require_table(value, "error")
-    failure = _BY_CODE.get(str(said.get("error")))
+    form = require_table(value, "error")
+    failure = _BY_CODE.get(str(form.get("error")))
     extra = {failure.extra: failure.rule} if failure and failure.extra else {}
-    form: JsonField[dict[str, Any]] = table(dict, _WORDS | extra)
-    found = form.read(said, "error")
-    message = found["message"]
+    rule: JsonField[dict[str, Any]] = table(dict, _ERROR | extra)
+    fields = rule.read(form, "error")
+    message = fields["message"]
     if failure is None:
         kind = Unreachable if status >= 500 else Refused
         return kind(message)
-    return failure.kind(message, **{key: found[key] for key in extra})
+    return failure.kind(message, **{key: fields[key] for key in extra})
 
 
 def _failure_of(error: Exception) -> Failure | None:
-    """Return how an error travels: as its own kind, or as the nearest known above."""
+    """Return the row of an error's class, or of its nearest base class in the table."""
     kinds = [kind for kind in type(error).__mro__ if kind in _BY_KIND]
     return _BY_KIND[kinds[0]] if kinds else None
 
@@ -388,20 +389,20 @@ def _shortened(message: str) -> str:
 def _stranger(status: int) -> AtollError:
     return Unreachable(
         f"Status {status} came back, and not from a coordinator of Atoll. "
-        "Check the address, and what stands in between."
+        "Check the address, and any proxy on the route."
     )
 
 
 AUTHORITY = "run"
-"""Who owns the settings: nobody else can be asked for them."""
+"""The owner of the settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a coordinator takes at most."""
+    """The limits of a coordinator."""
 
     body_bytes: int
-    """Of a frame's body, as `limits.max_body_bytes` has it now."""
+    """Limit of a frame's body: the present `limits.max_body_bytes`."""
 
     header_bytes: int = MAX_HEADER_BYTES
     json_bytes: int = MAX_LARGE_BYTES
@@ -411,11 +412,11 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Info:
-    """A run, before one takes part in it."""
+    """The reply to `GET /info`: a run, as an island sees it before it joins."""
 
     run: str
     version: str
-    """Of Atoll, at the coordinator: for messages, never compared."""
+    """The coordinator's version of Atoll: for messages, never compared."""
 
     settings: RunSettings
     epoch: int
@@ -439,18 +440,18 @@ _LIMITS = table(
 )
 _PLAIN: dict[str, JsonField[Any]] = {
     "run": NAME,
-    "version": text(64, least=1),
+    "version": text(64, min_bytes=1),
     "epoch": whole(),
     "model_fingerprint": text(64),
     "lease_s": number(),
     "heartbeat_s": number(),
     "limits": _LIMITS,
 }
-_SAID: JsonField[dict[str, Any]] = table(
+_INFO: JsonField[dict[str, Any]] = table(
     dict,
     {
         "protocol": whole(),
-        "settings_authority": words(AUTHORITY),
+        "settings_authority": one_of(AUTHORITY),
         "fingerprint": text(128),
         **_PLAIN,
     },
@@ -458,38 +459,40 @@ _SAID: JsonField[dict[str, Any]] = table(
 
 
 def info_form(info: Info) -> dict[str, Any]:
-    """Return the whole form: every setting is in it, and nothing is null."""
-    said = {key: rule.write(getattr(info, key)) for key, rule in _PLAIN.items()}
+    """Return the JSON of an info: it has every setting, and no null."""
+    form = {key: rule.write(getattr(info, key)) for key, rule in _PLAIN.items()}
     return {
         "protocol": PROTOCOL,
         "settings_authority": AUTHORITY,
-        **said,
+        **form,
         "fingerprint": info.settings.fingerprint,
         **settings_form(info.settings),
     }
 
 
 def info_parts(info: Info) -> EncodedReply:
-    """Return the answer to `GET /info`."""
-    return json_answer(info_form(info), what="info")
+    """Return the reply to `GET /info`."""
+    return json_answer(info_form(info), name="info")
 
 
 def parse_info(data: Bytes) -> Info:
-    """Return what a run says of itself.
+    """Return the info of a run.
 
     Raises:
         SettingsError: a setting is missing, unknown here or means something else; it
             is named.
-        UsageError: this is no coordinator, or one that speaks another protocol.
+        UsageError: this is no coordinator, or one with another protocol.
     """
-    said = dict(require_table(load(data, what="info", most=MAX_LARGE_BYTES), "info"))
-    _require_protocol(said)
-    settings = read_settings(
-        {key: said.pop(key) for key in SETTINGS_KEYS & said.keys()}, "info"
+    form = dict(
+        require_table(load(data, name="info", max_bytes=MAX_LARGE_BYTES), "info")
     )
-    found = _SAID.read(said, "info")
-    _require_fingerprint(settings, found["fingerprint"])
-    info = Info(settings=settings, **{key: found[key] for key in _PLAIN})
+    _require_protocol(form)
+    settings = read_settings(
+        {key: form.pop(key) for key in SETTINGS_KEYS & form.keys()}, "info"
+    )
+    fields = _INFO.read(form, "info")
+    _require_fingerprint(settings, fields["fingerprint"])
+    info = Info(settings=settings, **{key: fields[key] for key in _PLAIN})
     if not 0.0 < info.heartbeat_s < info.lease_s:
         raise UsageError(
             f"info.heartbeat_s={info.heartbeat_s} must be above 0 and below "
@@ -498,46 +501,49 @@ def parse_info(data: Bytes) -> Info:
     return info
 
 
-def _require_protocol(said: dict[str, Any]) -> None:
-    spoken = said.get("protocol")
-    if spoken is None:
+def _require_protocol(form: dict[str, Any]) -> None:
+    protocol = form.get("protocol")
+    if protocol is None:
         raise UsageError(
-            "What answers at this address does not say which protocol it speaks: it is "
-            "no coordinator of Atoll. Check the address."
+            "The server at this address does not state its protocol: it is no "
+            "coordinator of Atoll. Check the address."
         )
-    if spoken != PROTOCOL or type(spoken) is not int:
+    if protocol != PROTOCOL or type(protocol) is not int:
         raise UsageError(
-            f"The coordinator speaks protocol {shown(spoken)} (Atoll "
-            f"{shown(said.get('version'))}), and this island {PROTOCOL}. "
+            f"The coordinator speaks protocol {shown(protocol)} (Atoll "
+            f"{shown(form.get('version'))}), and this island {PROTOCOL}. "
             "Run the same version of Atoll on both sides."
         )
 
 
-def _require_fingerprint(settings: RunSettings, said: str) -> None:
-    """Refuse settings that look the same and are not: a default that has moved."""
-    if settings.fingerprint != said:
+def _require_fingerprint(settings: RunSettings, remote: str) -> None:
+    """Refuse equal values with another meaning, e.g. after a default has changed."""
+    if settings.fingerprint != remote:
         raise SettingsError(
-            f"The run's settings have fingerprint {shown(said)} at the coordinator and "
-            f"{settings.fingerprint} here: they mean something else to this version of "
-            "Atoll. Run the same version on both sides."
+            f"The run's settings have fingerprint {shown(remote)} at the coordinator "
+            f"and {settings.fingerprint} here: they mean something else to this "
+            "version of Atoll. Run the same version on both sides."
         )
 
 
-DIGESTS: JsonField[tuple[str, ...]] = listed(text(128), most=MAX_TENSORS)
+DIGESTS: JsonField[tuple[str, ...]] = listed(text(128), max_items=MAX_TENSORS)
 CATALOGUE: JsonField[ConstantCatalogue] = table(
-    ConstantCatalogue, {"constants": listed(TENSOR, most=MAX_TENSORS), "kept": DIGESTS}
+    ConstantCatalogue,
+    {"constants": listed(TENSOR, max_items=MAX_TENSORS), "kept": DIGESTS},
 )
 
 
 def catalogue_parts(catalogue: ConstantCatalogue) -> EncodedReply:
-    """Return the answer that lists constants."""
-    return json_answer(CATALOGUE.write(catalogue), what="constants")
+    """Return the reply that lists constants."""
+    return json_answer(CATALOGUE.write(catalogue), name="constants")
 
 
 def parse_catalogue(data: Bytes) -> ConstantCatalogue:
-    """Return the list that a coordinator has told.
+    """Return the list that a coordinator has sent.
 
     Raises:
         UsageError: it is none.
     """
-    return CATALOGUE.read(load(data, what="constants", most=MAX_LARGE_BYTES), "answer")
+    return CATALOGUE.read(
+        load(data, name="constants", max_bytes=MAX_LARGE_BYTES), "answer"
+    )

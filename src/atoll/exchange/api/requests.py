@@ -1,8 +1,8 @@
 """Calls as HTTP requests and back.
 
-A beat rides on a publishing or a question in one header, `Atoll-Beat`. One that is
-above `MAX_BEAT_BYTES`, because the run has very many fragments, goes ahead as a
-heartbeat of its own: `apart` says so, and a coordinator does the same for both.
+An upload or a poll carries a heartbeat in one header, `Atoll-Beat`. A heartbeat above
+`MAX_BEAT_BYTES`, because the run has very many fragments, is sent before it as a
+separate call: see `apart`. A coordinator handles both alike.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from atoll.wire.digests import Bytes, view_of
 
 @dataclass(frozen=True)
 class EncodedRequest:
-    """A request that is ready to go."""
+    """The method, target, headers and body of a request."""
 
     method: str
     target: str
@@ -72,12 +72,12 @@ class EncodedRequest:
 
     @property
     def body_bytes(self) -> int:
-        return sum(len(view_of(each)) for each in self.body)
+        return sum(len(view_of(part)) for part in self.body)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """An update whose header has been read, and whose body is still to come."""
+    """An update whose header has been read, and whose body has not."""
 
     header: Header
     beat: Heartbeat | None
@@ -87,7 +87,7 @@ class Upload:
 
 
 def apart(call: Call) -> tuple[HeartbeatCall | None, Call]:
-    """Return the heartbeat that must go ahead, if its beat is too large to ride."""
+    """Return a heartbeat to send first, if a header cannot hold it, and the call."""
     match call:
         case (
             PublishCall(beat=Heartbeat() as beat)
@@ -101,12 +101,12 @@ def apart(call: Call) -> tuple[HeartbeatCall | None, Call]:
 def to_request(
     call: Call, *, run: str | None = None, proof: str | None = None
 ) -> EncodedRequest:
-    """Return the request that asks for this; `run` names whom it is meant for.
+    """Return the HTTP request of a call; `run` names the run that it is meant for.
 
-    `proof` is that of the island that the call speaks for: see `proof_text`.
+    `proof` is the proof of the calling island: see `proof_text`.
 
     Raises:
-        UsageError: it is more than a coordinator would take.
+        UsageError: it is larger than a coordinator accepts.
     """
     sent = _request(call)
     headers = {PROTOCOL_HEADER: str(PROTOCOL)}
@@ -120,26 +120,25 @@ def to_request(
 def _request(call: Call) -> EncodedRequest:
     match call:
         case JoinCall(request):
-            data = dump(join_form(call), what="joining", most=MAX_LARGE_BYTES)
+            data = dump(join_form(call), name="join", max_bytes=MAX_LARGE_BYTES)
             name = request.island
             if name is None:
                 return _sent("join_unnamed", target_of("join_unnamed"), data)
             return _sent("join", target_of("join", name), data)
         case HeartbeatCall(beat):
-            data = dump(BEAT.write(beat), what="heartbeat", most=MAX_LARGE_BYTES)
+            data = dump(BEAT.write(beat), name="heartbeat", max_bytes=MAX_LARGE_BYTES)
             return _sent("heartbeat", target_of("heartbeat", beat.island), data)
         case LeaveCall(island, incarnation):
             target = target_of("leave", island, incarnation=incarnation)
-            return _sent("leave", target, takes=BodyKind.NOTHING)
+            return _sent("leave", target, body_kind=BodyKind.EMPTY)
         case OfferCall(header):
-            place = (header.fragment, header.round, header.island)
-            target = target_of("offer", *place)
-            return _sent("offer", target, pack(header), takes=BodyKind.HEADER)
+            target = target_of("offer", header.fragment, header.round, header.island)
+            return _sent("offer", target, pack(header), body_kind=BodyKind.HEADER)
         case PublishCall(frame, beat):
             header = frame.header
-            place = (header.fragment, header.round, header.island)
-            target, body = target_of("publish", *place), buffers_of(frame)
-            return _sent("publish", target, *body, takes=BodyKind.FRAME, beat=beat)
+            target = target_of("publish", header.fragment, header.round, header.island)
+            body = buffers_of(frame)
+            return _sent("publish", target, *body, body_kind=BodyKind.FRAME, beat=beat)
         case AgreedCall(island, incarnation):
             target = target_of(
                 "agreed",
@@ -149,28 +148,30 @@ def _request(call: Call) -> EncodedRequest:
                 incarnation=incarnation,
             )
             body = gathered_parts(call)
-            return _sent("agreed", target, *body, takes=BodyKind.FRAMES)
+            return _sent("agreed", target, *body, body_kind=BodyKind.FRAMES)
         case OutcomeCall(fragment, round, wait_s, beat):
             target = target_of("outcome", fragment, round, wait_s=wait_s)
-            return _sent("outcome", target, takes=BodyKind.NOTHING, beat=beat)
+            return _sent("outcome", target, body_kind=BodyKind.EMPTY, beat=beat)
         case StateCall(fragment):
-            return _sent("state", target_of("state", fragment), takes=BodyKind.NOTHING)
+            return _sent(
+                "state", target_of("state", fragment), body_kind=BodyKind.EMPTY
+            )
         case FoundCall(island, incarnation, states):
             target = target_of("found", island=island, incarnation=incarnation)
-            body = tuple(part for each in states for part in buffers_of(each))
-            return _sent("found", target, *body, takes=BodyKind.FRAMES)
+            body = tuple(part for state in states for part in buffers_of(state))
+            return _sent("found", target, *body, body_kind=BodyKind.FRAMES)
         case KeepCall(island, incarnation, digest, first, part):
             target = target_of(
                 "keep", digest, island=island, incarnation=incarnation, first=first
             )
-            return _sent("keep", target, part, takes=BodyKind.BYTES)
+            return _sent("keep", target, part, body_kind=BodyKind.BYTES)
         case RecoverCall(island, incarnation, state, outcomes):
-            number = state.header.fragment
+            fragment = state.header.fragment
             target = target_of(
-                "recover", number, island=island, incarnation=incarnation
+                "recover", fragment, island=island, incarnation=incarnation
             )
             body = (*map(pack, outcomes), *buffers_of(state))
-            sent = _sent("recover", target, *body, takes=BodyKind.FRAMES)
+            sent = _sent("recover", target, *body, body_kind=BodyKind.FRAMES)
             return replace(sent, headers=sent.headers | _receipts_of(call))
 
 
@@ -178,18 +179,18 @@ def _sent(
     name: str,
     target: str,
     *body: Bytes,
-    takes: BodyKind = BodyKind.JSON,
+    body_kind: BodyKind = BodyKind.JSON,
     beat: Heartbeat | None = None,
 ) -> EncodedRequest:
-    headers = {} if takes is BodyKind.NOTHING else {"Content-Type": takes.value}
+    headers = {} if body_kind is BodyKind.EMPTY else {"Content-Type": body_kind.value}
     if beat is not None:
-        said = _beat_text(beat)
-        if len(said) > MAX_BEAT_BYTES:
+        text = _beat_text(beat)
+        if len(text) > MAX_BEAT_BYTES:
             raise UsageError(
-                f"A beat of {len(said)} bytes is above the limit of {MAX_BEAT_BYTES} "
-                "of a header. Send it ahead as a heartbeat, as `apart` says."
+                f"A beat of {len(text)} bytes is above the limit of {MAX_BEAT_BYTES} "
+                "of a header. Send it first as a heartbeat: see `apart`."
             )
-        headers[BEAT_HEADER] = said
+        headers[BEAT_HEADER] = text
     return EncodedRequest(method_of(name), target, headers, body)
 
 
@@ -198,76 +199,80 @@ def _receipts_of(call: RecoverCall) -> dict[str, str]:
     if call.state.receipt:
         headers[STATE_RECEIPT_HEADER] = call.state.receipt.hex()
     if call.receipts:
-        shown = ", ".join(each.hex() for each in call.receipts)
-        headers[OUTCOME_RECEIPT_HEADER] = shown
+        receipts = ", ".join(receipt.hex() for receipt in call.receipts)
+        headers[OUTCOME_RECEIPT_HEADER] = receipts
     return headers
 
 
 def _beat_text(beat: Heartbeat) -> str:
-    return dump(BEAT.write(beat), what="beat", most=MAX_LARGE_BYTES).decode("ascii")
+    return dump(BEAT.write(beat), name="beat", max_bytes=MAX_LARGE_BYTES).decode(
+        "ascii"
+    )
 
 
-def parse_call(asked: RequestHead, body: Incoming) -> Call:
+def parse_call(head: RequestHead, body: Incoming) -> Call:
     """Return the call that a request makes, its body read to the end.
 
     Raises:
-        UsageError: a field is wrong, or it speaks for another island than its head.
-        CorruptError: a frame is, or the body is longer than what it holds.
+        UsageError: a field is wrong, or names another island than the head.
+        CorruptError: a frame is wrong, or the body has extra bytes.
     """
-    call = _call(asked, body)
+    call = _call(head, body)
     body.finish()
-    require_claimed(asked.claim, *identities_of(call))
+    require_claimed(head.claim, *identities_of(call))
     return call
 
 
-def _call(asked: RequestHead, body: Incoming) -> Call:
-    match asked.route.name:
+def _call(head: RequestHead, body: Incoming) -> Call:
+    match head.route.name:
         case "join":
-            return read_join(_json(body, "joining"), island=asked.island)
+            return read_join(_json(body, "join"), island=head.island)
         case "join_unnamed":
-            return read_join(_json(body, "joining"), island=None)
+            return read_join(_json(body, "join"), island=None)
         case "heartbeat":
             beat = BEAT.read(_json(body, "heartbeat"), "beat")
-            _require_same("island", beat.island, asked.island)
+            _require_same("island", beat.island, head.island)
             return HeartbeatCall(beat)
         case "publish":
-            upload = parse_upload(asked, body)
+            upload = parse_upload(head, body)
             return upload.call(body.body(upload.header))
         case "offer":
-            return OfferCall(_placed(asked, body.header()))
+            return OfferCall(_placed(head, body.header()))
         case "found":
-            states = body.frames(most=MAX_FRAGMENTS)
-            return FoundCall(asked.island, asked.incarnation, states, is_given=True)
+            states = body.frames(max_frames=MAX_FRAGMENTS)
+            return FoundCall(head.island, head.incarnation, states, is_given=True)
         case "keep":
-            who = asked.island, asked.incarnation
-            part = body.rest(what="part of a constant", most=PART_BYTES)
-            return KeepCall(*who, asked.digest, asked.first, part)
+            part = body.rest(name="part of a constant", max_bytes=PART_BYTES)
+            return KeepCall(
+                head.island, head.incarnation, head.digest, head.first, part
+            )
         case "recover":
             outcomes, state = body.recovery()
-            return recover_call(asked, state, outcomes)
+            return recover_call(head, state, outcomes)
         case "agreed":
-            return read_gathered(asked, body)
+            return read_gathered(head, body)
         case "leave":
-            return LeaveCall(asked.island, asked.incarnation)
+            return LeaveCall(head.island, head.incarnation)
         case "outcome":
-            question = asked.fragment, asked.round, asked.wait_s
-            return OutcomeCall(*question, asked.beat)
+            return OutcomeCall(head.fragment, head.round, head.wait_s, head.beat)
         case "state":
-            return StateCall(asked.fragment)
+            return StateCall(head.fragment)
         case other:
             raise AssertionError(f"the route {other} is no call")
 
 
 def recover_call(
-    asked: RequestHead, state: Frame, outcomes: tuple[Header, ...]
+    head: RequestHead, state: Frame, outcomes: tuple[Header, ...]
 ) -> RecoverCall:
-    """Return the call that brings a lost state, with the receipts of its request."""
-    _require_same("fragment", state.header.fragment, asked.fragment)
-    receipt = read_receipt(asked.headers, STATE_RECEIPT_HEADER)
-    receipts = read_receipts(asked.headers, OUTCOME_RECEIPT_HEADER, most=MAX_OUTCOMES)
+    """Return the call that uploads a lost state, with the receipts of its request."""
+    _require_same("fragment", state.header.fragment, head.fragment)
+    receipt = read_receipt(head.headers, STATE_RECEIPT_HEADER)
+    receipts = read_receipts(
+        head.headers, OUTCOME_RECEIPT_HEADER, max_receipts=MAX_OUTCOMES
+    )
     return RecoverCall(
-        asked.island,
-        asked.incarnation,
+        head.island,
+        head.incarnation,
         replace(state, receipt=receipt),
         outcomes,
         tuple(receipts),
@@ -275,34 +280,34 @@ def recover_call(
 
 
 def parse_upload(
-    asked: RequestHead, body: Incoming, *, max_header_bytes: int = MAX_HEADER_BYTES
+    head: RequestHead, body: Incoming, *, max_header_bytes: int = MAX_HEADER_BYTES
 ) -> Upload:
-    """Return what an update's request says before its body, which is not read yet."""
-    beat = asked.beat
+    """Return the header and the beat of an upload; its body is not read yet."""
+    beat = head.beat
     if beat is not None:
-        _require_same("island", beat.island, asked.island)
-        require_claimed(asked.claim, identity_of(beat))
-    header = _placed(asked, body.header(most=max_header_bytes))
-    require_claimed(asked.claim, identity_of(header))
+        _require_same("island", beat.island, head.island)
+        require_claimed(head.claim, identity_of(beat))
+    header = _placed(head, body.header(max_bytes=max_header_bytes))
+    require_claimed(head.claim, identity_of(header))
     return Upload(header, beat)
 
 
-def _placed(asked: RequestHead, header: Header) -> Header:
-    """Return a header that belongs where it was put."""
-    _require_same("fragment", header.fragment, asked.fragment)
-    _require_same("round", header.round, asked.round)
-    _require_same("island", header.island, asked.island)
+def _placed(head: RequestHead, header: Header) -> Header:
+    """Return a header, if it belongs to the path of its request."""
+    _require_same("fragment", header.fragment, head.fragment)
+    _require_same("round", header.round, head.round)
+    _require_same("island", header.island, head.island)
     return header
 
 
-def _json(body: Incoming, what: str) -> object:
-    data = body.rest(what=what, most=MAX_LARGE_BYTES)
-    return load(data, what=what, most=MAX_LARGE_BYTES)
+def _json(body: Incoming, name: str) -> object:
+    data = body.rest(name=name, max_bytes=MAX_LARGE_BYTES)
+    return load(data, name=name, max_bytes=MAX_LARGE_BYTES)
 
 
-def _require_same(what: str, said: object, path: object) -> None:
-    if said != path:
+def _require_same(field: str, in_body: object, in_path: object) -> None:
+    if in_body != in_path:
         raise UsageError(
-            f"{what}={shown(said)} in the body is not {shown(path)}, as the path says. "
-            "Send it to its own path."
+            f"{field}={shown(in_body)} in the body is not {shown(in_path)}, as in the "
+            "path. Send it to its own path."
         )

@@ -1,11 +1,11 @@
 """The routes of the HTTP API: methods, paths, queries, request heads and proofs.
 
 A path is cut at its slashes before its parts are decoded, so that no name can reach
-another route. The head of a request is judged before its body is read; a name that a
-frame could not carry is refused before it is looked up.
+another route. The head of a request is judged before its body is read; a name that is
+invalid in a frame is refused before it is looked up.
 
-Rule 1: `Route.proof` decides for every route whether its requests need a proof of the
-        island's identity.
+Rule 1: `ApiRoute.proof` decides for every route whether its requests need a proof of
+        the island's identity.
 Rule 2: a claim is read from the head, so that it can be judged before the body.
 Rule 3: the identity in the body must be the claimed one: `require_claimed`.
 """
@@ -55,9 +55,9 @@ _BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
 
 
 class BodyKind(StrEnum):
-    """What the body of a request is."""
+    """The content type of a body."""
 
-    NOTHING = "nothing"
+    EMPTY = "nothing"
     JSON = "application/json"
     HEADER = "application/vnd.atoll.header"
     FRAME = "application/vnd.atoll.frame"
@@ -69,7 +69,7 @@ class ProofRule(Enum):
     """When a request must prove that it comes from the island that it names."""
 
     NEVER = "never"
-    """It reads only, or brings the key itself."""
+    """It only reads, or contains the key itself."""
 
     ALWAYS = "always"
     WITH_BEAT = "with a beat"
@@ -77,25 +77,25 @@ class ProofRule(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class ApiRoute:
-    """One thing that can be asked for."""
+    """One method and path of the API."""
 
     name: str
     method: str
     path: tuple[str, ...]
-    """Parts; one in braces stands for any value."""
+    """Its parts; a part in braces matches any value."""
 
     proof: ProofRule
     query: frozenset[str] = frozenset()
-    takes: BodyKind = BodyKind.NOTHING
+    body_kind: BodyKind = BodyKind.EMPTY
 
-    def places(self, parts: tuple[str, ...]) -> dict[str, str] | None:
+    def match(self, parts: tuple[str, ...]) -> dict[str, str] | None:
         """Return the values of the parts in braces, or None for another path."""
         if len(parts) != len(self.path):
             return None
         pairs = list(zip(self.path, parts, strict=True))
-        if any(each != part for each, part in pairs if each[0] != "{"):
+        if any(name != part for name, part in pairs if name[0] != "{"):
             return None
-        return {each[1:-1]: part for each, part in pairs if each[0] == "{"}
+        return {name[1:-1]: part for name, part in pairs if name[0] == "{"}
 
 
 def _route(
@@ -104,7 +104,7 @@ def _route(
     path: str,
     *query: str,
     proof: ProofRule,
-    takes: BodyKind = BodyKind.NOTHING,
+    body_kind: BodyKind = BodyKind.EMPTY,
 ) -> ApiRoute:
     return ApiRoute(
         name=name,
@@ -112,7 +112,7 @@ def _route(
         path=tuple(path[1:].split("/")),
         proof=proof,
         query=frozenset(query),
-        takes=takes,
+        body_kind=body_kind,
     )
 
 
@@ -120,16 +120,24 @@ _ROUND = "/fragments/{fragment}/rounds/{round}"
 ROUTES = (
     _route("info", "GET", "/info", proof=ProofRule.NEVER),
     _route(
-        "join", "POST", "/islands/{island}", takes=BodyKind.JSON, proof=ProofRule.NEVER
+        "join",
+        "POST",
+        "/islands/{island}",
+        body_kind=BodyKind.JSON,
+        proof=ProofRule.NEVER,
     ),
     _route(
-        "join_unnamed", "POST", "/islands", takes=BodyKind.JSON, proof=ProofRule.NEVER
+        "join_unnamed",
+        "POST",
+        "/islands",
+        body_kind=BodyKind.JSON,
+        proof=ProofRule.NEVER,
     ),
     _route(
         "heartbeat",
         "POST",
         "/islands/{island}/heartbeat",
-        takes=BodyKind.JSON,
+        body_kind=BodyKind.JSON,
         proof=ProofRule.ALWAYS,
     ),
     _route(
@@ -139,14 +147,14 @@ ROUTES = (
         "publish",
         "PUT",
         f"{_ROUND}/updates/{{island}}",
-        takes=BodyKind.FRAME,
+        body_kind=BodyKind.FRAME,
         proof=ProofRule.ALWAYS,
     ),
     _route(
         "offer",
         "POST",
         f"{_ROUND}/offers/{{island}}",
-        takes=BodyKind.HEADER,
+        body_kind=BodyKind.HEADER,
         proof=ProofRule.ALWAYS,
     ),
     _route(
@@ -155,7 +163,7 @@ ROUTES = (
         f"{_ROUND}/agreed",
         "island",
         "incarnation",
-        takes=BodyKind.FRAMES,
+        body_kind=BodyKind.FRAMES,
         proof=ProofRule.ALWAYS,
     ),
     _route("outcome", "GET", f"{_ROUND}/outcome", "wait_s", proof=ProofRule.WITH_BEAT),
@@ -166,7 +174,7 @@ ROUTES = (
         "/anchor",
         "island",
         "incarnation",
-        takes=BodyKind.FRAMES,
+        body_kind=BodyKind.FRAMES,
         proof=ProofRule.ALWAYS,
     ),
     _route("constants", "GET", "/constants", proof=ProofRule.NEVER),
@@ -178,7 +186,7 @@ ROUTES = (
         "island",
         "incarnation",
         "first",
-        takes=BodyKind.BYTES,
+        body_kind=BodyKind.BYTES,
         proof=ProofRule.ALWAYS,
     ),
     _route(
@@ -187,7 +195,7 @@ ROUTES = (
         "/state/{fragment}",
         "island",
         "incarnation",
-        takes=BodyKind.FRAMES,
+        body_kind=BodyKind.FRAMES,
         proof=ProofRule.ALWAYS,
     ),
 )
@@ -195,30 +203,30 @@ _BY_NAME = {route.name: route for route in ROUTES}
 
 
 def methods_of(target: str) -> tuple[str, ...]:
-    """Return the methods that a path knows: none, if there is no such path."""
+    """Return the methods of a path; none, if it does not exist."""
     parts, _ = split_target(target)
     return tuple(
-        sorted({each.method for each in ROUTES if each.places(parts) is not None})
+        sorted({route.method for route in ROUTES if route.match(parts) is not None})
     )
 
 
-def target_of(name: str, *places: str | int, **query: str | float) -> str:
-    """Return path and query of a route, its places filled in order.
+def target_of(name: str, *values: str | int, **query: str | float) -> str:
+    """Return path and query of a route; `values` replace its parts in braces, in order.
 
     Raises:
-        UsageError: an island's name is none.
+        UsageError: an island's name is invalid.
     """
-    values = iter(places)
+    remaining = iter(values)
     parts = [
-        _encoded(next(values)) if part[0] == "{" else part
+        _encoded(next(remaining)) if part[0] == "{" else part
         for part in _BY_NAME[name].path
     ]
-    said = "&".join(f"{key}={_encoded(value)}" for key, value in query.items())
-    return "/" + "/".join(parts) + (f"?{said}" if said else "")
+    pairs = "&".join(f"{key}={_encoded(value)}" for key, value in query.items())
+    return "/" + "/".join(parts) + (f"?{pairs}" if pairs else "")
 
 
 def _encoded(value: str | float) -> str:
-    """Return a number, or a name: the only text there is in a target."""
+    """Return a number or a name, encoded; a target has no other values."""
     if isinstance(value, str):
         return quote(require_target_name(value, "island"), safe="")
     return str(value)
@@ -233,16 +241,16 @@ def split_target(target: str) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the decoded parts of a path, and its query.
 
     Raises:
-        UsageError: it is too long, or not what a target may be.
+        UsageError: it is too long, or no target.
     """
     if len(target) > MAX_TARGET_BYTES or not target.isascii() or target[:1] != "/":
         raise UsageError(
             f"{shown(target)} is no target: it must start with '/' and be ASCII of at "
             f"most {MAX_TARGET_BYTES} bytes. {SEE}"
         )
-    path, _, said = target.partition("?")
+    path, _, pairs = target.partition("?")
     query: dict[str, str] = {}
-    for pair in said.split("&") if said else ():
+    for pair in pairs.split("&") if pairs else ():
         key, equals, value = pair.partition("=")
         if not equals or key in query:
             raise UsageError(
@@ -253,33 +261,33 @@ def split_target(target: str) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def decoded(part: str) -> str:
-    """Return a part of a target as the text it stands for."""
+    """Return a part of a target without its percent-encoding."""
     try:
         if _BAD_ESCAPE.search(part):
             raise ValueError
         return unquote_to_bytes(part).decode()
     except ValueError as exc:
         raise UsageError(
-            f"{shown(part)} in a target must be UTF-8 under percent signs. {SEE}"
+            f"{shown(part)} in a target must be percent-encoded UTF-8. {SEE}"
         ) from exc
 
 
 PROTOCOL = 2
-"""Raised when a form changes; both sides must have the same."""
+"""The version of the API; both sides must have the same."""
 
 PROTOCOL_HEADER, RUN_HEADER = "Atoll-Protocol", "Atoll-Run"
 BEAT_HEADER = "Atoll-Beat"
 MAX_BEAT_BYTES = 16 * 1024
-"""Of a beat in a header."""
+"""Limit of a beat in a header."""
 
 STATE_RECEIPT_HEADER = "Atoll-State-Receipt"
 """The run's receipt for a state, or for the state after an outcome, in hex."""
 
 OUTCOME_RECEIPT_HEADER = "Atoll-Outcome-Receipt"
-"""The run's receipt for an outcome; with a recovery one for each, after commas."""
+"""The run's receipt for an outcome; a recovery has one for each, with commas."""
 
 MAX_WAIT_S = 60.0
-"""The longest that a question for an outcome may wait."""
+"""The longest wait of a poll for an outcome."""
 
 _RECEIPT = hexed(RECEIPT_BYTES, RECEIPT_BYTES)
 _DECIMAL = re.compile("0|[1-9][0-9]{0,19}")
@@ -288,40 +296,40 @@ _SECONDS = re.compile(r"[0-9]{1,2}(\.[0-9]{1,20})?(e-[0-9]{1,3})?")
 
 @dataclass(frozen=True, kw_only=True)
 class RequestHead:
-    """The head of a request, taken apart; its names and numbers are still text."""
+    """The parsed head of a request; its properties check names and numbers."""
 
     route: ApiRoute
-    places: Mapping[str, str]
+    path_values: Mapping[str, str]
     query: Mapping[str, str]
     headers: Mapping[str, str]
     """By lower-case name."""
 
     @property
     def island(self) -> str:
-        return require_target_name(self._said("island"), "island")
+        return require_target_name(self._value("island"), "island")
 
     @property
     def incarnation(self) -> int:
-        return whole_text(self._said("incarnation"), "incarnation")
+        return whole_text(self._value("incarnation"), "incarnation")
 
     @property
     def fragment(self) -> int:
-        return whole_text(self._said("fragment"), "fragment", high=MAX_FRAGMENT)
+        return whole_text(self._value("fragment"), "fragment", high=MAX_FRAGMENT)
 
     @property
     def round(self) -> int:
-        return whole_text(self._said("round"), "round")
+        return whole_text(self._value("round"), "round")
 
     @property
     def digest(self) -> str:
-        said = self._said("digest")
-        if not is_digest(said):
-            raise wrong("digest", said, "64 hex digits in lower case")
-        return said
+        digest = self._value("digest")
+        if not is_digest(digest):
+            raise wrong("digest", digest, "64 hex digits in lower case")
+        return digest
 
     @property
     def first(self) -> int:
-        return whole_text(self._said("first"), "first")
+        return whole_text(self._value("first"), "first")
 
     @property
     def wait_s(self) -> float:
@@ -329,18 +337,18 @@ class RequestHead:
 
     @cached_property
     def beat(self) -> Heartbeat | None:
-        """The beat that rides on the request."""
-        said = self.headers.get(BEAT_HEADER.lower())
-        if said is None:
+        """The heartbeat in a header of the request."""
+        text = self.headers.get(BEAT_HEADER.lower())
+        if text is None:
             return None
-        data = said.encode(errors="replace")
-        return BEAT.read(load(data, what=BEAT_HEADER, most=MAX_BEAT_BYTES), "beat")
+        data = text.encode(errors="replace")
+        return BEAT.read(load(data, name=BEAT_HEADER, max_bytes=MAX_BEAT_BYTES), "beat")
 
     @cached_property
     def claim(self) -> IdentityClaim | None:
-        """The life of an island that the request speaks for; None if it only reads.
+        """The identity that the request claims; None if it only reads.
 
-        Whatever else the head names must be the same life.
+        Every other identity in the head must be the same.
         """
         island, proof = None, self.route.proof
         if proof is ProofRule.ALWAYS:
@@ -354,47 +362,49 @@ class RequestHead:
             require_claimed(claim, Identity(island, self.incarnation))
         return claim
 
-    def _said(self, key: str) -> str:
-        said = self.places.get(key, self.query.get(key))
-        if said is None:
-            raise UsageError(f"The query must say {key!r}. {SEE}")
-        return said
+    def _value(self, key: str) -> str:
+        text = self.path_values.get(key, self.query.get(key))
+        if text is None:
+            raise UsageError(f"The query must have {key!r}. {SEE}")
+        return text
 
 
 def read_head(
     method: str, target: str, headers: Mapping[str, str]
 ) -> RequestHead | None:
-    """Return what a request asks for, or None when there is no such route.
+    """Return the parsed head of a request, or None when there is no such route.
 
     Raises:
-        UsageError: the target or the query is wrong, or another protocol is spoken.
+        UsageError: the target, the query, the protocol or the content type is wrong.
     """
     parts, query = split_target(target)
     for route in ROUTES:
-        places = route.places(parts) if route.method == method else None
-        if places is None:
+        values = route.match(parts) if route.method == method else None
+        if values is None:
             continue
         for key in query.keys() - route.query:
             raise UsageError(f"{shown(key)} is unknown in this query. {SEE}")
         if route.name != "info":
             _require_protocol(headers)
         _require_type(route, headers)
-        return RequestHead(route=route, places=places, query=query, headers=headers)
+        return RequestHead(
+            route=route, path_values=values, query=query, headers=headers
+        )
     return None
 
 
-def whole_text(said: str, where: str, *, high: int = U64_MAX) -> int:
-    """Return a whole number, which has one spelling."""
-    if not _DECIMAL.fullmatch(said) or int(said) > high:
-        raise wrong(where, said, f"a whole number from 0 to {high}, in decimal")
-    return int(said)
+def whole_text(text: str, path: str, *, high: int = U64_MAX) -> int:
+    """Return a whole number; each number has one valid spelling."""
+    if not _DECIMAL.fullmatch(text) or int(text) > high:
+        raise wrong(path, text, f"a whole number from 0 to {high}, in decimal")
+    return int(text)
 
 
-def seconds_text(said: str, where: str) -> float:
-    """Return a number of seconds that a question may wait."""
-    if not _SECONDS.fullmatch(said) or float(said) > MAX_WAIT_S:
-        raise wrong(where, said, f"a number of seconds from 0 to {MAX_WAIT_S}")
-    return float(said)
+def seconds_text(text: str, path: str) -> float:
+    """Return the number of seconds that a poll may wait."""
+    if not _SECONDS.fullmatch(text) or float(text) > MAX_WAIT_S:
+        raise wrong(path, text, f"a number of seconds from 0 to {MAX_WAIT_S}")
+    return float(text)
 
 
 def read_receipt(headers: Mapping[str, str], name: str) -> bytes:
@@ -407,47 +417,49 @@ def read_receipt(headers: Mapping[str, str], name: str) -> bytes:
     return b"" if text is None else _RECEIPT.read(text, name)
 
 
-def read_receipts(headers: Mapping[str, str], name: str, *, most: int) -> list[bytes]:
-    """Return the receipts of a header, in order, and not more than `most`.
+def read_receipts(
+    headers: Mapping[str, str], name: str, *, max_receipts: int
+) -> list[bytes]:
+    """Return the receipts of a header, in order.
 
     Raises:
-        UsageError: the header holds something else, or more.
+        UsageError: the header holds something else, or more than `max_receipts`.
     """
     text = headers.get(name.lower())
-    entries = text.split(",", most) if text else []
-    if len(entries) > most:
-        raise wrong(name, text, f"at most {most} receipts")
+    entries = text.split(",", max_receipts) if text else []
+    if len(entries) > max_receipts:
+        raise wrong(name, text, f"at most {max_receipts} receipts")
     return [_RECEIPT.read(entry.strip(), name) for entry in entries]
 
 
 def _require_protocol(headers: Mapping[str, str]) -> None:
-    said = headers.get(PROTOCOL_HEADER.lower(), "")
-    if said != str(PROTOCOL):
+    protocol = headers.get(PROTOCOL_HEADER.lower(), "")
+    if protocol != str(PROTOCOL):
         raise UsageError(
-            f"The caller speaks protocol {shown(said)}, and this coordinator "
+            f"The caller speaks protocol {shown(protocol)}, and this coordinator "
             f"{PROTOCOL}. Run the same version of Atoll on both sides."
         )
 
 
 def _require_type(route: ApiRoute, headers: Mapping[str, str]) -> None:
-    said = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if route.takes is not BodyKind.NOTHING and said != route.takes.value:
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if route.body_kind is not BodyKind.EMPTY and kind != route.body_kind.value:
         raise UsageError(
-            f"Content-Type {shown(said)} must be {route.takes.value!r} here. {SEE}"
+            f"Content-Type {shown(kind)} must be {route.body_kind.value!r} here. {SEE}"
         )
 
 
 def require_run(headers: Mapping[str, str], run: str) -> None:
-    """Return when a call is meant for this run, or does not say for which.
+    """Return if a call is meant for this run, or names none.
 
     Raises:
         Unreachable: another run was meant. Its coordinator may come back at this
             address, so the island keeps its work and asks again.
     """
-    said = headers.get(RUN_HEADER.lower())
-    if said is not None and decoded(said) != run:
+    name = headers.get(RUN_HEADER.lower())
+    if name is not None and decoded(name) != run:
         raise Unreachable(
-            f"This call is for run {shown(decoded(said))}, and this coordinator has "
+            f"This call is for run {shown(decoded(name))}, and this coordinator has "
             f"run {run!r}. Check the address, or wait for that run's coordinator."
         )
 
@@ -458,7 +470,7 @@ _FORM = re.compile(f"(0|[1-9][0-9]{{0,19}}) ([0-9a-f]{{{2 * PROOF_BYTES}}})")
 
 @dataclass(frozen=True)
 class Identity:
-    """One life of one island."""
+    """One incarnation of one island."""
 
     island: str
     incarnation: int
@@ -466,7 +478,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class IdentityClaim:
-    """An identity that a request claims, with the proof that it shows."""
+    """An identity that a request claims, with its proof."""
 
     identity: Identity
     proof: bytes
@@ -497,57 +509,57 @@ def proof_text(identity: Identity, key: bytes, *, run: str) -> str:
 
 
 class Proofs:
-    """The proofs of the lives that have joined over one line."""
+    """The proofs of the incarnations that have joined over one connection."""
 
     def __init__(self) -> None:
-        self._known: dict[Identity, str] = {}
+        self._proofs: dict[Identity, str] = {}
 
     def learn(self, call: Call, reply: Reply) -> None:
-        """Keep the proof of a life that joins, for its later calls."""
+        """Store the proof of an incarnation that joins, for its later calls."""
         if isinstance(call, JoinCall) and isinstance(reply, JoinReply):
             identity = Identity(reply.island, reply.incarnation)
             key = blake3_digest(call.key)
-            self._known[identity] = proof_text(identity, key, run=reply.run)
+            self._proofs[identity] = proof_text(identity, key, run=reply.run)
 
     def of(self, call: Call) -> str | None:
-        """Return the proof that a call needs; None for a read, or an unknown life."""
+        """Return the proof that a call needs; None for a read or unknown identity."""
         for identity in identities_of(call):
-            return self._known.get(identity)
+            return self._proofs.get(identity)
         return None
 
 
 def read_claim(island: str, text: str | None) -> IdentityClaim:
-    """Return the claim to speak for an island.
+    """Return the claim of a request to an island's identity.
 
     Raises:
         UsageError: the header is missing or malformed; the proof is never shown.
     """
-    found = _FORM.fullmatch(text or "")
-    if not found or int(found[1]) > U64_MAX:
+    match = _FORM.fullmatch(text or "")
+    if not match or int(match[1]) > U64_MAX:
         fault = "is missing" if text is None else "is malformed"
         raise UsageError(
-            f"The header {PROOF_HEADER} {fault}, and this call speaks for island "
-            f"{shown(island)}. Send its incarnation, a blank, and the proof of its key "
-            f"as {2 * PROOF_BYTES} hex digits. {SEE}"
+            f"The header {PROOF_HEADER} {fault}, and this call needs the proof of "
+            f"island {shown(island)}. Send its incarnation, a blank, and the proof "
+            f"of its key as {2 * PROOF_BYTES} hex digits. {SEE}"
         )
-    return IdentityClaim(Identity(island, int(found[1])), bytes.fromhex(found[2]))
+    return IdentityClaim(Identity(island, int(match[1])), bytes.fromhex(match[2]))
 
 
 def require_claimed(claim: IdentityClaim | None, *named: Identity) -> None:
-    """Return when a request names no other identity than the one it claims.
+    """Return if a request names no other identity than the one it claims.
 
     Raises:
-        UsageError: it speaks for another island, or another life.
+        UsageError: it names another island, or another incarnation.
     """
     for identity in named:
         if claim is None or identity != claim.identity:
-            said = f"incarnation {identity.incarnation} of {shown(identity.island)}"
+            name = f"incarnation {identity.incarnation} of {shown(identity.island)}"
             raise UsageError(
-                f"This call names {said}, and its {PROOF_HEADER} is for another. "
+                f"This call names {name}, and its {PROOF_HEADER} is for another. "
                 f"An island speaks only for itself. {SEE}"
             )
 
 
 def identity_of(named: Heartbeat | Header) -> Identity:
-    """Return the life that a beat, or the header of an update, is of."""
+    """Return the identity in a beat, or in the header of an update."""
     return Identity(named.island, named.incarnation)

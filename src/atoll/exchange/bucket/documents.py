@@ -29,12 +29,12 @@ from atoll.exchange.api.fields import (
     load,
     maybe,
     number,
+    one_of,
     require_table,
     row,
     table,
     text,
     whole,
-    words,
 )
 from atoll.exchange.api.messages import (
     BEAT,
@@ -289,7 +289,7 @@ RUN: JsonField[RunDocument] = table(
         "model": MODEL,
         "constants": DIGESTS,
     },
-    optional={"states": listed(_MAYBE_DIGEST, most=MAX_FRAGMENTS)},
+    optional={"states": listed(_MAYBE_DIGEST, max_items=MAX_FRAGMENTS)},
 )
 SLOT: JsonField[SlotDocument] = table(SlotDocument, {"run": NAME, "island": NAME})
 MEMBER: JsonField[MemberDocument] = table(
@@ -299,9 +299,9 @@ MEMBER: JsonField[MemberDocument] = table(
         "slot": whole(),
         "key": hexed(0, 64, is_secret=True),
         "nonce": hexed(0, 64, is_secret=True),
-        "opened": listed(whole(), most=MAX_FRAGMENTS),
+        "opened": listed(whole(), max_items=MAX_FRAGMENTS),
         "stands": listed(
-            row(Stand, {**_NUMBER, "incarnation": whole()}), most=MAX_FRAGMENTS
+            row(Stand, {**_NUMBER, "incarnation": whole()}), max_items=MAX_FRAGMENTS
         ),
         "beats": whole(),
         "has_left": FLAG,
@@ -309,12 +309,13 @@ MEMBER: JsonField[MemberDocument] = table(
     },
     optional={
         "heads": listed(
-            row(RosterHead, {"round": whole(), "digest": DIGEST}), most=MAX_FRAGMENTS
+            row(RosterHead, {"round": whole(), "digest": DIGEST}),
+            max_items=MAX_FRAGMENTS,
         ),
         "controls": whole(),
         "wants": listed(
             row(Want, {**_NUMBER, "island": NAME, "incarnation": whole()}),
-            most=MAX_WANTS,
+            max_items=MAX_WANTS,
         ),
     },
 )
@@ -322,7 +323,7 @@ CONTROL: JsonField[ControlDocument] = table(
     ControlDocument,
     {
         "run": NAME,
-        "action": words(*ACTIONS),
+        "action": one_of(*ACTIONS),
         "values": JsonField(dict, _scalars),
         "last_round": maybe(whole()),
         "island": maybe(NAME),
@@ -339,7 +340,7 @@ ROSTER: JsonField[RosterDocument] = table(
         "epoch": whole(),
         "base": BASE,
         "outer": _OUTER,
-        "shards": listed(NAME, most=MAX_SHARDS),
+        "shards": listed(NAME, max_items=MAX_SHARDS),
         "roster": _ROSTER,
         "move": whole(),
     },
@@ -356,8 +357,8 @@ STATE: JsonField[StateDocument] = table(
         **_NUMBER,
         "parts": whole(1, 2**20),
         "head": hexed(1, MAX_LARGE_BYTES),
-        "counted": listed(COUNTED, most=65_536),
-        "bases": listed(BASE, most=1024),
+        "counted": listed(COUNTED, max_items=65_536),
+        "bases": listed(BASE, max_items=1024),
     },
     optional={"roster": _MAYBE_DIGEST},
 )
@@ -377,7 +378,7 @@ def packed(field: JsonField[T], document: T, key: str) -> list[Data]:
     """Return a document as the bytes of the object at `key`."""
     said = {"format": FORMAT, "key": key, "document": field.write(document)}
     most = MAX_LARGE_BYTES - _SEALED_FROM - 1
-    rest = b'",' + dump(said, what="document", most=most)[1:]
+    rest = b'",' + dump(said, name="document", max_bytes=most)[1:]
     return [_OPENING + blake3_digest(rest).hex().encode() + rest]
 
 
@@ -437,7 +438,7 @@ def _opened(
             raise CorruptError("its bytes do not match the digest that it begins with.")
     else:
         digest = blake3_digest(data)
-    said = require_table(load(data, what=key, most=MAX_LARGE_BYTES), key)
+    said = require_table(load(data, name=key, max_bytes=MAX_LARGE_BYTES), key)
     known = {"format", "document"} | ({"digest", "key"} if is_sealed else set())
     expected = FORMAT if is_sealed else UNSEALED_FORMAT
     if not is_sealed and said.get("format") == FORMAT:

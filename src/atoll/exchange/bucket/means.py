@@ -134,8 +134,8 @@ _HEAD: JsonField[Any] = table(
         "of": DIGEST,
         "shard": whole(),
         "overflows": FLAG,
-        "spoilt": listed(NAME, most=65_536),
-        "digests": listed(DIGEST, most=2**20),
+        "spoilt": listed(NAME, max_items=65_536),
+        "digests": listed(DIGEST, max_items=2**20),
     },
 )
 
@@ -398,7 +398,9 @@ def _taken_apart(
         if is_sealed or bytes(head[:10]) == b'{"digest":':
             fields = parse(_HEAD, head, key=key)
         else:
-            fields = _HEAD.read(load(head, what="mean", most=MAX_LARGE_BYTES), "mean")
+            fields = _HEAD.read(
+                load(head, name="mean", max_bytes=MAX_LARGE_BYTES), "mean"
+            )
     except UsageError as exc:
         raise _strange(str(exc)) from exc
     return fields, np.frombuffer(data[end:], np.uint8)

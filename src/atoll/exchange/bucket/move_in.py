@@ -84,8 +84,8 @@ _PROGRESS = table(
     FragmentProgress,
     {
         "round": whole(),
-        "counted": listed(COUNTED, most=MOST),
-        "bases": listed(BASE, most=1024),
+        "counted": listed(COUNTED, max_items=MOST),
+        "bases": listed(BASE, max_items=1024),
     },
 )
 _LEFT = row(UnclaimedUpdate, {"fragment": whole(), "round": whole(), "island": NAME})
@@ -94,11 +94,11 @@ MOVED_RUN: JsonField[MovedRun] = table(
     {
         "settings": documents.SETTINGS,
         "run": documents.RUN,
-        "controls": listed(documents.CONTROL, most=MOST),
-        "members": listed(documents.MEMBER, most=MOST),
-        "fragments": listed(_PROGRESS, least=1, most=MAX_FRAGMENTS),
-        "rosters": listed(documents.ROSTER, most=MOST),
-        "left": listed(_LEFT, most=MOST),
+        "controls": listed(documents.CONTROL, max_items=MOST),
+        "members": listed(documents.MEMBER, max_items=MOST),
+        "fragments": listed(_PROGRESS, min_items=1, max_items=MAX_FRAGMENTS),
+        "rosters": listed(documents.ROSTER, max_items=MOST),
+        "left": listed(_LEFT, max_items=MOST),
     },
 )
 

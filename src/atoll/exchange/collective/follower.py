@@ -143,12 +143,12 @@ class CollectiveFollower:
 
 def position_bytes(position: Position) -> bytes:
     """Return a position as ranks tell it."""
-    return dump(POSITION.write(position), what="position", most=MAX_LARGE_BYTES)
+    return dump(POSITION.write(position), name="position", max_bytes=MAX_LARGE_BYTES)
 
 
 def read_position(data: bytes) -> Position:
     """Return the position that was told."""
-    said = load(data, what="position", most=MAX_LARGE_BYTES)
+    said = load(data, name="position", max_bytes=MAX_LARGE_BYTES)
     return POSITION.read(said, "position")
 
 

@@ -124,7 +124,7 @@ class LaunchFiles:
             CorruptError: the file is damaged.
         """
         try:
-            data = read_private(self.state, what="state", max_bytes=MAX_STATE_BYTES)
+            data = read_private(self.state, content="state", max_bytes=MAX_STATE_BYTES)
         except NoSuchFile:
             return None
         try:
@@ -145,7 +145,7 @@ class LaunchFiles:
     def read_request(self) -> tuple[list[int], float] | None:
         """Return which islands are to go, and within which time."""
         try:
-            data = read_private(self.request, what="request", max_bytes=2**16)
+            data = read_private(self.request, content="request", max_bytes=2**16)
             form = json.loads(data)
             return [int(each) for each in form["indexes"]], float(form["grace_s"])
         except NoSuchFile:

@@ -349,7 +349,7 @@ def read_secrets(place: Path) -> dict[str, str]:
         NoSuchFile: the launch was over.
     """
     path = place / "secrets.json"
-    data = read_private(path, what="secrets", max_bytes=MAX_SECRETS_BYTES)
+    data = read_private(path, content="secrets", max_bytes=MAX_SECRETS_BYTES)
     try:
         return {str(name): str(value) for name, value in json.loads(data).items()}
     except (ValueError, AttributeError) as exc:

@@ -1,4 +1,4 @@
-"""Between run files, dictionaries, `--set` assignments and sections.
+"""Run files, dictionaries and `--set` assignments, converted to sections and back.
 
 Rule 1: everything read here may be hostile; its size is judged before it is parsed.
 Rule 2: an unknown key is an error that names the nearest known one.
@@ -105,8 +105,8 @@ def nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def parse_assignment(text: str) -> tuple[str, Any]:
     """Return key and value of `sync.sync_every=50`.
 
-    The value is TOML's true, false, number or quoted text; anything else is text as it
-    stands, so that `sync.adopt=mix` needs no quotes.
+    The value is TOML's true, false, number or quoted text; anything else is text
+    unchanged, so that `sync.adopt=mix` needs no quotes.
     """
     key, equals, value = text.partition("=")
     if not (equals and key.strip()):

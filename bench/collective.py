@@ -92,7 +92,8 @@ def measured(
             _start(_be, folder, rank, ranks, urls, given.elements, given.turns)
             for rank in range(ranks)
         ]
-        taken, up = [line.recv() for _, line in members][0]
+        replies = [line.recv() for _, line in members]
+        taken, up = replies[0]
         rounds, payload = given.turns + WARM_UPS, 2 * given.elements
         said = f"a rank sends {up / payload:.2f} to the others"
         for name, link in zip((COLLECTIVE, COORDINATOR), links, strict=True):

@@ -16,8 +16,8 @@ from atoll.disk import (
     DiskSpace,
     SystemDisk,
 )
-from atoll.disk.files import BEHIND_BYTES
 from atoll.disk.space import RECORDS_BYTES
+from atoll.disk.system import BEHIND_BYTES
 from atoll.errors import DiskError, DiskFull, NoSuchFile, UsageError
 from atoll.testing.disk_contract import DISK_CLAIMS, Claim
 

@@ -24,7 +24,7 @@ from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.exchange.over_http import HttpLine
 from atoll.http import HttpClient
 from atoll.settings import RunSettings
-from atoll.weights.norm import Norm
+from atoll.weights.verify import Norm
 from atoll.wire import codec
 from tests.coordinator.serving import address_of, asking, bearer
 from tests.http.loopback import PATIENCE_S

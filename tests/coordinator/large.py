@@ -9,7 +9,7 @@ from atoll.exchange import Exchange, Frame
 from atoll.island.numpy_model import vector_model
 from atoll.protocol import JoinReply, JoinRequest
 from atoll.weights import FragmentState, lay_out, terms_of
-from atoll.weights.norm import Norm
+from atoll.weights.verify import Norm
 from atoll.wire import FrameKind, Header, with_body
 
 F32 = NDArray[np.float32]

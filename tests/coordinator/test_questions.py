@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.coordinator import Service
-from atoll.coordinator.long_polls import LongPolls
+from atoll.coordinator.threads import LongPolls
 from atoll.exchange.calls import OutcomeCall, Reply
 from atoll.protocol import Heartbeat, JoinReply
 from atoll.settings import RunSettings

@@ -51,11 +51,11 @@ from atoll.protocol import (
     Reception,
     TensorSpec,
 )
+from atoll.protocol.messages import CountedWork
 from atoll.protocol.model import ConstantCatalogue
-from atoll.protocol.progress import CountedWork
 from atoll.settings import RunSettings
 from atoll.wire import Header, blake3_digest, pack
-from atoll.wire.text import new_name_fault
+from atoll.wire.roster import new_name_fault
 from tests.wire.samples import a_state, an_agreed, an_update, body_of, sealed
 
 U64_MAX = 2**64 - 1

@@ -32,7 +32,7 @@ from atoll.exchange.calls import (
     StateCall,
 )
 from atoll.wire import blake3_digest
-from atoll.wire.proofs import PROOF_BYTES, island_proof
+from atoll.wire.frame import PROOF_BYTES, island_proof
 from tests.exchange.forms_samples import (
     BEAT,
     JOIN,

@@ -19,7 +19,7 @@ from atoll.http import (
     download,
     ranged,
 )
-from atoll.http.download import RESUMES, at_most
+from atoll.http.client import RESUMES, at_most
 from atoll.http.server import Handle
 from atoll.testing import Link
 from tests.http.certificates import Certificate, unchecked

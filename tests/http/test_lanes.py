@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from atoll.http import Listener, Request, Response, ShedReason
-from atoll.http.event_loop import TICK_S
+from atoll.http.threads import TICK_S
 from tests.http.loopback import PATIENCE_S, Dialogue, head, hello, listening
 
 SIZE = 200_000

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from atoll.disk import Disk
 from atoll.errors import CorruptError, DiskFull, UsageError
+from atoll.journal.encoding import HEAD_BYTES, MARK, RECORD_BYTES
 from atoll.journal.log import RecordLog
-from atoll.journal.segments import HEAD_BYTES, MARK, RECORD_BYTES
 from atoll.simulate.disk import SimDisk
 from tests.journal.stories import NoRoom
 

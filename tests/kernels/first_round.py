@@ -15,7 +15,7 @@ import numpy as np
 from atoll import RunSettings, kernels
 from atoll.island.numpy_model import vector_model
 from atoll.kernels.layouts import STATE_PIECE
-from atoll.protocol.judge import judge_updates
+from atoll.protocol.rounds import judge_updates
 from atoll.weights import FragmentState, UpdateCheck, agree, lay_out, seal, terms_of
 from atoll.weights.reduce import Framed
 from atoll.wire import FrameKind, Header, with_body

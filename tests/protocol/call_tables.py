@@ -42,7 +42,7 @@ from atoll.protocol.tables import DecisionRow, DecisionTable
 from atoll.simulate import SimDisk
 from atoll.weights import FragmentState
 from atoll.wire import FrameKind, Header, OuterValues, blake3_digest, with_body
-from atoll.wire.proofs import outcome_receipt, voucher
+from atoll.wire.frame import outcome_receipt, voucher
 from tests.protocol.drivers import MODEL as TRAINED
 
 SETTINGS = RunSettings.from_dict(

@@ -27,8 +27,7 @@ from atoll.protocol.events import (
     UpdateOffered,
     Welcome,
 )
-from atoll.protocol.island import CountedSince, remaining_work
-from atoll.protocol.island_types import FragmentSync
+from atoll.protocol.island import CountedSince, FragmentSync, remaining_work
 from atoll.protocol.membership import LEASE_S, Member, Members
 from atoll.protocol.rounds import Phase, Round
 from atoll.testing import vector_model

@@ -24,7 +24,7 @@ from atoll.protocol import (
     Take,
     advance,
 )
-from atoll.protocol.island_types import REFUSALS, FragmentSync, RoundInFlight
+from atoll.protocol.island import REFUSALS, FragmentSync, RoundInFlight
 from atoll.protocol.tables import ANY, YES_NO, DecisionRow, DecisionTable
 from atoll.wire import Verdict
 

@@ -33,7 +33,7 @@ from atoll.protocol import (
     verdict_of,
     wakes_at,
 )
-from atoll.protocol.island_types import FragmentSync, RoundInFlight
+from atoll.protocol.island import FragmentSync, RoundInFlight
 from atoll.wire import Roster, RosterEntry, Verdict
 
 PLAN = SyncPlan(sync_every=10, num_fragments=2, overlap_steps=3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.protocol.judge import (
+from atoll.protocol.rounds import (
     OWN_NORMS,
     Norms,
     judge_updates,

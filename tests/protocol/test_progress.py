@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.judge import judge_updates
-from atoll.protocol.progress import (
+from atoll.protocol.membership import (
     SPARE_ROUNDS,
     WINDOWS_PER_ROUND,
-    CountedWork,
     max_schedule_step,
     progress_fault,
 )
+from atoll.protocol.messages import CountedWork
+from atoll.protocol.rounds import judge_updates
 from atoll.settings import RunSettings
 from atoll.wire import FrameKind, Header, TrainingProgress, Verdict, with_body
 

@@ -23,7 +23,7 @@ from atoll.security import (
     make_token,
     route_of,
 )
-from atoll.security.policy import (
+from atoll.security.tokens import (
     Requirement,
 )
 

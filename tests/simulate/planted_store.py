@@ -11,7 +11,7 @@ from atoll.exchange.bucket.member import MemberLease
 from atoll.exchange.bucket.round_closer import LateUpdates, RoundCloser
 from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.view import MemberView, UpdateView
-from atoll.protocol.values import changed
+from atoll.protocol.tables import changed
 from atoll.wire import Header
 from tests.simulate.planted import Bug, replaced
 

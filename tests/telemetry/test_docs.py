@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.island.progress import IslandCounters
-from atoll.telemetry import EVENTS, METRICS, jsonl
+from atoll.telemetry import EVENTS, METRICS, bus
 from atoll.telemetry.events import MAX_ITEMS, MAX_TEXT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "events.md").read_text()
@@ -63,8 +63,8 @@ def test_the_page_lists_what_an_island_counts() -> None:
     [
         f"at most {MAX_TEXT} characters",
         f"at most {MAX_ITEMS} names or numbers",
-        f"{jsonl.MAX_BYTES // 10**6} MB",
-        f"{jsonl.KEEP} files",
+        f"{bus.MAX_BYTES // 10**6} MB",
+        f"{bus.KEEP} files",
         "wandb.log(island.metrics())",
         "pip install 'atoll[tensorboard]'",
     ],

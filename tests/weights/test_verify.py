@@ -9,7 +9,7 @@ from atoll.errors import CorruptError, Refused
 from atoll.settings import RunSettings
 from atoll.testing import vector_model
 from atoll.weights import UpdateCheck, lay_out, terms_of
-from atoll.weights.norm import BodyNorm, Norm
+from atoll.weights.verify import BodyNorm, Norm
 from atoll.wire import FrameKind, Header, codec, piece_count, piece_range, with_body
 from tests.kernels.vectors import KINDS, serving
 

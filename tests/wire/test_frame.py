@@ -34,8 +34,7 @@ from atoll.wire.frame import (
     with_body,
 )
 from atoll.wire.header import FrameKind, Header, OuterValues, TrainingProgress
-from atoll.wire.roster import Roster, Verdict
-from atoll.wire.text import as_reason, reason_fault
+from atoll.wire.roster import Roster, Verdict, as_reason, reason_fault
 from tests.wire.samples import (
     NESTEROV,
     a_state,

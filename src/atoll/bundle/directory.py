@@ -27,7 +27,7 @@ from typing import Any
 
 from atoll.bundle.definition import Bundle
 from atoll.disk import sync_directory
-from atoll.disk.files import write_whole
+from atoll.disk.system import write_whole
 from atoll.errors import DiskError, UsageError
 
 

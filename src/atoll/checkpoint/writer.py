@@ -52,7 +52,7 @@ from atoll.checkpoint.tree import Encoder, Json, Objects, is_replicated, state_o
 from atoll.clock import Clock, SystemClock
 from atoll.disk import TEMPORARY, Data, sync_directory
 from atoll.disk.base import translated
-from atoll.disk.files import write_whole
+from atoll.disk.system import write_whole
 from atoll.errors import AtollError, RemoteError, UsageError
 
 _ALIGNMENT_BYTES = 64

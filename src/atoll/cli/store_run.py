@@ -35,7 +35,7 @@ from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.view import BEAT_S, RunView
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.membership import Members
-from atoll.protocol.values import changed
+from atoll.protocol.tables import changed
 from atoll.store import (
     Data,
     Item,

@@ -5,7 +5,7 @@ either: the simulator drives them too, and `app.Coordinator` serves them.
 Start reading at `service.Service`, then `threads` and `routes`.
 """
 
-from atoll.coordinator.long_polls import LongPolls
 from atoll.coordinator.service import Service
+from atoll.coordinator.threads import LongPolls
 
 __all__ = ["LongPolls", "Service"]

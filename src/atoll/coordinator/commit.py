@@ -38,7 +38,7 @@ from atoll.protocol.rounds import Round
 from atoll.trace import span
 from atoll.weights import BodyPool, FragmentLayout, FragmentState, Terms, agree
 from atoll.wire import FrameKind, Header, blake3_digest, update_digest
-from atoll.wire.proofs import is_same_receipt, outcome_receipt, state_receipt
+from atoll.wire.frame import is_same_receipt, outcome_receipt, state_receipt
 
 COMPACT_ROUNDS = 10
 """Rounds between two states: a restart replays at most this number of means."""

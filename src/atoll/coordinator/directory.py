@@ -24,7 +24,7 @@ from atoll.disk import (
     SystemDisk,
     sync_directory,
 )
-from atoll.disk.files import write_whole
+from atoll.disk.system import write_whole
 from atoll.errors import CorruptError, Refused, UsageError
 from atoll.security.private_files import (
     private_directory,

@@ -45,7 +45,7 @@ from atoll.security import OneTimeCodes
 from atoll.telemetry import EventBus, render
 from atoll.telemetry.prometheus import CONTENT_TYPE
 from atoll.wire.digests import view_of
-from atoll.wire.text import reason_fault
+from atoll.wire.roster import reason_fault
 
 MAX_COMMAND_BYTES = 64 * 1024
 ARCHIVE = "application/x-tar"

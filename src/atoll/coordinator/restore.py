@@ -22,9 +22,9 @@ from atoll.journal import (
 )
 from atoll.protocol.coordinator_state import CoordinatorState, Move
 from atoll.protocol.events import Epoch, Leave, MoveCancelled, PauseRequested
-from atoll.protocol.membership import LEASE_S, Member, Members
+from atoll.protocol.membership import LEASE_S, CountedUpdates, Member, Members
+from atoll.protocol.messages import CountedWork
 from atoll.protocol.operators import end_by_tokens, end_of
-from atoll.protocol.progress import CountedUpdates, CountedWork
 from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
 from atoll.settings import RunSettings
 from atoll.weights import FragmentState, Layout, lay_out, terms_of

@@ -72,7 +72,7 @@ from atoll.protocol.model import bytes_of, has, keepable
 from atoll.protocol.operators import require_here
 from atoll.wire import MAX_HEADER_BYTES
 from atoll.wire.digests import view_of
-from atoll.wire.proofs import island_proof
+from atoll.wire.frame import island_proof
 
 STATES_HEADERS_BYTES = 2 * MAX_HEADER_BYTES
 """Largest size of the headers before states, including those of outcomes."""

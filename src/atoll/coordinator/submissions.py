@@ -38,10 +38,9 @@ from atoll.weights import (
     require_state,
     terms_of,
 )
-from atoll.weights.norm import exceeds_largest
-from atoll.weights.verify import require_terms
+from atoll.weights.verify import exceeds_largest, require_terms
 from atoll.wire import MOMENTS, FrameKind, Header, codec, piece_count, verify_body
-from atoll.wire.proofs import voucher
+from atoll.wire.frame import voucher
 
 HEADER_BYTES, PIECE_BYTES = 8192, 32
 """Largest size of a frame's header without pieces and roster, and of a piece's

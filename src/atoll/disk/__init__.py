@@ -12,12 +12,19 @@ from atoll.disk.base import (
     Disk,
     check_name,
 )
-from atoll.disk.files import open_nameless, sweep_nameless, sync_directory, write_all
 from atoll.disk.space import (
     DiskSpace,
     SpaceReservation,
 )
-from atoll.disk.system import Abilities, SystemDisk, require_able
+from atoll.disk.system import (
+    Abilities,
+    SystemDisk,
+    open_nameless,
+    require_able,
+    sweep_nameless,
+    sync_directory,
+    write_all,
+)
 
 __all__ = [
     "LOCK",

@@ -52,7 +52,7 @@ from atoll.protocol.model import bytes_of, to_bring
 from atoll.weights import lay_out
 from atoll.wire import FrameKind, Header, blake3_digest
 from atoll.wire.digests import Bytes, view_of
-from atoll.wire.proofs import voucher
+from atoll.wire.frame import voucher
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Between two attempts at a coordinator that does not answer; doubled each time."""

@@ -25,9 +25,10 @@ from atoll.protocol import (
     Reception,
     judge_updates,
 )
-from atoll.protocol.judge import Norms, norms_after
+from atoll.protocol.membership import max_schedule_step
+from atoll.protocol.messages import CountedWork
 from atoll.protocol.model import to_bring
-from atoll.protocol.progress import CountedWork, max_schedule_step
+from atoll.protocol.rounds import Norms, norms_after
 from atoll.settings import RunSection, RunSettings
 from atoll.weights import (
     FragmentLayout,
@@ -40,7 +41,7 @@ from atoll.weights import (
     terms_of,
 )
 from atoll.wire import FrameKind, Roster, update_digest, verify_body
-from atoll.wire.text import new_name_fault
+from atoll.wire.roster import new_name_fault
 
 
 class MemoryRun:

@@ -4,9 +4,8 @@ Start reading at `listener.Listener`, then `server`; for the other side at
 `client.HttpClient`.
 """
 
-from atoll.http.client import HttpClient, HttpReply
+from atoll.http.client import Download, HttpClient, HttpReply, at_most, download
 from atoll.http.connection import ListenerLimits, origin_of
-from atoll.http.download import Download, at_most, download
 from atoll.http.handshake import HandshakeFault
 from atoll.http.listener import Listener, ListenerCounts
 from atoll.http.registry import ShedReason

@@ -14,10 +14,9 @@ from functools import partial
 from typing import Protocol
 
 from atoll.http.connection import Connection, ConnectionClosed
-from atoll.http.event_loop import EventLoop
 from atoll.http.parked_connections import CloseHandler, ParkedUntilDeadline
 from atoll.http.response import Problem, as_problem, head_of
-from atoll.http.thread_pools import ThreadPools
+from atoll.http.threads import EventLoop, ThreadPools
 
 
 class HandshakeFault(enum.Enum):

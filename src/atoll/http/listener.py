@@ -27,7 +27,6 @@ from typing import Final
 from atoll.clock import Clock
 from atoll.errors import UsageError
 from atoll.http.connection import Connection, ListenerLimits, origin_of
-from atoll.http.event_loop import EventLoop
 from atoll.http.handshake import HandshakeFault, OnHandshakeFault
 from atoll.http.registry import (
     ConnectionRegistry,
@@ -39,7 +38,7 @@ from atoll.http.registry import (
 from atoll.http.request import Request
 from atoll.http.response import Problem, as_problem, head_of
 from atoll.http.server import Handle, Judge, OnError, RequestServer
-from atoll.http.thread_pools import ThreadPools
+from atoll.http.threads import EventLoop, ThreadPools
 
 BACKLOG: Final = 1024
 ACCEPTED_AT_ONCE: Final = 64

@@ -35,15 +35,15 @@ from atoll.http.connection import (
     ConnectionClosed,
     ListenerLimits,
 )
-from atoll.http.event_loop import (
+from atoll.http.request import Request
+from atoll.http.response import DeferredResponse, Problem, Response, ResponseStream
+from atoll.http.threads import (
     READ,
     SCRATCH_BYTES,
     WRITE,
     EventLoop,
     ParkedConnection,
 )
-from atoll.http.request import Request
-from atoll.http.response import DeferredResponse, Problem, Response, ResponseStream
 
 
 class CloseHandler(Protocol):

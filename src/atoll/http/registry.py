@@ -19,9 +19,8 @@ from typing import Final
 
 from atoll.clock import Clock
 from atoll.http.connection import Connection, ListenerLimits
-from atoll.http.event_loop import EventLoop
 from atoll.http.parked_connections import ParkedForClose
-from atoll.http.thread_pools import ThreadPools
+from atoll.http.threads import EventLoop, ThreadPools
 
 
 class ShedReason(enum.Enum):

@@ -30,7 +30,6 @@ from atoll.http.connection import (
     ListenerLimits,
     TransferStalled,
 )
-from atoll.http.event_loop import EventLoop
 from atoll.http.handshake import OnHandshakeFault, TlsHandshakes
 from atoll.http.parked_connections import (
     ParkedForBody,
@@ -55,7 +54,7 @@ from atoll.http.response import (
     has_body,
     head_of,
 )
-from atoll.http.thread_pools import BulkLanes, QueuedTransfer, ThreadPools
+from atoll.http.threads import BulkLanes, EventLoop, QueuedTransfer, ThreadPools
 
 Handle = Callable[[Request], Response | DeferredResponse]
 

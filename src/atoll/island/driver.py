@@ -47,7 +47,7 @@ from atoll.protocol import (
     verdict_of,
     wakes_at,
 )
-from atoll.protocol.island_types import CARRIED_ROUNDS, FragmentSync
+from atoll.protocol.island import CARRIED_ROUNDS, FragmentSync
 from atoll.settings import SyncSection
 from atoll.trace import span
 from atoll.wire import FrameKind, Header, Verdict, update_digest

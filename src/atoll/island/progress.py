@@ -19,7 +19,7 @@ from atoll.errors import AtollWarning, UsageError
 from atoll.island.fragment import IslandFragment, UpdateInFlight
 from atoll.island.saved_state import AppliedOutcome
 from atoll.protocol import JoinReply, Position, Stats, WorkDecision
-from atoll.protocol.island_types import CARRIED_ROUNDS
+from atoll.protocol.island import CARRIED_ROUNDS
 from atoll.wire import Verdict, blake3_digest
 
 Number = float | int

@@ -15,8 +15,7 @@ import numpy as np
 from atoll.errors import CorruptError
 from atoll.exchange import Frame
 from atoll.protocol import Position, WorkDecision
-from atoll.protocol.island import RemainingWork
-from atoll.protocol.island_types import FragmentSync, RoundInFlight
+from atoll.protocol.island import FragmentSync, RemainingWork, RoundInFlight
 from atoll.weights.layout import F32
 from atoll.wire import Verdict, pack, unpack
 

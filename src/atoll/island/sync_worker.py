@@ -37,7 +37,7 @@ from atoll.protocol import (
     decide,
     verdict_of,
 )
-from atoll.protocol.island_types import FragmentSync
+from atoll.protocol.island import FragmentSync
 from atoll.trace import span
 from atoll.weights import FragmentState, terms_of
 from atoll.wire import (

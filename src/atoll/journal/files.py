@@ -43,12 +43,12 @@ from atoll.disk import (
     DiskSpace,
 )
 from atoll.errors import CorruptError, NoSuchFile
+from atoll.journal.encoding import CHUNK_BYTES
 from atoll.journal.records import (
     AgreedRecord,
     BodyLocation,
 )
 from atoll.journal.replay import RecordedFragment, Update
-from atoll.journal.segments import CHUNK_BYTES
 from atoll.weights import FragmentState
 from atoll.wire import (
     MOMENTS,
@@ -64,7 +64,7 @@ from atoll.wire import (
     verify_piece,
 )
 from atoll.wire.digests import view_of
-from atoll.wire.proofs import KEY_BYTES
+from atoll.wire.frame import KEY_BYTES
 
 U8 = NDArray[np.uint8]
 Framed = tuple[Header, U8]

@@ -49,7 +49,7 @@ import xxhash
 
 from atoll.disk import Disk
 from atoll.errors import CorruptError, NoSuchFile, UsageError
-from atoll.journal.segments import (
+from atoll.journal.encoding import (
     HEAD_BYTES,
     RECORD_BYTES,
     RESTORE,

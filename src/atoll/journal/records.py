@@ -17,7 +17,7 @@ from atoll.protocol import ModelSpec
 from atoll.wire import Header, Roster, pack, unpack, unpack_roster
 from atoll.wire.frame import FIXED, FIXED_BYTES, PREFIX_BYTES, FixedFields
 from atoll.wire.header import MAX_FRAGMENT
-from atoll.wire.text import name_fault, reason_fault
+from atoll.wire.roster import name_fault, reason_fault
 
 U64_MAX = 2**64 - 1
 STATE_DIGEST_BYTES = 16

@@ -3,8 +3,7 @@
 Start reading at `messages`, then `island`.
 """
 
-from atoll.protocol.island import advance, decide, join_at, verdict_of, wakes_at
-from atoll.protocol.island_types import (
+from atoll.protocol.island import (
     Action,
     Await,
     End,
@@ -22,8 +21,12 @@ from atoll.protocol.island_types import (
     SyncPlan,
     Take,
     WorkDecision,
+    advance,
+    decide,
+    join_at,
+    verdict_of,
+    wakes_at,
 )
-from atoll.protocol.judge import judge_updates, refuse_all
 from atoll.protocol.messages import (
     Heartbeat,
     HeldRound,
@@ -33,7 +36,7 @@ from atoll.protocol.messages import (
     Stats,
 )
 from atoll.protocol.model import ModelSpec, TensorSpec
-from atoll.protocol.rounds import Phase, Reception
+from atoll.protocol.rounds import Phase, Reception, judge_updates, refuse_all
 
 __all__ = [
     "Action",

@@ -50,10 +50,9 @@ from atoll.protocol.events import (
     UpdatesGathered,
     UpdateStored,
 )
-from atoll.protocol.judge import judge_updates
 from atoll.protocol.membership import Member
-from atoll.protocol.rounds import Phase, Reception, Round
-from atoll.protocol.values import changed
+from atoll.protocol.rounds import Phase, Reception, Round, judge_updates
+from atoll.protocol.tables import changed
 from atoll.wire import Header, Roster, RosterEntry, Verdict
 
 

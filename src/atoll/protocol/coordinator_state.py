@@ -18,10 +18,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from atoll.errors import FoundingLost
-from atoll.protocol.membership import Member, Members
+from atoll.protocol.membership import CountedUpdates, Member, Members
 from atoll.protocol.messages import HeldRound, Position
 from atoll.protocol.model import ModelSpec
-from atoll.protocol.progress import CountedUpdates
 from atoll.protocol.rounds import Phase, Round
 from atoll.settings import RunSettings
 

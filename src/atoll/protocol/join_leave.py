@@ -22,12 +22,11 @@ from atoll.protocol.events import (
     Result,
     Welcome,
 )
-from atoll.protocol.membership import LEASE_S, Member, Members
+from atoll.protocol.membership import LEASE_S, Member, Members, max_schedule_step
 from atoll.protocol.messages import Heartbeat, HeldRound, JoinReply
 from atoll.protocol.operators import bounded
-from atoll.protocol.progress import max_schedule_step
 from atoll.protocol.rounds import Phase, Round
-from atoll.protocol.values import changed
+from atoll.protocol.tables import changed
 
 MAX_NAMES = 65_536
 """Names that a run knows at most: every message copies their table."""

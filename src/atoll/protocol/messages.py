@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from atoll.errors import ModelError
 from atoll.protocol.model import ModelSpec
-from atoll.protocol.progress import CountedWork
 from atoll.settings import RunSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedWork:
+    """The last update of an island that counted in a fragment."""
+
+    round: int
+    inner_steps: int
+    tokens: int
+    incarnation: int = field(default=0, compare=False)
+    """The incarnation that published it; 0: unknown."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from atoll.protocol.events import (
     UpdateStored,
 )
 from atoll.protocol.rounds import Phase
-from atoll.protocol.values import changed
+from atoll.protocol.tables import changed
 from atoll.settings import EPOCH_KEYS, RunSettings
 
 END_ROUNDS = "run.end_rounds"

@@ -4,6 +4,8 @@ Rule 1: a table answers every combination of its columns' values.
 Rule 2: no row is idle: each one is the first that fits something.
 Rule 3: the machines follow the tables. Tests put every combination to the real
         machine, and docs/protocol.md is rendered from here.
+
+The machines' states are frozen; `changed` makes the next one.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from typing import Any, TypeVar
 
 ANY = "any"
 
@@ -382,3 +385,25 @@ REJOINING = DecisionTable(
 )
 
 TABLES = (TRANSITIONS, RECEPTION, JOINING, FOUNDING, WORK, REJOINING)
+
+
+T = TypeVar("T")
+
+
+def changed(value: T, **changes: Any) -> T:
+    """Return a copy of a frozen value with other values in some of its fields.
+
+    Like `dataclasses.replace` and an order of magnitude faster, because nothing is
+    checked or computed again: only for classes without checks and caches.
+
+    Raises:
+        TypeError: the class has no such field.
+    """
+    kind, before = type(value), value.__dict__
+    fields = before | changes
+    if len(fields) != len(before):
+        unknown = sorted(changes.keys() - before.keys())
+        raise TypeError(f"{kind.__name__} has no field {unknown[0]!r}.")
+    copy = object.__new__(kind)
+    object.__setattr__(copy, "__dict__", fields)
+    return copy

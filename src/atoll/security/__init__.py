@@ -27,15 +27,6 @@ from atoll.security.credentials import (
     credentials_directory,
 )
 from atoll.security.invite import Invite, is_invite, parse_invite
-from atoll.security.policy import (
-    ROUTES,
-    UNLISTED,
-    Requirement,
-    RouteRule,
-    needed_role,
-    require_safe_listening,
-    route_of,
-)
 from atoll.security.tls import (
     calling_context,
     certificate_refusal,
@@ -46,16 +37,23 @@ from atoll.security.tls import (
     secured,
 )
 from atoll.security.tokens import (
+    ROUTES,
+    UNLISTED,
     MustWait,
     OneTimeCodes,
+    Requirement,
     Role,
+    RouteRule,
     Secret,
     Tokens,
     authorization,
     check_token,
     make_token,
+    needed_role,
     read_token,
     require,
+    require_safe_listening,
+    route_of,
     run_tokens,
     token_file,
 )

@@ -23,12 +23,12 @@ from dataclasses import dataclass
 
 from atoll.errors import UsageError
 from atoll.security.addresses import ip_of
-from atoll.security.policy import (
+from atoll.security.tokens import (
     ROUTES,
     UNLISTED,
+    Role,
     RouteRule,
 )
-from atoll.security.tokens import Role
 
 
 class AuditKind(enum.Enum):

@@ -9,6 +9,7 @@ Start reading at `events`, then `bus.EventBus`; `prometheus` and `status_page` a
 from atoll.telemetry.bus import (
     Counters,
     EventBus,
+    JsonlWriter,
     Sink,
     Subscription,
 )
@@ -19,7 +20,6 @@ from atoll.telemetry.events import (
     EventKind,
     ValueKind,
 )
-from atoll.telemetry.jsonl import JsonlWriter
 from atoll.telemetry.prometheus import METRICS, Metric, render
 from atoll.telemetry.status_page import render_status
 

@@ -4,8 +4,14 @@ Does not know where updates come from, nor which framework trains.
 Start reading at `layout`, then `state`.
 """
 
-from atoll.weights.buffers import BodyPool
-from atoll.weights.layout import FragmentLayout, Layout, Terms, lay_out, terms_of
+from atoll.weights.layout import (
+    BodyPool,
+    FragmentLayout,
+    Layout,
+    Terms,
+    lay_out,
+    terms_of,
+)
 from atoll.weights.local import adopt, seal
 from atoll.weights.reduce import Contribution, agree, reduce
 from atoll.weights.state import FragmentState

@@ -12,7 +12,7 @@ from atoll import kernels
 from atoll.algorithm import adopt as text
 from atoll.errors import NonFinite
 from atoll.weights.layout import BLOCK, F32, FragmentLayout, blocks
-from atoll.weights.norm import Norm
+from atoll.weights.verify import Norm
 from atoll.wire import Codec
 
 

@@ -19,8 +19,14 @@ from atoll import kernels
 from atoll.algorithm import merge as text
 from atoll.errors import NonFinite
 from atoll.protocol import refuse_all
-from atoll.weights.buffers import BodyPool, ScratchPool
-from atoll.weights.layout import BLOCK, F32, FragmentLayout, Terms
+from atoll.weights.layout import (
+    BLOCK,
+    F32,
+    BodyPool,
+    FragmentLayout,
+    ScratchPool,
+    Terms,
+)
 from atoll.wire import (
     PIECE_ELEMENTS,
     Codec,

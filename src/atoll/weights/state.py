@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from atoll import kernels
 from atoll.algorithm.outer import LARGEST_MOMENT, adam_corrections
 from atoll.errors import CorruptError
-from atoll.weights.buffers import ScratchPool
-from atoll.weights.layout import BLOCK, F32, blocks, first_non_finite
+from atoll.weights.layout import BLOCK, F32, ScratchPool, blocks, first_non_finite
 from atoll.wire import (
     MOMENTS,
     STATE_PIECE,

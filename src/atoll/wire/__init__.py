@@ -32,8 +32,14 @@ from atoll.wire.frame import (
     with_body,
 )
 from atoll.wire.header import MOMENTS, FrameKind, Header, OuterValues, TrainingProgress
-from atoll.wire.roster import Roster, RosterEntry, Verdict, pack_roster, unpack_roster
-from atoll.wire.text import as_reason
+from atoll.wire.roster import (
+    Roster,
+    RosterEntry,
+    Verdict,
+    as_reason,
+    pack_roster,
+    unpack_roster,
+)
 
 __all__ = [
     "MAX_BODY_BYTES",

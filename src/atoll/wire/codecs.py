@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from atoll import kernels
 from atoll.errors import CorruptError, NonFinite, UsageError
-from atoll.kernels.blocks import BLOCK
+from atoll.kernels.dispatch import BLOCK
 from atoll.kernels.layouts import (
     E3M0_BLOCK,
     INT8_BLOCK,

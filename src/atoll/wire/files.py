@@ -24,7 +24,7 @@ from atoll.wire.frame import (
     verify_piece,
 )
 from atoll.wire.header import Header
-from atoll.wire.text import FETCH_AGAIN
+from atoll.wire.roster import FETCH_AGAIN
 
 
 def read_header(

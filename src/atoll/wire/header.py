@@ -16,8 +16,7 @@ from enum import IntEnum
 from atoll.errors import UsageError
 from atoll.wire.codecs import codec
 from atoll.wire.digests import piece_count
-from atoll.wire.roster import DIGEST_BYTES, U64_MAX, Roster
-from atoll.wire.text import name_fault, reason_fault
+from atoll.wire.roster import DIGEST_BYTES, U64_MAX, Roster, name_fault, reason_fault
 
 MAX_CURSOR_BYTES = 4096
 MAX_FRAGMENT = 2**32 - 1

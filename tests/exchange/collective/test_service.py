@@ -15,7 +15,7 @@ from atoll.protocol import JoinReply, Reception
 from atoll.protocol.events import PauseRequested
 from atoll.testing.fixtures import enter, plain_settings, update_of
 from atoll.wire import Header, Verdict, blake3_digest, with_body
-from atoll.wire.proofs import voucher
+from atoll.wire.frame import voucher
 from tests.coordinator.serving import calling, line_to, picture, serving
 from tests.exchange.collective.ranks import Bureau
 

@@ -24,7 +24,7 @@ from typing import Any, Generic, NoReturn, TypeVar, cast
 from atoll.errors import UsageError
 from atoll.settings.rules import shown
 from atoll.wire.digests import Bytes, view_of
-from atoll.wire.text import name_fault, new_name_fault
+from atoll.wire.roster import name_fault, new_name_fault
 
 MAX_SMALL_BYTES = 2**20
 """Limit of JSON whose size does not depend on the model."""

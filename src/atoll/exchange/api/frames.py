@@ -30,8 +30,8 @@ from atoll.wire import (
     unpack,
 )
 from atoll.wire.digests import Bytes, view_of
-from atoll.wire.proofs import VOUCHER_BYTES
-from atoll.wire.text import FETCH_AGAIN
+from atoll.wire.frame import VOUCHER_BYTES
+from atoll.wire.roster import FETCH_AGAIN
 
 Read = Callable[[int], Bytes]
 """Returns exactly that many bytes of the body, or raises `Unreachable`."""

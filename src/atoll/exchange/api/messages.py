@@ -48,14 +48,14 @@ from atoll.protocol import (
     Stats,
     TensorSpec,
 )
+from atoll.protocol.messages import CountedWork
 from atoll.protocol.model import Role
-from atoll.protocol.progress import CountedWork
 from atoll.settings import RunSettings
 from atoll.settings.rules import shown
 from atoll.settings.run_file import SECTIONS
 from atoll.wire import blake3_digest
+from atoll.wire.frame import RECEIPT_BYTES
 from atoll.wire.header import BASE_BYTES, MAX_FRAGMENT
-from atoll.wire.proofs import RECEIPT_BYTES
 
 SETTINGS_KEYS = frozenset({"settings", "not_set"})
 

@@ -47,8 +47,8 @@ from atoll.protocol import Heartbeat, JoinReply
 from atoll.protocol.model import is_digest
 from atoll.settings.rules import shown
 from atoll.wire import Header, blake3_digest
+from atoll.wire.frame import PROOF_BYTES, RECEIPT_BYTES, island_proof
 from atoll.wire.header import MAX_FRAGMENT
-from atoll.wire.proofs import PROOF_BYTES, RECEIPT_BYTES, island_proof
 
 MAX_TARGET_BYTES = 2048
 _BAD_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")

@@ -46,8 +46,8 @@ from atoll.exchange.bucket.documents import (
 from atoll.protocol import TensorSpec, refuse_all
 from atoll.store import Data
 from atoll.weights import FragmentLayout, Terms
-from atoll.weights.norm import exceeds_largest
 from atoll.weights.reduce import Contribution, reduce
+from atoll.weights.verify import exceeds_largest
 from atoll.wire import (
     PIECE_ELEMENTS,
     Codec,

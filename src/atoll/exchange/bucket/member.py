@@ -37,7 +37,7 @@ from atoll.exchange.bucket.states import States
 from atoll.protocol import Heartbeat, JoinRequest, Position, Stats
 from atoll.protocol.membership import Member
 from atoll.wire import blake3_digest
-from atoll.wire.text import new_name_fault
+from atoll.wire.roster import new_name_fault
 
 WATCH_S = 1.0
 """Between two looks at a document that may be somebody's."""

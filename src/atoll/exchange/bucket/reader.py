@@ -28,7 +28,7 @@ from atoll.exchange.bucket.keys import IncarnationKey, incarnation_of
 from atoll.exchange.bucket.means import DIRECT_ISLANDS
 from atoll.exchange.bucket.runtime import Timing
 from atoll.exchange.bucket.view import BEATS_PER_LEASE, LEASE_S
-from atoll.protocol.progress import latest_incarnation
+from atoll.protocol.membership import latest_incarnation
 from atoll.store import Item, Store
 from atoll.weights.verify import require_terms
 from atoll.wire import (

@@ -43,7 +43,7 @@ from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import BASES, ROSTERS, States, counted_progress
 from atoll.exchange.bucket.view import RunView
 from atoll.protocol import HeldRound
-from atoll.protocol.island_types import CARRIED_ROUNDS
+from atoll.protocol.island import CARRIED_ROUNDS
 from atoll.protocol.rounds import Round
 from atoll.wire import (
     FrameKind,

@@ -23,7 +23,7 @@ from atoll.exchange.bucket.documents import (
 from atoll.exchange.bucket.large_objects import StateObjects, anonymous, put_parts
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
-from atoll.protocol.progress import CountedUpdates
+from atoll.protocol.membership import CountedUpdates
 from atoll.weights import FragmentState
 from atoll.wire import Header, pack, verify_body
 

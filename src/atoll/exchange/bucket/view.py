@@ -32,11 +32,11 @@ from atoll.exchange.bucket.keys import IncarnationKey, slug
 from atoll.protocol import HeldRound, ModelSpec, Position, Reception
 from atoll.protocol.coordinator import roster_of
 from atoll.protocol.coordinator_state import CoordinatorState, Move
-from atoll.protocol.membership import EVICTED, Member
+from atoll.protocol.membership import EVICTED, CountedUpdates, Member, max_schedule_step
+from atoll.protocol.messages import CountedWork
 from atoll.protocol.operators import END_ROUNDS, end_by_tokens
-from atoll.protocol.progress import CountedUpdates, CountedWork, max_schedule_step
 from atoll.protocol.rounds import KNOWN_BASES, Phase, Round
-from atoll.protocol.values import changed
+from atoll.protocol.tables import changed
 from atoll.settings import EPOCH_KEYS, RunSettings
 from atoll.weights import Layout, Terms, lay_out, terms_of
 from atoll.wire import FrameKind, Header, Roster, RosterEntry, Verdict

@@ -34,7 +34,7 @@ from atoll.exchange.bucket.keys import IncarnationKey
 from atoll.exchange.bucket.means import Pieces
 from atoll.exchange.bucket.round_closer import FRESH_S
 from atoll.protocol import Reception
-from atoll.protocol.island_types import CARRIED_ROUNDS
+from atoll.protocol.island import CARRIED_ROUNDS
 from atoll.settings import RunSettings
 from atoll.simulate.hosts import GreenletTiming
 from atoll.simulate.invariants.claims import (

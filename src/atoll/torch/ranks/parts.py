@@ -33,8 +33,8 @@ from atoll.torch.ranks.view import CHUNK, RankView
 from atoll.weights import FragmentState, Layout, Terms
 from atoll.weights.layout import F32, blocks
 from atoll.weights.local import encode, want
-from atoll.weights.norm import Norm
 from atoll.weights.state import kernel_of
+from atoll.weights.verify import Norm
 from atoll.wire import (
     MOMENTS,
     STATE_PIECE,

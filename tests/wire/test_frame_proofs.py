@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atoll.wire.proofs import (
+from atoll.wire.frame import (
     RECEIPT_BYTES,
     is_same_receipt,
     outcome_receipt,

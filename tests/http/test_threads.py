@@ -6,7 +6,7 @@ import threading
 import time
 from functools import partial
 
-from atoll.http.thread_pools import ThreadPool
+from atoll.http.threads import ThreadPool
 
 
 def test_the_urgent_goes_before_the_usual() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.errors import UsageError
 from atoll.kernels import over_blocks, usable_threads
-from atoll.kernels.blocks import MAX_THREADS
+from atoll.kernels.dispatch import MAX_THREADS
 
 
 @given(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from atoll.weights import BodyPool
-from atoll.weights.buffers import MAX_FREE_BODIES, SMALL_BYTES
+from atoll.weights.layout import MAX_FREE_BODIES, SMALL_BYTES
 
 SIZE = 2 * SMALL_BYTES
 

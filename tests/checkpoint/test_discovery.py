@@ -177,7 +177,7 @@ def test_one_checkpoint_can_be_asked_for(tmp_path: Path) -> None:
     (first / WEIGHTS).unlink()
     with pytest.raises(CorruptError, match="is missing"):
         newest_value(first)
-    with pytest.raises(NoSuchFile, match="checkpoint-00000009 is not there"):
+    with pytest.raises(NoSuchFile, match="checkpoint-00000009 does not exist"):
         newest_value(tmp_path / "checkpoint-00000009")
 
 

@@ -164,9 +164,7 @@ def test_two_processes_do_not_share_a_directory(tmp_path: Path) -> None:
     """An island that saves where another one does is told to take its own directory."""
     with Saver(tmp_path, {"model": Weights(1.0)}) as saver:
         saver.save()
-        with pytest.raises(
-            UsageError, match="Give every island a directory of its own"
-        ):
+        with pytest.raises(UsageError, match="Give every island its own directory"):
             save_value(tmp_path, 2.0)
 
     assert save_value(tmp_path, 2.0).name == "checkpoint-00000002"

@@ -44,6 +44,7 @@ OWN_MODULES = {
     "atoll.cli.migration": "the steps of a move, each repeatable; move is the verb",
     "atoll.demo.charts": "SVG and number formats; the report is the page's text",
     "atoll.demo.report": "what the demo shows; the verb is in another package",
+    "atoll.checkpoint.writer": "copies and writes one snapshot; the saver says when",
     "atoll.coordinator.operators": "HTTP routes of operators; the app is the process",
     "atoll.coordinator.routes": "HTTP routes of islands; the app is the process",
     "atoll.exchange.collective.gloo": "adapter of torch's process groups",

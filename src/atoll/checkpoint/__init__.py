@@ -1,4 +1,4 @@
-"""Owns what a training is resumed from, on disk. Does not know what a tensor is.
+"""Owns checkpoints on disk. Does not know the tensors of any framework.
 
 Start reading at `saver.save` and `loader.load`, then `manifest` and `tree`.
 """

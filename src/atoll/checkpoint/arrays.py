@@ -52,7 +52,7 @@ SIZES = {
     "F64": 8,
     "C64": 8,
 }
-"""Bytes of one number, by kind."""
+"""Size of one number in bytes, by kind."""
 
 _OF_NUMPY = {
     "|b1": "BOOL",
@@ -73,7 +73,7 @@ _TO_NUMPY = {kind: np.dtype(text) for text, kind in _OF_NUMPY.items()}
 
 
 class CheckpointArray(Protocol):
-    """Numbers that are to be written. The writer of a checkpoint is the only caller."""
+    """An array to be written. The writer of a checkpoint is the only caller."""
 
     @property
     def kind(self) -> str:
@@ -85,30 +85,30 @@ class CheckpointArray(Protocol):
 
     @property
     def offset(self) -> tuple[int, ...] | None:
-        """Where it begins in what several ranks hold together; None: it is whole."""
+        """Position of this part in an array of several ranks; None: not sharded."""
         ...
 
     @property
     def identity(self) -> Hashable:
-        """Equal for two arrays that are the same memory, so that it is written once."""
+        """Equal for two arrays in the same memory, so that it is written once."""
         ...
 
     def flat(self) -> Bytes:
-        """Return the bytes, in memory of this machine; perhaps without a copy."""
+        """Return the bytes in host memory, if possible without a copy."""
         ...
 
     def copy_to(self, into: Bytes) -> None:
-        """Have the bytes in `into`, which is as long as they are."""
+        """Copy the bytes to `into`, which has the same length."""
         ...
 
 
 def size_bytes(kind: str, shape: tuple[int, ...]) -> int:
-    """Return what an array takes."""
+    """Return the size of an array in bytes."""
     return SIZES[kind] * math.prod(shape)
 
 
 def kind_of(dtype: np.dtype[np.generic]) -> str | None:
-    """Return the kind of numpy's numbers; None when a checkpoint cannot hold them."""
+    """Return the kind of a numpy dtype; None if a checkpoint cannot hold it."""
     return _OF_NUMPY.get(dtype.newbyteorder("<").str)
 
 
@@ -125,8 +125,8 @@ class NumpyArray:
     @property
     def identity(self) -> Hashable:
         array = self._array
-        place = array.__array_interface__["data"][0]
-        return ("numpy", place, array.shape, array.strides, array.dtype.str)
+        address = array.__array_interface__["data"][0]
+        return ("numpy", address, array.shape, array.strides, array.dtype.str)
 
     def flat(self) -> Bytes:
         little = self._array.astype(_TO_NUMPY[self.kind], order="C", copy=False)
@@ -163,7 +163,7 @@ class HostArray:
         np.copyto(into, self._data)
 
     def numpy(self) -> NDArray[np.generic] | None:
-        """Return it as numpy's, in the same memory; None if numpy has no such kind."""
+        """Return a numpy array of the same memory; None if numpy has no such kind."""
         if self.kind not in _TO_NUMPY:
             return None
         return self._data.view(_TO_NUMPY[self.kind]).reshape(self.shape)
@@ -174,10 +174,10 @@ _PIECE_BYTES = 2**22
 
 
 def open_regular(path: Path) -> tuple[int, int]:
-    """Return a handle to a file and its size.
+    """Return a handle of a file, and its size.
 
     Raises:
-        CorruptError: it is not there, or is no regular file.
+        CorruptError: the file does not exist, or is no regular file.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -194,10 +194,10 @@ def open_regular(path: Path) -> tuple[int, int]:
 
 
 def read_exactly(handle: int, first: int, into: Bytes, path: Path) -> None:
-    """Fill `into` from a place of a file on.
+    """Fill `into` with the bytes of a file from the offset `first`.
 
     Raises:
-        CorruptError: the file ends before that, or cannot be read.
+        CorruptError: the file is too short, or cannot be read.
     """
     view = into.data if len(into) else memoryview(b"")
     while view:
@@ -214,7 +214,7 @@ def read_bounded(path: Path, *, limit_bytes: int = MAX_JSON_BYTES) -> bytes:
     """Return a whole file.
 
     Raises:
-        CorruptError: it is not there, or longer than the limit.
+        CorruptError: the file does not exist, or is longer than the limit.
     """
     handle, size = open_regular(path)
     try:
@@ -230,10 +230,14 @@ def read_bounded(path: Path, *, limit_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 def parse_json(data: bytes, path: Path) -> object:
-    """Return what JSON says, refusing what is not JSON and keys that come twice."""
+    """Return the value of a JSON text.
+
+    Raises:
+        CorruptError: it is not JSON, or an object has a key twice.
+    """
     try:
         return json.loads(
-            data, object_pairs_hook=_without_twins, parse_constant=_no_constant
+            data, object_pairs_hook=_without_duplicates, parse_constant=_no_constant
         )
     except (ValueError, RecursionError) as exc:
         raise CorruptError(f"{path.name} is no JSON: {str(exc)[:200]}") from exc
@@ -254,15 +258,15 @@ def digest_of(path: Path) -> tuple[int, str]:
         os.close(handle)
 
 
-def _without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a key comes twice")
-    return found
+    return entries
 
 
-def _no_constant(word: str) -> object:
-    raise ValueError(f"{word} is no number of JSON")
+def _no_constant(constant: str) -> object:
+    raise ValueError(f"{constant} is no number of JSON")
 
 
 MAX_HEADER_BYTES = 2**28
@@ -291,9 +295,9 @@ def array_file_parts(arrays: Mapping[str, CheckpointArray]) -> Iterator[Data]:
 
 
 def _sharding(arrays: Mapping[str, CheckpointArray]) -> dict[str, str]:
-    """Return where pieces belong, as torch.distributed.checkpoint's own files say it.
+    """Return the offsets of shards, as torch.distributed.checkpoint writes them.
 
-    Its reader of safetensors can then put our shards together, too.
+    Its reader of safetensors can then join our shards, too.
     """
     if all(array.offset is None for array in arrays.values()):
         return {"format": "pt"}
@@ -305,45 +309,45 @@ def _sharding(arrays: Mapping[str, CheckpointArray]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _ArrayEntry:
     kind: str
     shape: tuple[int, ...]
     first: int
 
 
 class ArrayFile:
-    """The arrays of a file, each of which is read when it is asked for.
+    """The arrays of a file. An array is read when `read` is called.
 
     Raises:
-        CorruptError: the file is not such a file, or says what cannot be.
+        CorruptError: the file is no array file, or its header is inconsistent.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         handle, size = open_regular(path)
         try:
-            self._places = _places(handle, size, path)
+            self._entries = _read_header(handle, size, path)
         finally:
             os.close(handle)
 
     def names(self) -> set[str]:
-        return set(self._places)
+        return set(self._entries)
 
     def read(self, name: str) -> HostArray:
-        """Return an array, in memory that is the caller's alone."""
-        place = self._places.get(name)
-        if place is None:
+        """Return an array in new memory."""
+        entry = self._entries.get(name)
+        if entry is None:
             raise CorruptError(f"{self.path} has no array {name[:200]!r}.")
-        data: Bytes = np.empty(size_bytes(place.kind, place.shape), np.uint8)
+        data: Bytes = np.empty(size_bytes(entry.kind, entry.shape), np.uint8)
         handle, _ = open_regular(self.path)
         try:
-            read_exactly(handle, place.first, data, self.path)
+            read_exactly(handle, entry.first, data, self.path)
         finally:
             os.close(handle)
-        return HostArray(data, place.kind, place.shape)
+        return HostArray(data, entry.kind, entry.shape)
 
 
-def _places(handle: int, size: int, path: Path) -> dict[str, _Place]:
+def _read_header(handle: int, size: int, path: Path) -> dict[str, _ArrayEntry]:
     length = np.empty(8, np.uint8)
     read_exactly(handle, 0, length, path)
     (header_bytes,) = struct.unpack("<Q", length.tobytes())
@@ -361,47 +365,49 @@ def _places(handle: int, size: int, path: Path) -> dict[str, _Place]:
         )
     header.pop(_METADATA, None)
     start = 8 + header_bytes
-    found = {}
+    entries = {}
     end = 0
-    # In the order of the file each array begins where the last one ended: no byte is
-    # in two arrays, and none is in nobody's.
-    for name, entry in sorted(header.items(), key=lambda item: _first(item[1], path)):
-        place, last = _place(entry, end, path)
-        found[name] = _Place(place.kind, place.shape, start + place.first)
+    # In the order of the file each array begins where the last one ended: every byte
+    # is in exactly one array.
+    for name, item in sorted(header.items(), key=lambda pair: _offsets(pair[1], path)):
+        entry, last = _parse_entry(item, end, path)
+        entries[name] = _ArrayEntry(entry.kind, entry.shape, start + entry.first)
         end = last
     if start + end != size:
         raise CorruptError(f"{path} has {size} bytes, and its header {start + end}.")
-    return found
+    return entries
 
 
-def _first(entry: object, path: Path) -> tuple[int, int]:
+def _offsets(entry: object, path: Path) -> tuple[int, int]:
     offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
     if not (
         isinstance(offsets, list)
         and len(offsets) == 2
-        and all(type(each) is int and each >= 0 for each in offsets)
+        and all(type(offset) is int and offset >= 0 for offset in offsets)
     ):
         raise CorruptError(f"The header of {path} does not say where its arrays are.")
     return offsets[0], offsets[1]
 
 
-def _place(entry: dict[str, object], end: int, path: Path) -> tuple[_Place, int]:
+def _parse_entry(
+    entry: dict[str, object], end: int, path: Path
+) -> tuple[_ArrayEntry, int]:
     kind, shape = entry.get("dtype"), entry.get("shape")
-    first, last = _first(entry, path)
+    first, last = _offsets(entry, path)
     is_right = (
         isinstance(kind, str)
         and kind in SIZES
         and isinstance(shape, list)
         and len(shape) <= MAX_DIMENSIONS
-        and all(type(each) is int and 0 <= each < 2**48 for each in shape)
+        and all(type(length) is int and 0 <= length < 2**48 for length in shape)
         and first == end
         and last - first == size_bytes(kind, tuple(shape))
     )
     if not is_right:
         raise CorruptError(
             f"The header of {path} has an array of {str(kind)[:20]} and "
-            f"{str(shape)[:80]} from {first} to {last}, which cannot be."
+            f"{str(shape)[:80]} from {first} to {last}, which is inconsistent."
         )
     assert isinstance(kind, str)
     assert isinstance(shape, list)
-    return _Place(kind, tuple(shape), first), last
+    return _ArrayEntry(kind, tuple(shape), first), last

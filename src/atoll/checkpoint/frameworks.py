@@ -1,7 +1,7 @@
-"""The seam to frameworks and to ranks: which code handles a tensor or a generator.
+"""The ports to frameworks and ranks: adapters for tensors and random generators.
 
-Rule 1: nothing here imports a framework, or the adapter of one. An adapter is found by
-        name when a value of its framework is met, as a plug-in is.
+Rule 1: nothing here imports a framework, or the adapter of one. An adapter is loaded by
+        name for the first value of its framework, like a plug-in.
 Rule 2: a framework that is not imported has no values, so its adapter is not loaded.
 
 `Ranks` is the port to the processes that save one checkpoint together.
@@ -56,27 +56,27 @@ class SingleRank:
 
 
 def together(ranks: Ranks, act: Callable[[], str]) -> list[str]:
-    """Have every rank act, and return what each of them said.
+    """Call `act` on every rank, and return the texts of all ranks.
 
-    What one rank fails with is raised on all of them, so that no rank goes on alone and
-    none waits for one that is gone.
+    An error of one rank is raised on all ranks, so that no rank continues alone, and
+    none waits for a rank that has failed.
     """
     error: BaseException | None = None
     try:
-        word = "+" + act()
+        message = "+" + act()
     except AtollError as exc:
-        error, word = exc, f"-{_kind_of(exc)} {exc}"
+        error, message = exc, f"-{_kind_of(exc)} {exc}"
     except BaseException as exc:
-        # The others must hear of a bug too, or they wait for this rank for ever.
-        error, word = exc, f"-remote {type(exc).__name__}: {exc}"
-    words = ranks.gather(word)
+        # A bug must reach the other ranks, too, or they wait for this one forever.
+        error, message = exc, f"-remote {type(exc).__name__}: {exc}"
+    messages = ranks.gather(message)
     if error is not None:
         raise error
-    for rank, said in enumerate(words):
-        if said.startswith("-"):
-            kind, _, text = said[1:].partition(" ")
+    for rank, message in enumerate(messages):
+        if message.startswith("-"):
+            kind, _, text = message[1:].partition(" ")
             raise _KINDS[kind](f"Rank {rank}: {text}")
-    return [said[1:] for said in words]
+    return [message[1:] for message in messages]
 
 
 def _kind_of(error: AtollError) -> str:
@@ -89,10 +89,10 @@ ADAPTERS = {
     "torch": "atoll.torch.checkpoint",
     "jax": "atoll.jax.checkpoint",
 }
-"""By the top package of a value's type: the module whose `FACE` knows its values."""
+"""By the top package of a value's type: the module with the adapter, as `FACE`."""
 
 Keep = Callable[[CheckpointArray], str]
-"""Has an array written, and returns the name by which it is read again."""
+"""Adds an array to the checkpoint, and returns the name by which it is read."""
 
 TreePath = tuple[object, ...]
 """The keys and indices that lead to a value."""
@@ -100,23 +100,23 @@ TreePath = tuple[object, ...]
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What a component may be: models, optimizers, schedulers and loaders are."""
+    """An object with state: a model, an optimizer, a scheduler, a data loader."""
 
     def state_dict(self) -> object:
-        """Return a tree of dicts, lists, tuples, numbers, words and arrays."""
+        """Return a tree of dicts, lists, tuples, numbers, strings and arrays."""
         ...
 
     def load_state_dict(self, state: object, /) -> object:
-        """Be what such a tree says."""
+        """Take the state of such a tree."""
         ...
 
 
 class StateHolder(Protocol):
-    """One object of a component, seen by who saves and restores it."""
+    """Reads and restores the state of one object of a component."""
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every rank holds the same, so that one of them writes it."""
+        """Whether every rank has the same state, so that one of them writes it."""
         ...
 
     def state(self) -> object:
@@ -124,79 +124,85 @@ class StateHolder(Protocol):
         ...
 
     def restore(self, state: object) -> None:
-        """Put a state back."""
+        """Restore a state into the object."""
         ...
 
     def like(self, path: TreePath) -> object:
-        """Return what lives at a path of the state now, to lay a tensor out like it."""
+        """Return the present value at a path of the state, as a tensor's template."""
         ...
 
 
 class ArraySource(Protocol):
-    """Where a face reads the arrays of one component."""
+    """The arrays of one component, for the adapter that restores it."""
 
     def read(self, name: str, rank: int | None = None) -> HostArray:
-        """Return an array of this rank's part, or of another's; the memory is new."""
+        """Return an array of this rank's part, or of another rank's, in new memory."""
         ...
 
     def elsewhere(self, path: TreePath) -> Mapping[int, object]:
-        """Return what every rank's part holds at a path, still encoded."""
+        """Return the encoded value at a path in every rank's part."""
         ...
 
 
 class FrameworkAdapter(Protocol):
-    """A framework's values. The tree and the holders are the only callers."""
+    """Encodes the values of one framework. Only `tree` calls it."""
 
     def encode(self, value: object, keep: Keep) -> tuple[str, object] | None:
-        """Return a value's tag and JSON body; None if it is no value of this face."""
+        """Return a value's tag and JSON body; None if it is of another framework."""
         ...
 
     def decode(
-        self, tag: str, body: object, path: TreePath, held: RestoreContext
+        self, tag: str, body: object, path: TreePath, context: RestoreContext
     ) -> object:
-        """Return the value of a tag of this face's own."""
+        """Return the value of a tag that `encode` has returned."""
         ...
 
     def holder(
         self, value: object, objects: Mapping[str, object]
     ) -> StateHolder | None:
-        """Return what saves and restores an object; None if it has no state.
+        """Return the holder of an object's state; None if it has no state.
 
-        `objects` is all that is saved with it.
+        `objects` are all objects that are saved together.
         """
         ...
 
     def random(self) -> StateHolder | None:
-        """Return the random states that belong to the process; None: it has none."""
+        """Return the holder of the process's random states; None if it has none."""
         ...
 
     def ranks(self) -> Ranks | None:
-        """Return the processes that save together; None when there is one."""
+        """Return the processes that save together; None if there is only one."""
         ...
 
 
 class RestoreContext:
-    """What a value of a face may need to come back: its arrays, and what is there."""
+    """The arrays of a component, and the present values as templates."""
 
-    def __init__(self, source: ArraySource, like: Callable[[TreePath], object]) -> None:
+    def __init__(
+        self, source: ArraySource, template: Callable[[TreePath], object]
+    ) -> None:
         self.source = source
-        self.like = like
+        self._template = template
+
+    def like(self, path: TreePath) -> object:
+        """Return the present value at a path; None if there is none."""
+        return self._template(path)
 
 
-class _Nothing:
+class _NoArrays:
     def read(self, name: str, rank: int | None = None) -> HostArray:
-        raise CorruptError(f"An array, {name[:60]!r}, stands where none can.")
+        raise CorruptError(f"An array, {name[:60]!r}, is in a place that has none.")
 
     def elsewhere(self, path: TreePath) -> Mapping[int, object]:
         return {}
 
 
-EMPTY_CONTEXT = RestoreContext(_Nothing(), lambda path: None)
-"""For what is made of JSON alone."""
+EMPTY_CONTEXT = RestoreContext(_NoArrays(), lambda path: None)
+"""The context of values without arrays."""
 
 
 def adapter_of(value: object) -> FrameworkAdapter | None:
-    """Return the face whose framework a value's type, or a base of it, comes from."""
+    """Return the adapter of the framework that a value's type, or a base, is from."""
     for base in type(value).__mro__:
         top = base.__module__.partition(".")[0]
         if top in ADAPTERS:
@@ -205,30 +211,30 @@ def adapter_of(value: object) -> FrameworkAdapter | None:
 
 
 def adapter_named(name: str) -> FrameworkAdapter:
-    """Return a face; its framework is loaded if it was not.
+    """Return an adapter. Its framework is imported if necessary.
 
     Raises:
         UsageError: the framework is not installed.
     """
     try:
-        face: FrameworkAdapter = importlib.import_module(ADAPTERS[name]).FACE
+        adapter: FrameworkAdapter = importlib.import_module(ADAPTERS[name]).FACE
     except ModuleNotFoundError as exc:
         raise UsageError(
             f"The checkpoint holds values of {name}, and {exc.name} is not installed. "
             f"Run: pip install 'atoll[{name}]'"
         ) from exc
-    return face
+    return adapter
 
 
 def present_adapters() -> dict[str, FrameworkAdapter]:
-    """Return the faces of the frameworks that this process has imported."""
+    """Return the adapters of the frameworks that this process has imported."""
     return {name: adapter_named(name) for name in ADAPTERS if name in sys.modules}
 
 
 def present_ranks() -> Ranks | None:
-    """Return the processes of a framework's world that this one belongs to."""
-    for face in present_adapters().values():
-        ranks = face.ranks()
+    """Return the ranks of the distributed world of this process, if there is one."""
+    for adapter in present_adapters().values():
+        ranks = adapter.ranks()
         if ranks is not None:
             return ranks
     return None

@@ -1,8 +1,8 @@
-"""Finds the newest whole checkpoint, and loads it into the objects of a program.
+"""Finds the newest valid checkpoint, and loads it into the objects of a program.
 
-Rule 1: nothing is used before every file of it has its size and its digest.
-Rule 2: a run never starts afresh in silence: where there are checkpoints and none is
-        valid, that is an error which names each with its reason.
+Rule 1: a checkpoint is used only after the size and digest of every file are verified.
+Rule 2: a run never starts afresh silently: if there are checkpoints and none is valid,
+        an error names each with its reason.
 """
 
 from __future__ import annotations
@@ -56,8 +56,9 @@ from atoll.checkpoint.tree import (
 )
 from atoll.errors import AtollError, AtollWarning, CorruptError, NoSuchFile, UsageError
 
-_GONE = "it is gone"
-"""Said of a checkpoint that was removed after it was listed: a newer one is there."""
+_REMOVED = "it is gone"
+"""The reason for a checkpoint that was removed after it was listed: there is a newer
+one."""
 
 _LOOKS = 10
 
@@ -69,34 +70,34 @@ class Found:
     path: Path
     manifest: Manifest
     passed_over: tuple[tuple[Path, str], ...] = field(default=())
-    """Newer ones that are not valid, each with the reason."""
+    """Newer checkpoints that are not valid, each with the reason."""
 
     @property
     def number(self) -> int:
-        """Which checkpoint of its directory this is; a higher one is newer."""
+        """The checkpoint's number in its directory; the highest is the newest."""
         return number_of(self.path) or 0
 
     @property
     def components(self) -> tuple[str, ...]:
-        """What it holds."""
+        """The components that it holds."""
         return self.manifest.components
 
     @property
     def weights(self) -> Weights:
-        """Whether the weights are here, or external: those of the run."""
+        """Where the weights are: "here", in the checkpoint, or "external"."""
         return self.manifest.weights
 
     @property
     def metadata(self) -> Mapping[str, Json]:
-        """The values that `save(metadata=...)` was given."""
+        """The values of `save(metadata=...)`."""
         return self.manifest.metadata
 
 
 def newest(directory: str | Path) -> Found | None:
     """Return the newest valid checkpoint of a directory; None if it has none at all.
 
-    `directory` may also be one checkpoint of it. Warns of what it passes over. Only
-    this process looks: ranks that load together use `load`.
+    `directory` may also be a single checkpoint. Warns about checkpoints that are not
+    valid. Only for one process: ranks that load together use `load`.
 
     Raises:
         CorruptError: there are checkpoints, and none is valid.
@@ -105,40 +106,42 @@ def newest(directory: str | Path) -> Found | None:
 
 
 def find(directory: Path, ranks: Ranks) -> Found | None:
-    """Do what `newest` does on all ranks, each of which verifies its share."""
+    """Return the newest valid checkpoint on all ranks; each verifies a share."""
     for _ in range(_LOOKS):
         listed = together(ranks, lambda: _listed(directory) if _leads(ranks) else "")
         names = json.loads(listed[LEADER])
         passed: list[tuple[Path, str]] = []
         for name in names:
             path = Path(name)
-            reasons = [why for why in ranks.gather(_reason(path, ranks)) if why]
+            reasons = [
+                reason for reason in ranks.gather(_reason(path, ranks)) if reason
+            ]
             if not reasons:
                 _warn(passed, ranks)
                 manifest = read_manifest(path)
                 return Found(path=path, manifest=manifest, passed_over=tuple(passed))
-            if _GONE not in reasons:
+            if _REMOVED not in reasons:
                 passed.append((path, reasons[0]))
         if passed:
             raise CorruptError(
-                f"None of the checkpoints is valid: {_told(passed)}. Repair one, or "
+                f"None of the checkpoints is valid: {_listing(passed)}. Repair one, or "
                 "move them away to start afresh."
             )
         if not names:
             return None
     raise CorruptError(
         f"The checkpoints of {directory} are removed faster than they can be read. "
-        "Have whoever saves there keep more of them."
+        "Set a higher keep= in the process that saves them."
     )
 
 
 def verify(path: Path, *, rank: int = LEADER, size: int = 1) -> Manifest:
     """Return the manifest of a checkpoint after its files have been verified.
 
-    Of several ranks each reads its share; sizes are seen by all.
+    Each of several ranks reads a share of the files; all ranks check the sizes.
 
     Raises:
-        CorruptError: it is not whole, and why.
+        CorruptError: it is not complete, with the reason.
     """
     manifest = read_manifest(path)
     missing = missing_from(path, manifest)
@@ -157,14 +160,14 @@ def _reason(path: Path, ranks: Ranks) -> str:
     try:
         verify(path, rank=ranks.rank, size=ranks.size)
     except CorruptError as exc:
-        return str(exc) if path.is_dir() else _GONE
+        return str(exc) if path.is_dir() else _REMOVED
     return ""
 
 
 def _listed(directory: Path) -> str:
     if number_of(directory) is not None:
         if not directory.is_dir():
-            raise NoSuchFile(f"{directory} is not there. Name another checkpoint.")
+            raise NoSuchFile(f"{directory} does not exist. Name another checkpoint.")
         return json.dumps([str(directory)])
     return json.dumps([str(path) for path in finished(directory)])
 
@@ -175,23 +178,23 @@ def _leads(ranks: Ranks) -> bool:
 
 def _warn(passed: list[tuple[Path, str]], ranks: Ranks) -> None:
     if passed and _leads(ranks):
-        text = f"Passed over, not valid: {_told(passed)}."
+        text = f"Passed over, not valid: {_listing(passed)}."
         warnings.warn(text, AtollWarning, stacklevel=4)
 
 
-def _told(passed: list[tuple[Path, str]]) -> str:
-    return "; ".join(f"{path}: {why}" for path, why in passed)
+def _listing(passed: list[tuple[Path, str]]) -> str:
+    return "; ".join(f"{path}: {reason}" for path, reason in passed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded(Found):
-    """A checkpoint that has been put back."""
+    """A checkpoint that has been restored."""
 
     restored: tuple[str, ...] = ()
-    """The components whose objects have its state now."""
+    """The components that were restored into their objects."""
 
     fresh: tuple[str, ...] = ()
-    """Components that were given and chosen, and that it does not hold."""
+    """The chosen components with objects that the checkpoint does not hold."""
 
 
 def load(
@@ -203,94 +206,100 @@ def load(
     """Restore the newest valid checkpoint into `objects`; None if there is none at all.
 
     In a distributed world every rank calls it. On an error objects may be restored in
-    part: load again, or build them anew.
+    part: load again, or build them again.
 
     Args:
-        directory: where checkpoints are saved, or one checkpoint of it.
-        objects: by component, what was given to `save`.
-        components: what to restore; None means all that is there.
+        directory: the directory of the checkpoints, or a single checkpoint.
+        objects: the objects by component, as for `save`.
+        components: the components to restore; None means all.
 
     Raises:
-        UsageError: a component is not known, the objects do not fit, or weights are
-            asked of a checkpoint whose weights are external.
+        UsageError: a component is not known, the objects do not match, or `model` is
+            chosen and the weights of the checkpoint are external.
         CorruptError: there are checkpoints, and none is valid.
     """
     check_names(objects)
     chosen = chosen_components(components)
     ranks = present_ranks() or SingleRank()
     for _ in range(_LOOKS):
-        found = find(Path(directory), ranks)
-        if found is None:
+        checkpoint = find(Path(directory), ranks)
+        if checkpoint is None:
             return None
         try:
-            return restore(found, objects, chosen, ranks)
+            return restore(checkpoint, objects, chosen, ranks)
         except AtollError:
-            # Whoever saves there may have removed it meanwhile: there is a newer one.
-            is_here = found.path.is_dir()
+            # The saving process may have removed it meanwhile: there is a newer one.
+            is_here = checkpoint.path.is_dir()
             if "gone" not in ranks.gather("" if is_here else "gone"):
                 raise
     raise CorruptError(
         f"The checkpoints of {directory} are removed faster than they can be read. "
-        "Have whoever saves there keep more of them."
+        "Set a higher keep= in the process that saves them."
     )
 
 
 def restore(
-    found: Found, objects: Objects, chosen: tuple[str, ...], ranks: Ranks
+    checkpoint: Found, objects: Objects, chosen: tuple[str, ...], ranks: Ranks
 ) -> Loaded:
-    """Put the chosen components of a checkpoint into their objects."""
-    given = with_random(objects)
-    wanted = [name for name in chosen if name in given]
-    if MODEL in wanted and found.weights == "external":
+    """Restore the chosen components of a checkpoint into their objects."""
+    all_objects = with_random(objects)
+    wanted = [name for name in chosen if name in all_objects]
+    if MODEL in wanted and checkpoint.weights == "external":
         raise UsageError(
-            f"{found.path} has no weights: they are marked as external. Get them from "
-            "the run they belong to, and leave 'model' out of components."
+            f"{checkpoint.path} has no weights: they are marked as external. Get them "
+            "from the run they belong to, and leave 'model' out of components."
         )
-    restored = tuple(name for name in wanted if name in found.components)
-    together(ranks, lambda: _put_all_back(found, given, restored, ranks))
+    restored = tuple(name for name in wanted if name in checkpoint.components)
+    together(ranks, lambda: _put_all_back(checkpoint, all_objects, restored, ranks))
     return Loaded(
-        path=found.path,
-        manifest=found.manifest,
-        passed_over=found.passed_over,
+        path=checkpoint.path,
+        manifest=checkpoint.manifest,
+        passed_over=checkpoint.passed_over,
         restored=restored,
-        fresh=tuple(name for name in wanted if name not in found.components),
+        fresh=tuple(name for name in wanted if name not in checkpoint.components),
     )
 
 
-def read(found: Found, component: str, ranks: Ranks) -> object:
+def read(checkpoint: Found, component: str, ranks: Ranks) -> object:
     """Return the state of a component, as this rank saved it; None if it is absent."""
-    if component not in found.components:
+    if component not in checkpoint.components:
         return None
-    parts = ComponentReader(found.path, found.manifest, component, rank=ranks.rank)
-    if found.manifest.num_ranks != ranks.size:
+    manifest = checkpoint.manifest
+    parts = ComponentReader(checkpoint.path, manifest, component, rank=ranks.rank)
+    if manifest.num_ranks != ranks.size:
         parts.require_alike(ranks.size)
     return decoded(parts.tree(), (component,), RestoreContext(parts, lambda path: None))
 
 
 def with_random(objects: Objects) -> dict[str, object]:
     """Return the objects with the random states that every process has."""
-    given = objects.get(RNG)
+    generators = objects.get(RNG)
     process: dict[str, object] = {"process": ProcessRandom()}
-    return {**objects, RNG: process if given is None else {**process, "given": given}}
+    return {
+        **objects,
+        RNG: process if generators is None else {**process, "given": generators},
+    }
 
 
 def _put_all_back(
-    found: Found, objects: Objects, names: tuple[str, ...], ranks: Ranks
+    checkpoint: Found, objects: Objects, names: tuple[str, ...], ranks: Ranks
 ) -> str:
     for name in names:
-        parts = ComponentReader(found.path, found.manifest, name, rank=ranks.rank)
-        if found.manifest.num_ranks != ranks.size:
+        parts = ComponentReader(
+            checkpoint.path, checkpoint.manifest, name, rank=ranks.rank
+        )
+        if checkpoint.manifest.num_ranks != ranks.size:
             parts.require_alike(ranks.size)
         put_back(objects[name], parts.tree(), (name,), parts, objects)
     return ""
 
 
-OWN = "own"
-"""In the body of a face's tag: what differs between ranks that hold one whole."""
+RANK_SPECIFIC = "own"
+"""Key in the body of an adapter's tag: the part that differs between the ranks."""
 
 
 class ComponentReader:
-    """One component of a verified checkpoint. Implements `Source`."""
+    """One component of a verified checkpoint. Implements `ArraySource`."""
 
     def __init__(
         self, path: FilePath, manifest: Manifest, component: str, *, rank: int
@@ -323,28 +332,28 @@ class ComponentReader:
         return {rank: self._at(rank, path) for rank in self._ranks()}
 
     def require_alike(self, num_ranks: int) -> None:
-        """Return if any number of ranks can restore what is the same on all of these.
+        """Return if the component is the same on all ranks: any number can restore it.
 
         Raises:
             UsageError: the component differs between the ranks that wrote it.
         """
         first, *others = self._ranks()
-        own: set[str] = set()
-        tree = _without_own(self.tree(first), own)
+        rank_specific: set[str] = set()
+        tree = _without_rank_specific(self.tree(first), rank_specific)
         for rank in others:
-            if _without_own(self.tree(rank), own) != tree:
+            if _without_rank_specific(self.tree(rank), rank_specific) != tree:
                 self._refuse(num_ranks, f"rank {rank} holds another than rank {first}")
-            for name in self._names(first) - own:
-                ours, theirs = self.read(name, first), self.read(name, rank)
-                if ours.flat().tobytes() != theirs.flat().tobytes():
+            for name in self._names(first) - rank_specific:
+                expected, array = self.read(name, first), self.read(name, rank)
+                if array.flat().tobytes() != expected.flat().tobytes():
                     self._refuse(num_ranks, f"rank {rank} has another {name}")
 
-    def _refuse(self, num_ranks: int, why: str) -> None:
+    def _refuse(self, num_ranks: int, reason: str) -> None:
         saved = self._manifest.num_ranks
         raise UsageError(
             f"{self._component} was saved by {saved} ranks and is not the same on all "
-            f"({why}), so {num_ranks} cannot restore it. Start {saved} ranks, or leave "
-            f"{self._component} out of components."
+            f"({reason}), so {num_ranks} cannot restore it. Start {saved} ranks, or "
+            f"leave {self._component} out of components."
         )
 
     def _ranks(self) -> Iterator[int]:
@@ -356,10 +365,10 @@ class ComponentReader:
         return self._file(rank).names() if name in self._manifest.files else set()
 
     def _at(self, rank: int, path: TreePath) -> Json:
-        if len(path) == 1:  # it names the component
+        if len(path) == 1:  # the path of the component itself
             return self.tree(rank)
         above = (rank, path[:-1])
-        if above not in self._levels:  # asked for once per tensor, and large
+        if above not in self._levels:  # cached: it is large, and read once per tensor
             self._levels[above] = children(self._at(*above))
         if path[-1] not in self._levels[above]:
             raise CorruptError(f"Rank {rank} has no {dotted(path)}.")
@@ -375,17 +384,18 @@ class ComponentReader:
         return self._files[part]
 
 
-def _without_own(value: Json, own: set[str]) -> Json:
-    """Return a tree without what differs by rank; add the arrays of that to `own`."""
+def _without_rank_specific(value: Json, arrays: set[str]) -> Json:
+    """Return a tree without the rank-specific parts; add their arrays to `arrays`."""
     if isinstance(value, list):
-        return [_without_own(each, own) for each in value]
+        return [_without_rank_specific(item, arrays) for item in value]
     if not isinstance(value, dict):
         return value
     body = next(iter(value.values())) if len(value) == 1 else None
     tag = next(iter(value)) if len(value) == 1 else ""
-    if tag.startswith("!") and "." in tag and isinstance(body, dict) and OWN in body:
-        mine = body[OWN]
-        if isinstance(mine, dict) and isinstance(mine.get("array"), str):
-            own.add(str(mine["array"]))
-        return {tag: {key: each for key, each in body.items() if key != OWN}}
-    return {key: _without_own(each, own) for key, each in value.items()}
+    is_adapters = tag.startswith("!") and "." in tag
+    if is_adapters and isinstance(body, dict) and RANK_SPECIFIC in body:
+        part = body[RANK_SPECIFIC]
+        if isinstance(part, dict) and isinstance(part.get("array"), str):
+            arrays.add(str(part["array"]))
+        return {tag: {key: item for key, item in body.items() if key != RANK_SPECIFIC}}
+    return {key: _without_rank_specific(item, arrays) for key, item in value.items()}

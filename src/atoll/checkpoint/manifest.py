@@ -6,7 +6,8 @@ Rule 3: a checkpoint has its weights, or records that they are external. One tha
         neither is not valid: it could have lost them.
 Rule 4: a checkpoint is written under a name that ends in "~", made durable, and then
         renamed. A checkpoint under its own name is whole.
-Rule 5: a number is used once. The highest is the newest, whatever was resumed from.
+Rule 5: a number is used once. The highest is the newest, even after an older one was
+        restored.
 Rule 6: only files that a manifest of ours lists are removed, and never the last valid
         checkpoint.
 """
@@ -17,8 +18,8 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -33,7 +34,7 @@ from atoll.errors import CorruptError, UsageError
 from atoll.settings.rules import nearest
 
 COMPONENTS = ("model", "optimizer", "scheduler", "trainer", "data", "rng", "island")
-"""In the order in which they are restored: an island builds on model and optimizer."""
+"""In the order in which they are restored: an island needs model and optimizer."""
 
 MODEL = "model"
 RNG = "rng"
@@ -93,16 +94,16 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A checkpoint's own account of itself."""
+    """The contents of a checkpoint."""
 
     num_ranks: int
-    """Processes that wrote it together."""
+    """The number of processes that wrote it together."""
 
     components: tuple[str, ...]
-    """What it holds; a component that the run did not produce is not among them."""
+    """The components that were saved."""
 
     weights: Weights
-    """Whether the weights are in it, or are the run's: the explicit marker."""
+    """Whether the weights are in it, or external, in the run. Always explicit."""
 
     files: Mapping[str, FileEntry]
     """By name: a tree per component and rank, and its arrays if it has any."""
@@ -112,8 +113,8 @@ class Manifest:
 
     def part_of(self, component: str, rank: int) -> int:
         """Return the rank whose part of a component a rank restores: its own or 0's."""
-        own = tree_name(component, rank)
-        return rank if own in self.files else 0
+        name = tree_name(component, rank)
+        return rank if name in self.files else 0
 
     def is_replicated(self, component: str) -> bool:
         """Whether one rank wrote a component for all of them."""
@@ -131,12 +132,12 @@ def arrays_name(component: str, rank: int) -> str:
 
 
 def done_name(rank: int) -> str:
-    """Return the name of the file by which a rank says that its part is written."""
+    """Return the name of the file in which a rank reports that its part is written."""
     return f"done-{rank:05d}.json"
 
 
 def is_our_file(name: str) -> bool:
-    """Whether a file of that name may be one that we write into a checkpoint."""
+    """Return whether a checkpoint may have a file of that name."""
     return name == MANIFEST or bool(_FILE.fullmatch(name) or _DONE.fullmatch(name))
 
 
@@ -161,7 +162,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Return the manifest of a checkpoint.
 
     Raises:
-        CorruptError: there is none, it is torn, or it says what cannot be.
+        CorruptError: there is none, it is torn, or it is inconsistent.
     """
     path = directory / MANIFEST
     body = parse_json(read_bounded(path, limit_bytes=MAX_MANIFEST_BYTES), path)
@@ -188,7 +189,7 @@ def _parse(body: Mapping[str, object]) -> Manifest:
     num_ranks, weights = body.get("num_ranks"), body.get("weights")
     components, metadata = body.get("components"), body.get("at")
     if type(num_ranks) is not int or not 1 <= num_ranks <= MAX_RANKS:
-        raise CorruptError(f"{MANIFEST} speaks of {str(num_ranks)[:20]} ranks")
+        raise CorruptError(f"{MANIFEST} lists {str(num_ranks)[:20]} ranks")
     if not isinstance(components, list) or any(c not in COMPONENTS for c in components):
         raise CorruptError(f"{MANIFEST} has components that are not known")
     if not isinstance(metadata, dict):
@@ -217,7 +218,7 @@ def parse_files(files: object) -> dict[str, FileEntry]:
     """Return the files that a manifest, or a rank, lists."""
     if not isinstance(files, dict):
         raise CorruptError(f"{MANIFEST} lists no files")
-    found = {}
+    entries = {}
     for name, entry in files.items():
         size = entry.get("size_bytes") if isinstance(entry, dict) else None
         digest = entry.get("digest") if isinstance(entry, dict) else None
@@ -229,14 +230,14 @@ def parse_files(files: object) -> dict[str, FileEntry]:
             and _DIGEST.fullmatch(digest) is not None
         )
         if not is_right:
-            raise CorruptError(f"{MANIFEST} lists {name[:60]!r} as no checkpoint does")
+            raise CorruptError(f"{MANIFEST} has a malformed entry {name[:60]!r}")
         assert isinstance(size, int)
-        found[name] = FileEntry(size, str(digest))
-    return found
+        entries[name] = FileEntry(size, str(digest))
+    return entries
 
 
 def _check_parts(manifest: Manifest) -> None:
-    """Every component has one part, or one of every rank."""
+    """Require that every component has one part, or one of every rank."""
     expected = set()
     for component in manifest.components:
         is_single = manifest.is_replicated(component)
@@ -260,7 +261,7 @@ def checkpoint_name(number: int) -> str:
 
 
 def number_of(path: Path) -> int | None:
-    """Return a finished checkpoint's number; None if the name is not of one."""
+    """Return the number of a finished checkpoint; None for any other name."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match and not match[2] else None
 
@@ -270,38 +271,28 @@ def finished(root: Path) -> list[Path]:
     with translated(root):
         if not root.is_dir():
             return []
-        found = [path for path in root.iterdir() if number_of(path) is not None]
-    return sorted((path for path in found if _is_directory(path)), reverse=True)
+        paths = [path for path in root.iterdir() if number_of(path) is not None]
+    return sorted((path for path in paths if _is_directory(path)), reverse=True)
 
 
 def next_number(root: Path) -> int:
-    """Return a number above all that were ever used, finished or not."""
+    """Return a number above those of all checkpoints, finished or not."""
     with translated(root):
-        taken = [_NAME.fullmatch(path.name) for path in root.iterdir()]
-    number = max((int(match[1]) for match in taken if match), default=0) + 1
+        matches = [_NAME.fullmatch(path.name) for path in root.iterdir()]
+    number = max((int(match[1]) for match in matches if match), default=0) + 1
     if number > MAX_NUMBER:
         raise UsageError(f"{root} has no numbers left. Save to another directory.")
     return number
 
 
-@contextmanager
-def owned(root: Path) -> Iterator[None]:
-    """Be the only process that writes checkpoints to a directory, in the block.
+def lock_directory(root: Path) -> int:
+    """Lock a directory for this process, until the returned handle is closed.
 
-    What a process that died left unfinished is removed.
+    Unfinished checkpoints of a dead process are removed.
 
     Raises:
-        UsageError: another process does, and is alive.
+        UsageError: another process holds the lock.
     """
-    handle = own(root)
-    try:
-        yield
-    finally:
-        os.close(handle)
-
-
-def own(root: Path) -> int:
-    """Be the only process that writes to a directory, until the handle is closed."""
     with translated(root):
         _make(root)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -312,14 +303,14 @@ def own(root: Path) -> int:
         os.close(handle)
         raise UsageError(
             f"Another process saves its checkpoints to {root}, and is alive. "
-            "Give every island a directory of its own, or stop that process first."
+            "Give every island its own directory, or stop that process first."
         ) from exc
     sweep(root)
     return handle
 
 
 def begin(root: Path, number: int) -> Path:
-    """Make the directory in which a checkpoint is written, durable after `commit`."""
+    """Make the directory of an unfinished checkpoint. `commit` makes it durable."""
     path = root / (checkpoint_name(number) + TEMPORARY)
     with translated(path):
         path.mkdir(mode=0o700)
@@ -327,7 +318,7 @@ def begin(root: Path, number: int) -> Path:
 
 
 def commit(unfinished: Path) -> Path:
-    """Make a directory, all files of which are durable, a checkpoint."""
+    """Rename an unfinished checkpoint, whose files are durable, to its final name."""
     path = unfinished.with_name(unfinished.name.removesuffix(TEMPORARY))
     with translated(path):
         sync_directory(unfinished)
@@ -337,7 +328,7 @@ def commit(unfinished: Path) -> Path:
 
 
 def sweep(root: Path) -> None:
-    """Remove what was left unfinished. The caller owns the directory."""
+    """Remove unfinished checkpoints. The caller holds the lock."""
     for path in root.iterdir():
         match = _NAME.fullmatch(path.name)
         if match and match[2] and _is_directory(path):
@@ -345,39 +336,39 @@ def sweep(root: Path) -> None:
 
 
 def retain(root: Path, keep: int, newest: Path) -> list[Path]:
-    """Remove all but the `keep` newest checkpoints that are whole; return those.
+    """Remove all but the `keep` newest complete checkpoints; return the removed ones.
 
-    `newest` has just been written: it is valid, and stays. What is not whole is not
-    counted and not touched: somebody may want to see what happened to it.
+    `newest` has just been written: it is valid, and stays. Incomplete checkpoints are
+    not counted and not removed: they may be needed to find a fault.
     """
-    whole = [newest]
+    complete = [newest]
     for path in finished(root):
         if path == newest:
             continue
-        manifest = _manifest_if_whole(path)
+        manifest = _manifest_if_complete(path)
         if manifest is None:
             continue
-        whole.append(path)
-        if len(whole) > keep:
+        complete.append(path)
+        if len(complete) > keep:
             retire(path, manifest)
-    return whole[keep:]
+    return complete[keep:]
 
 
 def retire(path: Path, manifest: Manifest) -> None:
-    """Remove a checkpoint, unless somebody has put something else into it.
+    """Remove a checkpoint, unless a user has put other files into it.
 
-    It loses its name first, so that half of it is never taken for a checkpoint.
+    It is renamed first, so that a part of it is never taken for a checkpoint.
     """
-    ours = {MANIFEST, *manifest.files}
+    listed = {MANIFEST, *manifest.files}
     unfinished = path.with_name(path.name + TEMPORARY)
-    with suppress(OSError):  # what cannot be removed now is found another time
-        if set(os.listdir(path)) <= ours:
+    with suppress(OSError):  # the next `retain` or `sweep` tries again
+        if set(os.listdir(path)) <= listed:
             os.rename(path, unfinished)
-            _remove(unfinished, sorted(ours))
+            _remove(unfinished, sorted(listed))
 
 
 def missing_from(path: Path, manifest: Manifest) -> str | None:
-    """Return what a checkpoint lacks by the sizes of its files; None if nothing."""
+    """Return the first fault in the sizes of a checkpoint's files; None if none."""
     for name, entry in manifest.files.items():
         try:
             size = (path / name).lstat().st_size
@@ -388,7 +379,7 @@ def missing_from(path: Path, manifest: Manifest) -> str | None:
     return None
 
 
-def _manifest_if_whole(path: Path) -> Manifest | None:
+def _manifest_if_complete(path: Path) -> Manifest | None:
     try:
         manifest = read_manifest(path)
     except CorruptError:
@@ -397,11 +388,11 @@ def _manifest_if_whole(path: Path) -> Manifest | None:
 
 
 def _remove(path: Path, names: list[str]) -> None:
-    with suppress(OSError):  # what stays is swept another time
+    with suppress(OSError):  # the next `sweep` tries again
         for name in names:
             with suppress(FileNotFoundError):
                 os.unlink(path / name)
-        os.rmdir(path)  # refused where somebody else has put something
+        os.rmdir(path)  # fails if there are other files
 
 
 def _is_directory(path: Path) -> bool:

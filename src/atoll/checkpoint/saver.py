@@ -1,11 +1,11 @@
-"""Saves checkpoints: a copy while the step waits, and the writing in the background.
+"""Saves checkpoints: copies the state while the step waits, then writes in background.
 
-Rule 1: a call of `save` raises the failure of the one before it, on every rank.
-Rule 2: one checkpoint is written at a time. Meanwhile another is not begun, and no step
+Rule 1: a call of `save` raises the error of the call before it, on every rank.
+Rule 2: one checkpoint is written at a time. Meanwhile no other is begun, and no step
         waits for it.
-Rule 3: ranks talk to one another only inside calls, never from the background.
+Rule 3: ranks communicate only inside calls, never from the background thread.
 
-`Policy` is when an island saves by itself, where, and what.
+`Policy` holds when an island saves by itself, the directory, and the components.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
 
 from atoll.checkpoint.frameworks import (
     LEADER,
@@ -32,8 +32,8 @@ from atoll.checkpoint.manifest import (
     begin,
     check_names,
     chosen_components,
+    lock_directory,
     next_number,
-    own,
     sweep,
 )
 from atoll.checkpoint.tree import Json, Objects, check_component
@@ -64,18 +64,18 @@ def save(
     there is no such checkpoint, and saving again is safe.
 
     Args:
-        directory: where checkpoints are kept, one directory each; of one island only.
+        directory: the directory of the checkpoints of one island.
         objects: by component, an object with `state_dict` and `load_state_dict`, or
-            dicts and lists of them and of plain values. `rng` comes by itself.
-        components: what to save of it; None means all. Without "model" the checkpoint
-            is marked as one whose weights are external.
+            dicts and lists of them and of plain values. `rng` is added by itself.
+        components: the components to save; None means all. Without "model" the
+            checkpoint is marked as one whose weights are external.
         metadata: values to keep with the checkpoint, such as {"round": 3}; `load`
             returns them.
-        keep: how many checkpoints stay.
+        keep: the number of newest checkpoints to keep.
 
     Raises:
-        UsageError: a component is not known, there is no model though it was chosen, or
-            a state holds what cannot be represented.
+        UsageError: a component is not known, `model` is chosen and not given, or a
+            state holds a value that cannot be represented.
     """
     with Saver(directory, objects, components=components, keep=keep) as saver:
         saver.save_and_wait(metadata=metadata)
@@ -85,11 +85,11 @@ def save(
 
 
 class Saver:
-    """Saves the same objects again and again, without holding up their training.
+    """Saves the same objects repeatedly, in the background of their training.
 
     Every rank makes one and calls the same methods. As a context manager it waits at
-    the end for what is being written. `ranks` are the processes that save together;
-    None means all of the distributed world, if there is one.
+    the end until the last checkpoint is durable. `ranks` are the processes that save
+    together; None means all of the distributed world, if there is one.
     """
 
     def __init__(
@@ -106,17 +106,15 @@ class Saver:
         check_names(objects)
         self.directory = Path(directory)
         self.components = chosen_components(components)
-        self._given, self._objects = objects, with_random(objects)
+        self._caller_objects, self._objects = objects, with_random(objects)
         self._produced = _produced(self.components, self._objects)
         self._keep = keep
         self._ranks: Ranks = ranks or present_ranks() or SingleRank()
         self._background = BackgroundWriter()
         self._arenas = (Arena(), Arena())
         self._lock: int | None = None
-        self._held: tuple[WriteJob, list[CheckpointDraft], tuple[str, ...]] | None = (
-            None
-        )
-        self._found: Found | None = None
+        self._pending: _PendingCheckpoint | None = None
+        self._newest: Found | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -130,96 +128,96 @@ class Saver:
         if kind is None:
             self.close()
         else:
-            # Other ranks may be gone: only what is this rank's own is settled.
-            self._held = None
+            # Other ranks may have ended: only this rank's part is finished.
+            self._pending = None
             self._background.abandon()
             self._give_up_lock()
 
     def add(self, component: str, value: object) -> None:
-        """Save one more object from the next checkpoint on; every rank says so.
+        """Save one more object from the next checkpoint on. Every rank calls it.
 
         Raises:
             UsageError: the component has an object already.
         """
-        if component in self._given:
+        if component in self._caller_objects:
             raise UsageError(f"{component} is saved already. Give it once.")
-        objects = {**self._given, component: value}
+        objects = {**self._caller_objects, component: value}
         check_names(objects)
-        self._given, self._objects = objects, with_random(objects)
+        self._caller_objects, self._objects = objects, with_random(objects)
         self._produced = _produced(self.components, self._objects)
 
     def find(self) -> Found | None:
         """Return the newest valid checkpoint, or None; nothing is restored."""
-        self._found = find(self.directory, self._ranks)
-        return self._found
+        self._newest = find(self.directory, self._ranks)
+        return self._newest
 
     def restore(self, *, components: Iterable[str] | None = None) -> Loaded | None:
-        """Put the newest valid checkpoint into the objects; None if there is none.
+        """Restore the newest valid checkpoint into the objects; None if there is none.
 
-        `components` are what to restore; None means what is saved.
+        `components` are those to restore; None means those that are saved.
         """
         chosen = chosen_components(components, default=self.components)
-        found = self._found or self.find()
-        if found is None:
+        checkpoint = self._newest or self.find()
+        if checkpoint is None:
             return None
-        return restore(found, self._given, chosen, self._ranks)
+        return restore(checkpoint, self._caller_objects, chosen, self._ranks)
 
     def read(self, component: str) -> object:
         """Return a component's state of the newest checkpoint; None if it has none."""
         check_names([component])
-        found = self._found or self.find()
-        return None if found is None else read(found, component, self._ranks)
+        checkpoint = self._newest or self.find()
+        return None if checkpoint is None else read(checkpoint, component, self._ranks)
 
     def save(
         self, metadata: Mapping[str, Json] | None = None, *, late: Iterable[str] = ()
     ) -> bool:
-        """Copy the state, have it written in the background, and return True.
+        """Copy the state, start to write it in the background, and return True.
 
-        False when a rank still writes the last one: nothing was copied, and asking
-        again after a while is right.
+        Return False if a rank still writes the last checkpoint: nothing was copied.
+        Call again later.
 
         Args:
             metadata: values to keep with the checkpoint.
-            late: components that `finish` takes; a scheduler steps after an optimizer.
+            late: components that `finish` copies: a scheduler steps after an optimizer.
 
         Raises:
-            AtollError: what the last save failed with, or this one's copy.
+            AtollError: the last save has failed, or this copy.
         """
         return self._begin(metadata, tuple(check_names(late)), is_copied=True)
 
     def save_and_wait(self, metadata: Mapping[str, Json] | None = None) -> None:
-        """Save without a copy: nothing changes meanwhile, since the caller waits."""
+        """Save, and wait until it is durable. The state is not copied."""
         self.wait()
         self._begin(metadata, (), is_copied=False)
         self.wait()
 
     def finish(self) -> None:
-        """Take what was left for late, and let the writing begin; else do nothing."""
-        if self._held is None:
+        """Copy the late components of a pending checkpoint, and start to write it."""
+        if self._pending is None:
             return
-        writing, drafts, late = self._held
-        self._held = None
-        taken: list[CheckpointDraft] = []
+        writing, drafts, late = self._pending
+        self._pending = None
+        late_drafts: list[CheckpointDraft] = []
 
         def act() -> str:
-            taken.extend(self._arenas[1].copy(self._take(late)))
+            late_drafts.extend(self._arenas[1].copy(self._take(late)))
             return ""
 
         together(self._ranks, act)
-        self._background.start(writing, drafts + taken)
+        self._background.start(writing, drafts + late_drafts)
 
     def wait(self) -> Path | None:
         """Return the newest checkpoint written here, when it is durable.
 
         Raises:
-            AtollError: what it failed with.
+            AtollError: it could not be written.
         """
         self.finish()
-        words = together(self._ranks, self._background.outcome)
-        return Path(words[LEADER]) if words[LEADER] else None
+        paths = together(self._ranks, self._background.outcome)
+        return Path(paths[LEADER]) if paths[LEADER] else None
 
     def close(self) -> None:
-        """Wait for what is being written, and give the directory up."""
+        """Wait until the last checkpoint is durable, and unlock the directory."""
         try:
             self.wait()
         finally:
@@ -236,14 +234,14 @@ class Saver:
         checked = _checked_metadata(metadata)
         if BUSY in together(self._ranks, self._background.status):
             return False
-        words = together(self._ranks, self._open)
-        self._found = None  # the newest will be this one
-        if len({word.partition("|")[2] for word in words}) > 1:
+        replies = together(self._ranks, self._open)
+        self._newest = None  # this checkpoint will be the newest
+        if len({reply.partition("|")[2] for reply in replies}) > 1:
             raise UsageError(
-                f"The ranks save different components: {sorted(set(words))}."
+                f"The ranks save different components: {sorted(set(replies))}."
             )
         writing = WriteJob(
-            unfinished=Path(words[LEADER].partition("|")[0]),
+            unfinished=Path(replies[LEADER].partition("|")[0]),
             rank=self._ranks.rank,
             num_ranks=self._ranks.size,
             metadata=checked,
@@ -251,25 +249,25 @@ class Saver:
             components=self._produced,
         )
         now = tuple(name for name in self._produced if name not in late)
-        drafts = self._taken(writing, now, is_copied=is_copied)
-        self._held = (writing, drafts, tuple(n for n in self._produced if n in late))
+        drafts = self._take_together(writing, now, is_copied=is_copied)
+        self._pending = (writing, drafts, tuple(n for n in self._produced if n in late))
         if not late:
-            self._held = None
+            self._pending = None
             self._background.start(writing, drafts)
         return True
 
     def _open(self) -> str:
-        """Make the directory, on the leader; say what is saved, on every rank."""
+        """Make a directory, on the leader; return its path and the components."""
         names = ",".join(self._produced)
         if self._ranks.rank != LEADER:
             return f"|{names}"
         if self._lock is None:
-            self._lock = own(self.directory)
-        sweep(self.directory)  # what the last one left if it failed
+            self._lock = lock_directory(self.directory)
+        sweep(self.directory)  # files of the last checkpoint, if it failed
         path = begin(self.directory, next_number(self.directory))
         return f"{path.resolve()}|{names}"
 
-    def _taken(
+    def _take_together(
         self, writing: WriteJob, names: tuple[str, ...], *, is_copied: bool
     ) -> list[CheckpointDraft]:
         drafts: list[CheckpointDraft] = []
@@ -280,8 +278,10 @@ class Saver:
                     f"Rank {self._ranks.rank} does not see {writing.unfinished}, which "
                     "rank 0 has made. Save to a file system that all ranks share."
                 )
-            taken = self._take(names)
-            drafts.extend(self._arenas[0].copy(taken) if is_copied else taken)
+            rank_drafts = self._take(names)
+            drafts.extend(
+                self._arenas[0].copy(rank_drafts) if is_copied else rank_drafts
+            )
             return ""
 
         try:
@@ -299,6 +299,10 @@ class Saver:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+_PendingCheckpoint: TypeAlias = tuple[WriteJob, list[CheckpointDraft], tuple[str, ...]]
+"""A checkpoint whose late components are not copied yet, with their names."""
 
 
 def _produced(chosen: tuple[str, ...], objects: Objects) -> tuple[str, ...]:
@@ -327,33 +331,33 @@ def _checked_metadata(metadata: Mapping[str, Json] | None) -> Mapping[str, Json]
             f"metadata= is {len(text)} bytes of JSON, above the limit of "
             f"{MAX_METADATA_BYTES}. Save larger values as 'trainer'."
         )
-    found: Mapping[str, Json] = json.loads(text)
-    return found
+    copy: Mapping[str, Json] = json.loads(text)
+    return copy
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What `join(..., checkpoint=...)` does for a plain loop.
+    """When and where `join(..., checkpoint=...)` saves, and which components.
 
     Raises:
         UsageError: a component is not known, or a number is out of range.
     """
 
     directory: str | os.PathLike[str]
-    """Where checkpoints are kept; every island has a directory of its own."""
+    """The directory of the checkpoints; every island needs its own."""
 
     every_rounds: int = 10
-    """A checkpoint is saved when so many rounds have ended since the last one."""
+    """Number of rounds from one checkpoint to the next."""
 
     components: Iterable[str] | None = None
-    """What is saved. None: all but `model`, which the run owns, and but `data` when the
-    run owns the order of the data."""
+    """The components to save. None: all except `model`, which the run owns, and except
+    `data` when the run owns the order of the data."""
 
     extra: Mapping[str, object] = field(default_factory=dict)
     """Objects to save that `join` does not know: {"scheduler": s, "data": loader}."""
 
     keep: int = 3
-    """How many checkpoints stay."""
+    """The number of newest checkpoints to keep."""
 
     def __post_init__(self) -> None:
         if self.components is not None:
@@ -367,7 +371,7 @@ class Policy:
             )
 
     def chosen(self, default: Iterable[str] = COMPONENTS) -> tuple[str, ...]:
-        """Return what is saved, where `default` is what None stands for."""
+        """Return the components to save; `default` if `components` is None."""
         return chosen_components(self.components, default=default)
 
     def is_due(self, round: int, saved: int | None) -> bool:
@@ -381,22 +385,22 @@ class Policy:
         default: Iterable[str] = COMPONENTS,
         ranks: Ranks | None = None,
     ) -> Saver:
-        """Return what saves and restores these objects and those of `extra`.
+        """Return a saver of these objects and those of `extra`.
 
         Raises:
-            UsageError: `extra` has what the island saves itself.
+            UsageError: `extra` has a component that the island saves itself.
         """
-        twice = sorted(objects.keys() & self.extra.keys())
-        if twice:
+        duplicates = sorted(objects.keys() & self.extra.keys())
+        if duplicates:
             raise UsageError(
-                f"extra= has {', '.join(twice)}, which the island saves by itself. "
-                "Leave it out."
+                f"extra= has {', '.join(duplicates)}, which the island saves by "
+                "itself. Leave it out."
             )
-        everything = {**objects, **self.extra}
+        all_objects = {**objects, **self.extra}
         components = self.chosen(default)
         return Saver(
             Path(self.directory),
-            everything,
+            all_objects,
             components=components,
             keep=self.keep,
             ranks=ranks,

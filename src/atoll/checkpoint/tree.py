@@ -56,10 +56,10 @@ Json: TypeAlias = (
 )
 
 MAX_DEPTH = 100
-"""Deeper than any state that is not a mistake, and far from Python's own limit."""
+"""More than any sensible state has, and far below Python's recursion limit."""
 
 MAX_INTEGER_BITS = 4096
-"""Random generators have integers of 128 bits; Python reads none of 4300 digits."""
+"""Random generators have integers of 128 bits; Python parses at most 4300 digits."""
 
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _MAPPINGS: dict[str, type] = {
@@ -71,7 +71,7 @@ _TAG_OF = {kind: tag for tag, kind in _MAPPINGS.items()}
 
 
 def dotted(path: TreePath) -> str:
-    """Return a path as people write it."""
+    """Return a path as text, with dots."""
     return ".".join(str(part) for part in path)
 
 
@@ -87,7 +87,7 @@ class Encoder:
         """Return a value as JSON.
 
         Raises:
-            UsageError: something in it cannot be represented; it says where.
+            UsageError: a value in it cannot be represented; the message has its path.
         """
         if len(path) > MAX_DEPTH:
             raise UsageError(
@@ -108,11 +108,11 @@ class Encoder:
         return self._leaf(value, path)
 
     def keep(self, array: CheckpointArray) -> str:
-        """Have an array written under a name made of the present path."""
-        known = self._names.get(array.identity)
-        if known is not None:
-            return known
-        name = stem = dotted(self._path[1:])  # the file names the component
+        """Add an array under a name made of the present path, and return the name."""
+        earlier_name = self._names.get(array.identity)
+        if earlier_name is not None:
+            return earlier_name
+        name = stem = dotted(self._path[1:])  # the file name has the component
         number = 1
         while name in self.arrays or name == "__metadata__":
             number += 1
@@ -122,15 +122,15 @@ class Encoder:
         return name
 
     def _items(self, values: list[object], path: TreePath) -> list[Json]:
-        return [self.encode(each, (*path, at)) for at, each in enumerate(values)]
+        return [self.encode(item, (*path, i)) for i, item in enumerate(values)]
 
     def _mapping(self, value: dict[object, object], path: TreePath) -> Json:
         if type(value) is dict and all(_is_plain_key(key) for key in value):
             return {str(k): self.encode(v, (*path, k)) for k, v in value.items()}
         pairs: list[Json] = []
-        for key, each in value.items():
+        for key, item in value.items():
             encoded = self.encode(key, (*path, key)) if _is_key(key) else _bad(path)
-            pairs.append([encoded, self.encode(each, (*path, key))])
+            pairs.append([encoded, self.encode(item, (*path, key))])
         return {_TAG_OF[type(value)]: pairs}
 
     def _leaf(self, value: object, path: TreePath) -> Json:
@@ -140,18 +140,18 @@ class Encoder:
             return {tag: self.keep(NumpyArray(np.frombuffer(value, np.uint8), "U8"))}
         if type(value) is np.ndarray or isinstance(value, np.generic):
             return self._numpy(value, path)
-        face = adapter_of(value)
+        adapter = adapter_of(value)
         try:
-            found = None if face is None else face.encode(value, self.keep)
+            encoded = None if adapter is None else adapter.encode(value, self.keep)
         except UsageError as exc:
             raise UsageError(f"{dotted(path)}: {exc}.") from exc
-        if found is None:
+        if encoded is None:
             raise UsageError(
                 f"{dotted(path)} is {_shown(value)}, which cannot be saved: a state "
-                "holds numbers, words, arrays, and dicts, lists and tuples of them. "
-                "Leave it out of the state, or make it of those."
+                "holds numbers, strings, arrays, and dicts, lists and tuples of them. "
+                "Leave it out of the state, or convert it to those."
             )
-        return {found[0]: found[1]}  # type: ignore[dict-item]
+        return {encoded[0]: encoded[1]}  # type: ignore[dict-item]
 
     def _numpy(self, value: object, path: TreePath) -> Json:
         array = np.asarray(value)
@@ -165,30 +165,30 @@ class Encoder:
         return {tag: self.keep(NumpyArray(array, kind))}
 
 
-def decode(value: Json, path: TreePath, held: RestoreContext) -> object:
-    """Return what was encoded.
+def decode(value: Json, path: TreePath, context: RestoreContext) -> object:
+    """Return the value of an encoded tree.
 
     Raises:
-        CorruptError: it is no encoding of anything.
+        CorruptError: it is no encoded tree.
     """
     if len(path) > MAX_DEPTH + 1:
         raise CorruptError(f"{dotted(path[:8])}... is nested too deep to be a state.")
     if isinstance(value, list):
-        return [decode(each, (*path, at), held) for at, each in enumerate(value)]
+        return [decode(item, (*path, i), context) for i, item in enumerate(value)]
     if not isinstance(value, dict):
         return value
     if len(value) == 1:
         [(tag, body)] = value.items()
         if tag.startswith("!"):
-            return _tagged(tag, body, path, held)
+            return _tagged(tag, body, path, context)
     for key in value:
         if key.startswith("!"):
             raise CorruptError(f"{dotted(path)} has the tag {key!r} among other keys.")
-    return {key: decode(each, (*path, key), held) for key, each in value.items()}
+    return {key: decode(item, (*path, key), context) for key, item in value.items()}
 
 
 def children(value: Json) -> dict[object, Json]:
-    """Return one level of an encoded tree, by key or index; nothing under a leaf."""
+    """Return one level of an encoded tree, by key or index; empty for a leaf."""
     if isinstance(value, list):
         return dict(enumerate(value))
     if not isinstance(value, dict):
@@ -201,7 +201,7 @@ def children(value: Json) -> dict[object, Json]:
             return {_plain_key(pair): pair[1] for pair in body}  # type: ignore[index]
         if tag.startswith("!"):
             return {}
-    return {key: each for key, each in value.items()}
+    return {key: item for key, item in value.items()}
 
 
 def _plain_key(pair: Json) -> object:
@@ -209,44 +209,44 @@ def _plain_key(pair: Json) -> object:
         raise CorruptError("A dict of the tree is no list of pairs.")
     key = decode(pair[0], ("key",), EMPTY_CONTEXT)
     if not _is_key(key):
-        raise CorruptError("A dict of the tree has keys that no dict of ours has.")
+        raise CorruptError("A dict of the tree has keys of a type that is not allowed.")
     return key
 
 
-def _tagged(tag: str, body: Json, path: TreePath, held: RestoreContext) -> object:
-    face = tag[1:].partition(".")[0]
+def _tagged(tag: str, body: Json, path: TreePath, context: RestoreContext) -> object:
+    framework = tag[1:].partition(".")[0]
     if tag == "!float" and isinstance(body, str) and body in _SPECIAL:
         return _SPECIAL[body]
     if tag == "!tuple" and isinstance(body, list):
-        return tuple(decode(each, (*path, at), held) for at, each in enumerate(body))
+        return tuple(decode(item, (*path, i), context) for i, item in enumerate(body))
     if tag in _MAPPINGS and isinstance(body, list):
-        return _MAPPINGS[tag](_pairs(body, path, held))
+        return _MAPPINGS[tag](_pairs(body, path, context))
     if tag in _ARRAYS and isinstance(body, str):
-        return _ARRAYS[tag](held.source.read(body), path)
-    if "." in tag and face in ADAPTERS:
-        return adapter_named(face).decode(tag, body, path, held)
-    raise CorruptError(f"{dotted(path)} has the tag {tag[:40]!r}, which means nothing.")
+        return _ARRAYS[tag](context.source.read(body), path)
+    if "." in tag and framework in ADAPTERS:
+        return adapter_named(framework).decode(tag, body, path, context)
+    raise CorruptError(f"{dotted(path)} has the tag {tag[:40]!r}, which is not known.")
 
 
 def _pairs(
-    body: list[Json], path: TreePath, held: RestoreContext
+    body: list[Json], path: TreePath, context: RestoreContext
 ) -> dict[object, object]:
-    found: dict[object, object] = {}
+    entries: dict[object, object] = {}
     for pair in body:
         if not isinstance(pair, list) or len(pair) != 2:
             raise CorruptError(f"{dotted(path)} is no list of pairs.")
-        key = decode(pair[0], (*path, "key"), held)
-        if not _is_key(key) or key in found:
+        key = decode(pair[0], (*path, "key"), context)
+        if not _is_key(key) or key in entries:
             raise CorruptError(f"{dotted(path)} has a key twice, or one {_shown(key)}.")
-        found[key] = decode(pair[1], (*path, key), held)
-    return found
+        entries[key] = decode(pair[1], (*path, key), context)
+    return entries
 
 
 def _numpy(array: HostArray, path: TreePath) -> object:
-    found = array.numpy()
-    if found is None:
+    values = array.numpy()
+    if values is None:
         raise CorruptError(f"{dotted(path)} is {array.kind}, which numpy has not.")
-    return found
+    return values
 
 
 def _scalar(array: HostArray, path: TreePath) -> object:
@@ -282,21 +282,21 @@ def _is_plain_key(key: object) -> bool:
 
 def _is_key(key: object) -> bool:
     if type(key) is tuple:
-        return all(_is_key(each) for each in key)
+        return all(_is_key(part) for part in key)
     return key is None or type(key) in (bool, int, float, str)
 
 
 def _bad(path: TreePath) -> Json:
     raise UsageError(
-        f"{dotted(path)} is a dict with keys that are not words, numbers, None or "
+        f"{dotted(path)} is a dict with keys that are not strings, numbers, None or "
         "tuples of them. Give it such keys."
     )
 
 
 def _shown(value: object) -> str:
     kind = type(value)
-    place = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
-    return f"of the type {place}{kind.__qualname__}"
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"of the type {module}{kind.__qualname__}"
 
 
 class PythonRandom:
@@ -341,27 +341,28 @@ class NumpyRandom:
 
 
 class ProcessRandom:
-    """What `random`, numpy and the frameworks draw from by default.
+    """The default generators of `random`, numpy and the frameworks.
 
     Implements `Stateful`.
     """
 
     def state_dict(self) -> object:
-        frameworks = {name: face.random() for name, face in present_adapters().items()}
+        adapters = present_adapters().items()
+        holders = {name: adapter.random() for name, adapter in adapters}
         return {
             "python": random.getstate(),
             "numpy": np.random.get_state(legacy=False),
-            **{name: each.state() for name, each in frameworks.items() if each},
+            **{name: holder.state() for name, holder in holders.items() if holder},
         }
 
     def load_state_dict(self, state: object, /) -> None:
         if not isinstance(state, dict):
             raise UsageError("rng.process is not a dict of random states.")
-        held = dict(state)
-        random.setstate(held.pop("python"))
-        np.random.set_state(held.pop("numpy"))
-        for name, each in held.items():
-            _random_of(name).restore(each)
+        states = dict(state)
+        random.setstate(states.pop("python"))
+        np.random.set_state(states.pop("numpy"))
+        for name, framework_state in states.items():
+            _random_of(name).restore(framework_state)
 
 
 def _random_of(name: str) -> StateHolder:
@@ -374,8 +375,8 @@ def _random_of(name: str) -> StateHolder:
 Objects: TypeAlias = Mapping[str, object]
 
 
-class _Own:
-    """An object with a `state_dict` of its own. Implements `StateHolder`."""
+class _StatefulHolder:
+    """An object with a `state_dict` method. Implements `StateHolder`."""
 
     is_replicated = False
 
@@ -392,19 +393,19 @@ class _Own:
     def like(self, path: TreePath) -> object:
         if self._live is None:
             self._live = self._value.state_dict()
-        found = self._live
+        value = self._live
         for key in path:
             try:
-                found = found[key]  # type: ignore[index]
+                value = value[key]  # type: ignore[index]
             except (KeyError, IndexError, TypeError):
                 return None
-        return found
+        return value
 
 
 def holder_of(value: object, objects: Objects) -> StateHolder | None:
-    """Return what saves and restores an object; None if it has no state of its own."""
-    face = adapter_of(value)
-    holder = None if face is None else face.holder(value, objects)
+    """Return the holder of an object's state; None if it has no state."""
+    adapter = adapter_of(value)
+    holder = None if adapter is None else adapter.holder(value, objects)
     if holder is not None:
         return holder
     if isinstance(value, random.Random):
@@ -412,12 +413,12 @@ def holder_of(value: object, objects: Objects) -> StateHolder | None:
     if isinstance(value, np.random.Generator | np.random.RandomState):
         return NumpyRandom(value)
     if isinstance(value, Stateful) and not isinstance(value, type):
-        return _Own(value)
+        return _StatefulHolder(value)
     return None
 
 
 def check_component(name: str, value: object, objects: Objects) -> None:
-    """Raise UsageError unless a component can be restored from what is saved of it."""
+    """Raise UsageError unless a component's state can be saved and restored."""
     if holder_of(value, objects) is None and not isinstance(value, dict | list | tuple):
         raise UsageError(
             f"{name} is of the type {type(value).__qualname__}, which has no "
@@ -427,12 +428,12 @@ def check_component(name: str, value: object, objects: Objects) -> None:
 
 
 def is_replicated(value: object, objects: Objects) -> bool:
-    """Whether all of a component is the same on every rank."""
+    """Return whether all of a component is the same on every rank."""
     holder = holder_of(value, objects)
     if holder is not None:
         return holder.is_replicated
     parts = list(_parts(value).values())
-    return bool(parts) and all(is_replicated(each, objects) for each in parts)
+    return bool(parts) and all(is_replicated(part, objects) for part in parts)
 
 
 def state_of(value: object, objects: Objects) -> object:
@@ -441,9 +442,9 @@ def state_of(value: object, objects: Objects) -> object:
     if holder is not None:
         return holder.state()
     if type(value) is dict:
-        return {key: state_of(each, objects) for key, each in value.items()}
+        return {key: state_of(part, objects) for key, part in value.items()}
     if type(value) in (list, tuple):
-        states = [state_of(each, objects) for each in _parts(value).values()]
+        states = [state_of(part, objects) for part in _parts(value).values()]
         return states if type(value) is list else tuple(states)
     return value
 
@@ -458,26 +459,26 @@ def put_back(
     """
     holder = holder_of(value, objects)
     if holder is not None:
-        held = RestoreContext(source, lambda place: holder.like(place[len(path) :]))
-        _restore(holder, decoded(encoded, path, held), path)
+        context = RestoreContext(source, lambda full: holder.like(full[len(path) :]))
+        _restore(holder, decoded(encoded, path, context), path)
     elif _has_holder(value, objects):
         _put_parts_back(value, encoded, path, source, objects)
     elif isinstance(value, dict | list):
         _put_values_back(
-            value, decoded(encoded, path, RestoreContext(source, _nothing)), path
+            value, decoded(encoded, path, RestoreContext(source, _no_template)), path
         )
 
 
-def decoded(encoded: Json, path: TreePath, held: RestoreContext) -> object:
-    """Return what was encoded.
+def decoded(encoded: Json, path: TreePath, context: RestoreContext) -> object:
+    """Return the value of an encoded tree from a file.
 
     Raises:
-        CorruptError: nothing of ours has written it.
+        CorruptError: the tree was not written by this package.
     """
     try:
-        return decode(encoded, path, held)
+        return decode(encoded, path, context)
     except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError) as exc:
-        # The files are as they were written, so that somebody else has written them.
+        # The digests are right, so the files were written by other software.
         raise CorruptError(
             f"{dotted(path)} of the checkpoint cannot be read: "
             f"{type(exc).__name__}: {str(exc)[:200]}"
@@ -488,8 +489,8 @@ def _restore(holder: StateHolder, state: object, path: TreePath) -> None:
     try:
         holder.restore(state)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        # Whatever a framework says of a state that does not fit, it is the user's to
-        # settle: the objects are not the ones that were saved.
+        # A framework raises any of these for a state that does not match. It is a
+        # usage error: the objects are not those that were saved.
         raise UsageError(
             f"{dotted(path)} does not take the state of the checkpoint: "
             f"{type(exc).__name__}: {exc}"
@@ -501,19 +502,19 @@ def _put_parts_back(
 ) -> None:
     live, saved = _parts(value), children(encoded)
     for key in live.keys() ^ saved.keys():
-        where = "checkpoint" if key in live else "program"
+        side = "checkpoint" if key in live else "program"
         raise UsageError(
-            f"{dotted((*path, key))} is not in the {where}: it holds "
+            f"{dotted((*path, key))} is not in the {side}: it holds "
             f"{sorted(map(str, saved if key in live else live))}. "
             "Give the objects that were saved, under the same names."
         )
-    for key, each in live.items():
-        if _has_holder(each, objects):
-            put_back(each, saved[key], (*path, key), source, objects)
+    for key, part in live.items():
+        if _has_holder(part, objects):
+            put_back(part, saved[key], (*path, key), source, objects)
         elif isinstance(value, dict | list):
-            held = RestoreContext(source, _nothing)
-            put = cast("dict[object, object]", value)  # a list by index is alike
-            put[key] = decoded(saved[key], (*path, key), held)
+            context = RestoreContext(source, _no_template)
+            container = cast("dict[object, object]", value)  # or a list, by index
+            container[key] = decoded(saved[key], (*path, key), context)
 
 
 def _put_values_back(
@@ -542,8 +543,8 @@ def _parts(value: object) -> dict[object, object]:
 def _has_holder(value: object, objects: Objects) -> bool:
     if holder_of(value, objects) is not None:
         return True
-    return any(_has_holder(each, objects) for each in _parts(value).values())
+    return any(_has_holder(part, objects) for part in _parts(value).values())
 
 
-def _nothing(path: TreePath) -> object:
+def _no_template(path: TreePath) -> object:
     return None

@@ -4,10 +4,10 @@ A snapshot is taken at one moment: trees as text, arrays as a copy. A training s
 waits for the copy. Its memory is kept and used again, because memory that was never
 touched costs several times the copy itself.
 
-Rule 1: a rank reports by a file of its own that its part is durable, or that it failed.
+Rule 1: a rank reports in its own file that its part is durable, or that it failed.
 Rule 2: the leader writes the manifest when all ranks have reported, and renames last.
-Rule 3: ranks talk here only through the directory, so that this can run beside the
-        training's own collectives.
+Rule 3: ranks communicate here only through the directory, so that the thread can run
+        beside the collectives of the training.
 """
 
 from __future__ import annotations
@@ -68,18 +68,20 @@ class CheckpointDraft:
 
 
 class Arena:
-    """Memory of this machine that holds one snapshot after another."""
+    """A host buffer that is reused for one snapshot after the other."""
 
     def __init__(self) -> None:
         self._memory: Bytes = np.empty(0, np.uint8)
 
     def copy(self, drafts: list[CheckpointDraft]) -> list[CheckpointDraft]:
-        """Return the drafts with their arrays copied to here, over the last ones."""
+        """Return the drafts with their arrays copied into the buffer."""
         needed = sum(
             _room(array) for draft in drafts for array in draft.arrays.values()
         )
         if needed > len(self._memory):
-            self._memory = np.empty(0, np.uint8)  # given back before more is asked
+            self._memory = np.empty(
+                0, np.uint8
+            )  # freed before the new one is allocated
             self._memory = np.empty(needed, np.uint8)
         first = 0
         copies = []
@@ -98,12 +100,12 @@ class Arena:
 def take(
     names: Iterable[str], objects: Objects, *, is_leader: bool
 ) -> list[CheckpointDraft]:
-    """Return the drafts of some components; their arrays are still the objects' own.
+    """Return the drafts of some components. Their arrays are not copied.
 
-    What all ranks hold alike is the leader's to write.
+    The leader writes the components that are equal on all ranks.
 
     Raises:
-        UsageError: a state cannot be represented, and where.
+        UsageError: a state cannot be represented; the message names its path.
     """
     drafts = []
     for name in names:
@@ -113,17 +115,19 @@ def take(
         encoder = Encoder()
         tree = encoder.encode(state_of(value, objects), (name,))
         text = json.dumps({"tree": tree}, separators=(",", ":"), allow_nan=False)
-        drafts.append(_readable(CheckpointDraft(name, text.encode(), encoder.arrays)))
+        drafts.append(
+            _require_readable(CheckpointDraft(name, text.encode(), encoder.arrays))
+        )
     return drafts
 
 
-def _readable(draft: CheckpointDraft) -> CheckpointDraft:
-    """Return a draft that whoever reads it will not find too large."""
+def _require_readable(draft: CheckpointDraft) -> CheckpointDraft:
+    """Return the draft if it is within the limits of the reader."""
     if len(draft.tree) > MAX_JSON_BYTES or len(draft.arrays) > MAX_ARRAYS:
         raise UsageError(
             f"The state of {draft.component} is {len(draft.tree)} bytes of JSON and "
             f"{len(draft.arrays)} arrays; at most {MAX_JSON_BYTES} and {MAX_ARRAYS} "
-            "can be read again. Keep what is large in few arrays."
+            "can be read again. Keep large values in few arrays."
         )
     return draft
 
@@ -141,7 +145,7 @@ _LOOK_EVERY_S = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class WriteJob:
-    """A checkpoint that is being written, as one rank sees it."""
+    """A checkpoint that is being written, on one rank."""
 
     unfinished: Path
     rank: int
@@ -149,32 +153,32 @@ class WriteJob:
     metadata: Mapping[str, Json]
     keep: int
     components: tuple[str, ...]
-    """All that the checkpoint will hold."""
+    """All components of the checkpoint."""
 
 
 def write_part(writing: WriteJob, drafts: Iterable[CheckpointDraft]) -> None:
-    """Make this rank's files durable, and say so. On an error say that instead."""
+    """Make this rank's files durable, and report that, or the error, to the leader."""
     try:
         files = {}
         for draft in drafts:
             files.update(_write_draft(writing, draft))
         sync_with(writing.unfinished)
-        word: object = {"files": {k: _entry(v) for k, v in files.items()}}
+        report: object = {"files": {k: _entry(v) for k, v in files.items()}}
     except BaseException as exc:
         with suppress(AtollError, OSError):
-            _say(writing, {"error": f"{type(exc).__name__}: {exc}"[:2000]})
+            _report(writing, {"error": f"{type(exc).__name__}: {exc}"[:2000]})
         raise
-    _say(writing, word)
+    _report(writing, report)
 
 
 def finish(writing: WriteJob, clock: Clock, stop: threading.Event) -> Path:
     """Make the checkpoint complete when all ranks have written their parts.
 
-    Only the leader calls it. On an error what was written stays unfinished, and is
-    swept before the next one.
+    Only the leader calls it. On an error the files stay unfinished, and are removed
+    before the next checkpoint.
 
     Raises:
-        RemoteError: a rank has failed, or says nothing.
+        RemoteError: a rank has failed, or has not reported in `PATIENCE_S`.
     """
     files: dict[str, FileEntry] = {}
     for rank in range(writing.num_ranks):
@@ -225,12 +229,12 @@ def _write(path: Path, parts: Iterable[Data]) -> FileEntry:
     return FileEntry(size, hasher.hexdigest())
 
 
-def _say(writing: WriteJob, word: object) -> None:
+def _report(writing: WriteJob, report: object) -> None:
     path = writing.unfinished / done_name(writing.rank)
     unseen = path.with_name(path.name + TEMPORARY)
     with translated(path):
-        write_whole(unseen, [json.dumps(word).encode()])
-        os.rename(unseen, path)  # the leader never sees half of a word
+        write_whole(unseen, [json.dumps(report).encode()])
+        os.rename(unseen, path)  # the leader never reads a partial report
         sync_directory(path.parent)
 
 
@@ -246,11 +250,11 @@ def _part_of(
                 f"{PATIENCE_S:.0f} s. All ranks must see the same file system."
             )
         stop.wait(_LOOK_EVERY_S)
-    word = parse_json(read_bounded(path), path)
-    assert isinstance(word, dict)
-    if "error" in word:
-        raise RemoteError(f"Rank {rank} could not write its part: {word['error']}")
-    return parse_files(word["files"])
+    report = parse_json(read_bounded(path), path)
+    assert isinstance(report, dict)
+    if "error" in report:
+        raise RemoteError(f"Rank {rank} could not write its part: {report['error']}")
+    return parse_files(report["files"])
 
 
 def _entry(entry: FileEntry) -> dict[str, object]:
@@ -270,20 +274,20 @@ class BackgroundWriter:
         self._newest = ""
 
     def start(self, writing: WriteJob, drafts: list[CheckpointDraft]) -> None:
-        """Begin to write; nothing is being written now."""
+        """Begin to write. No other checkpoint is being written."""
         self._thread = threading.Thread(
             target=self._write, args=(writing, drafts), name="atoll-checkpoint"
         )
         self._thread.start()
 
     def status(self) -> str:
-        """Return whether it writes; raise what it failed with, once."""
+        """Return BUSY while it writes, else as `outcome`. Raises an error once."""
         if self._thread is not None and self._thread.is_alive():
             return BUSY
         return self.outcome()
 
     def outcome(self) -> str:
-        """Wait, and return what was written last; raise what it failed with, once."""
+        """Wait, and return the path of the last checkpoint. Raises an error once."""
         self.join()
         error, self._error = self._error, None
         if isinstance(error, AtollError):
@@ -295,13 +299,13 @@ class BackgroundWriter:
         return self._newest
 
     def join(self) -> None:
-        """Wait until nothing is being written."""
+        """Wait until the thread has ended."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def abandon(self) -> None:
-        """Wait for this rank's own part only."""
+        """Wait for this rank's part only, not for the other ranks."""
         self._stop.set()
         self.join()
 
@@ -311,5 +315,5 @@ class BackgroundWriter:
             if writing.rank == LEADER:
                 path = finish(writing, SystemClock(), self._stop)
                 self._newest = str(path)
-        except BaseException as exc:  # it belongs to the next call, not to this thread
+        except BaseException as exc:  # the next call of `outcome` raises it
             self._error = exc

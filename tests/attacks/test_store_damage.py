@@ -24,7 +24,7 @@ from atoll.exchange.bucket.create import archive_in
 from atoll.exchange.bucket.documents import ControlDocument, RunDocument, packed
 from atoll.exchange.bucket.large_objects import ConstantObjects
 from atoll.exchange.bucket.outcomes import Outcomes
-from atoll.exchange.bucket.states import PastAnchors, States
+from atoll.exchange.bucket.states import BucketHistory, States
 from atoll.protocol import Heartbeat, HeldRound, JoinReply, TensorSpec
 from atoll.simulate import FaultPlan, simulate
 from atoll.simulate.scheduler import TraceEvent
@@ -66,9 +66,9 @@ class Islands:
 
     def add(self, name: str) -> None:
         """Let an island join, and take the run's state."""
-        lookout = BucketReader.open(self.store, self.time, url=URL)
+        reader = BucketReader.open(self.store, self.time, url=URL)
         nonce = f"{name} {len(self.exchanges)}".encode()
-        exchange = StoreExchange(lookout, key=name.encode(), nonce=nonce)
+        exchange = StoreExchange(reader, key=name.encode(), nonce=nonce)
         self.joined.append(enter(exchange, name))
         self.exchanges.append(exchange)
         self.states.append(state_of(exchange))
@@ -134,26 +134,26 @@ def state_of(exchange: StoreExchange) -> FragmentState:
 
 def exported(store: Store) -> bytes:
     """Return the digest of what `atoll export` reads."""
-    lookout = BucketReader.open(store, WaitingTime(), url=URL)
-    lookout.look_members()
-    states = States(lookout, Outcomes(lookout, None))
+    reader = BucketReader.open(store, WaitingTime(), url=URL)
+    reader.members.read()
+    states = States(reader, Outcomes(reader, None))
     states.begin(0)
     return states.read(0).digest
 
 
 def exported_at(store: Store, round: int) -> bytes:
     """Return the digest of what `atoll export --round` reads."""
-    lookout = BucketReader.open(store, WaitingTime(), url=URL)
-    lookout.look_members()
-    outcomes = Outcomes(lookout, None)
-    States(lookout, outcomes).begin(0)
-    return PastAnchors(lookout, outcomes).state(0, round).digest
+    reader = BucketReader.open(store, WaitingTime(), url=URL)
+    reader.members.read()
+    outcomes = Outcomes(reader, None)
+    States(reader, outcomes).begin(0)
+    return BucketHistory(reader, outcomes).state(0, round).digest
 
 
 def joined(store: Store) -> bytes:
     """Return the digest of what an island takes that joins now."""
-    lookout = BucketReader.open(store, WaitingTime(), url=URL)
-    exchange = StoreExchange(lookout, key=b"late", nonce=b"late")
+    reader = BucketReader.open(store, WaitingTime(), url=URL)
+    exchange = StoreExchange(reader, key=b"late", nonce=b"late")
     enter(exchange, "late")
     return state_of(exchange).digest
 
@@ -317,8 +317,8 @@ def test_without_the_owner_the_others_put_the_mean(
     run.exchanges[1].leave("i1", 1)
     with caplog.at_level(logging.WARNING, logger="atoll"):
         damage(run.store, own_key(run, 1, 1), "flip", random.Random(1))
-        lookout = run.exchanges[2]._lookout
-        lookout.updates.by_round.clear()  # what it has read while it looked
+        reader = run.exchanges[2]._reader
+        reader.updates.by_round.clear()  # what it has read while it looked
         run.take(2, 1)
 
     assert run.digests == calm.digests
@@ -333,7 +333,7 @@ def test_when_nobody_has_a_copy_the_key_is_named() -> None:
     run.exchanges[1].leave("i1", 1)
     key = own_key(run, 1, 1)
     damage(run.store, key, "flip", random.Random(1))
-    run.exchanges[0]._lookout.updates.by_round.clear()
+    run.exchanges[0]._reader.updates.by_round.clear()
 
     with pytest.raises(CorruptError, match=f"{key} is gone or damaged.*Restore this"):
         run.take(0, 1)
@@ -367,15 +367,15 @@ def test_who_comes_late_goes_on_when_islands_have_written_a_state() -> None:
     for number in range(2):
         run.publish(number, 2)
     for exchange in run.exchanges:
-        exchange._outcomes._made.clear()  # as when all had taken it
+        exchange._outcomes._last_means.clear()  # as when all had taken it
     damage(run.store, own_key(run, 1, 1), "flip", random.Random(1))
 
     def goes_on() -> None:
         assert [run.take(number, 2) for number in range(2)] == [True, True]
         run.write_state()
 
-    lookout = BucketReader.open(run.store, run.time, url=URL)
-    late = StoreExchange(lookout, key=b"late", nonce=b"late")
+    reader = BucketReader.open(run.store, run.time, url=URL)
+    late = StoreExchange(reader, key=b"late", nonce=b"late")
     enter(late, "late")
     begun_s = run.time.now_s()
     has_gone_on: list[bool] = []

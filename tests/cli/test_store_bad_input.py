@@ -97,7 +97,7 @@ def test_settings_that_somebody_has_edited_start_nothing(place: Path) -> None:
         code, _, err = atoll(*words, home=home)
         assert code == 5, err
         assert "settings/0 cannot be read: its bytes do not match the digest" in err
-        assert "changed by `atoll control`" in err
+        assert "Change settings with `atoll control`" in err
     assert not (place / "has-begun").exists()
 
 

@@ -53,7 +53,7 @@ def member(url: str, name: str, beats: int, **changes: object) -> MemberDocument
     """Put the document of an island, as its heartbeats do."""
     with Observing(url) as observing:
         document = MemberDocument(
-            run=observing.lookout.run,
+            run=observing.reader.run,
             slot=ord(name[0]) - ord("a"),
             key=b"k",
             nonce=b"n",
@@ -214,13 +214,13 @@ def test_who_speaks_second_takes_the_next_number(tmp_path: Path) -> None:
     """A number that another has taken meanwhile is read first."""
     url = founded(tmp_path / "store")
     with Observing(url) as first, Observing(url) as second:
-        taken = ControlDocument(run=first.lookout.run, action="pause", values={})
+        taken = ControlDocument(run=first.reader.run, action="pause", values={})
         key = keys.control(1)
         FileStore(Path(url)).put_new(key, packed(documents.CONTROL, taken, key))
         number, _ = say(second, "resume", {})
 
         assert number == 2
-        assert [each.action for each in second.lookout.sight.controls] == [
+        assert [each.action for each in second.reader.view.controls] == [
             "pause",
             "resume",
         ]
@@ -255,7 +255,7 @@ def test_everybody_reads_with_which_round_a_decay_begins(tmp_path: Path) -> None
     with Observing(url) as observing, Observing(url) as other:
         say(observing, "set", {"values": {"run.decay_round": 4}})
         other.look()
-        assert other.lookout.sight.position(0.0).decay_round == 4
+        assert other.reader.view.position(0.0).decay_round == 4
         with pytest.raises(
             UsageError, match=r"decay_round=1 is not ahead .* Give [23] or"
         ):
@@ -269,12 +269,12 @@ def test_islands_end_with_the_round_that_a_stop_names(
     url = made(tmp_path / "store")
     trained = Trained(url)
     with Observing(url) as observing:
-        sight = observing.lookout.sight
-        until(observing, lambda: min([r.number for r in sight.state.rounds] or [0]) > 5)
+        view = observing.reader.view
+        until(observing, lambda: min([r.number for r in view.state.rounds] or [0]) > 5)
         say(observing, "pause", {})
         until(
             observing,
-            lambda: all(d.beat.waits_for is not None for d in sight.documents.values()),
+            lambda: all(d.beat.waits_for is not None for d in view.documents.values()),
         )
         _, document = say(observing, "stop", {})
         last = document.last_round

@@ -19,8 +19,7 @@ from atoll.exchange import CoordinatorExchange, Frame
 from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
 from atoll.exchange.bucket.create import make_run
 from atoll.exchange.bucket.documents import ControlDocument, packed
-from atoll.exchange.bucket.move_in import MovedRun
-from atoll.exchange.bucket.move_out import MoveOut
+from atoll.exchange.bucket.move import MovedRun, MoveOut
 from atoll.exchange.relocation import FollowingExchange, RunLocation
 from atoll.journal import Journal
 from atoll.protocol import JoinRequest
@@ -69,8 +68,8 @@ class Journey:
             service = Service.open(self.disk, now_s=1.0)
             return CoordinatorExchange(DirectLine(service), key=key, nonce=nonce)
 
-        lookout = BucketReader.open(self.store, self.time, url=URL)
-        place: StoreExchange = Unhurried(lookout, key=key, nonce=nonce)
+        reader = BucketReader.open(self.store, self.time, url=URL)
+        place: StoreExchange = Unhurried(reader, key=key, nonce=nonce)
         return FollowingExchange(place, open, pause=self.time.pause)
 
     def say(self, action: str, **more: Any) -> None:

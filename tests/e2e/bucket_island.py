@@ -61,11 +61,11 @@ def reach(url: str, name: str, dies_at: str | None) -> StoreConnection:
     timing = ThreadTiming(SystemClock())
     reliable = RetriedStore(url, timing)
     store = Dying(reliable.store, dies_at) if dies_at else reliable.store
-    lookout = BucketReader.open(store, timing, url=url)
+    reader = BucketReader.open(store, timing, url=url)
     keys = surroundings_from_environment().keys
-    key = island_key(keys, run=lookout.run, island=name)
+    key = island_key(keys, run=reader.run, island=name)
     reliable.endure()
-    exchange = StoreExchange(lookout, key=key, nonce=os.urandom(16))
+    exchange = StoreExchange(reader, key=key, nonce=os.urandom(16))
     return StoreConnection(exchange, reliable, timing)
 
 

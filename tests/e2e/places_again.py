@@ -55,17 +55,17 @@ class InJournal:
 class InStore:
     """A store in which islands have met."""
 
-    def __init__(self, lookout: BucketReader) -> None:
-        self._lookout = lookout
-        assert lookout.founded is not None
-        self.settings, self.model = lookout.sight.settings, lookout.founded.model
+    def __init__(self, reader: BucketReader) -> None:
+        self._reader = reader
+        assert reader.founded is not None
+        self.settings, self.model = reader.view.settings, reader.founded.model
 
     def header(self, fragment: int, round: int) -> Header | None:
         try:
-            closed = self._lookout.roster(fragment, round)
+            closed = self._reader.roster(fragment, round)
         except NoSuchObject:
             return None
-        layout = self._lookout.sight.layout[fragment]
+        layout = self._reader.view.layout[fragment]
         down = terms_of(layout, self.settings).down
         return header_of(closed, closed.roster, layout, down)
 

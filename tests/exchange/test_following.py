@@ -21,7 +21,7 @@ from atoll.errors import (
 from atoll.exchange import CoordinatorExchange, Exchange
 from atoll.exchange.api.fields import MAX_LARGE_BYTES, dump, load
 from atoll.exchange.bucket import BucketReader, StoreExchange
-from atoll.exchange.bucket.move_in import (
+from atoll.exchange.bucket.move import (
     MOVED_RUN,
     MovedRun,
     MoveIn,
@@ -86,8 +86,8 @@ class Journey:
         return FollowingExchange(place, open, pause=self.time.pause)
 
     def meet(self, key: bytes, nonce: bytes) -> StoreExchange:
-        lookout = BucketReader.open(self.store, self.time, url=URL)
-        return Unhurried(lookout, key=key, nonce=nonce)
+        reader = BucketReader.open(self.store, self.time, url=URL)
+        return Unhurried(reader, key=key, nonce=nonce)
 
     def say(self, *events: object) -> None:
         for event in events:
@@ -220,10 +220,10 @@ def test_what_operators_have_said_comes_along() -> None:
     it.say(PauseRequested(is_paused=True))
     it.move()
 
-    sight = BucketReader.open(it.store, it.time, url=URL).sight
-    assert (sight.settings.run.patience, sight.state.epoch) == (5.0, 2)
-    assert (sight.state.last_round, sight.state.is_paused) == (9, True)
-    assert sight.settings.fingerprint == it.service.state.settings.fingerprint
+    view = BucketReader.open(it.store, it.time, url=URL).view
+    assert (view.settings.run.patience, view.state.epoch) == (5.0, 2)
+    assert (view.state.last_round, view.state.is_paused) == (9, True)
+    assert view.settings.fingerprint == it.service.state.settings.fingerprint
 
 
 def test_a_name_stays_with_its_key() -> None:
@@ -236,9 +236,9 @@ def test_a_name_stays_with_its_key() -> None:
     assert enter(again, "a").incarnation == 2
     assert enter(again, "a").slot == 0
 
-    with pytest.raises(LeaseLost, match="a later life has its name"):
+    with pytest.raises(LeaseLost, match="a later incarnation has its name"):
         a.state(0)
-    with pytest.raises(LeaseLost, match=r"has no place in the run any more"):
+    with pytest.raises(LeaseLost, match=r"is no longer a member of the run"):
         stranger.join(JoinRequest(model=MODEL, island="a", incarnation=1))
 
 

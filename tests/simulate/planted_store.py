@@ -20,7 +20,7 @@ def closes_by_what_it_saw_before() -> AbstractContextManager[object]:
     """A round is closed by the last look at it, and looked at afterwards."""
 
     def settle(real: Any, closing: RoundCloser, fragment: int) -> None:
-        document = closing._due(fragment) if closing._lookout.founded else None
+        document = closing._due(fragment) if closing._reader.founded else None
         if document is not None:
             closing._close(document)
             return
@@ -32,10 +32,10 @@ def closes_by_what_it_saw_before() -> AbstractContextManager[object]:
 def counts_what_no_successor_names() -> AbstractContextManager[object]:
     """Whoever has the name of a member speaks for it, whichever life it was."""
 
-    def may_speak(real: Any, updates: UpdateView, header: Header) -> bool:
-        return header.island in updates._sight.documents
+    def is_accepted(real: Any, updates: UpdateView, header: Header) -> bool:
+        return header.island in updates._view.documents
 
-    return replaced(UpdateView, "_may_speak", may_speak)
+    return replaced(UpdateView, "_is_accepted", is_accepted)
 
 
 def leaves_behind_what_farewells_name() -> AbstractContextManager[object]:
@@ -58,22 +58,22 @@ def lives_by_the_writers_clock() -> Iterator[None]:
         written[said] = living._timing.now_s()
         real(living, member)
 
-    def see(
+    def apply(
         real: Any, known: MemberView, document: MemberDocument, now_s: float
     ) -> None:
         real(known, document, now_s)
-        sight, beat = known._sight, document.beat
+        view, beat = known._view, document.beat
         said_s = written.get((beat.island, beat.incarnation, document.beats))
-        member = sight.state.members.known.get(beat.island)
+        member = view.state.members.known.get(beat.island)
         if member is not None and said_s is not None:
-            member = changed(member, lease_until_s=said_s + sight.lease_s)
-            members = sight.state.members.with_member(member)
-            sight.state = changed(sight.state, members=members)
-            sight.settle(now_s)
+            member = changed(member, lease_until_s=said_s + view.lease_s)
+            members = view.state.members.with_member(member)
+            view.state = changed(view.state, members=members)
+            view.settle(now_s)
 
     with ExitStack() as stack:
         stack.enter_context(replaced(MemberLease, "_put", put))
-        stack.enter_context(replaced(MemberView, "see", see))
+        stack.enter_context(replaced(MemberView, "apply", apply))
         yield
 
 
@@ -81,7 +81,7 @@ def collects_rosters() -> AbstractContextManager[object]:
     """What only older rounds needed is removed, and their rosters with it."""
 
     def remove(real: Any, states: States, prefix: str, **named: Any) -> None:
-        real(states, prefix, **{**named, "kept": ""})
+        real(states, prefix, **{**named, "retained": ""})
 
     return replaced(States, "_remove", remove)
 

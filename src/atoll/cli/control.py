@@ -129,7 +129,7 @@ def say(
         observing.look()
         _require_here(observing)
         said = _document(observing, action, words)
-        number = len(observing.lookout.sight.controls) + 1
+        number = len(observing.reader.view.controls) + 1
         key = keys.control(number)
         if observing.store.put_new(key, packed(documents.CONTROL, said, key)):
             observing.look()
@@ -139,7 +139,7 @@ def say(
 
 
 def _require_here(observing: Observing) -> None:
-    move = observing.lookout.sight.state.move
+    move = observing.reader.view.state.move
     if move is not None:
         raise Refused(
             f"The run {'has moved' if move.is_over else 'is on its way'} to "
@@ -149,24 +149,24 @@ def _require_here(observing: Observing) -> None:
 
 def _require_heeded(observing: Observing, said: ControlDocument) -> None:
     """Return if a word is in force: a move may have begun right before it."""
-    if said not in observing.lookout.sight.in_force:
+    if said not in observing.reader.view.in_force:
         _require_here(observing)
 
 
 def _document(
     observing: Observing, action: str, words: Mapping[str, Any]
 ) -> ControlDocument:
-    run = observing.lookout.run
+    run = observing.reader.run
     match action:
         case "set":
             values = words["values"]
             set_values(
-                observing.lookout.sight.state, SettingsChanged(values), 0.0
+                observing.reader.view.state, SettingsChanged(values), 0.0
             )  # judged
             return ControlDocument(run=run, action="set", values=values)
         case "stop" | "drain":
             # Who is there can close rounds up to it; nobody's update is left over.
-            last = observing.lookout.furthest()
+            last = observing.reader.furthest_round()
             return ControlDocument(run=run, action="stop", values={}, last_round=last)
         case "evict":
             return _eviction(observing, words["island"])
@@ -174,13 +174,13 @@ def _document(
 
 
 def _eviction(observing: Observing, island: str) -> ControlDocument:
-    known = observing.lookout.sight.state.members.known
+    known = observing.reader.view.state.members.known
     member = known.get(island)
     if member is None:
         names = ", ".join(sorted(known)) or "none"
         raise UsageError(f"No island is called {island!r}. Known are: {names}.")
     return ControlDocument(
-        run=observing.lookout.run,
+        run=observing.reader.run,
         action="evict",
         values={},
         island=island,

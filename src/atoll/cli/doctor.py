@@ -398,24 +398,24 @@ class StoreExamination:
     def _run(self) -> str:
         timing = ThreadTiming()
         try:
-            lookout = BucketReader.open(WholeReads(self._store), timing, url=self._url)
-            lookout.look_members()
-            lookout.look_controls()
-            states = States(lookout, Outcomes(lookout, None))
-            for fragment in range(len(lookout.sight.layout)):
+            reader = BucketReader.open(WholeReads(self._store), timing, url=self._url)
+            reader.members.read()
+            reader.read_controls()
+            states = States(reader, Outcomes(reader, None))
+            for fragment in range(len(reader.view.layout)):
                 states.begin(fragment)
         finally:
             timing.close()
-        if lookout.sight.moved_to is not None:
-            return f"{lookout.run} has moved to {lookout.sight.moved_to}"
-        settings = lookout.sight.settings
+        if reader.view.moved_to is not None:
+            return f"{reader.run} has moved to {reader.view.moved_to}"
+        settings = reader.view.settings
         if not self._has_put_new:
             require_able(ProbedStore(self._store), settings, url=self._url)
         founded = "not founded yet"
-        if lookout.founded:
-            closed = min(round.number for round in lookout.sight.state.rounds) - 1
+        if reader.founded:
+            closed = min(round.number for round in reader.view.state.rounds) - 1
             founded = f"founded, its rosters verified to round {closed}"
-        return f"{lookout.run}, fingerprint {settings.fingerprint[:12]}, {founded}"
+        return f"{reader.run}, fingerprint {settings.fingerprint[:12]}, {founded}"
 
     def _clock(self) -> str:
         return "not compared: nothing here depends on one"

@@ -32,7 +32,7 @@ from atoll.disk import sync_directory
 from atoll.errors import CorruptError, Refused, Unreachable, UsageError
 from atoll.exchange.base import verified
 from atoll.exchange.bucket.large_objects import ConstantObjects
-from atoll.exchange.bucket.states import PastAnchors
+from atoll.exchange.bucket.states import BucketHistory
 from atoll.http import Download, HttpReply
 from atoll.island.model_definition import definition_of, require_consent
 from atoll.security import RunUrl
@@ -117,8 +117,8 @@ def take(place: StoreUrl | RunUrl, file: Path, round: int | None) -> dict[str, A
 
 def _from_store(place: StoreUrl, draft: Path, round: int | None) -> int:
     with Observing(place.url) as observing, _bar() as progress:
-        observing.lookout.look_controls()
-        moved_to = observing.lookout.sight.moved_to
+        observing.reader.read_controls()
+        moved_to = observing.reader.view.moved_to
         if moved_to is not None:
             typer.echo(
                 f"atoll: the run has moved to {moved_to}, and trains there. These are "
@@ -358,7 +358,7 @@ def write_anchor(
         Refused: the run has no weights yet, or the round is not kept.
         CorruptError: what is kept does not verify.
     """
-    founded, layout = observing.lookout.founded, observing.lookout.sight.layout
+    founded, layout = observing.reader.founded, observing.reader.view.layout
     if founded is None:
         raise Refused(
             "The run has no weights yet: its first island brings them. Ask again when "
@@ -369,7 +369,7 @@ def write_anchor(
     plan = FilePlan.of(
         founded.run, founded.model, fragments=len(layout), kept_constants=kept
     )
-    objects = ConstantObjects(observing.lookout.store, founded)
+    objects = ConstantObjects(observing.reader.store, founded)
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         rounds = []
@@ -393,7 +393,7 @@ def write_anchor(
 def _reader(observing: Observing, round: int | None) -> Read:
     if round is None:
         return observing.states.read
-    past = PastAnchors(observing.lookout, observing.outcomes)
+    past = BucketHistory(observing.reader, observing.outcomes)
     kept = past.rounds()
     if round not in kept:
         raise Refused(

@@ -157,12 +157,12 @@ def _require_joinable(place: StoreUrl, certificate: Path | None) -> str | None:
     timing = ThreadTiming()
     try:
         store = reliable(place.url, timing.pause)
-        lookout = BucketReader.open(store, timing, url=place.url)
-        require_able(store, lookout.sight.settings, url=place.url)
+        reader = BucketReader.open(store, timing, url=place.url)
+        require_able(store, reader.view.settings, url=place.url)
     finally:
         timing.close()
-    Names(surroundings_from_environment()).remember(lookout.run, place.url)
-    return lookout.sight.settings.run.bundle
+    Names(surroundings_from_environment()).remember(reader.run, place.url)
+    return reader.view.settings.run.bundle
 
 
 def _require_one(certificate: Path | None) -> None:

@@ -41,16 +41,16 @@ from atoll.exchange.api.routes import PROTOCOL, PROTOCOL_HEADER, target_of
 from atoll.exchange.base import PART_BYTES, Frame
 from atoll.exchange.bucket import ThreadTiming, keys
 from atoll.exchange.bucket.create import reliable, require_no_coordinator, require_there
-from atoll.exchange.bucket.move_in import (
+from atoll.exchange.bucket.move import (
     MOVED_RUN,
     MovedRun,
     MoveIn,
+    MoveOut,
     UnclaimedUpdate,
     give_up,
     is_here,
     require_free,
 )
-from atoll.exchange.bucket.move_out import MoveOut
 from atoll.http import Download, at_most
 from atoll.island.connection import call_to
 from atoll.island.environment import surroundings_from_environment

@@ -70,9 +70,9 @@ class Observing:
             self.store = RetryingStore(
                 WholeReads(open_store(url)), pause=self._timing.pause
             )
-            self.lookout = BucketReader.open(self.store, self._timing, url=url)
-            self.outcomes = Outcomes(self.lookout, None)
-            self.states = States(self.lookout, self.outcomes)
+            self.reader = BucketReader.open(self.store, self._timing, url=url)
+            self.outcomes = Outcomes(self.reader, None)
+            self.states = States(self.reader, self.outcomes)
             self._begun_s = self._timing.now_s()
             self._changed_s: dict[str, float] = {}
             self._has_looked = self._has_begun = False
@@ -103,17 +103,17 @@ class Observing:
 
     def look(self) -> None:
         """Read what is new: operators' words, members, rosters and open rounds."""
-        self.lookout.look_controls()
+        self.reader.read_controls()
         self._look_members()
-        if not self.lookout.look_founding():
+        if not self.reader.read_founding():
             return
-        fragments = range(len(self.lookout.sight.layout))
+        fragments = range(len(self.reader.view.layout))
         if not self._has_begun:
             for fragment in fragments:
                 self.states.begin(fragment)
             self._has_begun = True
         for fragment in fragments:
-            self.lookout.look_round(fragment)
+            self.reader.read_round(fragment)
 
     def watch(self, seconds: float) -> None:
         """Look at members until all are known to live or to be silent, or time is up.
@@ -128,7 +128,7 @@ class Observing:
 
     def read_rosters(self, wanted: Sequence[tuple[int, int]]) -> list[RosterDocument]:
         """Return the rosters of closed rounds, by fragment and round."""
-        reads = [partial(self.lookout.roster, *at) for at in wanted]
+        reads = [partial(self.reader.roster, *at) for at in wanted]
         return self._timing.together(reads) if reads else []
 
     def pause(self, seconds: float) -> None:
@@ -137,10 +137,10 @@ class Observing:
 
     def standing(self, island: str) -> str:
         """Return what is known of an island: left, live, silent, or only seen."""
-        member = self.lookout.sight.state.members.known[island]
+        member = self.reader.view.state.members.known[island]
         if member.has_left:
             return LEFT
-        if self.unchanged_s(island) > self.lookout.sight.lease_s:
+        if self.unchanged_s(island) > self.reader.view.lease_s:
             return SILENT
         return LIVE if island in self._changed_s else SEEN
 
@@ -149,10 +149,10 @@ class Observing:
         return self._timing.now_s() - self._changed_s.get(island, self._begun_s)
 
     def _look_members(self) -> None:
-        before = dict(self.lookout.sight.documents)
-        self.lookout.look_members()
+        before = dict(self.reader.view.documents)
+        self.reader.members.read()
         now_s = self._timing.now_s()
-        for island, document in self.lookout.sight.documents.items():
+        for island, document in self.reader.view.documents.items():
             # Who has come after the first look is live as well.
             is_news = before.get(island) != document
             if is_news and (island in before or self._has_looked):
@@ -160,7 +160,7 @@ class Observing:
         self._has_looked = True
 
     def _unknown(self) -> list[str]:
-        known = self.lookout.sight.state.members.known
+        known = self.reader.view.state.members.known
         return [name for name in known if self.standing(name) == SEEN]
 
 
@@ -229,7 +229,7 @@ class StatusView:
 
     def document(self) -> dict[str, Any]:
         """Return where the run is now, by what was looked at last."""
-        observing, sight = self._observing, self._observing.lookout.sight
+        observing, view = self._observing, self._observing.reader.view
         self._note_closed()
         state = _as_known(observing)
         said = status_of(
@@ -237,7 +237,7 @@ class StatusView:
             observing.now_s,
             stats={
                 name: each.beat.stats
-                for name, each in sight.documents.items()
+                for name, each in view.documents.items()
                 if each.beat.stats is not None
             },
             verdicts=_verdicts(self._older | self._known),
@@ -249,7 +249,7 @@ class StatusView:
             "now_unix_s": time.time(),
             "watched_s": observing.watched_s,
             "recent": self._closed[-RECENT:],
-            "damage": _damage(sight),
+            "damage": _damage(view),
             "bytes_in": None,
             "bytes_out": None,
         }
@@ -261,9 +261,9 @@ class StatusView:
     def _row(self, row: dict[str, Any]) -> dict[str, Any]:
         island = row["island"]
         unchanged_s = self._observing.unchanged_s(island)
-        left_s = self._observing.lookout.sight.lease_s - unchanged_s
-        steps, sync = row["inner_steps"], self._observing.lookout.sight.settings.sync
-        stats = self._observing.lookout.sight.documents[island].beat.stats
+        left_s = self._observing.reader.view.lease_s - unchanged_s
+        steps, sync = row["inner_steps"], self._observing.reader.view.settings.sync
+        stats = self._observing.reader.view.documents[island].beat.stats
         seconds = stats.seconds if stats else 0.0
         return row | {
             "state": self._observing.standing(island),
@@ -273,7 +273,7 @@ class StatusView:
         }
 
     def _rosters(self) -> Rosters:
-        return dict(self._observing.lookout.sight.rosters)
+        return dict(self._observing.reader.view.rosters)
 
     def _note_closed(self) -> None:
         """Take note of rounds that were closed while this observer was here."""
@@ -299,7 +299,7 @@ def _closing(document: RosterDocument) -> dict[str, Any]:
 
 def _as_known(observing: Observing) -> CoordinatorState:
     """Return what is known of the run with leases as this observer has seen them."""
-    state = observing.lookout.sight.state
+    state = observing.reader.view.state
     members = {
         name: changed(
             member,
@@ -314,14 +314,14 @@ def _as_known(observing: Observing) -> CoordinatorState:
 
 def _older_rosters(observing: Observing) -> Rosters:
     """Return some rosters from before the last states: they are kept for good."""
-    sight = observing.lookout.sight
-    rounds = sight.state.rounds
+    view = observing.reader.view
+    rounds = view.state.rounds
     each = min(VERDICT_ROUNDS, MAX_READS // max(1, len(rounds)))
     wanted = [
         (round.fragment, number)
         for round in rounds
         for number in range(max(1, round.number - each), round.number)
-        if (round.fragment, number) not in sight.rosters
+        if (round.fragment, number) not in view.rosters
     ]
     return dict(zip(wanted, observing.read_rosters(wanted), strict=True))
 
@@ -339,13 +339,13 @@ def _verdicts(rosters: Rosters) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def _damage(sight: RunView) -> list[str]:
+def _damage(view: RunView) -> list[str]:
     """Return the objects that islands cannot verify, by their own documents."""
     return sorted(
         {
             f"{keys.update(want.fragment, want.round, want.island, want.incarnation)} "
             f"is gone or damaged: {name} waits for another copy"
-            for name, document in sight.documents.items()
+            for name, document in view.documents.items()
             if not document.has_left
             for want in document.wants
         }
@@ -356,13 +356,13 @@ def _reasons(
     observing: Observing, state: CoordinatorState, said: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the word for where the run is, and why, where a bucket has more to say."""
-    sight = observing.lookout.sight
-    if sight.moved_to is not None:
-        return {"state": "moved", "why": f"The run goes on at {sight.moved_to}."}
+    view = observing.reader.view
+    if view.moved_to is not None:
+        return {"state": "moved", "why": f"The run goes on at {view.moved_to}."}
     seen = sorted(each["island"] for each in said["islands"] if each["state"] == SEEN)
     if said["state"] in ("training", "waiting") and _could_train(observing, state):
         return {"state": "unknown", "why": _unsure(observing, seen)}
-    decider = sight.settings.store.decider
+    decider = view.settings.store.decider
     is_away = decider is not None and not any(
         each["island"] == decider and each["state"] in (LIVE, SEEN)
         for each in said["islands"]
@@ -388,7 +388,7 @@ def _could_train(observing: Observing, state: CoordinatorState) -> bool:
 
 def _unsure(observing: Observing, seen: list[str]) -> str:
     few = ", ".join(seen[:8]) + (", ..." if len(seen) > 8 else "")
-    lease_s = observing.lookout.sight.lease_s
+    lease_s = observing.reader.view.lease_s
     return (
         f"Nothing has come from {few} for {observing.watched_s:.0f} s. Whether they "
         f"are live is known after {lease_s:.0f} s: look with --watch."

@@ -33,10 +33,10 @@ from atoll.exchange.bucket.documents import (
     RosterDocument,
     RunDocument,
     SettingsDocument,
-    Stand,
+    StandingUpdate,
 )
 from atoll.exchange.bucket.large_objects import constants_of
-from atoll.exchange.bucket.move_in import FragmentProgress, MovedRun, UnclaimedUpdate
+from atoll.exchange.bucket.move import FragmentProgress, MovedRun, UnclaimedUpdate
 from atoll.exchange.bucket.states import BASES, ROSTERS, counted_progress
 from atoll.journal import (
     CountedRecord,
@@ -316,7 +316,9 @@ def _member(service: Service, member: Member) -> MemberDocument:
     The island that closes a round reads the updates in `stands`.
     """
     stands = [
-        Stand(fragment=fragment, round=round, incarnation=frame.header.incarnation)
+        StandingUpdate(
+            fragment=fragment, round=round, incarnation=frame.header.incarnation
+        )
         for (fragment, round, island), frame in service.staged.items()
         if island == member.island
         and (member.has_left or frame.header.incarnation < member.incarnation)

@@ -28,7 +28,7 @@ from atoll.exchange.api.fields import (
 from atoll.exchange.api.frames import buffers_of
 from atoll.exchange.api.replies import TARGET
 from atoll.exchange.api.routes import BodyKind, whole_text
-from atoll.exchange.bucket.move_in import MOVED_RUN, UnclaimedUpdate
+from atoll.exchange.bucket.move import MOVED_RUN, UnclaimedUpdate
 from atoll.http import DeferredResponse, FilePart, Request, Response, as_json, ranged
 from atoll.protocol.events import (
     Event,

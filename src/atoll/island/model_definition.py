@@ -126,13 +126,13 @@ def _in_store(run: str, remedy: str) -> ModelDefinition:
     from atoll.exchange.bucket.create import archive_in
     from atoll.island.store_connection import open_read_only
 
-    with open_read_only(run, clock=SystemClock()) as (lookout, _):
-        digest = lookout.sight.settings.run.bundle
+    with open_read_only(run, clock=SystemClock()) as (reader, _):
+        digest = reader.view.settings.run.bundle
         if digest is None:
-            raise _no_bundle(lookout.run, remedy)
-        store = lookout.store
+            raise _no_bundle(reader.run, remedy)
+        store = reader.store
         return _staged(
-            digest, lambda: archive_in(store, digest), lookout.founded is not None
+            digest, lambda: archive_in(store, digest), reader.founded is not None
         )
 
 

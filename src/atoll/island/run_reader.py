@@ -242,10 +242,10 @@ def _at_coordinator(run: str) -> Iterator[RunWeights]:
 def _in_store(run: str) -> Iterator[RunWeights]:
     from atoll.island.store_connection import open_read_only
 
-    with open_read_only(run, clock=SystemClock()) as (lookout, states):
-        if lookout.founded is None:
+    with open_read_only(run, clock=SystemClock()) as (reader, states):
+        if reader.founded is None:
             raise _empty(run)
-        model, settings = lookout.founded.model, lookout.sight.settings
+        model, settings = reader.founded.model, reader.view.settings
         yield FragmentWeights(model, settings, states.read)
 
 
@@ -340,9 +340,9 @@ def _constants_in_store(run: str) -> Iterator[RunWeights]:
     from atoll.exchange.bucket.large_objects import ConstantObjects
     from atoll.island.store_connection import open_read_only
 
-    with open_read_only(run, clock=SystemClock()) as (lookout, _):
-        founded = lookout.founded
+    with open_read_only(run, clock=SystemClock()) as (reader, _):
+        founded = reader.founded
         assert founded is not None, "its weights have been read"
-        objects = ConstantObjects(lookout.store, founded)
+        objects = ConstantObjects(reader.store, founded)
         catalogue = ConstantCatalogue.of(founded.model, founded.constants)
         yield ConstantWeights(catalogue, objects.read)

@@ -108,9 +108,9 @@ def connect_store(
     timing = ThreadTiming(clock)
     reliable = RetriedStore(url, timing)
     try:
-        lookout = BucketReader.open(reliable.store, timing, url=url)
-        settings = lookout.sight.settings
-        require_able(lookout.store, settings, url=url)
+        reader = BucketReader.open(reliable.store, timing, url=url)
+        settings = reader.view.settings
+        require_able(reader.store, settings, url=url)
         beat_s = _beat_s(paths.heartbeat_s)
     except BaseException:
         timing.close()
@@ -118,16 +118,16 @@ def connect_store(
         raise
     log.info(
         "adopted the settings of run %s: fingerprint %s, epoch %d, heartbeat %g s",
-        lookout.run,
+        reader.run,
         settings.fingerprint[:12],
-        lookout.sight.state.epoch,
+        reader.view.state.epoch,
         beat_s,
     )
     if key is None:
-        key = connection_key(island, run=lookout.run, paths=paths)
+        key = connection_key(island, run=reader.run, paths=paths)
     nonce = nonce or secrets.token_bytes(16)
     reliable.endure()
-    exchange = StoreExchange(lookout, key=key, nonce=nonce, beat_s=beat_s)
+    exchange = StoreExchange(reader, key=key, nonce=nonce, beat_s=beat_s)
     return StoreConnection(exchange, reliable, timing)
 
 
@@ -141,12 +141,12 @@ def open_read_only(url: str, *, clock: Clock) -> Iterator[tuple[BucketReader, St
     timing = ThreadTiming(clock)
     reliable = RetriedStore(url, timing)
     try:
-        lookout = BucketReader.open(reliable.store, timing, url=url)
-        states = States(lookout, Outcomes(lookout, None))
-        if lookout.look_founding():
-            for fragment in range(len(lookout.sight.layout)):
+        reader = BucketReader.open(reliable.store, timing, url=url)
+        states = States(reader, Outcomes(reader, None))
+        if reader.read_founding():
+            for fragment in range(len(reader.view.layout)):
                 states.begin(fragment)
-        yield lookout, states
+        yield reader, states
     finally:
         timing.close()
         reliable.close()

@@ -226,19 +226,19 @@ def _put_in_store(run: str, code: Code) -> None:
     from atoll.exchange.bucket import keys
     from atoll.island.store_connection import open_read_only
 
-    with open_read_only(run, clock=SystemClock()) as (lookout, _):
-        lookout.store.put_new(keys.code(code.digest), [code.data])
+    with open_read_only(run, clock=SystemClock()) as (reader, _):
+        reader.store.put_new(keys.code(code.digest), [code.data])
 
 
 def _get_from_store(run: str, digest: str) -> bytes:
     from atoll.exchange.bucket import keys
     from atoll.island.store_connection import open_read_only
 
-    with open_read_only(run, clock=SystemClock()) as (lookout, _):
+    with open_read_only(run, clock=SystemClock()) as (reader, _):
         try:
-            found = lookout.store.get(keys.code(digest), 0, MAX_CODE_BYTES + 1)
+            found = reader.store.get(keys.code(digest), 0, MAX_CODE_BYTES + 1)
         except NoSuchObject as exc:
-            if (target := lookout.sight.moved_to) is not None:
+            if (target := reader.view.moved_to) is not None:
                 raise _moved(run, digest, target) from exc
             raise Refused(f"{run} does not have code {digest[:12]}.") from exc
         return bytes(found)

@@ -119,16 +119,16 @@ def _observe(run: str) -> RunLook:
     timing = ThreadTiming()
     try:
         store = RetryingStore(open_store(run), pause=timing.pause)
-        lookout = BucketReader.open(store, timing, url=run)
-        lookout.look_members()
-        if lookout.look_founding():
-            states = States(lookout, Outcomes(lookout, None))
-            for fragment in range(len(lookout.sight.layout)):
+        reader = BucketReader.open(store, timing, url=run)
+        reader.members.read()
+        if reader.read_founding():
+            states = States(reader, Outcomes(reader, None))
+            for fragment in range(len(reader.view.layout)):
                 states.begin(fragment)
-                lookout.look_round(fragment)
-        sight, now_s = lookout.sight, timing.now_s()
-        beats = {name: each.beat.stats for name, each in sight.documents.items()}
-        state = sight.state
+                reader.read_round(fragment)
+        view, now_s = reader.view, timing.now_s()
+        beats = {name: each.beat.stats for name, each in view.documents.items()}
+        state = view.state
         rows = {
             name: island_of(member, now_s, beats.get(name), {})
             for name, member in state.members.known.items()
@@ -136,8 +136,8 @@ def _observe(run: str) -> RunLook:
     finally:
         timing.close()
     return RunLook(
-        run=lookout.run,
-        state="moved" if sight.moved_to is not None else run_state(state, now_s),
+        run=reader.run,
+        state="moved" if view.moved_to is not None else run_state(state, now_s),
         round=min((each.number for each in state.rounds), default=1) - 1,
         last_round=state.last_round,
         islands={name: _metrics(row) for name, row in rows.items()},

@@ -378,19 +378,19 @@ class BucketExchangeFactory:
         rng = random.Random(f"{self._world.scheduler.seed} {process.name} {number}")
         patient = RetryingStore(store, pause=timing.pause, tries=TRIES, rng=rng)
         watched = WatchedStore(patient, self.referee, process, self._bucket.troubles)
-        lookout = self._lookout(watched, timing)
-        watched.lookout = lookout
-        store.is_locked = lookout.lock._is_owned  # type: ignore[attr-defined]
+        reader = self._reader(watched, timing)
+        watched.reader = reader
+        store.is_locked = reader.lock._is_owned  # type: ignore[attr-defined]
         exchange = StoreExchange(
-            lookout,
+            reader,
             key=process.name.encode(),
             nonce=f"{process.name}.{number}".encode(),
             state_rounds=STATE_ROUNDS,
         )
-        ports.life.kept = lambda: len(exchange._outcomes.own)
+        ports.life.kept = lambda: len(exchange._outcomes.own_updates)
         return WatchedExchange(exchange, timing, ports)
 
-    def _lookout(self, store: WatchedStore, timing: GreenletTiming) -> BucketReader:
+    def _reader(self, store: WatchedStore, timing: GreenletTiming) -> BucketReader:
         """Open the run; who starts an island starts it again if no store answers."""
         while True:
             try:

@@ -174,6 +174,6 @@ class StoreRun:
 
     def __call__(self, *, key: bytes) -> Exchange:
         """Return the exchange for one life of an island that holds `key`."""
-        lookout = BucketReader.open(self.store, self.time, url="a test's store")
+        reader = BucketReader.open(self.store, self.time, url="a test's store")
         nonce = next(self._lives).to_bytes(16, "little")
-        return Unhurried(lookout, key=key, nonce=nonce)
+        return Unhurried(reader, key=key, nonce=nonce)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atoll.errors import UsageError
-from atoll.exchange.bucket.move_in import require_free
+from atoll.exchange.bucket.move import require_free
 from atoll.store import FileStore, ProbedStore, Store
 from atoll.testing.fixtures import anchor_of, enter, update_of
 from tests.exchange.test_following import URL, beat, begun
@@ -49,6 +49,8 @@ def test_a_run_comes_into_azure(azure: Settings) -> None:
 
 
 def test_a_run_does_not_come_where_the_last_put_stays(weak: Settings) -> None:
-    """A move could be done and given up at once."""
-    with pytest.raises(UsageError, match=r"given up at once\. Choose another store"):
+    """A move could be both done and given up."""
+    with pytest.raises(
+        UsageError, match=r"both done and given up\. Choose another store"
+    ):
         require_free(ProbedStore(s3_store(weak)), url=URL)

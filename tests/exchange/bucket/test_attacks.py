@@ -98,10 +98,10 @@ class Beach:
 
     def attach(self, key: str, **more: int) -> tuple[StoreExchange, Hooked]:
         store = Hooked(self.store)
-        lookout = BucketReader.open(store, self.time, url=URL)
+        reader = BucketReader.open(store, self.time, url=URL)
         self.lives += 1
         nonce = self.lives.to_bytes(16, "little")
-        return StoreExchange(lookout, key=key.encode(), nonce=nonce, **more), store
+        return StoreExchange(reader, key=key.encode(), nonce=nonce, **more), store
 
     def join(self, name: str, **more: int) -> tuple[StoreExchange, Hooked, JoinReply]:
         exchange, store = self.attach(name, **more)
@@ -181,7 +181,7 @@ def test_a_heartbeat_under_way_does_not_undo_a_farewell() -> None:
     beach = Beach(start_islands=1)
     a, store, _ = beach.join("a")
     store.before = once("put", keys.MEMBERS, lambda: a.leave("a", 1))
-    a._living.beat_quietly()
+    a._lease.beat_in_background()
 
     key = keys.member("a", 1)
     assert documents.fetch(beach.store, documents.MEMBER, key).has_left
@@ -213,8 +213,8 @@ def test_what_an_earlier_life_left_counts_though_lists_are_late() -> None:
     late.stops()
     assert a.publish(departing(a, a_joined, 1.0)) is Reception.STAGED
     a.leave("a", 1)
-    lookout = BucketReader.open(late, beach.time, url=URL)
-    again = StoreExchange(lookout, key=b"a", nonce=bytes(16))
+    reader = BucketReader.open(late, beach.time, url=URL)
+    again = StoreExchange(reader, key=b"a", nonce=bytes(16))
     joined = enter(again, "a")
     assert joined.incarnation == 2
     b.publish(update_of(b, b_joined, 3.0))
@@ -231,8 +231,8 @@ def test_joining_by_late_lists_costs_a_few_requests() -> None:
     late.stops()
     beach.join("a")
     counted = CountedStore(late)
-    lookout = BucketReader.open(counted, beach.time, url=URL)
-    again = StoreExchange(lookout, key=b"a", nonce=bytes(16))
+    reader = BucketReader.open(counted, beach.time, url=URL)
+    again = StoreExchange(reader, key=b"a", nonce=bytes(16))
     late.before = _no_more_than(60)
 
     assert enter(again, "a").incarnation == 2
@@ -389,7 +389,7 @@ def test_a_control_that_cannot_be_read_does_not_hide_the_members() -> None:
     beach.store.put(keys.control(1), [b"somebody's notes"])
     beach.time.pause(200.0)
 
-    assert a._lookout.sight.live(beach.time.now_s()) == {"a", "b"}
+    assert a._reader.view.live(beach.time.now_s()) == {"a", "b"}
 
 
 def test_the_dead_do_not_make_a_run_begin() -> None:
@@ -430,8 +430,8 @@ def test_the_silent_are_read_ever_more_seldom() -> None:
 
         store.before = dead
     counted = CountedStore(beach.store)
-    lookout = BucketReader.open(counted, beach.time, url=URL)
-    a = StoreExchange(lookout, key=b"a", nonce=bytes(16))
+    reader = BucketReader.open(counted, beach.time, url=URL)
+    a = StoreExchange(reader, key=b"a", nonce=bytes(16))
     enter(a, "a")
     beach.time.pause(3600.0)
     before = counted.requests
@@ -449,14 +449,14 @@ def test_a_zombies_update_is_no_reason_to_read_all_members_again() -> None:
     b, b_store, b_joined = beach.join("b")
     beach.join("c")
     beach.join("z")
-    z._publishing.put(frame)
+    z._publisher.put(frame)
     beach.store.put(f"{keys.updates(0, 1)}zz-0123456789ab.1", [b"somebody's notes"])
-    b._lookout.look_members()
+    b._reader.members.read()
     b.publish(update_of(b, b_joined, 3.0))
-    b._closing.settle(0)
+    b._closer.settle(0)
     asked: list[str] = []
     b_store.before = lambda what, key: asked.append(f"{what} {key}")
-    b._lookout.look_round(0)
+    b._reader.read_round(0)
 
     assert asked == [f"items {keys.round_prefix(0, 1)}"]
 
@@ -468,12 +468,12 @@ def test_the_successor_of_a_zombie_speaks_for_itself() -> None:
     b, _, b_joined = beach.join("b")
     z_frame = update_of(z, z_joined, 1.0)
     z2, store = beach.attach("z")
-    store.before = once("put_new", keys.MEMBERS, lambda: z._publishing.put(z_frame))
+    store.before = once("put_new", keys.MEMBERS, lambda: z._publisher.put(z_frame))
     joined = enter(z2, "z")
-    b_sight = b._lookout
-    b_sight.look_round(0)
-    b_sight.look_members()
-    z2._publishing.put(update_of(z2, joined, 5.0))
+    b_sight = b._reader
+    b_sight.read_round(0)
+    b_sight.members.read()
+    z2._publisher.put(update_of(z2, joined, 5.0))
     b.publish(update_of(b, b_joined, 3.0))
     for _ in range(30):
         b.outcome(0, 1, wait_s=1.0)
@@ -490,7 +490,7 @@ def test_few_rosters_are_kept_in_memory() -> None:
     a, _, joined = beach.join("a")
     rounds_of(beach, a, joined, 1, 40)
 
-    assert len(a._lookout.sight.rosters) <= 16
+    assert len(a._reader.view.rosters) <= 16
     old = a.outcome(0, 1, wait_s=0.0)
     assert old is not None
     assert old.agreed.header.round == 1
@@ -657,7 +657,7 @@ def test_of_many_islands_no_whole_updates_are_kept() -> None:
         exchange.publish(_large_update(joined, base))
     for exchange, _ in islands:
         assert exchange.outcome(0, 1, wait_s=0.0) is not None
-        seen = exchange._lookout.updates.by_round.values()
+        seen = exchange._reader.updates.by_round.values()
         assert sum(len(body) for each in seen for _, body in each.values()) < 400_000
 
 
@@ -694,7 +694,7 @@ def test_what_departs_while_a_roster_is_on_its_way_is_not_lost() -> None:
         a.leave("a", 1)
 
     b_store.before = once("put_new", keys.roster(0, 1), leaves)
-    b._closing.settle(0)
+    b._closer.settle(0)
     b.publish(update_of(b, b_joined, 3.0, round=2))
     for _ in range(30):
         b.outcome(0, 2, wait_s=1.0)
@@ -734,7 +734,7 @@ def test_foreign_means_do_not_take_every_thread() -> None:
 def spoilt_state(a: StoreExchange) -> Frame:
     """Return a state of round 3 that one island alone holds."""
     state = FragmentState(np.full(3, 7.0, np.float32), (), round=3)
-    return Frame(*state.to_frame(run=a._lookout.run, fragment=0, outer=OUTER))
+    return Frame(*state.to_frame(run=a._reader.run, fragment=0, outer=OUTER))
 
 
 def test_a_wrong_state_is_not_written() -> None:
@@ -777,8 +777,8 @@ def test_whoever_learns_of_others_by_a_roster_waits_for_them() -> None:
     run = StoreRun(MemoryStore(), plain_settings(start_islands=3))
     exchanges = []
     for number, name in enumerate("cab"):
-        lookout = BucketReader.open(run.store, run.time, url="a test's store")
-        exchange = StoreExchange(lookout, key=name.encode(), nonce=bytes([number] * 16))
+        reader = BucketReader.open(run.store, run.time, url="a test's store")
+        exchange = StoreExchange(reader, key=name.encode(), nonce=bytes([number] * 16))
         exchanges.append((exchange, enter(exchange, name)))
     for exchange, joined in exchanges:
         exchange.publish(update_of(exchange, joined, 1.0))

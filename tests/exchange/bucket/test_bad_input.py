@@ -69,8 +69,8 @@ class Islands:
     def _live(self, name: str) -> None:
         timing = ThreadTiming(SystemClock())
         try:
-            lookout = BucketReader.open(self.store, timing, url=URL)
-            exchange = StoreExchange(lookout, key=name.encode(), nonce=name.encode())
+            reader = BucketReader.open(self.store, timing, url=URL)
+            exchange = StoreExchange(reader, key=name.encode(), nonce=name.encode())
             self.digests[name] = _train(exchange, name)
         except Exception as exc:  # told by who waits for this thread
             self.failures.append(exc)
@@ -129,7 +129,7 @@ def test_settings_edited_by_hand_are_refused() -> None:
     assert text != json.dumps(said)
     edited(store, keys.SETTINGS, settings=json.loads(text))
 
-    with pytest.raises(CorruptError, match="somebody has edited them"):
+    with pytest.raises(CorruptError, match="a user has edited them"):
         opened(store)
 
 

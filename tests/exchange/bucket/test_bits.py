@@ -55,9 +55,9 @@ def in_bucket(timings: list[ThreadTiming], given: RunSettings) -> Attach:
     def attach(name: str) -> Exchange:
         timing = ThreadTiming(SystemClock())
         timings.append(timing)
-        lookout = BucketReader.open(store, timing, url="memory")
+        reader = BucketReader.open(store, timing, url="memory")
         nonce = next(nonces).to_bytes(16, "little")
-        return StoreExchange(lookout, key=name.encode(), nonce=nonce)
+        return StoreExchange(reader, key=name.encode(), nonce=nonce)
 
     return attach
 

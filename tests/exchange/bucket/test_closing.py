@@ -18,10 +18,10 @@ def test_who_waited_long_for_what_operators_say_looks_at_the_round_again() -> No
     beach.time.pause(3000.0)  # nobody waits for the other any more
 
     def publishes() -> None:
-        b._publishing.put(late)
+        b._publisher.put(late)
         beach.time.pause(60.0)  # the store did not answer for so long
 
     store.before = once("get", keys.CONTROL, publishes)
-    a._closing.settle(0)
+    a._closer.settle(0)
 
     assert beach.roster(1) == {"a": Verdict.COUNTED, "b": Verdict.COUNTED}

@@ -27,7 +27,7 @@ class Cove:
             a.leave("a", 1)
 
         self.store.before = once("put_new", keys.roster(0, 1), leaves)
-        self.b._closing.settle(0)
+        self.b._closer.settle(0)
         assert self.counted(1) == []
 
     def goes_on(self, first: int, last: int) -> None:
@@ -119,8 +119,8 @@ def test_a_farewell_names_what_a_round_has_left_out_since_it_was_staged() -> Non
         assert a.publish(last) is Reception.STAGED
 
     store.before = once("put_new", keys.roster(0, 1), departs)
-    b._closing.settle(0)
-    a._lookout.look_round(0)  # as heartbeats do while another fragment is waited for
+    b._closer.settle(0)
+    a._reader.read_round(0)  # as heartbeats do while another fragment is waited for
     a.leave("a", 1)
     b.publish(update_of(b, joined, 3.0, round=2))
     for _ in range(40):
@@ -156,7 +156,7 @@ def test_nothing_is_asked_for_where_nothing_was_left_out() -> None:
     assert beach.roster(1)["a"] is Verdict.COUNTED
     asked: list[str] = []
     b_store.before = lambda what, key: asked.append(key)
-    b._closing._leftovers.bring(0)
+    b._closer._late_updates.bring(0)
 
     assert asked == []
 
@@ -165,7 +165,7 @@ def test_it_is_brought_once_for_a_round() -> None:
     """Who looks again and again at that round asks for nothing more."""
     cove = Cove()
     cove.beach.time.pause(7.0)
-    leftovers = cove.b._closing._leftovers
+    leftovers = cove.b._closer._late_updates
     asked: list[str] = []
     cove.store.before = lambda what, key: asked.append(what)
     leftovers.bring(0)
@@ -193,7 +193,7 @@ def test_an_island_may_leave_more_than_one_update() -> None:
         a.leave("a", 1)
 
     store.before = once("put_new", keys.roster(0, 1), leaves)
-    b._closing.settle(0)
+    b._closer.settle(0)
     for number in (2, 3, 4):
         b.publish(update_of(b, joined, 3.0, round=number))
         for _ in range(40):

@@ -14,8 +14,13 @@ from atoll.errors import RunMoved, UsageError
 from atoll.exchange import Frame
 from atoll.exchange.api.fields import MAX_LARGE_BYTES, dump, load
 from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
-from atoll.exchange.bucket.move_in import MOVED_RUN, MovedRun, MoveIn, UnclaimedUpdate
-from atoll.exchange.bucket.move_out import MoveOut
+from atoll.exchange.bucket.move import (
+    MOVED_RUN,
+    MovedRun,
+    MoveIn,
+    MoveOut,
+    UnclaimedUpdate,
+)
 from atoll.exchange.relocation import FollowingExchange, RunLocation
 from atoll.protocol import Heartbeat, JoinRequest, Reception
 from atoll.store import Data, FileStore, MemoryStore, ProbedStore, Store, StoreTraits
@@ -172,8 +177,8 @@ def test_a_round_that_closes_while_it_is_frozen_is_over() -> None:
     """Whoever is first decides; then the next round is frozen."""
     beach = Beach(start_islands=1)
     slow = Slow(beach.store, keys.roster(0, 1))
-    lookout = BucketReader.open(slow, beach.time, url=URL)
-    a = StoreExchange(lookout, key=b"a", nonce=bytes(16))
+    reader = BucketReader.open(slow, beach.time, url=URL)
+    a = StoreExchange(reader, key=b"a", nonce=bytes(16))
     a.publish(update_of(a, enter(a, "a"), 1.0))
     assert slow.under_way
     store = Hooked(beach.store)
@@ -194,7 +199,7 @@ def test_who_does_not_know_of_a_move_cannot_close() -> None:
     a.publish(update_of(a, joined, 1.0))
 
     assert a.outcome(0, 1, wait_s=0.0) is None
-    assert a._lookout.sight.number(0) == 1
+    assert a._reader.view.number(0) == 1
     assert way_out(beach).settle() is False  # it has not begun that move
     assert way_out(beach).begin(TARGET, NONCE).nonce == NONCE
 
@@ -319,8 +324,8 @@ def test_a_round_that_was_frozen_twice_is_closed_once() -> None:
     thaws(beach)
     rounds_of(beach, a, joined, 2, 3)
 
-    assert [a._lookout.roster(0, each).round for each in (1, 2, 3)] == [1, 2, 3]
-    assert a._lookout.roster_key(0, 1) != keys.roster(0, 1)
+    assert [a._reader.roster(0, each).round for each in (1, 2, 3)] == [1, 2, 3]
+    assert a._reader.roster_key(0, 1) != keys.roster(0, 1)
 
 
 def test_words_that_are_said_while_a_run_is_on_its_way_are_void() -> None:
@@ -334,7 +339,7 @@ def test_words_that_are_said_while_a_run_is_on_its_way_are_void() -> None:
     assert out.stay()
     rounds_of(beach, a, joined, 1, 2)
 
-    assert not a._lookout.sight.state.is_paused
+    assert not a._reader.view.state.is_paused
 
 
 class Dies(Exception):
@@ -386,7 +391,7 @@ def test_whoever_dies_when_the_run_is_in_one_place(
     assert was_over <= is_gone
     if is_gone:
         with pytest.raises(RunMoved):
-            a._living.beat()
+            a._lease.beat()
         return
     b.publish(frames[1])
     for _ in range(20):
@@ -419,8 +424,8 @@ def test_two_operators_who_disagree_are_told_the_same(nth: int, first: str) -> N
     if not heard:
         return  # it was done with fewer requests
     assert said is not heard[0]
-    a._lookout.look_controls()
-    is_gone = a._lookout.sight.moved_to is not None
+    a._reader.read_controls()
+    is_gone = a._reader.view.moved_to is not None
     assert is_gone is (said if first == "settle" else heard[0])
 
 
@@ -435,7 +440,7 @@ def test_a_slow_operator_does_not_decide_about_the_next_move() -> None:
     again.begin(TARGET, "1f" * 16)
 
     assert not slow.settle()
-    with pytest.raises(UsageError, match="was given up, and the run goes on"):
+    with pytest.raises(UsageError, match="was given up, and the run continues"):
         slow.belongings()
     move = again.look()
     assert move is not None
@@ -448,7 +453,7 @@ def test_a_run_goes_to_one_target() -> None:
     beach.join("a")
     out = way_out(beach)
     out.begin(TARGET, NONCE)
-    with pytest.raises(UsageError, match="is on its way to https://harbour:7700"):
+    with pytest.raises(UsageError, match="is moving to https://harbour:7700"):
         way_out(beach).begin("https://elsewhere", NONCE)
     assert out.settle()
     assert not way_out(beach).stay()
@@ -474,7 +479,7 @@ def test_what_cannot_move_is_refused_with_words() -> None:
     other = Beach(start_islands=1)
     other.join("a")
     weak.inner = other.store
-    with pytest.raises(UsageError, match="done and given up at once"):
+    with pytest.raises(UsageError, match="both done and given up"):
         way_out(other, weak)
 
 
@@ -484,14 +489,14 @@ def test_status_says_where_a_run_goes() -> None:
     a, _, _ = beach.join("a")
     out = way_out(beach)
     out.begin(TARGET, NONCE)
-    a._lookout.look_controls()
-    sight = a._lookout.sight
-    assert status_of(sight.state, 0.0, stats={}, verdicts={})["state"] == "moving"
-    assert sight.moved_to is None
+    a._reader.read_controls()
+    view = a._reader.view
+    assert status_of(view.state, 0.0, stats={}, verdicts={})["state"] == "moving"
+    assert view.moved_to is None
     out.settle()
-    a._lookout.look_controls()
-    assert status_of(sight.state, 0.0, stats={}, verdicts={})["state"] == "moved"
-    assert sight.moved_to == TARGET
+    a._reader.read_controls()
+    assert status_of(view.state, 0.0, stats={}, verdicts={})["state"] == "moved"
+    assert view.moved_to == TARGET
 
 
 class Journey:
@@ -514,8 +519,8 @@ class Journey:
         return FollowingExchange(place, open, pause=self.beach.time.pause)
 
     def meet(self, store: Store, name: str, nonce: bytes) -> StoreExchange:
-        lookout = BucketReader.open(store, self.beach.time, url=URL)
-        return StoreExchange(lookout, key=name.encode(), nonce=nonce)
+        reader = BucketReader.open(store, self.beach.time, url=URL)
+        return StoreExchange(reader, key=name.encode(), nonce=nonce)
 
     def move(self) -> None:
         out = way_out(self.beach)

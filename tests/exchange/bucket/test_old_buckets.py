@@ -36,9 +36,9 @@ def joined_again(store: MemoryStore, islands: int) -> list[StoreExchange]:
     """Let the same islands join again, each as its next life."""
     time, exchanges = WaitingTime(), []
     for number in range(islands):
-        lookout = BucketReader.open(store, time, url=URL)
+        reader = BucketReader.open(store, time, url=URL)
         nonce = b"again %d" % number
-        exchange = StoreExchange(lookout, key=b"%d" % number, nonce=nonce)
+        exchange = StoreExchange(reader, key=b"%d" % number, nonce=nonce)
         exchange.join(JoinRequest(model=MODEL, island=f"i{number}", returns=True))
         exchanges.append(exchange)
     return exchanges

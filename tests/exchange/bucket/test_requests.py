@@ -128,9 +128,9 @@ def test_looks_become_seldom() -> None:
     pauses, now_s, looks = PollBackoff(), 0.0, []
     pauses.begin(0, now_s)
     while now_s < 180.0:
-        now_s += pauses.left_s(0, now_s)
+        now_s += pauses.remaining_s(0, now_s)
         looks.append(now_s)
-        pauses.looked(0, now_s)
+        pauses.polled(0, now_s)
 
     assert sum(at_s <= 60.0 for at_s in looks) <= 35
     assert sum(120.0 < at_s <= 180.0 for at_s in looks) <= 60.0 / LONGEST_S + 1

@@ -63,8 +63,8 @@ class Member:
 
 def join(beach: Beach, name: str) -> Member:
     store = Hooked(beach.store)
-    lookout = BucketReader.open(store, beach.time, url=URL)
-    exchange = StoreExchange(lookout, key=name.encode(), nonce=name.encode())
+    reader = BucketReader.open(store, beach.time, url=URL)
+    exchange = StoreExchange(reader, key=name.encode(), nonce=name.encode())
     joined = exchange.join(JoinRequest(model=MODEL, island=name))
     if joined.is_founder:
         for fragment, layout in enumerate(lay_out(MODEL, SETTINGS)):
@@ -92,8 +92,8 @@ def test_a_stop_that_a_roster_overtakes_is_for_that_round() -> None:
     with pytest.raises(RunEnded):
         a.exchange.outcome(0, 2, wait_s=0.0)
     late = BucketReader.open(beach.store, beach.time, url=URL)
-    late.follow(0)
-    assert late.sight.state.last_round == 1
+    late.read_rosters(0)
+    assert late.view.state.last_round == 1
 
 
 def test_who_has_ended_by_a_stop_does_not_hold_up_the_others() -> None:
@@ -104,7 +104,7 @@ def test_who_has_ended_by_a_stop_does_not_hold_up_the_others() -> None:
 
     def stops() -> None:
         beach.say("stop", last_round=0)
-        a.exchange._living.beat()
+        a.exchange._lease.beat()
         with pytest.raises(RunEnded):
             a.exchange.outcome(1, 1, wait_s=0.0)
         a.exchange.leave("a", 1)

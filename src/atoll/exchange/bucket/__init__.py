@@ -1,6 +1,7 @@
-"""Owns runs without a coordinator: islands that meet in an object store.
+"""Owns runs without a coordinator: islands share an object store.
 
-Start reading at `keys`, then `sight` and `exchange`.
+Does not know HTTP, nor any particular store. Start reading at `keys`, then `view` and
+`exchange`.
 """
 
 from atoll.exchange.bucket.exchange import StoreExchange

@@ -1,7 +1,7 @@
 """Creates and opens runs in a bucket: settings, bundle, and the first weights.
 
-The first island puts its states under a nonce of its own; one document, put once, makes
-them the states of the run.
+The first island puts its states under its own nonce; one document, put once, makes them
+the states of the run.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from atoll.exchange.bucket.documents import (
     SettingsDocument,
     fetch,
     packed,
+    require_no_remains,
 )
 from atoll.exchange.bucket.large_objects import put_constant
-from atoll.exchange.bucket.reader import BucketReader, require_no_remains
+from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.runtime import ThreadTiming
 from atoll.protocol import JoinRequest, ModelSpec, TensorSpec
 from atoll.protocol.model import to_bring
@@ -42,11 +43,11 @@ NONE: Mapping[TensorSpec, Iterable[Bytes]] = MappingProxyType({})
 def make_run(
     store: Store, settings: RunSettings, *, url: str, bundle: Bundle | None = None
 ) -> SettingsDocument:
-    """Make a run where there is none; its first island founds it.
+    """Make a run in an empty store; its first island founds it.
 
     Raises:
-        UsageError: there is one, the store cannot keep one, or its settings name a
-            bundle that is not given.
+        UsageError: there is a run, the store cannot keep one, or `bundle` is not the
+            one that the settings name.
     """
     require_able(store, settings, url=url)
     if settings.run.bundle != (bundle.digest if bundle else None):
@@ -56,7 +57,7 @@ def make_run(
             "that it was made of: --bundle DIR."
         )
     if bundle is not None and not is_run(store):
-        # Under its digest, so that of two who begin a run here each has its own.
+        # Under its digest: two processes that make a run here do not collide.
         store.put(keys.bundle(bundle.digest), [bundle.data])
     document = SettingsDocument(
         run=f"{settings.run.name}-{secrets.token_hex(6)}",
@@ -65,18 +66,18 @@ def make_run(
     )
     if not is_run(store):
         require_no_remains(store, url=url)
-    said = packed(documents.SETTINGS, document, keys.SETTINGS)
-    if store.put_new(keys.SETTINGS, said):
+    data = packed(documents.SETTINGS, document, keys.SETTINGS)
+    if store.put_new(keys.SETTINGS, data):
         return document
-    there = fetch(store, documents.SETTINGS, keys.SETTINGS)
+    existing = fetch(store, documents.SETTINGS, keys.SETTINGS)
     raise UsageError(
-        f"There is a run at {url} already, {there.run!r}. "
-        "Choose another URL, or remove what is there."
+        f"There is a run at {url} already, {existing.run!r}. "
+        "Choose another URL, or remove that run."
     )
 
 
 def require_able(store: Store, settings: RunSettings, *, url: str) -> None:
-    """Return if a store can decide what is first, or the settings name who does.
+    """Return if a store has a conditional put, or the settings name a decider.
 
     Raises:
         UsageError: neither.
@@ -98,10 +99,10 @@ def found_run(
 ) -> None:
     """Give a run its first weights, one state of round 0 for each fragment.
 
-    `constants` are those that it keeps, each with its bytes.
+    `constants` are those that the run keeps, each with its bytes.
 
     Raises:
-        UsageError: it has some.
+        UsageError: it has weights already.
     """
     nonce = secrets.token_hex(16)
     layout = lay_out(model, document.settings)
@@ -120,17 +121,17 @@ def found_run(
         fingerprint=document.fingerprint,
         founding=nonce,
         model=model,
-        constants=tuple(each.digest for each in constants),
+        constants=tuple(constant.digest for constant in constants),
         states=tuple(digests),
     )
     if not store.put_new(keys.RUN, packed(documents.RUN, founded, keys.RUN)):
         raise UsageError(
-            f"Run {document.run!r} has been founded. Its weights stay as they are."
+            f"Run {document.run!r} has been founded. Its weights stay unchanged."
         )
 
 
 def is_run(store: Store) -> bool:
-    """Return whether somebody has made a run in a store."""
+    """Return whether a store holds a run."""
     try:
         store.get(keys.SETTINGS, 0, 1)
     except NoSuchObject:
@@ -139,7 +140,7 @@ def is_run(store: Store) -> bool:
 
 
 COORDINATOR = ("address.json", "journal")
-"""What lies in a coordinator's directory, and in no run of a store."""
+"""Files of a coordinator's directory that no run in a store has."""
 
 
 def init(url: str, settings: RunSettings, *, bundle: str | Path | None = None) -> str:
@@ -147,8 +148,8 @@ def init(url: str, settings: RunSettings, *, bundle: str | Path | None = None) -
 
     `bundle` is a directory that defines the model: configuration, code and tokenizer.
 
-    Its first island founds it with its weights. Safe to repeat: a run that is there
-    stays as it is.
+    Its first island founds it with its weights. Safe to repeat: an existing run stays
+    unchanged.
 
     Raises:
         UsageError: there is a run already, the URL is wrong, or the store cannot keep
@@ -168,10 +169,10 @@ def init(url: str, settings: RunSettings, *, bundle: str | Path | None = None) -
 
 
 def reliable(url: str, pause: Callable[[float], None]) -> Store:
-    """Return the store at a URL: asked again when it fails, and known for what it can.
+    """Return the store at a URL, with retries and with its traits probed.
 
     Raises:
-        UsageError: the URL is wrong, or what goes there is not installed.
+        UsageError: the URL is wrong, or the library for its scheme is not installed.
         StoreDenied: a permission is missing.
         Unreachable: the store does not answer.
     """
@@ -182,18 +183,20 @@ def directory_of(url: str) -> Path | None:
     """Return the directory that a URL names; None if it is no directory's."""
     if "://" not in url:
         return Path(url)
-    said = urlsplit(url)
-    return Path(unquote(said.path)) if said.scheme.lower() == "file" else None
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme.lower() == "file" else None
 
 
 def require_no_coordinator(url: str) -> None:
     """Return unless a URL is the directory of a coordinator.
 
     Raises:
-        UsageError: it is, and says how that is reached.
+        UsageError: it is; the message names the command to serve it.
     """
     directory = directory_of(url)
-    if directory is None or not any((directory / it).exists() for it in COORDINATOR):
+    if directory is None or not any(
+        (directory / name).exists() for name in COORDINATOR
+    ):
         return
     raise UsageError(
         f"{url} is the directory of a coordinator, and holds no run that islands meet "
@@ -203,12 +206,12 @@ def require_no_coordinator(url: str) -> None:
 
 
 def require_there(url: str) -> None:
-    """Return if what a URL names can be looked at without making it.
+    """Return if the directory of a URL exists; other URLs are not checked.
 
     A store in a directory makes that directory; a misspelt one should not appear.
 
     Raises:
-        UsageError: the directory is not there, or a coordinator's.
+        UsageError: the directory does not exist, or is a coordinator's.
     """
     require_no_coordinator(url)
     directory = directory_of(url)
@@ -217,34 +220,35 @@ def require_there(url: str) -> None:
 
 
 def no_run(url: str) -> UsageError:
-    """Return the error for a URL where nobody has made a run."""
+    """Return the error for a URL without a run."""
     return UsageError(
         f"There is no run at {url}. Make one first: `atoll init {url} RUN.toml`."
     )
 
 
 class BucketFounder:
-    """Puts first states under a nonce of its own; one document makes them the run's."""
+    """Puts first states under its own nonce; one document makes them the run's."""
 
-    def __init__(self, lookout: BucketReader, nonce: str) -> None:
-        self._lookout, self._store, self._nonce = lookout, lookout.store, nonce
-        self._brought: dict[int, bytes] = {}
+    def __init__(self, reader: BucketReader, nonce: str) -> None:
+        self._reader, self._store, self._nonce = reader, reader.store, nonce
+        self._state_digests: dict[int, bytes] = {}
         """By fragment, the digest of the header of the state that was put."""
 
-        self._kept: tuple[str, ...] = ()
+        self._constants: tuple[str, ...] = ()
 
     def keep(self, model: ModelSpec, constants: Constants) -> None:
         """Put the constants that the run keeps, if it does.
 
         Raises:
-            UsageError: they are more than it keeps.
+            UsageError: they exceed the size that it keeps.
             CorruptError: one does not have its digest.
         """
-        self._kept = ()
-        wanted = to_bring(model, self._lookout.sight.settings)
-        for each in wanted:
-            put_constant(self._store.put, self._nonce, each, constants.parts(each))
-        self._kept = tuple(each.digest for each in wanted)
+        self._constants = ()
+        wanted = to_bring(model, self._reader.view.settings)
+        for constant in wanted:
+            parts = constants.parts(constant)
+            put_constant(self._store.put, self._nonce, constant, parts)
+        self._constants = tuple(constant.digest for constant in wanted)
 
     def bring(self, frame: Frame, request: JoinRequest | None) -> None:
         """Put a first state; the last one makes this a run, if no other has.
@@ -253,33 +257,33 @@ class BucketFounder:
             FoundingLost: another island was first.
         """
         assert request is not None
-        header, settings = frame.header, self._lookout.sight.settings
+        header, settings = frame.header, self._reader.view.settings
         layout = lay_out(request.model, settings)
         terms = terms_of(layout[header.fragment], settings)
         require_state(header, layout[header.fragment], terms, round=0)
         key = keys.founding(self._nonce, header.fragment)
         head = pack(header)
         self._store.put(key, [head, frame.body.data])
-        self._brought[header.fragment] = blake3_digest(head)
-        if len(self._brought) == len(layout):
-            states = tuple(digest for _, digest in sorted(self._brought.items()))
-            self._brought.clear()
+        self._state_digests[header.fragment] = blake3_digest(head)
+        if len(self._state_digests) == len(layout):
+            states = tuple(digest for _, digest in sorted(self._state_digests.items()))
+            self._state_digests.clear()
             self._found(request, states)
 
     def _found(self, request: JoinRequest, states: tuple[bytes, ...]) -> None:
         document = RunDocument(
-            run=self._lookout.run,
-            fingerprint=self._lookout.sight.settings.fingerprint,
+            run=self._reader.run,
+            fingerprint=self._reader.view.settings.fingerprint,
             founding=self._nonce,
             model=request.model,
-            constants=self._kept,
+            constants=self._constants,
             states=states,
         )
-        if not self._lookout.look_founding():
-            self._lookout.require_unfounded()
+        if not self._reader.read_founding():
+            self._reader.require_never_founded()
         run = packed(documents.RUN, document, keys.RUN)
         is_first = self._store.put_new(keys.RUN, run)
-        if not self._lookout.look_founding():
+        if not self._reader.read_founding():
             raise CorruptError(f"{keys.RUN} is gone: it was put just now. {RESTORE}")
         if not is_first:
             raise FoundingLost(
@@ -291,18 +295,18 @@ log = logging.getLogger("atoll")
 
 
 def archive_in(store: Store, digest: str) -> bytes:
-    """Return the archive that a run's settings name, as it is there.
+    """Return the archive that a run's settings name.
 
     Raises:
-        CorruptError: it is not there, or does not have the digest in its name.
+        CorruptError: it is missing, or does not have the digest in its name.
     """
     key = keys.bundle(digest)
     try:
         data = bytes(store.get(key, 0, MAX_BYTES + 1))
     except NoSuchObject as exc:
         raise CorruptError(
-            f"The run's settings name {key}, and there is none: somebody has removed "
-            "it. Put it back from a copy."
+            f"The run's settings name {key}, and there is none: it was removed. "
+            "Put it back from a copy."
         ) from exc
     if blake3_digest(data).hex() != digest:
         raise CorruptError(
@@ -312,10 +316,10 @@ def archive_in(store: Store, digest: str) -> bytes:
 
 
 def bundle_in(store: Store, settings: RunSettings) -> Bundle | None:
-    """Return what defines a run's model; None: every island brings it.
+    """Return the bundle that defines a run's model; None: every island brings it.
 
     Raises:
-        CorruptError: it is not what the settings name, or is not there.
+        CorruptError: it is missing, or not the one that the settings name.
     """
     digest = settings.run.bundle
     if digest is None:
@@ -326,15 +330,17 @@ def bundle_in(store: Store, settings: RunSettings) -> Bundle | None:
 def codes_in(store: Store) -> Iterator[tuple[str, bytes]]:
     """Yield the code that islands were launched with, each under its digest.
 
-    What is not what its key says stays behind: no island would run it.
+    An object without the digest in its key is left out: no island would run it.
     """
     for item in store.items(keys.CODE):
         digest = item.key.removeprefix(keys.CODE)
         if item.size > MAX_CODE_BYTES:
-            log.warning("%s has %d bytes, and stays behind", item.key, item.size)
+            log.warning("%s has %d bytes, and is left out", item.key, item.size)
             continue
         data = bytes(store.get(item.key, 0, MAX_CODE_BYTES))
         if blake3_digest(data).hex() != digest:
-            log.warning("%s is not what its name says, and stays behind", item.key)
+            log.warning(
+                "%s does not have the digest in its key, and is left out", item.key
+            )
             continue
         yield digest, data

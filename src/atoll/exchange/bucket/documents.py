@@ -1,7 +1,7 @@
-"""The small objects of a run in a bucket: what each says, and how it is judged.
+"""The small objects of a run in a bucket: their fields, and how they are checked.
 
-Rule 1: every document says which run it belongs to; one of another is refused.
-Rule 2: whatever cannot be read raises `CorruptError` with the key: nothing is guessed.
+Rule 1: every document names the run it belongs to; one of another run is refused.
+Rule 2: an object that cannot be read raises `CorruptError` with its key.
 Rule 3: an object begins with the BLAKE3 digest of all its other bytes, and names its
         key: a changed bit and an object that was copied over another are noticed.
 Rule 4: rosters are a chain. Each names the digest of the one before it, the first one
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from atoll.errors import CorruptError, UsageError
+from atoll.errors import CorruptError, NoSuchObject, UsageError
 from atoll.exchange.api.fields import (
     FLAG,
     MAX_LARGE_BYTES,
@@ -44,6 +44,7 @@ from atoll.exchange.api.messages import (
     settings_form,
 )
 from atoll.exchange.api.replies import DIGESTS
+from atoll.exchange.bucket import keys
 from atoll.protocol import Heartbeat, ModelSpec
 from atoll.settings import RunSettings
 from atoll.store import Data, Store
@@ -61,7 +62,7 @@ DIGEST_BYTES = 32
 
 RESTORE = (
     "Restore this object from a copy or an earlier version of the bucket, and do not "
-    "remove it: `atoll inspect URL/KEY` shows what it says now, and `atoll doctor URL` "
+    "remove it: `atoll inspect URL/KEY` shows its fields, and `atoll doctor URL` "
     "whether the run can be read again."
 )
 
@@ -77,28 +78,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class SettingsDocument:
-    """What the run owns, as `atoll init` has put it."""
+    """The settings that the run owns, as `atoll init` has put them."""
 
     run: str
     fingerprint: str
-    """As it was when the run was made: settings edited since are found by it."""
+    """Of the settings when the run was made: later edits are detected by it."""
 
     settings: RunSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunDocument:
-    """That there is a run, and where its first weights are."""
+    """Founds the run, and names its first weights."""
 
     run: str
     fingerprint: str
     founding: str
     model: ModelSpec
     constants: tuple[str, ...] = ()
-    """Digests of those that are there, whole, beside the first weights."""
+    """Digests of the constants that were put in full beside the first weights."""
 
     states: tuple[bytes, ...] = ()
-    """BLAKE3 of the header of each first state. Empty: of 0.1.0, or not there."""
+    """BLAKE3 of the header of each first state. Empty: of 0.1.0, or none was put."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,15 +124,18 @@ class Want:
 
 @dataclass(frozen=True, kw_only=True)
 class SlotDocument:
-    """Which name has a slot."""
+    """The island that has a slot."""
 
     run: str
     island: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stand:
-    """An update of an earlier life that its successor has found, and that stands."""
+class StandingUpdate:
+    """An uncounted update that a member document names, so that it may count.
+
+    It is of an earlier incarnation, or of one that has left.
+    """
 
     fragment: int
     round: int
@@ -140,7 +144,7 @@ class Stand:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberDocument:
-    """One life of an island, overwritten with each of its heartbeats."""
+    """One incarnation of an island, overwritten with each of its heartbeats."""
 
     run: str
     slot: int
@@ -149,23 +153,23 @@ class MemberDocument:
     opened: tuple[int, ...]
     """The open rounds when it joined, which do not wait for it; empty: they all do."""
 
-    stands: tuple[Stand, ...]
+    stands: tuple[StandingUpdate, ...]
     beats: int
     has_left: bool
     beat: Heartbeat
     heads: tuple[RosterHead, ...] = ()
-    """The last roster of each fragment that it has read: whoever finds none there, or
-    another, knows that the bucket is damaged."""
+    """The last roster of each fragment that it has read: a reader that finds none at
+    that key, or another, knows that the bucket is damaged."""
 
     controls: int = 0
-    """How many control documents it has read."""
+    """The number of controls that it has read."""
 
     wants: tuple[Want, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlDocument:
-    """What an operator has said; all of them form one sequence."""
+    """A command of an operator; all of them form one sequence."""
 
     run: str
     action: str
@@ -180,15 +184,15 @@ class ControlDocument:
     """With `evict`."""
 
     target: str | None = None
-    """With `move`, `moved` and `stay`: where the run goes, or would have gone."""
+    """With `move`, `moved` and `stay`: the URL that the run moves to."""
 
     nonce: str = ""
-    """With them, too: made for this move."""
+    """With the same actions: made for this move."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RosterDocument:
-    """That a round is closed, and all that its outcome depends on."""
+    """Closes a round, with all values that its outcome depends on."""
 
     run: str
     fragment: int
@@ -197,26 +201,26 @@ class RosterDocument:
     base: bytes
     outer: OuterValues
     shards: tuple[str, ...]
-    """Who makes which part of the mean; empty: everybody reads every update."""
+    """The island that makes each part of the mean; empty: all read every update."""
 
     roster: Roster
     move: int = 0
-    """The word by which the run goes elsewhere: then the round is not closed at all,
-    and nobody can close it here, unless that was given up. 0: the round is closed."""
+    """The number of a control `move`: the roster freezes the round, and no island can
+    close it here unless that move is given up. 0: the roster closes the round."""
 
     before: bytes = b""
     """Digest of the roster before it, or of `run.json`. Empty: of 0.1.0."""
 
     controls: int = 0
-    """How many control documents its writer had read."""
+    """The number of controls that its writer had read."""
 
     digest: bytes = b""
-    """Of the object that it was read from; not part of it."""
+    """Of the object that it was read from; not one of its fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CountedProgress:
-    """How far an island's work has counted in a fragment."""
+    """The counted work of an island in a fragment."""
 
     island: str
     round: int
@@ -226,7 +230,7 @@ class CountedProgress:
 
 @dataclass(frozen=True, kw_only=True)
 class StateDocument:
-    """That a state is complete; what a latecomer cannot learn from later rosters."""
+    """Completes a state, with the facts that later rosters do not contain."""
 
     run: str
     fragment: int
@@ -255,11 +259,11 @@ ACTIONS = (
 )
 
 
-def _scalars(value: object, where: str) -> dict[str, Any]:
-    found = require_table(value, where)
-    if len(found) > MAX_VALUES:
-        raise UsageError(f"{where} has {len(found)} values, above {MAX_VALUES}.")
-    return found
+def _scalars(value: object, field: str) -> dict[str, Any]:
+    values = require_table(value, field)
+    if len(values) > MAX_VALUES:
+        raise UsageError(f"{field} has {len(values)} values, above {MAX_VALUES}.")
+    return values
 
 
 def _outer(optimizer: str, lr: float, momentum: float) -> OuterValues:
@@ -273,7 +277,7 @@ _SETTINGS: JsonField[RunSettings] = JsonField(settings_form, read_stored_setting
 _OUTER = row(_outer, {"optimizer": text(32), "lr": number(), "momentum": number()})
 _ROSTER = JsonField(
     lambda roster: pack_roster(roster).hex(),
-    lambda value, where: unpack_roster(hexed(0, MAX_LARGE_BYTES).read(value, where)),
+    lambda value, field: unpack_roster(hexed(0, MAX_LARGE_BYTES).read(value, field)),
 )
 _NUMBER = {"fragment": whole(), "round": whole()}
 
@@ -301,7 +305,8 @@ MEMBER: JsonField[MemberDocument] = table(
         "nonce": hexed(0, 64, is_secret=True),
         "opened": listed(whole(), max_items=MAX_FRAGMENTS),
         "stands": listed(
-            row(Stand, {**_NUMBER, "incarnation": whole()}), max_items=MAX_FRAGMENTS
+            row(StandingUpdate, {**_NUMBER, "incarnation": whole()}),
+            max_items=MAX_FRAGMENTS,
         ),
         "beats": whole(),
         "has_left": FLAG,
@@ -376,9 +381,9 @@ class ReadDocument(Generic[T]):
 
 def packed(field: JsonField[T], document: T, key: str) -> list[Data]:
     """Return a document as the bytes of the object at `key`."""
-    said = {"format": FORMAT, "key": key, "document": field.write(document)}
-    most = MAX_LARGE_BYTES - _SEALED_FROM - 1
-    rest = b'",' + dump(said, name="document", max_bytes=most)[1:]
+    content = {"format": FORMAT, "key": key, "document": field.write(document)}
+    max_bytes = MAX_LARGE_BYTES - _SEALED_FROM - 1
+    rest = b'",' + dump(content, name="document", max_bytes=max_bytes)[1:]
     return [_OPENING + blake3_digest(rest).hex().encode() + rest]
 
 
@@ -400,8 +405,8 @@ def parse(
     """Return the document in an object's bytes.
 
     Raises:
-        CorruptError: these are not the bytes of such a document, or of another run's,
-            or (if `is_placed`) of the one that belongs at another key.
+        CorruptError: these are not the bytes of such a document, or it belongs to
+            another run, or (if `is_placed`) to another key.
     """
     return _parsed(field, data, key=key, run=run, is_placed=is_placed).document
 
@@ -430,7 +435,7 @@ def _parsed(
 def _opened(
     field: JsonField[T], data: memoryview, key: str, *, is_placed: bool
 ) -> ReadDocument[T]:
-    """Return what an object says, judged by its digest before anything else."""
+    """Return the document in an object, after its digest is verified."""
     is_sealed = bytes(data[: len(_OPENING)]) == _OPENING
     if is_sealed:
         digest = blake3_digest(data[_SEALED_FROM:])
@@ -438,26 +443,26 @@ def _opened(
             raise CorruptError("its bytes do not match the digest that it begins with.")
     else:
         digest = blake3_digest(data)
-    said = require_table(load(data, name=key, max_bytes=MAX_LARGE_BYTES), key)
-    known = {"format", "document"} | ({"digest", "key"} if is_sealed else set())
+    content = require_table(load(data, name=key, max_bytes=MAX_LARGE_BYTES), key)
+    names = {"format", "document"} | ({"digest", "key"} if is_sealed else set())
     expected = FORMAT if is_sealed else UNSEALED_FORMAT
-    if not is_sealed and said.get("format") == FORMAT:
+    if not is_sealed and content.get("format") == FORMAT:
         raise CorruptError(
             "it does not begin with its digest: something has edited it."
         )
-    if said.get("format") != expected:
+    if content.get("format") != expected:
         raise UsageError(
-            f"format={said.get('format')!r} is not {UNSEALED_FORMAT} or {FORMAT}: this "
-            "version of Atoll reads no others. Use the one that has written it."
+            f"format={content.get('format')!r} is not {UNSEALED_FORMAT} or {FORMAT}: "
+            "this version of Atoll reads no others. Use the one that has written it."
         )
-    if said.keys() != known:
+    if content.keys() != names:
         raise UsageError(
-            f"an object of format {expected} has {', '.join(sorted(known))}, and this "
-            f"has {', '.join(sorted(map(str, said)))[:100]}."
+            f"an object of format {expected} has {', '.join(sorted(names))}, and this "
+            f"has {', '.join(sorted(map(str, content)))[:100]}."
         )
-    if is_sealed and is_placed and said["key"] != key:
-        raise CorruptError(f"it is the object of {str(said['key'])[:200]!r}.")
-    return ReadDocument(field.read(said["document"], key), digest, is_sealed)
+    if is_sealed and is_placed and content["key"] != key:
+        raise CorruptError(f"it is the object of {str(content['key'])[:200]!r}.")
+    return ReadDocument(field.read(content["document"], key), digest, is_sealed)
 
 
 def fetch(store: Store, field: JsonField[T], key: str, *, run: str | None = None) -> T:
@@ -465,7 +470,7 @@ def fetch(store: Store, field: JsonField[T], key: str, *, run: str | None = None
 
     Raises:
         NoSuchObject: there is none.
-        CorruptError: it is not what it must be.
+        CorruptError: it cannot be read as that document.
     """
     return fetch_read(store, field, key, run=run).document
 
@@ -483,3 +488,62 @@ def fetch_roster(store: Store, key: str, *, run: str | None = None) -> RosterDoc
     if read.is_sealed and len(read.document.before) != DIGEST_BYTES:
         raise CorruptError(f"{key} does not name the roster before it. {RESTORE}")
     return replace(read.document, digest=read.digest)
+
+
+def require_follows(roster: RosterDocument, head: RosterHead, *, key: str) -> None:
+    """Return if the roster at `key` follows the last one that was read, by Rule 4.
+
+    Raises:
+        CorruptError: it belongs to another history of the run.
+    """
+    if roster.before == head.digest or not (roster.before or head.is_chained):
+        return
+    previous = keys.roster(roster.fragment, head.round) if head.round else keys.RUN
+    raise CorruptError(
+        f"{key} follows an object with digest {roster.before.hex() or 'none'}, and "
+        f"{previous}, which was read before it, has {head.digest.hex()}: one of them "
+        f"was changed. {RESTORE}"
+    )
+
+
+def fetch_settings(store: Store, *, url: str) -> SettingsDocument:
+    """Return the settings of the run at a URL.
+
+    Raises:
+        UsageError: there is no run at the URL.
+        CorruptError: the settings are not those that the run was made with.
+    """
+    try:
+        document = fetch(store, SETTINGS, keys.SETTINGS)
+    except NoSuchObject as exc:
+        require_no_remains(store, url=url)
+        raise UsageError(
+            f"There is no run at {url}. Make one first: `atoll init {url} RUN.toml`."
+        ) from exc
+    except CorruptError as exc:
+        raise CorruptError(
+            f"{exc} Change settings with `atoll control`, never by hand."
+        ) from exc
+    if document.settings.fingerprint != document.fingerprint:
+        raise CorruptError(
+            f"{keys.SETTINGS} says fingerprint {document.fingerprint}, and its "
+            f"settings have {document.settings.fingerprint}: a user has edited them. "
+            "Put the old settings back, and change settings with `atoll control`."
+        )
+    return document
+
+
+def require_no_remains(store: Store, *, url: str) -> None:
+    """Return unless a URL holds a run whose settings are gone.
+
+    Raises:
+        CorruptError: `run.json` exists without the settings.
+    """
+    try:
+        store.get(keys.RUN, 0, 1)
+    except NoSuchObject:
+        return
+    raise CorruptError(
+        f"{keys.SETTINGS} is gone from {url}, and {keys.RUN} is still there. If a move "
+        f"to this URL is in progress, let `atoll move` finish. Otherwise: {RESTORE}"
+    )

@@ -1,15 +1,15 @@
-"""Where in a bucket a run keeps what.
+"""The keys of a run's objects in a bucket.
 
-    settings/0                        what the run owns; a URL without it is no run
+    settings/0                        the run's settings; a URL without it is no run
     founding/<nonce>/<fragment>       the first weights
-    founding/<nonce>/constants/<digest>/<part>            what is never trained
+    founding/<nonce>/constants/<digest>/<part>            tensors that are never trained
     bundle/<digest>                   the model's definition, which the settings name
-    code/<digest>                     what islands run that were launched elsewhere
+    code/<digest>                     code for islands that are launched elsewhere
     run.json                          names the founding; put last: then there is a run
-    control/<number>                  what operators have said, in order
-    slots/<number>                    which name has the slot
-    members/<slug>.<incarnation>      one life of an island; its heartbeat overwrites it
-    rounds/<fragment>/<round>/up/<slug>.<incarnation>     an update, whole or not there
+    control/<number>                  commands of operators, in order
+    slots/<number>                    the name of the island that has the slot
+    members/<slug>.<incarnation>      overwritten by each heartbeat of the incarnation
+    rounds/<fragment>/<round>/up/<slug>.<incarnation>     an update, in one object
     rounds/<fragment>/<round>/roster                      put once: the round is closed
     rosters/<fragment>/<round>/<move>                     the same, after that move
                                                           was given up
@@ -38,7 +38,7 @@ _OTHERS = re.compile("[^a-z0-9-]+")
 
 
 class IncarnationKey(NamedTuple):
-    """One life of an island, as a key has it."""
+    """One incarnation of an island, as it is written in keys."""
 
     slug: str
     incarnation: int
@@ -48,94 +48,96 @@ class IncarnationKey(NamedTuple):
 
 
 def slug(island: str) -> str:
-    """Return what stands for a name in keys."""
+    """Return the form of an island's name that is used in keys."""
     readable = _OTHERS.sub("-", island.lower())[:_SLUG_BYTES].strip("-")
     return f"{readable}-{blake3_digest(island.encode()).hex()[:12]}"
 
 
 def incarnation_of(key: str) -> IncarnationKey | None:
-    """Return whose object a key names; None if nobody's."""
+    """Return the incarnation at the end of a key; None if there is none."""
     slug, dot, number = key.rpartition("/")[2].rpartition(".")
-    is_life = dot and slug and number.isascii() and number.isdecimal()
-    life = IncarnationKey(slug, int(number)) if is_life and len(number) < 20 else None
-    return life if life and str(life.incarnation) == number else None
+    if not (dot and slug and number.isascii() and number.isdecimal()):
+        return None
+    if len(number) >= 20 or str(int(number)) != number:
+        return None
+    return IncarnationKey(slug, int(number))
 
 
 def member(island: str, incarnation: int) -> str:
-    """Return where a life of an island says that it lives."""
+    """Return the key of an incarnation's member document."""
     return f"{MEMBERS}{IncarnationKey(slug(island), incarnation)}"
 
 
 def control(number: int) -> str:
-    """Return where an operator's word stands."""
+    """Return the key of an operator's command."""
     return f"{CONTROL}{number}"
 
 
 def slot(number: int) -> str:
-    """Return where a slot's name stands."""
+    """Return the key of a slot."""
     return f"{SLOTS}{number}"
 
 
 def bundle(digest: str) -> str:
-    """Return where the model's definition is."""
+    """Return the key of the model's definition."""
     return f"bundle/{digest}"
 
 
 def code(digest: str) -> str:
-    """Return where code is that islands were launched with."""
+    """Return the key of code that islands were launched with."""
     return f"{CODE}{digest}"
 
 
 def founding(nonce: str, fragment: int) -> str:
-    """Return where the first state of a fragment is."""
+    """Return the key of a fragment's first state."""
     return f"founding/{nonce}/{fragment}"
 
 
 def constant_part(nonce: str, digest: str, part: int) -> str:
-    """Return where a part of a founder's constant is."""
+    """Return the key of a part of a founder's constant."""
     return f"founding/{nonce}/constants/{digest}/{part}"
 
 
 def round_prefix(fragment: int, round: int) -> str:
-    """Return what the keys of a round begin with."""
+    """Return the prefix of a round's keys."""
     return f"rounds/{fragment}/{round}/"
 
 
 def update(fragment: int, round: int, island: str, incarnation: int) -> str:
-    """Return where a life of an island puts its update."""
+    """Return the key of an incarnation's update."""
     return f"{updates(fragment, round)}{IncarnationKey(slug(island), incarnation)}"
 
 
 def updates(fragment: int, round: int) -> str:
-    """Return what the keys of a round's updates begin with."""
+    """Return the prefix of the keys of a round's updates."""
     return f"{round_prefix(fragment, round)}up/"
 
 
 def roster(fragment: int, round: int) -> str:
-    """Return where a round is closed."""
+    """Return the key at which a round is closed."""
     return f"{round_prefix(fragment, round)}roster"
 
 
 def roster_after(fragment: int, round: int, move: int) -> str:
-    """Return where a round is closed that a move had frozen, and was given up."""
+    """Return the key at which a round is closed that an abandoned move had frozen."""
     return f"rosters/{fragment}/{round}/{move}"
 
 
 def mean(fragment: int, round: int, shard: int) -> str:
-    """Return where a part of a round's mean is."""
+    """Return the key of a part of a round's mean."""
     return f"{round_prefix(fragment, round)}mean/{shard}"
 
 
 def states(fragment: int) -> str:
-    """Return what the keys of a fragment's states begin with."""
+    """Return the prefix of the keys of a fragment's states."""
     return f"{STATES}{fragment}/"
 
 
 def state_part(fragment: int, round: int, part: int) -> str:
-    """Return where a part of a state is."""
+    """Return the key of a part of a state."""
     return f"{states(fragment)}{round}/{part}"
 
 
 def state_complete(fragment: int, round: int) -> str:
-    """Return where a state is said to be complete."""
+    """Return the key of the document that completes a state."""
     return f"{states(fragment)}{round}/{COMPLETE}"

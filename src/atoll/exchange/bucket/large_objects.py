@@ -1,6 +1,6 @@
 """The large objects of a run in a bucket: states and constants, in bounded parts.
 
-A state is complete when its last object, a document, is there. Constants belong to a
+A state is complete when its last object, a document, exists. Constants belong to a
 founding, and its document names them.
 """
 
@@ -31,24 +31,24 @@ STATE_PART_BYTES = 64 * 2**20
 class StateObjects:
     """Finds and reads the states of a run; puts nothing."""
 
-    def __init__(self, lookout: BucketReader) -> None:
-        self._lookout = lookout
-        self._store, self._timing = lookout.store, lookout.timing
+    def __init__(self, reader: BucketReader) -> None:
+        self._reader = reader
+        self._store, self._timing = reader.store, reader.timing
 
     def rounds(self, fragment: int, *, is_complete: bool = True) -> set[int]:
         """Return the rounds whose states are listed as complete, or at all."""
         prefix, rounds = keys.states(fragment), set()
         for item in self._store.items(prefix):
-            round, _, what = item.key.removeprefix(prefix).partition("/")
-            is_asked = what == "complete" or not is_complete
-            if is_asked and round.isascii() and round.isdecimal():
+            round, _, part = item.key.removeprefix(prefix).partition("/")
+            is_requested = part == "complete" or not is_complete
+            if is_requested and round.isascii() and round.isdecimal():
                 rounds.add(int(round))
         return rounds
 
     def complete(self, fragment: int) -> Iterator[StateDocument]:
-        """Yield what says that a state is complete, the latest first.
+        """Yield the documents of complete states, the latest first.
 
-        What is none is passed over: the run can go on without it.
+        A foreign object is ignored: the run can continue without it.
         """
         for round in sorted(self.rounds(fragment), reverse=True):
             key = keys.state_complete(fragment, round)
@@ -57,22 +57,23 @@ class StateObjects:
             except NoSuchObject:
                 continue
             except CorruptError as exc:
-                self._lookout.tell(f"{key} is passed over: {exc}")
+                self._reader.warn_once(f"{key} is passed over: {exc}")
 
     def document(self, fragment: int, round: int) -> StateDocument:
-        """Return what says that the state of a round is complete.
+        """Return the document of the complete state of a round.
 
         Raises:
-            NoSuchObject: nothing does, or not any more.
-            CorruptError: something else is there.
+            NoSuchObject: there is none, or it was collected.
+            CorruptError: the object is a foreign one.
         """
         key = keys.state_complete(fragment, round)
-        found = fetch(self._store, documents.STATE, key, run=self._lookout.run)
-        if (found.fragment, found.round) != (fragment, round):
+        document = fetch(self._store, documents.STATE, key, run=self._reader.run)
+        if (document.fragment, document.round) != (fragment, round):
             raise CorruptError(
-                f"It says round {found.round} of fragment {found.fragment}. {RESTORE}"
+                f"It says round {document.round} of fragment {document.fragment}. "
+                f"{RESTORE}"
             )
-        return found
+        return document
 
     def read(self, document: StateDocument) -> tuple[Header, np.ndarray]:
         """Return the frame of a state, whose body is not verified yet.
@@ -82,7 +83,7 @@ class StateObjects:
             CorruptError, Refused: it cannot be a state of this run.
         """
         header = self._head(document)
-        # Not a byte more than there is: a range behind the end is one request more.
+        # Exact sizes: a range behind the end costs another request.
         sizes = [
             min(STATE_PART_BYTES, header.body_bytes - first)
             for first in range(0, document.parts * STATE_PART_BYTES, STATE_PART_BYTES)
@@ -101,8 +102,8 @@ class StateObjects:
 
     def _head(self, document: StateDocument) -> Header:
         header = unpack(document.head)
-        whose = (header.run, header.fragment, header.round)
-        if whose != (document.run, document.fragment, document.round):
+        named = (header.run, header.fragment, header.round)
+        if named != (document.run, document.fragment, document.round):
             raise CorruptError(
                 f"{keys.state_complete(document.fragment, document.round)} holds the "
                 f"{header.name}. {RESTORE}"
@@ -116,10 +117,10 @@ class StateObjects:
         return header
 
     def _require(self, header: Header, *, round: int) -> None:
-        sight = self._lookout.sight
-        layout, terms = sight.layout[header.fragment], sight.terms(header.fragment)
+        view = self._reader.view
+        layout, terms = view.layout[header.fragment], view.terms(header.fragment)
         if header.outer and header.outer.optimizer == terms.outer.optimizer:
-            # An epoch since may have changed the others.
+            # A later epoch may have changed the other values.
             header = replace(header, outer=terms.outer)
         require_state(header, layout, terms, round=round)
 
@@ -132,8 +133,8 @@ class StateObjects:
         return f"{keys.state_complete(fragment, round)} with {part}{last}"
 
     def founding_key(self, fragment: int) -> str:
-        """Return where the first state of a fragment is."""
-        founded = self._lookout.founded
+        """Return the key of the first state of a fragment."""
+        founded = self._reader.founded
         assert founded is not None
         return keys.founding(founded.founding, fragment)
 
@@ -147,12 +148,12 @@ class StateObjects:
         data = self._store.get(self.founding_key(fragment))
         length = header_length(data)
         header = unpack(data[:length])
-        founded = self._lookout.founded
+        founded = self._reader.founded
         states = founded.states if founded is not None else ()
         named = states[fragment] if fragment < len(states) else b""
         if named and blake3_digest(data[:length]) != named:
             raise CorruptError(f"It is another {header.name} than {keys.RUN} names.")
-        if (header.run, header.fragment) != (self._lookout.run, fragment):
+        if (header.run, header.fragment) != (self._reader.run, fragment):
             raise CorruptError(f"It is the {header.name} of run {header.run!r}.")
         self._require(header, round=0)
         return header, np.frombuffer(bytearray(data[length:]), np.uint8)
@@ -167,10 +168,9 @@ def put_parts(
         body[first : first + STATE_PART_BYTES]
         for first in range(0, max(1, len(body)), STATE_PART_BYTES)
     ]
-    where = (header.fragment, header.round)
     timing.together(
         [
-            partial(put, keys.state_part(*where, number), [part])
+            partial(put, keys.state_part(header.fragment, header.round, number), [part])
             for number, part in enumerate(parts)
         ]
     )
@@ -178,7 +178,7 @@ def put_parts(
 
 
 def anonymous(header: Header) -> Header:
-    """Return the header of a state without who has brought it."""
+    """Return the header of a state without the island that wrote it."""
     return Header(
         kind=header.kind,
         run=header.run,
@@ -193,7 +193,7 @@ def anonymous(header: Header) -> Header:
 
 
 OBJECT_BYTES = 4 * PART_BYTES
-"""Of every object of a constant but the last."""
+"""Size of every object of a constant except the last."""
 
 
 def put_constant(
@@ -207,22 +207,21 @@ def put_constant(
     Raises:
         CorruptError: the parts do not have its digest; no document may name it.
     """
-    whole = verified(constant, parts)
-    for number, views in enumerate(_objects(whole)):
+    for number, views in enumerate(_objects(verified(constant, parts))):
         put(keys.constant_part(nonce, constant.digest, number), views)
 
 
 def _objects(parts: Iterator[memoryview]) -> Iterator[list[Data]]:
-    """Yield parts together, as many bytes as an object has."""
+    """Yield the parts grouped into objects of `OBJECT_BYTES`."""
     views: list[Data] = []
-    left = OBJECT_BYTES
+    free_bytes = OBJECT_BYTES
     for part in parts:
         while part:
-            views.append(part[:left])
-            part, left = part[left:], left - len(views[-1])
-            if not left:
+            views.append(part[:free_bytes])
+            part, free_bytes = part[free_bytes:], free_bytes - len(views[-1])
+            if not free_bytes:
                 yield views
-                views, left = [], OBJECT_BYTES
+                views, free_bytes = [], OBJECT_BYTES
     if views:
         yield views
 
@@ -233,13 +232,13 @@ def constants_of(document: RunDocument) -> tuple[TensorSpec, ...]:
     Raises:
         CorruptError: the document names one that the model does not have.
     """
-    known = keepable(document.model)
-    if unknown := set(document.constants) - known.keys():
+    constants = keepable(document.model)
+    if unknown := set(document.constants) - constants.keys():
         raise CorruptError(
             f"{keys.RUN} names the constant {min(unknown)[:12]}, and the model has "
-            "none like it. Whoever wrote it has to put it right."
+            "none like it. The writer of that object has to correct it."
         )
-    return tuple(known[digest] for digest in document.constants)
+    return tuple(constants[digest] for digest in document.constants)
 
 
 class ConstantObjects:
@@ -259,21 +258,21 @@ class ConstantObjects:
         if is_whole and digesting.digest.hex() != constant.digest:
             key = keys.constant_part(self._nonce, constant.digest, 0)
             raise CorruptError(
-                f"{constant.name!r}, which is {key} and what follows it, does not have "
-                f"the digest in its name. {RESTORE}"
+                f"{constant.name!r}, which is {key} and the objects after it, does not "
+                f"have the digest in its name. {RESTORE}"
             )
 
     def read(self, constant: TensorSpec, first: int, last: int) -> bytearray:
         """Return some bytes of a constant.
 
         Raises:
-            CorruptError: they are not there any more.
+            CorruptError: they no longer exist.
         """
         data = bytearray()
         while first + len(data) < last:
             number, offset = divmod(first + len(data), OBJECT_BYTES)
-            left = min(OBJECT_BYTES - offset, last - first - len(data))
-            data += self._get(constant, number, offset, left)
+            size = min(OBJECT_BYTES - offset, last - first - len(data))
+            data += self._get(constant, number, offset, size)
         return data
 
     def _get(
@@ -281,12 +280,12 @@ class ConstantObjects:
     ) -> memoryview:
         key = keys.constant_part(self._nonce, constant.digest, number)
         try:
-            found = self._store.get(key, offset, size)
+            data = self._store.get(key, offset, size)
         except NoSuchObject:
-            found = memoryview(b"")
-        if not found:
+            data = memoryview(b"")
+        if not data:
             raise CorruptError(
                 f"{key} is gone, or shorter than it was: {constant.name!r} cannot be "
                 "read. Give its values with source=."
             )
-        return found
+        return data

@@ -1,16 +1,15 @@
 """From a roster and the updates in a bucket to the agreed body, the same for everyone.
 
-Rule 1: the mean is a function of the roster and of bytes that are there before the
-        roster is, so anybody can make any part of it, and two that do put the same.
+Rule 1: the mean is a function of the roster and of bytes that exist before the roster
+        does, so any island can make any part of it, and two that do put equal bytes.
 Rule 2: only bytes with the digest that the roster lists count. An update that does not
         verify is damage: no mean is made of it, and `Unverified` names its island.
-        A piece that verifies and does not decode counts as zeros for every reader,
-        because that is a function of its bytes, too. The maker of the mean lists its
-        island in `spoilt`.
+        A piece that verifies and does not decode counts as zeros for every reader:
+        that is a function of its bytes, too. The mean lists its island in `spoilt`.
 Rule 3: up to three islands read each other's updates whole (the direct plan). More
         divide the pieces into shards: each island reads its part of every update, puts
-        the mean of it, and reads the other parts. So what an island moves is about
-        three times its update, however many there are.
+        the mean of it, and reads the other parts. So an island transfers about three
+        times the size of its update, however many islands there are.
 """
 
 from __future__ import annotations
@@ -63,20 +62,20 @@ from atoll.wire import (
 U8 = NDArray[np.uint8]
 
 DIRECT_ISLANDS = 3
-"""So many read each other's updates: fewer bytes and fewer requests than shards."""
+"""Up to this many read each other's updates, with fewer requests than shards."""
 
 OVERFLOWS = "norm: the mean overflows"
 
 _SIZE = Struct("<Q")
 _HEAD_BYTES = 2048
-"""What a mean's head takes beside digests and names, and more."""
+"""Upper bound of a mean's head without digests and names."""
 
 _DIGEST_CHARACTERS, _ESCAPED = 67, 16
 """In JSON: a digest, and at most a letter of a name with its share of quotes."""
 
 
 class Unverified(Exception):
-    """Counted updates are not there with the digests that the roster lists."""
+    """Counted updates are missing, or lack the digests that the roster lists."""
 
     def __init__(self, islands: Sequence[str]) -> None:
         super().__init__(", ".join(islands))
@@ -96,14 +95,14 @@ class Pieces:
 
     @property
     def size(self) -> int:
-        """How many elements they hold."""
+        """The number of elements in them."""
         end = min(self.last * PIECE_ELEMENTS, self.elements)
         return end - self.first * PIECE_ELEMENTS
 
-    def span(self, of: Codec) -> tuple[int, int]:
-        """Return where they begin and end in a body."""
-        begin, _ = piece_range(of, self.elements, self.first)
-        _, end = piece_range(of, self.elements, self.last - 1)
+    def span(self, codec: Codec) -> tuple[int, int]:
+        """Return the first and the last offset of the pieces in a body."""
+        begin, _ = piece_range(codec, self.elements, self.first)
+        _, end = piece_range(codec, self.elements, self.last - 1)
         return begin, end
 
 
@@ -117,11 +116,10 @@ class Mean:
 
     shard: int
     overflows: bool
-    """The mean is beyond what the codec or an outer step can take: then the whole
-    round is void."""
+    """The mean exceeds the range of codec or outer step, so the round is void."""
 
     spoilt: tuple[str, ...]
-    """Whose updates have pieces here that do not decode, and count as zeros."""
+    """Islands whose updates have pieces that do not decode, and count as zeros."""
 
     digests: tuple[bytes, ...]
     body: U8
@@ -141,16 +139,16 @@ _HEAD: JsonField[Any] = table(
 
 
 def owners(roster: Roster, departing: frozenset[str], merge: str) -> tuple[str, ...]:
-    """Return who makes which shard; nobody: the direct plan."""
+    """Return the owner of each shard; empty for the direct plan."""
     counted = [entry.island for entry in roster.counted]
     if len(counted) <= DIRECT_ISLANDS or merge == "radial":
-        return ()  # a radial mean needs whole tensors: everybody reads everything
+        return ()  # a radial mean needs whole tensors: every island reads all updates
     staying = [name for name in counted if name not in departing]
     return tuple(staying or counted)[:MAX_SHARDS]
 
 
 def shards(document: RosterDocument, elements: int) -> list[Pieces]:
-    """Return which pieces each shard of a round has: all alike, some one piece more."""
+    """Return the pieces of each shard; their numbers differ by at most one."""
     pieces = piece_count(elements)
     count = max(1, min(len(document.shards), pieces))
     cuts = [pieces * number // count for number in range(count + 1)]
@@ -158,14 +156,14 @@ def shards(document: RosterDocument, elements: int) -> list[Pieces]:
 
 
 def roster_digest(document: RosterDocument) -> bytes:
-    """Return what a mean names as the roster it belongs to."""
+    """Return the digest by which a mean names its roster."""
     if document.before:
         return document.digest
-    # Of 0.1.0, or of a round that no bucket has: these name what decides the mean.
-    said = (
+    # Of 0.1.0, or of a round outside of buckets: a digest of the fields that decide.
+    prefix = (
         f"{document.run}/{document.fragment}/{document.round}/{document.base.hex()}/"
     ).encode()
-    return blake3_digest(said + document.roster.packed)
+    return blake3_digest(prefix + document.roster.packed)
 
 
 def mean_of(
@@ -182,18 +180,18 @@ def mean_of(
     or foreign has None.
 
     Raises:
-        Unverified: some are not what the roster lists.
+        Unverified: some do not have the digests that the roster lists.
     """
     _require_verified(document, updates, pieces, terms.up)
-    here = layout if pieces.size == layout.elements else _flat(pieces.size)
-    reduced = partial(reduce, here, down=terms.down, merge=terms.merge)
+    part = layout if pieces.size == layout.elements else _flat(pieces.size)
+    reduced = partial(reduce, part, down=terms.down, merge=terms.merge)
     contributions, spoilt = _contributions(document, updates, pieces, terms.up)
     body, overflows = np.empty(0, np.uint8), False
     try:
         body = reduced(contributions)
     except (CorruptError, NonFinite):
-        # What does not decode, or hides among what overflows, is looked for now only:
-        # to decode every piece twice would be for nothing almost always.
+        # Pieces that do not decode are searched only now: to decode every piece twice
+        # would almost always be a waste.
         contributions, spoilt = _contributions(
             document, updates, pieces, terms.up, must_decode=True
         )
@@ -249,7 +247,7 @@ def _contributions(
     *,
     must_decode: bool = False,
 ) -> tuple[list[Contribution], tuple[str, ...]]:
-    """Return what counts of each update, and whose have pieces that are zeros."""
+    """Return each update's contribution, and the islands with pieces of zeros."""
     spoilt, contributions = [], []
     for entry in document.roster.counted:
         _, body = updates[entry.island]
@@ -345,13 +343,13 @@ def packed_mean(mean: Mean, key: str) -> list[Data]:
     return [_SIZE.pack(len(head)), head, mean.body.data]
 
 
-def most_bytes(document: RosterDocument, pieces: Pieces, down: Codec) -> int:
-    """Return how large the object of a mean can be.
+def max_bytes(document: RosterDocument, pieces: Pieces, down: Codec) -> int:
+    """Return an upper bound of the size of a mean's object.
 
-    Hardly more than it is: a range that begins behind the end is one request more.
+    A tight one: a range that begins behind the end costs another request.
     """
     begin, end = pieces.span(down)
-    names = sum(_ESCAPED * len(each.island) for each in document.roster.counted)
+    names = sum(_ESCAPED * len(entry.island) for entry in document.roster.counted)
     digests = _DIGEST_CHARACTERS * (pieces.last - pieces.first)
     return _SIZE.size + _HEAD_BYTES + names + digests + end - begin
 
@@ -370,29 +368,27 @@ def parse_mean(
     Raises:
         CorruptError: these are not the bytes of that part of that round's mean.
     """
-    fields, body = _taken_apart(data, key, is_sealed=bool(document.before))
+    fields, body = _split(data, key, is_sealed=bool(document.before))
     mean = Mean(body=body, **fields)
     begin, end = pieces.span(down)
     size = 0 if mean.overflows else end - begin
     if (mean.of, mean.shard, len(body)) != (roster_digest(document), shard, size):
-        raise _strange("it belongs to another round or shard, or is cut off")
+        raise _foreign("it belongs to another round or shard, or is cut off")
     if size and piece_digests(down, pieces.size, body) != mean.digests:
-        raise _strange("its bytes do not match their digests")
+        raise _foreign("its bytes do not match their digests")
     if size and exceeds_largest(down, body, pieces.size):
-        raise _strange("its values are beyond what updates that count can have")
+        raise _foreign("its values exceed those of any counted updates")
     return mean
 
 
-def _taken_apart(
-    data: memoryview, key: str, *, is_sealed: bool
-) -> tuple[dict[str, Any], U8]:
+def _split(data: memoryview, key: str, *, is_sealed: bool) -> tuple[dict[str, Any], U8]:
     """Return head and body; only the means of a roster of 0.1.0 have a bare head."""
     if len(data) < _SIZE.size:
-        raise _strange(f"{len(data)} bytes are too few")
+        raise _foreign(f"{len(data)} bytes are too few")
     (size,) = _SIZE.unpack_from(data)
     end = _SIZE.size + size
     if size > MAX_LARGE_BYTES or end > len(data):
-        raise _strange(f"it says that its head has {size} bytes")
+        raise _foreign(f"it says that its head has {size} bytes")
     head = data[_SIZE.size : end]
     try:
         if is_sealed or bytes(head[:10]) == b'{"digest":':
@@ -402,9 +398,9 @@ def _taken_apart(
                 load(head, name="mean", max_bytes=MAX_LARGE_BYTES), "mean"
             )
     except UsageError as exc:
-        raise _strange(str(exc)) from exc
+        raise _foreign(str(exc)) from exc
     return fields, np.frombuffer(data[end:], np.uint8)
 
 
-def _strange(why: str) -> CorruptError:
-    return CorruptError(f"This is no part of the round's mean: {why}.")
+def _foreign(reason: str) -> CorruptError:
+    return CorruptError(f"This is no part of the round's mean: {reason}.")

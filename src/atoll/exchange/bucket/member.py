@@ -1,7 +1,9 @@
 """One incarnation of an island in a bucket: join, heartbeat, leave.
 
-It takes a slot, reads the uncounted updates of its earlier incarnations, and writes its
-member document again with each heartbeat.
+It takes a slot, names the uncounted updates of its earlier incarnations, and writes its
+member document again with each heartbeat. The document carries no time: readers compare
+it with the last one they have read, each by its own clock, so no clock of a writer can
+shorten or stretch a lease.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import (
     MemberDocument,
     SlotDocument,
-    Stand,
+    StandingUpdate,
     Want,
     fetch,
     packed,
@@ -40,132 +42,133 @@ from atoll.wire import blake3_digest
 from atoll.wire.roster import new_name_fault
 
 WATCH_S = 1.0
-"""Between two looks at a document that may be somebody's."""
+"""Between two reads of a document that another process may write."""
 
-_MOST_SLOTS = 65_536
+_MAX_SLOTS = 65_536
 
 
 class MemberEntry:
-    """Takes one island into a run; `member` is its document afterwards."""
+    """Takes one island into a run."""
 
     def __init__(
-        self, lookout: BucketReader, states: States, *, key: bytes, nonce: bytes
+        self, reader: BucketReader, states: States, *, key: bytes, nonce: bytes
     ) -> None:
-        self._lookout, self._states = lookout, states
-        self._store, self._timing = lookout.store, lookout.timing
-        self._earlier = EarlierIncarnations(lookout)
+        self._reader, self._states = reader, states
+        self._store, self._timing = reader.store, reader.timing
+        self._earlier = EarlierIncarnations(reader)
         self._key, self._nonce = blake3_digest(key), nonce
         self._returns = False
 
     def enter(self, request: JoinRequest) -> MemberDocument:
-        """Put the document of the island's next life, and return it.
+        """Put the document of the island's next incarnation, and return it.
 
         Raises:
             ModelError: the island's model is not the run's.
-            UsageError: the name is taken by a live island, or the run is full.
-            LeaseLost: a life that came along with the run has a successor here.
+            UsageError: a live island has the name, or the run is full.
+            LeaseLost: the incarnation moved here with the run, and has a successor.
         """
         name, self._returns = request.island, request.returns
         if name is not None and (fault := new_name_fault(name, field="island")):
             raise UsageError(f"{fault}. Give this island another name.")
-        request.require_bundle(self._lookout.sight.settings)
-        if self._lookout.look_founding():
-            assert self._lookout.founded is not None
-            request.model.require_same(self._lookout.founded.model)
-            for fragment in range(len(self._lookout.sight.layout)):
+        request.require_bundle(self._reader.view.settings)
+        if self._reader.read_founding():
+            assert self._reader.founded is not None
+            request.model.require_same(self._reader.founded.model)
+            for fragment in range(len(self._reader.view.layout)):
                 self._states.begin(fragment)
-        self._lookout.look_members()
+        self._reader.members.read()
         if name is not None and request.incarnation is not None:
-            return self._go_on(name, request.incarnation)
+            return self._resume(name, request.incarnation)
         document = self._take_name(name)
         self._require_room(document)
         return document
 
-    def _go_on(self, island: str, incarnation: int) -> MemberDocument:
-        """Put the document of a life that has come here with its run."""
-        known = self._lookout.sight.documents.get(island)
-        is_its = known is not None and (
-            (known.beat.incarnation, known.key, known.nonce, known.has_left)
+    def _resume(self, island: str, incarnation: int) -> MemberDocument:
+        """Put the document of an incarnation that moved here with its run."""
+        moved = self._reader.view.documents.get(island)
+        is_same = moved is not None and (
+            (moved.beat.incarnation, moved.key, moved.nonce, moved.has_left)
             == (incarnation, self._key, self._nonce, False)
         )
-        if known is None or not is_its:
+        if moved is None or not is_same:
             raise LeaseLost(
-                f"Incarnation {incarnation} of island {island!r} has no place in the "
-                "run any more: it has left, or a later life has its name. "
-                "Join again to go on."
+                f"Incarnation {incarnation} of island {island!r} is no longer a member "
+                "of the run: it has left, or a later incarnation has its name. "
+                "Join again to continue."
             )
-        document = replace(known, beats=known.beats + 1)
+        document = replace(moved, beats=moved.beats + 1)
         key = keys.member(island, incarnation)
         self._store.put(key, packed(documents.MEMBER, document, key))
-        with self._lookout.lock:
-            self._lookout.known_members.see(document, self._timing.now_s())
+        with self._reader.lock:
+            self._reader.member_view.apply(document, self._timing.now_s())
         return document
 
     def _take_name(self, name: str | None) -> MemberDocument:
-        island, slot = self._slot(name)
-        least = 1
+        island, slot = self._take_slot(name)
+        min_incarnation = 1
         while True:
-            document = self._next_life(island, slot, least)
-            key = keys.member(island, document.beat.incarnation)
+            document = self._next_document(island, slot, min_incarnation)
+            incarnation = document.beat.incarnation
+            key = keys.member(island, incarnation)
             if self._store.put_new(key, packed(documents.MEMBER, document, key)):
-                with self._lookout.lock:
-                    self._lookout.known_members.see(document, self._timing.now_s())
+                with self._reader.lock:
+                    self._reader.member_view.apply(document, self._timing.now_s())
                 return document
-            # Somebody has this life, whom a list may not show yet; or at its key is
-            # something else, and the next one is free.
-            least = document.beat.incarnation + 1
-            self._lookout.members.look_life(
-                IncarnationKey(keys.slug(island), least - 1)
+            # Another process has this incarnation, and a list may not show it yet; or
+            # the object is foreign, and the next number is free.
+            min_incarnation = incarnation + 1
+            self._reader.members.read_incarnation(
+                IncarnationKey(keys.slug(island), incarnation)
             )
-            self._lookout.look_members()
-            if island in self._lookout.sight.documents:
+            self._reader.members.read()
+            if island in self._reader.view.documents:
                 before = island
-                island, slot = self._slot(name)
-                least = least if island == before else 1
+                island, slot = self._take_slot(name)
+                min_incarnation = min_incarnation if island == before else 1
 
-    def _slot(self, name: str | None) -> tuple[str, int]:
-        """Return a name and its slot; without one, a name that nobody has had."""
-        known = self._lookout.sight.documents
-        if name is not None and name in known:
-            return name, known[name].slot
-        taken = {document.slot for document in known.values()}
-        for number in range(_MOST_SLOTS):
+    def _take_slot(self, name: str | None) -> tuple[str, int]:
+        """Return the name with its slot; if it is None, a name never used before."""
+        members = self._reader.view.documents
+        if name is not None and name in members:
+            return name, members[name].slot
+        used_slots = {document.slot for document in members.values()}
+        for number in range(_MAX_SLOTS):
             island = name if name is not None else f"island-{number}"
-            if number in taken or (name is None and island in known):
+            if number in used_slots or (name is None and island in members):
                 continue
-            if self._has_taken(number, island):
+            if self._claim_slot(number, island):
                 return island, number
         raise UsageError(
-            f"The run has had {_MOST_SLOTS} islands of other names. Use those again."
+            f"The run has had {_MAX_SLOTS} islands of other names. Use those again."
         )
 
-    def _has_taken(self, number: int, island: str) -> bool:
-        """Return whether a slot is this island's from now on."""
-        key, said = (
-            keys.slot(number),
-            SlotDocument(run=self._lookout.run, island=island),
-        )
-        if not self._store.put_new(key, packed(documents.SLOT, said, key)):
+    def _claim_slot(self, number: int, island: str) -> bool:
+        """Put an island's name into a slot; return whether it has the slot now."""
+        key = keys.slot(number)
+        document = SlotDocument(run=self._reader.run, island=island)
+        if not self._store.put_new(key, packed(documents.SLOT, document, key)):
             return False
         if self._store.traits.has_put_new:
             return True
-        # Here the last one stays: two that come together see the same one stay.
+        # In this store the last put wins: after a pause, both writers see the same.
         self._timing.pause(WATCH_S)
-        return fetch(self._store, documents.SLOT, key) == said
+        return fetch(self._store, documents.SLOT, key) == document
 
-    def _next_life(self, island: str, slot: int, least: int) -> MemberDocument:
-        before = self._lookout.sight.state.members.known.get(island)
+    def _next_document(
+        self, island: str, slot: int, min_incarnation: int
+    ) -> MemberDocument:
+        before = self._reader.view.state.members.known.get(island)
         if before is not None and before.key != self._key and not before.has_left:
             self._require_silent(before)
-        incarnation = max(least, before.incarnation + 1 if before else 1)
+        incarnation = max(min_incarnation, before.incarnation + 1 if before else 1)
         if before is not None and before.has_left:
-            self._earlier.bring()
-        # Rounds have waited for one that goes on from a checkpoint.
+            self._earlier.bring_late_updates()
+        # Rounds have waited for an island that resumes from a checkpoint.
         opened = () if before is not None and self._returns else self._opened()
-        stands = self._earlier.stands(island, incarnation)
-        step = self._lookout.sight.position(self._timing.now_s()).step
+        stands = self._earlier.standing(island, incarnation)
+        step = self._reader.view.position(self._timing.now_s()).step
         return MemberDocument(
-            run=self._lookout.run,
+            run=self._reader.run,
             slot=slot,
             key=self._key,
             nonce=self._nonce,
@@ -177,16 +180,16 @@ class MemberEntry:
         )
 
     def _opened(self) -> tuple[int, ...]:
-        sight = self._lookout.sight
-        rounds = tuple(round.number for round in sight.state.rounds)
-        return rounds if sight.has_begun else ()
+        view = self._reader.view
+        rounds = tuple(round.number for round in view.state.rounds)
+        return rounds if view.has_begun else ()
 
     def _require_silent(self, before: Member) -> None:
-        """Return if the document of another's life does not change for a lease."""
-        document = self._lookout.sight.documents[before.island]
+        """Return if the other process's document does not change for a lease."""
+        document = self._reader.view.documents[before.island]
 
         def has_changed() -> bool:
-            return self._lookout.sight.documents[before.island] != document
+            return self._reader.view.documents[before.island] != document
 
         if self._watch(has_changed) and not self._has_left(before.island):
             raise UsageError(
@@ -195,25 +198,25 @@ class MemberEntry:
             )
 
     def _has_left(self, island: str) -> bool:
-        return self._lookout.sight.documents[island].has_left
+        return self._reader.view.documents[island].has_left
 
     def _require_room(self, document: MemberDocument) -> None:
-        sight = self._lookout.sight
-        limit = sight.settings.run.most_islands
-        if sight.settings.run.max_islands is None:
-            limit = max(limit, len(sight.state.counted.by_island))
-        watched = dict(self._lookout.sight.documents)
+        view = self._reader.view
+        limit = view.settings.run.most_islands
+        if view.settings.run.max_islands is None:
+            limit = max(limit, len(view.state.counted.by_island))
+        watched = dict(view.documents)
 
         def others() -> set[str]:
-            """Return who is before this island, and has not been seen to be silent."""
-            now = self._lookout.sight
-            live = set(now.live(self._timing.now_s())) - {document.beat.island}
-            return {name for name in live if now.documents[name].slot < document.slot}
+            """Return the islands with lower slots that have not proved silent."""
+            live = set(view.live(self._timing.now_s())) - {document.beat.island}
+            return {name for name in live if view.documents[name].slot < document.slot}
 
         def is_sure() -> bool:
-            known = self._lookout.sight.documents
-            seen = {name for name in others() if known[name] != watched.get(name)}
-            return len(seen) >= limit or len(others()) < limit
+            changed = {
+                name for name in others() if view.documents[name] != watched.get(name)
+            }
+            return len(changed) >= limit or len(others()) < limit
 
         self._watch(is_sure)
         if len(others()) >= limit:
@@ -224,117 +227,121 @@ class MemberEntry:
             )
 
     def _withdraw(self, document: MemberDocument) -> None:
-        gone = replace(document, beats=document.beats + 1, has_left=True)
+        farewell = replace(document, beats=document.beats + 1, has_left=True)
         key = keys.member(document.beat.island, document.beat.incarnation)
-        self._store.put(key, packed(documents.MEMBER, gone, key))
+        self._store.put(key, packed(documents.MEMBER, farewell, key))
 
-    def _watch(self, has_come: Callable[[], bool]) -> bool:
-        """Look at members until something has come, for a lease at most."""
-        until_s = self._timing.now_s() + self._lookout.sight.lease_s
-        while not has_come():
+    def _watch(self, is_done: Callable[[], bool]) -> bool:
+        """Read members until `is_done`; return False if a lease passes before."""
+        until_s = self._timing.now_s() + self._reader.view.lease_s
+        while not is_done():
             if self._timing.now_s() > until_s:
                 return False
             self._timing.pause(WATCH_S)
-            self._lookout.look_members()
+            self._reader.members.read()
         return True
 
     def is_founder(self, document: MemberDocument) -> bool:
         """Return whether this member is to found the run; wait for another if not."""
-        while not self._lookout.look_founding():
-            self._lookout.look_members()
-            live = self._lookout.sight.live(self._timing.now_s())
-            known = self._lookout.sight.documents
-            if all(known[name].slot >= document.slot for name in live):
+        while not self._reader.read_founding():
+            self._reader.members.read()
+            live = self._reader.view.live(self._timing.now_s())
+            members = self._reader.view.documents
+            if all(members[name].slot >= document.slot for name in live):
                 return True
             self._timing.pause(WATCH_S)
         return False
 
 
 class EarlierIncarnations:
-    """Finds what they have published and no round has counted yet."""
+    """Finds the updates of an island's earlier incarnations that no round counted."""
 
-    def __init__(self, lookout: BucketReader) -> None:
-        self._lookout, self._leftovers = lookout, LateUpdates(lookout)
-        self._store, self._timing = lookout.store, lookout.timing
+    def __init__(self, reader: BucketReader) -> None:
+        self._reader, self._late_updates = reader, LateUpdates(reader)
+        self._store, self._timing = reader.store, reader.timing
 
-    def bring(self) -> None:
-        """Put what farewells name, and closed rounds have left out, into open ones.
+    def bring_late_updates(self) -> None:
+        """Put departing updates that closed rounds missed into the open rounds.
 
-        Once the next life has entered nobody may: it is the only one that is believed.
+        Before the next incarnation joins: from then on, only updates that the next one
+        names are accepted.
         """
-        for fragment in range(len(self._lookout.sight.layout)):
-            self._leftovers.bring(fragment)
+        for fragment in range(len(self._reader.view.layout)):
+            self._late_updates.bring(fragment)
 
-    def stands(self, island: str, incarnation: int) -> tuple[Stand, ...]:
-        """Return the updates of earlier lives for the open rounds, and those after.
+    def standing(self, island: str, incarnation: int) -> tuple[StandingUpdate, ...]:
+        """Return the updates of earlier incarnations for the open rounds and the next.
 
-        Of several the latest: it was put by a life that did not name the others.
+        Of several the latest: its incarnation did not name the others.
         """
         if incarnation == 1:
             return ()
-        wheres = [
+        rounds = [
             (round.fragment, number)
-            for round in self._lookout.sight.state.rounds
+            for round in self._reader.view.state.rounds
             for number in (round.number, round.number + 1)
         ]
-        finds = [partial(self._standing, *each, island, incarnation) for each in wheres]
+        reads = [
+            partial(self._publisher, fragment, number, island, incarnation)
+            for fragment, number in rounds
+        ]
         return tuple(
-            Stand(fragment=fragment, round=number, incarnation=found)
-            for (fragment, number), found in zip(
-                wheres, self._timing.together(finds), strict=True
+            StandingUpdate(fragment=fragment, round=number, incarnation=publisher)
+            for (fragment, number), publisher in zip(
+                rounds, self._timing.together(reads), strict=True
             )
-            if found
+            if publisher
         )
 
-    def _standing(
+    def _publisher(
         self, fragment: int, round: int, island: str, incarnation: int
     ) -> int:
-        """Return which earlier life has published for a round; 0: none has.
+        """Return which earlier incarnation has published for a round; 0: none has.
 
-        The last one's update is asked for by its key, because a list may be late.
-        What cannot be read as an update speaks for nobody.
+        The update of the last one is read by its key, because a list may lag behind.
+        An object that cannot be read as an update is ignored.
         """
-        slug, has_update = keys.slug(island), self._lookout.updates.has
+        slug, has_update = keys.slug(island), self._reader.updates.has
         if has_update(fragment, round, IncarnationKey(slug, incarnation - 1)):
             return incarnation - 1
         items = self._store.items(keys.updates(fragment, round))
-        lives = [life for item in items if (life := incarnation_of(item.key))]
+        published = [key for item in items if (key := incarnation_of(item.key))]
         return max(
             [
-                life.incarnation
-                for life in lives
-                if life.slug == slug
-                and life.incarnation < incarnation
-                and has_update(fragment, round, life)
+                key.incarnation
+                for key in published
+                if key.slug == slug
+                and key.incarnation < incarnation
+                and has_update(fragment, round, key)
             ],
             default=0,
         )
 
 
-_FAREWELL_LOOKS, _FAREWELL_S = 40, 0.05
-"""How long a farewell waits for a heartbeat that is under way."""
+_FAREWELL_POLLS, _FAREWELL_POLL_S = 40, 0.05
+"""How long a farewell waits for a heartbeat that is being put."""
 
 log = logging.getLogger("atoll")
 
 
 class MemberLease:
-    """Keeps a member's document, and what its heartbeats have read of the others."""
+    """Writes a member's document, and keeps the position that its heartbeats found."""
 
-    def __init__(self, lookout: BucketReader) -> None:
-        self.lookout = lookout
-        self._store, self._timing = lookout.store, lookout.timing
+    def __init__(self, reader: BucketReader) -> None:
+        self.reader = reader
+        self._store, self._timing = reader.store, reader.timing
         self.stats: Callable[[], Stats] | None = None
-        """What people are told of the island, asked for when it is sent."""
+        """Returns the island's statistics for users; called for each heartbeat."""
 
         self.moved: Callable[[RunMoved], None] | None = None
-        """Told in the background that the run is elsewhere, for who follows it."""
+        """Called in the background when the run is found to be elsewhere."""
 
         self.wants: Callable[[], tuple[Want, ...]] = tuple
-        """Which updates this island needs another copy of, asked for likewise."""
+        """Returns the updates that this island needs another copy of."""
 
         self.member: MemberDocument | None = None
         self.position = Position(step=0, rounds=())
-        """Where the run was when this island last looked."""
+        """The run's position by the objects that were read so far."""
 
         self._lost: LeaseLost | None = None
         self._is_beating = False
@@ -344,10 +351,10 @@ class MemberLease:
         return self.member.beat.island if self.member else None
 
     def require(self) -> MemberDocument:
-        """Return the document of a life that goes on.
+        """Return the document of an incarnation that is still a member.
 
         Raises:
-            LeaseLost: a later life has the name, or this one has left.
+            LeaseLost: a later incarnation has the name, or this one has left.
         """
         if self._lost is not None:
             raise self._lost
@@ -356,29 +363,29 @@ class MemberLease:
         if member.has_left:
             raise LeaseLost(
                 f"Incarnation {member.beat.incarnation} of island "
-                f"{member.beat.island!r} has left the run. Join again to go on."
+                f"{member.beat.island!r} has left the run. Join again to continue."
             )
         return member
 
     def note(self, beat: Heartbeat) -> None:
-        """Take note of where this island is, and of what it holds."""
-        with self.lookout.lock:
+        """Record this island's step and the states that it holds."""
+        with self.reader.lock:
             self.member = member = replace(self.require(), beat=beat)
             if beat.waits_for is not None:
                 now_s = self._timing.now_s()
-                self.lookout.known_members.see(member, now_s)
-            for fragment, held in enumerate(beat.holds):
-                self.lookout.known_bases.see_held(fragment, held)
+                self.reader.member_view.apply(member, now_s)
+            for fragment, state in enumerate(beat.holds):
+                self.reader.base_view.note_held(fragment, state)
 
-    def look(self) -> Position:
-        """Return where the run is, by what was read so far."""
-        with self.lookout.lock:
+    def update_position(self) -> Position:
+        """Return the run's position, by the objects that were read so far."""
+        with self.reader.lock:
             now_s = self._timing.now_s()
-            self.position = self.lookout.sight.position(now_s, island=self.island)
+            self.position = self.reader.view.position(now_s, island=self.island)
         return self.position
 
-    def beat_quietly(self) -> None:
-        """Beat in the background."""
+    def beat_in_background(self) -> None:
+        """Beat, and log a failure instead of raising it."""
         try:
             self.beat()
         except LeaseLost as exc:
@@ -391,68 +398,70 @@ class MemberLease:
                 log.warning("a heartbeat has failed: %s", exc)
         except AtollError as exc:
             log.error("heartbeats fail: %s", exc)
-        except Exception:  # a life that says nothing any more would be given up
+        except Exception:  # without heartbeats the others would give this island up
             log.exception("heartbeats fail")
 
     def beat(self) -> None:
-        """Say that the island lives, and read what others and operators have said.
+        """Put a heartbeat, and read new controls and the other members.
 
         Raises:
-            LeaseLost: a later life has the name.
+            LeaseLost: a later incarnation has the name.
             RunMoved: the run is elsewhere.
         """
         member = self.member
         if member is None or member.has_left:
             return
-        self.lookout.require_here()
+        self.reader.require_here()
         stats = self.stats() if self.stats is not None else member.beat.stats
-        with self.lookout.lock:
+        with self.reader.lock:
             member = self.require()
             self.member = member = replace(
                 member, beats=member.beats + 1, beat=replace(member.beat, stats=stats)
             )
         self._put_beat(member)
         self._read_others(member)
-        self.lookout.require_here()
-        with self.lookout.lock:
-            self.lookout.sight.state.members.require(
+        self.reader.require_here()
+        with self.reader.lock:
+            self.reader.view.state.members.require(
                 member.beat.island, member.beat.incarnation
             )
-        self.look()
+        self.update_position()
 
     def _read_others(self, member: MemberDocument) -> None:
         with suppress(NoSuchObject):
-            self.lookout.heed_controls()
-            self.lookout.look_members()
+            self.reader.poll_controls()
+            self.reader.members.read()
             waits_for = member.beat.waits_for
             if waits_for is not None:
-                # Whether everybody waits is told by the others' open rounds: if so,
-                # nobody moves until somebody is asked to. Its own is looked at by who
-                # waits for it: to look twice at once would read all that is new twice.
-                for round in self.lookout.sight.state.rounds:
+                # If every island waits, each for another fragment, the run is stuck
+                # until one of them moves: the other open rounds show that. The waiting
+                # thread polls this island's own; two polls would read objects twice.
+                for round in self.reader.view.state.rounds:
                     if round.fragment != waits_for[0]:
-                        self.lookout.look_round(round.fragment)
+                        self.reader.read_round(round.fragment)
 
-    def leave(self, left_behind: Callable[[MemberDocument], tuple[Stand, ...]]) -> bool:
-        """Say farewell, with what is left behind; False: that was said before."""
-        with self.lookout.lock:
+    def leave(
+        self, standing: Callable[[MemberDocument], tuple[StandingUpdate, ...]]
+    ) -> bool:
+        """Put a farewell with the updates that stand; False: it was put before."""
+        with self.reader.lock:
             member = self.member
             if member is None or member.has_left:
                 return False
-            self.member = gone = replace(
+            self.member = farewell = replace(
                 member,
                 beats=member.beats + 1,
                 has_left=True,
                 beat=replace(member.beat, stats=self.stats() if self.stats else None),
-                stands=left_behind(member),
+                stands=standing(member),
             )
-        for _ in range(_FAREWELL_LOOKS):
+        for _ in range(_FAREWELL_POLLS):
             if not self._is_beating:
                 break
-            self._timing.pause(_FAREWELL_S)  # a heartbeat would undo it
-        self._put(gone)
-        with self.lookout.lock:
-            self.lookout.known_members.see(gone, self._timing.now_s())
+            self._timing.pause(_FAREWELL_POLL_S)  # a heartbeat would overwrite it
+        self._put(farewell)
+        with self.reader.lock:
+            self.reader.member_view.apply(farewell, self._timing.now_s())
         return True
 
     def _put_beat(self, member: MemberDocument) -> None:
@@ -468,9 +477,9 @@ class MemberLease:
 
     def _put(self, member: MemberDocument) -> None:
         key = keys.member(member.beat.island, member.beat.incarnation)
-        with self.lookout.lock:
-            sight = self.lookout.sight
-            heads = tuple(head for _, head in sorted(sight.heads.items()))
-            controls = len(sight.controls)
-        said = replace(member, heads=heads, controls=controls, wants=self.wants())
-        self._store.put(key, packed(documents.MEMBER, said, key))
+        with self.reader.lock:
+            view = self.reader.view
+            heads = tuple(head for _, head in sorted(view.heads.items()))
+            controls = len(view.controls)
+        document = replace(member, heads=heads, controls=controls, wants=self.wants())
+        self._store.put(key, packed(documents.MEMBER, document, key))

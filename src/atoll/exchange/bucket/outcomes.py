@@ -1,14 +1,14 @@
 """The outcome of a round that is closed: read from the bucket, or made from updates.
 
-Who owns a shard puts its mean; what is missing after a while is made by whoever waits
-for it, in an order that keeps all but one from doing the same.
+The owner of a shard puts its mean. A mean that is missing after a while is made by the
+islands that wait for it, each in its turn, so that usually only one of them does.
 
-A counted update that is gone or does not verify is damage. Nobody guesses what it was:
-a reader takes the mean or a later state instead, if one is there. Otherwise it asks for
-another copy by its member document, and waits. The update's owner has its bytes until
-it knows the outcome, and puts them again; an island that knows the outcome of a round
-without shards puts the mean. Whatever is put must have the digests that the roster and
-the mean name, so that a copy needs no trust.
+A counted update that is gone or does not verify is damage, and its values are never
+guessed: a reader uses the mean or a later state instead, if one exists. Otherwise it
+requests another copy in its member document, and waits. The update's owner keeps its
+bytes until it knows the outcome, and puts them again; an island that knows the outcome
+of a round without shards puts the mean. A copy must have the digests that the roster
+and the mean name, so it needs no trust.
 """
 
 from __future__ import annotations
@@ -40,32 +40,32 @@ GRACE_S = 4.0
 FIRST_PAUSE_S, GROWTH, LONGEST_PAUSE_S = 0.05, 1.5, 1.0
 
 REPAIR_PAUSE_S = 2.0
-"""Between two looks for another copy of a damaged update."""
+"""Between two attempts to read another copy of a damaged update."""
 
 LONGEST_REPAIR_S = 900.0
-"""How long another copy is waited for while an island lives that may have one."""
+"""How long to wait for another copy while a live island may have one."""
 
 
 class Outcomes:
-    """Finds and makes the agreed frames of closed rounds, for one island or nobody."""
+    """Finds and makes the agreed frames of closed rounds, for an island or observer."""
 
-    def __init__(self, lookout: BucketReader, island: str | None) -> None:
-        self._lookout, self.island = lookout, island
-        self._store, self._timing = lookout.store, lookout.timing
-        self.own: dict[tuple[int, int], Frame] = {}
+    def __init__(self, reader: BucketReader, island: str | None) -> None:
+        self._reader, self.island = reader, island
+        self._store, self._timing = reader.store, reader.timing
+        self.own_updates: dict[tuple[int, int], Frame] = {}
         """Updates of this island whose bodies are still in memory."""
 
-        self._objects = StateObjects(lookout)
-        self._made: dict[int, tuple[RosterDocument, Mean]] = {}
-        """By fragment, the mean of the last round that has no shards, until every live
-        island has taken it."""
+        self._objects = StateObjects(reader)
+        self._last_means: dict[int, tuple[RosterDocument, Mean]] = {}
+        """By fragment, the mean of the last round without shards, until every live
+        island has applied it."""
 
         self._wants: dict[Want, None] = {}
         self._damage: dict[tuple[int, int], str] = {}
-        """By fragment and round, what was wrong with it."""
+        """By fragment and round, the damage of its updates."""
 
         self.states_wanted: set[int] = set()
-        """Fragments of which somebody lacks a round that only a state can give."""
+        """Fragments of which an island lacks a round that only a state can give."""
 
         self._repaired_s: dict[Want, float] = {}
         self._lock = threading.Lock()
@@ -73,8 +73,8 @@ class Outcomes:
     def frame(self, fragment: int, round: int) -> Frame:
         """Return the agreed frame of a closed round; without a body if that is gone."""
         document = self._document(fragment, round)
-        sight = self._lookout.sight
-        layout, down = sight.layout[fragment], sight.terms(fragment).down
+        view = self._reader.view
+        layout, down = view.layout[fragment], view.terms(fragment).down
         try:
             header, body = means.agreed(document, self._means(document), layout, down)
         except NoSuchObject:  # a later state has all of it
@@ -85,66 +85,63 @@ class Outcomes:
         return Frame(header, body)
 
     def _document(self, fragment: int, round: int) -> RosterDocument:
-        known = self._lookout.sight.rosters.get((fragment, round))
-        if known is not None:
-            return known
         try:
-            return self._lookout.roster(fragment, round)
-        except NoSuchObject as exc:  # a run that came here brought its last ones only
+            return self._reader.closed_roster(fragment, round)
+        except NoSuchObject as exc:  # a moved run has brought its last rosters only
             raise OutcomeLost(
-                f"Round {round} of fragment {fragment} was over before the run came "
+                f"Round {round} of fragment {fragment} was over before the run moved "
                 "here, and its outcome did not come along. Take the fragment's state."
             ) from exc
 
     def _means(self, document: RosterDocument) -> list[Mean]:
         if not document.roster.counted:
             return []
-        layout = self._lookout.sight.layout[document.fragment]
+        layout = self._reader.view.layout[document.fragment]
         parts = means.shards(document, layout.elements)
         if not document.shards:
             mean = self._make(document, 0, parts[0])
             if self.island is not None:
-                self._made[document.fragment] = document, mean
+                self._last_means[document.fragment] = document, mean
             return [mean]
         return self._gather(document, parts)
 
     def _gather(self, document: RosterDocument, parts: list[Pieces]) -> list[Mean]:
         """Return the means of all shards; make those that are this island's to make."""
-        found: dict[int, Mean] = {}
+        gathered: dict[int, Mean] = {}
         foreign: set[int] = set()
         begun_s, paused_s, pause_s = self._timing.now_s(), 0.0, FIRST_PAUSE_S
         while True:
             waited_s = max(self._timing.now_s() - begun_s, paused_s)
-            # Who closed the next round has taken this one: its means are there, or
-            # have been collected since.
-            is_past = self._lookout.sight.number(document.fragment) > document.round + 1
+            # The closer of the next round has applied this one: its means exist, or
+            # were collected since.
+            is_past = self._reader.view.number(document.fragment) > document.round + 1
             for shard, pieces in enumerate(parts):
                 is_due = self._turn(document, shard) * GRACE_S <= waited_s
-                if shard not in found and (is_due or is_past or shard in foreign):
-                    found[shard] = self._provide(document, shard, pieces)
+                if shard not in gathered and (is_due or is_past or shard in foreign):
+                    gathered[shard] = self._provide(document, shard, pieces)
             is_again = paused_s > 0.0
-            foreign |= self._read_missing(document, parts, found, is_again=is_again)
-            if len(found) == len(parts):
-                return [found[shard] for shard in range(len(parts))]
-            if foreign - found.keys():
+            foreign |= self._read_missing(document, parts, gathered, is_again=is_again)
+            if len(gathered) == len(parts):
+                return [gathered[shard] for shard in range(len(parts))]
+            if foreign - gathered.keys():
                 continue
             self._timing.pause(pause_s)
             paused_s += pause_s
             pause_s = min(GROWTH * pause_s, LONGEST_PAUSE_S)
 
     def _turn(self, document: RosterDocument, shard: int) -> int:
-        """Return as how many'th this island would make a shard: its owner is first."""
+        """Return this island's turn to make a shard: 0 for its owner, then 1, 2, ..."""
         owners = document.shards
         if self.island not in owners:
             return len(owners)
         return (owners.index(self.island) - shard) % len(owners)
 
     def _provide(self, document: RosterDocument, shard: int, pieces: Pieces) -> Mean:
-        """Return the mean of a shard, and put it where the others look for it."""
+        """Return the mean of a shard, and put it for the other islands."""
         if self._turn(document, shard):
-            there, _ = self._read(document, shard, pieces)
-            if there is not None:
-                return there
+            existing, _ = self._read(document, shard, pieces)
+            if existing is not None:
+                return existing
         mean = self._make(document, shard, pieces)
         key = keys.mean(document.fragment, document.round, shard)
         if self.island is not None:
@@ -155,20 +152,20 @@ class Outcomes:
         self,
         document: RosterDocument,
         parts: list[Pieces],
-        found: dict[int, Mean],
+        gathered: dict[int, Mean],
         *,
         is_again: bool,
     ) -> set[int]:
-        """Read what is there; return the shards at whose keys something else is.
+        """Read the missing means that exist; return the shards with foreign objects.
 
-        Who looks again asks for one, and for the others when it has come: means come
-        at about the same time, and to wait for each of them has its price.
+        A repeated poll reads one mean, and the others once that exists: means are put
+        at about the same time, and each poll of a missing one is a request.
         """
-        missing = [shard for shard in range(len(parts)) if shard not in found]
+        missing = [shard for shard in range(len(parts)) if shard not in gathered]
         first = 1 if is_again else len(missing)
-        foreign = self._read_all(document, parts, missing[:first], found)
-        if found.keys() >= set(missing[:first]):
-            foreign |= self._read_all(document, parts, missing[first:], found)
+        foreign = self._read_all(document, parts, missing[:first], gathered)
+        if gathered.keys() >= set(missing[:first]):
+            foreign |= self._read_all(document, parts, missing[first:], gathered)
         return foreign
 
     def _read_all(
@@ -176,15 +173,15 @@ class Outcomes:
         document: RosterDocument,
         parts: list[Pieces],
         wanted: list[int],
-        found: dict[int, Mean],
+        gathered: dict[int, Mean],
     ) -> set[int]:
-        """Read these shards at once, as far as they are there."""
-        reads = [partial(self._read, document, each, parts[each]) for each in wanted]
+        """Read these shards concurrently, as far as they exist."""
+        reads = [partial(self._read, document, shard, parts[shard]) for shard in wanted]
         foreign = set()
         for shard, read in zip(wanted, self._timing.together(reads), strict=True):
             mean, is_foreign = read
             if mean is not None:
-                found[shard] = mean
+                gathered[shard] = mean
             if is_foreign:
                 foreign.add(shard)
         return foreign
@@ -192,19 +189,19 @@ class Outcomes:
     def _read(
         self, document: RosterDocument, shard: int, pieces: Pieces
     ) -> tuple[Mean | None, bool]:
-        """Return a mean if it is there, and whether something else is."""
+        """Return a mean if it exists, and whether the object is foreign."""
         key = keys.mean(document.fragment, document.round, shard)
-        down = self._lookout.sight.terms(document.fragment).down
+        down = self._reader.view.terms(document.fragment).down
         try:
-            data = self._store.get(key, 0, means.most_bytes(document, pieces, down))
+            data = self._store.get(key, 0, means.max_bytes(document, pieces, down))
         except NoSuchObject:
             return None, False
         try:
             mean = means.parse_mean(data, document, shard, pieces, down, key=key)
             return mean, False
         except CorruptError:
-            # Foreign bytes cannot be replaced; the right ones can be made by anybody,
-            # but not here: reads that wait for reads could take every thread.
+            # Foreign bytes cannot be replaced. Any island can make the mean, but not in
+            # this thread of the pool: reads that wait for reads could take them all.
             return None, True
 
     def _make(self, document: RosterDocument, shard: int, pieces: Pieces) -> Mean:
@@ -212,7 +209,7 @@ class Outcomes:
 
         Raises:
             NoSuchObject: they are gone or damaged, and a later state has the round.
-            CorruptError: they are gone or damaged, and nobody has another copy.
+            CorruptError: they are gone or damaged, and no island has another copy.
         """
         wants: tuple[Want, ...] = ()
         begun_s, paused_s = self._timing.now_s(), 0.0
@@ -222,7 +219,7 @@ class Outcomes:
                     return self._reduce(document, shard, pieces)
                 except Unverified as exc:
                     damaged = exc.islands
-                self._tell_damage(document, damaged)
+                self._warn_of_damage(document, damaged)
                 if (mean := self._read(document, shard, pieces)[0]) is not None:
                     return mean
                 self._require_uncovered(document, damaged)
@@ -241,19 +238,24 @@ class Outcomes:
             Unverified: some updates are not what the roster lists.
             NoSuchObject: they have been removed, because a later state has the round.
         """
-        sight, counted = self._lookout.sight, document.roster.counted
+        view, counted = self._reader.view, document.roster.counted
         reads = [partial(self._part, document, entry, pieces) for entry in counted]
-        found = self._timing.together(reads)
-        gone = [e.island for e, part in zip(counted, found, strict=True) if not part]
-        if gone:
-            self._require_uncovered(document, tuple(gone))
-        nothing = (None, np.empty(0, np.uint8))
+        parts = dict(
+            zip(
+                [entry.island for entry in counted],
+                self._timing.together(reads),
+                strict=True,
+            )
+        )
+        missing = tuple(island for island, part in parts.items() if not part)
+        if missing:
+            self._require_uncovered(document, missing)
+        empty = (None, np.empty(0, np.uint8))
         updates: dict[str, tuple[Header | None, np.ndarray]] = {
-            entry.island: part or nothing
-            for entry, part in zip(counted, found, strict=True)
+            island: part or empty for island, part in parts.items()
         }
-        layout = sight.layout[document.fragment]
-        terms = sight.terms(document.fragment)
+        layout = view.layout[document.fragment]
+        terms = view.terms(document.fragment)
         return means.mean_of(document, shard, pieces, updates, layout, terms)
 
     def _part(
@@ -263,11 +265,11 @@ class Outcomes:
 
         None: there is no object at its key.
         """
-        up = self._lookout.sight.terms(document.fragment).up
-        own = self.own.get((document.fragment, document.round))
+        up = self._reader.view.terms(document.fragment).up
+        update = self.own_updates.get((document.fragment, document.round))
         begin, end = pieces.span(up)
-        if own is not None and update_digest(own.header) == entry.digest:
-            return own.header, own.body[begin:end]
+        if update is not None and update_digest(update.header) == entry.digest:
+            return update.header, update.body[begin:end]
         try:
             header, body = self._head(document, entry)
             if header is None or update_digest(header) != entry.digest:
@@ -281,16 +283,18 @@ class Outcomes:
     def _head(
         self, document: RosterDocument, entry: RosterEntry
     ) -> tuple[Header | None, np.ndarray]:
-        """Return what is known of an update, or its beginning; None if it is none."""
-        life = IncarnationKey(keys.slug(entry.island), entry.incarnation)
-        seen = self._lookout.seen_update(document.fragment, document.round, life)
-        # A body that came along was not verified then: a copy may have come since.
+        """Return an update's header, or None, and its body if that came along."""
+        incarnation = IncarnationKey(keys.slug(entry.island), entry.incarnation)
+        cached = self._reader.updates.cached(
+            document.fragment, document.round, incarnation
+        )
+        # A cached body was not verified: a good copy may have been put since.
         is_damaged = (document.fragment, document.round) in self._damage
-        if seen is not None and not is_damaged:
-            return seen
-        key = f"{keys.updates(document.fragment, document.round)}{life}"
+        if cached is not None and not is_damaged:
+            return cached
+        key = f"{keys.updates(document.fragment, document.round)}{incarnation}"
         try:
-            return self._lookout.read_update(key, 2**62)
+            return self._reader.updates.read(key, 2**62)
         except CorruptError:
             return None, np.empty(0, np.uint8)
 
@@ -302,8 +306,8 @@ class Outcomes:
         begin: int,
         end: int,
     ) -> np.ndarray:
-        life = IncarnationKey(keys.slug(entry.island), entry.incarnation)
-        key = f"{keys.updates(document.fragment, document.round)}{life}"
+        incarnation = IncarnationKey(keys.slug(entry.island), entry.incarnation)
+        key = f"{keys.updates(document.fragment, document.round)}{incarnation}"
         first = _head_bytes(header)
         data = self._store.get(key, first + begin, end - begin)
         return np.frombuffer(data, np.uint8)
@@ -311,11 +315,12 @@ class Outcomes:
     def _key(self, document: RosterDocument, island: str) -> str:
         entry = document.roster.entry(island)
         assert entry is not None
-        where = (document.fragment, document.round)
-        return keys.update(*where, island, entry.incarnation)
+        return keys.update(document.fragment, document.round, island, entry.incarnation)
 
-    def _tell_damage(self, document: RosterDocument, damaged: tuple[str, ...]) -> None:
-        """Name what is gone or does not verify, once."""
+    def _warn_of_damage(
+        self, document: RosterDocument, damaged: tuple[str, ...]
+    ) -> None:
+        """Record and log the updates that are gone or do not verify."""
         objects = [self._key(document, island) for island in damaged]
         fact = (
             f"{', '.join(objects)} {'is' if len(objects) == 1 else 'are'} gone or "
@@ -323,21 +328,21 @@ class Outcomes:
             "was closed with it"
         )
         self._damage[document.fragment, document.round] = fact
-        self._lookout.tell(f"{fact}; another copy is looked for.")
+        self._reader.warn_once(f"{fact}; waiting for another copy.")
 
     def is_damaged(self, fragment: int, round: int) -> bool:
         """Return whether an update of a round was found gone or damaged."""
         return (fragment, round) in self._damage
 
     def unmade(self, fragment: int, round: int) -> CorruptError:
-        """Return the error for a round of which neither mean nor state can be had."""
+        """Return the error for a round of which neither mean nor state is available."""
         fact = self._damage.get(
             (fragment, round),
             f"All below {keys.updates(fragment, round)} is gone from the bucket",
         )
         return CorruptError(
             f"{fact}, and no state that can be read has that round. {RESTORE} While "
-            "islands train, their next state has it, too."
+            "islands train, their next state will contain it."
         )
 
     def _require_uncovered(
@@ -346,10 +351,10 @@ class Outcomes:
         """Return if no state has the round.
 
         Raises:
-            NoSuchObject: one has, and is to be taken instead.
+            NoSuchObject: one has it, and is to be used instead.
         """
         states = self._objects.rounds(document.fragment)
-        last = self._lookout.sight.number(document.fragment) - 1
+        last = self._reader.view.number(document.fragment) - 1
         if any(document.round <= round <= last for round in states):
             key = self._key(document, damaged[0])
             raise NoSuchObject(f"{key} is gone, and a state has its round.", key=key)
@@ -362,7 +367,7 @@ class Outcomes:
         Raises:
             CorruptError: no live island can have a copy, or the wait timed out.
         """
-        patience_s = self._lookout.sight.lease_s
+        patience_s = self._reader.view.lease_s
         if self.island is None:
             # An observer writes no document, so no island sees its request.
             patience_s = 0.0
@@ -373,19 +378,19 @@ class Outcomes:
 
     def _helpers(self, document: RosterDocument, damaged: tuple[str, ...]) -> list[str]:
         """Return the live islands that may have an update's bytes, or its round."""
-        lives = {
+        incarnations = {
             island: entry.incarnation
             for island in damaged
             if (entry := document.roster.entry(island)) is not None
         }
-        with self._lookout.lock:
-            live = self._lookout.sight.live(self._timing.now_s())
-            known = self._lookout.sight.documents
+        with self._reader.lock:
+            live = self._reader.view.live(self._timing.now_s())
+            members = self._reader.view.documents
             return [
                 name
                 for name in sorted(set(live) - {self.island or ""})
-                if lives.get(name) == known[name].beat.incarnation
-                or _holds(known[name], document.fragment, document.round)
+                if incarnations.get(name) == members[name].beat.incarnation
+                or _holds(members[name], document.fragment, document.round)
             ]
 
     def _want(
@@ -394,7 +399,7 @@ class Outcomes:
         damaged: tuple[str, ...],
         before: tuple[Want, ...],
     ) -> tuple[Want, ...]:
-        """Let the member document ask for copies; return what it asks for."""
+        """Request copies in the member document; return the requests."""
         wants = []
         for island in damaged:
             entry = document.roster.entry(island)
@@ -419,42 +424,43 @@ class Outcomes:
             return tuple(self._wants)[:MAX_WANTS]
 
     def repair(self) -> None:
-        """Put again what others ask for, as far as it is in memory. Safe to repeat."""
-        with self._lookout.lock:
-            documents = dict(self._lookout.sight.documents)
-            live = set(self._lookout.sight.live(self._timing.now_s()))
+        """Put copies that other islands request, if they are in memory. Repeatable."""
+        with self._reader.lock:
+            documents = dict(self._reader.view.documents)
+            live = set(self._reader.view.live(self._timing.now_s()))
         live.discard(self.island or "")
         for name in sorted(live):
             for want in documents[name].wants:
                 last_s = self._repaired_s.get(want)
                 now_s = self._timing.now_s()
-                if last_s is None or now_s - last_s > self._lookout.sight.lease_s:
+                if last_s is None or now_s - last_s > self._reader.view.lease_s:
                     self._repair(want)
-        for fragment, (document, _) in list(self._made.items()):
+        for fragment, (document, _) in list(self._last_means.items()):
             if all(_holds(documents[name], fragment, document.round) for name in live):
-                self._made.pop(fragment, None)
+                self._last_means.pop(fragment, None)
 
     def _repair(self, want: Want) -> None:
-        where = (want.fragment, want.round)
-        own, made = self.own.get(where), self._made.get(want.fragment)
-        if own is not None and own.header.island == want.island:
-            body = own.body.copy()
-            if self.own.get(where) is not own:
-                return  # its bytes may have been overwritten meanwhile
-            key = keys.update(*where, want.island, want.incarnation)
-            if own.header.incarnation == want.incarnation:
-                self._store.put(key, [pack(own.header), body.data])
+        fragment, round = want.fragment, want.round
+        update = self.own_updates.get((fragment, round))
+        last_mean = self._last_means.get(fragment)
+        if update is not None and update.header.island == want.island:
+            body = update.body.copy()
+            if self.own_updates.get((fragment, round)) is not update:
+                return  # its buffer may have been overwritten during the copy
+            key = keys.update(fragment, round, want.island, want.incarnation)
+            if update.header.incarnation == want.incarnation:
+                self._store.put(key, [pack(update.header), body.data])
                 self._note_repair(want, key)
-        elif made is not None and made[0].round == want.round:
-            key = keys.mean(want.fragment, want.round, 0)
-            self._store.put(key, means.packed_mean(made[1], key))
+        elif last_mean is not None and last_mean[0].round == round:
+            key = keys.mean(fragment, round, 0)
+            self._store.put(key, means.packed_mean(last_mean[1], key))
             self._note_repair(want, key)
         else:
-            self.states_wanted.add(want.fragment)
+            self.states_wanted.add(fragment)
 
     def _note_repair(self, want: Want, key: str) -> None:
         self._repaired_s[want] = self._timing.now_s()
-        self._lookout.tell(
+        self._reader.warn_once(
             f"The update of {want.island!r} for round {want.round} of fragment "
             f"{want.fragment} was gone or damaged in the bucket: {key} is put there "
             "from this island's memory."
@@ -462,7 +468,7 @@ class Outcomes:
 
 
 def _holds(document: MemberDocument, fragment: int, round: int) -> bool:
-    """Return whether an island says that it has taken a round."""
+    """Return whether an island's document says that it has applied a round."""
     holds = document.beat.holds
     return fragment < len(holds) and holds[fragment].round >= round
 

@@ -1,34 +1,58 @@
-"""Reads members, updates and rosters in a bucket into a `RunView`. Puts nothing.
+"""Reads a run in a bucket into a `RunView`. Puts nothing.
 
-Documents of members are read as seldom as possible; of updates the header is read, and
-small updates are read whole.
+Rule 1: the one lock of a run guards its `RunView`, and is never held during a request:
+        requests take seconds, and heartbeats must not wait for them. So a value that
+        was read may be old when it is applied: each method compares the round again.
+Rule 2: an object that cannot be read as its key promises is reported once and ignored,
+        unless the run cannot continue without it.
+Rule 3: documents of members are read as seldom as possible. Of an update the header is
+        read; a small update is read in full, with one request.
+Rule 4: an object that an island has read and that is missing now is damage. Members
+        write into their documents how far they have read, and those claims are taken
+        before the request: so a late roster is never mistaken for a lost one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+import threading
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from atoll.errors import CorruptError, NoSuchObject, Refused, UsageError
+from atoll.errors import CorruptError, NoSuchObject, Refused
+from atoll.exchange.api.fields import JsonField
 from atoll.exchange.bucket import documents, keys
-from atoll.exchange.bucket.base_reader import BaseReader, require_unchanged
 from atoll.exchange.bucket.documents import (
     RESTORE,
     MemberDocument,
     RosterDocument,
     RosterHead,
     RunDocument,
+    SettingsDocument,
     fetch,
+    fetch_read,
     fetch_roster,
+    fetch_settings,
+    require_follows,
 )
 from atoll.exchange.bucket.keys import IncarnationKey, incarnation_of
 from atoll.exchange.bucket.means import DIRECT_ISLANDS
 from atoll.exchange.bucket.runtime import Timing
-from atoll.exchange.bucket.view import BEATS_PER_LEASE, LEASE_S
+from atoll.exchange.bucket.view import (
+    BEATS_PER_LEASE,
+    LEASE_S,
+    BaseView,
+    ControlView,
+    MemberView,
+    RunView,
+    UpdateView,
+)
 from atoll.protocol.membership import latest_incarnation
+from atoll.protocol.operators import require_here
 from atoll.store import Item, Store
 from atoll.weights.verify import require_terms
 from atoll.wire import (
@@ -41,432 +65,535 @@ from atoll.wire import (
 )
 from atoll.wire.frame import MAX_HEADER_BYTES
 
+MOVE_POLL_S = 2.0
+"""Between two reads of the controls while the run is being moved."""
+
+log = logging.getLogger("atoll")
+
 
 class BucketReader:
     """Keeps a `RunView` up to date. Any thread may call."""
 
-    def __init__(self, reading: BaseReader) -> None:
-        self._reading, self.run = reading, reading.run
-        self.store, self.timing = reading.store, reading.timing
-        self.sight, self.lock, self.tell = reading.sight, reading.lock, reading.tell
-        self.known_updates, self.known_members = reading.updates, reading.members
-        self.known_bases = reading.bases
-        self.look_founding, self.look_controls = (
-            reading.look_founding,
-            reading.look_controls,
-        )
-        self.heed_controls = reading.heed_controls
-        self.require_unfounded = reading.require_unfounded
-        self.require_here = reading.require_here
-        self.require_staying = reading.require_staying
-        self.members = MemberReader(reading)
-        self.updates = UpdateReader(reading, self.members)
-        self.look_members = self.members.look
-        self.seen_update, self.read_update = self.updates.seen, self.updates.read
-        self._thawed: dict[tuple[int, int], int] = {}
-        """Rounds that a move had frozen, and the last such move that was given up."""
+    def __init__(
+        self,
+        store: Store,
+        timing: Timing,
+        settings: SettingsDocument,
+        *,
+        lease_s: float = LEASE_S,
+    ) -> None:
+        self.store, self.timing = store, timing
+        self.run = settings.run
+        self.founded: RunDocument | None = None
+        """The document that the run was founded with, once it was read."""
+
+        self.lock = threading.RLock()
+        self.view = RunView(settings.run, settings.settings, lease_s=lease_s)
+        self.base_view, self.update_view = BaseView(self.view), UpdateView(self.view)
+        self.member_view = MemberView(self.view, self.update_view)
+        self.control_view = ControlView(self.view, self.member_view)
+        self.members = MemberReader(self)
+        self.updates = UpdateReader(self, self.members)
+        self._founding_head: RosterHead | None = None
+        self._fingerprint = settings.fingerprint
+        self._warnings: set[str] = set()
+        self._abandoned_moves: dict[tuple[int, int], int] = {}
+        """By frozen fragment and round, the last move that froze it and was given up.
+
+        The round is closed at a key with the number of that move, because the first
+        key holds the frozen roster, and no object is ever replaced."""
 
     @classmethod
     def open(
         cls, store: Store, timing: Timing, *, url: str, lease_s: float = LEASE_S
     ) -> BucketReader:
-        """Return the lookout on the run at a URL, which may wait for its founder.
+        """Return a reader of the run at a URL, which may still lack its weights.
 
         Raises:
-            UsageError: nobody has made a run there.
+            UsageError: there is no run at the URL.
             CorruptError: its settings are not those that it was made with.
         """
-        try:
-            settings = fetch(store, documents.SETTINGS, keys.SETTINGS)
-        except NoSuchObject as exc:
-            require_no_remains(store, url=url)
-            raise UsageError(
-                f"There is no run at {url}. Make one first: "
-                f"`atoll init {url} RUN.toml`."
-            ) from exc
-        except CorruptError as exc:
-            raise CorruptError(
-                f"{exc} What may change of a run's settings is changed by `atoll "
-                "control`, and nothing by hand."
-            ) from exc
-        require_unchanged(settings, settings.fingerprint)
-        self = cls(BaseReader(store, timing, settings, lease_s=lease_s))
-        if not self.look_founding():
-            self.require_unfounded()
-        self.look_controls()
+        settings = fetch_settings(store, url=url)
+        self = cls(store, timing, settings, lease_s=lease_s)
+        if not self.read_founding():
+            self.require_never_founded()
+        self.read_controls()
         return self
 
     @property
-    def founded(self) -> RunDocument | None:
-        """What the run was founded with, once that was read."""
-        return self._reading.founded
-
-    @property
     def founding_head(self) -> RosterHead:
-        """What the first roster of each fragment names as the one before it."""
-        head = self._reading.founding_head
-        assert head is not None
-        return head
+        """The object that the first roster of each fragment follows: `run.json`."""
+        assert self._founding_head is not None
+        return self._founding_head
 
-    def look_round(self, fragment: int) -> None:
-        """Read what is new in the open round of a fragment."""
+    def read_founding(self) -> bool:
+        """Return whether the run has its first weights."""
+        if self.founded is None:
+            # Before the request: an island that claims it now has read it before.
+            trace = self._reader_of_founding()
+            try:
+                read = fetch_read(self.store, documents.RUN, keys.RUN, run=self.run)
+            except NoSuchObject:
+                if trace is not None:
+                    raise self._missing_founding(trace) from None
+                return False
+            document = read.document
+            if document.fingerprint != self._fingerprint:
+                raise CorruptError(
+                    f"{keys.SETTINGS} has fingerprint {self._fingerprint}, and "
+                    f"{keys.RUN} says that the run was founded with "
+                    f"{document.fingerprint}: a user has edited one of them. Restore "
+                    "that object from a copy or an earlier version of the bucket."
+                )
+            head = RosterHead(round=0, digest=read.digest, is_chained=read.is_sealed)
+            with self.lock:
+                self.founded, self._founding_head = document, head
+                self.view.set_model(document.model, self.timing.now_s(), head)
+        return True
+
+    def require_never_founded(self) -> None:
+        """Return if a run without `run.json` has never had one.
+
+        Raises:
+            CorruptError: it had one: a roster, a state or a member document proves it.
+        """
+        trace = self._reader_of_founding() or self._trace_of_founding()
+        if trace is not None and not self.read_founding():
+            raise self._missing_founding(trace)
+
+    def _missing_founding(self, trace: str) -> CorruptError:
+        return CorruptError(
+            f"{keys.RUN} is gone, and the run had been founded: there is {trace}. "
+            f"{RESTORE}"
+        )
+
+    def _reader_of_founding(self) -> str | None:
+        """Return the key of a member document that names `run.json` or a roster."""
         with self.lock:
-            number = self.sight.number(fragment)
+            for document in self.view.documents.values():
+                if document.heads:
+                    return keys.member(document.beat.island, document.beat.incarnation)
+        return None
+
+    def _trace_of_founding(self) -> str | None:
+        """Return the key of an object that only a founded run has."""
+        traces: list[tuple[str, JsonField[Any]]] = [
+            (keys.roster(0, 1), documents.ROSTER)
+        ]
+        for key in self.list_keys(keys.states(0)):
+            if key.endswith(f"/{keys.COMPLETE}"):
+                traces.append((key, documents.STATE))
+        for key, field in traces:
+            # A foreign object at that key proves nothing about the run.
+            with suppress(NoSuchObject, CorruptError):
+                fetch(self.store, field, key, run=self.run)
+                return key
+        return None
+
+    def read_controls(self) -> None:
+        """Read the controls that operators have put since the last call."""
+        while True:
+            number = len(self.view.controls) + 1
+            key, readers = keys.control(number), self._control_readers(number)
+            try:
+                control = fetch(self.store, documents.CONTROL, key, run=self.run)
+            except NoSuchObject as exc:
+                if readers:
+                    raise CorruptError(
+                        f"{key} is gone: island {readers[0]!r} has read it. {RESTORE}"
+                    ) from exc
+                return
+            with self.lock:
+                if key == keys.control(len(self.view.controls) + 1):
+                    self.control_view.apply(control, self.timing.now_s())
+
+    def _control_readers(self, number: int) -> list[str]:
+        """Return the islands whose documents say that they read a control."""
+        with self.lock:
+            return sorted(
+                name
+                for name, document in self.view.documents.items()
+                if document.controls >= number
+            )
+
+    def require_controls(self, count: int, *, named_by: str) -> None:
+        """Return when as many controls are read as an object names.
+
+        Raises:
+            CorruptError: one of them is gone or damaged.
+        """
+        if len(self.view.controls) < count:
+            self.read_controls()
+        if (number := len(self.view.controls)) < count:
+            raise CorruptError(
+                f"{keys.control(number + 1)} is gone: {named_by} was written by an "
+                f"island that had read it. {RESTORE}"
+            )
+
+    def poll_controls(self) -> None:
+        """Read new controls; a damaged one is reported and ignored."""
+        with suppress(NoSuchObject):
+            self.ignore_corrupt(keys.CONTROL, self.read_controls)
+
+    def require_here(self) -> None:
+        """Return unless the run is known to be elsewhere.
+
+        Raises:
+            RunMoved: it is, and where.
+        """
+        require_here(self.view.state)
+
+    def wait_while_moving(self) -> None:
+        """Return when no move of the run is in progress, however long that takes.
+
+        Raises:
+            RunMoved: the run has reached its target.
+        """
+        self.poll_controls()
+        while self.view.state.move is not None:
+            self.require_here()
+            self.timing.pause(MOVE_POLL_S)
+            self.poll_controls()
+
+    def ignore_corrupt(
+        self, key: str, read: Callable[[], documents.T]
+    ) -> documents.T | None:
+        """Return the result of `read`; None, with one warning, for a corrupt object."""
+        try:
+            return read()
+        except CorruptError as exc:
+            self.warn_once(f"{key} is passed over: {exc}")
+            return None
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning, unless the same one was logged before."""
+        if message not in self._warnings:
+            self._warnings.add(message)
+            log.warning("%s", message)
+
+    def list_keys(self, prefix: str) -> list[str]:
+        """Return the keys that begin with a prefix. A list may lag behind puts."""
+        return [item.key for item in self.store.items(prefix)]
+
+    def read_round(self, fragment: int) -> None:
+        """Read the new updates of a fragment's open round, or its roster."""
+        with self.lock:
+            number = self.view.number(fragment)
         items = self.store.items(keys.round_prefix(fragment, number))
         if any(item.key == keys.roster(fragment, number) for item in items):
-            self.follow(fragment)
-            if self.sight.number(fragment) != number:
-                return  # else a move has frozen it, which may be given up
+            self.read_rosters(fragment)
+            if self.view.number(fragment) != number:
+                return  # else a move has frozen the round, and may be given up
         prefix = keys.updates(fragment, number)
-        self.updates.look(
+        self.updates.read_new(
             fragment, number, [item for item in items if item.key.startswith(prefix)]
         )
 
-    def look_stands(self, fragment: int) -> None:
-        """Read by their keys the updates that documents say stand in the open round."""
+    def read_standing(self, fragment: int) -> None:
+        """Read by their keys the updates that documents name in the open round."""
         with self.lock:
-            number, lives = (
-                self.sight.number(fragment),
-                self.known_updates.unread(fragment),
+            number, incarnations = (
+                self.view.number(fragment),
+                self.update_view.unread(fragment),
             )
-        if not lives:
+        if not incarnations:
             return
-        prefix = keys.updates(fragment, number)
-        items = [Item(f"{prefix}{life}", UNKNOWN_BYTES) for life in lives]
-        self.updates.look(fragment, number, items)
+        self.updates.read_new(fragment, number, _items(fragment, number, incarnations))
         with self.lock:
-            if self.sight.number(fragment) == number:
-                left = set(self.known_updates.unread(fragment)).intersection(lives)
-                self.known_updates.see_nothing(fragment, left)
+            if self.view.number(fragment) == number:
+                unread = set(self.update_view.unread(fragment))
+                absent = unread.intersection(incarnations)
+                self.update_view.note_absent(fragment, absent)
 
-    def ahead(self, fragment: int) -> list[Header]:
-        """Return what departed for the round after the open one."""
-        number = self.sight.number(fragment) + 1
-        prefix = keys.updates(fragment, number)
-        lives = {
-            life
-            for key in self._reading.listed(prefix)
-            if (life := incarnation_of(key))
+    def departed_ahead(self, fragment: int) -> list[Header]:
+        """Return the departing updates for the round after the open one."""
+        number = self.view.number(fragment) + 1
+        incarnations = {
+            incarnation
+            for key in self.list_keys(keys.updates(fragment, number))
+            if (incarnation := incarnation_of(key))
         }
         with self.lock:
-            lives.update(self.known_updates.standing(fragment, number))
-        items = [Item(f"{prefix}{life}", UNKNOWN_BYTES) for life in sorted(lives)]
-        self.updates.look(fragment, number, items)
-        found = [
-            header for header, _ in self.updates.by_round[fragment, number].values()
-        ]
-        return self.known_updates.speaking(
-            header for header in found if header.kind is FrameKind.DEPARTING
+            incarnations.update(self.update_view.standing(fragment, number))
+        items = _items(fragment, number, sorted(incarnations))
+        self.updates.read_new(fragment, number, items)
+        return self.update_view.accepted(
+            header
+            for header, _ in self.updates.by_round[fragment, number].values()
+            if header.kind is FrameKind.DEPARTING
         )
 
-    def furthest(self) -> int:
-        """Return the highest round that anybody has published for, as lists say now.
+    def furthest_round(self) -> int:
+        """Return the highest round with an update of any island, by lists made now.
 
-        Who leaves may have published for the round after the open one.
+        An island that leaves may have published for the round after the open one.
         """
         furthest = 0
-        for fragment in range(len(self.sight.layout)):
-            self.look_round(fragment)
-            number = self.sight.number(fragment)
+        for fragment in range(len(self.view.layout)):
+            self.read_round(fragment)
+            number = self.view.number(fragment)
             published = [
-                each
-                for each in (number, number + 1)
+                round
+                for round in (number, number + 1)
                 if any(
-                    map(
-                        incarnation_of,
-                        self._reading.listed(keys.updates(fragment, each)),
-                    )
+                    map(incarnation_of, self.list_keys(keys.updates(fragment, round)))
                 )
             ]
             furthest = max(furthest, number - 1, *published)
         return furthest
 
-    def follow(self, fragment: int) -> None:
+    def read_rosters(self, fragment: int) -> None:
         """Read the rosters of a fragment, from its open round to the last closed."""
         while True:
             with self.lock:
-                number = self.sight.number(fragment)
-                # Before the roster is asked for: they had read it then.
-                readers = self._readers(fragment, number)
+                number = self.view.number(fragment)
+                # Before the request: an island that claims it now has read it before.
+                readers = self._roster_readers(fragment, number)
             try:
-                found = self.roster(fragment, number)
+                roster = self.roster(fragment, number)
             except NoSuchObject as exc:
-                self._require_open(self.roster_key(fragment, number), readers, exc)
+                if readers:  # a second roster of the round could differ
+                    name, head = readers[0]
+                    raise CorruptError(
+                        f"{self.roster_key(fragment, number)} is gone: island {name!r} "
+                        f"has read the roster of round {head.round}. {RESTORE}"
+                    ) from exc
                 return
             key = self.roster_key(fragment, number)
-            if found.epoch > self.sight.state.epoch:
-                self.heed_controls()  # what was in force there is in force here
-            self._reading.require_controls(found.controls, named_by=key)
+            if roster.epoch > self.view.state.epoch:
+                self.poll_controls()  # the closer had applied them
+            self.require_controls(roster.controls, named_by=key)
             with self.lock:
-                names = {entry.island for entry in found.roster.entries}
-                are_strange = not names <= self.sight.documents.keys()
-                if self.sight.number(fragment) == number:
-                    self._require_next(found, key)
-                    self.known_updates.see_roster(found, self.timing.now_s())
-            if are_strange:
-                # Whoever does not know of them would not wait for them from now on.
-                self.look_members()
+                names = {entry.island for entry in roster.roster.entries}
+                has_unknown = not names <= self.view.documents.keys()
+                if self.view.number(fragment) == number:
+                    self._require_next(roster, key)
+                    self.update_view.apply_roster(roster, self.timing.now_s())
+            if has_unknown:
+                # Rounds wait only for members whose documents were read.
+                self.members.read()
             self.updates.forget(fragment, number - 1)
 
-    def known_roster(self, fragment: int, round: int) -> RosterDocument:
-        """Return the roster of a closed round, as it was read or is read now."""
-        found = self.sight.rosters.get((fragment, round))
-        return found if found is not None else self.roster(fragment, round)
+    def closed_roster(self, fragment: int, round: int) -> RosterDocument:
+        """Return the roster of a closed round, from memory or from the bucket."""
+        roster = self.view.rosters.get((fragment, round))
+        return roster if roster is not None else self.roster(fragment, round)
 
     def roster(self, fragment: int, round: int) -> RosterDocument:
         """Return the roster of a round.
 
         Raises:
             NoSuchObject: the round is not closed.
-            CorruptError: something else is there, and nobody can say how it went.
+            CorruptError: the object is no such roster, so its outcome is unknown.
         """
         while True:
             key = self.roster_key(fragment, round)
-            found = fetch_roster(self.store, key, run=self.run)
-            if (found.fragment, found.round) != (fragment, round):
+            roster = fetch_roster(self.store, key, run=self.run)
+            if (roster.fragment, roster.round) != (fragment, round):
                 raise CorruptError(
-                    f"{key} holds the roster of round {found.round} of fragment "
-                    f"{found.fragment}. {RESTORE}"
+                    f"{key} holds the roster of round {roster.round} of fragment "
+                    f"{roster.fragment}. {RESTORE}"
                 )
-            if not found.move:
-                self._require_linked(found, key)
-                return found
-            if not self._was_given_up(found.move, key):
+            if not roster.move:
+                self._require_linked(roster, key)
+                return roster
+            if not self._was_given_up(roster.move, key):
                 raise NoSuchObject(f"{key} holds the round for a move.", key=key)
-            self._thawed[fragment, round] = found.move
+            self._abandoned_moves[fragment, round] = roster.move
 
     def roster_key(self, fragment: int, round: int) -> str:
-        """Return where a round is closed, as far as is known."""
-        if (move := self._thawed.get((fragment, round))) is not None:
+        """Return the key at which a round is closed, as far as was read."""
+        if (move := self._abandoned_moves.get((fragment, round))) is not None:
             return keys.roster_after(fragment, round, move)
         return keys.roster(fragment, round)
 
     def _was_given_up(self, move: int, key: str) -> bool:
         """Return whether a move that a roster names was given up since."""
-        moves = self.sight.moves
-        if move not in moves.begun or moves.is_under_way(move):
-            self.heed_controls()
+        moves = self.view.moves
+        if move not in moves.begun or moves.is_in_progress(move):
+            self.poll_controls()
         if move not in moves.begun:
             raise CorruptError(
-                f"{key} names operators' word {move} as a move, and it is none. "
-                f"{RESTORE}"
+                f"{key} names control {move} as a move, and it is none. {RESTORE}"
             )
         return move in moves.given_up
 
-    def _readers(self, fragment: int, round: int) -> list[tuple[str, RosterHead]]:
+    def _roster_readers(
+        self, fragment: int, round: int
+    ) -> list[tuple[str, RosterHead]]:
         """Return the islands whose documents say that they read a round's roster."""
         return [
             (name, document.heads[fragment])
-            for name, document in sorted(self.sight.documents.items())
+            for name, document in sorted(self.view.documents.items())
             if fragment < len(document.heads)
             and document.heads[fragment].round >= round
         ]
 
-    def _require_open(
-        self,
-        key: str,
-        readers: list[tuple[str, RosterHead]],
-        missing: NoSuchObject,
-    ) -> None:
-        """Return if no island has read the missing roster.
-
-        Raises:
-            CorruptError: it was there, and closing the round again would make another.
-        """
-        if readers:
-            raise CorruptError(
-                f"{key} is gone: island {readers[0][0]!r} has read the roster of round "
-                f"{readers[0][1].round}. {RESTORE}"
-            ) from missing
-
-    def _require_next(self, found: RosterDocument, key: str) -> None:
+    def _require_next(self, roster: RosterDocument, key: str) -> None:
         """Return if a roster follows the last one that was read.
 
         Raises:
             CorruptError: it belongs to another history of the run, or an island has
                 read another one at its key.
         """
-        head = self.sight.heads[found.fragment]
-        is_next = found.before == head.digest
-        if not is_next and not (found.before == b"" and not head.is_chained):
-            where = keys.roster(found.fragment, head.round) if head.round else keys.RUN
-            raise CorruptError(
-                f"{key} follows an object with digest {found.before.hex() or 'none'}, "
-                f"and {where}, which was read before it, has {head.digest.hex()}: one "
-                f"of them was changed. {RESTORE}"
-            )
-        for name, theirs in self._readers(found.fragment, found.round):
-            if theirs.round == found.round and theirs.digest != found.digest:
+        require_follows(roster, self.view.heads[roster.fragment], key=key)
+        for name, read in self._roster_readers(roster.fragment, roster.round):
+            if read.round == roster.round and read.digest != roster.digest:
                 raise CorruptError(
-                    f"{key} has digest {found.digest.hex()}, and island {name!r} has "
-                    f"read {theirs.digest.hex()} there. {RESTORE}"
+                    f"{key} has digest {roster.digest.hex()}, and island {name!r} has "
+                    f"read {read.digest.hex()} there. {RESTORE}"
                 )
 
-    def _require_linked(self, found: RosterDocument, key: str) -> None:
+    def _require_linked(self, roster: RosterDocument, key: str) -> None:
         """Return unless the roster after this one, or the last one, names another.
 
         Raises:
             CorruptError: one does.
         """
-        after = self.sight.rosters.get((found.fragment, found.round + 1))
-        head = self.sight.heads.get(found.fragment)
+        after = self.view.rosters.get((roster.fragment, roster.round + 1))
+        head = self.view.heads.get(roster.fragment)
         named = after.before if after is not None else b""
-        if not named and head is not None and head.round == found.round:
+        if not named and head is not None and head.round == roster.round:
             named = head.digest
-        if named and named != found.digest:
+        if named and named != roster.digest:
             raise CorruptError(
-                f"{key} has digest {found.digest.hex()}, and the run goes on from "
+                f"{key} has digest {roster.digest.hex()}, and the run continues from "
                 f"{named.hex()}. {RESTORE}"
             )
 
 
-def require_no_remains(store: Store, *, url: str) -> None:
-    """Return unless a run is there whose settings are gone.
-
-    Raises:
-        CorruptError: `run.json` is there without the settings.
-    """
-    try:
-        store.get(keys.RUN, 0, 1)
-    except NoSuchObject:
-        return
-    raise CorruptError(
-        f"{keys.SETTINGS} is gone from {url}, and {keys.RUN} is there. If a run is on "
-        f"its way there, let `atoll move` finish. Otherwise: {RESTORE}"
-    )
-
-
 class MemberReader:
-    """Tells who takes part in a run. Any thread may call."""
+    """Reads the documents of members. Any thread may call."""
 
-    def __init__(self, reading: BaseReader) -> None:
-        self._reading, self._known = reading, reading.members
-        self._sight, self._lock = reading.sight, reading.lock
-        self._store, self._timing = reading.store, reading.timing
-        self._beat_s = reading.sight.lease_s / BEATS_PER_LEASE
-        self._asked_after: dict[int, tuple[int, float]] = {}
-        """In which round, and when, the missing islands of a fragment were read."""
+    def __init__(self, reader: BucketReader) -> None:
+        self._reader, self._store, self._timing = reader, reader.store, reader.timing
+        self._view, self._lock = reader.view, reader.lock
+        self._beat_s = reader.view.lease_s / BEATS_PER_LEASE
+        self._last_reads: dict[int, tuple[int, float]] = {}
+        """By fragment, round and time of the last read of its missing islands."""
 
-    def look(self) -> None:
-        """Read the documents of every island's latest life."""
-        found: dict[str, list[int]] = {}
-        for life in map(incarnation_of, self._reading.listed(keys.MEMBERS)):
-            if life is not None:
-                found.setdefault(life.slug, []).append(life.incarnation)
-        lives = [
-            IncarnationKey(slug, incarnation)
-            for slug, claimed in found.items()
-            if (incarnation := latest_incarnation(claimed))
+    def read(self) -> None:
+        """Read the document of every island's latest incarnation."""
+        numbers: dict[str, list[int]] = {}
+        for key in map(incarnation_of, self._reader.list_keys(keys.MEMBERS)):
+            if key is not None:
+                numbers.setdefault(key.slug, []).append(key.incarnation)
+        latest = [
+            IncarnationKey(slug, number)
+            for slug, claimed in numbers.items()
+            if (number := latest_incarnation(claimed))
         ]
-        self._see_members(life for life in lives if not self._has_gone(life))
+        self._read_all(key for key in latest if not self._can_wait(key))
 
-    def look_life(self, life: IncarnationKey) -> None:
-        """Read one document by its key: a list may be late."""
-        self._see_members([life])
+    def read_incarnation(self, incarnation: IncarnationKey) -> None:
+        """Read one document by its key: a list may lag behind."""
+        self._read_all([incarnation])
 
-    def _has_gone(self, life: IncarnationKey) -> bool:
-        """Return whether a life says no more: after its farewell, or for a while."""
+    def _can_wait(self, incarnation: IncarnationKey) -> bool:
+        """Return whether an incarnation has left, or is dormant for a while."""
         with self._lock:
-            name = self._known.name_of(life)
-            has_left = name is not None and self._sight.documents[name].has_left
-            return has_left or self._known.rests(life, self._timing.now_s())
+            members = self._reader.member_view
+            name = members.name_of(incarnation)
+            has_left = name is not None and self._view.documents[name].has_left
+            return has_left or members.is_dormant(incarnation, self._timing.now_s())
 
-    def _see_members(self, lives: Iterable[IncarnationKey]) -> None:
-        reads = [partial(self._member, life) for life in lives]
+    def _read_all(self, incarnations: Iterable[IncarnationKey]) -> None:
+        reads = [partial(self._document, incarnation) for incarnation in incarnations]
         for document in self._timing.together(reads):
             if document is not None:
                 with self._lock:
-                    self._known.see(document, self._timing.now_s())
+                    self._reader.member_view.apply(document, self._timing.now_s())
 
-    def _member(self, life: IncarnationKey) -> MemberDocument | None:
-        key = f"{keys.MEMBERS}{life}"
+    def _document(self, incarnation: IncarnationKey) -> MemberDocument | None:
+        key = f"{keys.MEMBERS}{incarnation}"
+        read = partial(fetch, self._store, documents.MEMBER, key, run=self._reader.run)
         with suppress(NoSuchObject):
-            document = self._reading.tolerant(
-                key,
-                lambda: fetch(
-                    self._store, documents.MEMBER, key, run=self._reading.run
-                ),
-            )
+            document = self._reader.ignore_corrupt(key, read)
             beat = document.beat if document else None
             if beat is None or keys.member(beat.island, beat.incarnation) != key:
                 return None
             return document
         return None
 
-    def look_missing(self, fragment: int) -> None:
-        """Read the documents of who keeps a round open, once per heartbeat.
+    def read_missing(self, fragment: int) -> None:
+        """Read the documents of islands that keep a round open, once per heartbeat.
 
-        And of who is about to be given up unseen, before that is done.
+        Also those of islands whose lease ran out while no document was read: an island
+        is given up only after a read that found it unchanged.
         """
         with self._lock:
             now_s = self._timing.now_s()
-            names = self._missing(fragment, now_s) | self._known.unwatched(now_s)
-            members = self._sight.state.members.known
-            lives = [
+            unwatched = self._reader.member_view.unwatched(now_s)
+            names = self._missing(fragment, now_s) | unwatched
+            members = self._view.state.members.known
+            incarnations = [
                 IncarnationKey(keys.slug(name), members[name].incarnation)
                 for name in sorted(names)
             ]
-        self._see_members(lives)
+        self._read_all(incarnations)
 
     def _missing(self, fragment: int, now_s: float) -> frozenset[str]:
-        """Return whom a round waits for, if it is time to look after them again."""
-        round = self._sight.state.rounds[fragment]
-        missing = round.missing(self._sight.state.members, now_s)
-        has_quorum = len(round.staged) >= self._sight.settings.run.quorum
-        looked = self._asked_after.get(fragment, (0, 0.0))
-        is_new = looked[0] != round.number or now_s >= looked[1] + self._beat_s
-        if not (missing and has_quorum and is_new):
+        """Return the islands that a round waits for, if they are due to be read."""
+        round = self._view.state.rounds[fragment]
+        missing = round.missing(self._view.state.members, now_s)
+        has_quorum = len(round.staged) >= self._view.settings.run.quorum
+        last_round, last_s = self._last_reads.get(fragment, (0, 0.0))
+        is_due = last_round != round.number or now_s >= last_s + self._beat_s
+        if not (missing and has_quorum and is_due):
             return frozenset()
-        self._asked_after[fragment] = (round.number, now_s)
+        self._last_reads[fragment] = (round.number, now_s)
         return missing
 
 
 SMALL_BYTES = 2**20
-"""An update of at most this size is read whole, with one request."""
+"""An update of at most this size is read in full, with one request."""
 
 UNKNOWN_BYTES = 2**62
-"""The size of an update that no list has told: its header is read first."""
+"""The size of an update that no list has shown: its header is read first."""
 
 _HEAD_BYTES = 16_384
-"""What a header takes beside its pieces, and more."""
+"""Upper bound of a header without its piece digests."""
 
 
 class UpdateReader:
-    """Tells what islands have published. Any thread may call."""
+    """Reads the updates that islands have published. Any thread may call."""
 
-    def __init__(self, reading: BaseReader, members: MemberReader) -> None:
-        self._reading, self._members = reading, members
-        self._sight, self._lock = reading.sight, reading.lock
-        self._store, self._timing = reading.store, reading.timing
+    def __init__(self, reader: BucketReader, members: MemberReader) -> None:
+        self._reader, self._members = reader, members
+        self._view, self._lock = reader.view, reader.lock
+        self._store, self._timing = reader.store, reader.timing
         self.by_round: dict[
             tuple[int, int], dict[IncarnationKey, tuple[Header, np.ndarray]]
         ] = {}
-        """What was read of each one, with its body if that is small."""
+        """Header of each update that was read, with its body if that is small."""
 
-        self._strange: set[Item] = set()
-        """What was read where updates are, and is none."""
+        self._ignored: set[Item] = set()
+        """Objects under the keys of updates that are none."""
 
-    def has(self, fragment: int, round: int, life: IncarnationKey) -> bool:
-        """Return whether a life has published for a round, by the update's key."""
-        return self.header(fragment, round, life) is not None
+    def has(self, fragment: int, round: int, incarnation: IncarnationKey) -> bool:
+        """Return whether an incarnation has published, by the update's key."""
+        return self.header(fragment, round, incarnation) is not None
 
-    def header(self, fragment: int, round: int, life: IncarnationKey) -> Header | None:
-        """Return what a life has published for a round, by the update's key."""
-        item = Item(f"{keys.updates(fragment, round)}{life}", UNKNOWN_BYTES)
-        found = self._found(fragment, round, life, item)
-        return found[0] if found else None
+    def header(
+        self, fragment: int, round: int, incarnation: IncarnationKey
+    ) -> Header | None:
+        """Return the header of an incarnation's update for a round, by its key."""
+        (item,) = _items(fragment, round, [incarnation])
+        update = self._read_checked(fragment, round, incarnation, item)
+        return update[0] if update else None
 
     def read(self, key: str, size: int) -> tuple[Header, np.ndarray]:
-        """Return the header of an update, and its body if it came along.
+        """Return the header of an update, and its body if that came along.
 
         Raises:
-            NoSuchObject: there is none, or no more.
+            NoSuchObject: there is none, or it was collected.
             CorruptError: it is no frame.
         """
-        elements = max([layout.elements for layout in self._sight.layout])
+        elements = max([layout.elements for layout in self._view.layout])
         first = min(_HEAD_BYTES + 32 * piece_count(elements), MAX_HEADER_BYTES)
-        # Of more islands nobody needs whole updates, nor has room for all of them.
-        is_direct = len(self._sight.documents) <= DIRECT_ISLANDS
+        # With more islands, each reads a part of every update, and all of them in full
+        # would not fit in memory.
+        is_direct = len(self._view.documents) <= DIRECT_ISLANDS
         if is_direct and size <= SMALL_BYTES:
             first = max(first, size)
         data = self._store.get(key, 0, first)
@@ -475,91 +602,99 @@ class UpdateReader:
         body = data[length:] if len(data) == size else memoryview(b"")
         return header, np.frombuffer(bytearray(body), np.uint8)
 
-    def keep(self, header: Header) -> None:
-        """Take note of an update that this island has put: nobody needs to read it."""
-        life = IncarnationKey(keys.slug(header.island), header.incarnation)
-        known = self.by_round.setdefault((header.fragment, header.round), {})
-        known.setdefault(life, (header, np.empty(0, np.uint8)))
+    def add(self, header: Header) -> None:
+        """Stage an update that this island has put, so that it is not read."""
+        incarnation = IncarnationKey(keys.slug(header.island), header.incarnation)
+        updates = self.by_round.setdefault((header.fragment, header.round), {})
+        updates.setdefault(incarnation, (header, np.empty(0, np.uint8)))
         with self._lock:
-            self._reading.updates.see(header, self._timing.now_s())
+            self._reader.update_view.stage(header, self._timing.now_s())
 
-    def seen(
-        self, fragment: int, round: int, life: IncarnationKey
+    def cached(
+        self, fragment: int, round: int, incarnation: IncarnationKey
     ) -> tuple[Header, np.ndarray] | None:
-        """Return what was read of an update, if it was."""
-        return self.by_round.get((fragment, round), {}).get(life)
+        """Return an update's header and body as they were read, if they were."""
+        return self.by_round.get((fragment, round), {}).get(incarnation)
 
     def objection(self, header: Header) -> str:
         """Return why an update cannot count by the run's terms."""
         if header.refused:
             return ""
-        layout = self._sight.layout[header.fragment]
+        layout = self._view.layout[header.fragment]
         try:
-            require_terms(header, layout, self._sight.terms(header.fragment))
+            require_terms(header, layout, self._view.terms(header.fragment))
         except Refused as exc:
             return f"terms: {exc}"[:400]
         return ""
 
-    def look(self, fragment: int, round: int, items: list[Item]) -> None:
-        """Read those of a round's updates that were not read before."""
-        known = self.by_round.setdefault((fragment, round), {})
+    def read_new(self, fragment: int, round: int, items: list[Item]) -> None:
+        """Read and stage those of a round's updates that were not read before."""
+        updates = self.by_round.setdefault((fragment, round), {})
         fresh = [
-            (life, item)
+            (incarnation, item)
             for item in items
-            if (life := incarnation_of(item.key))
-            and life not in known
-            and item not in self._strange
+            if (incarnation := incarnation_of(item.key))
+            and incarnation not in updates
+            and item not in self._ignored
         ]
-        if not all(self._reading.members.knows(life) for life, _ in fresh):
-            self._members.look()
-        reads = [
-            partial(self._found, fragment, round, life, item) for life, item in fresh
-        ]
-        for life, found in zip(
-            [life for life, _ in fresh], self._timing.together(reads), strict=True
+        has_read = self._reader.member_view.has_read
+        if not all(has_read(incarnation) for incarnation, _ in fresh):
+            self._members.read()
+        reads = [partial(self._read_checked, fragment, round, *pair) for pair in fresh]
+        for (incarnation, _), update in zip(
+            fresh, self._timing.together(reads), strict=True
         ):
-            if found is not None:
-                known[life] = found
-        for header, _ in list(known.values()):
+            if update is not None:
+                updates[incarnation] = update
+        for header, _ in list(updates.values()):
             with self._lock:
-                self._reading.updates.see(
+                self._reader.update_view.stage(
                     header, self._timing.now_s(), objection=self.objection(header)
                 )
 
-    def _found(
-        self, fragment: int, round: int, life: IncarnationKey, item: Item
+    def _read_checked(
+        self, fragment: int, round: int, incarnation: IncarnationKey, item: Item
     ) -> tuple[Header, np.ndarray] | None:
-        """Return an update's header, and its body if that is small."""
+        """Return an update's header, and its body if small; None: it is no update."""
         read = partial(self.read, item.key, item.size)
         try:
-            found = self._reading.tolerant(item.key, read)
+            update = self._reader.ignore_corrupt(item.key, read)
         except NoSuchObject:
             return None  # collected since it was listed
-        if found is None:
-            self._strange.add(item)
+        if update is None:
+            self._ignored.add(item)
             return None
-        header = found[0]
+        header = update[0]
         if item.size not in (UNKNOWN_BYTES, frame_bytes(header)):
-            self._reading.tell(
+            self._reader.warn_once(
                 f"{item.key} has {item.size} bytes, and its header says "
                 f"{frame_bytes(header)}: it is cut off, and is passed over."
             )
-            self._strange.add(item)
+            self._ignored.add(item)
             return None
-        whose = (header.run, header.fragment, header.round, header.incarnation)
-        is_its = whose == (self._reading.run, fragment, round, life.incarnation)
-        if not (
-            is_its and header.kind.is_update and keys.slug(header.island) == life.slug
-        ):
-            self._reading.tell(
+        named = (header.run, header.fragment, header.round, header.incarnation)
+        is_named = named == (self._reader.run, fragment, round, incarnation.incarnation)
+        is_island = keys.slug(header.island) == incarnation.slug
+        if not (is_named and is_island and header.kind.is_update):
+            self._reader.warn_once(
                 f"{item.key} holds the {header.name}, and is passed over."
             )
-            self._strange.add(item)
+            self._ignored.add(item)
             return None
-        return found
+        return update
 
     def forget(self, fragment: int, before: int) -> None:
-        """Let go what was read of rounds that are over."""
-        for where in list(self.by_round):
-            if where[0] == fragment and where[1] < before:
-                self.by_round.pop(where, None)
+        """Drop the cached updates of a fragment's rounds before one."""
+        for key in list(self.by_round):
+            if key[0] == fragment and key[1] < before:
+                self.by_round.pop(key, None)
+
+
+def _items(
+    fragment: int, round: int, incarnations: Iterable[IncarnationKey]
+) -> list[Item]:
+    """Return the updates of incarnations, as if a list had shown them."""
+    prefix = keys.updates(fragment, round)
+    return [
+        Item(f"{prefix}{incarnation}", UNKNOWN_BYTES) for incarnation in incarnations
+    ]

@@ -1,47 +1,43 @@
 """Closes rounds in a bucket, by a roster that is put once.
 
-Rule 1: a decision uses objects that were read within the last seconds; an island that
+Rule 1: any island that has published for a round may close it; the conditional put of
+        the roster decides between several. Only such an island knows the base of the
+        round, and its own work is in the roster. With `store.decider`, only the island
+        of that name may.
+Rule 2: a decision uses objects that were read within the last seconds; an island that
         stood still reads again.
-Rule 2: controls of operators are read before a round is closed.
-Rule 3: if islands start from several states, the run's own is computed from the bucket.
-Rule 4: an update of an island that has left, which its round did not list, is put into
+Rule 3: controls of operators are read before a round is closed.
+Rule 4: if islands start from several states, the run's own is computed from the bucket.
+Rule 5: an update of an island that has left, which its round did not list, is put into
         the open round, as the same island's departing update.
 
-Rule 4 in detail. A roster may be written before an island publishes, and be put after
+Rule 5 in detail. A roster may be written before an island publishes, and be put after
 that island has left. No other island would count that work. So each island that reads
 the next round puts it there: only an update that the leaving member's document names,
 and that no roster since has listed. All of them put the same bytes, once. A new
 incarnation of the island does this itself before it joins; after that nothing is put.
-
-The same reads serve a run that leaves its bucket.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from atoll.errors import CorruptError, NoSuchObject, OutcomeLost
+from atoll.errors import CorruptError, NoSuchObject
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys, means
 from atoll.exchange.bucket.documents import (
     RESTORE,
     ControlDocument,
-    MemberDocument,
     RosterDocument,
-    Stand,
+    StandingUpdate,
     packed,
-    parse,
 )
 from atoll.exchange.bucket.keys import IncarnationKey
-from atoll.exchange.bucket.move_in import FragmentProgress, UnclaimedUpdate
-from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
-from atoll.exchange.bucket.states import BASES, ROSTERS, States, counted_progress
-from atoll.exchange.bucket.view import RunView
+from atoll.exchange.bucket.states import States
 from atoll.protocol import HeldRound
 from atoll.protocol.island import CARRIED_ROUNDS
 from atoll.protocol.rounds import Round
@@ -58,331 +54,227 @@ from atoll.wire import (
 )
 
 FRESH_S = 5.0
-"""A round is closed by what was seen no longer ago than this."""
+"""A round is closed only by objects that were read no longer ago than this."""
 
 log = logging.getLogger("atoll")
 
 
 class RoundCloser:
-    """Looks at open rounds, and closes those that are due, as one island."""
+    """Reads open rounds, and closes those that are due, as one island."""
 
-    def __init__(self, lookout: BucketReader, states: States) -> None:
-        self._lookout, self._states = lookout, states
-        self._store, self._timing = lookout.store, lookout.timing
-        self._leftovers = LateUpdates(lookout)
+    def __init__(self, reader: BucketReader, states: States) -> None:
+        self._reader, self._states = reader, states
+        self._store, self._timing = reader.store, reader.timing
+        self._late_updates = LateUpdates(reader)
         self.island: str | None = None
-        """Who closes; nobody only looks."""
+        """Name of the closing island; None for read-only observers."""
 
     def settle(self, fragment: int) -> None:
-        """Look at the open round of a fragment, and close it if that is due."""
-        # What took long was read once: a second look is quick.
-        is_fresh = self._look(fragment) or self._look(fragment)
+        """Read the open round of a fragment, and close it if that is due."""
+        # A slow first read has cached the objects: the second one is quick.
+        is_fresh = self._read(fragment) or self._read(fragment)
         if not is_fresh or self._due(fragment) is None:
             return
-        looked_s = self._timing.now_s()
-        # A stop or a pause since the last heartbeat: others may heed it already.
-        self._lookout.heed_controls()
-        is_old = self._timing.now_s() - looked_s > FRESH_S
-        if (self._prove_base(fragment) or is_old) and not self._look(fragment):
+        read_s = self._timing.now_s()
+        # A stop or a pause since the last heartbeat: others may have applied it.
+        self._reader.poll_controls()
+        is_old = self._timing.now_s() - read_s > FRESH_S
+        if (self._prove_base(fragment) or is_old) and not self._read(fragment):
             return
         document = self._due(fragment)
         if document is not None:
             self._close(document)
 
     def _prove_base(self, fragment: int) -> bool:
-        """If islands start from several states, find out which is the run's."""
-        with self._lookout.lock:
-            is_disputed = self._lookout.known_bases.is_disputed(fragment)
+        """Compute the run's own base, if islands start from several states."""
+        with self._reader.lock:
+            is_disputed = self._reader.base_view.is_disputed(fragment)
         if is_disputed:
             log.warning(
                 "islands start round %d of fragment %d from several states; "
                 "the run's own is made from its bucket",
-                self._lookout.sight.number(fragment),
+                self._reader.view.number(fragment),
                 fragment,
             )
             state = self._states.read(fragment)
-            with self._lookout.lock:
-                held = HeldRound(state.round, state.digest)
-                self._lookout.known_bases.see_proven(fragment, held)
+            with self._reader.lock:
+                base = HeldRound(state.round, state.digest)
+                self._reader.base_view.note_proven(fragment, base)
         return is_disputed
 
     def _due(self, fragment: int) -> RosterDocument | None:
         """Return the roster that this island may put now."""
         if self.island is None:
             return None
-        with self._lookout.lock:
-            if self._leftovers.unseen(fragment):
-                return None  # a farewell was read since: the next look brings it
+        with self._reader.lock:
+            if self._late_updates.unseen(fragment):
+                return None  # a farewell was read since: the next read brings it
             now_s = self._timing.now_s()
-            due = self._lookout.known_updates.closing(fragment, self.island, now_s)
+            due = self._reader.update_view.closable(fragment, self.island, now_s)
             return self._roster_document(*due) if due else None
 
-    def _look(self, fragment: int) -> bool:
-        """Look at a round and at who is missing; False: what was seen is old by now.
+    def _read(self, fragment: int) -> bool:
+        """Read a round and its missing islands; False: the result is old by now.
 
-        A request may be repeated for minutes, and a process may stand still: what has
-        come to be there meanwhile would be left out.
+        A request may be repeated for minutes, and a process may stand still: an update
+        that was put meanwhile would be left out of the roster.
         """
         begun_s = self._timing.now_s()
-        self._lookout.look_round(fragment)
+        self._reader.read_round(fragment)
         if self.island is not None:
-            self._lookout.members.look_missing(fragment)
-            self._lookout.look_stands(fragment)
-            self._leftovers.bring(fragment)
+            self._reader.members.read_missing(fragment)
+            self._reader.read_standing(fragment)
+            self._late_updates.bring(fragment)
         return self._timing.now_s() - begun_s <= FRESH_S
 
     def _close(self, document: RosterDocument) -> None:
-        """Put a roster; whoever was first has closed the round."""
-        key = self._lookout.roster_key(document.fragment, document.round)
+        """Put a roster; the first one that is put closes the round."""
+        key = self._reader.roster_key(document.fragment, document.round)
         self._store.put_new(key, packed(documents.ROSTER, document, key))
-        self._lookout.follow(document.fragment)
-        with self._lookout.lock:
-            has_ended = self._lookout.known_updates.ended_by_tokens() is not None
+        self._reader.read_rosters(document.fragment)
+        with self._reader.lock:
+            has_ended = self._reader.update_view.ended_by_tokens() is not None
         if has_ended:
-            self._stop(self._lookout.furthest())
+            self._stop(self._reader.furthest_round())
 
     def _roster_document(self, round: Round, roster: Roster) -> RosterDocument:
-        sight = self._lookout.sight
+        view = self._reader.view
         departing = frozenset(
             name
             for name, header in round.staged.items()
             if header.kind is FrameKind.DEPARTING
         )
         return RosterDocument(
-            run=self._lookout.run,
+            run=self._reader.run,
             fragment=round.fragment,
             round=round.number,
-            epoch=sight.state.epoch,
+            epoch=view.state.epoch,
             base=round.base,
             outer=round.outer,
-            shards=means.owners(roster, departing, sight.terms(round.fragment).merge),
+            shards=means.owners(roster, departing, view.terms(round.fragment).merge),
             roster=roster,
-            before=sight.heads[round.fragment].digest,
-            controls=len(sight.controls),
+            before=view.heads[round.fragment].digest,
+            controls=len(view.controls),
         )
 
     def _stop(self, last_round: int) -> None:
         """Put the control that ends the run, unless it ends as early already."""
-        said = ControlDocument(
-            run=self._lookout.run, action="stop", values={}, last_round=last_round
+        control = ControlDocument(
+            run=self._reader.run, action="stop", values={}, last_round=last_round
         )
-        self._lookout.look_controls()
-        last = self._lookout.sight.state.last_round
-        if last is None or last_round < last:
-            key = keys.control(len(self._lookout.sight.controls) + 1)
-            self._store.put_new(key, packed(documents.CONTROL, said, key))
-            self._lookout.look_controls()
+        self._reader.read_controls()
+        current = self._reader.view.state.last_round
+        if current is None or last_round < current:
+            key = keys.control(len(self._reader.view.controls) + 1)
+            self._store.put_new(key, packed(documents.CONTROL, control, key))
+            self._reader.read_controls()
 
 
 class LateUpdates:
-    """Brings what was left in closed rounds into the open ones."""
+    """Puts departing updates that closed rounds did not list into the open rounds."""
 
-    def __init__(self, lookout: BucketReader) -> None:
-        self._lookout, self._store = lookout, lookout.store
-        self._settled: set[tuple[str, Stand]] = set()
-        self._brought: dict[tuple[str, Stand], int] = {}
-        """Into which round: there it counts, or in none before the next."""
+    def __init__(self, reader: BucketReader) -> None:
+        self._reader, self._store = reader, reader.store
+        self._settled: set[tuple[str, StandingUpdate]] = set()
+        self._target_rounds: dict[tuple[str, StandingUpdate], int] = {}
+        """The last round that each was put into: it counts there or in a later one."""
 
     def bring(self, fragment: int) -> None:
-        """Put what the last rounds have left out into the open one. Safe to repeat."""
-        with self._lookout.lock:
-            number, left = self._lookout.sight.number(fragment), self.unseen(fragment)
-        for island, stand in left:
-            self._bring(island, stand, number)
+        """Put updates that the last rounds missed into the open one. Safe to repeat."""
+        with self._reader.lock:
+            number, unseen = self._reader.view.number(fragment), self.unseen(fragment)
+        for island, update in unseen:
+            self._bring(island, update, number)
 
-    def unseen(self, fragment: int) -> list[tuple[str, Stand]]:
-        """Return what the last rounds may have left out, and `bring` has not seen."""
-        sight = self._lookout.sight
-        number = sight.number(fragment)
-        if sight.never_opens(number):
+    def unseen(self, fragment: int) -> list[tuple[str, StandingUpdate]]:
+        """Return updates that the last rounds may have missed, new to `bring`."""
+        view = self._reader.view
+        number = view.number(fragment)
+        if view.never_opens(number):
             return []
         return [
-            each
-            for each in self._lookout.known_updates.left_out(
+            update
+            for update in self._reader.update_view.departing(
                 fragment, within=CARRIED_ROUNDS
             )
-            if each not in self._settled and self._brought.get(each) != number
+            if update not in self._settled and self._target_rounds.get(update) != number
         ]
 
-    def _bring(self, island: str, stand: Stand, number: int) -> None:
+    def _bring(self, island: str, update: StandingUpdate, number: int) -> None:
         try:
             header = (
-                None if self._is_listed(island, stand) else self._left(island, stand)
+                None
+                if self._is_listed(island, update)
+                else self._valid_header(island, update)
             )
             if header is None or self._is_counted(header, number):
-                self._settled.add((island, stand))
+                self._settled.add((island, update))
             else:
                 self._put(header, number)
-                self._brought[island, stand] = number
+                self._target_rounds[island, update] = number
         except NoSuchObject:
-            self._settled.add((island, stand))  # collected meanwhile
+            self._settled.add((island, update))  # collected meanwhile
         except CorruptError as exc:
-            self._settled.add((island, stand))
-            self._lookout.tell(f"What {island!r} has left stays where it is: {exc}")
+            self._settled.add((island, update))
+            self._reader.warn_once(f"The last update of {island!r} is dropped: {exc}")
 
-    def _is_listed(self, island: str, stand: Stand) -> bool:
+    def _is_listed(self, island: str, update: StandingUpdate) -> bool:
         """Return whether the update's own round has listed it."""
-        roster = self._lookout.known_roster(stand.fragment, stand.round).roster
+        roster = self._reader.closed_roster(update.fragment, update.round).roster
         entry = roster.entry(island)
         return (
             entry is not None
             and entry.verdict is not Verdict.LATE
-            and entry.incarnation == stand.incarnation
+            and entry.incarnation == update.incarnation
         )
 
-    def _left(self, island: str, stand: Stand) -> Header | None:
-        """Return what an island has left, if that can count."""
-        life = IncarnationKey(keys.slug(island), stand.incarnation)
-        header = self._lookout.updates.header(stand.fragment, stand.round, life)
-        if header is None or header.refused or self._lookout.updates.objection(header):
+    def _valid_header(self, island: str, update: StandingUpdate) -> Header | None:
+        """Return the header of an update, if it can count."""
+        incarnation = IncarnationKey(keys.slug(island), update.incarnation)
+        updates = self._reader.updates
+        header = updates.header(update.fragment, update.round, incarnation)
+        if header is None or header.refused or updates.objection(header):
             return None
         return header
 
     def _is_counted(self, header: Header, number: int) -> bool:
-        """Return whether a later round has listed it, since somebody put it there."""
+        """Return whether a later round, into which an island put it, has listed it."""
         for round in range(header.round + 1, number):
-            roster = self._lookout.known_roster(header.fragment, round).roster
+            roster = self._reader.closed_roster(header.fragment, round).roster
             entry = roster.entry(header.island)
-            digest = update_digest(_moved(header, round))
+            digest = update_digest(_departing_in(header, round))
             if entry is not None and entry.digest == digest:
                 return True
         return False
 
     def _put(self, header: Header, number: int) -> None:
         fragment, island = header.fragment, header.island
-        body = whole_update(self._lookout, header).body
-        last = self._lookout.sight.documents[island].beat.incarnation
-        moved = replace(_moved(header, number), incarnation=last)
-        key = keys.update(fragment, number, island, last)
+        body = read_full_update(self._reader, header).body
+        incarnation = self._reader.view.documents[island].beat.incarnation
+        moved = replace(_departing_in(header, number), incarnation=incarnation)
+        key = keys.update(fragment, number, island, incarnation)
         if self._store.put_new(key, [pack(moved), body.data]):
-            self._lookout.tell(
+            self._reader.warn_once(
                 f"Round {header.round} of fragment {fragment} was closed while "
                 f"{island!r} left: its last update is put into round {number}."
             )
-        standing, _ = self._lookout.read_update(key, frame_bytes(moved))
-        if update_digest(standing) == update_digest(moved):
-            self._lookout.updates.keep(moved)
+        existing, _ = self._reader.updates.read(key, frame_bytes(moved))
+        if update_digest(existing) == update_digest(moved):
+            self._reader.updates.add(moved)
 
 
-def _moved(header: Header, round: int) -> Header:
+def _departing_in(header: Header, round: int) -> Header:
     return replace(header, kind=FrameKind.DEPARTING, round=round)
 
 
-_SLOT_BYTES = 4096
-
-
-def look_everybody(lookout: BucketReader) -> None:
-    """Read the latest life of everybody by its key: a list may be late."""
-    lookout.look_members()
-    slots = {name: each.slot for name, each in lookout.sight.documents.items()}
-    slot = 0
-    while slot <= max(slots.values(), default=-1) + 1:  # there may be gaps
-        try:
-            slots.setdefault(_name_in(lookout, keys.slot(slot)), slot)
-        except NoSuchObject:
-            pass
-        except CorruptError as exc:
-            lookout.tell(str(exc))
-        slot += 1
-    for name in slots:
-        _look_lives(lookout, name)
-
-
-def _name_in(lookout: BucketReader, key: str) -> str:
-    """Return which island has a slot.
-
-    Raises:
-        NoSuchObject: none has.
-        CorruptError: the object is damaged.
-    """
-    data = bytes(lookout.store.get(key, 0, _SLOT_BYTES))
-    if data.startswith(b"{"):
-        return parse(documents.SLOT, data, key=key, run=lookout.run).island
-    try:
-        return data.decode()  # of 0.1.0: the name alone
-    except UnicodeDecodeError as exc:
-        raise CorruptError(f"{key} holds no island's name. {RESTORE}") from exc
-
-
-def _look_lives(lookout: BucketReader, name: str) -> None:
-    """Read the lives of an island that come after the last known one."""
-    while True:
-        known = lookout.sight.documents.get(name)
-        after = known.beat.incarnation + 1 if known else 1
-        lookout.members.look_life(IncarnationKey(keys.slug(name), after))
-        if lookout.sight.documents.get(name) is known:
-            return
-
-
-def progress(sight: RunView, fragment: int) -> FragmentProgress:
-    """Return what a fragment's state does not say itself."""
-    state = sight.state
-    round = state.rounds[fragment]
-    return FragmentProgress(
-        round=round.number - 1,
-        counted=counted_progress(state.counted, fragment),
-        bases=round.bases[-BASES:],
-    )
-
-
-def last_rosters(lookout: BucketReader, fragment: int) -> Iterator[RosterDocument]:
-    """Yield the last rosters of a fragment, for who has not taken their outcomes."""
-    number = lookout.sight.number(fragment)
-    for round in range(max(1, number - ROSTERS), number):
-        try:
-            roster = lookout.known_roster(fragment, round)
-            # Where they go they are chained anew.
-            yield replace(roster, before=b"", controls=0, digest=b"")
-        except NoSuchObject:
-            continue  # from before the run came here
-
-
-def members(sight: RunView) -> tuple[MemberDocument, ...]:
-    """Return the last life of everybody; who was evicted has left."""
-    known = sight.state.members.known
-    return tuple(
-        replace(document, has_left=known[name].has_left)
-        for name, document in sorted(sight.documents.items())
-    )
-
-
-def standing(lookout: BucketReader, fragment: int) -> dict[UnclaimedUpdate, Header]:
-    """Return what stands in the open round, and what departed ahead of it."""
-    staged = lookout.sight.state.rounds[fragment].staged.values()
-    return {
-        UnclaimedUpdate(
-            fragment=fragment, round=header.round, island=header.island
-        ): header
-        for header in [*staged, *lookout.ahead(fragment)]
-        if not (header.refused or lookout.updates.objection(header))
-    }
-
-
-def agreed(outcomes: Outcomes, fragment: int, round: int) -> Frame:
-    """Return what a round came to.
-
-    Raises:
-        OutcomeLost: its means are not kept any more.
-    """
-    frame = outcomes.frame(fragment, round)
-    if not frame.header.is_sealed:
-        raise OutcomeLost(
-            f"The means of round {round} of fragment {fragment} have been removed. "
-            "The state has all of it."
-        )
-    verify_body(frame.header, frame.body)
-    return frame
-
-
-def whole_update(lookout: BucketReader, header: Header) -> Frame:
+def read_full_update(reader: BucketReader, header: Header) -> Frame:
     """Return an update with its body.
 
     Raises:
         CorruptError: its bytes do not verify.
     """
-    where = (header.fragment, header.round)
-    key = keys.update(*where, header.island, header.incarnation)
-    data = lookout.store.get(key, 0, frame_bytes(header))
+    key = keys.update(header.fragment, header.round, header.island, header.incarnation)
+    data = reader.store.get(key, 0, frame_bytes(header))
     try:
         body = np.frombuffer(bytearray(data[header_length(data) :]), np.uint8)
         verify_body(header, body)

@@ -12,33 +12,33 @@ from atoll.errors import Unreachable
 
 T = TypeVar("T")
 
-AT_ONCE = 8
-"""Requests of one island that may be under way together."""
+MAX_REQUESTS = 8
+"""Most requests of one island that are in flight at the same time."""
 
 
 class Timing(Protocol):
-    """What a bucket cannot do: wait, repeat, and do several things at once."""
+    """Waits, periodic calls and concurrent calls, for a run in a bucket."""
 
     def now_s(self) -> float:
-        """Return seconds that only ever grow."""
+        """Return monotonic seconds."""
         ...
 
     def pause(self, seconds: float) -> None:
         """Wait.
 
         Raises:
-            Unreachable: the island gives up, so that nothing may wait any more.
+            Unreachable: the island gives up, and no thread may wait any longer.
         """
         ...
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
-        """Call `act` again and again in the background, until the island has left."""
+        """Call `act` periodically in the background, until the island has left."""
         ...
 
     def together(self, acts: Sequence[Callable[[], T]]) -> list[T]:
-        """Call each, at once if that can be, and return what they returned.
+        """Call all, concurrently if possible, and return their results in order.
 
-        If some raise, the first of those is raised when all have ended.
+        If some raise, the first of those errors is raised when all have ended.
         """
         ...
 
@@ -49,7 +49,7 @@ class ThreadTiming:
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._ended = threading.Event()
-        self._crew = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="atoll-bucket")
+        self._pool = ThreadPoolExecutor(MAX_REQUESTS, thread_name_prefix="atoll-bucket")
 
     def now_s(self) -> float:
         return self._clock.now_s()
@@ -59,17 +59,17 @@ class ThreadTiming:
             raise Unreachable("The island has given up waiting for its bucket.")
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
-        def again() -> None:
+        def repeat() -> None:
             while not self._ended.wait(seconds):
                 act()
 
-        threading.Thread(target=again, name="atoll-heartbeat", daemon=True).start()
+        threading.Thread(target=repeat, name="atoll-heartbeat", daemon=True).start()
 
     def together(self, acts: Sequence[Callable[[], T]]) -> list[T]:
         if len(acts) == 1:
             return [acts[0]()]
         try:
-            futures = [self._crew.submit(act) for act in acts]
+            futures = [self._pool.submit(act) for act in acts]
             errors = [future.exception() for future in futures]
         except (RuntimeError, CancelledError) as exc:
             if not self._ended.is_set():
@@ -81,7 +81,7 @@ class ThreadTiming:
         return [future.result() for future in futures]
 
     def close_after(self, seconds: float) -> None:
-        """Let nothing wait for longer than this from now on."""
+        """Give up every wait that is longer than this from now on."""
 
         def give_up() -> None:
             if not self._ended.wait(seconds):
@@ -90,6 +90,6 @@ class ThreadTiming:
         threading.Thread(target=give_up, name="atoll-farewell", daemon=True).start()
 
     def close(self) -> None:
-        """End what happens in the background. Safe to repeat."""
+        """End all background threads. Safe to repeat."""
         self._ended.set()
-        self._crew.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)

@@ -28,10 +28,10 @@ from atoll.weights import FragmentState
 from atoll.wire import Header, pack, verify_body
 
 STATE_ROUNDS = 10
-"""How many means a latecomer goes through at most, about."""
+"""Rounds between two states: a latecomer applies about this many means."""
 
 KEPT_STATES = 2
-"""Who has just listed the older one may still read it."""
+"""A reader that has listed the older state may still be reading it."""
 
 
 class States:
@@ -39,25 +39,25 @@ class States:
 
     def __init__(
         self,
-        lookout: BucketReader,
+        reader: BucketReader,
         outcomes: Outcomes,
         *,
         every_rounds: int = STATE_ROUNDS,
     ) -> None:
-        self._lookout, self._outcomes = lookout, outcomes
+        self._reader, self._outcomes = reader, outcomes
         self._every_rounds = every_rounds
-        self._store, self._timing = lookout.store, lookout.timing
-        self._objects = StateObjects(lookout)
+        self._store, self._timing = reader.store, reader.timing
+        self._objects = StateObjects(reader)
         self._written: dict[int, int] = {}
         """The last round whose state is known to be complete, by fragment."""
 
     def begin(self, fragment: int) -> None:
-        """Bring a lookout that knows nothing to the open round of a fragment."""
+        """Bring a new reader to the open round of a fragment."""
         latest = self._latest(fragment)
         if latest is not None:
             head = self._head_after(latest)
-            with self._lookout.lock:
-                self._lookout.sight.begin_after(
+            with self._reader.lock:
+                self._reader.view.begin_after(
                     fragment,
                     latest.round,
                     latest.counted,
@@ -65,15 +65,15 @@ class States:
                     self._timing.now_s(),
                     head=head,
                 )
-        self._lookout.follow(fragment)
+        self._reader.read_rosters(fragment)
 
     def _head_after(self, document: StateDocument) -> RosterHead:
-        """Return what the roster after a state names as the one before it."""
-        first = self._lookout.founding_head
+        """Return the head that the roster after a state follows."""
+        first = self._reader.founding_head
         if document.roster:
             return replace(first, round=document.round, digest=document.roster)
-        try:  # of 0.1.0, which did not say
-            roster = self._lookout.roster(document.fragment, document.round)
+        try:  # of 0.1.0, which did not name it
+            roster = self._reader.roster(document.fragment, document.round)
         except NoSuchObject:
             return replace(first, round=document.round)
         return RosterHead(
@@ -93,14 +93,14 @@ class States:
             state = self._stored(fragment)
             if state.round <= begun_at:
                 raise self._outcomes.unmade(fragment, begun_at + 1)
-            self._lookout.follow(fragment)
+            self._reader.read_rosters(fragment)
             if self._bring_up(fragment, state):
                 return state
             begun_at = state.round
 
     def _bring_up(self, fragment: int, state: FragmentState) -> bool:
         """Apply the rounds after a state; False: some are gone, begin again."""
-        while state.round + 1 < self._lookout.sight.number(fragment):
+        while state.round + 1 < self._reader.view.number(fragment):
             agreed = self._outcomes.frame(fragment, state.round + 1)
             if not agreed.header.is_sealed:
                 return False
@@ -117,17 +117,17 @@ class States:
                 verify_body(header, body)
                 self._require_base(header, document)
                 return FragmentState.from_frame(header, body)
-            except NoSuchObject as exc:  # collected since, or somebody removed it
-                self._lookout.tell(f"{name} is passed over: {exc.key} is gone.")
+            except NoSuchObject as exc:  # collected since, or removed by a user
+                self._reader.warn_once(f"{name} is passed over: {exc.key} is gone.")
             except (CorruptError, Refused) as exc:
-                self._lookout.tell(f"{name} is passed over: {exc}")
+                self._reader.warn_once(f"{name} is passed over: {exc}")
         return self._founded(fragment)
 
     def _founded(self, fragment: int) -> FragmentState:
         """Return the first weights of a fragment.
 
         Raises:
-            CorruptError: they are gone, or something else is there.
+            CorruptError: they are gone, or the object is a foreign one.
         """
         try:
             header, body = self._objects.founding(fragment)
@@ -148,7 +148,7 @@ class States:
     def _require_base(self, header: Header, document: StateDocument) -> None:
         """Return unless the next round was started from another state than this."""
         with suppress(NoSuchObject):
-            after = self._lookout.roster(header.fragment, header.round + 1)
+            after = self._reader.roster(header.fragment, header.round + 1)
             if after.base != header.base:
                 raise CorruptError(
                     f"it has digest {header.base.hex()}, and round {header.round + 1} "
@@ -161,35 +161,35 @@ class States:
                 )
 
     def _latest(self, fragment: int) -> StateDocument | None:
-        found = next(self._objects.complete(fragment), None)
-        if found is not None:
+        latest = next(self._objects.complete(fragment), None)
+        if latest is not None:
             written = self._written.get(fragment, 0)
-            self._written[fragment] = max(found.round, written)
-        return found
+            self._written[fragment] = max(latest.round, written)
+        return latest
 
     def is_due(self, fragment: int, island: str) -> bool:
         """Return whether it is this island's turn to write a state."""
-        with self._lookout.lock:
-            sight = self._lookout.sight
-            behind = sight.number(fragment) - 1 - self._written.get(fragment, 0)
-            live = sorted(sight.live(self._timing.now_s()))
+        with self._reader.lock:
+            view = self._reader.view
+            behind = view.number(fragment) - 1 - self._written.get(fragment, 0)
+            live = sorted(view.live(self._timing.now_s()))
         turn = live.index(island) if island in live else len(live)
         if behind < self._every_rounds + turn:
             return False
-        self._latest(fragment)  # somebody else may have written one since
-        behind = sight.number(fragment) - 1 - self._written.get(fragment, 0)
+        self._latest(fragment)  # another island may have written one since
+        behind = view.number(fragment) - 1 - self._written.get(fragment, 0)
         return behind >= self._every_rounds + turn
 
     def write(self, frame: Frame) -> None:
-        """Put a state, part by part, and say at last that it is complete."""
+        """Put a state, part by part, and at last the document that completes it."""
         header = frame.header
         fragment, round = header.fragment, header.round
-        with self._lookout.lock:
-            is_doubtful = self._lookout.sight.is_doubtful(fragment, round, header.base)
+        with self._reader.lock:
+            is_doubtful = self._reader.view.is_doubtful(fragment, round, header.base)
         if is_doubtful:
-            self._lookout.tell(
+            self._reader.warn_once(
                 f"The state of round {round} of fragment {fragment} is not written: "
-                "others hold another one."
+                "other islands hold another one."
             )
             return
         parts = put_parts(self._store.put_new, self._timing, frame)
@@ -200,18 +200,18 @@ class States:
         try:
             self.collect(fragment)
         except StoreDenied as exc:
-            self._lookout.tell(
-                "What only older rounds needed cannot be removed, and the bucket "
-                f"grows: {exc}"
+            self._reader.warn_once(
+                "Objects that only older rounds needed cannot be removed, and the "
+                f"bucket grows: {exc}"
             )
 
     def _document(self, header: Header, parts: int) -> StateDocument:
         try:
-            roster = self._lookout.known_roster(header.fragment, header.round).digest
+            roster = self._reader.closed_roster(header.fragment, header.round).digest
         except NoSuchObject:  # from before the run came here
-            roster = self._lookout.founding_head.digest
-        with self._lookout.lock:
-            state = self._lookout.sight.state
+            roster = self._reader.founding_head.digest
+        with self._reader.lock:
+            state = self._reader.view.state
             counted = counted_progress(state.counted, header.fragment)
             bases = state.rounds[header.fragment].bases[-BASES:]
         return StateDocument(
@@ -226,61 +226,65 @@ class States:
         )
 
     def collect(self, fragment: int) -> None:
-        """Remove what nobody needs who begins at one of the last states."""
-        # Whatever else is listed there: nobody has a state of a round that is open.
-        last = self._lookout.sight.number(fragment) - 1
+        """Remove objects that no reader needs that begins at one of the last states.
+
+        Rosters stay: they are the run's history, and each names the one before it. Any
+        island may collect, also several at the same time: removing twice is harmless.
+        """
+        # Foreign objects may be listed, too: an open round has no state.
+        last = self._reader.view.number(fragment) - 1
         rounds = sorted(
             filter(last.__ge__, self._objects.rounds(fragment)), reverse=True
         )
         if len(rounds) < KEPT_STATES:
             return
-        # Rounds first: if this is interrupted, the older states tell where to go on.
+        # Rounds first: if this is interrupted, the older states show where to resume.
         before = rounds[KEPT_STATES] if len(rounds) > KEPT_STATES else 0
         for round in range(before + 1, rounds[KEPT_STATES - 1] + 1):
             prefix = keys.round_prefix(fragment, round)
-            self._remove(prefix, kept=keys.roster(fragment, round))
+            self._remove(prefix, retained=keys.roster(fragment, round))
         begun = self._objects.rounds(fragment, is_complete=False)
-        for old in sorted(each for each in begun if each < rounds[KEPT_STATES - 1]):
+        for old in sorted(filter(rounds[KEPT_STATES - 1].__gt__, begun)):
             prefix = f"{keys.states(fragment)}{old}/"
             self._remove(prefix, first=keys.state_complete(fragment, old))
 
-    def _remove(self, prefix: str, *, first: str = "", kept: str = "") -> None:
-        found = [item.key for item in self._store.items(prefix)]
-        if first in found:
+    def _remove(self, prefix: str, *, first: str = "", retained: str = "") -> None:
+        listed = [item.key for item in self._store.items(prefix)]
+        if first in listed:
             self._store.remove([first])
-        self._store.remove([key for key in found if key not in (first, kept)])
+        self._store.remove([key for key in listed if key not in (first, retained)])
 
 
-class PastAnchors:
-    """Reads a run as it was after a round."""
+class BucketHistory:
+    """Reads the anchors of a run after earlier rounds."""
 
-    def __init__(self, lookout: BucketReader, outcomes: Outcomes) -> None:
-        self._lookout, self._outcomes = lookout, outcomes
-        self._store, self._objects = lookout.store, StateObjects(lookout)
+    def __init__(self, reader: BucketReader, outcomes: Outcomes) -> None:
+        self._reader, self._outcomes = reader, outcomes
+        self._store, self._objects = reader.store, StateObjects(reader)
 
     def rounds(self) -> list[int]:
-        """Return the rounds whose anchor can be had of every fragment."""
-        fragments = range(len(self._lookout.sight.layout))
-        found = [self._rounds(fragment) for fragment in fragments]
-        return sorted(set[int].intersection(*map(set, found))) if found else []
+        """Return the rounds whose anchor is available for every fragment."""
+        fragments = range(len(self._reader.view.layout))
+        rounds = [set(self._rounds(fragment)) for fragment in fragments]
+        return sorted(set[int].intersection(*rounds)) if rounds else []
 
     def state(self, fragment: int, round: int) -> FragmentState:
         """Return a fragment's state after a round.
 
-        What does not verify is passed over: an older state may lead there, too.
+        A state that does not verify is ignored: an older one may lead to the round.
 
         Raises:
-            Refused: what leads there is not kept any more.
-            CorruptError: nothing that is kept leads there, and some of it is damaged.
+            Refused: the states or means before the round were removed.
+            CorruptError: none that remains leads to the round, and some are damaged.
         """
-        begins = {0, *(at for at in self._objects.rounds(fragment) if at <= round)}
+        begins = {0, *filter(round.__ge__, self._objects.rounds(fragment))}
         damage: CorruptError | None = None
         refusal: Refused | None = None
         for begin in sorted(begins, reverse=True):
             try:
                 return self._brought_up(self._stored(fragment, begin), fragment, round)
             except CorruptError as exc:
-                self._lookout.tell(
+                self._reader.warn_once(
                     f"The anchor of round {round} of fragment {fragment} is not made "
                     f"from round {begin}: {exc}"
                 )
@@ -294,7 +298,7 @@ class PastAnchors:
     def _brought_up(
         self, state: FragmentState, fragment: int, round: int
     ) -> FragmentState:
-        """Return a state after the rounds that lead to another one."""
+        """Return a state after the rounds up to another one."""
         while state.round < round:
             agreed = self._outcomes.frame(fragment, state.round + 1)
             if not agreed.header.is_sealed:
@@ -302,7 +306,7 @@ class PastAnchors:
                     raise self._outcomes.unmade(fragment, state.round + 1)
                 raise Refused(
                     f"Round {state.round + 1} of fragment {fragment} has been removed "
-                    f"meanwhile, and round {round} cannot be had any more. Take a "
+                    f"meanwhile, and round {round} is no longer available. Take a "
                     "later one."
                 )
             verify_body(agreed.header, agreed.body)
@@ -312,11 +316,11 @@ class PastAnchors:
     def _rounds(self, fragment: int) -> list[int]:
         """Return rounds from the older kept state on; the first weights stay, too.
 
-        A run that came here after its first round has not brought them.
+        A run that was moved here after its first round has not brought them.
         """
         states, number = (
             sorted(self._objects.rounds(fragment)),
-            self._lookout.sight.number(fragment),
+            self._reader.view.number(fragment),
         )
         begin = states[-KEPT_STATES] if len(states) >= KEPT_STATES else 0
         if states and not self._has_founding(fragment):
@@ -324,7 +328,7 @@ class PastAnchors:
         return [0, *range(max(begin, 1), number)]
 
     def _has_founding(self, fragment: int) -> bool:
-        founded = self._lookout.founded
+        founded = self._reader.founded
         assert founded is not None
         try:
             self._store.get(keys.founding(founded.founding, fragment), 0, 1)
@@ -354,7 +358,7 @@ class PastAnchors:
 
 
 ROSTERS = 2
-"""Of each fragment: an island keeps no work that was sealed before them."""
+"""Rosters of each fragment that move along: no island carries older work."""
 
 BASES = 64
 """Earlier states of each fragment that a departing update may name."""
@@ -363,14 +367,14 @@ BASES = 64
 def counted_progress(
     counted: CountedUpdates, fragment: int
 ) -> tuple[CountedProgress, ...]:
-    """Return what each island has counted in a fragment, by name."""
+    """Return the counted progress of each island in a fragment, by name."""
     return tuple(
         CountedProgress(
             island=island,
-            round=found.round,
-            inner_steps=found.inner_steps,
-            tokens=found.tokens,
+            round=work.round,
+            inner_steps=work.inner_steps,
+            tokens=work.tokens,
         )
         for island, fragments in sorted(counted.by_island.items())
-        if (found := fragments[fragment])
+        if (work := fragments[fragment])
     )

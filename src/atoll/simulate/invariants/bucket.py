@@ -26,7 +26,7 @@ from atoll.exchange.bucket.documents import (
     MemberDocument,
     RosterDocument,
     RunDocument,
-    Stand,
+    StandingUpdate,
     parse,
 )
 from atoll.exchange.bucket.exchange import TRIES
@@ -283,13 +283,13 @@ class CloserCheck:
         return self._decided_s.get(_which(document), 0.0)
 
     def decided(
-        self, who: SimProcess, document: RosterDocument, lookout: BucketReader
+        self, who: SimProcess, document: RosterDocument, reader: BucketReader
     ) -> None:
         """Judge a roster by what the island knows that has just decided it."""
         now_s = self._world.scheduler.now_s
         self._decided_s.setdefault(_which(document), now_s)
         for entry in document.roster.entries:
-            if entry.digest and not _may_speak(lookout, document, entry):
+            if entry.digest and not _may_speak(reader, document, entry):
                 self._watch.report(
                     ZOMBIES_CHANGE_NOTHING,
                     who.name,
@@ -297,16 +297,16 @@ class CloserCheck:
                     f"{entry.island}, knows a later one, and that does not name the "
                     "update",
                 )
-        self._require_leftovers(who, document, lookout)
+        self._require_leftovers(who, document, reader)
         if now_s > self._disturbed_s + CALM_S and not who.slowdowns:
-            self._require_all(who, document, lookout)
+            self._require_all(who, document, reader)
 
     def _require_leftovers(
-        self, who: SimProcess, document: RosterDocument, lookout: BucketReader
+        self, who: SimProcess, document: RosterDocument, reader: BucketReader
     ) -> None:
         """Report what a farewell names, if its reader neither lists nor brings it."""
         listed = {entry.island for entry in document.roster.entries if entry.digest}
-        left = lookout.known_updates.left_out(document.fragment, within=CARRIED_ROUNDS)
+        left = reader.update_view.departing(document.fragment, within=CARRIED_ROUNDS)
         for island, stand in left:
             if island not in listed and self._is_uncounted(island, stand):
                 self._watch.report(
@@ -316,7 +316,7 @@ class CloserCheck:
                     f"round {stand.round}, and has read its farewell",
                 )
 
-    def _is_uncounted(self, island: str, stand: Stand) -> bool:
+    def _is_uncounted(self, island: str, stand: StandingUpdate) -> bool:
         where = (stand.fragment, stand.round)
         data = self._bucket.original(keys.update(*where, island, stand.incarnation))
         header = unpack(data[: header_length(data)]) if data else None
@@ -330,13 +330,13 @@ class CloserCheck:
         return not is_listed and truth.counting(update) is None
 
     def _require_all(
-        self, who: SimProcess, document: RosterDocument, lookout: BucketReader
+        self, who: SimProcess, document: RosterDocument, reader: BucketReader
     ) -> None:
         """Report an update that a look before the decision would have found."""
         listed = {entry.island for entry in document.roster.entries if entry.digest}
         prefix = keys.updates(document.fragment, document.round)
         before_s = self._world.scheduler.now_s - LOOK_S
-        for name, member in lookout.sight.documents.items():
+        for name, member in reader.view.documents.items():
             key = f"{prefix}{IncarnationKey(keys.slug(name), member.beat.incarnation)}"
             put_s = self._bucket.changed_s.get(key)
             if name in listed or put_s is None or put_s > before_s:
@@ -362,10 +362,10 @@ def _entries(roster: Roster | None) -> tuple[RosterEntry, ...]:
 
 
 def _may_speak(
-    lookout: BucketReader, document: RosterDocument, entry: RosterEntry
+    reader: BucketReader, document: RosterDocument, entry: RosterEntry
 ) -> bool:
     """Return whether a closer knows no later life, or one that names the update."""
-    known = lookout.sight.documents.get(entry.island)
+    known = reader.view.documents.get(entry.island)
     return known is not None and (
         known.beat.incarnation == entry.incarnation
         or any(
@@ -388,16 +388,16 @@ class WatchedStore:
     ) -> None:
         self._inner, self._referee, self._process = inner, referee, process
         self._troubles = troubles
-        self.lookout: BucketReader | None = None
+        self.reader: BucketReader | None = None
 
     @property
     def traits(self) -> StoreTraits:
         return self._inner.traits
 
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:
-        if ROSTER.fullmatch(key) and self.lookout is not None:
+        if ROSTER.fullmatch(key) and self.reader is not None:
             document = parse(documents.ROSTER, b"".join(parts), key=key)
-            self._referee.closers.decided(self._process, document, self.lookout)
+            self._referee.closers.decided(self._process, document, self.reader)
             self._linger()
         return self._inner.put_new(key, parts)
 

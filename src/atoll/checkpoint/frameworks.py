@@ -14,10 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Protocol, TypeVar, runtime_checkable
 
-from atoll.checkpoint.arrays import (
-    CheckpointArray,
-    HostArray,
-)
+from atoll.checkpoint.arrays import CheckpointArray, HostArray
 from atoll.errors import AtollError, CorruptError, RemoteError, UsageError
 
 T = TypeVar("T")

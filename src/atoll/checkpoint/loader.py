@@ -15,21 +15,13 @@ from pathlib import Path
 from pathlib import Path as FilePath
 from typing import cast
 
+from atoll.checkpoint import frameworks
 from atoll.checkpoint.arrays import (
     ArrayFile,
     HostArray,
     digest_of,
     parse_json,
     read_bounded,
-)
-from atoll.checkpoint.frameworks import (
-    LEADER,
-    Ranks,
-    RestoreContext,
-    SingleRank,
-    TreePath,
-    present_ranks,
-    together,
 )
 from atoll.checkpoint.manifest import (
     MODEL,
@@ -102,14 +94,16 @@ def newest(directory: str | Path) -> Found | None:
     Raises:
         CorruptError: there are checkpoints, and none is valid.
     """
-    return find(Path(directory), SingleRank())
+    return find(Path(directory), frameworks.SingleRank())
 
 
-def find(directory: Path, ranks: Ranks) -> Found | None:
+def find(directory: Path, ranks: frameworks.Ranks) -> Found | None:
     """Return the newest valid checkpoint on all ranks; each verifies a share."""
     for _ in range(_LOOKS):
-        listed = together(ranks, lambda: _listed(directory) if _leads(ranks) else "")
-        names = json.loads(listed[LEADER])
+        listed = frameworks.together(
+            ranks, lambda: _listed(directory) if _leads(ranks) else ""
+        )
+        names = json.loads(listed[frameworks.LEADER])
         passed: list[tuple[Path, str]] = []
         for name in names:
             path = Path(name)
@@ -135,7 +129,7 @@ def find(directory: Path, ranks: Ranks) -> Found | None:
     )
 
 
-def verify(path: Path, *, rank: int = LEADER, size: int = 1) -> Manifest:
+def verify(path: Path, *, rank: int = frameworks.LEADER, size: int = 1) -> Manifest:
     """Return the manifest of a checkpoint after its files have been verified.
 
     Each of several ranks reads a share of the files; all ranks check the sizes.
@@ -156,7 +150,7 @@ def verify(path: Path, *, rank: int = LEADER, size: int = 1) -> Manifest:
     return manifest
 
 
-def _reason(path: Path, ranks: Ranks) -> str:
+def _reason(path: Path, ranks: frameworks.Ranks) -> str:
     try:
         verify(path, rank=ranks.rank, size=ranks.size)
     except CorruptError as exc:
@@ -172,11 +166,11 @@ def _listed(directory: Path) -> str:
     return json.dumps([str(path) for path in finished(directory)])
 
 
-def _leads(ranks: Ranks) -> bool:
-    return ranks.rank == LEADER
+def _leads(ranks: frameworks.Ranks) -> bool:
+    return ranks.rank == frameworks.LEADER
 
 
-def _warn(passed: list[tuple[Path, str]], ranks: Ranks) -> None:
+def _warn(passed: list[tuple[Path, str]], ranks: frameworks.Ranks) -> None:
     if passed and _leads(ranks):
         text = f"Passed over, not valid: {_listing(passed)}."
         warnings.warn(text, AtollWarning, stacklevel=4)
@@ -220,7 +214,7 @@ def load(
     """
     check_names(objects)
     chosen = chosen_components(components)
-    ranks = present_ranks() or SingleRank()
+    ranks = frameworks.present_ranks() or frameworks.SingleRank()
     for _ in range(_LOOKS):
         checkpoint = find(Path(directory), ranks)
         if checkpoint is None:
@@ -239,7 +233,10 @@ def load(
 
 
 def restore(
-    checkpoint: Found, objects: Objects, chosen: tuple[str, ...], ranks: Ranks
+    checkpoint: Found,
+    objects: Objects,
+    chosen: tuple[str, ...],
+    ranks: frameworks.Ranks,
 ) -> Loaded:
     """Restore the chosen components of a checkpoint into their objects."""
     all_objects = with_random(objects)
@@ -250,7 +247,9 @@ def restore(
             "from the run they belong to, and leave 'model' out of components."
         )
     restored = tuple(name for name in wanted if name in checkpoint.components)
-    together(ranks, lambda: _put_all_back(checkpoint, all_objects, restored, ranks))
+    frameworks.together(
+        ranks, lambda: _put_all_back(checkpoint, all_objects, restored, ranks)
+    )
     return Loaded(
         path=checkpoint.path,
         manifest=checkpoint.manifest,
@@ -260,7 +259,7 @@ def restore(
     )
 
 
-def read(checkpoint: Found, component: str, ranks: Ranks) -> object:
+def read(checkpoint: Found, component: str, ranks: frameworks.Ranks) -> object:
     """Return the state of a component, as this rank saved it; None if it is absent."""
     if component not in checkpoint.components:
         return None
@@ -268,7 +267,9 @@ def read(checkpoint: Found, component: str, ranks: Ranks) -> object:
     parts = ComponentReader(checkpoint.path, manifest, component, rank=ranks.rank)
     if manifest.num_ranks != ranks.size:
         parts.require_alike(ranks.size)
-    return decoded(parts.tree(), (component,), RestoreContext(parts, lambda path: None))
+    return decoded(
+        parts.tree(), (component,), frameworks.RestoreContext(parts, lambda path: None)
+    )
 
 
 def with_random(objects: Objects) -> dict[str, object]:
@@ -282,7 +283,7 @@ def with_random(objects: Objects) -> dict[str, object]:
 
 
 def _put_all_back(
-    checkpoint: Found, objects: Objects, names: tuple[str, ...], ranks: Ranks
+    checkpoint: Found, objects: Objects, names: tuple[str, ...], ranks: frameworks.Ranks
 ) -> str:
     for name in names:
         parts = ComponentReader(
@@ -309,7 +310,7 @@ class ComponentReader:
         self._component = component
         self._rank = rank
         self._trees: dict[int, Json] = {}
-        self._levels: dict[tuple[int, TreePath], dict[object, Json]] = {}
+        self._levels: dict[tuple[int, frameworks.TreePath], dict[object, Json]] = {}
         self._files: dict[int, ArrayFile] = {}
 
     def tree(self, rank: int | None = None) -> Json:
@@ -328,7 +329,7 @@ class ComponentReader:
     def read(self, name: str, rank: int | None = None) -> HostArray:
         return self._file(self._rank if rank is None else rank).read(name)
 
-    def elsewhere(self, path: TreePath) -> dict[int, object]:
+    def elsewhere(self, path: frameworks.TreePath) -> dict[int, object]:
         return {rank: self._at(rank, path) for rank in self._ranks()}
 
     def require_alike(self, num_ranks: int) -> None:
@@ -364,7 +365,7 @@ class ComponentReader:
         name = arrays_name(self._component, rank)
         return self._file(rank).names() if name in self._manifest.files else set()
 
-    def _at(self, rank: int, path: TreePath) -> Json:
+    def _at(self, rank: int, path: frameworks.TreePath) -> Json:
         if len(path) == 1:  # the path of the component itself
             return self.tree(rank)
         above = (rank, path[:-1])

@@ -18,13 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from atoll.checkpoint.frameworks import (
-    LEADER,
-    Ranks,
-    SingleRank,
-    present_ranks,
-    together,
-)
+from atoll.checkpoint import frameworks
 from atoll.checkpoint.loader import Found, Loaded, find, read, restore, with_random
 from atoll.checkpoint.manifest import (
     COMPONENTS,
@@ -99,7 +93,7 @@ class Saver:
         *,
         components: Iterable[str] | None = None,
         keep: int = 3,
-        ranks: Ranks | None = None,
+        ranks: frameworks.Ranks | None = None,
     ) -> None:
         if keep < 1:
             raise UsageError(f"keep={keep} would keep nothing. Keep at least 1.")
@@ -109,7 +103,9 @@ class Saver:
         self._caller_objects, self._objects = objects, with_random(objects)
         self._produced = _produced(self.components, self._objects)
         self._keep = keep
-        self._ranks: Ranks = ranks or present_ranks() or SingleRank()
+        self._ranks: frameworks.Ranks = (
+            ranks or frameworks.present_ranks() or frameworks.SingleRank()
+        )
         self._background = BackgroundWriter()
         self._arenas = (Arena(), Arena())
         self._lock: int | None = None
@@ -203,7 +199,7 @@ class Saver:
             late_drafts.extend(self._arenas[1].copy(self._take(late)))
             return ""
 
-        together(self._ranks, act)
+        frameworks.together(self._ranks, act)
         self._background.start(writing, drafts + late_drafts)
 
     def wait(self) -> Path | None:
@@ -213,8 +209,8 @@ class Saver:
             AtollError: it could not be written.
         """
         self.finish()
-        paths = together(self._ranks, self._background.outcome)
-        return Path(paths[LEADER]) if paths[LEADER] else None
+        paths = frameworks.together(self._ranks, self._background.outcome)
+        return Path(paths[frameworks.LEADER]) if paths[frameworks.LEADER] else None
 
     def close(self) -> None:
         """Wait until the last checkpoint is durable, and unlock the directory."""
@@ -232,16 +228,16 @@ class Saver:
     ) -> bool:
         self.finish()
         checked = _checked_metadata(metadata)
-        if BUSY in together(self._ranks, self._background.status):
+        if BUSY in frameworks.together(self._ranks, self._background.status):
             return False
-        replies = together(self._ranks, self._open)
+        replies = frameworks.together(self._ranks, self._open)
         self._newest = None  # this checkpoint will be the newest
         if len({reply.partition("|")[2] for reply in replies}) > 1:
             raise UsageError(
                 f"The ranks save different components: {sorted(set(replies))}."
             )
         writing = WriteJob(
-            unfinished=Path(replies[LEADER].partition("|")[0]),
+            unfinished=Path(replies[frameworks.LEADER].partition("|")[0]),
             rank=self._ranks.rank,
             num_ranks=self._ranks.size,
             metadata=checked,
@@ -259,7 +255,7 @@ class Saver:
     def _open(self) -> str:
         """Make a directory, on the leader; return its path and the components."""
         names = ",".join(self._produced)
-        if self._ranks.rank != LEADER:
+        if self._ranks.rank != frameworks.LEADER:
             return f"|{names}"
         if self._lock is None:
             self._lock = lock_directory(self.directory)
@@ -285,15 +281,17 @@ class Saver:
             return ""
 
         try:
-            together(self._ranks, act)
+            frameworks.together(self._ranks, act)
         except BaseException:
-            if self._ranks.rank == LEADER:
+            if self._ranks.rank == frameworks.LEADER:
                 sweep(self.directory)
             raise
         return drafts
 
     def _take(self, names: tuple[str, ...]) -> list[CheckpointDraft]:
-        return take(names, self._objects, is_leader=self._ranks.rank == LEADER)
+        return take(
+            names, self._objects, is_leader=self._ranks.rank == frameworks.LEADER
+        )
 
     def _give_up_lock(self) -> None:
         if self._lock is not None:
@@ -383,7 +381,7 @@ class Policy:
         objects: Objects,
         *,
         default: Iterable[str] = COMPONENTS,
-        ranks: Ranks | None = None,
+        ranks: frameworks.Ranks | None = None,
     ) -> Saver:
         """Return a saver of these objects and those of `extra`.
 

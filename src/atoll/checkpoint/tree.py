@@ -24,24 +24,8 @@ from typing import TypeAlias, cast
 
 import numpy as np
 
-from atoll.checkpoint.arrays import (
-    CheckpointArray,
-    HostArray,
-    NumpyArray,
-    kind_of,
-)
-from atoll.checkpoint.frameworks import (
-    ADAPTERS,
-    EMPTY_CONTEXT,
-    ArraySource,
-    RestoreContext,
-    Stateful,
-    StateHolder,
-    TreePath,
-    adapter_named,
-    adapter_of,
-    present_adapters,
-)
+from atoll.checkpoint import frameworks
+from atoll.checkpoint.arrays import CheckpointArray, HostArray, NumpyArray, kind_of
 from atoll.errors import CorruptError, UsageError
 
 Json: TypeAlias = (
@@ -70,7 +54,7 @@ _MAPPINGS: dict[str, type] = {
 _TAG_OF = {kind: tag for tag, kind in _MAPPINGS.items()}
 
 
-def dotted(path: TreePath) -> str:
+def dotted(path: frameworks.TreePath) -> str:
     """Return a path as text, with dots."""
     return ".".join(str(part) for part in path)
 
@@ -81,9 +65,9 @@ class Encoder:
     def __init__(self) -> None:
         self.arrays: dict[str, CheckpointArray] = {}
         self._names: dict[object, str] = {}
-        self._path: TreePath = ()
+        self._path: frameworks.TreePath = ()
 
-    def encode(self, value: object, path: TreePath) -> Json:
+    def encode(self, value: object, path: frameworks.TreePath) -> Json:
         """Return a value as JSON.
 
         Raises:
@@ -121,10 +105,10 @@ class Encoder:
         self._names[array.identity] = name
         return name
 
-    def _items(self, values: list[object], path: TreePath) -> list[Json]:
+    def _items(self, values: list[object], path: frameworks.TreePath) -> list[Json]:
         return [self.encode(item, (*path, i)) for i, item in enumerate(values)]
 
-    def _mapping(self, value: dict[object, object], path: TreePath) -> Json:
+    def _mapping(self, value: dict[object, object], path: frameworks.TreePath) -> Json:
         if type(value) is dict and all(_is_plain_key(key) for key in value):
             return {str(k): self.encode(v, (*path, k)) for k, v in value.items()}
         pairs: list[Json] = []
@@ -133,14 +117,14 @@ class Encoder:
             pairs.append([encoded, self.encode(item, (*path, key))])
         return {_TAG_OF[type(value)]: pairs}
 
-    def _leaf(self, value: object, path: TreePath) -> Json:
+    def _leaf(self, value: object, path: frameworks.TreePath) -> Json:
         self._path = path
         if isinstance(value, bytes | bytearray) and type(value) in (bytes, bytearray):
             tag = f"!{type(value).__name__}"
             return {tag: self.keep(NumpyArray(np.frombuffer(value, np.uint8), "U8"))}
         if type(value) is np.ndarray or isinstance(value, np.generic):
             return self._numpy(value, path)
-        adapter = adapter_of(value)
+        adapter = frameworks.adapter_of(value)
         try:
             encoded = None if adapter is None else adapter.encode(value, self.keep)
         except UsageError as exc:
@@ -153,7 +137,7 @@ class Encoder:
             )
         return {encoded[0]: encoded[1]}  # type: ignore[dict-item]
 
-    def _numpy(self, value: object, path: TreePath) -> Json:
+    def _numpy(self, value: object, path: frameworks.TreePath) -> Json:
         array = np.asarray(value)
         kind = kind_of(array.dtype)
         if kind is None:
@@ -165,7 +149,9 @@ class Encoder:
         return {tag: self.keep(NumpyArray(array, kind))}
 
 
-def decode(value: Json, path: TreePath, context: RestoreContext) -> object:
+def decode(
+    value: Json, path: frameworks.TreePath, context: frameworks.RestoreContext
+) -> object:
     """Return the value of an encoded tree.
 
     Raises:
@@ -207,13 +193,15 @@ def children(value: Json) -> dict[object, Json]:
 def _plain_key(pair: Json) -> object:
     if not isinstance(pair, list) or len(pair) != 2:
         raise CorruptError("A dict of the tree is no list of pairs.")
-    key = decode(pair[0], ("key",), EMPTY_CONTEXT)
+    key = decode(pair[0], ("key",), frameworks.EMPTY_CONTEXT)
     if not _is_key(key):
         raise CorruptError("A dict of the tree has keys of a type that is not allowed.")
     return key
 
 
-def _tagged(tag: str, body: Json, path: TreePath, context: RestoreContext) -> object:
+def _tagged(
+    tag: str, body: Json, path: frameworks.TreePath, context: frameworks.RestoreContext
+) -> object:
     framework = tag[1:].partition(".")[0]
     if tag == "!float" and isinstance(body, str) and body in _SPECIAL:
         return _SPECIAL[body]
@@ -223,13 +211,13 @@ def _tagged(tag: str, body: Json, path: TreePath, context: RestoreContext) -> ob
         return _MAPPINGS[tag](_pairs(body, path, context))
     if tag in _ARRAYS and isinstance(body, str):
         return _ARRAYS[tag](context.source.read(body), path)
-    if "." in tag and framework in ADAPTERS:
-        return adapter_named(framework).decode(tag, body, path, context)
+    if "." in tag and framework in frameworks.ADAPTERS:
+        return frameworks.adapter_named(framework).decode(tag, body, path, context)
     raise CorruptError(f"{dotted(path)} has the tag {tag[:40]!r}, which is not known.")
 
 
 def _pairs(
-    body: list[Json], path: TreePath, context: RestoreContext
+    body: list[Json], path: frameworks.TreePath, context: frameworks.RestoreContext
 ) -> dict[object, object]:
     entries: dict[object, object] = {}
     for pair in body:
@@ -242,14 +230,14 @@ def _pairs(
     return entries
 
 
-def _numpy(array: HostArray, path: TreePath) -> object:
+def _numpy(array: HostArray, path: frameworks.TreePath) -> object:
     values = array.numpy()
     if values is None:
         raise CorruptError(f"{dotted(path)} is {array.kind}, which numpy has not.")
     return values
 
 
-def _scalar(array: HostArray, path: TreePath) -> object:
+def _scalar(array: HostArray, path: frameworks.TreePath) -> object:
     if array.shape != ():
         raise CorruptError(
             f"{dotted(path)} has the shape {array.shape}, not one value."
@@ -265,7 +253,7 @@ _ARRAYS = {
 }
 
 
-def _number(value: int | float, path: TreePath) -> Json:
+def _number(value: int | float, path: frameworks.TreePath) -> Json:
     if isinstance(value, float) and not math.isfinite(value):
         return {"!float": repr(value)}
     if isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
@@ -286,7 +274,7 @@ def _is_key(key: object) -> bool:
     return key is None or type(key) in (bool, int, float, str)
 
 
-def _bad(path: TreePath) -> Json:
+def _bad(path: frameworks.TreePath) -> Json:
     raise UsageError(
         f"{dotted(path)} is a dict with keys that are not strings, numbers, None or "
         "tuples of them. Give it such keys."
@@ -313,7 +301,7 @@ class PythonRandom:
     def restore(self, state: object) -> None:
         self._generator.setstate(cast("tuple[object, ...]", state))
 
-    def like(self, path: TreePath) -> object:
+    def like(self, path: frameworks.TreePath) -> object:
         return None
 
 
@@ -336,7 +324,7 @@ class NumpyRandom:
         else:
             self._generator.bit_generator.state = cast("dict[str, object]", state)
 
-    def like(self, path: TreePath) -> object:
+    def like(self, path: frameworks.TreePath) -> object:
         return None
 
 
@@ -347,7 +335,7 @@ class ProcessRandom:
     """
 
     def state_dict(self) -> object:
-        adapters = present_adapters().items()
+        adapters = frameworks.present_adapters().items()
         holders = {name: adapter.random() for name, adapter in adapters}
         return {
             "python": random.getstate(),
@@ -365,8 +353,8 @@ class ProcessRandom:
             _random_of(name).restore(framework_state)
 
 
-def _random_of(name: str) -> StateHolder:
-    holder = adapter_named(name).random()
+def _random_of(name: str) -> frameworks.StateHolder:
+    holder = frameworks.adapter_named(name).random()
     if holder is None:
         raise UsageError(f"rng.process has a state of {name}, which has none.")
     return holder
@@ -380,7 +368,7 @@ class _StatefulHolder:
 
     is_replicated = False
 
-    def __init__(self, value: Stateful) -> None:
+    def __init__(self, value: frameworks.Stateful) -> None:
         self._value = value
         self._live: object = None
 
@@ -390,7 +378,7 @@ class _StatefulHolder:
     def restore(self, state: object) -> None:
         self._value.load_state_dict(state)
 
-    def like(self, path: TreePath) -> object:
+    def like(self, path: frameworks.TreePath) -> object:
         if self._live is None:
             self._live = self._value.state_dict()
         value = self._live
@@ -402,9 +390,9 @@ class _StatefulHolder:
         return value
 
 
-def holder_of(value: object, objects: Objects) -> StateHolder | None:
+def holder_of(value: object, objects: Objects) -> frameworks.StateHolder | None:
     """Return the holder of an object's state; None if it has no state."""
-    adapter = adapter_of(value)
+    adapter = frameworks.adapter_of(value)
     holder = None if adapter is None else adapter.holder(value, objects)
     if holder is not None:
         return holder
@@ -412,7 +400,7 @@ def holder_of(value: object, objects: Objects) -> StateHolder | None:
         return PythonRandom(value)
     if isinstance(value, np.random.Generator | np.random.RandomState):
         return NumpyRandom(value)
-    if isinstance(value, Stateful) and not isinstance(value, type):
+    if isinstance(value, frameworks.Stateful) and not isinstance(value, type):
         return _StatefulHolder(value)
     return None
 
@@ -450,7 +438,11 @@ def state_of(value: object, objects: Objects) -> object:
 
 
 def put_back(
-    value: object, encoded: Json, path: TreePath, source: ArraySource, objects: Objects
+    value: object,
+    encoded: Json,
+    path: frameworks.TreePath,
+    source: frameworks.ArraySource,
+    objects: Objects,
 ) -> None:
     """Restore a component from its encoded tree.
 
@@ -459,17 +451,23 @@ def put_back(
     """
     holder = holder_of(value, objects)
     if holder is not None:
-        context = RestoreContext(source, lambda full: holder.like(full[len(path) :]))
+        context = frameworks.RestoreContext(
+            source, lambda full: holder.like(full[len(path) :])
+        )
         _restore(holder, decoded(encoded, path, context), path)
     elif _has_holder(value, objects):
         _put_parts_back(value, encoded, path, source, objects)
     elif isinstance(value, dict | list):
         _put_values_back(
-            value, decoded(encoded, path, RestoreContext(source, _no_template)), path
+            value,
+            decoded(encoded, path, frameworks.RestoreContext(source, _no_template)),
+            path,
         )
 
 
-def decoded(encoded: Json, path: TreePath, context: RestoreContext) -> object:
+def decoded(
+    encoded: Json, path: frameworks.TreePath, context: frameworks.RestoreContext
+) -> object:
     """Return the value of an encoded tree from a file.
 
     Raises:
@@ -485,7 +483,9 @@ def decoded(encoded: Json, path: TreePath, context: RestoreContext) -> object:
         ) from exc
 
 
-def _restore(holder: StateHolder, state: object, path: TreePath) -> None:
+def _restore(
+    holder: frameworks.StateHolder, state: object, path: frameworks.TreePath
+) -> None:
     try:
         holder.restore(state)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as exc:
@@ -498,7 +498,11 @@ def _restore(holder: StateHolder, state: object, path: TreePath) -> None:
 
 
 def _put_parts_back(
-    value: object, encoded: Json, path: TreePath, source: ArraySource, objects: Objects
+    value: object,
+    encoded: Json,
+    path: frameworks.TreePath,
+    source: frameworks.ArraySource,
+    objects: Objects,
 ) -> None:
     live, saved = _parts(value), children(encoded)
     for key in live.keys() ^ saved.keys():
@@ -512,13 +516,13 @@ def _put_parts_back(
         if _has_holder(part, objects):
             put_back(part, saved[key], (*path, key), source, objects)
         elif isinstance(value, dict | list):
-            context = RestoreContext(source, _no_template)
+            context = frameworks.RestoreContext(source, _no_template)
             container = cast("dict[object, object]", value)  # or a list, by index
             container[key] = decoded(saved[key], (*path, key), context)
 
 
 def _put_values_back(
-    value: dict[object, object] | list[object], state: object, path: TreePath
+    value: dict[object, object] | list[object], state: object, path: frameworks.TreePath
 ) -> None:
     if isinstance(value, dict) and isinstance(state, dict):
         value.clear()
@@ -546,5 +550,5 @@ def _has_holder(value: object, objects: Objects) -> bool:
     return any(_has_holder(part, objects) for part in _parts(value).values())
 
 
-def _no_template(path: TreePath) -> object:
+def _no_template(path: frameworks.TreePath) -> object:
     return None

@@ -19,9 +19,7 @@ from struct import Struct
 from typing import Protocol
 
 from atoll.checkpoint import COMPONENTS, Loaded, Policy, Ranks, Saver
-from atoll.checkpoint.frameworks import (
-    SingleRank,
-)
+from atoll.checkpoint.frameworks import SingleRank
 from atoll.checkpoint.loader import read, restore
 from atoll.disk.base import translated
 from atoll.errors import AtollWarning, UsageError

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from atoll import security
 from atoll.clock import Clock
 from atoll.errors import AtollError, Refused, Unreachable, UsageError
 from atoll.exchange import CollectiveRun, CoordinatorExchange
@@ -27,16 +28,6 @@ from atoll.http import HttpClient, HttpReply
 from atoll.http.client import ConnectionBroken
 from atoll.island.environment import CredentialPaths
 from atoll.island.identity import connection_key
-from atoll.security import (
-    Credentials,
-    Role,
-    RunUrl,
-    authorization,
-    calling_context,
-    certificate_refusal,
-    parse_run_url,
-    read_token,
-)
 
 CONNECT_S, SILENCE_S = 10.0, 30.0
 """Timeouts for the TCP connection, and for the first byte of a reply."""
@@ -112,8 +103,8 @@ def connect(
         Refused: it does not know the token, or shows another certificate.
         UsageError: the address, the token or the heartbeat interval is wrong.
     """
-    url = parse_run_url(run)
-    caller, headers = call_to(url, paths, role=Role.ISLAND)
+    url = security.parse_run_url(run)
+    caller, headers = call_to(url, paths, role=security.Role.ISLAND)
     try:
         ask = partial(_info, caller, headers, url, paths.certificate)
         info = _within(wait_s, ask, url, clock)
@@ -147,8 +138,8 @@ def connect_read_only(
 
     Raises what `connect` does.
     """
-    url = parse_run_url(run)
-    caller, headers = call_to(url, paths, role=Role.ISLAND)
+    url = security.parse_run_url(run)
+    caller, headers = call_to(url, paths, role=security.Role.ISLAND)
     try:
         ask = partial(_info, caller, headers, url, paths.certificate)
         info = _within(wait_s, ask, url, clock)
@@ -160,7 +151,7 @@ def connect_read_only(
 
 def wait_until_up(
     caller: HttpClient,
-    url: RunUrl,
+    url: security.RunUrl,
     *,
     certificate: Path | None,
     clock: Clock,
@@ -178,7 +169,9 @@ class _NotYet(Exception):
     """No coordinator is up, but one may come up; the cause is the transport error."""
 
 
-def _within(wait_s: float, ask: Callable[[], T], url: RunUrl, clock: Clock) -> T:
+def _within(
+    wait_s: float, ask: Callable[[], T], url: security.RunUrl, clock: Clock
+) -> T:
     """Repeat `ask` until a coordinator is up, for `wait_s` at most."""
     until_s, pause_s = clock.now_s() + wait_s, FIRST_PAUSE_S
     while True:
@@ -195,7 +188,10 @@ def _within(wait_s: float, ask: Callable[[], T], url: RunUrl, clock: Clock) -> T
 
 
 def _info(
-    caller: HttpClient, headers: dict[str, str], url: RunUrl, certificate: Path | None
+    caller: HttpClient,
+    headers: dict[str, str],
+    url: security.RunUrl,
+    certificate: Path | None,
 ) -> Info:
     return parse_info(_answer(caller, "/info", headers, url, certificate).body)
 
@@ -204,14 +200,14 @@ def _answer(
     caller: HttpClient,
     target: str,
     headers: dict[str, str],
-    url: RunUrl,
+    url: security.RunUrl,
     certificate: Path | None,
 ) -> HttpReply:
     """Return a reply of status 200; raise `_NotYet` if a coordinator may come up."""
     try:
         reply = caller.call("GET", target, headers=headers, is_repeatable=True)
     except Unreachable as exc:
-        refusal = certificate_refusal(exc, address=str(url), shown=certificate)
+        refusal = security.certificate_refusal(exc, address=str(url), shown=certificate)
         if refusal is not None:
             raise refusal from exc
         if _may_come_up(exc.__cause__):
@@ -242,17 +238,17 @@ def _may_come_up(error: BaseException | None) -> bool:
 
 
 def call_to(
-    url: RunUrl, paths: CredentialPaths, *, role: Role
+    url: security.RunUrl, paths: CredentialPaths, *, role: security.Role
 ) -> tuple[HttpClient, dict[str, str]]:
     """Return an HTTP client for a coordinator, and the headers that authorise it.
 
     Raises:
         UsageError: no token is known for it.
     """
-    entry = Credentials(paths.credentials).find(str(url))
+    entry = security.Credentials(paths.credentials).find(str(url))
     token = entry.token(role) if entry else None
     if paths.token_file is not None:
-        token = read_token(paths.token_file, is_given=True)
+        token = security.read_token(paths.token_file, is_given=True)
     if token is None:
         raise UsageError(
             f"No token is known for {url}. Set ATOLL_TOKEN_FILE, or paste an "
@@ -262,7 +258,7 @@ def call_to(
     shown, key = paths.certificate, paths.certificate_key
     if shown is None and entry is not None:
         shown, key = entry.certificate, None
-    tls = calling_context(pin, certificate=shown, key=key)
+    tls = security.calling_context(pin, certificate=shown, key=key)
     caller = HttpClient(
         url.address.host,
         url.address.port,
@@ -271,7 +267,7 @@ def call_to(
         tls=tls if url.has_tls else None,
         pin=pin if url.has_tls else None,
     )
-    return caller, {"Authorization": authorization(token)}
+    return caller, {"Authorization": security.authorization(token)}
 
 
 def _heartbeat_s(given_s: float | None, info: Info) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 
+from atoll import protocol
 from atoll.clock import Clock
 from atoll.errors import AtollWarning, OutcomeLost, Refused, RunEnded, UsageError
 from atoll.exchange import Exchange, Frame, Outcome
@@ -22,31 +23,6 @@ from atoll.island.progress import IslandCounters, RunClock, WorkLedger
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted, SavedIsland
 from atoll.island.snapshot import is_standing, save_island
 from atoll.island.sync_worker import POLL_S, SyncWorker, seen_from
-from atoll.protocol import (
-    Action,
-    Await,
-    End,
-    Event,
-    FragmentsRequested,
-    Heartbeat,
-    IslandState,
-    JoinReply,
-    Leaving,
-    NeverOpens,
-    OutcomeTaken,
-    Position,
-    PublishRest,
-    Reception,
-    Resend,
-    Seal,
-    SyncPlan,
-    Take,
-    WorkDecision,
-    advance,
-    join_at,
-    verdict_of,
-    wakes_at,
-)
 from atoll.protocol.island import CARRIED_ROUNDS, FragmentSync
 from atoll.settings import SyncSection
 from atoll.trace import span
@@ -59,14 +35,14 @@ class Driver:
     def __init__(
         self,
         exchange: Exchange,
-        joined: JoinReply,
+        joined: protocol.JoinReply,
         slots: list[IslandFragment],
         tally: IslandCounters,
         memory: Memory,
         *,
         clock: Clock,
         background: Runtime,
-        state: IslandState | None = None,
+        state: protocol.IslandState | None = None,
     ) -> None:
         self._exchange, self._joined, self._slots = exchange, joined, slots
         self._tally, self._clock = tally, clock
@@ -92,7 +68,7 @@ class Driver:
         """The error after which this incarnation cannot continue."""
 
         self.step = self._state.step
-        self._wakes_at = wakes_at(self._state, self._plan)
+        self._wakes_at = protocol.wakes_at(self._state, self._plan)
         for slot, book in zip(slots, self._state.books, strict=True):
             if slot.sealed is not None:
                 self.worker.resume(slot, book)
@@ -129,7 +105,7 @@ class Driver:
         """Send a heartbeat with this island's step, and store the run's position."""
         self.position = self._exchange.heartbeat(self._beat())
 
-    def perform(self, event: Event) -> None:
+    def perform(self, event: protocol.Event) -> None:
         """Give the machine an event, and perform all actions that follow.
 
         Raises:
@@ -142,12 +118,12 @@ class Driver:
             self.failure = exc
             raise
         self.step = self._state.step
-        self._wakes_at = wakes_at(self._state, self._plan)
+        self._wakes_at = protocol.wakes_at(self._state, self._plan)
 
     def depart(self) -> None:
         """Publish the work that has not counted. The worker has stopped before."""
         try:
-            self.perform(Leaving())
+            self.perform(protocol.Leaving())
         except RunEnded:
             self.failure = None
             self._end()
@@ -160,31 +136,31 @@ class Driver:
             else:
                 self.ledger.lose(slot)
 
-    def _perform_all(self, actions: deque[Action]) -> None:
+    def _perform_all(self, actions: deque[protocol.Action]) -> None:
         while actions and not self.has_ended:
             match actions.popleft():
-                case Seal(fragment, round):
+                case protocol.Seal(fragment, round):
                     self._seal(self._slots[fragment], round)
-                case Await(fragment, round):
+                case protocol.Await(fragment, round):
                     self._seal(self._slots[fragment], round, is_awaited=True)
-                case Take(fragment, round):
+                case protocol.Take(fragment, round):
                     next_actions = self._take(self._slots[fragment], round)
                     actions.extendleft(reversed(next_actions))
-                case Resend(fragment, round):
+                case protocol.Resend(fragment, round):
                     self._departing.resend(
                         self._slots[fragment],
                         self._state.books[fragment],
                         self._beat((fragment, round)),
                     )
-                case PublishRest(fragment, round):
+                case protocol.PublishRest(fragment, round):
                     self._send_rest(
                         self._slots[fragment], self._rest_round(fragment, round)
                     )
-                case End():
+                case protocol.End():
                     self._end()
 
-    def _advance(self, event: Event) -> Sequence[Action]:
-        self._state, actions = advance(self._state, event, self._plan)
+    def _advance(self, event: protocol.Event) -> Sequence[protocol.Action]:
+        self._state, actions = protocol.advance(self._state, event, self._plan)
         return actions
 
     def _seal(
@@ -201,7 +177,7 @@ class Driver:
         else:
             self.worker.send(slot, book)
 
-    def _take(self, slot: IslandFragment, round: int) -> Sequence[Action]:
+    def _take(self, slot: IslandFragment, round: int) -> Sequence[protocol.Action]:
         """Wait for an outcome, and take it into the live weights."""
         sealed = slot.sealed
         if sealed is None or sealed.round != round:
@@ -211,15 +187,17 @@ class Driver:
         except RunEnded:
             self._live.forget(sealed)
             slot.sealed = None
-            return self._advance(NeverOpens(slot.index))
+            return self._advance(protocol.NeverOpens(slot.index))
         if isinstance(arrival, FragmentsWanted):
             self._forget_void()
-            return self._advance(FragmentsRequested(slot.index, arrival.position))
+            return self._advance(
+                protocol.FragmentsRequested(slot.index, arrival.position)
+            )
         self._adopt(slot, sealed, arrival)
         position = self._exchange.heartbeat(self._beat())
         self.position = arrival.position or position
         self.clock = RunClock.of(self.position, syncs=self.clock.syncs + 1)
-        outcome_taken = OutcomeTaken(
+        outcome_taken = protocol.OutcomeTaken(
             fragment=slot.index,
             verdict=arrival.verdict,
             through=arrival.through,
@@ -259,8 +237,8 @@ class Driver:
                 self._live.forget(slot.sealed)
                 slot.sealed = None
 
-    def _beat(self, waits_for: tuple[int, int] | None = None) -> Heartbeat:
-        return Heartbeat(
+    def _beat(self, waits_for: tuple[int, int] | None = None) -> protocol.Heartbeat:
+        return protocol.Heartbeat(
             island=self._joined.island,
             incarnation=self._joined.incarnation,
             step=self.step,
@@ -328,7 +306,10 @@ class LiveWeights:
         )
 
     def take(
-        self, slot: IslandFragment, sealed: UpdateInFlight, decision: WorkDecision
+        self,
+        slot: IslandFragment,
+        sealed: UpdateInFlight,
+        decision: protocol.WorkDecision,
     ) -> None:
         """Adopt the slot's anchor into the live weights, as decided by the outcome."""
         mode = adopt_mode(decision, self._sync)
@@ -357,10 +338,12 @@ class LiveWeights:
         self._memory.forget(sealed)
 
 
-def plan_of(joined: JoinReply, slots: Sequence[IslandFragment]) -> SyncPlan:
+def plan_of(
+    joined: protocol.JoinReply, slots: Sequence[IslandFragment]
+) -> protocol.SyncPlan:
     """Return when each fragment is due, by the run's settings."""
     sync = joined.settings.sync
-    return SyncPlan(
+    return protocol.SyncPlan(
         sync_every=sync.sync_every,
         num_fragments=sync.num_fragments,
         overlap_steps=sync.overlap_steps,
@@ -369,16 +352,20 @@ def plan_of(joined: JoinReply, slots: Sequence[IslandFragment]) -> SyncPlan:
 
 
 def begin(
-    joined: JoinReply, slots: Sequence[IslandFragment], plan: SyncPlan
-) -> IslandState:
+    joined: protocol.JoinReply, slots: Sequence[IslandFragment], plan: protocol.SyncPlan
+) -> protocol.IslandState:
     """Return the machine's first state."""
-    return join_at(_position_of(joined, slots), plan, _still_spoken_for(joined, slots))
+    return protocol.join_at(
+        _position_of(joined, slots), plan, _still_spoken_for(joined, slots)
+    )
 
 
-def _position_of(joined: JoinReply, slots: Sequence[IslandFragment]) -> Position:
+def _position_of(
+    joined: protocol.JoinReply, slots: Sequence[IslandFragment]
+) -> protocol.Position:
     """Return the island's first position: a state may be newer than the reply."""
     position = joined.position
-    return Position(
+    return protocol.Position(
         step=position.step,
         rounds=tuple(slot.state.round + 1 for slot in slots),
         last_round=position.last_round,
@@ -387,7 +374,7 @@ def _position_of(joined: JoinReply, slots: Sequence[IslandFragment]) -> Position
 
 
 def _still_spoken_for(
-    joined: JoinReply, slots: Sequence[IslandFragment]
+    joined: protocol.JoinReply, slots: Sequence[IslandFragment]
 ) -> tuple[int, ...]:
     """Return the fragments whose open round has an update of an earlier incarnation."""
     opened = joined.position.rounds
@@ -404,7 +391,9 @@ class DepartureSender:
     def __init__(self, exchange: Exchange, worker: SyncWorker, memory: Memory) -> None:
         self._exchange, self._worker, self._memory = exchange, worker, memory
 
-    def resend(self, slot: IslandFragment, book: FragmentSync, beat: Heartbeat) -> None:
+    def resend(
+        self, slot: IslandFragment, book: FragmentSync, beat: protocol.Heartbeat
+    ) -> None:
         """Publish the update in flight again, same bytes, marked departing.
 
         Nothing if its outcome is known: its buffers may be reused by now. If the round
@@ -435,7 +424,7 @@ class DepartureSender:
             slot.sealed = None
 
     def send_rest(
-        self, slot: IslandFragment, rest: UpdateInFlight, beat: Heartbeat
+        self, slot: IslandFragment, rest: UpdateInFlight, beat: protocol.Heartbeat
     ) -> bool:
         """Publish the work since the last seal as a departing update.
 
@@ -462,7 +451,7 @@ class DepartureSender:
         self,
         slot: IslandFragment,
         rest: UpdateInFlight,
-        beat: Heartbeat,
+        beat: protocol.Heartbeat,
         *,
         is_difference: bool,
     ) -> bool:
@@ -485,7 +474,7 @@ class DepartureSender:
             rest.round = missed
         return False
 
-    def _depart(self, frame: Frame, beat: Heartbeat) -> int | None:
+    def _depart(self, frame: Frame, beat: protocol.Heartbeat) -> int | None:
         """Publish a departing update until it is staged, or its round is over.
 
         Return the round to try instead, if this one has closed without it. Return None
@@ -495,9 +484,9 @@ class DepartureSender:
         self._exchange.heartbeat(self._worker.fresh(beat))
         while True:
             reception = self._worker.publish(frame)
-            if reception is Reception.STAGED:
+            if reception is protocol.Reception.STAGED:
                 return None
-            if reception is Reception.SPOKEN_FOR:
+            if reception is protocol.Reception.SPOKEN_FOR:
                 return header.round + 1
             beat = self._worker.fresh(beat)
             self._worker.bring_lost(self._exchange.heartbeat(beat, at_once=True))
@@ -511,7 +500,7 @@ class DepartureSender:
         """Return the round that is open now; None if an outcome lists the update."""
         roster = outcome.agreed.header.roster
         assert roster is not None
-        verdict = verdict_of(roster, header.island, update_digest(header))
+        verdict = protocol.verdict_of(roster, header.island, update_digest(header))
         if verdict is Verdict.LATE:
             return outcome.position.rounds[header.fragment]
         entry = roster.entry(header.island)
@@ -531,6 +520,6 @@ def _takes_rest_along(flying: UpdateInFlight) -> bool:
         return True
     outcome = flying.outcome
     return outcome is not None and outcome.decision in (
-        WorkDecision.DROP,
-        WorkDecision.REFUSE,
+        protocol.WorkDecision.DROP,
+        protocol.WorkDecision.REFUSE,
     )

@@ -12,12 +12,7 @@ from pathlib import Path
 
 from atoll.errors import CorruptError
 from atoll.island.environment import CredentialPaths
-from atoll.security.private_files import (
-    make_private,
-    private_directory,
-    read_private,
-    replace_private,
-)
+from atoll.security import private_files
 from atoll.wire import blake3_digest
 
 KEY_BYTES = 32
@@ -35,7 +30,7 @@ def island_key(directory: Path, *, run: str, island: str) -> bytes:
     """
     path = directory / _name(run, island)
     if not os.path.lexists(path):
-        make_private(path, secrets.token_bytes(KEY_BYTES))
+        private_files.make_private(path, secrets.token_bytes(KEY_BYTES))
     return _read(path)
 
 
@@ -46,7 +41,9 @@ def keep_key(directory: Path, *, run: str, island: str, key: bytes) -> None:
         UsageError: the directory cannot be written.
         DiskError: the disk failed.
     """
-    replace_private(private_directory(directory) / _name(run, island), key)
+    private_files.replace_private(
+        private_files.private_directory(directory) / _name(run, island), key
+    )
 
 
 def connection_key(island: str | None, *, run: str, paths: CredentialPaths) -> bytes:
@@ -67,7 +64,9 @@ def _read(path: Path) -> bytes:
         "island is not live; it will be a new one."
     )
     try:
-        key = read_private(path, content="key of an island", max_bytes=KEY_BYTES)
+        key = private_files.read_private(
+            path, content="key of an island", max_bytes=KEY_BYTES
+        )
     except CorruptError as exc:
         raise CorruptError(wrong) from exc
     if len(key) != KEY_BYTES:

@@ -19,14 +19,9 @@ from atoll.errors import Unreachable, UsageError
 from atoll.exchange import MemoryRun
 from atoll.exchange.base import Constants, Keeper, KeepingExchange
 from atoll.exchange.relocation import FollowingExchange, RunLocation
+from atoll.island import environment
 from atoll.island.base import ParameterView
 from atoll.island.entry import Bring
-from atoll.island.environment import (
-    CredentialPaths,
-    island_from_environment,
-    run_from_environment,
-    surroundings_from_environment,
-)
 from atoll.island.host import Host
 from atoll.island.memory import Memory
 from atoll.island.saved_state import SavedIsland
@@ -87,7 +82,7 @@ def join_run(
         RemoteError: the run's coordinator does not answer, or refuses.
     """
     if run is None:
-        run = run_from_environment()
+        run = environment.run_from_environment()
     if run == "none":
         run = MemoryRun(_alone())
     if isinstance(run, MemoryRun):
@@ -99,7 +94,7 @@ def join_run(
             "run='' names no run. Pass a coordinator's address, an object store's URL, "
             "an atoll.exchange.MemoryRun, or 'none' to train alone."
         )
-    island = island or island_from_environment()
+    island = island or environment.island_from_environment()
     # The key of an island without a name is beside its checkpoints.
     key = keeping.key() if keeping and island is None else None
     request = _request(model, island, keeping, bundle)
@@ -146,7 +141,9 @@ class _JoiningIsland:
 
 def is_alone(run: object) -> bool:
     """Return whether the island trains without a run."""
-    return run == "none" or (run is None and run_from_environment() == "none")
+    return run == "none" or (
+        run is None and environment.run_from_environment() == "none"
+    )
 
 
 def _request(
@@ -199,7 +196,7 @@ def _connect(
     run: CollectiveRun | str, joining: _JoiningIsland, clock: Clock
 ) -> RunConnection | CollectiveConnection:
     """Return a connection to a run. Collectives are imported only for one."""
-    name, paths = joining.request.island, surroundings_from_environment()
+    name, paths = joining.request.island, environment.surroundings_from_environment()
     if isinstance(run, str):
         return RunConnection(
             run, island=name, paths=paths, clock=clock, key=joining.key
@@ -238,7 +235,7 @@ class RunConnection:
         run: str,
         *,
         island: str | None,
-        paths: CredentialPaths,
+        paths: environment.CredentialPaths,
         clock: Clock,
         key: bytes | None = None,
     ) -> None:

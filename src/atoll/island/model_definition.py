@@ -15,18 +15,9 @@ from atoll.bundle import MAX_BYTES, Bundle, stage, staged
 from atoll.clock import SystemClock
 from atoll.errors import NoSuchFile, UsageError
 from atoll.exchange import MemoryRun
-from atoll.island.environment import (
-    DefinitionPolicy,
-    definitions_from_environment,
-    run_from_environment,
-    surroundings_from_environment,
-)
+from atoll.island import environment
 from atoll.island.run_reader import refusal
-from atoll.security.private_files import (
-    private_directory,
-    read_private,
-    replace_private,
-)
+from atoll.security import private_files
 
 BUNDLE_S = 600.0
 """Timeout of the download of a bundle."""
@@ -57,7 +48,7 @@ def definition_of(
         RemoteError: the run does not answer, or refuses.
         DiskError: it cannot be staged.
     """
-    run = run_from_environment() if run is None else run
+    run = environment.run_from_environment() if run is None else run
     if isinstance(run, MemoryRun):
         if run.bundle is None:
             raise _no_bundle(run.id, remedy)
@@ -75,7 +66,7 @@ def definition_of(
 def _staged(
     digest: str, fetch: Callable[[], bytes], is_founded: bool
 ) -> ModelDefinition:
-    root = definitions_from_environment().staged
+    root = environment.definitions_from_environment().staged
     bundle = staged(root, digest)
     if bundle is None:
         bundle = Bundle.of_archive(fetch(), digest=digest)
@@ -94,7 +85,7 @@ def _at_coordinator(run: str, remedy: str) -> ModelDefinition:
     from atoll.island.connection import connect_read_only
 
     caller, headers, info = connect_read_only(
-        run, paths=surroundings_from_environment(), clock=SystemClock()
+        run, paths=environment.surroundings_from_environment(), clock=SystemClock()
     )
 
     def fetch() -> bytes:
@@ -151,7 +142,7 @@ def require_consent(definition: ModelDefinition) -> None:
     Raises:
         UsageError: it may not run; the message names the flag that allows it.
     """
-    bundle, policy = definition.bundle, definitions_from_environment()
+    bundle, policy = definition.bundle, environment.definitions_from_environment()
     if not bundle.code or is_trusted(bundle, policy):
         return
     may_ask = policy.consent != DENIED and policy.rank == 0 and is_at_terminal()
@@ -170,15 +161,18 @@ def needs_consent(bundle: Bundle) -> bool:
 
     The same on all ranks: consent stored on one machine is not considered.
     """
-    return bool(bundle.code) and definitions_from_environment().consent != bundle.digest
+    return (
+        bool(bundle.code)
+        and environment.definitions_from_environment().consent != bundle.digest
+    )
 
 
-def is_trusted(bundle: Bundle, policy: DefinitionPolicy) -> bool:
+def is_trusted(bundle: Bundle, policy: environment.DefinitionPolicy) -> bool:
     """Return whether this user has consented to exactly this code."""
     if policy.consent is not None:
         return policy.consent == bundle.digest
     try:
-        stored_digest = read_private(
+        stored_digest = private_files.read_private(
             policy.trusted / bundle.digest, content="consent", max_bytes=_MAX_BYTES
         )
     except NoSuchFile:
@@ -191,7 +185,9 @@ def is_at_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def ask_consent(definition: ModelDefinition, policy: DefinitionPolicy) -> bool:
+def ask_consent(
+    definition: ModelDefinition, policy: environment.DefinitionPolicy
+) -> bool:
     """Ask at the terminal whether the code may run; store the consent."""
     bundle = definition.bundle
     sys.stderr.write(
@@ -204,8 +200,10 @@ def ask_consent(definition: ModelDefinition, policy: DefinitionPolicy) -> bool:
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         return False
-    private_directory(policy.trusted)
-    replace_private(policy.trusted / bundle.digest, bundle.digest.encode() + b"\n")
+    private_files.private_directory(policy.trusted)
+    private_files.replace_private(
+        policy.trusted / bundle.digest, bundle.digest.encode() + b"\n"
+    )
     return True
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from atoll import wire
 from atoll.errors import NonFinite, OutcomeLost, UsageError
 from atoll.exchange import Exchange, Frame
 from atoll.island.base import Runtime
@@ -33,15 +34,6 @@ from atoll.protocol.island import (
     remaining_work,
 )
 from atoll.weights import FragmentLayout, FragmentState, Layout, terms_of
-from atoll.wire import (
-    FrameKind,
-    Header,
-    Roster,
-    TrainingProgress,
-    update_digest,
-    verify_body,
-    with_body,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,9 +426,9 @@ class _RoundHistory:
         """Return which update of the island a closed round counted; None: refused."""
         header = self._header(round)
         roster = header.roster if header else None
-        return counted_in(roster or Roster(()), self._island, digest)
+        return counted_in(roster or wire.Roster(()), self._island, digest)
 
-    def _header(self, round: int) -> Header | None:
+    def _header(self, round: int) -> wire.Header | None:
         if not 0 < round <= self._state.round:
             return None
         try:
@@ -475,7 +467,7 @@ _COUNTED = (CountedSince.SAVED, CountedSince.ANOTHER)
 
 def _digest(update: SavedUpdate | None) -> bytes:
     frame = update.frame if update else None
-    return update_digest(frame.header) if frame else b""
+    return wire.update_digest(frame.header) if frame else b""
 
 
 def reseal(
@@ -499,13 +491,13 @@ def reseal(
         body, norm = memory.remake(slot, saved, seed=seed, decay=decay)
     except NonFinite:
         return replace(saved, update=None)  # the earlier incarnation has refused it
-    progress = TrainingProgress(
+    progress = wire.TrainingProgress(
         inner_steps=update.inner_steps - earlier[0], tokens=update.tokens - earlier[1]
     )
     header = _header(
         joined, slot, saved, update, seed=seed, norm=norm, progress=progress
     )
-    frame = Frame(with_body(header, body), body)
+    frame = Frame(wire.with_body(header, body), body)
     return replace(saved, update=replace(update, frame=frame))
 
 
@@ -517,10 +509,10 @@ def _header(
     *,
     seed: int,
     norm: float,
-    progress: TrainingProgress,
-) -> Header:
-    return Header(
-        kind=FrameKind.UPDATE,
+    progress: wire.TrainingProgress,
+) -> wire.Header:
+    return wire.Header(
+        kind=wire.FrameKind.UPDATE,
         run=joined.run,
         fragment=slot.index,
         round=update.round,
@@ -540,5 +532,5 @@ def _header(
 def fetch_state(exchange: Exchange, fragment: int) -> FragmentState:
     """Return the run's state of a fragment, verified."""
     frame = exchange.state(fragment)
-    verify_body(frame.header, frame.body)
+    wire.verify_body(frame.header, frame.body)
     return FragmentState.from_frame(frame.header, frame.body)

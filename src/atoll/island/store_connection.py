@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from atoll import store
 from atoll.clock import Clock
 from atoll.errors import UsageError
 from atoll.exchange.bucket import BucketReader, StoreExchange, ThreadTiming
@@ -18,13 +19,6 @@ from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.view import BEAT_S, LEASE_S
 from atoll.island.environment import CredentialPaths
 from atoll.island.identity import connection_key
-from atoll.store import (
-    CountedStore,
-    ProbedStore,
-    RangedStore,
-    RetryingStore,
-    open_store,
-)
 
 LEAVE_S = 20.0
 """How long an island that leaves waits for a store that does not answer."""
@@ -36,9 +30,9 @@ class RetriedStore:
     """A store whose failed requests are retried, and whose requests are counted."""
 
     def __init__(self, url: str, timing: ThreadTiming) -> None:
-        self.counted = CountedStore(open_store(url))
-        self._patient = RetryingStore(self.counted, pause=timing.pause)
-        self.store = RangedStore(ProbedStore(self._patient))
+        self.counted = store.CountedStore(store.open_store(url))
+        self._patient = store.RetryingStore(self.counted, pause=timing.pause)
+        self.store = store.RangedStore(store.ProbedStore(self._patient))
 
     def endure(self) -> None:
         """Retry for minutes from now on: an outage must not end an island."""

@@ -18,6 +18,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from atoll import protocol, wire
 from atoll.errors import AtollError, CorruptError, NonFinite, OutcomeLost
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.base import Runtime
@@ -27,31 +28,9 @@ from atoll.island.identity import update_seed
 from atoll.island.memory import Memory
 from atoll.island.progress import IslandCounters
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted
-from atoll.protocol import (
-    Heartbeat,
-    JoinReply,
-    OutcomeTaken,
-    Position,
-    Reception,
-    WorkDecision,
-    decide,
-    verdict_of,
-)
 from atoll.protocol.island import FragmentSync
 from atoll.trace import span
 from atoll.weights import FragmentState, terms_of
-from atoll.wire import (
-    FrameKind,
-    Header,
-    RosterEntry,
-    TrainingProgress,
-    Verdict,
-    as_reason,
-    frame_bytes,
-    update_digest,
-    verify_body,
-    with_body,
-)
 
 POLL_S = 0.1
 """How long a receiver waits before it checks whether the island is leaving."""
@@ -65,7 +44,7 @@ class SyncWorker:
     def __init__(
         self,
         exchange: Exchange,
-        joined: JoinReply,
+        joined: protocol.JoinReply,
         slots: Sequence[IslandFragment],
         memory: Memory,
         tally: IslandCounters,
@@ -76,7 +55,7 @@ class SyncWorker:
         self._decay = joined.settings.wire.error_feedback_decay
         self._stops = False
         self._background = background
-        self._waiting: tuple[UpdateInFlight, Heartbeat] | None = None
+        self._waiting: tuple[UpdateInFlight, protocol.Heartbeat] | None = None
         self._sender = background.hand(f"atoll-{joined.island}-send")
         self._receiver = background.hand(f"atoll-{joined.island}-receive")
 
@@ -101,7 +80,7 @@ class SyncWorker:
             self.send(slot, book)
 
     def wait(
-        self, sealed: UpdateInFlight, beat: Heartbeat
+        self, sealed: UpdateInFlight, beat: protocol.Heartbeat
     ) -> AppliedOutcome | FragmentsWanted:
         """Block until the outcome, or until the run requests other fragments first.
 
@@ -125,7 +104,7 @@ class SyncWorker:
         self._stops = True
         self._receiver.shutdown()
 
-    def fresh(self, beat: Heartbeat) -> Heartbeat:
+    def fresh(self, beat: protocol.Heartbeat) -> protocol.Heartbeat:
         """Return the heartbeat with the rounds that the island holds now."""
         return replace(beat, holds=tuple(slot.held_round for slot in self._slots))
 
@@ -134,7 +113,7 @@ class SyncWorker:
         assert sealed is not None
         try:
             if sealed.frame is None:
-                sealed.frame = self.seal(slot, sealed, FrameKind.UPDATE)
+                sealed.frame = self.seal(slot, sealed, wire.FrameKind.UPDATE)
             if not slot.is_over(sealed.round):
                 self.publish(sealed.frame)
         except BaseException as exc:  # the thread that trains must learn of it
@@ -146,7 +125,7 @@ class SyncWorker:
         self,
         slot: IslandFragment,
         sealed: UpdateInFlight,
-        kind: FrameKind,
+        kind: wire.FrameKind,
         *,
         is_difference: bool = False,
     ) -> Frame:
@@ -163,31 +142,31 @@ class SyncWorker:
                     is_difference=is_difference,
                 )
         except NonFinite as exc:
-            refused = as_reason(str(exc))
+            refused = wire.as_reason(str(exc))
             header = self._header(slot, sealed, kind, seed=seed, refused=refused)
             return Frame(header, np.empty(0, np.uint8))
         header = self._header(
             slot, sealed, kind, seed=seed, elements=slot.layout.elements, norm=norm
         )
         with span("digest"):
-            return Frame(with_body(header, body), body)
+            return Frame(wire.with_body(header, body), body)
 
     def _header(
         self,
         slot: IslandFragment,
         sealed: UpdateInFlight,
-        kind: FrameKind,
+        kind: wire.FrameKind,
         *,
         seed: int,
         elements: int = 0,
         norm: float = 0.0,
         refused: str = "",
-    ) -> Header:
+    ) -> wire.Header:
         joined, tally = self._joined, self._tally
         with span("digest"):
             # Computed again, not cached: memory may have been damaged since the round.
             base = self._memory.measure(slot)
-        return Header(
+        return wire.Header(
             kind=kind,
             run=joined.run,
             fragment=slot.index,
@@ -202,7 +181,7 @@ class SyncWorker:
             weight=sealed.weight,
             norm=norm,
             refused=refused,
-            progress=TrainingProgress(
+            progress=wire.TrainingProgress(
                 inner_steps=joined.inner_steps
                 + sealed.inner_steps
                 - tally.earlier_steps,
@@ -210,11 +189,11 @@ class SyncWorker:
             ),
         )
 
-    def publish(self, frame: Frame) -> Reception:
+    def publish(self, frame: Frame) -> protocol.Reception:
         """Publish a frame, and count its bytes."""
         with span("send"):
             reception = self._exchange.publish(frame)
-        self._tally.bytes_up += frame_bytes(frame.header)
+        self._tally.bytes_up += wire.frame_bytes(frame.header)
         return reception
 
     def receive(
@@ -265,8 +244,8 @@ class SyncWorker:
             if not outcome.has_body:
                 return outcomes
             with span("digest"):
-                verify_body(header, outcome.agreed.body)
-            self._tally.bytes_down += frame_bytes(header)
+                wire.verify_body(header, outcome.agreed.body)
+            self._tally.bytes_down += wire.frame_bytes(header)
             is_last = outcome.position.rounds[slot.index] <= header.round + 1
             if is_last or slot.is_over(sealed.round):
                 return outcomes
@@ -325,7 +304,7 @@ class SyncWorker:
             if sealed is not None and sealed.round == round:
                 sealed.is_void = True
 
-    def bring_lost(self, position: Position) -> None:
+    def bring_lost(self, position: protocol.Position) -> None:
         """Publish the states that the run has lost."""
         for fragment in position.lost:
             self._bring_state(self._slots[fragment])
@@ -364,21 +343,28 @@ class SyncWorker:
         assert first.roster is not None
         digest, base = b"nothing", slot.state.digest
         if sealed.frame is not None:
-            digest, base = update_digest(sealed.frame.header), sealed.frame.header.base
-        verdict = verdict_of(first.roster, self._joined.island, digest)
+            digest, base = (
+                wire.update_digest(sealed.frame.header),
+                sealed.frame.header.base,
+            )
+        verdict = protocol.verdict_of(first.roster, self._joined.island, digest)
         entry = first.roster.entry(self._joined.island)
         reason = entry.reason if entry else ""
         fresh = None
         if first.base != base or not outcomes[-1].has_body:
             fresh = fetch_state(self._exchange, slot.index)
         through = fresh.round if fresh else last.round
-        decision, residual = decide(book, verdict, through=through), verdict
+        decision, residual = protocol.decide(book, verdict, through=through), verdict
         if spent := why_spent(slot, sealed, entry, digest, through=through):
             # All of the work is in the anchor already, and the residual with it.
-            decision, verdict, reason = WorkDecision.DROP, Verdict.COUNTED, spent
-            residual = Verdict.REFUSED
+            decision, verdict, reason = (
+                protocol.WorkDecision.DROP,
+                wire.Verdict.COUNTED,
+                spent,
+            )
+            residual = wire.Verdict.REFUSED
         with slot.turn:
-            if decision is WorkDecision.CARRY:
+            if decision is protocol.WorkDecision.CARRY:
                 self._memory.keep_loaded(slot, sealed)
             if fresh is not None:
                 self._replace_state(slot, fresh)
@@ -396,7 +382,7 @@ class SyncWorker:
                 )
             )
 
-    def _judge_held_back(self, slot: IslandFragment, outcome: Header) -> None:
+    def _judge_held_back(self, slot: IslandFragment, outcome: wire.Header) -> None:
         """Decide by an outcome which part of the held-back work has not counted."""
         held_back = slot.held_back
         if held_back is None or held_back.round != outcome.round:
@@ -415,12 +401,12 @@ class SyncWorker:
         fresh = fetch_state(self._exchange, slot.index)
         with slot.turn:
             self._replace_state(slot, fresh)
-            self._memory.settle(slot, sealed, Verdict.REFUSED)
+            self._memory.settle(slot, sealed, wire.Verdict.REFUSED)
             slot.held_back = None
             sealed.arrival.set_result(
                 AppliedOutcome(
-                    decision=WorkDecision.REFUSE,
-                    verdict=Verdict.REFUSED,
+                    decision=protocol.WorkDecision.REFUSE,
+                    verdict=wire.Verdict.REFUSED,
                     reason=reason,
                     through=slot.state.round,
                     position=None,
@@ -457,7 +443,7 @@ class SyncWorker:
 def why_spent(
     slot: IslandFragment,
     sealed: UpdateInFlight,
-    entry: RosterEntry | None,
+    entry: wire.RosterEntry | None,
     digest: bytes,
     *,
     through: int,
@@ -475,7 +461,7 @@ def why_spent(
             "incarnation"
         )
     is_another = entry is not None and entry.digest != digest
-    if entry is None or not is_another or entry.verdict is not Verdict.COUNTED:
+    if entry is None or not is_another or entry.verdict is not wire.Verdict.COUNTED:
         return ""
     if entry.incarnation < slot.origin:
         return ""
@@ -486,11 +472,11 @@ def why_spent(
 
 
 def seen_from(
-    position: Position,
+    position: protocol.Position,
     slots: Sequence[IslandFragment],
     books: Sequence[FragmentSync],
-    outcome: OutcomeTaken,
-) -> Position:
+    outcome: protocol.OutcomeTaken,
+) -> protocol.Position:
     """Return the run's position at the time the earlier incarnation took an outcome.
 
     For a round that is made again, the rounds after it are not known yet.

@@ -14,8 +14,8 @@ import pytest
 from atoll.checkpoint.manifest import begin, finished
 from atoll.checkpoint.writer import (
     WriteJob,
+    encode_components,
     finish,
-    take,
     write_part,
 )
 from atoll.errors import RemoteError
@@ -76,7 +76,7 @@ def _part(root: Path, *, rank: int) -> WriteJob:
 def test_a_rank_that_dies_is_named_and_nothing_is_finished(tmp_path: Path) -> None:
     """The leader waits for the slowest rank, but not for ever."""
     begin(tmp_path, 1)
-    drafts = take(["model"], {"model": Weights()}, is_leader=True)
+    drafts = encode_components(["model"], {"model": Weights()}, is_leader=True)
     write_part(_part(tmp_path, rank=0), drafts)
 
     with pytest.raises(RemoteError, match="Rank 1 has not written its part"):
@@ -88,7 +88,7 @@ def test_a_rank_that_dies_is_named_and_nothing_is_finished(tmp_path: Path) -> No
 def test_a_rank_that_cannot_write_says_so_at_once(tmp_path: Path) -> None:
     """The leader raises what the other rank's disk has said, without waiting."""
     path = begin(tmp_path, 1)
-    drafts = take(["model"], {"model": Weights()}, is_leader=True)
+    drafts = encode_components(["model"], {"model": Weights()}, is_leader=True)
     write_part(_part(tmp_path, rank=0), drafts)
     (path / "model-00001.json").mkdir()
     with pytest.raises(RemoteError, match="failed"):

@@ -11,7 +11,7 @@ import pytest
 
 import atoll.checkpoint
 from atoll.checkpoint import Saver
-from atoll.checkpoint.writer import Arena, take
+from atoll.checkpoint.writer import Arena, encode_components
 from atoll.errors import AtollError, UsageError
 from tests.checkpoint.objects import Weights, newest_value, save_value
 
@@ -71,7 +71,7 @@ def test_the_memory_of_a_copy_is_used_again(tmp_path: Path) -> None:
     objects = {"model": Weights(3.0)}
     places = []
     for _ in range(2):
-        [draft] = arena.copy(take(["model"], objects, is_leader=True))
+        [draft] = arena.copy(encode_components(["model"], objects, is_leader=True))
         places.append(draft.arrays["array"].flat().__array_interface__["data"][0])
 
     assert places[0] == places[1]

@@ -64,7 +64,7 @@ def reach(url: str, name: str, dies_at: str | None) -> StoreConnection:
     reader = BucketReader.open(store, timing, url=url)
     keys = surroundings_from_environment().keys
     key = island_key(keys, run=reader.run, island=name)
-    reliable.endure()
+    reliable.use_long_retries()
     exchange = StoreExchange(reader, key=key, nonce=os.urandom(16))
     return StoreConnection(exchange, reliable, timing)
 

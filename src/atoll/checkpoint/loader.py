@@ -44,7 +44,7 @@ from atoll.checkpoint.tree import (
     children,
     decoded,
     dotted,
-    put_back,
+    restore_component,
 )
 from atoll.errors import AtollError, AtollWarning, CorruptError, NoSuchFile, UsageError
 
@@ -248,7 +248,7 @@ def restore(
         )
     restored = tuple(name for name in wanted if name in checkpoint.components)
     frameworks.together(
-        ranks, lambda: _put_all_back(checkpoint, all_objects, restored, ranks)
+        ranks, lambda: _restore_all(checkpoint, all_objects, restored, ranks)
     )
     return Loaded(
         path=checkpoint.path,
@@ -282,7 +282,7 @@ def with_random(objects: Objects) -> dict[str, object]:
     }
 
 
-def _put_all_back(
+def _restore_all(
     checkpoint: Found, objects: Objects, names: tuple[str, ...], ranks: frameworks.Ranks
 ) -> str:
     for name in names:
@@ -291,7 +291,7 @@ def _put_all_back(
         )
         if checkpoint.manifest.num_ranks != ranks.size:
             parts.require_alike(ranks.size)
-        put_back(objects[name], parts.tree(), (name,), parts, objects)
+        restore_component(objects[name], parts.tree(), (name,), parts, objects)
     return ""
 
 

@@ -350,11 +350,11 @@ def retain(root: Path, keep: int, newest: Path) -> list[Path]:
             continue
         complete.append(path)
         if len(complete) > keep:
-            retire(path, manifest)
+            remove_checkpoint(path, manifest)
     return complete[keep:]
 
 
-def retire(path: Path, manifest: Manifest) -> None:
+def remove_checkpoint(path: Path, manifest: Manifest) -> None:
     """Remove a checkpoint, unless a user has put other files into it.
 
     It is renamed first, so that a part of it is never taken for a checkpoint.

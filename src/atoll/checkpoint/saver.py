@@ -37,7 +37,7 @@ from atoll.checkpoint.writer import (
     BackgroundWriter,
     CheckpointDraft,
     WriteJob,
-    take,
+    encode_components,
 )
 from atoll.errors import UsageError
 
@@ -196,7 +196,7 @@ class Saver:
         late_drafts: list[CheckpointDraft] = []
 
         def act() -> str:
-            late_drafts.extend(self._arenas[1].copy(self._take(late)))
+            late_drafts.extend(self._arenas[1].copy(self._encode(late)))
             return ""
 
         frameworks.together(self._ranks, act)
@@ -245,7 +245,7 @@ class Saver:
             components=self._produced,
         )
         now = tuple(name for name in self._produced if name not in late)
-        drafts = self._take_together(writing, now, is_copied=is_copied)
+        drafts = self._encode_together(writing, now, is_copied=is_copied)
         self._pending = (writing, drafts, tuple(n for n in self._produced if n in late))
         if not late:
             self._pending = None
@@ -263,7 +263,7 @@ class Saver:
         path = begin(self.directory, next_number(self.directory))
         return f"{path.resolve()}|{names}"
 
-    def _take_together(
+    def _encode_together(
         self, writing: WriteJob, names: tuple[str, ...], *, is_copied: bool
     ) -> list[CheckpointDraft]:
         drafts: list[CheckpointDraft] = []
@@ -274,7 +274,7 @@ class Saver:
                     f"Rank {self._ranks.rank} does not see {writing.unfinished}, which "
                     "rank 0 has made. Save to a file system that all ranks share."
                 )
-            rank_drafts = self._take(names)
+            rank_drafts = self._encode(names)
             drafts.extend(
                 self._arenas[0].copy(rank_drafts) if is_copied else rank_drafts
             )
@@ -288,8 +288,8 @@ class Saver:
             raise
         return drafts
 
-    def _take(self, names: tuple[str, ...]) -> list[CheckpointDraft]:
-        return take(
+    def _encode(self, names: tuple[str, ...]) -> list[CheckpointDraft]:
+        return encode_components(
             names, self._objects, is_leader=self._ranks.rank == frameworks.LEADER
         )
 

@@ -437,7 +437,7 @@ def state_of(value: object, objects: Objects) -> object:
     return value
 
 
-def put_back(
+def restore_component(
     value: object,
     encoded: Json,
     path: frameworks.TreePath,
@@ -456,9 +456,9 @@ def put_back(
         )
         _restore(holder, decoded(encoded, path, context), path)
     elif _has_holder(value, objects):
-        _put_parts_back(value, encoded, path, source, objects)
+        _restore_parts(value, encoded, path, source, objects)
     elif isinstance(value, dict | list):
-        _put_values_back(
+        _restore_values(
             value,
             decoded(encoded, path, frameworks.RestoreContext(source, _no_template)),
             path,
@@ -497,7 +497,7 @@ def _restore(
         ) from exc
 
 
-def _put_parts_back(
+def _restore_parts(
     value: object,
     encoded: Json,
     path: frameworks.TreePath,
@@ -514,14 +514,14 @@ def _put_parts_back(
         )
     for key, part in live.items():
         if _has_holder(part, objects):
-            put_back(part, saved[key], (*path, key), source, objects)
+            restore_component(part, saved[key], (*path, key), source, objects)
         elif isinstance(value, dict | list):
             context = frameworks.RestoreContext(source, _no_template)
             container = cast("dict[object, object]", value)  # or a list, by index
             container[key] = decoded(saved[key], (*path, key), context)
 
 
-def _put_values_back(
+def _restore_values(
     value: dict[object, object] | list[object], state: object, path: frameworks.TreePath
 ) -> None:
     if isinstance(value, dict) and isinstance(state, dict):

@@ -97,7 +97,7 @@ class Arena:
         return copies
 
 
-def take(
+def encode_components(
     names: Iterable[str], objects: Objects, *, is_leader: bool
 ) -> list[CheckpointDraft]:
     """Return the drafts of some components. Their arrays are not copied.

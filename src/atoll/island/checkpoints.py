@@ -83,32 +83,32 @@ class IslandCheckpoints:
         self.policy, self._ranks = policy, ranks or SingleRank()
         # The run has the weights, unless this island trains without one.
         default = [name for name in COMPONENTS if is_alone or name != "model"]
-        self._part, self._is_alone = IslandComponent(), is_alone
-        objects = {**objects, "island": self._part}
+        self._component, self._is_alone = IslandComponent(), is_alone
+        objects = {**objects, "island": self._component}
         self._saver = policy.saver(objects, default=default, ranks=self._ranks)
         self.is_exact = "model" in self._saver.components
         late = self._late_names()
         self._late = ("optimizer", *late) if late else ()
         self._has_data = False
-        self._later: tuple[BeforeSeals, int | None] | None = None
+        self._late_data: tuple[BeforeSeals, int | None] | None = None
         """For data added after the join: its seal callback, and the counted steps."""
 
         self._schedulers: list[object] = []
         """Schedulers that were added after the join."""
 
-        self._waits = False
+        self._is_pending = False
         self._loaded = self._restore()
         self._host: CheckpointSubject | None = None
         self._saved_round: int | None = None
-        self._mark: StepCounterFile | None = None
+        self._counter_file: StepCounterFile | None = None
         self._cursors: DataCursors | None = None
 
     @property
     def saved(self) -> SavedIsland | None:
         """The island of the checkpoint that was restored, if there was one."""
-        return self._part.saved
+        return self._component.saved
 
-    def take_in(self, value: object) -> object:
+    def add_scheduler(self, value: object) -> object:
         """Save one more scheduler with the others; return its saved state, or None.
 
         For a scheduler that needs a joined island. None, too, if the policy has its own
@@ -128,7 +128,7 @@ class IslandCheckpoints:
         index = len(self._schedulers) - 1
         return saved[index] if isinstance(saved, list) and index < len(saved) else None
 
-    def take_in_data(self, value: object) -> None:
+    def add_data(self, value: object) -> None:
         """Save the position in the data from now on, and restore the saved position.
 
         Only for the first data, and if the policy has no `data` itself.
@@ -141,10 +141,10 @@ class IslandCheckpoints:
         self._saver.add("data", value)
         if self._loaded is not None:
             restore(self._loaded, {"data": value}, ("data",), self._ranks)
-        if self._later is not None:
-            before_seals, counted = self._later
+        if self._late_data is not None:
+            before_seals, counted = self._late_data
             self._keep_cursors(value, before_seals)
-            if counted is not None and not self.put_cursor(counted):
+            if counted is not None and not self.restore_cursor(counted):
                 warnings.warn(
                     "The island trains rows again that the run has counted: no cursor "
                     f"of its data was saved at {counted} counted inner steps.",
@@ -164,16 +164,16 @@ class IslandCheckpoints:
         counted = self.counted_at(host)
         has_cursors = self.keep_cursors(_before_seals_of(host), counted=counted)
         moves = has_cursors and counted is not None
-        cursor = self.put_cursor(counted) if moves and counted is not None else None
-        self.tell(host, cursor=cursor)
-        self.go_on(host, is_leader=True)
+        cursor = self.restore_cursor(counted) if moves and counted is not None else None
+        self.report_resume(host, cursor=cursor)
+        self.attach(host, is_leader=True)
 
     def keep_cursors(self, before_seals: BeforeSeals, *, counted: int | None) -> bool:
         """Save the data's cursor before every seal; return False without data.
 
         Data added later is put at the cursor of `counted` inner steps, if given.
         """
-        self._later = before_seals, counted
+        self._late_data = before_seals, counted
         data = self.policy.extra.get("data")
         if data is None or "data" not in self._saver.components:
             return False
@@ -195,46 +195,46 @@ class IslandCheckpoints:
         steps = resumed.counted[0]
         return steps if steps > resumed.saved[0] else None
 
-    def put_cursor(self, inner_steps: int) -> bool:
+    def restore_cursor(self, inner_steps: int) -> bool:
         """Put the data at the cursor of a seal; return False if none was saved."""
         return self._cursors is not None and self._cursors.put_back(inner_steps)
 
-    def tell(self, host: Host, *, cursor: bool | None) -> None:
+    def report_resume(self, host: Host, *, cursor: bool | None) -> None:
         """Report how the checkpoint was resumed, or that there was none.
 
         `cursor` is whether the data is at the position that the run has counted.
         """
         directory = Path(self.policy.directory)
         if host.resumed is None:
-            tell_fresh(host.joined, self._fresh(), directory=directory)
+            warn_fresh_optimizer(host.joined, self._fresh(), directory=directory)
             return
         trained = StepCounterFile.read(directory)
         if not self._is_alone:
-            tell_resumed(host.joined, host.resumed, trained=trained, cursor=cursor)
+            report_resumed(host.joined, host.resumed, trained=trained, cursor=cursor)
 
-    def go_on(self, subject: CheckpointSubject, *, is_leader: bool) -> None:
+    def attach(self, subject: CheckpointSubject, *, is_leader: bool) -> None:
         """Save `subject` from now on; all ranks of an island call this."""
         self._host = subject
         self._saved_round = subject.round if self._loaded else None
         if self._loaded is None:
             self.save(is_first=True)
         if is_leader:
-            self._mark = StepCounterFile(Path(self.policy.directory))
-            self._mark.note(*subject.progress)
+            self._counter_file = StepCounterFile(Path(self.policy.directory))
+            self._counter_file.note(*subject.progress)
 
     def stepped(self) -> None:
         """Record an inner step, and save if a checkpoint is due."""
         host = self._host
         assert host is not None
-        if self._mark is not None:
-            self._mark.note(*host.progress)
+        if self._counter_file is not None:
+            self._counter_file.note(*host.progress)
         if self.policy.is_due(host.round, self._saved_round):
             self.save()
 
     @property
     def is_unfinished(self) -> bool:
         """Whether a checkpoint waits for the late components of its inner step."""
-        return self._waits
+        return self._is_pending
 
     def save(self, *, is_first: bool = False) -> None:
         """Save, unless the last one is still being written; `finish` completes it.
@@ -247,11 +247,11 @@ class IslandCheckpoints:
         metadata = {"round": host.round, "inner_steps": steps, "tokens": tokens}
         late = () if is_first else self._late
         with host.saving(is_exact=self.is_exact) as island:
-            self._part.tree = to_tree(island)
+            self._component.tree = to_tree(island)
             is_begun = self._saver.save(metadata, late=late)
-            self._part.tree = {}
+            self._component.tree = {}
         if is_begun:
-            self._saved_round, self._waits = host.round, bool(late)
+            self._saved_round, self._is_pending = host.round, bool(late)
         if is_first:
             self._saver.wait()
 
@@ -274,19 +274,19 @@ class IslandCheckpoints:
 
     def finish(self) -> None:
         """Add the late components of the pending checkpoint, and start to write it."""
-        self._waits = False
+        self._is_pending = False
         self._saver.finish()
 
     def abandon(self) -> None:
         """Drop a pending checkpoint: the other ranks may not finish theirs."""
-        if self._mark is not None:
-            self._mark.close()
+        if self._counter_file is not None:
+            self._counter_file.close()
         self._saver.__exit__(UsageError, None, None)
 
     def close(self) -> None:
         """Wait until all saved checkpoints are durable, and stop."""
-        if self._mark is not None:
-            self._mark.close()
+        if self._counter_file is not None:
+            self._counter_file.close()
         self._saver.close()
 
     def _restore(self) -> Loaded | None:
@@ -435,7 +435,7 @@ class StepCounterFile:
 log = logging.getLogger("atoll")
 
 
-def tell_fresh(
+def warn_fresh_optimizer(
     joined: JoinReply, is_fresh: bool, *, directory: Path | None = None
 ) -> None:
     """Warn that the optimizer is fresh, if an earlier incarnation has counted."""
@@ -451,7 +451,7 @@ def tell_fresh(
     )
 
 
-def tell_resumed(
+def report_resumed(
     joined: JoinReply,
     resumed: ResumeReport,
     *,

@@ -21,8 +21,8 @@ from atoll.island.fragment import IslandFragment, UpdateInFlight, adopt_mode
 from atoll.island.memory import Memory
 from atoll.island.progress import IslandCounters, RunClock, WorkLedger
 from atoll.island.saved_state import AppliedOutcome, FragmentsWanted, SavedIsland
-from atoll.island.snapshot import is_standing, save_island
-from atoll.island.sync_worker import POLL_S, SyncWorker, seen_from
+from atoll.island.snapshot import can_save_exactly, save_island
+from atoll.island.sync_worker import POLL_S, SyncWorker, position_at_outcome
 from atoll.protocol.island import CARRIED_ROUNDS, FragmentSync
 from atoll.settings import SyncSection
 from atoll.trace import span
@@ -75,7 +75,7 @@ class Driver:
 
     def save(self, *, is_exact: bool) -> SavedIsland:
         """Return this island for a checkpoint. The caller holds the slots' locks."""
-        is_exact = is_exact and is_standing(self._slots)
+        is_exact = is_exact and can_save_exactly(self._slots)
         fragments = self._memory.saving(
             self._slots,
             self._joined.settings.sync,
@@ -203,7 +203,9 @@ class Driver:
             through=arrival.through,
             position=self.position,
         )
-        seen = seen_from(self.position, self._slots, self._state.books, outcome_taken)
+        seen = position_at_outcome(
+            self.position, self._slots, self._state.books, outcome_taken
+        )
         return self._advance(replace(outcome_taken, position=seen))
 
     def _wait(
@@ -481,15 +483,15 @@ class DepartureSender:
         if the update is staged, or an outcome lists it.
         """
         header = frame.header
-        self._exchange.heartbeat(self._worker.fresh(beat))
+        self._exchange.heartbeat(self._worker.with_held_rounds(beat))
         while True:
             reception = self._worker.publish(frame)
             if reception is protocol.Reception.STAGED:
                 return None
             if reception is protocol.Reception.SPOKEN_FOR:
                 return header.round + 1
-            beat = self._worker.fresh(beat)
-            self._worker.bring_lost(self._exchange.heartbeat(beat, at_once=True))
+            beat = self._worker.with_held_rounds(beat)
+            self._worker.publish_lost(self._exchange.heartbeat(beat, at_once=True))
             outcome = self._exchange.outcome(
                 header.fragment, header.round, wait_s=POLL_S
             )

@@ -20,7 +20,7 @@ from atoll.weights import FragmentLayout, FragmentState, lay_out, terms_of
 from atoll.weights.layout import first_non_finite
 from atoll.wire import OuterValues
 
-Bring = Callable[[JoinReply], None]
+PublishConstants = Callable[[JoinReply], None]
 """Publishes the constants of a founder to its run."""
 
 
@@ -31,20 +31,19 @@ def enter(
     *,
     leaving: AbstractContextManager[object],
     saved: ResumeSource | None = None,
-    bring: Bring | None = None,
+    publish_constants: PublishConstants | None = None,
 ) -> EnteredIsland:
     """Join, and return the reply with one `IslandFragment` per fragment.
 
     Afterwards the live weights are the run's, or those of the resumed checkpoint. On an
-    error, or when SIGTERM ends it, the island is no member: it leaves within
-    `leaving`, or its lease expires. A founder calls `bring` before it publishes the
-    first weights.
+    error, or when SIGTERM ends it, the island is no member: it leaves within `leaving`,
+    or its lease expires. A founder publishes its constants before the first weights.
     """
     while True:
         joined = exchange.join(request)
         try:
-            if joined.is_founder and bring is not None:
-                bring(joined)
+            if joined.is_founder and publish_constants is not None:
+                publish_constants(joined)
             return _enter(exchange, memory, request, joined, saved)
         except FoundingLost:
             continue  # still a member: another island has founded the run, or it will

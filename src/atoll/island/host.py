@@ -17,11 +17,11 @@ from atoll.errors import AtollWarning, Unreachable
 from atoll.exchange import Exchange
 from atoll.island.base import ParameterView, Runtime, ThreadRuntime
 from atoll.island.driver import Driver
-from atoll.island.entry import Bring, ResumeSource, enter
+from atoll.island.entry import PublishConstants, ResumeSource, enter
 from atoll.island.memory import Memory, WholeMemory
 from atoll.island.progress import RunClock
 from atoll.island.saved_state import SavedIsland
-from atoll.island.snapshot import still
+from atoll.island.snapshot import pause_outcomes
 from atoll.protocol import JoinRequest, Position, Stats, Stepped, SyncNow
 from atoll.weights.layout import F32
 from atoll.wire import blake3_digest
@@ -46,7 +46,7 @@ class Host:
         leaving: AbstractContextManager[object] | None = None,
         memory: Memory | None = None,
         saved: SavedIsland | None = None,
-        bring: Bring | None = None,
+        publish_constants: PublishConstants | None = None,
     ) -> None:
         self._exchange, self._clock = exchange, clock
         self._leaving = leaving or nullcontext()
@@ -59,7 +59,7 @@ class Host:
             request,
             leaving=self._leaving,
             saved=ResumeSource(saved, background) if saved else None,
-            bring=bring,
+            publish_constants=publish_constants,
         )
         self.joined, self.slots, self.tally = entry.joined, entry.slots, entry.tally
         self.resumed = entry.resumed
@@ -185,7 +185,7 @@ class Host:
 
         Only between inner steps.
         """
-        with still(self.slots):
+        with pause_outcomes(self.slots):
             yield self._driver.save(is_exact=is_exact)
 
     def stats(self) -> Stats:

@@ -21,7 +21,7 @@ from atoll.exchange.base import Constants, Keeper, KeepingExchange
 from atoll.exchange.relocation import FollowingExchange, RunLocation
 from atoll.island import environment
 from atoll.island.base import ParameterView
-from atoll.island.entry import Bring
+from atoll.island.entry import PublishConstants
 from atoll.island.host import Host
 from atoll.island.memory import Memory
 from atoll.island.saved_state import SavedIsland
@@ -128,10 +128,10 @@ class _JoiningIsland:
             leaving=leaving,
             saved=self.keeping.saved if self.keeping else None,
             memory=self.memory,
-            bring=self._bring_to(exchange),
+            publish_constants=self._publisher_for(exchange),
         )
 
-    def _bring_to(self, keeper: Keeper) -> Bring | None:
+    def _publisher_for(self, keeper: Keeper) -> PublishConstants | None:
         """Return the function by which a founder publishes its constants, if any."""
         constants, model = self.constants, self.request.model
         if constants is None:

@@ -197,14 +197,14 @@ class WorkLedger:
                 self._tally.counted += arrival.verdict is Verdict.COUNTED
                 self._tally.dropped += 1
                 if arrival.reason:
-                    self._tell_spent(slot, arrival)
+                    self._warn_counted_already(slot, arrival)
                 else:
-                    self._report_dropped(slot, sealed, arrival.verdict)
+                    self._warn_dropped(slot, sealed, arrival.verdict)
                 slot.settle(self._tally.inner_steps, self._tally.tokens)
             case WorkDecision.REFUSE:
                 self._tally.refused += 1
                 slot.settle(self._tally.inner_steps, self._tally.tokens)
-                self._tell_refused(slot, sealed, arrival)
+                self._warn_refused(slot, sealed, arrival)
 
     def lose(self, slot: IslandFragment) -> None:
         """Warn about work since the last seal that no round has taken, if any."""
@@ -251,7 +251,9 @@ class WorkLedger:
     def _note_lost(self, steps: int) -> None:
         self._tally.not_counted_steps = max(self._tally.not_counted_steps, steps)
 
-    def _tell_spent(self, slot: IslandFragment, arrival: AppliedOutcome) -> None:
+    def _warn_counted_already(
+        self, slot: IslandFragment, arrival: AppliedOutcome
+    ) -> None:
         steps = self._tally.inner_steps - slot.settled_steps
         tokens = self._tally.tokens - slot.settled_tokens
         warnings.warn(
@@ -262,7 +264,7 @@ class WorkLedger:
             stacklevel=2,
         )
 
-    def _report_dropped(
+    def _warn_dropped(
         self, slot: IslandFragment, sealed: UpdateInFlight, verdict: Verdict
     ) -> None:
         if verdict is Verdict.COUNTED:
@@ -284,7 +286,7 @@ class WorkLedger:
             tokens,
         )
 
-    def _tell_refused(
+    def _warn_refused(
         self, slot: IslandFragment, sealed: UpdateInFlight, arrival: AppliedOutcome
     ) -> None:
         warnings.warn(

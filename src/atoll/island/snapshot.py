@@ -1,8 +1,8 @@
 """A snapshot of an island's state at the end of an inner step, for a checkpoint.
 
-All functions run in the training thread, while `still` keeps the background threads
-from applying an outcome. Arrays are not copied: the caller copies them before it
-releases the threads.
+All functions run in the training thread, while `pause_outcomes` keeps the background
+threads from applying an outcome. Arrays are not copied: the caller copies them before
+it releases the threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from atoll.weights.layout import F32
 
 
 @contextmanager
-def still(slots: Sequence[IslandFragment]) -> Iterator[None]:
+def pause_outcomes(slots: Sequence[IslandFragment]) -> Iterator[None]:
     """Keep the background threads from applying outcomes within the block."""
     with ExitStack() as locks:
         for slot in slots:
@@ -73,7 +73,7 @@ def save_island(
     )
 
 
-def is_standing(slots: Sequence[IslandFragment]) -> bool:
+def can_save_exactly(slots: Sequence[IslandFragment]) -> bool:
     """Return whether an island can be saved exactly.
 
     An island with held-back work of an earlier incarnation is saved as work.
@@ -93,7 +93,7 @@ def fragments_of(
 
     `trained` are the inner steps and tokens of this incarnation.
     """
-    standing = [standing_of(slot) for slot in slots]
+    standing = [exact_state(slot) for slot in slots]
     if is_exact:
         return standing
     layouts = [slot.layout for slot in slots]
@@ -121,7 +121,7 @@ def as_work(
     return work
 
 
-def standing_of(slot: IslandFragment) -> SavedFragment:
+def exact_state(slot: IslandFragment) -> SavedFragment:
     """Return the exact state of a fragment."""
     state = slot.state
     return SavedFragment(

@@ -34,7 +34,7 @@ class RetriedStore:
         self._patient = store.RetryingStore(self.counted, pause=timing.pause)
         self.store = store.RangedStore(store.ProbedStore(self._patient))
 
-    def endure(self) -> None:
+    def use_long_retries(self) -> None:
         """Retry for minutes from now on: an outage must not end an island."""
         self._patient.tries = TRIES
 
@@ -120,7 +120,7 @@ def connect_store(
     if key is None:
         key = connection_key(island, run=reader.run, paths=paths)
     nonce = nonce or secrets.token_bytes(16)
-    reliable.endure()
+    reliable.use_long_retries()
     exchange = StoreExchange(reader, key=key, nonce=nonce, beat_s=beat_s)
     return StoreConnection(exchange, reliable, timing)
 

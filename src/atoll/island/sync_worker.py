@@ -93,7 +93,7 @@ class SyncWorker:
         try:
             if self._waiting:
                 self._exchange.heartbeat(beat)
-                self._sender.submit(self._say_waiting, sealed)
+                self._sender.submit(self._report_waiting, sealed)
             return arrival.result()
         finally:
             self._waiting = None
@@ -104,7 +104,7 @@ class SyncWorker:
         self._stops = True
         self._receiver.shutdown()
 
-    def fresh(self, beat: protocol.Heartbeat) -> protocol.Heartbeat:
+    def with_held_rounds(self, beat: protocol.Heartbeat) -> protocol.Heartbeat:
         """Return the heartbeat with the rounds that the island holds now."""
         return replace(beat, holds=tuple(slot.held_round for slot in self._slots))
 
@@ -209,7 +209,7 @@ class SyncWorker:
             elif outcomes:
                 self._apply(slot, sealed, book, outcomes)
                 for fragment in outcomes[-1].position.lost:
-                    self._sender.submit(self._bring_quietly, self._slots[fragment])
+                    self._sender.submit(self._publish_lost_state, self._slots[fragment])
         except OutcomeLost as exc:
             self._start_over(slot, sealed, str(exc))
         except BaseException as exc:  # the thread that trains must learn of it
@@ -236,7 +236,9 @@ class SyncWorker:
             if outcome is None:
                 if is_last_look:
                     return []
-                if not outcomes and (self._heed() or self._waits_elsewhere(sealed)):
+                if not outcomes and (
+                    self._pass_requests() or self._waits_elsewhere(sealed)
+                ):
                     return None
                 continue
             outcomes.append(outcome)
@@ -250,7 +252,7 @@ class SyncWorker:
             if is_last or slot.is_over(sealed.round):
                 return outcomes
 
-    def _say_waiting(self, sealed: UpdateInFlight) -> None:
+    def _report_waiting(self, sealed: UpdateInFlight) -> None:
         """Tell the run immediately that training waits."""
         waiting = self._waiting
         if waiting and waiting[0] is sealed and not sealed.arrival.done():
@@ -264,7 +266,7 @@ class SyncWorker:
         waiting = self._waiting
         return waiting is not None and waiting[0] is not sealed
 
-    def _heed(self) -> bool:
+    def _pass_requests(self) -> bool:
         """Pass requests of the run for other fragments to the waiting thread.
 
         The thread that trains waits for an outcome that cannot come before the run has
@@ -274,8 +276,8 @@ class SyncWorker:
         if waiting is None:
             return False
         sealed, beat = waiting
-        position = self._exchange.heartbeat(self.fresh(beat))
-        self.bring_lost(position)
+        position = self._exchange.heartbeat(self.with_held_rounds(beat))
+        self.publish_lost(position)
         wanted = {
             index: position.rounds[index]
             for index in position.wanted
@@ -304,21 +306,21 @@ class SyncWorker:
             if sealed is not None and sealed.round == round:
                 sealed.is_void = True
 
-    def bring_lost(self, position: protocol.Position) -> None:
+    def publish_lost(self, position: protocol.Position) -> None:
         """Publish the states that the run has lost."""
         for fragment in position.lost:
-            self._bring_state(self._slots[fragment])
+            self._publish_state(self._slots[fragment])
 
-    def _bring_quietly(self, slot: IslandFragment) -> None:
+    def _publish_lost_state(self, slot: IslandFragment) -> None:
         """Publish a state in background; on failure the run tries another island."""
         try:
-            self._bring_state(slot)
+            self._publish_state(slot)
         except AtollError as exc:
             log.warning(
                 "the state of fragment %d was not published: %s", slot.index, exc
             )
 
-    def _bring_state(self, slot: IslandFragment) -> None:
+    def _publish_state(self, slot: IslandFragment) -> None:
         """Publish a state that the run has lost: the last outcomes, then the state.
 
         The run ignores it if this island has reached another round since its heartbeat.
@@ -355,7 +357,9 @@ class SyncWorker:
             fresh = fetch_state(self._exchange, slot.index)
         through = fresh.round if fresh else last.round
         decision, residual = protocol.decide(book, verdict, through=through), verdict
-        if spent := why_spent(slot, sealed, entry, digest, through=through):
+        if spent := reason_counted_already(
+            slot, sealed, entry, digest, through=through
+        ):
             # All of the work is in the anchor already, and the residual with it.
             decision, verdict, reason = (
                 protocol.WorkDecision.DROP,
@@ -440,7 +444,7 @@ class SyncWorker:
             slot.note_held()
 
 
-def why_spent(
+def reason_counted_already(
     slot: IslandFragment,
     sealed: UpdateInFlight,
     entry: wire.RosterEntry | None,
@@ -471,7 +475,7 @@ def why_spent(
     )
 
 
-def seen_from(
+def position_at_outcome(
     position: protocol.Position,
     slots: Sequence[IslandFragment],
     books: Sequence[FragmentSync],

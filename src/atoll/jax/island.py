@@ -25,7 +25,7 @@ from atoll.island.checkpoints import (
     IslandCheckpoints,
     OnSave,
     as_policy,
-    tell_fresh,
+    warn_fresh_optimizer,
 )
 from atoll.island.identity import island_seed
 from atoll.island.join import is_alone
@@ -105,7 +105,7 @@ def join(
         run, view, model.spec, island=island, keeping=keeping, constants=constants
     )
     if keeping is None:
-        tell_fresh(host.joined, is_fresh=True)
+        warn_fresh_optimizer(host.joined, is_fresh=True)
     else:
         keeping.begin(host)
     return Island(host, view, optimizer_part, on_end=on_end, keeping=keeping)

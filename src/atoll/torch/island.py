@@ -372,13 +372,13 @@ def life_of(island: Island) -> Life:
 def taken_in(island: Island, scheduler: object) -> object:
     """Have a scheduler saved with the island; return its saved state, or None."""
     keeping = island._keeping
-    return None if keeping is None else keeping.take_in(scheduler)
+    return None if keeping is None else keeping.add_scheduler(scheduler)
 
 
 def take_in_data(island: Island, data: object) -> None:
     """Have an island's data saved with it, and put where a checkpoint says."""
     if island._keeping is not None:
-        island._keeping.take_in_data(data)
+        island._keeping.add_data(data)
 
 
 def _detached(value: Any) -> Any:

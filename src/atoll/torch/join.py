@@ -13,7 +13,7 @@ from atoll.checkpoint import Policy
 from atoll.errors import UsageError
 from atoll.exchange import CollectiveRun, MemoryRun
 from atoll.island import Host, join_run
-from atoll.island.checkpoints import tell_fresh
+from atoll.island.checkpoints import warn_fresh_optimizer
 from atoll.island.join import EarlierIncarnation
 from atoll.torch.construction import require_trained, require_values
 from atoll.torch.from_run import bundle_of
@@ -92,7 +92,7 @@ def join(
     keeping = keeping_of(checkpoint, model, optimizer, run)
     host, view = enter_alone(model, run, island=island, keeping=keeping)
     if keeping is None:
-        tell_fresh(host.joined, is_fresh=True)
+        warn_fresh_optimizer(host.joined, is_fresh=True)
     else:
         keeping.begin(host)
     return Island(Alone(host, view), [model], counted, on_end=on_end, keeping=keeping)

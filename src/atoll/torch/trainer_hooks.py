@@ -22,8 +22,8 @@ from atoll.island import Host
 from atoll.island.checkpoints import (
     IslandComponent,
     StepCounterFile,
-    tell_fresh,
-    tell_resumed,
+    report_resumed,
+    warn_fresh_optimizer,
 )
 from atoll.island.environment import island_from_environment
 from atoll.island.identity import island_key
@@ -284,9 +284,9 @@ def _marked(host: Host, past: Past) -> StepCounterFile:
         # Where the data stands the trainer knows, and only from its checkpoint.
         is_ahead = host.resumed.counted[0] > host.resumed.saved[0]
         cursor = False if is_ahead and not host.has_ended else None
-        tell_resumed(host.joined, host.resumed, trained=trained, cursor=cursor)
+        report_resumed(host.joined, host.resumed, trained=trained, cursor=cursor)
     elif not past.is_resumed:
-        tell_fresh(host.joined, is_fresh=True, directory=past.directory)
+        warn_fresh_optimizer(host.joined, is_fresh=True, directory=past.directory)
     past.directory.mkdir(parents=True, exist_ok=True)
     mark = StepCounterFile(past.directory)
     mark.note(*host.progress)

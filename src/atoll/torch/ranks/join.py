@@ -27,7 +27,7 @@ from atoll.island.checkpoints import (
     CheckpointLike,
     IslandCheckpoints,
     as_policy,
-    tell_fresh,
+    warn_fresh_optimizer,
 )
 from atoll.island.join import EarlierIncarnation, is_alone
 from atoll.island.saved_state import SavedFragment, SavedIsland
@@ -93,7 +93,7 @@ def join_ranks(
             bundle=bundle_of([stage.module for stage in team.stages]),
         )
         if known is None:
-            tell_fresh(host.joined, is_fresh=True)
+            warn_fresh_optimizer(host.joined, is_fresh=True)
         return host
 
     saved = keeping.saved.fragments if keeping and keeping.saved else ()
@@ -304,8 +304,10 @@ def go_on(keeping: IslandCheckpoints, life: Leader | Follower) -> None:
     has_cursors = keeping.keep_cursors(life.before_seal, counted=counted)
     cursor = None
     if counted is not None and has_cursors:
-        moved = together(ranks, lambda: "yes" if keeping.put_cursor(counted) else "")
+        moved = together(
+            ranks, lambda: "yes" if keeping.restore_cursor(counted) else ""
+        )
         cursor = all(moved)
     if host is not None:
-        keeping.tell(host, cursor=cursor)
-    keeping.go_on(kept, is_leader=host is not None)
+        keeping.report_resume(host, cursor=cursor)
+    keeping.attach(kept, is_leader=host is not None)

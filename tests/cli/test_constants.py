@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 import atoll
 from atoll import RunSettings
-from atoll.cli.serve import serving
+from atoll.cli.serve import serve_run
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.errors import ModelError
 from atoll.island import join_run
@@ -49,7 +49,7 @@ def served(
     place: Path, settings: RunSettings | None = SETTINGS, *, init: Path | None = None
 ) -> Iterator[Coordinator]:
     """Serve the run of a directory in this process while the block lasts."""
-    with serving(
+    with serve_run(
         place, settings, ListenOptions(), init=init, has_tensorboard=False
     ) as it:
         yield it.coordinator

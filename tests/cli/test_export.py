@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from atoll import RunSettings
-from atoll.cli.serve import serving
+from atoll.cli.serve import serve_run
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.island import join_run
 from atoll.island.environment import surroundings_from_environment
@@ -57,7 +57,7 @@ def listening_to(
     place: Path, settings: RunSettings, *, init: Path | None = None
 ) -> Iterator[Coordinator]:
     """Serve a run in this process while the block lasts."""
-    with serving(
+    with serve_run(
         place, settings, ListenOptions(), init=init, has_tensorboard=False
     ) as served:
         yield served.coordinator
@@ -256,7 +256,7 @@ def test_a_file_is_never_replaced(
     out.write_text("mine")
     code, _, err = run(capsys, "export", coordinator.url, out)
     assert (code, out.read_text()) == (2, "mine")
-    assert "is there already" in err
+    assert "exists already" in err
 
     code, _, err = run(capsys, "export", coordinator.url, tmp_path / "no" / "x")
     assert code == 2

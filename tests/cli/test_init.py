@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from atoll import RunSettings
-from atoll.cli.serve import serving
+from atoll.cli.serve import serve_run
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.errors import ModelError, UsageError
 from atoll.exchange import CoordinatorExchange
@@ -77,7 +77,7 @@ def _user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def served(place: Path, init: Path | None = None) -> Iterator[Coordinator]:
     """Serve the run of a directory in this process while the block lasts."""
-    with serving(
+    with serve_run(
         place / "run", SETTINGS, ListenOptions(), init=init, has_tensorboard=False
     ) as it:
         yield it.coordinator

@@ -19,8 +19,8 @@ import typer
 
 from atoll.cli import launch_coordinator, load_command
 from atoll.cli.launch import _follow, size_bytes
-from atoll.cli.launch_coordinator import RunAt, facts_of
-from atoll.cli.launch_follower import Following
+from atoll.cli.launch_coordinator import RunTarget, wait_until_serving
+from atoll.cli.launch_follower import LaunchFollower
 from atoll.errors import UsageError
 from atoll.launch import IslandSpec, engines
 from atoll.launch.api import Launched, launch_spec
@@ -167,7 +167,7 @@ def test_a_launch_is_found_from_another_terminal(place: Path, say: Say) -> None:
     assert set(states(say, url).values()) == {"cancelled"}
     code, out, err = say("scale", url, "2")
     assert (code, out) == (2, "")
-    assert "Nobody serves" in err
+    assert "is no longer served" in err
 
 
 @pytest.mark.timeout(300)
@@ -260,7 +260,7 @@ def test_an_interruption_lets_islands_leave(place: Path, say: Say) -> None:
     code = process.returncode
 
     assert code == 130, err
-    assert "islands are told to leave" in out
+    assert "islands are leaving" in out
     assert states(say) == {}
     found = states(say, "--all")
     assert {found["local-0"], found["local-1"]} == {"cancelled"}
@@ -273,12 +273,12 @@ def test_who_goes_without_the_islands_is_told_what_ends_all(
     spec = IslandSpec(command=("sleep", "600"), run="/no/a run", name="a")
     launched = launch_spec("local", 1, spec)
 
-    def interrupted(following: Following) -> bool:
+    def interrupted(following: LaunchFollower) -> bool:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Following, "follow", interrupted)
+    monkeypatch.setattr(LaunchFollower, "follow", interrupted)
     with pytest.raises(typer.Exit):
-        _follow(launched, RunAt("/no/a run"))
+        _follow(launched, RunTarget("/no/a run"))
 
     assert "atoll cancel '/no/a run'\n" in capsys.readouterr().err
 
@@ -317,7 +317,7 @@ def test_an_engine_that_falters_is_asked_again(
             launch_spec("local", 1, replace(spec, command=STAYING, name="c")),
         )
     )
-    Following(islands, other).follow()
+    LaunchFollower(islands, other).follow()
     out = capsys.readouterr().out
 
     assert "atoll: It is away. It is asked again." in out
@@ -333,7 +333,7 @@ def test_a_coordinator_that_starts_is_heard_past_a_silence(
     words = ("sh", "-c", 'sleep 1; echo \'{"url": "there"}\'; sleep 60')
     spec = IslandSpec(command=words, run="/no/run", name="coordinator")
     launched = launch_spec("local", 1, spec)
-    facts = facts_of(Launched(launched.handle, Faltering(launched.launcher)))
+    facts = wait_until_serving(Launched(launched.handle, Faltering(launched.launcher)))
     launched.cancel()
 
     assert facts == {"url": "there"}
@@ -348,10 +348,10 @@ def test_a_coordinator_that_stays_is_named(
     spec = IslandSpec(command=("true",), run="/no/run", name="a")
     islands = launch_spec("local", 1, spec)
     staying = launch_spec("local", 1, replace(spec, command=STAYING, name="c"))
-    Following(islands, Launched(staying.handle, Deaf(staying.launcher))).follow()
+    LaunchFollower(islands, Launched(staying.handle, Deaf(staying.launcher))).follow()
     staying.cancel()
 
-    told = f"local was told to end {staying.handle.id}, which runs still."
+    told = f"{staying.handle.id} is cancelled on local, and still runs."
     assert told in capsys.readouterr().out
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.run_names import StoreUrl, place_of
+from atoll.cli.run_names import StoreUrl, locate_run
 from atoll.coordinator.app import Coordinator
 from atoll.errors import Refused
 from atoll.island.environment import surroundings_from_environment
@@ -52,7 +52,7 @@ def test_a_moved_run_is_known_by_its_name(
     said = json.loads(out)
 
     assert (code, said["state"], said["move"]["target"]) == (0, "moved", target)
-    assert place_of("lagoon") == StoreUrl(target)
+    assert locate_run("lagoon") == StoreUrl(target)
     code, out, _ = run(capsys, "status", "lagoon", "--json")
     assert json.loads(out)["islands"][0]["island"] == "a"
     code, _, err = run(capsys, "control", served.url, "pause")
@@ -109,7 +109,7 @@ def test_a_run_moves_to_one_place(
     code, _, err = run(capsys, "move", served.url, str(target))
     assert (code, "already: notes" in err) == (2, True)
     code, _, err = run(capsys, "move", served.url, str(target), "--back")
-    assert (code, "is not on its way" in err) == (2, True)
+    assert (code, "is not moving" in err) == (2, True)
     assert run(capsys, "move", served.url, str(tmp_path / "other"))[0] == 0
     code, _, err = run(capsys, "move", served.url, str(target))
     assert (code, "Name that one" in err) == (2, True)

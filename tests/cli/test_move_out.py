@@ -17,7 +17,7 @@ import pytest
 
 from atoll import RunSettings
 from atoll.cli.migration import run_file_text
-from atoll.cli.run_names import place_of
+from atoll.cli.run_names import locate_run
 from atoll.exchange.bucket.create import make_run
 from atoll.island.environment import surroundings_from_environment
 from atoll.security import Credentials, Role, RunUrl, run_tokens
@@ -73,7 +73,7 @@ def test_a_run_is_served_by_what_the_command_says(tmp_path: Path, capsys: Said) 
     assert (said["state"], said["move"]["target"]) == ("moved", target)
     with typed(said["serve"], tmp_path / "home") as served:
         assert (served["run"], served["url"]) == (said["run"], target)
-        assert place_of("lagoon") == place_of(target)
+        assert locate_run("lagoon") == locate_run(target)
         at = _round(capsys, "lagoon")
         until("rounds to close", lambda: _round(capsys, "lagoon") > at + 1)
         program, *invite = shlex.split(said["invite"])
@@ -124,7 +124,7 @@ def test_the_directory_is_as_serve_would_make_it(
     assert known is not None
     assert known.pin is not None
     assert known.token(Role.OPERATOR) is not None
-    assert isinstance(place_of("lagoon"), RunUrl)
+    assert isinstance(locate_run("lagoon"), RunUrl)
 
 
 def test_a_directory_may_have_what_islands_know_already(
@@ -156,7 +156,7 @@ def test_saying_it_again_is_saying_it_once(
     code, out, _ = run(capsys, "move", "lagoon", target, "--dir", directory)
     assert (code, "is at https://127.0.0.1:4711 already" in out) == (0, True)
     code, _, err = run(capsys, *words, "--back")
-    assert (code, "already, and goes on there" in err) == (4, True)
+    assert (code, "has moved to" in err) == (4, True)
 
 
 def test_a_run_file_holds_every_kind_of_value(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_run_file_holds_every_kind_of_value(tmp_path: Path) -> None:
     [
         (("./elsewhere",), "by a coordinator"),
         (("http://reef.example:1",), "would send the token in the open"),
-        (("https://reef.example:1", "--back"), "is not on its way"),
+        (("https://reef.example:1", "--back"), "is not moving"),
     ],
 )
 def test_what_cannot_be_is_told_the_way_out(
@@ -248,7 +248,7 @@ def test_a_run_that_is_left_on_its_way_is_told(
             if path.is_file():
                 path.write_bytes(b"nothing of the kind")
     code, _, err = run(capsys, *words)
-    assert (code, "the run is on its way" in err) == (5, True)
+    assert (code, "the run is moving" in err) == (5, True)
     assert run(capsys, *words, "--back")[0] == 0
     assert not (tmp_path / "run" / "journal.arriving").exists()
 

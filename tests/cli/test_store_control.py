@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.cli.control import say
-from atoll.cli.store_run import Observing, StatusView
+from atoll.cli.control import write_control
+from atoll.cli.store_run import StatusView, StoreObserver
 from atoll.errors import UsageError
 from atoll.exchange import Frame
 from atoll.exchange.bucket import documents, keys
@@ -51,7 +51,7 @@ def beat_of(name: str, **changes: str) -> Heartbeat:
 
 def member(url: str, name: str, beats: int, **changes: object) -> MemberDocument:
     """Put the document of an island, as its heartbeats do."""
-    with Observing(url) as observing:
+    with StoreObserver(url) as observing:
         document = MemberDocument(
             run=observing.reader.run,
             slot=ord(name[0]) - ord("a"),
@@ -99,7 +99,7 @@ def test_who_is_live_is_found_out_by_watching(tmp_path: Path) -> None:
     member(url, "a", 1)
     member(url, "b", 1)
     member(url, "c", 5, has_left=True)
-    with Observing(url, clock=clock) as observing:
+    with StoreObserver(url, clock=clock) as observing:
         view = StatusView(observing)
         assert standings(view) == {"a": "seen", "b": "seen", "c": "left"}
         said = view.document()
@@ -146,7 +146,7 @@ def test_an_islands_row_is_what_it_says_of_itself(tmp_path: Path) -> None:
     """
     url = founded(tmp_path / "store")
     member(url, "a", 1)
-    with Observing(url) as observing:
+    with StoreObserver(url) as observing:
         (row,) = StatusView(observing).document()["islands"]
 
     assert (row["loss"], row["version"], row["pace_s"]) == (2.5, "0.1.0", 1.0)
@@ -158,7 +158,7 @@ def test_a_run_without_its_decider_says_so(tmp_path: Path) -> None:
     given = settings().with_values({"run.start_islands": 1, "store.decider": "tokyo"})
     init(str(tmp_path / "store"), given)
     url, clock = str(tmp_path / "store"), HandClock()
-    with Observing(url, clock=clock) as observing:
+    with StoreObserver(url, clock=clock) as observing:
         view = StatusView(observing)
         member(url, "a", 1)
         observing.look()
@@ -213,11 +213,11 @@ def test_what_cannot_be_is_not_said(
 def test_who_speaks_second_takes_the_next_number(tmp_path: Path) -> None:
     """A number that another has taken meanwhile is read first."""
     url = founded(tmp_path / "store")
-    with Observing(url) as first, Observing(url) as second:
+    with StoreObserver(url) as first, StoreObserver(url) as second:
         taken = ControlDocument(run=first.reader.run, action="pause", values={})
         key = keys.control(1)
         FileStore(Path(url)).put_new(key, packed(documents.CONTROL, taken, key))
-        number, _ = say(second, "resume", {})
+        number, _ = write_control(second, "resume", {})
 
         assert number == 2
         assert [each.action for each in second.reader.view.controls] == [
@@ -239,7 +239,7 @@ def test_an_evicted_life_is_named(tmp_path: Path, capsys: Said) -> None:
     assert (document.island, document.incarnation) == ("a", 1)
 
 
-def until(observing: Observing, has_come: Callable[[], bool]) -> None:
+def until(observing: StoreObserver, has_come: Callable[[], bool]) -> None:
     """Look until something has come."""
     for _ in range(600):
         observing.look()
@@ -252,14 +252,14 @@ def until(observing: Observing, has_come: Callable[[], bool]) -> None:
 def test_everybody_reads_with_which_round_a_decay_begins(tmp_path: Path) -> None:
     """It is an operator's word like others, and is judged like theirs."""
     url = founded(tmp_path / "store")
-    with Observing(url) as observing, Observing(url) as other:
-        say(observing, "set", {"values": {"run.decay_round": 4}})
+    with StoreObserver(url) as observing, StoreObserver(url) as other:
+        write_control(observing, "set", {"values": {"run.decay_round": 4}})
         other.look()
         assert other.reader.view.position(0.0).decay_round == 4
         with pytest.raises(
             UsageError, match=r"decay_round=1 is not ahead .* Give [23] or"
         ):
-            say(other, "set", {"values": {"run.decay_round": 1}})
+            write_control(other, "set", {"values": {"run.decay_round": 1}})
 
 
 def test_islands_end_with_the_round_that_a_stop_names(
@@ -268,17 +268,17 @@ def test_islands_end_with_the_round_that_a_stop_names(
     """Paused first, so that nothing is under way: both end with the same weights."""
     url = made(tmp_path / "store")
     trained = Trained(url)
-    with Observing(url) as observing:
+    with StoreObserver(url) as observing:
         view = observing.reader.view
         until(observing, lambda: min([r.number for r in view.state.rounds] or [0]) > 5)
-        say(observing, "pause", {})
+        write_control(observing, "pause", {})
         until(
             observing,
             lambda: all(d.beat.waits_for is not None for d in view.documents.values()),
         )
-        _, document = say(observing, "stop", {})
+        _, document = write_control(observing, "stop", {})
         last = document.last_round
-        say(observing, "resume", {})
+        write_control(observing, "resume", {})
         anchors = trained.wait()
 
     said = json.loads(run(capsys, "status", url, "--json")[1])

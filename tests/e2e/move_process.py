@@ -22,7 +22,7 @@ import atoll.cli.migration as migration
 import atoll.coordinator.move as arrival
 from atoll import kernels
 from atoll.cli import main
-from atoll.cli.coordinator_client import Asking
+from atoll.cli.coordinator_client import CoordinatorClient
 from atoll.disk import SystemDisk
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import parse
@@ -74,12 +74,12 @@ def words_of(key: str, parts: Sequence[Data]) -> str:
     return f"say:{said.action}."
 
 
-class DyingAsking(Asking):
-    """A way to a coordinator on which the process dies."""
+class DyingClient(CoordinatorClient):
+    """A client of a coordinator in whose posts the process dies."""
 
-    def post(self, target: str, said: Mapping[str, Any] | None = None) -> Any:
+    def post(self, target: str, payload: Mapping[str, Any] | None = None) -> Any:
         with request(target):
-            return super().post(target, said)
+            return super().post(target, payload)
 
 
 class DyingDisk(SystemDisk):
@@ -117,7 +117,7 @@ if __name__ == "__main__":
     # process live on, and the tests would assert nothing.
     with (
         mock.patch.object(migration, "reliable", dying_store),
-        mock.patch.object(migration, "Asking", DyingAsking),
+        mock.patch.object(migration, "CoordinatorClient", DyingClient),
         mock.patch.object(migration, "Arrival", DyingArrival),
         mock.patch.object(arrival, "SystemDisk", DyingDisk),
     ):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.cli.migration import Removal
+from atoll.cli.migration import MoveToCoordinator
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.exchange import MemoryRun
 from atoll.exchange.bucket.create import init
@@ -34,7 +34,7 @@ def move(bucket: str, directory: Path, stack: ExitStack) -> None:
     """Take a run from a bucket to a coordinator, and serve it there."""
     port = free_port()
     target = parse_run_url(f"http://127.0.0.1:{port}")
-    with Removal(bucket, target, directory) as removal:
+    with MoveToCoordinator(bucket, target, directory) as removal:
         removal.go()
     listening = ListenOptions(port=port, has_tls=False)
     coordinator = Coordinator(directory, None, listening=listening)

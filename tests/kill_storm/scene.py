@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll.cli.control import say
-from atoll.cli.store_run import Observing
+from atoll.cli.control import write_control
+from atoll.cli.store_run import StoreObserver
 from atoll.exchange.bucket.create import make_run
 from atoll.security import Role, token_file
 from atoll.settings import RunSettings
@@ -182,8 +182,8 @@ class Scene:
             reply = self.server.stage.ask("POST", "/control/stop", {})
             assert reply.status == 200, reply
             return
-        with Observing(self.url) as observing:
-            say(observing, "stop", {})
+        with StoreObserver(self.url) as observing:
+            write_control(observing, "stop", {})
 
     def close(self) -> None:
         """End every process that still runs."""

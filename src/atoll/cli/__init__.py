@@ -23,27 +23,27 @@ __all__ = ["VERBS", "load_command", "main"]
 PANELS = {
     "Start": {
         "demo": "Train a small language model on four islands.",
-        "serve": "Serve a run: a new one, or the one that the directory holds.",
-        "init": "Make a run in a store, where islands meet without a coordinator.",
+        "serve": "Serve a new run, or the run of a directory.",
+        "init": "Make a run in a store, without a coordinator.",
         "join": "Run a command as an island of a run.",
-        "invite": "Print the command to paste on another machine; for operators.",
+        "invite": "Print a command for another machine to join a run; for operators.",
     },
     "Launch": {
-        "launch": "Start islands of a run on an engine, and follow them to its end.",
+        "launch": "Start islands of a run on an engine, and follow the run to its end.",
         "ps": "List launched islands: their states, restarts and last metrics.",
         "logs": "Print the output of launched islands, restarts included.",
         "scale": "Scale a launch to N islands.",
         "cancel": "End launched islands; each leaves its run cleanly if it can.",
     },
     "Watch": {
-        "status": "Print where a run is, who takes part, and why it waits.",
+        "status": "Print a run's progress, its islands, and why it waits.",
         "events": "Print the last events of a run that its coordinator keeps.",
         "doctor": "Check the connection from this machine to a run, step by step.",
     },
     "Control": {
         "control": "Control a run: pause, resume, save, stop, drain, evict, set.",
         "move": "Move a run from its coordinator into a store, or back.",
-        "certify": "Make a certificate for a machine that is to join a run.",
+        "certify": "Make a certificate for a machine of a run.",
     },
     "Weights and tools": {
         "export": "Write agreed weights into a safetensors file.",

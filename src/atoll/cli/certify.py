@@ -1,4 +1,4 @@
-"""`atoll certify RUN NAME`: a certificate for a machine, where a run asks for one."""
+"""`atoll certify RUN NAME`: issue a certificate for a machine of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.run_names import complete, directory_of
+from atoll.cli.run_names import complete_run_name, local_directory
 from atoll.security.private_files import private_directory
 
 
@@ -19,36 +19,38 @@ def certify(
         str,
         typer.Argument(
             metavar="RUN",
-            help="The run's directory on this machine, or its name.",
-            autocompletion=complete,
+            help="Directory of the run on this machine, or its name.",
+            autocompletion=complete_run_name,
             show_default=False,
         ),
     ],
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME", help="Of the island, or of its machine.", show_default=False
+            metavar="NAME",
+            help="Name of the island, or of its machine.",
+            show_default=False,
         ),
     ],
     into: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where NAME.pem is put.")
+        Path, typer.Option(metavar="DIR", help="Directory for NAME.pem.")
     ] = Path(),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Make a certificate for a machine that is to join a run.
+    """Make a certificate for a machine of a run.
 
-    NAME.pem holds it and its key. The run's own authority signs it, which is made on
-    the first call; served with --island-certificates DIR/authority.pem, a run lets in
-    nobody without.
+    NAME.pem holds the certificate and its key. The run's own authority signs it; the
+    first call makes that authority. A run that is served with --island-certificates
+    DIR/authority.pem admits only clients with such a certificate.
     """
     from atoll.security.certificates import issue_island_certificate, make_authority
 
-    directory = private_directory(directory_of(run))
+    directory = private_directory(local_directory(run))
     authority = make_authority(directory, unix_s=time.time())
     file = issue_island_certificate(directory, name, into=into, unix_s=time.time())
     if as_json:
-        said = {"certificate": str(file.absolute()), "authority": str(authority)}
-        typer.echo(json.dumps(said))
+        paths = {"certificate": str(file.absolute()), "authority": str(authority)}
+        typer.echo(json.dumps(paths))
         return
     typer.echo(f"certificate  {file.absolute()}")
     typer.echo(f"authority    {authority}")
@@ -58,7 +60,7 @@ def certify(
         f"{shlex.quote(file.name)} -- COMMAND"
     )
     typer.echo(
-        f"atoll: {file.name} holds a key. Take it to its machine by a way that nobody "
-        "else reads, and remove it here.",
+        f"atoll: {file.name} holds a private key. Copy it to its machine over a secure "
+        "channel, and remove it here.",
         err=True,
     )

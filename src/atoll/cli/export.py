@@ -1,8 +1,7 @@
-"""`atoll export RUN OUT`: the agreed weights, as a safetensors file or for others.
+"""`atoll export RUN OUT`: write the agreed weights of a run to files.
 
-`atoll export --format hf`: a directory that `from_pretrained` loads.
-
-The agreed weights of a run in a store, as a safetensors file.
+The weights come from the coordinator as a safetensors file, or from the objects of a
+store. `--format hf` writes a directory that `from_pretrained` loads.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ import typer
 
 from atoll.bundle import Bundle
 from atoll.bundle.definition import CONFIG, MANIFEST
-from atoll.cli.coordinator_client import Asking
-from atoll.cli.run_names import RUN, StoreUrl, place_of
-from atoll.cli.store_run import Observing
+from atoll.cli.coordinator_client import CoordinatorClient
+from atoll.cli.run_names import RUN, StoreUrl, locate_run
+from atoll.cli.store_run import StoreObserver
 from atoll.coordinator.anchor_file import FilePlan, listed_rounds
 from atoll.disk import sync_directory
 from atoll.errors import CorruptError, Refused, Unreachable, UsageError
@@ -40,18 +39,18 @@ from atoll.weights import FragmentState
 
 TRIES = 120
 PAUSE_S = 0.5
-"""A round that is being committed takes no longer than all tries together; a body
-that breaks goes on as often."""
+"""Attempts and the pause between them: together longer than the commit of a round. A
+download that breaks off continues as often."""
 
 MAX_HEAD_BYTES = 100_000_000
-"""As safetensors itself has it."""
+"""The limit of safetensors itself."""
 
 FILE_S = 600.0
-"""Writing a large file there takes its time before the first byte comes."""
+"""Timeout of a reply: a coordinator writes a large file before it sends any of it."""
 
 
-class Form(StrEnum):
-    """What is written."""
+class ExportFormat(StrEnum):
+    """The files to write."""
 
     SAFETENSORS = "safetensors"
     HF = "hf"
@@ -61,40 +60,42 @@ def export(
     run: Annotated[str, RUN],
     out: Annotated[
         Path,
-        typer.Argument(metavar="OUT", help="A new .safetensors file, or directory."),
+        typer.Argument(metavar="OUT", help="New .safetensors file, or new directory."),
     ],
     round: Annotated[
         int | None,
-        typer.Option(min=0, help="Those of a round, while it is kept."),
+        typer.Option(min=0, help="Round to export, if kept. Default: the newest."),
     ] = None,
-    form: Annotated[
-        Form,
-        typer.Option("--format", help="hf: a directory for from_pretrained."),
-    ] = Form.SAFETENSORS,
+    export_format: Annotated[
+        ExportFormat,
+        typer.Option("--format", help="hf writes a directory for from_pretrained."),
+    ] = ExportFormat.SAFETENSORS,
     bundle: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="With hf: has config.json, if the run has no bundle."
+            metavar="DIR", help="With hf, directory with config.json of the model."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Write agreed weights into a safetensors file.
 
-    The weights are the newest, or those of --round. Every trained parameter and
-    floating buffer is in the file, in its own dtype, and the constants (frozen
-    parameters, integer buffers) that the run keeps; what it does not keep is named.
-    A tied tensor is there once, by its first name. With --format hf the configuration
-    and the tokenizer of the run's bundle are written beside them.
+    The weights are the newest, or those of --round. The file has every trained
+    parameter and floating buffer in its own dtype, and the constants (frozen
+    parameters, integer buffers) that the run keeps; the command names those that it
+    does not keep. A tied tensor has its first name only. --format hf also writes the
+    configuration and the tokenizer of the run's bundle.
     """
-    place = place_of(run)
-    if form is Form.HF:
-        facts = export_hf(place, out, bundle, lambda file: take(place, file, round))
+    location = locate_run(run)
+    if export_format is ExportFormat.HF:
+        facts = export_hf(
+            location, out, bundle, lambda file: write_weights(location, file, round)
+        )
     elif bundle is not None:
-        raise UsageError("--bundle is for --format hf. Leave it out, or say that.")
+        raise UsageError("--bundle is for --format hf. Leave it out, or give that.")
     else:
         with _draft(out) as draft:
-            facts = take(place, draft, round)
+            facts = write_weights(location, draft, round)
     facts["file"] = str(out)
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
@@ -103,55 +104,57 @@ def export(
             f"{out}: round {facts['round']}, {facts['tensors']} tensors, "
             f"{facts['bytes']} bytes"
         )
-        _tell_constants(facts["constants"])
+        _print_missing(facts["constants"])
 
 
-def take(place: StoreUrl | RunUrl, file: Path, round: int | None) -> dict[str, Any]:
-    """Write the agreed weights into a file, and return what it says of itself."""
-    if isinstance(place, StoreUrl):
-        size_bytes = _from_store(place, file, round)
+def write_weights(
+    location: StoreUrl | RunUrl, file: Path, round: int | None
+) -> dict[str, Any]:
+    """Write the agreed weights into a file, and return the facts in its header."""
+    if isinstance(location, StoreUrl):
+        size_bytes = _from_store(location, file, round)
     else:
-        size_bytes = _from_coordinator(place, file, round)
+        size_bytes = _from_coordinator(location, file, round)
     return _facts(file, size_bytes)
 
 
-def _from_store(place: StoreUrl, draft: Path, round: int | None) -> int:
-    with Observing(place.url) as observing, _bar() as progress:
-        observing.reader.read_controls()
-        moved_to = observing.reader.view.moved_to
+def _from_store(location: StoreUrl, draft: Path, round: int | None) -> int:
+    with StoreObserver(location.url) as observer, _bar() as progress:
+        observer.reader.read_controls()
+        moved_to = observer.reader.view.moved_to
         if moved_to is not None:
             typer.echo(
                 f"atoll: the run has moved to {moved_to}, and trains there. These are "
                 "the weights that it left here.",
                 err=True,
             )
-        return write_anchor(observing, draft, round=round, progress=progress)
+        return write_anchor(observer, draft, round=round, progress=progress)
 
 
 def _from_coordinator(url: RunUrl, draft: Path, round: int | None) -> int:
-    with Asking.of(url) as asking:
-        asking.get("/health")  # one that is not there is not worth waiting for
-        return int(_fetch(asking, draft, round).headers["content-length"])
+    with CoordinatorClient.of(url) as client:
+        client.get("/health")  # fail now if the coordinator is away, without retries
+        return int(_fetch(client, draft, round).headers["content-length"])
 
 
-def _fetch(asking: Asking, draft: Path, round: int | None) -> HttpReply:
+def _fetch(client: CoordinatorClient, draft: Path, round: int | None) -> HttpReply:
     target = "/anchor" if round is None else f"/anchor?round={round}"
 
-    def into(size: int) -> memoryview:
-        # The file itself is the memory: nothing of it is kept twice.
+    def open_buffer(size: int) -> memoryview:
+        # Download into the file's mapping, so that no second copy is in memory.
         return memoryview(np.memmap(draft, np.uint8, "w+", shape=(size,)).data)
 
     with _bar() as progress:
-        fetching = Download(into, progress)
-        return _again(
-            lambda: asking.call("GET", target, fetching=fetching, timeout_s=FILE_S)
+        download = Download(open_buffer, progress)
+        return _retry(
+            lambda: client.call("GET", target, download=download, timeout_s=FILE_S)
         )
 
 
-def _again(fetch: Callable[[], HttpReply]) -> HttpReply:
-    """Ask until no round is in the way, or the network has failed too often.
+def _retry(fetch: Callable[[], HttpReply]) -> HttpReply:
+    """Retry while a round is being committed, or the network fails.
 
-    A body that broke off goes on where it was.
+    A download that broke off continues where it stopped.
     """
     for _ in range(TRIES - 1):
         with suppress(Unreachable):
@@ -165,7 +168,7 @@ def _bar() -> Iterator[Callable[[int, int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    with typer.progressbar(length=1, label="taking", file=sys.stderr) as bar:
+    with typer.progressbar(length=1, label="export", file=sys.stderr) as bar:
 
         def show(done: int, total: int) -> None:
             bar.length = total
@@ -176,9 +179,9 @@ def _bar() -> Iterator[Callable[[int, int], None] | None]:
 
 @contextmanager
 def _draft(out: Path) -> Iterator[Path]:
-    """Give a file that takes the name `out` when the block has ended well."""
+    """Give a file that is renamed to `out` if the block succeeds."""
     if out.exists():
-        raise UsageError(f"{out} is there already. Remove it, or choose another name.")
+        raise UsageError(f"{out} exists already. Remove it, or choose another name.")
     draft = out.with_name(f"{out.name}.{secrets.token_hex(4)}~")
     try:
         draft.touch()
@@ -188,7 +191,7 @@ def _draft(out: Path) -> Iterator[Path]:
         draft.rename(out)
     except OSError as exc:
         raise UsageError(
-            f"{out} cannot be written: {exc.strerror or exc}. Choose another place."
+            f"{out} cannot be written: {exc.strerror or exc}. Choose another path."
         ) from exc
     finally:
         with suppress(OSError):
@@ -196,23 +199,23 @@ def _draft(out: Path) -> Iterator[Path]:
 
 
 def _facts(draft: Path, sent_bytes: int) -> dict[str, Any]:
-    """Return what the file says of itself.
+    """Return the facts in the header of a file.
 
     Raises:
-        CorruptError: it is not a whole safetensors file.
+        CorruptError: it is not a complete safetensors file.
     """
     try:
         with draft.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
             head = json.loads(file.read(min(size, MAX_HEAD_BYTES)))
-        said = head.pop("__metadata__")
-        last = max(each["data_offsets"][1] for each in head.values())
-        model = json.loads(said["atoll.model"])
-        is_whole = 8 + size + last == sent_bytes == draft.stat().st_size
+        metadata = head.pop("__metadata__")
+        last = max(entry["data_offsets"][1] for entry in head.values())
+        model = json.loads(metadata["atoll.model"])
+        is_complete = 8 + size + last == sent_bytes == draft.stat().st_size
         facts = {
-            "run": said["atoll.run"],
-            "round": int(said["atoll.round"]),
-            "rounds": json.loads(said["atoll.rounds"]),
+            "run": metadata["atoll.run"],
+            "round": int(metadata["atoll.round"]),
+            "rounds": json.loads(metadata["atoll.rounds"]),
             "tensors": len(head),
             "bytes": sent_bytes,
             "constants": [
@@ -220,16 +223,16 @@ def _facts(draft: Path, sent_bytes: int) -> dict[str, Any]:
             ],
         }
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
-        raise CorruptError(_NOT_WHOLE) from exc
-    if not is_whole:
-        raise CorruptError(_NOT_WHOLE)
+        raise CorruptError(INCOMPLETE) from exc
+    if not is_complete:
+        raise CorruptError(INCOMPLETE)
     return facts
 
 
-_NOT_WHOLE = "What came is not a whole safetensors file. Take it again."
+INCOMPLETE = "The received data is not a complete safetensors file. Export it again."
 
 
-def _tell_constants(names: list[str]) -> None:
+def _print_missing(names: list[str]) -> None:
     if names:
         few = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         typer.echo(
@@ -240,31 +243,36 @@ def _tell_constants(names: list[str]) -> None:
 
 
 WEIGHTS = "model.safetensors"
-UNKNOWN = "atoll.model"
-"""Of the file's own words: the order of the model's tensors, which only a run needs."""
+TENSOR_ORDER = "atoll.model"
+"""Key of the file's metadata: the order of the tensors, which only a run needs."""
 
 Facts = dict[str, Any]
-Take = Callable[[Path], Facts]
+WriteWeights = Callable[[Path], Facts]
 
 
 def export_hf(
-    place: StoreUrl | RunUrl, out: Path, directory: Path | None, take: Take
+    location: StoreUrl | RunUrl,
+    out: Path,
+    directory: Path | None,
+    write_weights: WriteWeights,
 ) -> Facts:
-    """Write what `from_pretrained` loads, whole or not at all; return what it is.
+    """Write the directory that `from_pretrained` loads, or nothing; return the facts.
 
     Raises:
-        UsageError: something is at `out`; nothing says what the model is; or its
-            tensors are not the run's.
+        UsageError: `out` exists, nothing defines the model, or the model's tensors are
+            not those of the run.
     """
-    bundle, where = _definition(place, directory)
+    bundle, bundle_directory = _definition(location, directory)
     if CONFIG not in bundle.files:
         raise UsageError(
-            f"The bundle has no {CONFIG}, so that transformers could not load its "
+            f"The bundle has no {CONFIG}, so transformers could not load its "
             "model. Leave --format out, or give a directory that has one: --bundle DIR."
         )
     with _draft_directory(out) as draft:
-        facts = take(draft / WEIGHTS)
-        _call_as_saved(draft / WEIGHTS, where, trust_remote_code=bool(bundle.code))
+        facts = write_weights(draft / WEIGHTS)
+        _rename_tensors(
+            draft / WEIGHTS, bundle_directory, trust_remote_code=bool(bundle.code)
+        )
         for name, content in bundle.files.items():
             if name != MANIFEST:
                 _write(draft / name, content)
@@ -272,28 +280,30 @@ def export_hf(
 
 
 def _definition(
-    place: StoreUrl | RunUrl, directory: Path | None
+    location: StoreUrl | RunUrl, directory: Path | None
 ) -> tuple[Bundle, Path]:
-    """Return the files that define the model, and where they are."""
+    """Return the files that define the model, and their directory."""
     if directory is not None:
         return Bundle.of_directory(directory, leaves_weights=True), directory
     remedy = "give a directory that has its config.json: --bundle DIR"
-    definition = definition_of(str(place), remedy=remedy)
+    definition = definition_of(str(location), remedy=remedy)
     require_consent(definition)
     return definition.bundle, definition.directory
 
 
-def _call_as_saved(file: Path, directory: Path, *, trust_remote_code: bool) -> None:
+def _rename_tensors(file: Path, directory: Path, *, trust_remote_code: bool) -> None:
     """Give every tensor the name that `from_pretrained` looks for."""
     saved_names = _saved_names()
     with file.open("r+b") as opened:
         size = int.from_bytes(opened.read(8), "little")
         head = json.loads(opened.read(size))
-        said = {key: v for key, v in head.pop("__metadata__").items() if key != UNKNOWN}
+        metadata = {
+            key: v for key, v in head.pop("__metadata__").items() if key != TENSOR_ORDER
+        }
         names = saved_names(directory, head.keys(), trust_remote_code=trust_remote_code)
         renamed = {names[name]: entry for name, entry in head.items()}
-        text = json.dumps({"__metadata__": said, **renamed}, separators=(",", ":"))
-        # Shorter than before, since what a run needs is left out: the rest stays put.
+        text = json.dumps({"__metadata__": metadata, **renamed}, separators=(",", ":"))
+        # The header without the order is shorter: padding keeps the data in place.
         opened.seek(8)
         opened.write(text.encode().ljust(size))
         opened.flush()
@@ -314,7 +324,7 @@ def _saved_names() -> Callable[..., dict[str, str]]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Make a durable file that others may read, as people's own are."""
+    """Write a durable file with the permissions of the user's umask."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         file.write(content)
@@ -324,52 +334,54 @@ def _write(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _draft_directory(out: Path) -> Iterator[Path]:
-    """Give a directory that takes the name `out` when the block has ended well."""
+    """Give a directory that is renamed to `out` if the block succeeds."""
     if out.exists():
-        raise UsageError(f"{out} is there already. Remove it, or choose another name.")
+        raise UsageError(f"{out} exists already. Remove it, or choose another name.")
     draft = out.with_name(f"{out.name}.{secrets.token_hex(4)}~")
     try:
         draft.mkdir()
         yield draft
-        for folder in (draft, *(each for each in draft.rglob("*") if each.is_dir())):
+        for folder in (draft, *(path for path in draft.rglob("*") if path.is_dir())):
             sync_directory(folder)
         draft.rename(out)
         sync_directory(out.absolute().parent)
     except OSError as exc:
         raise UsageError(
-            f"{out} cannot be written: {exc.strerror or exc}. Choose another place."
+            f"{out} cannot be written: {exc.strerror or exc}. Choose another path."
         ) from exc
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-Read = Callable[[int], FragmentState]
+ReadFragment = Callable[[int], FragmentState]
 Progress = Callable[[int, int], None]
 
 
 def write_anchor(
-    observing: Observing, file: Path, *, round: int | None, progress: Progress | None
+    observer: StoreObserver, file: Path, *, round: int | None, progress: Progress | None
 ) -> int:
-    """Write the newest anchor into a file, or that of a round; return its bytes.
+    """Write the newest anchor, or that of a round, into a file; return its size.
 
-    One fragment is in memory at a time.
+    Holds one fragment in memory at a time.
 
     Raises:
         Refused: the run has no weights yet, or the round is not kept.
-        CorruptError: what is kept does not verify.
+        CorruptError: an object does not verify.
     """
-    founded, layout = observing.reader.founded, observing.reader.view.layout
+    founded, layout = observer.reader.founded, observer.reader.view.layout
     if founded is None:
         raise Refused(
-            "The run has no weights yet: its first island brings them. Ask again when "
+            "The run has no weights yet: its first island brings them. Repeat when "
             "one has joined."
         )
-    read = _reader(observing, round)
-    kept = founded.constants
+    read = _reader(observer, round)
     plan = FilePlan.of(
-        founded.run, founded.model, fragments=len(layout), kept_constants=kept
+        founded.run,
+        founded.model,
+        fragments=len(layout),
+        kept_constants=founded.constants,
     )
-    objects = ConstantObjects(observing.reader.store, founded)
+    objects = ConstantObjects(observer.reader.store, founded)
     handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     try:
         rounds = []
@@ -380,9 +392,9 @@ def write_anchor(
             if progress is not None:
                 progress(index + 1, len(layout))
         for constant in plan.constants:
-            place = plan.head_bytes + plan.offsets[constant.name][0]
+            offset = plan.head_bytes + plan.offsets[constant.name][0]
             for part in verified(constant, objects.parts(constant)):
-                place += os.pwrite(handle, part, place)
+                offset += os.pwrite(handle, part, offset)
         os.truncate(handle, plan.size_bytes)
         os.pwrite(handle, plan.head(rounds), 0)
     finally:
@@ -390,14 +402,14 @@ def write_anchor(
     return plan.size_bytes
 
 
-def _reader(observing: Observing, round: int | None) -> Read:
+def _reader(observer: StoreObserver, round: int | None) -> ReadFragment:
     if round is None:
-        return observing.states.read
-    past = BucketHistory(observing.reader, observing.outcomes)
-    kept = past.rounds()
-    if round not in kept:
+        return observer.states.read
+    past = BucketHistory(observer.reader, observer.outcomes)
+    rounds = past.rounds()
+    if round not in rounds:
         raise Refused(
-            f"The anchor of round {round} is not kept: {listed_rounds(kept)} can be "
-            "had. Leave the round out to take the newest of each fragment."
+            f"The anchor of round {round} is not kept: {listed_rounds(rounds)} are "
+            "available. Leave the round out to export the newest of each fragment."
         )
     return lambda fragment: past.state(fragment, round)

@@ -1,4 +1,4 @@
-"""`atoll init URL RUN.toml`: a run without a coordinator, in a store."""
+"""`atoll init URL RUN.toml`: make a run in a store, without a coordinator."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.cli.run_file import Assignments, RunFile, settings_of
-from atoll.cli.run_names import URL_STARTS, Names
+from atoll.cli.run_names import HTTP_PREFIXES, RunNames
 from atoll.errors import NoSuchObject, UsageError
 from atoll.island.environment import surroundings_from_environment
 from atoll.settings import RunSettings
 
-if TYPE_CHECKING:  # what goes to a store takes its time to load
+if TYPE_CHECKING:  # imported where needed: stores are slow to import
     from atoll.bundle import Bundle
     from atoll.exchange.bucket.documents import SettingsDocument
     from atoll.store import Store
@@ -27,7 +27,7 @@ def init(
         str,
         typer.Argument(
             metavar="URL",
-            help="s3://, gs://, az://, file:// or any of fsspec; or a path.",
+            help="Store: s3://, gs://, az://, file:// or one of fsspec; or a path.",
             show_default=False,
         ),
     ],
@@ -36,44 +36,45 @@ def init(
     weights: Annotated[
         Path | None,
         typer.Option(
-            "--init", metavar="FILE", help="First weights, as atoll export wrote them."
+            "--init", metavar="FILE", help="First weights, a file of atoll export."
         ),
     ] = None,
     bundle: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Defines the model: configuration, code, tokenizer."
+            metavar="DIR",
+            help="Definition of the model: configuration, code, tokenizer.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Make a run in a store, where islands meet without a coordinator.
+    """Make a run in a store, without a coordinator.
 
-    Its first island brings the weights, unless --init gives them. Who may write to the
-    store may join the run, and control it: there is no other credential.
+    Its first island brings the weights, unless --init gives them. Write access to the
+    store allows a user to join the run and to control it; there is no other credential.
     """
     from atoll.bundle import Bundle, defined_by
     from atoll.exchange.bucket import ThreadTiming
     from atoll.exchange.bucket.create import reliable, require_no_coordinator
 
-    place = _store_url(url)
+    location = _store_url(url)
     packed = None if bundle is None else Bundle.of_directory(bundle)
     settings = defined_by(packed, settings_of(run_file, assignments))
-    require_no_coordinator(place)
+    require_no_coordinator(location)
     timing = ThreadTiming()
     try:
-        store = reliable(place, timing.pause)
-        document = _make(store, settings, weights, packed, url=place)
+        store = reliable(location, timing.pause)
+        document = _make(store, settings, weights, packed, url=location)
     finally:
         timing.close()
-    names = Names(surroundings_from_environment())
-    names.remember(document.run, place)
-    names.remember(settings.run.name, place)
-    _tell(document, place, is_founded=weights is not None, as_json=as_json)
+    names = RunNames(surroundings_from_environment())
+    names.remember(document.run, location)
+    names.remember(settings.run.name, location)
+    _print_commands(document, location, is_founded=weights is not None, as_json=as_json)
 
 
 def _store_url(url: str) -> str:
-    if url.startswith(URL_STARTS):
+    if url.startswith(HTTP_PREFIXES):
         raise UsageError(
             f"{url} is a coordinator's URL, and a run with one is made by `atoll serve "
             "RUN.toml`. Give a store: s3://BUCKET/PATH, or a path."
@@ -94,7 +95,7 @@ def _make(
     *,
     url: str,
 ) -> SettingsDocument:
-    """Make the run; with weights also found it, or go on where that was cut off."""
+    """Make the run; with weights also found it, or resume an interrupted call."""
     from atoll.exchange.base import Frame
     from atoll.exchange.bucket.create import found_run, make_run
 
@@ -106,40 +107,40 @@ def _make(
     model = file.model()
     if model is None:
         raise UsageError(
-            f"{weights} does not say in which order its model has its tensors, as a "
-            "file of `atoll export` does, and there is no coordinator that could wait "
-            "for an island to tell. Leave --init out, and let the first island load "
-            "it: it founds the run with its weights."
+            f"{weights} does not have the order of its model's tensors, as a file of "
+            "`atoll export` does, and there is no coordinator that could wait for an "
+            "island to send it. Leave --init out, and let the first island load the "
+            "file: it founds the run with its weights."
         )
-    file.states(model, settings, run="judged")  # before anything is made
+    file.states(model, settings, run="judged")  # raises before anything is written
     constants = file.constants(model, settings)
     document = _unfounded(store, settings) or make_run(
         store, settings, url=url, bundle=bundle
     )
     states = file.states(model, settings, run=document.run)
-    frames = [Frame(*each) for each in states]
+    frames = [Frame(*state) for state in states]
     found_run(store, document, model, frames, constants)
     return document
 
 
 def _unfounded(store: Store, settings: RunSettings) -> SettingsDocument | None:
-    """Return the run that an earlier call has made with these settings, and no more."""
+    """Return the unfounded run that an earlier call made with these settings."""
     from atoll.exchange.bucket import documents, keys
 
     try:
-        there = documents.fetch(store, documents.SETTINGS, keys.SETTINGS)
+        document = documents.fetch(store, documents.SETTINGS, keys.SETTINGS)
     except NoSuchObject:
         return None
-    if there.settings.fingerprint != settings.fingerprint:
-        return None  # making a run there is refused, and says why
+    if document.settings.fingerprint != settings.fingerprint:
+        return None  # `make_run` refuses it, with the reason
     try:
         store.get(keys.RUN, 0, 1)
     except NoSuchObject:
-        return there
+        return document
     return None
 
 
-def _tell(
+def _print_commands(
     document: SettingsDocument, url: str, *, is_founded: bool, as_json: bool
 ) -> None:
     facts: dict[str, Any] = {

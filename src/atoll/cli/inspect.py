@@ -1,7 +1,4 @@
-"""`atoll inspect FILE`: what a frame or a document says, and whether it is whole.
-
-What an object of a run in a store says, if it is a document and no frame.
-"""
+"""`atoll inspect FILE`: print a frame, a document or a bundle, and verify it."""
 
 from __future__ import annotations
 
@@ -53,7 +50,7 @@ def inspect(
         str,
         typer.Argument(
             metavar="FILE",
-            help="A frame, a bundle, or an object of a run in a store; or its URL.",
+            help="Frame, bundle or object of a run in a store; or its URL.",
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -61,13 +58,13 @@ def inspect(
     """Print the header of a frame, and verify its body piece by piece.
 
     Exits with 0 when the frame is verified, 2 when the file cannot be read, 5 when
-    the frame is corrupt. The documents of a run in a store are printed, too; so is
-    what a bundle has, or a directory would have as one.
+    the frame is corrupt. Also prints a document of a run in a store, and the files of
+    a bundle or of a directory that would be one.
     """
     if "://" not in file and Path(file).is_dir():
         _inspect_bundle(Bundle.of_directory(file), as_json=as_json)
         return
-    with _opened(file) as opened:
+    with _open(file) as opened:
         if opened.peek(BLOCK_BYTES)[257:262] == b"ustar":
             data = opened.read(MAX_BYTES + 1)
             _inspect_bundle(Bundle.of_archive(data, digest=None), as_json=as_json)
@@ -80,17 +77,17 @@ def inspect(
 
 
 @contextmanager
-def _opened(place: str) -> Iterator[BufferedReader[Any]]:
-    if "://" in place:
-        with BufferedReader(fetched(place)) as opened:  # which closes what it reads
+def _open(path: str) -> Iterator[BufferedReader[Any]]:
+    if "://" in path:
+        with BufferedReader(open_object(path)) as opened:  # closes the raw file too
             yield opened
         return
     try:
-        with Path(place).open("rb") as file:
+        with Path(path).open("rb") as file:
             yield file
     except OSError as exc:
         raise UsageError(
-            f"cannot read {place}: {exc.strerror}. Give the path of a frame."
+            f"cannot read {path}: {exc.strerror}. Give the path of a frame."
         ) from exc
 
 
@@ -118,8 +115,7 @@ def _inspect_bundle(bundle: Bundle, *, as_json: bool) -> None:
 
 
 def _inspect_document(data: bytes, *, as_json: bool) -> None:
-
-    facts, roster = facts_of(data)
+    facts, roster = document_facts(data)
     if as_json:
         entries = (
             {"roster": [_entry_facts(e) for e in roster.entries]} if roster else {}
@@ -280,51 +276,51 @@ KINDS: dict[str, Any] = {
 }
 
 SECRET = ("key", "nonce")
-"""Digests by which a member is known; of no use to who looks."""
+"""Fields that are not printed: digests that identify a member."""
 
 
-def fetched(url: str) -> io.BytesIO | io.FileIO:
-    """Return what reads the object at a URL.
+def open_object(url: str) -> io.BytesIO | io.FileIO:
+    """Open the object at a URL for reading.
 
     Raises:
-        UsageError: there is none, or the URL is wrong.
+        UsageError: the object does not exist, or the URL is wrong.
         StoreDenied: reading is not allowed.
         Unreachable: the store does not answer.
     """
     path = directory_of(url)
-    place, _, key = url.rpartition("/")
+    store_url, _, key = url.rpartition("/")
     try:
-        # A store in a directory would be made there.
-        return io.FileIO(path) if path else io.BytesIO(open_store(place).get(key))
+        # Opening a store in a directory would create the directory.
+        return io.FileIO(path) if path else io.BytesIO(open_store(store_url).get(key))
     except (FileNotFoundError, NoSuchObject) as exc:
         raise UsageError(f"There is no object at {url}.") from exc
 
 
-def facts_of(data: bytes) -> tuple[dict[str, Any], Roster | None]:
-    """Return what a document says, and its roster if it has one.
+def document_facts(data: bytes) -> tuple[dict[str, Any], Roster | None]:
+    """Return the fields of a document, and its roster if it has one.
 
     Raises:
-        CorruptError: it is none of ours.
+        CorruptError: it is no document of a run.
     """
-    kind, whole = _kind(data), json.loads(data)
-    said: dict[str, Any] = dict(whole["document"])
+    kind, envelope = _kind(data), json.loads(data)
+    document: dict[str, Any] = dict(envelope["document"])
     for name in SECRET:
-        said.pop(name, None)
+        document.pop(name, None)
     roster = None
     if kind == "roster":
-        roster = unpack_roster(bytes.fromhex(said.pop("roster")))
+        roster = unpack_roster(bytes.fromhex(document.pop("roster")))
     if kind == "state":
-        said["head"] = unpack(bytes.fromhex(said["head"])).name
-    # A key of an object, and that of a member, which is not shown, have one name.
-    sealed = {name: whole[name] for name in ("key", "digest") if name in whole}
-    return {"kind": kind, **sealed, **said}, roster
+        document["head"] = unpack(bytes.fromhex(document["head"])).name
+    # An object's key and a member's secret key have the same name.
+    sealed = {name: envelope[name] for name in ("key", "digest") if name in envelope}
+    return {"kind": kind, **sealed, **document}, roster
 
 
 def _kind(data: bytes) -> str:
     reason = ""
-    for kind, form in KINDS.items():
+    for kind, document_type in KINDS.items():
         try:
-            parse(form, data, key="the object", is_placed=False)
+            parse(document_type, data, key="the object", is_placed=False)
         except CorruptError as exc:
             reason = reason or f"as {kind}: {exc.__cause__ or exc}"
         else:

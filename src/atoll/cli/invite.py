@@ -1,4 +1,4 @@
-"""`atoll invite RUN`: one paste that makes another machine an island."""
+"""`atoll invite RUN`: print a command that makes another machine an island."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.coordinator_client import Asking, surroundings_for
+from atoll.cli.coordinator_client import CoordinatorClient, credential_paths_for
 from atoll.cli.run_names import RUN
 from atoll.errors import UsageError
 from atoll.security import (
@@ -25,9 +25,10 @@ from atoll.security import (
     parse_run_url,
 )
 
-EVERYWHERE = ("0.0.0.0", "::")
-ELSEWHERE = ("192.0.2.1", 9)
-"""An address of nobody's; nothing is sent to learn which way leads there."""
+ANY_INTERFACE = ("0.0.0.0", "::")
+REMOTE_ADDRESS = ("192.0.2.1", 9)
+"""An address of TEST-NET-1, to find the interface to other machines. No packet is
+sent."""
 
 
 def invite(
@@ -35,39 +36,39 @@ def invite(
     address: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST[:PORT]", help="By which the other machine reaches this one."
+            metavar="HOST[:PORT]", help="Address of this machine for the other one."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print the command to paste on another machine; for operators.
+    """Print a command for another machine to join a run; for operators.
 
-    It holds a code that opens the run once, within an hour. Give COMMAND there: the
-    script that trains.
+    The command holds a code that admits one machine, once, within an hour. Replace
+    COMMAND by the training script there.
     """
-    with Asking.of(run, role=Role.OPERATOR) as asking:
-        _require_tls(asking.url)
-        status = asking.get("/status")
-        where = _address(asking.url, parse_run_url(status["listening"]), address)
-        code = Secret(asking.post("/invites")["code"])
-    around = surroundings_for(asking.url)
-    known = Credentials(around.credentials).find(str(asking.url))
-    pin = known.pin if known else None
-    paste = Invite(address=where, run=status["run"], pin=pin, code=code)
-    show = " --certificate NAME.pem" if around.certificate else ""
+    with CoordinatorClient.of(run, role=Role.OPERATOR) as client:
+        _require_tls(client.url)
+        status = client.get("/status")
+        target = _address(client.url, parse_run_url(status["listening"]), address)
+        code = Secret(client.post("/invites")["code"])
+    paths = credential_paths_for(client.url)
+    credential = Credentials(paths.credentials).find(str(client.url))
+    pin = credential.pin if credential else None
+    invitation = Invite(address=target, run=status["run"], pin=pin, code=code)
+    certificate_option = " --certificate NAME.pem" if paths.certificate else ""
     if as_json:
-        typer.echo(json.dumps({"invite": paste.reveal(), "run": status["run"]}))
+        typer.echo(json.dumps({"invite": invitation.reveal(), "run": status["run"]}))
     else:
-        typer.echo(f"atoll join '{paste.reveal()}'{show} -- COMMAND")
-    if show:
+        typer.echo(f"atoll join '{invitation.reveal()}'{certificate_option} -- COMMAND")
+    if certificate_option:
         typer.echo(
-            "atoll: this run asks for certificates. Make NAME.pem where it is served: "
+            "atoll: this run requires certificates. Make NAME.pem where it is served: "
             f"atoll certify {shlex.quote(status['name'])} NAME",
             err=True,
         )
-    if is_loopback(where.host):
+    if is_loopback(target.host):
         typer.echo(
-            "atoll: the coordinator listens on this machine only, so that nobody else "
+            "atoll: the coordinator listens on this machine only, so no other machine "
             "can use this. Serve with --listen 0.0.0.0 for others.",
             err=True,
         )
@@ -76,35 +77,35 @@ def invite(
 def _require_tls(url: RunUrl) -> None:
     if not url.has_tls:
         raise UsageError(
-            f"{url} is plain HTTP, which is for this machine only: nobody can be "
-            "invited. Serve without --no-tls."
+            f"{url} is plain HTTP, which is for this machine only: no other machine "
+            "can be invited. Serve without --no-tls."
         )
 
 
-def _address(asked: RunUrl, listening: RunUrl, given: str | None) -> Address:
-    """Return by which address the other machine is to call."""
-    port = asked.address.port
-    if given is not None:
-        return parse_address(given, usual_port=port)
-    if not is_loopback(asked.address.host):
-        return asked.address
-    if listening.address.host not in EVERYWHERE:
+def _address(url: RunUrl, listening: RunUrl, requested: str | None) -> Address:
+    """Return the coordinator's address for the other machine."""
+    port = url.address.port
+    if requested is not None:
+        return parse_address(requested, usual_port=port)
+    if not is_loopback(url.address.host):
+        return url.address
+    if listening.address.host not in ANY_INTERFACE:
         return listening.address
     return Address(_own_host(), port)
 
 
 def _own_host() -> str:
-    """Return the address of this machine on the way to others.
+    """Return the address of this machine's interface to other machines.
 
     Raises:
-        UsageError: there is no such way.
+        UsageError: it has none.
     """
     with closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
         try:
-            probe.connect(ELSEWHERE)
+            probe.connect(REMOTE_ADDRESS)
         except OSError as exc:
             raise UsageError(
-                f"This machine has no way to others ({exc.strerror}). Give the address "
-                "by which they reach it: --address HOST"
+                f"This machine has no route to others ({exc.strerror}). Give the "
+                "address by which they reach it: --address HOST"
             ) from exc
         return str(probe.getsockname()[0])

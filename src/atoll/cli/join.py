@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from atoll.cli.coordinator_client import Asking, surroundings_for
-from atoll.cli.run_names import Names, StoreUrl, complete, place_of
+from atoll.cli.coordinator_client import CoordinatorClient, credential_paths_for
+from atoll.cli.run_names import RunNames, StoreUrl, complete_run_name, locate_run
 from atoll.clock import SystemClock
 from atoll.errors import Refused, UsageError
 from atoll.exchange.api import Info
@@ -45,8 +45,8 @@ def join(
         str,
         typer.Argument(
             metavar="RUN",
-            help="An invitation; or a URL, a directory of a run, or a name.",
-            autocompletion=complete,
+            help="Invitation; or URL, directory or name of a run.",
+            autocompletion=complete_run_name,
             show_default=False,
         ),
     ],
@@ -54,70 +54,73 @@ def join(
         list[str],
         typer.Argument(
             metavar="-- COMMAND",
-            help="What trains; a bare script.py is python script.py.",
+            help="Training program; script.py means python script.py.",
             show_default=False,
         ),
     ],
     island: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The run gives one without.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Name of the island. Default: chosen by the run."
+        ),
     ] = None,
     certificate: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What atoll certify wrote, if the run asks; it is remembered.",
+            help="File of atoll certify, if the run requires one; remembered.",
         ),
     ] = None,
     trust_code: Annotated[
         str | None,
         typer.Option(
             metavar="DIGEST",
-            help="Let the code of the run's bundle run, if it is this.",
+            help="Trust the code of the run's bundle, if it has this digest.",
         ),
     ] = None,
 ) -> None:
     """Run a command as an island of a run.
 
-    An invitation is redeemed once, and what it gave is remembered for this user. A run
-    in a store needs none. Then the command takes the place of this process, with
-    ATOLL_RUN, ATOLL_ISLAND and ATOLL_CERTIFICATE set: signals reach it, and its exit
-    code is its own.
+    An invitation is redeemed once, and its credentials are remembered for this user. A
+    run in a store needs none. Then COMMAND replaces this process, with ATOLL_RUN,
+    ATOLL_ISLAND and ATOLL_CERTIFICATE set: it receives the signals, and its exit code
+    is the exit code of `atoll join`.
 
-    If the run's bundle has code, a person at the terminal is asked once whether it may
-    run; ATOLL_TRUST_CODE tells the command.
+    If the run's bundle has code, `atoll join` asks once at the terminal whether the
+    code may run, and passes the answer to COMMAND in ATOLL_TRUST_CODE.
     """
-    _require_one(certificate)
-    place = None if is_invite(run) else place_of(run)
+    _require_one_certificate(certificate)
+    location = None if is_invite(run) else locate_run(run)
     environment = dict(os.environ)
-    if isinstance(place, StoreUrl):
-        bundle = _require_joinable(place, certificate)
-        environment["ATOLL_RUN"] = place.url
+    if isinstance(location, StoreUrl):
+        bundle = _require_joinable(location, certificate)
+        environment["ATOLL_RUN"] = location.url
     else:
         url = (
-            _known(place, certificate)
-            if place is not None
-            else _invited(parse_invite(run), certificate)
+            _with_certificate(location, certificate)
+            if location is not None
+            else _accept_invite(parse_invite(run), certificate)
         )
         bundle = _info(url).settings.run.bundle
-        environment |= {"ATOLL_RUN": str(url), **_shown(url)}
+        environment |= {"ATOLL_RUN": str(url), **_certificate_variables(url)}
     if island is not None:
         environment["ATOLL_ISLAND"] = island
     environment |= _consent(environment["ATOLL_RUN"], bundle, trust_code)
-    _become(_spelt_out(command), environment)
+    _execute(_full_command(command), environment)
 
 
 def _consent(run: str, bundle: str | None, trusted: str | None) -> dict[str, str]:
-    """Return what tells the command whose code may run, after asking who is there.
+    """Return the variable with the user's consent to the run's code, asking for it.
 
     Raises:
-        Refused: the run's bundle is not the one that is trusted.
+        Refused: the run's bundle is not the trusted one.
     """
     if trusted is not None:
         if trusted != bundle:
-            its = f"its bundle is {bundle}" if bundle else "it has no bundle"
+            actual = f"its bundle is {bundle}" if bundle else "it has no bundle"
             raise Refused(
-                f"--trust-code is {trusted}, and the run has other code: {its}. Read "
-                "that first."
+                f"--trust-code is {trusted}, and the run has other code: {actual}. "
+                "Read that first."
             )
         return {CONSENT: trusted}
     from atoll.island.model_definition import (
@@ -131,18 +134,18 @@ def _consent(run: str, bundle: str | None, trusted: str | None) -> dict[str, str
         return {}
     from atoll.island.model_definition import definition_of
 
-    definition, around = definition_of(run), definitions_from_environment()
-    if not definition.bundle.code or around.consent is not None:
+    definition, policy = definition_of(run), definitions_from_environment()
+    if not definition.bundle.code or policy.consent is not None:
         return {}
-    may_run = is_trusted(definition.bundle, around) or ask_consent(definition, around)
+    may_run = is_trusted(definition.bundle, policy) or ask_consent(definition, policy)
     return {CONSENT: bundle if may_run else DENIED}
 
 
-def _require_joinable(place: StoreUrl, certificate: Path | None) -> str | None:
-    """Return the bundle of a run that this user can take part in; it is remembered.
+def _require_joinable(location: StoreUrl, certificate: Path | None) -> str | None:
+    """Return the bundle of a run in a store, and remember the run's name.
 
     Raises:
-        UsageError: there is none, or the store cannot keep one.
+        UsageError: the store has no run, or lacks a capability for it.
         StoreDenied: a permission is missing.
     """
     from atoll.exchange.bucket import BucketReader, ThreadTiming
@@ -151,65 +154,65 @@ def _require_joinable(place: StoreUrl, certificate: Path | None) -> str | None:
     if certificate is not None:
         raise UsageError(
             "--certificate is for a coordinator, and this run is in a store, whose "
-            "own credentials are asked for. Leave it out."
+            "own credentials apply. Leave it out."
         )
-    require_there(place.url)
+    require_there(location.url)
     timing = ThreadTiming()
     try:
-        store = reliable(place.url, timing.pause)
-        reader = BucketReader.open(store, timing, url=place.url)
-        require_able(store, reader.view.settings, url=place.url)
+        store = reliable(location.url, timing.pause)
+        reader = BucketReader.open(store, timing, url=location.url)
+        require_able(store, reader.view.settings, url=location.url)
     finally:
         timing.close()
-    Names(surroundings_from_environment()).remember(reader.run, place.url)
+    RunNames(surroundings_from_environment()).remember(reader.run, location.url)
     return reader.view.settings.run.bundle
 
 
-def _require_one(certificate: Path | None) -> None:
-    named = surroundings_from_environment().certificate
-    if certificate is not None and named is not None:
+def _require_one_certificate(certificate: Path | None) -> None:
+    variable = surroundings_from_environment().certificate
+    if certificate is not None and variable is not None:
         raise UsageError(
-            f"--certificate is {certificate}, and ATOLL_CERTIFICATE is {named}. Give "
-            "one of them."
+            f"--certificate is {certificate}, and ATOLL_CERTIFICATE is {variable}. "
+            "Give one of them."
         )
 
 
-def _shown(url: RunUrl) -> dict[str, str]:
-    """Return what makes the command show the same certificate as this one."""
-    around = surroundings_for(url)
-    if around.certificate is None:
+def _certificate_variables(url: RunUrl) -> dict[str, str]:
+    """Return the variables that give the command this user's certificate."""
+    paths = credential_paths_for(url)
+    if paths.certificate is None:
         return {}
-    key = around.certificate_key or around.certificate
+    key = paths.certificate_key or paths.certificate
     return {
-        "ATOLL_CERTIFICATE": str(around.certificate.absolute()),
+        "ATOLL_CERTIFICATE": str(paths.certificate.absolute()),
         "ATOLL_CERTIFICATE_KEY": str(key.absolute()),
     }
 
 
-def _known(url: RunUrl, certificate: Path | None) -> RunUrl:
+def _with_certificate(url: RunUrl, certificate: Path | None) -> RunUrl:
     if certificate is not None:
-        known = _credentials().find(str(url))
-        _remember(url, known.pin if known else None, certificate)
+        credential = _credentials().find(str(url))
+        _remember(url, credential.pin if credential else None, certificate)
     return url
 
 
-def _invited(invite: Invite, certificate: Path | None) -> RunUrl:
-    """Return the URL of an invite's run, whose token is known afterwards.
+def _accept_invite(invite: Invite, certificate: Path | None) -> RunUrl:
+    """Return the URL of an invitation's run, and remember the run's token.
 
-    A paste that is used again on the same machine finds what it gave before.
+    An invitation that was redeemed on this machine before is not redeemed again.
     """
     if certificate is not None:
         _remember(invite.url, invite.pin, certificate)
     if not _is_member(invite):
         _redeem(invite)
         _require_run(_info(invite.url), invite)
-    Names(surroundings_from_environment()).remember(invite.run, str(invite.url))
+    RunNames(surroundings_from_environment()).remember(invite.run, str(invite.url))
     return invite.url
 
 
 def _remember(url: RunUrl, pin: str | None, certificate: Path) -> None:
-    """Show a certificate to this run from now on."""
-    calling_context(pin, certificate=certificate)  # or it says what is wrong with it
+    """Remember a certificate for this run."""
+    calling_context(pin, certificate=certificate)  # raises if the file is wrong
     _credentials().remember(str(url), pin=pin, tokens={}, certificate=certificate)
 
 
@@ -218,8 +221,8 @@ def _credentials() -> Credentials:
 
 
 def _is_member(invite: Invite) -> bool:
-    known = _credentials().find(str(invite.url))
-    if known is None or known.pin != invite.pin or not known.tokens:
+    credential = _credentials().find(str(invite.url))
+    if credential is None or credential.pin != invite.pin or not credential.tokens:
         return False
     try:
         return _info(invite.url).run == invite.run
@@ -228,28 +231,30 @@ def _is_member(invite: Invite) -> bool:
 
 
 def _redeem(invite: Invite) -> None:
-    around = surroundings_for(invite.url)
-    caller = HttpClient(
+    paths = credential_paths_for(invite.url)
+    http_client = HttpClient(
         invite.address.host,
         invite.address.port,
         timeout_s=SILENCE_S,
         connect_timeout_s=CONNECT_S,
         tls=calling_context(
             invite.pin,
-            certificate=around.certificate,
-            key=around.certificate_key,
+            certificate=paths.certificate,
+            key=paths.certificate_key,
         ),
         pin=invite.pin,
     )
-    with Asking(invite.url, caller, shown=around.certificate) as asking:
+    with CoordinatorClient(
+        invite.url, http_client, certificate=paths.certificate
+    ) as client:
         wait_until_up(
-            caller,
+            http_client,
             invite.url,
-            certificate=around.certificate,
+            certificate=paths.certificate,
             clock=SystemClock(),
         )
-        said = asking.post("/invites/redeem", {"code": invite.code.reveal()})
-    token = check_token(str(said["token"]))
+        reply = client.post("/invites/redeem", {"code": invite.code.reveal()})
+    token = check_token(str(reply["token"]))
     _credentials().remember(
         str(invite.url), pin=invite.pin, tokens={Role.ISLAND: token}
     )
@@ -258,12 +263,12 @@ def _redeem(invite: Invite) -> None:
 def _info(url: RunUrl) -> Info:
     """Return the run's description, once its coordinator is up.
 
-    Waits as long as an island does, and says so; Ctrl-C ends it.
+    Waits as long as an island does, and prints that it waits; Ctrl-C ends it.
     """
-    caller, _, info = connect_read_only(
-        str(url), paths=surroundings_for(url), clock=SystemClock()
+    http_client, _, info = connect_read_only(
+        str(url), paths=credential_paths_for(url), clock=SystemClock()
     )
-    caller.close()
+    http_client.close()
     return info
 
 
@@ -275,12 +280,12 @@ def _require_run(info: Info, invite: Invite) -> None:
         )
 
 
-def _spelt_out(command: Sequence[str]) -> list[str]:
+def _full_command(command: Sequence[str]) -> list[str]:
     first = command[0]
     return [sys.executable, *command] if first.endswith(".py") else list(command)
 
 
-def _become(command: list[str], environment: dict[str, str]) -> None:
+def _execute(command: list[str], environment: dict[str, str]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -1,7 +1,4 @@
-"""What `atoll launch` takes, and how it is read.
-
-`atoll launch --on ENGINE -n N RUN -- COMMAND...`: islands on the engine one has.
-"""
+"""`atoll launch --on ENGINE -n N RUN -- COMMAND...`: start islands on an engine."""
 
 from __future__ import annotations
 
@@ -17,18 +14,18 @@ import typer
 
 from atoll.cli.launch_coordinator import (
     LISTEN_HERE,
-    RunAt,
-    Serve,
+    RunTarget,
+    ServeOptions,
+    find_or_serve,
     is_run_file,
     plan_inside,
-    run_at,
-    run_inside,
+    serve_argv,
+    serve_inside,
     serve_spec,
-    serve_words,
 )
-from atoll.cli.launch_follower import Following
+from atoll.cli.launch_follower import LaunchFollower
 from atoll.cli.run_file import Assignments
-from atoll.cli.run_names import complete, place_of
+from atoll.cli.run_names import complete_run_name, locate_run
 from atoll.errors import UsageError
 from atoll.launch.api import Launched, end_after, inside_of, launch_spec, plan_spec
 from atoll.launch.base import LISTEN_THERE, Plan
@@ -38,10 +35,10 @@ from atoll.launch.spec import IslandSpec, Resources, Restarts
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
 
-class Coordinating(StrEnum):
+class CoordinatorLocation(StrEnum):
     """Where the coordinator of a run file runs."""
 
-    HERE = "here"
+    LOCAL = "here"
     ISLAND0 = "island0"
 
 
@@ -49,8 +46,8 @@ Run = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="A run file, which is served then; or a URL, a directory or a name.",
-        autocompletion=complete,
+        help="A run file to serve; or the URL, directory or name of a run.",
+        autocompletion=complete_run_name,
         show_default=False,
     ),
 ]
@@ -58,7 +55,7 @@ Command = Annotated[
     list[str],
     typer.Argument(
         metavar="-- COMMAND",
-        help="A script, -m MODULE, module:function or a program.",
+        help="Training program: a script, -m MODULE, module:function or a program.",
         show_default=False,
     ),
 ]
@@ -67,109 +64,124 @@ Engine = Annotated[
     typer.Option(
         "--on",
         metavar="ENGINE",
-        help=f"What starts the islands: {', '.join(engine_names())}.",
+        help=f"Engine that starts the islands: {', '.join(engine_names())}.",
     ),
 ]
-Number = Annotated[int, typer.Option("-n", min=1, help="How many islands.")]
+Number = Annotated[int, typer.Option("-n", min=1, help="Number of islands.")]
 Name = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Islands are NAME-0, ...; ENGINE without."),
+    typer.Option(metavar="NAME", help="Names islands NAME-0, ... Default: ENGINE."),
 ]
-Coordinator = Annotated[Coordinating, typer.Option(help="Where a run file is served.")]
+Coordinator = Annotated[
+    CoordinatorLocation, typer.Option(help="Where to serve a run file.")
+]
 Directory = Annotated[
     Path | None,
-    typer.Option("--dir", help="Of a run file's run; ./NAME.atoll without."),
+    typer.Option("--dir", help="Directory of the served run. Default: ./NAME.atoll."),
 ]
 Host = Annotated[
     str,
-    typer.Option("--listen", metavar="HOST", help="Who reaches a run file's run."),
+    typer.Option(
+        "--listen", metavar="HOST", help="Address on which to serve a run file."
+    ),
 ]
-Processes = Annotated[int, typer.Option(min=1, help="Of one island, by torchrun.")]
+Processes = Annotated[
+    int, typer.Option(min=1, help="Processes of each island, started by torchrun.")
+]
 Environment = Annotated[
     list[str] | None,
-    typer.Option("--env", metavar="KEY=VALUE", help="For every island."),
+    typer.Option(
+        "--env", metavar="KEY=VALUE", help="Environment variable of every island."
+    ),
 ]
 Secrets = Annotated[
     list[str] | None,
     typer.Option(
         "--secret",
         metavar="KEY=WHERE",
-        help="WHERE is env:NAME, file:PATH or engine:NAME.",
+        help="Secret variable; WHERE is env:NAME, file:PATH or engine:NAME.",
     ),
 ]
-Cpus = Annotated[float | None, typer.Option(help="Of one island.")]
+Cpus = Annotated[float | None, typer.Option(help="CPUs of each island.")]
 Memory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Of one island: 16GB.")
+    str | None, typer.Option(metavar="SIZE", help="Memory of each island: 16GB.")
 ]
 Accelerators = Annotated[
-    int, typer.Option(min=0, help="GPUs or the like of one island.")
+    int, typer.Option(min=0, help="GPUs or other accelerators of each island.")
 ]
 Accelerator = Annotated[
-    str | None, typer.Option(metavar="KIND", help="As the engine calls it.")
+    str | None,
+    typer.Option(metavar="KIND", help="Kind of accelerator, by the engine's name."),
 ]
 TimeLimit = Annotated[
-    float | None, typer.Option("--time-limit-s", help="Of one life of an island.")
+    float | None,
+    typer.Option("--time-limit-s", help="Time limit of each island, per restart."),
 ]
-Most = Annotated[
-    int | None, typer.Option("--restarts", min=0, help="Of an island, at most.")
+MaxRestarts = Annotated[
+    int | None, typer.Option("--restarts", min=0, help="Maximum restarts of an island.")
 ]
-Image = Annotated[str | None, typer.Option(help="A container's, if the engine can.")]
+Image = Annotated[
+    str | None, typer.Option(help="Container image, if the engine uses containers.")
+]
 Requirements = Annotated[
     list[str] | None,
-    typer.Option("--requirement", help="For pip, where there is no image."),
+    typer.Option("--requirement", help="Package to install by pip, without an image."),
 ]
 Ship = Annotated[
     bool | None,
     typer.Option(
         "--ship/--no-ship",
-        help="Send this directory's code; without, where islands lack it.",
+        help="Send this directory's code. Default: where islands lack it.",
         show_default=False,
     ),
 ]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--option", metavar="KEY=VALUE", help="The engine's own words."),
+    typer.Option("--option", metavar="KEY=VALUE", help="Option of the engine."),
 ]
-Detach = Annotated[bool, typer.Option("--detach", help="Return when all is launched.")]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Return once everything is launched.")
+]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print what would be submitted.")
+    bool, typer.Option("--dry-run", help="Print the submissions, and submit nothing.")
 ]
 
 
-def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    """Return KEY=VALUE words by key.
+def parse_pairs(option: str, arguments: Sequence[str] | None) -> dict[str, str]:
+    """Return the values of KEY=VALUE arguments by key.
 
     Raises:
-        UsageError: one is none, or a key is given twice. The value is not shown.
+        UsageError: an argument has another form, or a key is given twice. The message
+            does not show the value, which may be a secret.
     """
-    found: dict[str, str] = {}
-    for each in given or ():
-        key, equals, value = each.partition("=")
-        if not equals or not key or key in found:
+    values: dict[str, str] = {}
+    for argument in arguments or ():
+        key, equals, value = argument.partition("=")
+        if not equals or not key or key in values:
             raise UsageError(
                 f"{option} takes KEY=VALUE, each key once, and {key[:40]!r} is not so."
             )
-        found[key] = value
-    return found
+        values[key] = value
+    return values
 
 
 def size_bytes(text: str) -> int:
-    """Return how many bytes a size says.
+    """Return the number of bytes of a size.
 
     >>> size_bytes("16GB"), size_bytes("512MiB"), size_bytes("1000")
     (16000000000, 536870912, 1000)
     """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
         raise UsageError(f"--memory {text[:40]!r} is no size. Write 16GB or 512MiB.")
-    power = " KMGT".index(found[2].upper() or " ")
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    power = " KMGT".index(match[2].upper() or " ")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 
 
 INTERRUPTED, UNFINISHED = 130, 1
 
 NO_PORT_YET = 1
-"""Stands in a plan for the port of a coordinator that nobody has started."""
+"""Stands in a plan for the port of a coordinator that is not started yet."""
 
 
 def launch(
@@ -178,7 +190,7 @@ def launch(
     engine: Engine = "local",
     n: Number = 1,
     name: Name = None,
-    coordinator: Coordinator = Coordinating.HERE,
+    coordinator: Coordinator = CoordinatorLocation.LOCAL,
     directory: Directory = None,
     host: Host = LISTEN_HERE,
     assignments: Assignments = None,
@@ -190,7 +202,7 @@ def launch(
     accelerators: Accelerators = 0,
     accelerator: Accelerator = None,
     time_limit_s: TimeLimit = None,
-    restarts: Most = None,
+    restarts: MaxRestarts = None,
     image: Image = None,
     requirements: Requirements = None,
     ship: Ship = None,
@@ -198,11 +210,11 @@ def launch(
     detach: Detach = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Start islands of a run on an engine, and follow them to its end.
+    """Start islands of a run on an engine, and follow the run to its end.
 
-    A run file is served by a coordinator that is launched too; run.start_islands is N
-    then, unless the file says otherwise. Ctrl-C lets the islands leave cleanly. Exits
-    with 0 if the run has finished, and with 1 if its islands are gone before that.
+    A run file is served by a coordinator that is launched as well; run.start_islands
+    is then N, unless the file sets it. Ctrl-C lets the islands leave cleanly. Exits
+    with 0 if the run has finished, and with 1 if its islands ended before that.
     """
 
     def spec_for(url: str) -> IslandSpec:
@@ -211,8 +223,8 @@ def launch(
             run=url,
             name=name or engine.replace("_", "-"),
             processes=processes,
-            environment=pairs("--env", environment),
-            secrets=pairs("--secret", secrets),
+            environment=parse_pairs("--env", environment),
+            secrets=parse_pairs("--secret", secrets),
             image=image,
             requirements=tuple(requirements or ()),
             resources=Resources(
@@ -227,45 +239,48 @@ def launch(
             else Restarts(max_restarts=restarts),
         )
 
-    words = pairs("--option", options)
-    serve = Serve(
+    engine_options = parse_pairs("--option", options)
+    serve = ServeOptions(
         directory=directory,
         host=host,
         assignments=assignments or (),
         image=image,
         requirements=requirements or (),
     )
-    if coordinator is Coordinating.ISLAND0 and is_run_file(run):
-        serve = _beside(serve, engine, words)
-    # What is wrong with islands is told before a coordinator is started for them.
+    if coordinator is CoordinatorLocation.ISLAND0 and is_run_file(run):
+        serve = _serve_by_engine(serve, engine, engine_options)
+    # Plan first: errors of the islands' options are reported before a coordinator is
+    # started for them.
     url, before = _planned(run, n, serve)
     spec = spec_for(url)
-    code = _code(engine, spec, ship, serve, words)
-    plan = plan_spec(engine, n, spec, options=words, ship=code)
+    code = _code(engine, spec, ship, serve, engine_options)
+    plan = plan_spec(engine, n, spec, options=engine_options, ship=code)
     if dry_run:
-        for each in (*before, plan):
-            typer.echo(each.text, nl=not each.text.endswith("\n"))
+        for planned in (*before, plan):
+            typer.echo(planned.text, nl=not planned.text.endswith("\n"))
         return
-    launched, at = _launched(run, n, serve, engine, spec_for, words, code)
+    launched, target = _launched(run, n, serve, engine, spec_for, engine_options, code)
     if detach:
-        _tell_where(launched.handle.run)
+        _print_commands(launched.handle.run)
         return
-    _follow(launched, at)
+    _follow(launched, target)
 
 
-def _beside(serve: Serve, engine: str, options: dict[str, str]) -> Serve:
-    """Return how the engine of the islands serves a run file.
+def _serve_by_engine(
+    serve: ServeOptions, engine: str, options: dict[str, str]
+) -> ServeOptions:
+    """Return the options for serving a run file by the engine of the islands.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the engine cannot serve a run file.
     """
     serve = replace(serve, engine=engine, options=options)
     if engine == "local":
         return serve
     if not open_launcher(engine, options).traits.is_elsewhere:
-        # At which of the machines it will be, nobody knows yet.
-        is_said = serve.host != LISTEN_HERE
-        return serve if is_said else replace(serve, host=LISTEN_THERE)
+        # The scheduler has not chosen the machine yet, so its address is unknown.
+        is_host_given = serve.host != LISTEN_HERE
+        return serve if is_host_given else replace(serve, host=LISTEN_THERE)
     return replace(serve, inside=inside_of(engine, options))
 
 
@@ -273,13 +288,14 @@ def _code(
     engine: str,
     spec: IslandSpec,
     ship: bool | None,
-    serve: Serve,
+    serve: ServeOptions,
     options: dict[str, str],
 ) -> Path | None:
-    """Return the directory to be shipped: this one, where nothing else brings it.
+    """Return the directory to ship: this one, if no image provides the code.
 
     Raises:
-        UsageError: it is, and who would keep it is not reached from here.
+        UsageError: code is to be shipped to a coordinator that this machine cannot
+            reach.
     """
     if ship is None:
         is_elsewhere = open_launcher(engine, options).traits.is_elsewhere
@@ -287,68 +303,70 @@ def _code(
     if ship and serve.inside is not None and not serve.inside.serving.is_in_sight:
         raise UsageError(
             f"Code is kept with its run, whose coordinator on {engine} is not reached "
-            "from here. Put it into what --image or --requirement brings, and give "
+            "from here. Put it into the --image or a --requirement, and give "
             "--no-ship; or serve the run here."
         )
     return Path.cwd() if ship else None
 
 
-def _planned(run: str, n: int, serve: Serve) -> tuple[str, list[Plan]]:
-    """Return the run's URL for a plan, and what would be submitted before it.
+def _planned(run: str, n: int, serve: ServeOptions) -> tuple[str, list[Plan]]:
+    """Return the run's URL for a plan, and the plans to submit before it.
 
-    Nothing is started for it.
+    Starts nothing.
     """
     if not is_run_file(run):
-        return str(place_of(run)), []
+        return str(locate_run(run)), []
     host = LISTEN_HERE if serve.host == LISTEN_THERE else serve.host
-    nowhere = f"https://{host}:{NO_PORT_YET}"
+    unknown = f"https://{host}:{NO_PORT_YET}"
     if serve.inside is not None:
         plan = plan_inside(Path(run), n, serve)
-        return plan.url or nowhere, [plan]
-    words, directory = serve_words(Path(run), n, serve)
+        return plan.url or unknown, [plan]
+    argv, directory = serve_argv(Path(run), n, serve)
     if serve.engine == "local":
-        return nowhere, []
-    spec = serve_spec(words, directory)
-    return nowhere, [plan_spec(serve.engine, 1, spec, options=serve.options)]
+        return unknown, []
+    spec = serve_spec(argv, directory)
+    return unknown, [plan_spec(serve.engine, 1, spec, options=serve.options)]
 
 
 def _launched(
     run: str,
     n: int,
-    serve: Serve,
+    serve: ServeOptions,
     engine: str,
     spec_for: Callable[[str], IslandSpec],
     options: dict[str, str],
     ship: Path | None,
-) -> tuple[Launched, RunAt]:
-    """Launch a coordinator if one is needed, and islands; or leave nothing."""
-    serves = run_at if serve.inside is None else run_inside
-    at = serves(run, n, serve)
+) -> tuple[Launched, RunTarget]:
+    """Launch a coordinator if one is needed, and islands. On an error end both."""
+    serves = find_or_serve if serve.inside is None else serve_inside
+    target = serves(run, n, serve)
     try:
-        spec = spec_for(at.url)
+        spec = spec_for(target.url)
         launched = launch_spec(engine, n, spec, options=options, ship=ship)
-        return launched, at
+        return launched, target
     except BaseException as exc:
-        if at.coordinator is not None:
-            end_after(exc, at.coordinator)
+        if target.coordinator is not None:
+            end_after(exc, target.coordinator)
         raise
 
 
-def _follow(launched: Launched, at: RunAt) -> None:
-    following = Following(launched, at.coordinator, is_in_sight=at.is_in_sight)
+def _follow(launched: Launched, target: RunTarget) -> None:
+    follower = LaunchFollower(
+        launched, target.coordinator, is_in_sight=target.is_in_sight
+    )
     try:
-        has_finished = following.follow()
+        has_finished = follower.follow()
     except KeyboardInterrupt:
         typer.echo("", err=True)
-        # By the run: the coordinator that was launched with them goes too.
+        # Cancel by run: this also ends the coordinator that was launched with them.
         run = shlex.quote(launched.handle.run)
         typer.echo(f"atoll: end them: atoll cancel {run}", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if not has_finished:
-        raise typer.Exit(INTERRUPTED if following.was_told else UNFINISHED)
+        raise typer.Exit(INTERRUPTED if follower.was_interrupted else UNFINISHED)
 
 
-def _tell_where(run: str) -> None:
+def _print_commands(run: str) -> None:
     name = shlex.quote(run)
     typer.echo(f"look     atoll ps {name}")
     typer.echo(f"read     atoll logs {name} --follow")

@@ -1,14 +1,11 @@
-"""Takes a run from its coordinator into a store, or makes sure that it stays.
+"""Moves a run between a coordinator and a store, or makes sure that it stays.
 
-Rule 1: everything here is safe to repeat. Who was interrupted says the same again.
-Rule 2: the run is where the store's settings say, once they are there; only then is the
-        coordinator told to send everybody on.
-
-Takes a run from a store to a coordinator's directory, or makes sure that it stays.
-
-Rule 1: everything here is safe to repeat. Who was interrupted says the same again.
-Rule 2: the run is in the store until a word says there that it has moved. What the
-        coordinator needs is durable in its directory before that, and is served after.
+Rule 1: every step is safe to repeat, so an interrupted command can be run again.
+Rule 2: a run has moved into a store once its settings object exists there; only then
+        does the coordinator redirect its islands.
+Rule 3: a run has left a store once a control document there says that it has moved.
+        The coordinator's directory is complete and durable before that, and is served
+        after it.
 """
 
 from __future__ import annotations
@@ -30,8 +27,8 @@ import numpy as np
 
 from atoll.bundle import MAX_BYTES, Bundle
 from atoll.bundle.archive import MAX_CODE_BYTES
-from atoll.cli.coordinator_client import Asking, surroundings_for
-from atoll.cli.run_names import RUN_SUFFIX, Names, note_served
+from atoll.cli.coordinator_client import CoordinatorClient, credential_paths_for
+from atoll.cli.run_names import RUN_SUFFIX, RunNames, write_address
 from atoll.coordinator.directory import CodeFiles, store_bundle
 from atoll.coordinator.move import Arrival
 from atoll.errors import CorruptError, Refused, Unreachable, UsageError
@@ -72,27 +69,29 @@ from atoll.wire import blake3_digest, verify_body
 from atoll.wire.digests import Bytes
 
 PATIENCE_S, PAUSE_S = 90.0, 0.5
-"""How long a coordinator may be busy with a round, or wait for its islands to speak."""
+"""How long a coordinator may be busy with a round, or wait for its islands."""
 
 FRAME_S = 600.0
-"""How long it may write a large state before it sends it."""
+"""Timeout of a reply: a coordinator writes a large state before it sends any of it."""
 
 T = TypeVar("T")
 
 
-class Departure:
-    """One run at a coordinator, and the store that it goes to. Close it."""
+class MoveToStore:
+    """Moves a run from a coordinator to a store. Close it."""
 
     def __init__(self, run: RunUrl, url: str) -> None:
         require_no_coordinator(url)
-        around = surroundings_for(run)
-        caller, headers = call_to(run, around, role=Role.OPERATOR)
-        spoken = {**headers, PROTOCOL_HEADER: str(PROTOCOL)}
-        self._asking = Asking(run, caller, spoken, shown=around.certificate)
+        paths = credential_paths_for(run)
+        http_client, headers = call_to(run, paths, role=Role.OPERATOR)
+        request_headers = {**headers, PROTOCOL_HEADER: str(PROTOCOL)}
+        self._client = CoordinatorClient(
+            run, http_client, request_headers, certificate=paths.certificate
+        )
         self._url, self._timing = url, ThreadTiming()
         self._store = reliable(url, self._timing.pause)
-        self.is_under_way = False
-        """Whether the run was told to go, and has not arrived."""
+        self.is_moving = False
+        """Whether the move has begun, and is not complete."""
 
     def __enter__(self) -> Self:
         return self
@@ -103,94 +102,94 @@ class Departure:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._asking.__exit__(kind, exc, traceback)
+        self._client.__exit__(kind, exc, traceback)
         self._timing.close()
 
     def go(self) -> dict[str, Any]:
-        """Take the run to the store, and return the coordinator's status after it.
+        """Move the run to the store, and return the coordinator's status after it.
 
         Raises:
-            UsageError: something is there, or the run is on its way elsewhere.
-            Unreachable: the coordinator or the store does not answer; say it again.
+            UsageError: the store has a run, or this run is moving to another target.
+            Unreachable: the coordinator or the store does not answer; safe to repeat.
         """
         move = self._move()
         if move is None:
             require_free(self._store, url=self._url)
-            said = {"target": self._url, "nonce": secrets.token_hex(16)}
-            self._again(lambda: self._asking.post("/control/move", said))
-        self.is_under_way = True
-        belongings = self._belongings()
-        if not is_here(self._store, belongings.run):
-            self._bring_bundle(belongings.settings.settings.run.bundle)
-            self._bring_code()
-            arriving = MoveIn(self._store, self._timing, belongings)
-            arriving.bring(self._state, self._update, self)
-            arriving.settle()
-        status = self._say("moved")
-        self.is_under_way = False
+            request = {"target": self._url, "nonce": secrets.token_hex(16)}
+            self._retry(lambda: self._client.post("/control/move", request))
+        self.is_moving = True
+        moved_run = self._belongings()
+        if not is_here(self._store, moved_run.run):
+            self._copy_bundle(moved_run.settings.settings.run.bundle)
+            self._copy_code()
+            move_in = MoveIn(self._store, self._timing, moved_run)
+            move_in.bring(self._state, self._update, self)
+            move_in.settle()
+        status = self._post_control("moved")
+        self.is_moving = False
         return status
 
     def stay(self) -> dict[str, Any]:
-        """Let the run go on at its coordinator, unless it is at the store already.
+        """Give up the move, unless it is complete: the run stays at its coordinator.
 
         Raises:
-            UsageError: it is not on its way there.
-            Refused: it is there.
+            UsageError: the run is not moving to this store.
+            Refused: the run has moved already.
         """
         move = self._move()
         if move is None:
-            raise UsageError(f"The run is not on its way to {self._url}.")
+            raise UsageError(f"The run is not moving to {self._url}.")
         if move["is_over"] or not give_up(self._store, self._belongings().run):
-            self._say("moved")
-            raise Refused(f"The run is at {self._url} already, and goes on there.")
-        return self._say("stay")
+            self._post_control("moved")
+            raise Refused(f"The run has moved to {self._url} already.")
+        return self._post_control("stay")
 
     def _move(self) -> dict[str, Any] | None:
-        """Return the move that is under way or over; None if there is none."""
-        move: dict[str, Any] | None = self._asking.get("/status").get("move")
+        """Return the current or completed move; None without any."""
+        move: dict[str, Any] | None = self._client.get("/status").get("move")
         if move is not None and move["target"] != self._url:
             raise UsageError(
-                f"The run {'has moved' if move['is_over'] else 'is on its way'} to "
+                f"The run {'has moved' if move['is_over'] else 'is moving'} to "
                 f"{move['target']}, and not to {self._url}. Name that one."
             )
         return move
 
-    def _say(self, action: str) -> dict[str, Any]:
-        said = {"target": self._url}
-        status: dict[str, Any] = self._again(
-            lambda: self._asking.post(f"/control/{action}", said)
+    def _post_control(self, action: str) -> dict[str, Any]:
+        request = {"target": self._url}
+        status: dict[str, Any] = self._retry(
+            lambda: self._client.post(f"/control/{action}", request)
         )
         return status
 
     def _belongings(self) -> MovedRun:
-        reply = self._again(lambda: self._asking.call("GET", "/belongings"))
-        said = load(bytes(reply.body), name="belongings", max_bytes=MAX_LARGE_BYTES)
-        return MOVED_RUN.read(said, "belongings")
+        reply = self._retry(lambda: self._client.call("GET", "/belongings"))
+        document = load(bytes(reply.body), name="belongings", max_bytes=MAX_LARGE_BYTES)
+        return MOVED_RUN.read(document, "belongings")
 
-    def _bring_bundle(self, digest: str | None) -> None:
-        """Put what defines the model into the store, before anything speaks of it."""
+    def _copy_bundle(self, digest: str | None) -> None:
+        """Copy the bundle into the store, before any object refers to it."""
         if digest is None:
             return
         bundle = Bundle.of_archive(self._archive("/bundle", MAX_BYTES), digest=digest)
         self._store.put(keys.bundle(digest), [bundle.data])
 
-    def _bring_code(self) -> None:
-        """Put what islands were launched with where they will ask for it."""
-        for digest in self._again(lambda: self._asking.get("/code"))["digests"]:
+    def _copy_code(self) -> None:
+        """Copy the code that islands were launched with to its key in the store."""
+        for digest in self._retry(lambda: self._client.get("/code"))["digests"]:
             data = self._archive(f"/code/{digest}", MAX_CODE_BYTES)
             if blake3_digest(data).hex() != digest:
                 raise CorruptError(
-                    f"The code {digest[:12]} that came from the coordinator has "
+                    f"The code {digest[:12]} received from the coordinator has "
                     "another digest. Remove it from code/ in its directory."
                 )
             self._store.put(keys.code(digest), [data])
 
-    def _archive(self, target: str, most_bytes: int) -> bytes:
-        """Return a file of the coordinator's."""
-        fetching = Download(at_most(most_bytes, target))
-        reply = self._again(
-            lambda: self._asking.call(
-                "GET", target, fetching=fetching, timeout_s=FRAME_S
+    def _archive(self, target: str, max_bytes: int) -> bytes:
+        """Return a file of the coordinator."""
+        download = Download(at_most(max_bytes, target))
+        reply = self._retry(
+            lambda: self._client.call(
+                "GET", target, download=download, timeout_s=FRAME_S
             )
         )
         return bytes(reply.body)
@@ -198,23 +197,23 @@ class Departure:
     def _state(self, fragment: int) -> Frame:
         return self._frame(target_of("state", fragment))
 
-    def _update(self, left: UnclaimedUpdate) -> Frame:
-        return self._frame(update_target(left))
+    def _update(self, update: UnclaimedUpdate) -> Frame:
+        return self._frame(update_target(update))
 
     def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
-        """Yield a constant that the coordinator keeps. Implements `Constants`."""
+        """Yield a constant that the coordinator has. Implements `Constants`."""
         target = target_of("constant", constant.digest)
         for start in range(first, bytes_of(constant), PART_BYTES):
-            asked = {"Range": f"bytes={start}-{start + PART_BYTES - 1}"}
-            yield self._again(
-                partial(self._asking.call, "GET", target, headers=asked)
+            headers = {"Range": f"bytes={start}-{start + PART_BYTES - 1}"}
+            yield self._retry(
+                partial(self._client.call, "GET", target, headers=headers)
             ).body
 
     def _frame(self, target: str) -> Frame:
-        fetching = Download(lambda size: memoryview(np.empty(size, np.uint8).data))
-        reply = self._again(
-            lambda: self._asking.call(
-                "GET", target, fetching=fetching, timeout_s=FRAME_S
+        download = Download(lambda size: memoryview(np.empty(size, np.uint8).data))
+        reply = self._retry(
+            lambda: self._client.call(
+                "GET", target, download=download, timeout_s=FRAME_S
             )
         )
         incoming = Incoming.of(reply.body)
@@ -224,34 +223,34 @@ class Departure:
         verify_body(header, frame.body)
         return frame
 
-    def _again(self, ask: Callable[[], T]) -> T:
-        """Ask until a coordinator that is busy has time."""
+    def _retry(self, call: Callable[[], T]) -> T:
+        """Repeat a call while the coordinator is busy or unreachable."""
         until_s = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return ask()
+                return call()
             except Unreachable:
                 if time.monotonic() > until_s:
                     raise
             time.sleep(PAUSE_S)
 
 
-def update_target(left: UnclaimedUpdate) -> str:
-    """Return where a coordinator has an update that comes along."""
-    island = quote(left.island, safe="")
-    return f"/belongings/{left.fragment}/{left.round}/{island}"
+def update_target(update: UnclaimedUpdate) -> str:
+    """Return the coordinator's route of an update that moves along."""
+    island = quote(update.island, safe="")
+    return f"/belongings/{update.fragment}/{update.round}/{island}"
 
 
-LOOK_S = 2.0
-"""How long is looked whether somebody listens where the run is to be served."""
+CONNECT_S = 2.0
+"""Timeout of the check that the run's new address is free."""
 
 RUN_FILE = "run.toml"
-"""In the directory: what `atoll serve` asks for."""
+"""File in the directory: the run file for `atoll serve`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a run that has left its store is to be served."""
+class ServeInstructions:
+    """A run that has left its store, and the commands that serve it."""
 
     run: str
     name: str
@@ -260,23 +259,23 @@ class Place:
 
     @property
     def serve(self) -> str:
-        """The command that serves it there."""
+        """The command that serves the run."""
         host, port = self.target.address.host, self.target.address.port
         directory = shlex.quote(str(self.directory))
         listen = host if is_loopback(host) else "0.0.0.0"
-        said = (
+        command = (
             f"atoll serve {shlex.quote(str(self.directory / RUN_FILE))} "
             f"--dir {directory} --listen {listen} --port {port}"
         )
-        return said if self.target.has_tls else f"{said} --no-tls"
+        return command if self.target.has_tls else f"{command} --no-tls"
 
     @property
     def invite(self) -> str:
-        """The command by which others get a credential, once it is served."""
+        """The command that gives other users a credential, once the run is served."""
         return f"atoll invite {shlex.quote(self.name)} --address {self.target.address}"
 
     def facts(self) -> dict[str, Any]:
-        """Return all that a tool may want to know."""
+        """Return the facts for `--json`."""
         return {
             "run": self.run,
             "name": self.name,
@@ -288,32 +287,32 @@ class Place:
         }
 
 
-class Removal:
-    """One run in a store, and the coordinator's directory that it goes to. Close it.
+class MoveToCoordinator:
+    """Moves a run from a store to the directory of a coordinator. Close it.
 
     Raises:
-        UsageError: there is no run, or one that cannot move; or another run is in the
-            directory.
+        UsageError: the store has no run, or one that cannot move; or the directory
+            has another run.
     """
 
     def __init__(self, source: str, target: RunUrl, directory: Path | None) -> None:
         require_there(source)
         self._source, self._target = source, target
-        self.is_under_way = False
-        """Whether the run was told to go, and has not arrived."""
+        self.is_moving = False
+        """Whether the move has begun, and is not complete."""
 
         self._timing = ThreadTiming()
         try:
             store = reliable(source, self._timing.pause)
             self._out = MoveOut.open(store, self._timing, url=source)
             name = self._out.settings.run.name
-            place = (directory or Path(f"{name}{RUN_SUFFIX}")).absolute()
-            self._arrival = Arrival(place, source=source, target=str(target))
+            directory_path = (directory or Path(f"{name}{RUN_SUFFIX}")).absolute()
+            self._arrival = Arrival(directory_path, source=source, target=str(target))
         except BaseException:
             self._timing.close()
             raise
-        self._place = Place(
-            run=self._out.run, name=name, directory=place, target=target
+        self._instructions = ServeInstructions(
+            run=self._out.run, name=name, directory=directory_path, target=target
         )
 
     def __enter__(self) -> Self:
@@ -328,110 +327,110 @@ class Removal:
         self._arrival.close()
         self._timing.close()
 
-    def go(self) -> Place:
-        """Take the run to the directory, and return how it is served.
+    def go(self) -> ServeInstructions:
+        """Move the run to the directory, and return how to serve it.
 
         Raises:
-            UsageError: it is on its way elsewhere, or somebody has given this up.
-            Unreachable: the store does not answer; say it again.
+            UsageError: the run is moving to another target, or this move was given up.
+            Unreachable: the store does not answer; safe to repeat.
         """
         if not self._arrival.has_come:
-            self._require_ours(self._out.look())
-            _require_nobody(self._target)
+            self._require_own_move(self._out.look())
+            _require_free_port(self._target)
             self._arrival.prepare()
-            _prepare(self._place, self._out.settings)
+            _prepare(self._instructions, self._out.settings)
             if bundle := self._out.bundle():
-                store_bundle(self._place.directory, bundle)
+                store_bundle(self._instructions.directory, bundle)
             nonce = self._arrival.ticket.nonce
             move = self._out.begin(str(self._target), nonce)
-            self._require_ours(move)
-            self.is_under_way = True
+            self._require_own_move(move)
+            self.is_moving = True
             if not move.is_over:
-                self._bring()
+                self._copy_run()
             self._arrival.settle()
-            self.is_under_way = False
-        return self._remembered()
+            self.is_moving = False
+        return self._remember()
 
     def stay(self) -> None:
-        """Let the run go on in its store, unless it has left.
+        """Give up the move, unless it is complete: the run stays in its store.
 
         Raises:
-            UsageError: it is not on its way to this coordinator.
-            Refused: it has left.
+            UsageError: the run is not moving to this coordinator.
+            Refused: the run has moved already.
         """
         move = self._out.look()
         if move is None:
-            self._forget()
-            raise UsageError(f"The run is not on its way to {self._target}.")
+            self._discard_arrival()
+            raise UsageError(f"The run is not moving to {self._target}.")
         self._require_target(move)
         if self._out.stay():
-            self._forget()
+            self._discard_arrival()
             return
         if move.nonce == self._arrival.ticket.nonce:
             self._arrival.settle()
-            self._remembered()
+            self._remember()
         raise Refused(
-            f"The run is at {self._target} already, and goes on there. Where its "
-            f"directory is: {self._place.serve}"
+            f"The run has moved to {self._target} already. Serve it on the machine of "
+            f"its directory: {self._instructions.serve}"
         )
 
-    def _bring(self) -> None:
-        code = CodeFiles(self._place.directory)
+    def _copy_run(self) -> None:
+        code = CodeFiles(self._instructions.directory)
         for digest, data in self._out.codes():
             code.store(digest, data, is_unlimited=True)
         self._arrival.receive(self._out)
         if not self._out.settle():
             self._arrival.forget()
-            self.is_under_way = False
+            self.is_moving = False
             raise UsageError(
-                "Somebody has given this move up meanwhile: the run stays at "
-                f"{self._source}. Say it again to move it after all."
+                "Another user has given this move up meanwhile: the run stays at "
+                f"{self._source}. Repeat the command to move it after all."
             )
 
-    def _forget(self) -> None:
+    def _discard_arrival(self) -> None:
         if self._arrival.is_begun and not self._arrival.has_come:
             self._arrival.forget()
 
-    def _require_ours(self, move: Move | None) -> None:
-        """Return unless the run goes elsewhere, or by somebody else's hand."""
+    def _require_own_move(self, move: Move | None) -> None:
+        """Raise if the run moves to another target, or another command moves it."""
         if move is None:
             return
         self._require_target(move)
         if move.nonce != self._arrival.ticket.nonce:
             raise UsageError(
-                f"The run {_goes(move)} to {move.target} by another directory than "
-                f"{self._place.directory}. Say the command again where it was begun"
+                f"The run {_movement(move)} to {move.target} by another directory than "
+                f"{self._instructions.directory}. Repeat the command where it was begun"
                 f"{'' if move.is_over else ', or give that move up with --back'}."
             )
 
     def _require_target(self, move: Move) -> None:
         if move.target != str(self._target):
             raise UsageError(
-                f"The run {_goes(move)} to {move.target}, and not to {self._target}. "
-                "Name that one."
+                f"The run {_movement(move)} to {move.target}, and not to "
+                f"{self._target}. Name that one."
             )
 
-    def _remembered(self) -> Place:
-        """Let the names that are known here mean the run where it is."""
-        names = Names(surroundings_from_environment())
-        for name in (self._place.run, self._place.name):
+    def _remember(self) -> ServeInstructions:
+        """Point the names that this user has for the run to its new location."""
+        names = RunNames(surroundings_from_environment())
+        for name in (self._instructions.run, self._instructions.name):
             names.remember(name, str(self._target))
-        return self._place
+        return self._instructions
 
 
-def _goes(move: Move) -> str:
-    return "has moved" if move.is_over else "is on its way"
+def _movement(move: Move) -> str:
+    return "has moved" if move.is_over else "is moving"
 
 
-def _require_nobody(target: RunUrl) -> None:
-    """Return unless something listens where the run is to be served.
+def _require_free_port(target: RunUrl) -> None:
+    """Raise if something listens at the address where the run is to be served.
 
     Raises:
-        UsageError: it does; what is known of it here would be forgotten.
+        UsageError: it does; its credentials in this directory would be replaced.
     """
     address = target.address
     try:
-        socket.create_connection((address.host, address.port), LOOK_S).close()
+        socket.create_connection((address.host, address.port), CONNECT_S).close()
     except OSError:
         return
     raise UsageError(
@@ -440,22 +439,22 @@ def _require_nobody(target: RunUrl) -> None:
     )
 
 
-def _prepare(place: Place, settings: RunSettings) -> None:
-    """Have what is served beside the run, as `atoll serve` makes it.
+def _prepare(instructions: ServeInstructions, settings: RunSettings) -> None:
+    """Make the credentials, run file and address that `atoll serve` would make.
 
-    Islands of this user find all that they need as soon as they are sent on.
+    Islands of this user find them as soon as they are redirected.
     """
-    directory, target = place.directory, place.target
+    directory, target = instructions.directory, instructions.target
     run_tokens(directory)
     pin = None
     if target.has_tls:
         hosts = [target.address.host]
         pin = coordinator_certificate(directory, hosts=hosts, unix_s=time.time()).pin
     replace_private(directory / RUN_FILE, run_file_text(settings).encode())
-    note_served(directory, str(target), is_open=False)
+    write_address(directory, str(target), is_open=False)
     tokens = {role: token_file(directory, role) for role in Role}
-    known = Credentials(surroundings_from_environment().credentials)
-    known.remember(str(target), pin=pin, tokens=tokens)
+    credentials = Credentials(surroundings_from_environment().credentials)
+    credentials.remember(str(target), pin=pin, tokens=tokens)
 
 
 def run_file_text(settings: RunSettings) -> str:

@@ -1,4 +1,4 @@
-"""`atoll move RUN TARGET`: a run goes elsewhere, and its islands follow."""
+"""`atoll move RUN TARGET`: move a run to a store or to a coordinator."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from atoll.cli.run_names import RUN, URL_STARTS, Names, StoreUrl, place_of
+from atoll.cli.run_names import HTTP_PREFIXES, RUN, RunNames, StoreUrl, locate_run
 from atoll.errors import AtollError, UsageError
 from atoll.island.environment import surroundings_from_environment
 from atoll.security import RunUrl, parse_run_url
 
-if TYPE_CHECKING:  # what goes there takes its time to load
-    from atoll.cli.migration import Place
+if TYPE_CHECKING:  # slow to import, and not needed for an error of usage
+    from atoll.cli.migration import ServeInstructions
 
 
 def move(
@@ -25,7 +25,7 @@ def move(
         str,
         typer.Argument(
             metavar="TARGET",
-            help="A store's URL or a path; or the https://HOST:PORT of a coordinator.",
+            help="URL or path of a store, or https://HOST:PORT of a coordinator.",
             show_default=False,
         ),
     ],
@@ -33,144 +33,148 @@ def move(
         Path | None,
         typer.Option(
             "--dir",
-            help="Of the coordinator that the run goes to; ./NAME.atoll without.",
+            help="Directory of the new coordinator. Default: ./NAME.atoll.",
         ),
     ] = None,
     back: Annotated[
-        bool, typer.Option("--back", help="Give up a move that is under way.")
+        bool, typer.Option("--back", help="Give up a move in progress.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: where the run is afterwards.")
+        bool, typer.Option("--json", help="Print the new location as JSON.")
     ] = False,
 ) -> None:
     """Move a run from its coordinator into a store, or back.
 
-    Islands follow. Nothing closes meanwhile, and nothing is lost. Interrupted at any
-    moment, the run is at one of the two: say the same again to go on. The coordinator
-    that a run leaves sends islands on as long as it is served; the one that it goes to
-    is served after this, on this machine, as HOST:PORT.
+    Islands follow. No round closes during the move, and no work is lost. An interrupted
+    move can be resumed by the same command. The old coordinator redirects islands as
+    long as it is served. A new coordinator must be served after the move, on this
+    machine, at HOST:PORT.
     """
-    source = place_of(run)
-    if _spelt(target) == str(source) and not back:
-        # A name that was said again: since the first time it means the new place.
-        _tell_already(str(source), as_json=as_json)
+    source = locate_run(run)
+    if _absolute(target) == str(source) and not back:
+        # A repeated command: after the first one the name means the new location.
+        _print_already(str(source), as_json=as_json)
         return
     if isinstance(source, StoreUrl):
         _to_coordinator(source, target, directory, back=back, as_json=as_json)
         return
-    url = _store(source, target, directory)
-    from atoll.cli.migration import Departure
+    url = _store_target(source, target, directory)
+    from atoll.cli.migration import MoveToStore
 
-    with Departure(source, url) as departure, _hinted(departure):
-        said = departure.stay() if back else departure.go()
+    with MoveToStore(source, url) as move_to_store, _hint_on_error(move_to_store):
+        status = move_to_store.stay() if back else move_to_store.go()
     if not back:
-        _remember(said, url)
+        _remember(status, url)
     if as_json:
-        typer.echo(json.dumps(said, indent=2))
+        typer.echo(json.dumps(status, indent=2))
     else:
-        typer.echo(f"{said['run']}: {said['state']}. {said['why']}".rstrip())
+        typer.echo(f"{status['run']}: {status['state']}. {status['why']}".rstrip())
 
 
 def _to_coordinator(
     source: StoreUrl, target: str, directory: Path | None, *, back: bool, as_json: bool
 ) -> None:
-    url = _coordinator(source, target)
-    from atoll.cli.migration import Removal
+    url = _coordinator_target(source, target)
+    from atoll.cli.migration import MoveToCoordinator
 
-    with Removal(source.url, url, directory) as removal, _hinted(removal):
-        place = None if back else removal.go()
+    with (
+        MoveToCoordinator(source.url, url, directory) as move_to_coordinator,
+        _hint_on_error(move_to_coordinator),
+    ):
+        instructions = None if back else move_to_coordinator.go()
         if back:
-            removal.stay()
-    if place is not None:
-        _tell(place, as_json=as_json)
+            move_to_coordinator.stay()
+    if instructions is not None:
+        _print_instructions(instructions, as_json=as_json)
     elif as_json:
         typer.echo(json.dumps({"state": "staying", "move": None}))
     else:
-        typer.echo(f"The run stays at {source}, and goes on there.")
+        typer.echo(f"The run stays at {source}.")
 
 
-class _Way(Protocol):
-    """A run, and where it goes."""
+class _Move(Protocol):
+    """A move, in either direction."""
 
-    is_under_way: bool
-    """Whether it was told to go, and has not arrived."""
+    is_moving: bool
+    """Whether the move has begun, and is not complete."""
 
 
 @contextmanager
-def _hinted(way: _Way) -> Iterator[None]:
-    """Say what to do about a run that is left on its way by an error."""
+def _hint_on_error(move_object: _Move) -> Iterator[None]:
+    """Print the remedy if an error interrupts a move in progress."""
     try:
         yield
     except AtollError:
-        if way.is_under_way:
+        if move_object.is_moving:
             typer.echo(
-                "atoll: the run is on its way, and no round closes. When the cause "
-                "below is removed say the same again, or give up with --back.",
+                "atoll: the run is moving, and no round closes. Remove the cause below "
+                "and repeat the command, or give up with --back.",
                 err=True,
             )
         raise
 
 
-def _tell(place: Place, *, as_json: bool) -> None:
-    """Say what to type next."""
+def _print_instructions(instructions: ServeInstructions, *, as_json: bool) -> None:
+    """Print the commands to run next."""
     if as_json:
-        typer.echo(json.dumps(place.facts(), indent=2))
+        typer.echo(json.dumps(instructions.facts(), indent=2))
         return
-    typer.echo(f"{place.run}: moved to {place.target}, out of {place.directory}.")
-    typer.echo(f"serve it now   {place.serve}")
-    if place.target.has_tls:
-        typer.echo(f"then invite    {place.invite}")
+    target, directory = instructions.target, instructions.directory
+    typer.echo(f"{instructions.run}: moved to {target}, out of {directory}.")
+    typer.echo(f"serve it now   {instructions.serve}")
+    if instructions.target.has_tls:
+        typer.echo(f"then invite    {instructions.invite}")
         typer.echo(
-            "               and paste what it prints on every other machine that has "
-            "islands,\n               with `true` as COMMAND: they go on by themselves."
+            "               and paste the printed command on every other machine with\n"
+            "               islands, with `true` as COMMAND: they follow by themselves."
         )
 
 
-def _tell_already(place: str, *, as_json: bool) -> None:
+def _print_already(location: str, *, as_json: bool) -> None:
     if as_json:
-        said = {"state": "moved", "move": {"target": place, "is_over": True}}
-        typer.echo(json.dumps(said))
+        document = {"state": "moved", "move": {"target": location, "is_over": True}}
+        typer.echo(json.dumps(document))
     else:
-        typer.echo(f"The run is at {place} already.")
+        typer.echo(f"The run is at {location} already.")
 
 
-def _coordinator(source: StoreUrl, target: str) -> RunUrl:
-    """Return the coordinator that a run in a store goes to."""
-    if not target.startswith(URL_STARTS):
+def _coordinator_target(source: StoreUrl, target: str) -> RunUrl:
+    """Return the coordinator to which a run in a store moves."""
+    if not target.startswith(HTTP_PREFIXES):
         raise UsageError(
-            f"The run at {source} is in a store, and {target} is one, too. A run goes "
-            "there by a coordinator: `atoll move "
-            f"{source} https://HOST:PORT`, serve it, and move it on."
+            f"The run at {source} is in a store, and {target} is a store as well. Move "
+            f"by way of a coordinator: `atoll move {source} https://HOST:PORT`, serve "
+            "the run there, and move it to the other store."
         )
     return parse_run_url(target)
 
 
-def _store(source: RunUrl, target: str, directory: Path | None) -> str:
-    """Return the store that a run at a coordinator goes to."""
-    if target.startswith(URL_STARTS):
+def _store_target(source: RunUrl, target: str, directory: Path | None) -> str:
+    """Return the store to which a run at a coordinator moves."""
+    if target.startswith(HTTP_PREFIXES):
         raise UsageError(
-            f"{target} is a coordinator's URL, and the run is at {source}, which is "
-            "one, too. To serve it elsewhere stop it and move its directory; or give "
+            f"{target} is a coordinator's URL, and the run is at the coordinator "
+            f"{source}. To serve it elsewhere stop it and move its directory; or give "
             "a store: s3://BUCKET/PATH, or a path."
         )
     if directory is not None:
         raise UsageError(
-            f"--dir is for a run that goes to a coordinator, and {target} is a store. "
+            f"--dir is for a move to a coordinator, and {target} is a store. "
             "Leave it out."
         )
-    return _spelt(target)
+    return _absolute(target)
 
 
-def _spelt(target: str) -> str:
-    """Return a target as a place is called, wherever a command is started."""
-    if target.startswith(URL_STARTS):
+def _absolute(target: str) -> str:
+    """Return a target as an absolute path or a normal URL."""
+    if target.startswith(HTTP_PREFIXES):
         return str(parse_run_url(target))
     is_plain = "://" not in target
     return str(Path(target).expanduser().absolute()) if is_plain else target
 
 
-def _remember(said: dict[str, Any], url: str) -> None:
-    """Let the names that are known here mean the run where it is."""
-    names = Names(surroundings_from_environment())
-    for name in (said["run"], said["name"]):
+def _remember(status: dict[str, Any], url: str) -> None:
+    """Point the names that this user has for the run to its new location."""
+    names = RunNames(surroundings_from_environment())
+    for name in (status["run"], status["name"]):
         names.remember(name, url)

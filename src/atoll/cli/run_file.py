@@ -1,4 +1,4 @@
-"""What every command that takes a run file takes: the file, and changes to it."""
+"""The run file of a command, and the `--set` changes to it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from atoll.settings import RunSettings, parse_assignment
 from atoll.settings.rules import shortest_fp32
 
 FEW_ROUNDS = 200
-"""What momentum 0.9 wants to be worth its name."""
+"""Rounds that outer momentum 0.9 needs to take effect."""
 
 SHORT_MOMENTUM = 0.81
 """Above this a short run ends before its velocity has settled."""
 
 
-def _argument(about: str) -> Any:
-    return typer.Argument(metavar="RUN.toml", help=about, show_default=False)
+def _argument(help_text: str) -> Any:
+    return typer.Argument(metavar="RUN.toml", help=help_text, show_default=False)
 
 
 RunFile = Annotated[Path, _argument("A run file.")]
 RunFileOrNone = Annotated[
-    Path | None, _argument("A run file; streaming in 2 fragments without.")
+    Path | None, _argument("A run file. Default: a run with 2 fragments.")
 ]
 Assignments = Annotated[
     list[str] | None,
@@ -45,12 +45,12 @@ def values_of(assignments: Sequence[str] | None) -> dict[str, object]:
 
 
 def settings_of(run_file: Path, assignments: Sequence[str] | None) -> RunSettings:
-    """Return the settings of a run that is to be made; what is unwise is told.
+    """Return the settings of a new run; print a warning about unwise values.
 
     Raises:
-        SettingsError: they are none.
+        SettingsError: the file or a `--set` is wrong.
     """
-    with warnings_told():
+    with print_warnings():
         settings = RunSettings.from_toml(run_file)
         settings = settings.with_values(values_of(assignments))
     rounds, momentum = settings.run.end_rounds, settings.outer.momentum
@@ -71,10 +71,10 @@ def settings_of(run_file: Path, assignments: Sequence[str] | None) -> RunSetting
 
 
 @contextmanager
-def warnings_told() -> Iterator[None]:
-    """Tell each warning of the settings once, after the block."""
+def print_warnings() -> Iterator[None]:
+    """Print each warning of the settings once, after the block."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", AtollWarning)
         yield
-    for said in dict.fromkeys(str(each.message) for each in caught):
-        typer.echo(f"atoll: {said}", err=True)
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        typer.echo(f"atoll: {text}", err=True)

@@ -1,10 +1,10 @@
-"""What people call a run: its URL, its directory on this machine, or its name.
+"""Names of runs: a URL, a directory on this machine, or a name that was remembered.
 
-A run is at a coordinator, which has a URL of HTTP and on its own machine a directory;
-or in a store, which has any other URL or is a plain path.
+A run is at a coordinator, which has an HTTP URL and a directory on its own machine; or
+in a store, which has any other URL or a plain path.
 
-Names are kept beside the user's credentials, one private file each, so that whoever
-started or joined a run here can say `atoll status NAME`.
+Names are remembered beside the user's credentials, in one private file each, so that
+`atoll status NAME` works for every run that this user has started or joined here.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from atoll.security.private_files import (
 )
 
 ADDRESS = "address.json"
-"""In a run's directory: where its coordinator listens, or did last."""
+"""File in a run's directory: the current or last address of its coordinator."""
 
-IN_STORE = "settings/0"
-"""In a directory where islands meet, as `atoll.exchange.bucket.keys` has it."""
+STORE_MARK = "settings/0"
+"""Object of a run in a store, as in `atoll.exchange.bucket.keys`."""
 
 RUN_SUFFIX = ".atoll"
-"""Of a run's directory, unless another was chosen."""
+"""Default suffix of a run's directory."""
 
 MAX_FILE_BYTES = 2**14
-URL_STARTS = ("http://", "https://")
+HTTP_PREFIXES = ("http://", "https://")
 
 
 @dataclass(frozen=True)
-class Served:
-    """Where a coordinator listens."""
+class CoordinatorAddress:
+    """The address of a coordinator."""
 
     url: str
     is_open: bool
-    """Whether it was not closed since; one that died could not say so."""
+    """Whether it was not closed since. A coordinator that died is still marked open."""
 
 
 @dataclass(frozen=True)
 class StoreUrl:
-    """Where a run is that has no coordinator."""
+    """The location of a run that has no coordinator."""
 
     url: str
 
@@ -59,26 +59,26 @@ class StoreUrl:
         return self.url
 
 
-def place_of(run: str) -> RunUrl | StoreUrl:
-    """Return where the run is that a user called so.
+def locate_run(run: str) -> RunUrl | StoreUrl:
+    """Return the location of a run, given by URL, directory or name.
 
-    A path may be a store's only if it looks like one, or a run is there: so a name that
-    is not known here is not taken for one.
+    A path counts as a store only if it looks like a path, or holds a run: so an unknown
+    name is an error, and not a new directory.
 
     Raises:
-        UsageError: nothing is known by that name here.
+        UsageError: the name is unknown here.
     """
-    if run.startswith(URL_STARTS):
+    if run.startswith(HTTP_PREFIXES):
         return parse_run_url(run)
     if "://" in run:
-        return _in_store(run)
+        return _store_url(run)
     if (Path(run) / ADDRESS).exists():
         return _url_of_directory(Path(run))
-    known = Names(surroundings_from_environment()).find(run)
-    if known is not None and not _is_path(run):
-        return place_of(known)
-    if _is_path(run) or Path(run, IN_STORE).exists():
-        return _in_store(run)
+    url = RunNames(surroundings_from_environment()).find(run)
+    if url is not None and not _is_path(run):
+        return locate_run(url)
+    if _is_path(run) or Path(run, STORE_MARK).exists():
+        return _store_url(run)
     raise UsageError(
         f"{run[:128]!r} is no URL of a run, no directory of one that was served on "
         f"this machine, and no name that is known here ({_known_names()}). Write "
@@ -87,96 +87,98 @@ def place_of(run: str) -> RunUrl | StoreUrl:
     )
 
 
-def url_of(run: str) -> RunUrl:
-    """Return the URL of the coordinator of what a user called a run.
+def coordinator_url(run: str) -> RunUrl:
+    """Return the URL of a run's coordinator.
 
     Raises:
-        UsageError: nothing is known by that name here, or it has no coordinator.
+        UsageError: the name is unknown here, or the run has no coordinator.
     """
-    place = place_of(run)
-    if isinstance(place, RunUrl):
-        return place
+    location = locate_run(run)
+    if isinstance(location, RunUrl):
+        return location
     raise UsageError(
-        f"The run at {place} is in a store, and this is for runs with a coordinator. "
-        "Who may read and write there takes part without more: "
-        f"`atoll join {place} -- COMMAND`, `atoll status {place}`."
+        f"The run at {location} is in a store, and this needs a coordinator. "
+        "Access to the store is enough to take part: "
+        f"`atoll join {location} -- COMMAND`, `atoll status {location}`."
     )
 
 
-def directory_of(run: str) -> Path:
-    """Return the directory of a run on this machine, of which there may be none yet.
+def local_directory(run: str) -> Path:
+    """Return the directory of a run on this machine, which may not exist yet.
 
     Raises:
-        UsageError: it is served elsewhere, or nothing is known by that name here.
+        UsageError: the run is served elsewhere, or its name is unknown here.
     """
     path = Path(run)
     if (path / ADDRESS).exists() or path.suffix == RUN_SUFFIX:
         return path.absolute()
     try:
-        url = url_of(run)
+        url = coordinator_url(run)
     except UsageError:
         if path.is_dir():
             return path.absolute()
         raise
-    known = Credentials(surroundings_from_environment().credentials).find(str(url))
-    token = known.tokens.get(Role.OPERATOR) if known else None
+    credential = Credentials(surroundings_from_environment().credentials).find(str(url))
+    token = credential.tokens.get(Role.OPERATOR) if credential else None
     if not isinstance(token, Path):
         raise UsageError(
-            f"{run[:128]!r} is not served by this user on this machine, and what "
-            "belongs to its directory is done there."
+            f"{run[:128]!r} is not served by this user on this machine. Run "
+            "this command on the machine that serves it."
         )
     return token.parent
 
 
-def served(directory: Path) -> Served | None:
-    """Return where the run of a directory is or was served, if it ever was."""
+def read_address(directory: Path) -> CoordinatorAddress | None:
+    """Return the current or last address of a directory's run; None without any."""
     path = directory / ADDRESS
     try:
         data = read_private(path, content="address", max_bytes=MAX_FILE_BYTES)
     except NoSuchFile:
         return None
     try:
-        said = json.loads(data)
-        return Served(str(parse_run_url(said["url"])), bool(said["is_open"]))
+        document = json.loads(data)
+        return CoordinatorAddress(
+            str(parse_run_url(document["url"])), bool(document["is_open"])
+        )
     except (ValueError, LookupError, TypeError, UsageError) as exc:
         raise CorruptError(
-            f"{path} does not say where the run is served. Remove it, and start "
+            f"{path} holds no address of a coordinator. Remove it, and start "
             "`atoll serve` again."
         ) from exc
 
 
-def note_served(directory: Path, url: str, *, is_open: bool) -> None:
-    """Write down where the run of a directory is served."""
-    said = json.dumps({"url": url, "is_open": is_open}).encode() + b"\n"
-    replace_private(directory / ADDRESS, said)
+def write_address(directory: Path, url: str, *, is_open: bool) -> None:
+    """Record the address of the run of a directory."""
+    document = json.dumps({"url": url, "is_open": is_open}).encode() + b"\n"
+    replace_private(directory / ADDRESS, document)
 
 
-class Names:
+class RunNames:
     """The names of runs that a user has started or joined here."""
 
-    def __init__(self, surroundings: CredentialPaths) -> None:
-        self._directory = surroundings.credentials.parent / "names"
+    def __init__(self, paths: CredentialPaths) -> None:
+        self._directory = paths.credentials.parent / "names"
 
     def remember(self, name: str, url: str) -> None:
-        """Take a name for a URL; the last one that took it has it."""
-        said = json.dumps({"name": name, "url": url}).encode() + b"\n"
+        """Record a name of a URL; a name that is taken is replaced."""
+        document = json.dumps({"name": name, "url": url}).encode() + b"\n"
         private_directory(self._directory)
-        replace_private(self._path(name), said)
+        replace_private(self._path(name), document)
 
     def find(self, name: str) -> str | None:
         """Return the URL behind a name."""
-        found = self._read(self._path(name))
-        return found[1] if found and found[0] == name else None
+        entry = self._read(self._path(name))
+        return entry[1] if entry and entry[0] == name else None
 
     def forget(self, name: str) -> None:
-        """Let go of a name."""
+        """Remove a name."""
         remove_private(self._path(name))
 
     def all(self) -> Iterator[str]:
-        """Yield every name that is known."""
+        """Yield every remembered name."""
         for path in sorted(self._directory.glob("*.json")):
-            if found := self._read(path):
-                yield found[0]
+            if entry := self._read(path):
+                yield entry[0]
 
     def _path(self, name: str) -> Path:
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
@@ -185,22 +187,22 @@ class Names:
     def _read(self, path: Path) -> tuple[str, str] | None:
         try:
             data = read_private(path, content="name", max_bytes=MAX_FILE_BYTES)
-            said = json.loads(data)
-            return str(said["name"]), str(said["url"])
+            document = json.loads(data)
+            return str(document["name"]), str(document["url"])
         except (NoSuchFile, ValueError, LookupError, TypeError):
-            return None  # it can be had again by its URL
+            return None  # the run is still reachable by its URL
 
 
-def complete(incomplete: str) -> list[str]:
-    """Return the names that begin so, for the shell."""
-    names = Names(surroundings_from_environment()).all()
+def complete_run_name(incomplete: str) -> list[str]:
+    """Return the remembered names that begin with `incomplete`, for the shell."""
+    names = RunNames(surroundings_from_environment()).all()
     return [name for name in names if name.startswith(incomplete)]
 
 
 RUN = typer.Argument(
     metavar="RUN",
-    help="A URL, a directory of a run, or a name.",
-    autocompletion=complete,
+    help="URL, directory or name of a run.",
+    autocompletion=complete_run_name,
     show_default=False,
 )
 
@@ -209,10 +211,10 @@ def _is_path(run: str) -> bool:
     return "/" in run or run.startswith((".", "~"))
 
 
-def _in_store(run: str) -> StoreUrl:
-    """Return the URL of a store, the same wherever a command is started.
+def _store_url(run: str) -> StoreUrl:
+    """Return the URL of a store, with an absolute path.
 
-    What goes there takes its time to load, and most commands do not.
+    The import is local because it is slow, and most runs have a coordinator.
     """
     from atoll.exchange.bucket.create import require_no_coordinator
 
@@ -222,16 +224,16 @@ def _in_store(run: str) -> StoreUrl:
 
 
 def _url_of_directory(directory: Path) -> RunUrl:
-    found = served(directory)
-    assert found is not None
-    if not found.is_open:
+    address = read_address(directory)
+    assert address is not None
+    if not address.is_open:
         raise UsageError(
             f"{directory} is not served now. Start it again: "
             f"atoll serve RUN.toml --dir {directory}"
         )
-    return parse_run_url(found.url)
+    return parse_run_url(address.url)
 
 
 def _known_names() -> str:
-    names = list(Names(surroundings_from_environment()).all())
+    names = list(RunNames(surroundings_from_environment()).all())
     return f"known are {', '.join(names[:8])}" if names else "none is"

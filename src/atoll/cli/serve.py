@@ -1,8 +1,7 @@
-"""`atoll serve RUN.toml`: the coordinator of a run, until somebody stops it.
+"""`atoll serve RUN.toml`: serve the coordinator of a run until a signal stops it.
 
-A coordinator as `atoll serve` runs it: found again by this user's commands.
-
-What `atoll serve --init FILE` does before a run is served, and after a crash.
+`serve_run` remembers address and tokens for this user's commands; `apply_init_file`
+handles `--init FILE`, also after a crash.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from atoll.bundle import Bundle, defined_by
-from atoll.cli.coordinator_client import Asking
+from atoll.cli.coordinator_client import CoordinatorClient
 from atoll.cli.run_file import Assignments, settings_of
-from atoll.cli.run_names import Names, note_served, served
+from atoll.cli.run_names import RunNames, read_address, write_address
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.coordinator.directory import open_service, store_bundle
 from atoll.coordinator.initial_weights import (
@@ -48,17 +47,23 @@ from atoll.settings import RunSettings
 if TYPE_CHECKING:  # an extra
     from atoll.telemetry.tensorboard import TensorBoardWriter
 
-OPERATOR = "operator"
-"""Names the certificate of whoever serves the run."""
+OPERATOR_CERTIFICATE = "operator"
+"""Name of the certificate for the commands of the user that serves the run."""
 
-LOOK_S = 0.5
-"""How soon an end is noticed."""
+POLL_S = 0.5
+"""Between two checks whether the run has ended."""
 
-UntilEnd = Annotated[bool, typer.Option("--until-end", help="Exit when all is over.")]
+UntilEnd = Annotated[
+    bool,
+    typer.Option("--until-end", help="Exit once the run ended and all islands left."),
+]
 Linger = Annotated[
     float,
     typer.Option(
-        "--linger", metavar="SECONDS", min=0, help="Before it exits for that."
+        "--linger",
+        metavar="SECONDS",
+        min=0,
+        help="With --until-end, keep serving this long after the end.",
     ),
 ]
 
@@ -68,75 +73,83 @@ def serve(
         Path | None,
         typer.Argument(
             metavar="RUN.toml",
-            help="A run file; none for the run that DIR holds.",
+            help="Run file of a new run. Default: serve the run in --dir.",
             show_default=False,
         ),
     ] = None,
     directory: Annotated[
         Path | None,
-        typer.Option("--dir", help="Keeps the run; ./NAME.atoll without."),
+        typer.Option("--dir", help="Directory of the run. Default: ./NAME.atoll."),
     ] = None,
     host: Annotated[
-        str, typer.Option("--listen", metavar="HOST", help="0.0.0.0 is everywhere.")
+        str,
+        typer.Option(
+            "--listen", metavar="HOST", help="Address to listen on; 0.0.0.0 is all."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="The last one, or any free one, without."),
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port to listen on. Default: that of the last start, or a free one.",
+        ),
     ] = None,
     assignments: Assignments = None,
     init: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="First weights, as safetensors."),
+        typer.Option(metavar="FILE", help="First weights, a safetensors file."),
     ] = None,
     bundle: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Defines the model: configuration, code, tokenizer."
+            metavar="DIR",
+            help="Definition of the model: configuration, code, tokenizer.",
         ),
     ] = None,
     no_tls: Annotated[
-        bool, typer.Option("--no-tls", help="Plain HTTP, on this machine only.")
+        bool, typer.Option("--no-tls", help="Use plain HTTP, on this machine only.")
     ] = False,
     island_certificates: Annotated[
         Path | None,
         typer.Option(
-            metavar="CA.pem", help="Let in only who has a certificate from this."
+            metavar="CA.pem", help="Require client certificates of this authority."
         ),
     ] = None,
     has_tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write curves into DIR/tensorboard.")
+        bool, typer.Option("--tensorboard", help="Write curves to DIR/tensorboard.")
     ] = False,
     until_end: UntilEnd = False,
     linger_s: Linger = 0.0,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON, in one line.")
+        bool, typer.Option("--json", help="Print JSON, on one line.")
     ] = False,
 ) -> None:
-    """Serve a run: a new one, or the one that the directory holds.
+    """Serve a new run, or the run of a directory.
 
-    Prints where it listens, its certificate's fingerprint, and where the tokens are,
-    and remembers them for this user. A run that has ended is served on, for status
-    and export; with --until-end the command exits when every island has gone too, and
-    --linger lets whoever looks see that.
+    Prints its address, the fingerprint of its certificate and the paths of its tokens,
+    and remembers them for this user. A run that has ended is still served, for status
+    and export; with --until-end the command exits once every island has left, after
+    --linger seconds in which others can see the end.
 
     Exits with 0 on SIGTERM and SIGINT, after a clean close.
     """
     logging.basicConfig(level=logging.WARNING, format="atoll: %(message)s")
     settings = _settings(run_file, assignments) if run_file else None
-    place = _place(settings, directory, assignments)
-    listening = ListenOptions(
+    path = _run_directory(settings, directory, assignments)
+    listen_options = ListenOptions(
         host=host,
-        port=_port(place, port),
+        port=_port(path, port),
         has_tls=not no_tls,
         island_certificates=island_certificates,
     )
-    settings = _with_bundle(place, settings, bundle)
-    run = serving(
-        place, settings, listening, init=init, has_tensorboard=has_tensorboard
+    settings = _with_bundle(path, settings, bundle)
+    run = serve_run(
+        path, settings, listen_options, init=init, has_tensorboard=has_tensorboard
     )
-    with _stopping() as stop, run as it:
-        _tell(it, settings, as_json=as_json)
-        _wait(it.coordinator, stop, until_end=until_end, linger_s=linger_s)
+    with _stop_signal() as stop, run as served:
+        _print_start(served, settings, as_json=as_json)
+        _wait(served.coordinator, stop, until_end=until_end, linger_s=linger_s)
 
 
 def _settings(run_file: Path, assignments: Sequence[str] | None) -> RunSettings:
@@ -151,7 +164,7 @@ def _settings(run_file: Path, assignments: Sequence[str] | None) -> RunSettings:
 
 
 def _with_bundle(
-    place: Path, settings: RunSettings | None, directory: Path | None
+    path: Path, settings: RunSettings | None, directory: Path | None
 ) -> RunSettings | None:
     """Return settings that name the bundle, which is durable before its run is."""
     if directory is None:
@@ -163,11 +176,11 @@ def _with_bundle(
         )
     bundle = Bundle.of_directory(directory)
     settings = defined_by(bundle, settings)
-    store_bundle(place, bundle)
+    store_bundle(path, bundle)
     return settings
 
 
-def _place(
+def _run_directory(
     settings: RunSettings | None,
     directory: Path | None,
     assignments: Sequence[str] | None,
@@ -183,41 +196,44 @@ def _place(
     return directory.absolute()
 
 
-def _port(directory: Path, asked: int | None) -> int:
-    """Return the port asked for, or that of last time: islands still call there."""
-    if asked is not None:
-        return asked
-    last = served(directory)
+def _port(directory: Path, requested: int | None) -> int:
+    """Return the requested port, or the last one: islands still call that."""
+    if requested is not None:
+        return requested
+    last = read_address(directory)
     return parse_run_url(last.url).address.port if last else 0
 
 
-def _tell(serving: Serving, settings: RunSettings | None, *, as_json: bool) -> None:
-    """Say where the run is, what was wrong with its journal, and what differs."""
-    serving.tell(as_json=as_json)
-    for line in serving.coordinator.status()["damage"]:
-        _say(f"Damage: {line}")
-    if serving.is_within_reach and settings is not None:
-        _tell_differences(serving, settings)
+def _print_start(
+    served: ServedRun, settings: RunSettings | None, *, as_json: bool
+) -> None:
+    """Print the run's address, damage of its journal, and settings that differ."""
+    served.print_facts(as_json=as_json)
+    for line in served.coordinator.status()["damage"]:
+        _print_note(f"Damage: {line}")
+    if served.is_within_reach and settings is not None:
+        _print_differences(served, settings)
 
 
-def _tell_differences(serving: Serving, settings: RunSettings) -> None:
-    """Say which values of the run file are not in force: a run keeps its own."""
-    with Asking.of(serving.url) as asking:
-        in_force = parse_info(asking.call("GET", "/info").body).settings
-    ours, theirs = _flat(settings), _flat(in_force)
-    for key in sorted(ours.keys() | theirs.keys()):
-        mine, its = ours.get(key), theirs.get(key)
-        if mine != its and key != "run.bundle":  # a run file need not name it
-            _say(
-                f"{key}={_toml(its)} is in force, and the run file has {_toml(mine)}. "
-                f"Change it with: atoll control {serving.coordinator.run} set "
-                f"{key}={_toml(mine)}"
+def _print_differences(served: ServedRun, settings: RunSettings) -> None:
+    """Print which values of the run file are not in force: a run keeps its own."""
+    with CoordinatorClient.of(served.url) as client:
+        in_force = parse_info(client.call("GET", "/info").body).settings
+    wanted, current = _flat(settings), _flat(in_force)
+    for key in sorted(wanted.keys() | current.keys()):
+        # A run file need not name the bundle of its run.
+        if wanted.get(key) != current.get(key) and key != "run.bundle":
+            value = _toml(wanted.get(key))
+            _print_note(
+                f"{key}={_toml(current.get(key))} is in force, and the run file has "
+                f"{value}. Change it with: atoll control {served.coordinator.run} set "
+                f"{key}={value}"
             )
 
 
 def _flat(settings: RunSettings) -> dict[str, Any]:
     tables = settings.to_dict().items()
-    return {f"{name}.{key}": each[key] for name, each in tables for key in each}
+    return {f"{name}.{key}": values[key] for name, values in tables for key in values}
 
 
 def _toml(value: Any) -> str:
@@ -225,22 +241,25 @@ def _toml(value: Any) -> str:
 
 
 @contextmanager
-def _stopping() -> Iterator[threading.Event]:
-    """Give what is set by the first SIGTERM or SIGINT; a second one is the usual."""
+def _stop_signal() -> Iterator[threading.Event]:
+    """Give an event that the first SIGTERM or SIGINT sets.
+
+    A second signal has its default effect.
+    """
     stop = threading.Event()
-    usual = {number: signal.getsignal(number) for number in _SIGNALS}
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
 
     def note(number: int, frame: object) -> None:
         stop.set()
-        for each, before in usual.items():
-            signal.signal(each, before)
+        for number, before in handlers.items():
+            signal.signal(number, before)
 
     for number in _SIGNALS:
         signal.signal(number, note)
     try:
         yield stop
     finally:
-        for number, before in usual.items():
+        for number, before in handlers.items():
             signal.signal(number, before)
 
 
@@ -254,7 +273,7 @@ def _wait(
     until_end: bool,
     linger_s: float,
 ) -> None:
-    while not stop.wait(LOOK_S):
+    while not stop.wait(POLL_S):
         if until_end and _is_over(coordinator):
             stop.wait(linger_s)
             return
@@ -262,25 +281,25 @@ def _wait(
 
 def _is_over(coordinator: Coordinator) -> bool:
     status = coordinator.status()
-    is_anyone_here = any(each["state"] == "live" for each in status["islands"])
-    return status["state"] == "ended" and not is_anyone_here
+    has_live_island = any(island["state"] == "live" for island in status["islands"])
+    return status["state"] == "ended" and not has_live_island
 
 
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""How this machine reaches what listens on every interface."""
+"""The address by which this machine reaches a server on all interfaces."""
 
 
 @dataclass(frozen=True)
-class Serving:
-    """A coordinator that listens, and the address by which this machine reaches it."""
+class ServedRun:
+    """A coordinator that listens, and its address on this machine."""
 
     coordinator: Coordinator
     url: str
     is_within_reach: bool
-    """Whether this user's commands can call it: they may have no certificate."""
+    """Whether this user's commands can connect: they may lack a certificate."""
 
-    def tell(self, *, as_json: bool) -> None:
-        """Print where the run is, and how others get there."""
+    def print_facts(self, *, as_json: bool) -> None:
+        """Print the run's address, and the commands to watch it and to invite."""
         facts = self._facts()
         if as_json:
             typer.echo(json.dumps(facts))
@@ -307,70 +326,76 @@ class Serving:
 
 
 @contextmanager
-def serving(
+def serve_run(
     directory: Path,
     settings: RunSettings | None,
-    listening: ListenOptions,
+    listen_options: ListenOptions,
     *,
     init: Path | None,
     has_tensorboard: bool,
-) -> Iterator[Serving]:
-    """Serve a run while the block lasts."""
+) -> Iterator[ServedRun]:
+    """Serve a run for the duration of the block."""
     raise_soft_limit()
     private_directory(directory)
-    with ExitStack() as undo:
+    with ExitStack() as cleanup:
         curves = _curves(directory) if has_tensorboard else None
         if curves:
-            undo.callback(curves.close)
-        settle(directory, settings, init)
-        coordinator = Coordinator(directory, settings, listening=listening)
-        undo.callback(coordinator.close)
+            cleanup.callback(curves.close)
+        apply_init_file(directory, settings, init)
+        coordinator = Coordinator(directory, settings, listening=listen_options)
+        cleanup.callback(coordinator.close)
         if curves:
             coordinator.events.subscribe(curves, name="tensorboard")
         url = _local_url(coordinator.url)
         coordinator.start()
-        own = _operator_certificate(directory, listening.island_certificates)
-        _remember(coordinator, url, own)
-        note_served(directory, url, is_open=True)
-        undo.callback(note_served, directory, url, is_open=False)
-        is_within_reach = own is not None or listening.island_certificates is None
-        yield Serving(coordinator, url, is_within_reach)
+        certificate = _operator_certificate(
+            directory, listen_options.island_certificates
+        )
+        _remember(coordinator, url, certificate)
+        write_address(directory, url, is_open=True)
+        cleanup.callback(write_address, directory, url, is_open=False)
+        is_within_reach = (
+            certificate is not None or listen_options.island_certificates is None
+        )
+        yield ServedRun(coordinator, url, is_within_reach)
 
 
 def _local_url(url: str) -> str:
-    said = parse_run_url(url)
-    host = LOOPBACK.get(said.address.host, said.address.host)
+    parsed = parse_run_url(url)
+    host = LOOPBACK.get(parsed.address.host, parsed.address.host)
     host = f"[{host}]" if ":" in host else host
-    return str(parse_run_url(f"{said.scheme}://{host}:{said.address.port}"))
+    return str(parse_run_url(f"{parsed.scheme}://{host}:{parsed.address.port}"))
 
 
 def _remember(coordinator: Coordinator, url: str, certificate: Path | None) -> None:
     """Let this user's commands find the run by its URL and by its names."""
-    surroundings = surroundings_from_environment()
+    paths = surroundings_from_environment()
     tokens = {role: token_file(coordinator.directory, role) for role in Role}
-    known = Credentials(surroundings.credentials)
-    known.remember(url, pin=coordinator.pin, tokens=tokens, certificate=certificate)
+    credentials = Credentials(paths.credentials)
+    credentials.remember(
+        url, pin=coordinator.pin, tokens=tokens, certificate=certificate
+    )
     for name in (coordinator.run, coordinator.status()["name"]):
-        Names(surroundings).remember(name, url)
+        RunNames(paths).remember(name, url)
 
 
 def _operator_certificate(directory: Path, authority: Path | None) -> Path | None:
-    """Return a certificate for the commands of whoever serves a run.
+    """Return a certificate for the commands of the user that serves the run.
 
-    None if no certificates are asked for, if others sign them, or if the authority's
-    key is kept elsewhere and there is none yet.
+    None if the run requires no certificates, if another authority signs them, or if the
+    authority's key is elsewhere and no certificate exists yet.
     """
     from atoll.security.certificates import AUTHORITY, issue_island_certificate
 
     if authority is None or authority.absolute() != (directory / AUTHORITY).absolute():
         return None
-    path = directory / f"{OPERATOR}.pem"
+    path = directory / f"{OPERATOR_CERTIFICATE}.pem"
     if path.exists():
         return path
     try:
         now_s = time.time()
         return issue_island_certificate(
-            directory, OPERATOR, into=directory, unix_s=now_s
+            directory, OPERATOR_CERTIFICATE, into=directory, unix_s=now_s
         )
     except NoSuchFile:
         return None
@@ -382,19 +407,21 @@ def _curves(directory: Path) -> TensorBoardWriter:
     return TensorBoardWriter(directory / "tensorboard")
 
 
-def settle(directory: Path, settings: RunSettings | None, init: Path | None) -> None:
-    """Found a run with a file that says its model's order; else let the file wait.
+def apply_init_file(
+    directory: Path, settings: RunSettings | None, init: Path | None
+) -> None:
+    """Found the run with its `--init` file, or keep the file for the first island.
 
-    Without `init` this is about a file that was given before, and waits still. A run
-    that has weights keeps them.
+    The file founds a run if it has the order of the model's tensors. Without `init`
+    this handles the file of an earlier start. A run that has weights keeps them.
 
     Raises:
-        UsageError: the file cannot be read, or no run can be founded on it.
+        UsageError: the file cannot be read, or does not fit the run.
         CorruptError: it is no safetensors file.
     """
     root = directory / JOURNAL
     if init is not None:
-        WeightsFile(init)  # judged before anything is made
+        WeightsFile(init)  # raises before anything is written
     elif find_init_file(root) is None:
         return
     is_kept = init is None or _is_kept_for_new_run(root, init)
@@ -402,7 +429,7 @@ def settle(directory: Path, settings: RunSettings | None, init: Path | None) -> 
     try:
         if service.state.model is not None:
             discard(root)
-            _tell_unused(directory, init)
+            _note_unused(directory, init)
             return
         if init is not None and not is_kept:
             store_init_file(disk, init)
@@ -412,7 +439,7 @@ def settle(directory: Path, settings: RunSettings | None, init: Path | None) -> 
 
 
 def _is_kept_for_new_run(root: Path, init: Path) -> bool:
-    """Make the copy durable before there is a run: it is never without its file."""
+    """Store a copy before the run is created, so that a crash cannot lose it."""
     disk = SystemDisk(root)
     try:
         if disk.names("log/"):
@@ -430,13 +457,13 @@ def _found_or_wait(service: Service, root: Path, *, called: str) -> None:
         file = WeightsFile(path, called=called)
         model = file.model()
         if model is None:
-            _tell_waiting(called, path)
+            _note_waiting(called, path)
             return
         state = service.state
         states = file.states(model, state.settings, run=state.run)
         constants = file.constants(model, state.settings)
     except (UsageError, CorruptError):
-        discard(root)  # it would be in the way of every start from now on
+        discard(root)  # or every later start would fail
         raise
     for constant, parts in constants.items():
         service.journal.constants.store(constant, parts)
@@ -444,18 +471,18 @@ def _found_or_wait(service: Service, root: Path, *, called: str) -> None:
     discard(root)
 
 
-def _tell_unused(directory: Path, init: Path | None) -> None:
+def _note_unused(directory: Path, init: Path | None) -> None:
     if init is not None:
-        _say(f"{directory} has its weights; {init} is not looked at.")
+        _print_note(f"{directory} has its weights; {init} is not used.")
 
 
-def _tell_waiting(called: str, path: Path) -> None:
-    _say(
-        f"The run waits for its first island, and is founded with {called} then. "
-        f"A copy is kept as {path} until that; remove it to let the island bring its "
+def _note_waiting(called: str, path: Path) -> None:
+    _print_note(
+        f"The run waits for its first island, and is then founded with {called}. "
+        f"A copy is kept as {path} until then; remove it to let the island bring its "
         "own weights."
     )
 
 
-def _say(text: str) -> None:
+def _print_note(text: str) -> None:
     typer.echo(f"atoll: {text}", err=True)

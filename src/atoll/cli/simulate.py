@@ -1,4 +1,4 @@
-"""`atoll simulate`: a whole run in virtual time, and what happens in it."""
+"""`atoll simulate`: run islands in virtual time, and print the timeline."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atoll.cli.run_file import Assignments, RunFileOrNone, values_of, warnings_told
+from atoll.cli.run_file import Assignments, RunFileOrNone, print_warnings, values_of
 from atoll.cli.terminal import can_redraw, painted, width
 from atoll.errors import UsageError
 
@@ -41,19 +41,21 @@ def simulate(
     islands: Annotated[
         int | None,
         typer.Option(
-            min=1, max=MAX_ISLANDS, help="How many; 4 or the run's start_islands."
+            min=1, max=MAX_ISLANDS, help="Islands. Default: start_islands, or 4."
         ),
     ] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_ROUNDS, help="When to end; end_rounds or 20."),
+        typer.Option(
+            min=1, max=MAX_ROUNDS, help="Last round. Default: end_rounds, or 20."
+        ),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=MAX_SEED, help="Where all chance comes from.")
+        int, typer.Option(min=0, max=MAX_SEED, help="Seed of all randomness.")
     ] = 0,
     faults: Annotated[
         str | None,
-        typer.Option(metavar="PLAN.toml", help="A plan of faults, or 'none'."),
+        typer.Option(metavar="PLAN.toml", help="Plan of faults, or 'none'."),
     ] = None,
     storm: Annotated[
         float | None,
@@ -61,17 +63,15 @@ def simulate(
             metavar="INTENSITY",
             min=0.01,
             max=100.0,
-            help="Random faults; a storm of 1.0 is what happens without --faults.",
+            help="Intensity of random faults. Default: 1.0, without --faults.",
         ),
     ] = None,
     store: Annotated[
         bool,
-        typer.Option(
-            "--store", help="Let islands meet in a bucket, with no coordinator."
-        ),
+        typer.Option("--store", help="Use a bucket instead of a coordinator."),
     ] = False,
     assignments: Assignments = None,
-    everything: Annotated[
+    is_detailed: Annotated[
         bool, typer.Option("--all", help="Show every message and disk call.")
     ] = False,
     as_json: Annotated[
@@ -80,17 +80,17 @@ def simulate(
 ) -> None:
     """Simulate islands and a coordinator in virtual time.
 
-    With --store there is no coordinator: rounds are decided by rosters in a bucket.
-    The same options print the same bytes. With --json the first object is the setup,
-    the last the summary, and each between them one thing that happened.
+    With --store there is no coordinator: rosters in a bucket decide the rounds. The
+    same options print the same bytes. With --json the first object is the setup, the
+    last one the summary, and each one between them an event.
 
-    Exits with 0 when every invariant held, 1 when one was violated, 2 when the
-    options do not fit.
+    Exits with 0 if every invariant held, 1 if one was violated, 2 if the options are
+    wrong.
     """
     _require_greenlet()
     from atoll.simulate.setup import prepare
 
-    with warnings_told():
+    with print_warnings():
         setup = prepare(
             run_file,
             values_of(assignments),
@@ -104,7 +104,7 @@ def simulate(
     show = _as_json if as_json else _as_text
     options: dict[str, object] = {"islands": islands, "rounds": rounds, "seed": seed}
     options |= {"faults": faults, "storm": storm, "store": store or None}
-    if not show(setup, everything, _command(run_file, options, assignments or [])):
+    if not show(setup, is_detailed, _command(run_file, options, assignments or [])):
         raise typer.Exit(1)
 
 
@@ -116,19 +116,19 @@ def _require_greenlet() -> None:
         )
 
 
-def _as_text(setup: Setup, everything: bool, command: str) -> bool:
+def _as_text(setup: Setup, is_detailed: bool, command: str) -> bool:
     from atoll.simulate import report
     from atoll.simulate import report as pages
     from atoll.simulate.story import Narrator
 
     columns = width(pages.WIDTH)
-    page = pages.Page(setup.islands, setup.rounds, width=columns, is_whole=everything)
+    page = pages.Page(setup.islands, setup.rounds, width=columns, is_whole=is_detailed)
     _print(report.heading(setup, page))
     narrator = Narrator(
         setup.plan,
         setup.islands,
         lambda entry: _print(page.add(entry)),
-        is_whole=everything,
+        is_whole=is_detailed,
     )
     result = _run(setup, narrator)
     _print(page.flush())
@@ -138,7 +138,7 @@ def _as_text(setup: Setup, everything: bool, command: str) -> bool:
     return not result.violations
 
 
-def _as_json(setup: Setup, everything: bool, command: str) -> bool:
+def _as_json(setup: Setup, is_detailed: bool, command: str) -> bool:
     from atoll.simulate import report
     from atoll.simulate.story import Narrator
 
@@ -150,7 +150,7 @@ def _as_json(setup: Setup, everything: bool, command: str) -> bool:
         setup.plan,
         setup.islands,
         lambda entry: write(report.entry_facts(entry)),
-        is_whole=everything,
+        is_whole=is_detailed,
     )
     result = _run(setup, narrator)
     summary = report.closing_facts(setup, result, narrator.tallies)
@@ -164,13 +164,13 @@ def _run(setup: Setup, narrator: Narrator) -> Simulated:
     from atoll.simulate.run import simulate as run
     from atoll.simulate.run import without_warnings
 
-    progress = Progress(setup.rounds)
+    progress = RoundProgress(setup.rounds)
 
-    def trace(happening: TraceEvent) -> None:
-        narrator.hear(happening)
-        progress.hear(happening)
+    def trace(event: TraceEvent) -> None:
+        narrator.hear(event)
+        progress.hear(event)
 
-    with without_warnings():  # the timeline says it already, in its place
+    with without_warnings():  # the timeline has them already
         result = run(
             setup.settings,
             islands=len(setup.islands),
@@ -183,16 +183,16 @@ def _run(setup: Setup, narrator: Narrator) -> Simulated:
     return result
 
 
-class Progress:
-    """Shows how far a run is, where nobody sees its timeline."""
+class RoundProgress:
+    """Shows the current round on stderr, if the timeline goes to a file or pipe."""
 
     def __init__(self, rounds: int) -> None:
         self._rounds = rounds
         self._is_shown = can_redraw(sys.stderr) and not sys.stdout.isatty()
 
-    def hear(self, happening: TraceEvent) -> None:
-        if self._is_shown and happening.what == "commit":
-            number = happening.about.split()[1]
+    def hear(self, event: TraceEvent) -> None:
+        if self._is_shown and event.what == "commit":
+            number = event.about.split()[1]
             typer.echo(f"\rround {number} of {self._rounds} ", err=True, nl=False)
 
     def clear(self) -> None:
@@ -210,10 +210,10 @@ def _command(
     run_file: Path | None, options: Mapping[str, object], assignments: Sequence[str]
 ) -> str:
     """Return the command that makes the same run."""
-    words = ["atoll", "simulate", *([str(run_file)] if run_file else [])]
+    argv = ["atoll", "simulate", *([str(run_file)] if run_file else [])]
     for name, value in options.items():
         if value is not None:
-            words += [f"--{name}", *([] if value is True else [str(value)])]
+            argv += [f"--{name}", *([] if value is True else [str(value)])]
     for assignment in assignments:
-        words += ["--set", assignment]
-    return shlex.join(words)
+        argv += ["--set", assignment]
+    return shlex.join(argv)

@@ -1,16 +1,11 @@
-"""Looks at a run in a store on behalf of a person, and joins nothing.
+"""A run in a store, as an observer reads it, and its status document.
 
-Rule 1: nothing is put: who may only read can look.
-Rule 2: an observer that has just come cannot know who is live. A member is live when
-        its document has changed under the observer's eyes, and silent when it has not
-        for a lease; before that it was only seen.
-
-A store that is read whole where it cannot read parts, found out by reading only.
-
-Where a run in a store is, in the same document as a coordinator's.
-
-No clock is kept in a store, so what is told of times is counted from when the observer
-came: `watched_s` ago.
+Rule 1: an observer puts nothing into the store: permission to read is enough.
+Rule 2: an observer cannot know at its start which islands are live. A member is live
+        once the observer has seen its document change, and silent if the document has
+        not changed for a lease; until then it is only seen.
+Rule 3: a store has no clock, so times in the status count from the observer's start,
+        `watched_s` ago.
 """
 
 from __future__ import annotations
@@ -47,13 +42,13 @@ from atoll.store import (
 from atoll.wire import Verdict
 
 LOOK_S = 1.0
-"""Between two looks at documents that may change."""
+"""Between two reads of documents that may change."""
 
-LEFT, LIVE, SILENT, SEEN = "left", "live", "silent", "seen"
+HAS_LEFT, LIVE, SILENT, SEEN = "left", "live", "silent", "seen"
 
 
-class Observing:
-    """A look at the run at a URL. Close it, or use it in a `with` block.
+class StoreObserver:
+    """Reads the run at a URL. Close it, or use it in a `with` block.
 
     Raises:
         UsageError: there is no run, and the command that makes one is named.
@@ -68,7 +63,7 @@ class Observing:
         self._timing = ThreadTiming(clock)
         try:
             self.store = RetryingStore(
-                WholeReads(open_store(url)), pause=self._timing.pause
+                WholeReadStore(open_store(url)), pause=self._timing.pause
             )
             self.reader = BucketReader.open(self.store, self._timing, url=url)
             self.outcomes = Outcomes(self.reader, None)
@@ -94,7 +89,7 @@ class Observing:
 
     @property
     def watched_s(self) -> float:
-        """How long this observer has been here."""
+        """Seconds since this observer started."""
         return self._timing.now_s() - self._begun_s
 
     @property
@@ -102,7 +97,7 @@ class Observing:
         return self._timing.now_s()
 
     def look(self) -> None:
-        """Read what is new: operators' words, members, rosters and open rounds."""
+        """Read the new control documents, members, rosters and open rounds."""
         self.reader.read_controls()
         self._look_members()
         if not self.reader.read_founding():
@@ -116,36 +111,36 @@ class Observing:
             self.reader.read_round(fragment)
 
     def watch(self, seconds: float) -> None:
-        """Look at members until all are known to live or to be silent, or time is up.
+        """Read members until each is known to be live or silent, or time is up.
 
-        Then look at the rest once more.
+        Then read everything once more.
         """
         until_s = self._timing.now_s() + seconds
-        while self._unknown() and self._timing.now_s() < until_s:
+        while self._unconfirmed() and self._timing.now_s() < until_s:
             self._timing.pause(min(LOOK_S, max(0.0, until_s - self._timing.now_s())))
             self._look_members()
         self.look()
 
     def read_rosters(self, wanted: Sequence[tuple[int, int]]) -> list[RosterDocument]:
         """Return the rosters of closed rounds, by fragment and round."""
-        reads = [partial(self.reader.roster, *at) for at in wanted]
+        reads = [partial(self.reader.roster, *key) for key in wanted]
         return self._timing.together(reads) if reads else []
 
     def pause(self, seconds: float) -> None:
-        """Let time pass."""
+        """Sleep by the observer's clock."""
         self._timing.pause(seconds)
 
-    def standing(self, island: str) -> str:
-        """Return what is known of an island: left, live, silent, or only seen."""
+    def presence(self, island: str) -> str:
+        """Return whether an island has left, is live, is silent, or was only seen."""
         member = self.reader.view.state.members.known[island]
         if member.has_left:
-            return LEFT
+            return HAS_LEFT
         if self.unchanged_s(island) > self.reader.view.lease_s:
             return SILENT
         return LIVE if island in self._changed_s else SEEN
 
     def unchanged_s(self, island: str) -> float:
-        """Return how long an island's document has not changed, as far as was seen."""
+        """Return how long this observer has seen no change of an island's document."""
         return self._timing.now_s() - self._changed_s.get(island, self._begun_s)
 
     def _look_members(self) -> None:
@@ -153,21 +148,21 @@ class Observing:
         self.reader.members.read()
         now_s = self._timing.now_s()
         for island, document in self.reader.view.documents.items():
-            # Who has come after the first look is live as well.
+            # An island that joins after the first read is live as well.
             is_news = before.get(island) != document
             if is_news and (island in before or self._has_looked):
                 self._changed_s[island] = now_s
         self._has_looked = True
 
-    def _unknown(self) -> list[str]:
-        known = self.reader.view.state.members.known
-        return [name for name in known if self.standing(name) == SEEN]
+    def _unconfirmed(self) -> list[str]:
+        members = self.reader.view.state.members.known
+        return [name for name in members if self.presence(name) == SEEN]
 
 
-class WholeReads:
-    """Reads an object whole if its store fails to read a part. Implements `Store`.
+class WholeReadStore:
+    """Reads whole objects if its store cannot read ranges. Implements `Store`.
 
-    `Probed` finds that out by putting an object; an observer may not be allowed to.
+    `ProbedStore` detects that by putting an object, which an observer may not.
     """
 
     def __init__(self, store: Store) -> None:
@@ -185,11 +180,13 @@ class WholeReads:
             try:
                 return self._store.get(key, first, size)
             except Unreachable:
-                whole = self._store.get(key)  # if that fails, too, it is not the range
+                data = self._store.get(
+                    key
+                )  # if this fails too, ranges are not at fault
                 self._has_ranges = False
         else:
-            whole = self._store.get(key)
-        return whole[first : None if size is None else first + size]
+            data = self._store.get(key)
+        return data[first : None if size is None else first + size]
 
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:
         return self._store.put_new(key, parts)
@@ -205,13 +202,13 @@ class WholeReads:
 
 
 WATCH_S = 1.5 * BEAT_S
-"""So long one look may take: every island that beats as usual is seen to live."""
+"""How long one status may take: long enough to see a heartbeat of every live island."""
 
 VERDICT_ROUNDS = 8
-"""Of so many rounds, at least, it is told whose updates counted."""
+"""Rounds whose verdicts are counted, if the store has as many."""
 
 MAX_READS = 256
-RECENT = 50
+MAX_RECENT = 50
 NEVER_S = float("-inf")
 
 Rosters = dict[tuple[int, int], RosterDocument]
@@ -219,71 +216,71 @@ Rosters = dict[tuple[int, int], RosterDocument]
 
 
 class StatusView:
-    """Makes the status document of a run that is observed."""
+    """Makes the status document of an observed run."""
 
-    def __init__(self, observing: Observing) -> None:
-        self._observing = observing
-        self._known = self._rosters()
-        self._older = _older_rosters(observing)
+    def __init__(self, observer: StoreObserver) -> None:
+        self._observer = observer
+        self._seen_rosters = self._rosters()
+        self._older = _older_rosters(observer)
         self._closed: list[dict[str, Any]] = []
 
     def document(self) -> dict[str, Any]:
-        """Return where the run is now, by what was looked at last."""
-        observing, view = self._observing, self._observing.reader.view
+        """Return the status as of the observer's last read."""
+        observer, view = self._observer, self._observer.reader.view
         self._note_closed()
-        state = _as_known(observing)
-        said = status_of(
+        state = _observed_state(observer)
+        status = status_of(
             state,
-            observing.now_s,
+            observer.now_s,
             stats={
-                name: each.beat.stats
-                for name, each in view.documents.items()
-                if each.beat.stats is not None
+                name: document.beat.stats
+                for name, document in view.documents.items()
+                if document.beat.stats is not None
             },
-            verdicts=_verdicts(self._older | self._known),
+            verdicts=_verdicts(self._older | self._seen_rosters),
         )
-        said |= {
+        status |= {
             "version": __version__,
-            "listening": observing.url,
+            "listening": observer.url,
             "started_unix_s": None,
             "now_unix_s": time.time(),
-            "watched_s": observing.watched_s,
-            "recent": self._closed[-RECENT:],
+            "watched_s": observer.watched_s,
+            "recent": self._closed[-MAX_RECENT:],
             "damage": _damage(view),
             "bytes_in": None,
             "bytes_out": None,
         }
-        said["islands"] = [self._row(each) for each in said["islands"]]
-        said["waits_for"] = [each | {"late_in_s": None} for each in said["waits_for"]]
-        said |= _reasons(observing, state, said)
-        return _with_url(said, observing.url)
+        status["islands"] = [self._row(row) for row in status["islands"]]
+        status["waits_for"] = [row | {"late_in_s": None} for row in status["waits_for"]]
+        status |= _reasons(observer, state, status)
+        return _with_url(status, observer.url)
 
     def _row(self, row: dict[str, Any]) -> dict[str, Any]:
         island = row["island"]
-        unchanged_s = self._observing.unchanged_s(island)
-        left_s = self._observing.reader.view.lease_s - unchanged_s
-        steps, sync = row["inner_steps"], self._observing.reader.view.settings.sync
-        stats = self._observing.reader.view.documents[island].beat.stats
+        unchanged_s = self._observer.unchanged_s(island)
+        left_s = self._observer.reader.view.lease_s - unchanged_s
+        steps, sync = row["inner_steps"], self._observer.reader.view.settings.sync
+        stats = self._observer.reader.view.documents[island].beat.stats
         seconds = stats.seconds if stats else 0.0
         return row | {
-            "state": self._observing.standing(island),
+            "state": self._observer.presence(island),
             "pace_s": seconds / steps * sync.sync_every if steps else None,
             "seen_s": unchanged_s,
             "lease_s": max(0.0, left_s),
         }
 
     def _rosters(self) -> Rosters:
-        return dict(self._observing.reader.view.rosters)
+        return dict(self._observer.reader.view.rosters)
 
     def _note_closed(self) -> None:
-        """Take note of rounds that were closed while this observer was here."""
-        found = self._rosters()
-        for at in sorted(found.keys() - self._known.keys()):
-            self._closed.append(_closing(found[at]))
-        self._known = found
+        """Note the rounds that closed since the observer started."""
+        rosters = self._rosters()
+        for key in sorted(rosters.keys() - self._seen_rosters.keys()):
+            self._closed.append(_closed_round(rosters[key]))
+        self._seen_rosters = rosters
 
 
-def _closing(document: RosterDocument) -> dict[str, Any]:
+def _closed_round(document: RosterDocument) -> dict[str, Any]:
     count = Counter(entry.verdict for entry in document.roster.entries)
     return {
         "fragment": document.fragment,
@@ -297,14 +294,14 @@ def _closing(document: RosterDocument) -> dict[str, Any]:
     }
 
 
-def _as_known(observing: Observing) -> CoordinatorState:
-    """Return what is known of the run with leases as this observer has seen them."""
-    state = observing.reader.view.state
+def _observed_state(observer: StoreObserver) -> CoordinatorState:
+    """Return the run's state, with leases by this observer's own clock."""
+    state = observer.reader.view.state
     members = {
         name: changed(
             member,
-            lease_until_s=observing.now_s + 1.0
-            if observing.standing(name) == LIVE
+            lease_until_s=observer.now_s + 1.0
+            if observer.presence(name) == LIVE
             else NEVER_S,
         )
         for name, member in state.members.known.items()
@@ -312,35 +309,35 @@ def _as_known(observing: Observing) -> CoordinatorState:
     return changed(state, members=Members(members))
 
 
-def _older_rosters(observing: Observing) -> Rosters:
-    """Return some rosters from before the last states: they are kept for good."""
-    view = observing.reader.view
+def _older_rosters(observer: StoreObserver) -> Rosters:
+    """Return some rosters of earlier rounds, which a store keeps permanently."""
+    view = observer.reader.view
     rounds = view.state.rounds
-    each = min(VERDICT_ROUNDS, MAX_READS // max(1, len(rounds)))
+    num_rounds = min(VERDICT_ROUNDS, MAX_READS // max(1, len(rounds)))
     wanted = [
         (round.fragment, number)
         for round in rounds
-        for number in range(max(1, round.number - each), round.number)
+        for number in range(max(1, round.number - num_rounds), round.number)
         if (round.fragment, number) not in view.rosters
     ]
-    return dict(zip(wanted, observing.read_rosters(wanted), strict=True))
+    return dict(zip(wanted, observer.read_rosters(wanted), strict=True))
 
 
 def _verdicts(rosters: Rosters) -> Mapping[str, Mapping[str, Any]]:
-    """Return what became of each island's updates in the rounds that were read."""
-    found: dict[str, dict[str, Any]] = defaultdict(dict)
-    for _, document in sorted(rosters.items(), key=lambda each: each[0][1]):
+    """Return the counts of verdicts on each island's updates in these rounds."""
+    verdicts: dict[str, dict[str, Any]] = defaultdict(dict)
+    for _, document in sorted(rosters.items(), key=lambda item: item[0][1]):
         for entry in document.roster.entries:
-            noted, word = found[entry.island], entry.verdict.name.lower()
-            noted[word] = noted.get(word, 0) + 1
-            noted["last"] = word
+            row, verdict = verdicts[entry.island], entry.verdict.name.lower()
+            row[verdict] = row.get(verdict, 0) + 1
+            row["last"] = verdict
             if entry.verdict is Verdict.REFUSED:
-                noted["because"] = entry.reason
-    return found
+                row["because"] = entry.reason
+    return verdicts
 
 
 def _damage(view: RunView) -> list[str]:
-    """Return the objects that islands cannot verify, by their own documents."""
+    """Return the objects that islands cannot verify, as their documents report."""
     return sorted(
         {
             f"{keys.update(want.fragment, want.round, want.island, want.incarnation)} "
@@ -353,52 +350,54 @@ def _damage(view: RunView) -> list[str]:
 
 
 def _reasons(
-    observing: Observing, state: CoordinatorState, said: Mapping[str, Any]
+    observer: StoreObserver, state: CoordinatorState, status: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the word for where the run is, and why, where a bucket has more to say."""
-    view = observing.reader.view
+    """Return the `state` and `why` that only a run in a store has, if any."""
+    view = observer.reader.view
     if view.moved_to is not None:
-        return {"state": "moved", "why": f"The run goes on at {view.moved_to}."}
-    seen = sorted(each["island"] for each in said["islands"] if each["state"] == SEEN)
-    if said["state"] in ("training", "waiting") and _could_train(observing, state):
-        return {"state": "unknown", "why": _unsure(observing, seen)}
+        return {"state": "moved", "why": f"The run continues at {view.moved_to}."}
+    seen = sorted(row["island"] for row in status["islands"] if row["state"] == SEEN)
+    if status["state"] in ("training", "waiting") and _could_train(observer, state):
+        return {"state": "unknown", "why": _uncertainty(observer, seen)}
     decider = view.settings.store.decider
     is_away = decider is not None and not any(
-        each["island"] == decider and each["state"] in (LIVE, SEEN)
-        for each in said["islands"]
+        row["island"] == decider and row["state"] in (LIVE, SEEN)
+        for row in status["islands"]
     )
-    if said["state"] in ("founding", "training", "waiting") and is_away:
+    if status["state"] in ("founding", "training", "waiting") and is_away:
         return {"why": f"Waits for {decider}, which alone decides in this run."}
     return {}
 
 
-def _could_train(observing: Observing, state: CoordinatorState) -> bool:
-    """Return whether the run goes on if those who were only seen are live."""
-    if run_state(state, observing.now_s) == "training":
+def _could_train(observer: StoreObserver, state: CoordinatorState) -> bool:
+    """Return whether the run would train if the islands that were seen are live."""
+    if run_state(state, observer.now_s) == "training":
         return False
     present = {
-        name: changed(member, lease_until_s=observing.now_s + 1.0)
-        if observing.standing(name) in (LIVE, SEEN)
+        name: changed(member, lease_until_s=observer.now_s + 1.0)
+        if observer.presence(name) in (LIVE, SEEN)
         else member
         for name, member in state.members.known.items()
     }
     hopeful = changed(state, members=Members(present))
-    return run_state(hopeful, observing.now_s) == "training"
+    return run_state(hopeful, observer.now_s) == "training"
 
 
-def _unsure(observing: Observing, seen: list[str]) -> str:
+def _uncertainty(observer: StoreObserver, seen: list[str]) -> str:
     few = ", ".join(seen[:8]) + (", ..." if len(seen) > 8 else "")
-    lease_s = observing.reader.view.lease_s
+    lease_s = observer.reader.view.lease_s
     return (
-        f"Nothing has come from {few} for {observing.watched_s:.0f} s. Whether they "
+        f"Nothing has come from {few} for {observer.watched_s:.0f} s. Whether they "
         f"are live is known after {lease_s:.0f} s: look with --watch."
     )
 
 
-def _with_url(said: dict[str, Any], url: str) -> dict[str, Any]:
-    """Return the document with commands that work wherever the store can be reached."""
-    named = f"atoll control {shlex.quote(said['name'])}"
+def _with_url(status: dict[str, Any], url: str) -> dict[str, Any]:
+    """Return the status with commands that name the store's URL."""
+    named = f"atoll control {shlex.quote(status['name'])}"
     for key in ("why", "cure"):
-        if said[key]:
-            said[key] = said[key].replace(named, f"atoll control {shlex.quote(url)}")
-    return said
+        if status[key]:
+            status[key] = status[key].replace(
+                named, f"atoll control {shlex.quote(url)}"
+            )
+    return status

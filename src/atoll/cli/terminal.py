@@ -1,7 +1,7 @@
-"""What the terminal bears, if there is one: colours, a width, drawing over.
+"""Properties of the terminal: colours, width, and whether output can be redrawn.
 
-Colours are left out where nobody sees them, and where NO_COLOR is set to anything; a
-terminal that calls itself dumb gets neither them nor anything drawn over.
+There are no colours without a terminal, nor if NO_COLOR is set to any value; a terminal
+of type `dumb` has no colours and is not redrawn.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any, TextIO
 import typer
 
 WIDTH = 100
-"""Of a page that no terminal shows."""
+"""Width of a page without a terminal."""
 
 
 def can_redraw(stream: TextIO) -> bool:
-    """Say whether what was written there can be drawn over."""
+    """Return whether output of this stream can be redrawn."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def has_colour() -> bool:
-    """Say whether standard output is to be coloured."""
+    """Return whether standard output is coloured."""
     return can_redraw(sys.stdout) and not os.environ.get("NO_COLOR")
 
 
 def painted(text: str, **style: Any) -> str:
-    """Return text in a style of typer's, if there is colour at all."""
+    """Return text in a style of typer, if standard output is coloured."""
     return typer.style(text, **style) if has_colour() else text
 
 
-def width(usual: int = WIDTH) -> int:
-    """Return how many columns there are; `usual` where there is no terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else usual
+def width(default: int = WIDTH) -> int:
+    """Return the columns of the terminal; `default` without a terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else default

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from atoll.exchange.bucket.documents import MemberDocument
-from atoll.exchange.bucket.member import MemberLease
-from atoll.exchange.bucket.round_closer import LateUpdates, RoundCloser
+from atoll.exchange.bucket.exchange import RoundCloser
+from atoll.exchange.bucket.member import LateUpdates, MemberLease
 from atoll.exchange.bucket.states import States
 from atoll.exchange.bucket.view import MemberView, UpdateView
 from atoll.protocol.tables import changed

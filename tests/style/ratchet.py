@@ -47,7 +47,6 @@ OWN_MODULES = {
     "atoll.checkpoint.writer": "copies and writes one snapshot; the saver says when",
     "atoll.coordinator.operators": "HTTP routes of operators; the app is the process",
     "atoll.coordinator.routes": "HTTP routes of islands; the app is the process",
-    "atoll.exchange.bucket.member": "join, heartbeat, leave; the exchange is the port",
     "atoll.exchange.collective.gloo": "adapter of torch's process groups",
     "atoll.exchange.collective.memory": "adapter: a collective of threads",
     "atoll.exchange.over_http": "adapter of HTTP",

@@ -1,9 +1,18 @@
 """A run in a bucket, for one island. Implements `Exchange`.
 
 An update is put once; then the island polls the open round, with pauses that grow, and
-closes it when it is due. A wait of a minute costs about thirty polls, and each later
-minute twenty more: a poll is one request to list a round, and new objects are read
-once.
+closes it when it is due, by a roster that is put once. A wait of a minute costs about
+thirty polls, and each later minute twenty more: a poll is one request to list a round,
+and new objects are read once.
+
+Rule 1: any island that has published for a round may close it; the conditional put of
+        the roster decides between several. Only such an island knows the base of the
+        round, and its own work is in the roster. With `store.decider`, only the island
+        of that name may.
+Rule 2: a decision uses objects that were read within the last seconds; an island that
+        stood still reads again.
+Rule 3: controls of operators are read before a round is closed.
+Rule 4: if islands start from several states, the run's own is computed from the bucket.
 """
 
 from __future__ import annotations
@@ -14,13 +23,18 @@ from dataclasses import replace
 
 from atoll.errors import AtollError, CorruptError, Refused, RunEnded, RunMoved
 from atoll.exchange.base import Constants, Frame, Outcome
-from atoll.exchange.bucket import keys
+from atoll.exchange.bucket import documents, keys, means
 from atoll.exchange.bucket.create import BucketFounder
-from atoll.exchange.bucket.documents import MemberDocument, StandingUpdate
-from atoll.exchange.bucket.member import WATCH_S, MemberEntry, MemberLease
+from atoll.exchange.bucket.documents import (
+    ControlDocument,
+    MemberDocument,
+    RosterDocument,
+    StandingUpdate,
+    packed,
+)
+from atoll.exchange.bucket.member import WATCH_S, LateUpdates, MemberEntry, MemberLease
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
-from atoll.exchange.bucket.round_closer import RoundCloser
 from atoll.exchange.bucket.states import STATE_ROUNDS, States
 from atoll.exchange.bucket.view import BEAT_S
 from atoll.protocol import (
@@ -33,8 +47,16 @@ from atoll.protocol import (
     Reception,
     Stats,
 )
+from atoll.protocol.rounds import Round
 from atoll.store import RetryPolicy
-from atoll.wire import FrameKind, Header, pack, update_digest, verify_body
+from atoll.wire import (
+    FrameKind,
+    Header,
+    Roster,
+    pack,
+    update_digest,
+    verify_body,
+)
 
 log = logging.getLogger("atoll")
 
@@ -382,6 +404,121 @@ class UpdatePublisher:
                 f"Fragment {header.fragment} does not exist: the run has "
                 f"{len(rounds)}. Take the settings from the run."
             )
+
+
+FRESH_S = 5.0
+"""A round is closed only by objects that were read no longer ago than this."""
+
+
+class RoundCloser:
+    """Reads open rounds, and closes those that are due, as one island."""
+
+    def __init__(self, reader: BucketReader, states: States) -> None:
+        self._reader, self._states = reader, states
+        self._store, self._timing = reader.store, reader.timing
+        self._late_updates = LateUpdates(reader)
+        self.island: str | None = None
+        """Name of the closing island; None for read-only observers."""
+
+    def settle(self, fragment: int) -> None:
+        """Read the open round of a fragment, and close it if that is due."""
+        # A slow first read has cached the objects: the second one is quick.
+        is_fresh = self._read(fragment) or self._read(fragment)
+        if not is_fresh or self._due(fragment) is None:
+            return
+        read_s = self._timing.now_s()
+        # A stop or a pause since the last heartbeat: others may have applied it.
+        self._reader.poll_controls()
+        is_old = self._timing.now_s() - read_s > FRESH_S
+        if (self._prove_base(fragment) or is_old) and not self._read(fragment):
+            return
+        document = self._due(fragment)
+        if document is not None:
+            self._close(document)
+
+    def _prove_base(self, fragment: int) -> bool:
+        """Compute the run's own base, if islands start from several states."""
+        with self._reader.lock:
+            is_disputed = self._reader.base_view.is_disputed(fragment)
+        if is_disputed:
+            log.warning(
+                "islands start round %d of fragment %d from several states; "
+                "the run's own is made from its bucket",
+                self._reader.view.number(fragment),
+                fragment,
+            )
+            state = self._states.read(fragment)
+            with self._reader.lock:
+                base = HeldRound(state.round, state.digest)
+                self._reader.base_view.note_proven(fragment, base)
+        return is_disputed
+
+    def _due(self, fragment: int) -> RosterDocument | None:
+        """Return the roster that this island may put now."""
+        if self.island is None:
+            return None
+        with self._reader.lock:
+            if self._late_updates.unseen(fragment):
+                return None  # a farewell was read since: the next read brings it
+            now_s = self._timing.now_s()
+            due = self._reader.update_view.closable(fragment, self.island, now_s)
+            return self._roster_document(*due) if due else None
+
+    def _read(self, fragment: int) -> bool:
+        """Read a round and its missing islands; False: the result is old by now.
+
+        A request may be repeated for minutes, and a process may stand still: an update
+        that was put meanwhile would be left out of the roster.
+        """
+        begun_s = self._timing.now_s()
+        self._reader.read_round(fragment)
+        if self.island is not None:
+            self._reader.members.read_missing(fragment)
+            self._reader.read_standing(fragment)
+            self._late_updates.bring(fragment)
+        return self._timing.now_s() - begun_s <= FRESH_S
+
+    def _close(self, document: RosterDocument) -> None:
+        """Put a roster; the first one that is put closes the round."""
+        key = self._reader.roster_key(document.fragment, document.round)
+        self._store.put_new(key, packed(documents.ROSTER, document, key))
+        self._reader.read_rosters(document.fragment)
+        with self._reader.lock:
+            has_ended = self._reader.update_view.ended_by_tokens() is not None
+        if has_ended:
+            self._stop(self._reader.furthest_round())
+
+    def _roster_document(self, round: Round, roster: Roster) -> RosterDocument:
+        view = self._reader.view
+        departing = frozenset(
+            name
+            for name, header in round.staged.items()
+            if header.kind is FrameKind.DEPARTING
+        )
+        return RosterDocument(
+            run=self._reader.run,
+            fragment=round.fragment,
+            round=round.number,
+            epoch=view.state.epoch,
+            base=round.base,
+            outer=round.outer,
+            shards=means.owners(roster, departing, view.terms(round.fragment).merge),
+            roster=roster,
+            before=view.heads[round.fragment].digest,
+            controls=len(view.controls),
+        )
+
+    def _stop(self, last_round: int) -> None:
+        """Put the control that ends the run, unless it ends as early already."""
+        control = ControlDocument(
+            run=self._reader.run, action="stop", values={}, last_round=last_round
+        )
+        self._reader.read_controls()
+        current = self._reader.view.state.last_round
+        if current is None or last_round < current:
+            key = keys.control(len(self._reader.view.controls) + 1)
+            self._store.put_new(key, packed(documents.CONTROL, control, key))
+            self._reader.read_controls()
 
 
 FIRST_S, GROWTH, LONGEST_S = 0.05, 1.4, 3.0

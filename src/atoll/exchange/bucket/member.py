@@ -3,7 +3,7 @@
 It takes a slot, names the uncounted updates of its earlier incarnations, and writes its
 member document again with each heartbeat. The document carries no time: readers compare
 it with the last one they have read, each by its own clock, so no clock of a writer can
-shorten or stretch a lease.
+shorten or stretch a lease. The last update of an island that left is counted by others.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from atoll.errors import (
     AtollError,
     CorruptError,
@@ -23,8 +25,10 @@ from atoll.errors import (
     Unreachable,
     UsageError,
 )
+from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
 from atoll.exchange.bucket.documents import (
+    RESTORE,
     MemberDocument,
     SlotDocument,
     StandingUpdate,
@@ -34,11 +38,21 @@ from atoll.exchange.bucket.documents import (
 )
 from atoll.exchange.bucket.keys import IncarnationKey, incarnation_of
 from atoll.exchange.bucket.reader import BucketReader
-from atoll.exchange.bucket.round_closer import LateUpdates
 from atoll.exchange.bucket.states import States
 from atoll.protocol import Heartbeat, JoinRequest, Position, Stats
+from atoll.protocol.island import CARRIED_ROUNDS
 from atoll.protocol.membership import Member
-from atoll.wire import blake3_digest
+from atoll.wire import (
+    FrameKind,
+    Header,
+    Verdict,
+    blake3_digest,
+    frame_bytes,
+    header_length,
+    pack,
+    update_digest,
+    verify_body,
+)
 from atoll.wire.roster import new_name_fault
 
 WATCH_S = 1.0
@@ -316,6 +330,127 @@ class EarlierIncarnations:
             ],
             default=0,
         )
+
+
+class LateUpdates:
+    """Puts departing updates that closed rounds did not list into the open rounds.
+
+    A roster may be written before an island publishes, and be put after that island has
+    left. No other island would count that work. So each island that reads the next
+    round puts it there, as the same island's departing update: only an update that the
+    leaving member's document names, and that no roster since has listed. All of them
+    put the same bytes, once. A new incarnation of the island does this itself before it
+    joins; after that nothing is put.
+    """
+
+    def __init__(self, reader: BucketReader) -> None:
+        self._reader, self._store = reader, reader.store
+        self._settled: set[tuple[str, StandingUpdate]] = set()
+        self._target_rounds: dict[tuple[str, StandingUpdate], int] = {}
+        """The last round that each was put into: it counts there or in a later one."""
+
+    def bring(self, fragment: int) -> None:
+        """Put updates that the last rounds missed into the open one. Safe to repeat."""
+        with self._reader.lock:
+            number, unseen = self._reader.view.number(fragment), self.unseen(fragment)
+        for island, update in unseen:
+            self._bring(island, update, number)
+
+    def unseen(self, fragment: int) -> list[tuple[str, StandingUpdate]]:
+        """Return updates that the last rounds may have missed, new to `bring`."""
+        view = self._reader.view
+        number = view.number(fragment)
+        if view.never_opens(number):
+            return []
+        return [
+            update
+            for update in self._reader.update_view.departing(
+                fragment, within=CARRIED_ROUNDS
+            )
+            if update not in self._settled and self._target_rounds.get(update) != number
+        ]
+
+    def _bring(self, island: str, update: StandingUpdate, number: int) -> None:
+        try:
+            header = (
+                None
+                if self._is_listed(island, update)
+                else self._valid_header(island, update)
+            )
+            if header is None or self._is_counted(header, number):
+                self._settled.add((island, update))
+            else:
+                self._put(header, number)
+                self._target_rounds[island, update] = number
+        except NoSuchObject:
+            self._settled.add((island, update))  # collected meanwhile
+        except CorruptError as exc:
+            self._settled.add((island, update))
+            self._reader.warn_once(f"The last update of {island!r} is dropped: {exc}")
+
+    def _is_listed(self, island: str, update: StandingUpdate) -> bool:
+        """Return whether the update's own round has listed it."""
+        roster = self._reader.closed_roster(update.fragment, update.round).roster
+        entry = roster.entry(island)
+        return (
+            entry is not None
+            and entry.verdict is not Verdict.LATE
+            and entry.incarnation == update.incarnation
+        )
+
+    def _valid_header(self, island: str, update: StandingUpdate) -> Header | None:
+        """Return the header of an update, if it can count."""
+        incarnation = IncarnationKey(keys.slug(island), update.incarnation)
+        updates = self._reader.updates
+        header = updates.header(update.fragment, update.round, incarnation)
+        if header is None or header.refused or updates.objection(header):
+            return None
+        return header
+
+    def _is_counted(self, header: Header, number: int) -> bool:
+        """Return whether a later round, into which an island put it, has listed it."""
+        for round in range(header.round + 1, number):
+            roster = self._reader.closed_roster(header.fragment, round).roster
+            entry = roster.entry(header.island)
+            digest = update_digest(_departing_in(header, round))
+            if entry is not None and entry.digest == digest:
+                return True
+        return False
+
+    def _put(self, header: Header, number: int) -> None:
+        fragment, island = header.fragment, header.island
+        body = read_full_update(self._reader, header).body
+        incarnation = self._reader.view.documents[island].beat.incarnation
+        moved = replace(_departing_in(header, number), incarnation=incarnation)
+        key = keys.update(fragment, number, island, incarnation)
+        if self._store.put_new(key, [pack(moved), body.data]):
+            self._reader.warn_once(
+                f"Round {header.round} of fragment {fragment} was closed while "
+                f"{island!r} left: its last update is put into round {number}."
+            )
+        existing, _ = self._reader.updates.read(key, frame_bytes(moved))
+        if update_digest(existing) == update_digest(moved):
+            self._reader.updates.add(moved)
+
+
+def _departing_in(header: Header, round: int) -> Header:
+    return replace(header, kind=FrameKind.DEPARTING, round=round)
+
+
+def read_full_update(reader: BucketReader, header: Header) -> Frame:
+    """Return an update with its body.
+
+    Raises:
+        CorruptError: its bytes do not verify.
+    """
+    key = keys.update(header.fragment, header.round, header.island, header.incarnation)
+    data = reader.store.get(key, 0, frame_bytes(header))
+    try:
+        body = np.frombuffer(bytearray(data[header_length(data) :]), np.uint8)
+        verify_body(header, body)
+    except CorruptError as exc:
+        raise CorruptError(f"{key} is damaged: {exc} {RESTORE}") from exc
+    return Frame(header, body)
 
 
 _FAREWELL_POLLS, _FAREWELL_POLL_S = 40, 0.05

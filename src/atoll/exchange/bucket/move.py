@@ -52,9 +52,9 @@ from atoll.exchange.bucket.large_objects import (
     put_constant,
     put_parts,
 )
+from atoll.exchange.bucket.member import LateUpdates, read_full_update
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
-from atoll.exchange.bucket.round_closer import LateUpdates, read_full_update
 from atoll.exchange.bucket.runtime import Timing
 from atoll.exchange.bucket.states import BASES, ROSTERS, States, counted_progress
 from atoll.exchange.bucket.view import RunView

@@ -29,10 +29,9 @@ from atoll.exchange.bucket.documents import (
     StandingUpdate,
     parse,
 )
-from atoll.exchange.bucket.exchange import TRIES
+from atoll.exchange.bucket.exchange import FRESH_S, TRIES
 from atoll.exchange.bucket.keys import IncarnationKey
 from atoll.exchange.bucket.means import Pieces
-from atoll.exchange.bucket.round_closer import FRESH_S
 from atoll.protocol import Reception
 from atoll.protocol.island import CARRIED_ROUNDS
 from atoll.settings import RunSettings

@@ -173,7 +173,7 @@ def test_what_an_operator_says_has_the_next_number(
     url = founded(tmp_path / "store")
     code, out, _ = run(capsys, "control", url, "pause")
     assert code == 0
-    assert "pause is control/1. Islands take it with their next heartbeat." in out
+    assert "pause is control/1. Islands read it with their next heartbeat." in out
     said = json.loads(run(capsys, "status", url, "--json")[1])
     assert said["state"] == "paused"
     assert said["why"].endswith(f"`atoll control {url} resume`.")
@@ -183,7 +183,7 @@ def test_what_an_operator_says_has_the_next_number(
     said = json.loads(out)
     assert (code, said["epoch"], said["quorum"]) == (0, 1, 2)
     code, out, _ = run(capsys, "control", url, "drain")
-    assert "stop is control/4. Islands take it" in out
+    assert "stop is control/4. Islands read it" in out
     assert "Round 0 is the last." in out
     assert json.loads(run(capsys, "status", url, "--json")[1])["state"] == "ended"
 

@@ -53,6 +53,20 @@ OPERATOR_CERTIFICATE = "operator"
 POLL_S = 0.5
 """Between two checks whether the run has ended."""
 
+Host = Annotated[
+    str,
+    typer.Option(
+        "--listen", metavar="HOST", help="Address to listen on; 0.0.0.0 is all."
+    ),
+]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        help="Port to listen on. Default: that of the last start, or a free one.",
+    ),
+]
 UntilEnd = Annotated[
     bool,
     typer.Option("--until-end", help="Exit once the run ended and all islands left."),
@@ -81,20 +95,8 @@ def serve(
         Path | None,
         typer.Option("--dir", help="Directory of the run. Default: ./NAME.atoll."),
     ] = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--listen", metavar="HOST", help="Address to listen on; 0.0.0.0 is all."
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=65535,
-            help="Port to listen on. Default: that of the last start, or a free one.",
-        ),
-    ] = None,
+    host: Host = "127.0.0.1",
+    port: Port = None,
     assignments: Assignments = None,
     init: Annotated[
         Path | None,

@@ -83,11 +83,17 @@ def train(
         repeat(step, TRACED_STEPS)
         traced["update"] = trace.stop()
         if heartbeat:
-            trace.heartbeat_sent.clear()
-            trace.start()
-            assert trace.heartbeat_sent.wait(HEARTBEAT_WAIT_S), "no heartbeat was sent"
-            traced["heartbeat"] = trace.stop()
+            trace_heartbeat(trace)  # it reports the last steps, which is an event
+            traced["heartbeat"] = trace_heartbeat(trace)
     return traced
+
+
+def trace_heartbeat(trace: FileTrace) -> list[str]:
+    """Return the files of the next heartbeat."""
+    trace.heartbeat_sent.clear()
+    trace.start()
+    assert trace.heartbeat_sent.wait(HEARTBEAT_WAIT_S), "no heartbeat was sent"
+    return trace.stop()
 
 
 def repeat(action: Callable[[], None], times: int) -> None:

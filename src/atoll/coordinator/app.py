@@ -164,6 +164,7 @@ class Coordinator:
             self._service,
             clock=self._clock,
             watch=self._watcher.look,
+            on_tick=self._watcher.tell_damage,
             on_fault=self._faulted,
         )
 

@@ -321,7 +321,6 @@ class Watcher:
     def look(self, service: Service, now_s: float) -> None:
         """Emit events for the changes since the last call."""
         self._tell_refusals(service, now_s)
-        self.tell_damage(service)
         self._tell_unproven(service, now_s)
         while service.recoveries:
             island, fragment, round = service.recoveries.popleft()
@@ -341,7 +340,7 @@ class Watcher:
         self._tell_operator(service, seen, state)
 
     def tell_damage(self, service: Service) -> None:
-        """Report damage on the disk, once."""
+        """Report damage on the disk, once. Called at each tick."""
         cut = service.journal.cut
         if cut is not None and not self._reported:
             self._events.emit(

@@ -59,8 +59,8 @@ Watch = Callable[[Service, float], None]
 class ThreadedService:
     """Owns the threads of a coordinator.
 
-    `watch` is called after each change. `on_fault` receives unexpected exceptions; a
-    fragment whose round cannot be reduced stays closing.
+    `watch` is called after each change, `on_tick` at each tick. `on_fault` receives
+    unexpected exceptions; a fragment whose round cannot be reduced stays closing.
     """
 
     def __init__(
@@ -69,10 +69,11 @@ class ThreadedService:
         *,
         clock: Clock,
         watch: Watch,
+        on_tick: Callable[[Service], None] = lambda service: None,
         on_fault: Callable[[Exception], None],
     ) -> None:
         self._service, self._clock, self._watch = service, clock, watch
-        self._on_fault = on_fault
+        self._on_tick, self._on_fault = on_tick, on_fault
         self._long_polls = LongPolls(service)
         self._lock = threading.Lock()
         self._read_locks: dict[int, threading.Lock] = defaultdict(threading.Lock)
@@ -223,6 +224,8 @@ class ThreadedService:
             with self._faults_reported():
                 self.change_by(lambda service, now_s: service.tick(now_s))
                 self._service.compact()
+                with self._lock:
+                    self._on_tick(self._service)
 
     def _reduce(self) -> None:
         while (close := self._closings.get()) is not None:

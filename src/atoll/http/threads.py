@@ -102,7 +102,7 @@ class EventLoop:
         self._selector.register(self._wake_receiver, READ, self._drain_wakeups)
         self._ticks: list[Callable[[], None]] = []
         self._is_ending = False
-        self._thread = threading.Thread(target=self._run, name="http-lot", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="http-loop", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

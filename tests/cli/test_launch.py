@@ -320,7 +320,7 @@ def test_an_engine_that_falters_is_asked_again(
     LaunchFollower(islands, other).follow()
     out = capsys.readouterr().out
 
-    assert "atoll: It is away. It is asked again." in out
+    assert "atoll: It is away. Retrying." in out
     assert out.count("a-0 | here") == 1
     assert "a-0 is finished" in out
     assert all(each.state.is_over for each in Launched(other.handle).poll())
@@ -337,7 +337,7 @@ def test_a_coordinator_that_starts_is_heard_past_a_silence(
     launched.cancel()
 
     assert facts == {"url": "there"}
-    assert "atoll: It is away. It is asked again." in capsys.readouterr().err
+    assert "atoll: It is away. Retrying." in capsys.readouterr().err
 
 
 def test_a_coordinator_that_stays_is_named(
@@ -373,7 +373,7 @@ def test_a_log_is_followed_past_a_silence(
     del sys.modules["atoll.launch.engines.faltering"]
 
     assert (code, out) == (0, "one\ntwo\n"), err
-    assert set(err.splitlines()) == {"atoll: It is away. It is asked again."}
+    assert set(err.splitlines()) == {"atoll: It is away. Retrying."}
 
 
 def test_a_dry_run_starts_nothing(place: Path, say: Say) -> None:

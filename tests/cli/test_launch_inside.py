@@ -17,7 +17,7 @@ import pytest
 import yaml
 from huggingface_hub import HfApi
 
-from atoll.launch.base import Order
+from atoll.launch.base import LaunchOrder
 from atoll.launch.launches import COORDINATOR, Book, Record
 from atoll.launch.spec import IslandSpec
 from tests.cli.runs import RUN_FILE, as_user, run
@@ -203,7 +203,7 @@ def test_a_run_out_of_sight_has_more_islands_by_scaling(say: Say) -> None:
     """Whoever would follow it from here could not, and is told what can be done."""
     url = "https://atoll-coordinator-0123abcd:4711"
     spec = IslandSpec(command=("true",), run="lagoon", name=COORDINATOR)
-    order = Order(id="atoll-coordinator-0123abcd", spec=spec, num_islands=1)
+    order = LaunchOrder(id="atoll-coordinator-0123abcd", spec=spec, num_islands=1)
     options = {"network_group": "reef"}
     Book().keep(Record(order.handle("hf_jobs", {}, options=options, run=url), spec))
     words = ("--on", "hf_jobs", *IMAGE, *GROUP)

@@ -13,7 +13,7 @@ import pytest
 import atoll
 from atoll.launch import IslandSpec
 from atoll.launch.api import Launched, launch_spec, plan_spec
-from atoll.launch.base import Plan
+from atoll.launch.base import LaunchPlan
 from atoll.launch.credentials import PASS
 from atoll.launch.launches import Book
 
@@ -27,7 +27,7 @@ PLANNED = "atoll-far-00000000"
 class Both:
     """One plan, and one launch."""
 
-    plan: Plan
+    plan: LaunchPlan
     launched: Launched
 
     def as_planned(self, form: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 
 from atoll.coordinator.app import Coordinator
 from atoll.errors import CorruptError, UsageError
-from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.bootstrap import bootstrap_argv
 from atoll.launch.credentials import CHARTER, MAX_CHARTER_BYTES, Charter, make_charter
 from atoll.launch.spec import IslandSpec
 from atoll.security import run_tokens
@@ -94,7 +94,7 @@ def _with(**changes: object) -> str:
 )
 def test_what_is_no_charter_is_refused(said: str) -> None:
     """Without a word of it."""
-    with pytest.raises(CorruptError, match="no charter of a coordinator") as told:
+    with pytest.raises(CorruptError, match="no valid charter of a coordinator") as told:
         Charter.from_json(said)
 
     assert "hush" not in str(told.value)
@@ -150,7 +150,7 @@ def _started(
     prefix_from: str | None = None,
 ) -> str:
     """Return what a bootstrap and its command say."""
-    words = bootstrap_words(
+    words = bootstrap_argv(
         spec, index=0, python=sys.executable, prefix_from=prefix_from
     )
     done = subprocess.run(

@@ -198,5 +198,5 @@ def test_a_store_keeps_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(Refused, match="does not have code 000000000000"):
         fetch_code(run, "0" * 64, island="a-0")
     (tmp_path / "run" / "code" / code.digest).write_bytes(code.data + b"x")
-    with pytest.raises(CorruptError, match="not what was launched"):
+    with pytest.raises(CorruptError, match="not the code that was launched"):
         fetch_code(run, code.digest, island="a-0")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import CorruptError, UsageError
-from atoll.launch.base import MAX_HANDLE_BYTES, Handle, Order
+from atoll.launch.base import MAX_HANDLE_BYTES, Handle, LaunchOrder
 from atoll.launch.spec import IslandSpec
 
 HANDLE = Handle(
@@ -69,7 +69,7 @@ def test_a_handle_is_bounded() -> None:
     """Neither a file nor an engine can make one without end."""
     with pytest.raises(CorruptError, match=f"at most {MAX_HANDLE_BYTES} bytes"):
         Handle.from_json(" " * (MAX_HANDLE_BYTES + 1))
-    order = Order(
+    order = LaunchOrder(
         id="a", spec=IslandSpec(command=("a",), run="/a", name="a"), num_islands=1
     )
     with pytest.raises(UsageError, match="at most"):

@@ -26,8 +26,8 @@ from atoll.errors import (
 )
 from atoll.launch import IslandSpec, Launched, Restarts, State, engines, launch
 from atoll.launch import launches as book
-from atoll.launch.api import SILENT_S, Patience, failures, launch_spec
-from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.api import SILENT_S, PollRetry, failures, launch_spec
+from atoll.launch.bootstrap import bootstrap_argv
 from atoll.launch.bootstrap import main as bootstrap
 from atoll.launch.credentials import Pass
 from atoll.launch.launches import Book, Record
@@ -131,7 +131,7 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
     """After its time it says who runs on, and they do until they are cancelled."""
     spec = IslandSpec(command=("sleep", "600"), run=str(tmp_path / "no"), name="a")
     launched = launch_spec("local", 1, spec)
-    with pytest.raises(TimeoutError, match=r"a-0 run on after 0\.1 s"):
+    with pytest.raises(TimeoutError, match=r"a-0 still run after 0\.1 s"):
         launched.wait(0.1)
     with pytest.raises(UsageError, match=r"a-0 of .* are launched already"):
         launch_spec("local", 2, spec)
@@ -150,9 +150,9 @@ def test_who_waits_bears_a_silence(
     (result,) = faltering.wait(60.0)
 
     assert result.report.state is State.FINISHED
-    assert "It is away. It is asked again." in caplog.text
+    assert "It is away. Retrying." in caplog.text
     away = Launched(launched.handle, Failing(Unreachable("It is away.")))
-    with pytest.raises(TimeoutError, match=r"a-0 run on after 0\.1 s"):
+    with pytest.raises(TimeoutError, match=r"a-0 still run after 0\.1 s"):
         away.wait(0.1)
     for error in (Refused("You may not."), UsageError("It cannot be.")):
         with pytest.raises(type(error)):
@@ -172,7 +172,7 @@ class Failing:
 def test_a_silence_has_an_end() -> None:
     """It is told once, is over with an answer, and too long a one is an error."""
     instants = iter([0.0, SILENT_S, SILENT_S + 1.0, 2 * SILENT_S + 2.0])
-    patience = Patience(SimpleNamespace(now_s=lambda: next(instants)))
+    patience = PollRetry(SimpleNamespace(now_s=lambda: next(instants)))
     error = Unreachable("It is away.")
     told = [len(patience.bear(error)) for _ in range(2)]
     patience.answered()
@@ -241,7 +241,7 @@ def test_a_damaged_book_is_told(tmp_path: Path) -> None:
     path = tmp_path / "book" / "a.json"
     path.touch(mode=0o600)
     path.write_text(json.dumps({"handle": {}, "spec": {}}))
-    with pytest.raises(CorruptError, match=r"a\.json says nothing of a launch"):
+    with pytest.raises(CorruptError, match=r"a\.json is no record of a launch"):
         book.records()
 
 
@@ -249,7 +249,7 @@ def test_a_launch_that_could_not_be_read_again_is_refused(tmp_path: Path) -> Non
     """One that is too large would hide every other one; nothing of it is started."""
     much = {"MUCH": "\N{SNOWMAN}" * 100_000}
     spec = IslandSpec(command=("true",), run="/no/run", name="a", environment=much)
-    with pytest.raises(UsageError, match=r"takes \d+ bytes to write down"):
+    with pytest.raises(UsageError, match=r"has \d+ bytes, more than"):
         launch_spec("local", 1, spec)
 
     assert Book().records() == []
@@ -271,10 +271,10 @@ def test_failures_are_grouped_by_cause() -> None:
 
     assert list(failures(reports, lambda each: said[each.index])) == [
         "a-0, a-1, a-2 failed: code 1",
-        "  a-0 said:",
+        "  a-0 printed:",
         "    x",
         "  a-1: as a-0",
-        "  a-2 said:",
+        "  a-2 printed:",
         "    y",
     ]
 
@@ -307,7 +307,7 @@ def test_a_pass_gives_an_island_the_same_key_anywhere(tmp_path: Path) -> None:
     assert one.key("a-0") != one.key("a-1")
     assert "ab" * 32 not in repr(one)
     for damaged in ("", "{}", '{"version": 1, "seed": "zz"}', "[" * 20_000):
-        with pytest.raises(CorruptError, match="is no pass of a launch"):
+        with pytest.raises(CorruptError, match="is no valid pass of a launch"):
             Pass.from_json(damaged)
 
 
@@ -316,6 +316,6 @@ def test_a_bootstrap_needs_an_index(capsys: pytest.CaptureFixture[str]) -> None:
     spec = IslandSpec(
         command=("train.py",), run="/r", name="a", restarts=Restarts(max_restarts=0)
     )
-    words = bootstrap_words(spec, index_from="NO_SUCH_INDEX", first=2)
+    words = bootstrap_argv(spec, index_from="NO_SUCH_INDEX", first=2)
     with pytest.raises(SystemExit, match="NO_SUCH_INDEX='' is no index"):
         bootstrap(words[3:])

@@ -9,8 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from atoll.launch.leader import CANCELLED, GIVEN_UP, MODULE, NUM_BEFORE
-from atoll.launch.leading import TOLD_TO_GO
+from atoll.launch.job_leader import EXIT_CANCELLED
+from atoll.launch.leader import CANCELLED, EXIT_GIVEN_UP, MODULE, NUM_BEFORE
 
 DEAF = (
     "import signal, time\n"
@@ -35,7 +35,7 @@ def test_an_island_that_does_not_go_is_ended_by_its_leader(tmp_path: Path) -> No
         assert led.stdout.readline() == "here\n"
         led.send_signal(signal.SIGTERM)
 
-        assert led.wait(100.0) == TOLD_TO_GO
+        assert led.wait(100.0) == EXIT_CANCELLED
     assert json.loads((tmp_path / "said").read_text())["exit_code"] == -9
 
 
@@ -43,7 +43,7 @@ def test_a_failed_island_ends_with_one_code_and_its_own_is_told(tmp_path: Path) 
     """An engine goes by the first, and people by the second."""
     done = subprocess.run(_words(tmp_path / "said", "raise SystemExit(5)"), check=False)
 
-    assert done.returncode == GIVEN_UP
+    assert done.returncode == EXIT_GIVEN_UP
     assert json.loads((tmp_path / "said").read_text()) == {
         "exit_code": 5,
         "restarts": 0,
@@ -59,7 +59,7 @@ def test_an_island_that_was_ended_before_does_not_start(tmp_path: Path) -> None:
     around = {**os.environ, "I": "1", CANCELLED: "0,3"}
     done = subprocess.run(words, env=around, capture_output=True, check=False)
 
-    assert (done.returncode, done.stdout) == (TOLD_TO_GO, b"")
+    assert (done.returncode, done.stdout) == (EXIT_CANCELLED, b"")
 
 
 def test_who_is_told_to_go_in_the_pause_after_a_death_goes(tmp_path: Path) -> None:
@@ -72,8 +72,8 @@ def test_who_is_told_to_go_in_the_pause_after_a_death_goes(tmp_path: Path) -> No
         said = led.stdout.readline()
         led.send_signal(signal.SIGTERM)
 
-        assert led.wait(100.0) == TOLD_TO_GO
-    assert said == "atoll: a-3 ended with exit code 5, and goes in 60 s.\n"
+        assert led.wait(100.0) == EXIT_CANCELLED
+    assert said == "atoll: a-3 ended with exit code 5, and exits in 60 s.\n"
 
 
 def test_an_index_that_is_none_is_told(tmp_path: Path) -> None:

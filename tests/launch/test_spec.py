@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import UsageError
 from atoll.launch.base import Report, State
-from atoll.launch.spec import IslandSpec, Resources, Restarts, spec_to_form, spelt_out
+from atoll.launch.spec import IslandSpec, Resources, Restarts, full_argv, spec_to_form
 from atoll.settings import RunSettings
 
 
@@ -45,11 +45,11 @@ def test_commands_are_spelt_out(
     command: list[str], processes: int, words: list[str]
 ) -> None:
     """Scripts, modules and functions are run by the Python of the island's place."""
-    said = spelt_out(command, processes=processes, python="PY")
+    said = full_argv(command, processes=processes, python="PY")
     torchrun = ["-m", "torch.distributed.run", "--standalone"]
     short = " ".join(said).replace(" ".join(torchrun), "RUN")
 
-    assert short.replace("atoll.launch.calling", "CALL").split() == words
+    assert short.replace("atoll.launch.function_command", "CALL").split() == words
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_wrong_reference_is_not_shown() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"cpus": 0.0}, "cpus=0.0 is nothing"),
+        ({"cpus": 0.0}, "cpus=0.0 must be above 0"),
         ({"memory_bytes": -1}, "memory_bytes=-1"),
         ({"accelerators": -1}, "less than none"),
         ({"accelerator": "a100"}, "Say how many"),

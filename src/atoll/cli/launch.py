@@ -27,8 +27,14 @@ from atoll.cli.launch_follower import LaunchFollower
 from atoll.cli.run_file import Assignments
 from atoll.cli.run_names import complete_run_name, locate_run
 from atoll.errors import UsageError
-from atoll.launch.api import Launched, end_after, inside_of, launch_spec, plan_spec
-from atoll.launch.base import LISTEN_THERE, Plan
+from atoll.launch.api import (
+    Launched,
+    end_after,
+    engine_coordinator,
+    launch_spec,
+    plan_spec,
+)
+from atoll.launch.base import ADDRESS_PLACEHOLDER, LaunchPlan
 from atoll.launch.registry import engine_names, open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
 
@@ -280,8 +286,8 @@ def _serve_by_engine(
     if not open_launcher(engine, options).traits.is_elsewhere:
         # The scheduler has not chosen the machine yet, so its address is unknown.
         is_host_given = serve.host != LISTEN_HERE
-        return serve if is_host_given else replace(serve, host=LISTEN_THERE)
-    return replace(serve, inside=inside_of(engine, options))
+        return serve if is_host_given else replace(serve, host=ADDRESS_PLACEHOLDER)
+    return replace(serve, inside=engine_coordinator(engine, options))
 
 
 def _code(
@@ -309,14 +315,14 @@ def _code(
     return Path.cwd() if ship else None
 
 
-def _planned(run: str, n: int, serve: ServeOptions) -> tuple[str, list[Plan]]:
+def _planned(run: str, n: int, serve: ServeOptions) -> tuple[str, list[LaunchPlan]]:
     """Return the run's URL for a plan, and the plans to submit before it.
 
     Starts nothing.
     """
     if not is_run_file(run):
         return str(locate_run(run)), []
-    host = LISTEN_HERE if serve.host == LISTEN_THERE else serve.host
+    host = LISTEN_HERE if serve.host == ADDRESS_PLACEHOLDER else serve.host
     unknown = f"https://{host}:{NO_PORT_YET}"
     if serve.inside is not None:
         plan = plan_inside(Path(run), n, serve)

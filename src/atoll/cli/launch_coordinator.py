@@ -28,15 +28,15 @@ from atoll.errors import RemoteError, SettingsError, Unreachable, UsageError
 from atoll.island.environment import surroundings_from_environment
 from atoll.launch.api import (
     LAST_LINES,
-    Inside,
+    EngineCoordinator,
     Launched,
-    Patience,
+    PollRetry,
     end_after,
     failures,
     is_in_sight,
     launch_spec,
 )
-from atoll.launch.base import Plan, Report, State
+from atoll.launch.base import LaunchPlan, Report, State
 from atoll.launch.credentials import Charter, make_charter
 from atoll.launch.launches import COORDINATOR, Book, Record
 from atoll.launch.run_status import look_at, try_look
@@ -75,7 +75,7 @@ class ServeOptions:
     options: Mapping[str, str] = field(default_factory=dict)
     """Options of that engine."""
 
-    inside: Inside | None = None
+    inside: EngineCoordinator | None = None
     """How that engine runs a coordinator without files of this user."""
 
     image: str | None = None
@@ -223,7 +223,7 @@ engine fetches images, and pip may install many packages."""
 INSIDE_LOOK_S = 1.0
 
 
-def plan_inside(run_file: Path, n: int, serve: ServeOptions) -> Plan:
+def plan_inside(run_file: Path, n: int, serve: ServeOptions) -> LaunchPlan:
     """Return the plan of the coordinator's launch.
 
     Raises:
@@ -378,7 +378,7 @@ def wait_until_serving(
         RemoteError: it did not start within `starts_s`, counted while it runs.
         Unreachable: its engine has not answered for too long.
     """
-    until_s, patience = time.monotonic() + starts_s, Patience()
+    until_s, patience = time.monotonic() + starts_s, PollRetry()
     before, log_lines = None, list[str]()
     while time.monotonic() < until_s:
         report, log_lines = _poll(launched, patience) or (None, log_lines)
@@ -400,7 +400,7 @@ def wait_until_serving(
     raise RemoteError(f"The coordinator did not start: {tail or 'it printed nothing'}")
 
 
-def _poll(launched: Launched, patience: Patience) -> tuple[Report, list[str]] | None:
+def _poll(launched: Launched, patience: PollRetry) -> tuple[Report, list[str]] | None:
     """Return the coordinator's report and log; None if its engine does not answer."""
     try:
         (report,) = launched.poll()

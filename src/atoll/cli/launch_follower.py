@@ -24,7 +24,7 @@ from atoll.cli.launch_coordinator import (
 from atoll.cli.launches import table_lines
 from atoll.cli.terminal import can_redraw
 from atoll.errors import Unreachable
-from atoll.launch.api import Launched, Patience, rows
+from atoll.launch.api import Launched, PollRetry, rows
 from atoll.launch.base import Report, State
 from atoll.launch.run_status import Looks, RunLook
 
@@ -59,7 +59,7 @@ class LaunchFollower:
         self._can_redraw = can_redraw(sys.stdout)
         self._num_drawn = 0
         self._is_asked_to_leave = self._is_cancelled = self._is_orphaned = False
-        self._poll_patience, self._cancel_patience = Patience(), Patience()
+        self._poll_patience, self._cancel_patience = PollRetry(), PollRetry()
         is_elsewhere = launched.launcher.traits.is_elsewhere
         self._every_s = FAR_S if is_elsewhere else NEAR_S
         self._soon_s = NEAR_S if is_elsewhere else SOON_S

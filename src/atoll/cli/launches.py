@@ -15,7 +15,7 @@ import typer
 from atoll.cli.run_names import RUN, complete_run_name, locate_run, read_address
 from atoll.cli.terminal import width
 from atoll.errors import AtollError, RemoteError, Unreachable, UsageError
-from atoll.launch.api import Launched, Patience, launch_spec, rows
+from atoll.launch.api import Launched, PollRetry, launch_spec, rows
 from atoll.launch.base import GRACE_S, Report
 from atoll.launch.launches import Book, Record
 from atoll.launch.run_status import try_look
@@ -154,7 +154,7 @@ class LogReader:
     """Lines printed so far, by the index of an island."""
 
     has_names: bool = False
-    patience: Patience = field(default_factory=Patience)
+    patience: PollRetry = field(default_factory=PollRetry)
 
     def print_new(self, last: int | None = None) -> None:
         """Print the new lines of each island, or only the `last` of them."""

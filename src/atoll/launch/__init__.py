@@ -7,46 +7,47 @@ An engine is a module of `engines`, named by its technology: a file, or a packag
 is more than one. Its author writes:
 
 1.  `open_launcher(options) -> Launcher`. It imports the SDK at the top of the module (a
-    missing one is then told with its extra by `registry`), reads its own `KEY=VALUE`
-    words with `base.read_options` into a frozen dataclass, and checks that what the
-    engine needs is here: a program, an endpoint, a credential (`UsageError`, with what
-    to do).
+    missing one is then reported with its extra by `registry`), reads its own
+    `KEY=VALUE` options with `base.read_options` into a frozen dataclass, and checks the
+    engine's requirements: a program, an endpoint, a credential. A missing one is a
+    `UsageError` with a remedy.
 
 2.  A final class with the six methods of `base.Launcher`.
-    `plan` makes the whole submission out of an `Order`, as data, and `launch` submits
-    just that: there is one function behind both. Refuse by name what the engine cannot
-    do of a spec: a resource, an image, `requirements`, a restart policy.
+    `plan` returns the full submission of a `LaunchOrder` as data, and `launch` submits
+    exactly that: one function makes both. Refuse by name each field of a spec that the
+    engine cannot fulfil: a resource, an image, `requirements`, a restart policy.
     `launch` calls `keep(order.handle(NAME, reference, options=...))` before it submits,
-    with a reference by which everything can be found (`order.id` will do where the
-    engine can be asked by name, tag or label), and again when the engine has answered.
-    `poll`, `logs` and `cancel` go by the handle alone.
+    with a reference by which everything can be found (`order.id` is enough where the
+    engine finds jobs by name, tag or label), and again when the engine has responded.
+    `poll`, `logs` and `cancel` need only the handle.
 
-3.  The command of an island: `bootstrap.bootstrap_words(spec, index_from="VARIABLE")`
-    where the engine tells a process its stable index by a variable, or `index=3` where
-    every island is submitted by itself. So an island is `NAME-INDEX` in all its lives,
-    finds ATOLL_RUN, ATOLL_ISLAND and ATOLL_ISLAND_INDEX in its environment, and the
-    command takes the bootstrap's place. Beside it an engine sets `spec.environment`,
-    and nothing else: no settings.
+3.  The command of an island: `bootstrap.bootstrap_argv(spec, index_from="VARIABLE")`
+    where the engine sets a variable to the stable index of a process, or `index=3`
+    where every island is a separate submission. So an island is `NAME-INDEX` in every
+    incarnation, has ATOLL_RUN, ATOLL_ISLAND and ATOLL_ISLAND_INDEX in its environment,
+    and its command replaces the bootstrap process. An engine also sets
+    `spec.environment`, and nothing else: no settings.
 
-4.  Secrets. `order.values` has those whose values this side knows, by variable, with
-    ATOLL_PASS among them if `traits.is_elsewhere`: they go the engine's own way of
-    secrets (a Secret object, a field `secrets=`, a private file that the variable
-    ATOLL_PASS_FILE names), and never into words, `environment`, plan or handle.
-    `spec.in_engine(spec.secrets)` has those that the engine keeps, by its names.
+4.  Secrets. `order.values` has those whose values the launching process has read, by
+    variable, with ATOLL_PASS among them if `traits.is_elsewhere`: they reach islands by
+    the engine's own mechanism for secrets (a Secret object, a field `secrets=`, a
+    private file that the variable ATOLL_PASS_FILE names), and are never part of an
+    argv, `environment`, plan or handle. `spec.in_engine(spec.secrets)` has those that
+    the engine stores, by its names.
 
-5.  Ends. SIGTERM makes an island leave its run cleanly, and needs up to `base.GRACE_S`:
-    what the engine sends before it kills (a preemption, a time limit, a preStop hook)
-    must become that signal. Exit code 0 is FINISHED; what is over by `cancel` is
-    CANCELLED whatever its code; what the engine has forgotten is LOST.
+5.  Ends. SIGTERM makes an island leave its run cleanly, within `base.GRACE_S`: every
+    notice of the engine before a kill (a preemption, a time limit, a preStop hook) must
+    become that signal. An island with exit code 0 is FINISHED; one that `cancel` ended
+    is CANCELLED with any code; one that the engine has forgotten is LOST.
 
-6.  A coordinator, if one of an engine's own is reached by its islands: then
-    `traits.serving` says how. An order that `is_coordinator` has ATOLL_CHARTER in place
-    of a pass, and is not started again where its directory is not. `LISTEN_THERE` among
-    its words becomes the address of its place; or, if that is known before it runs, its
-    plan has the URL, and its handle has it as its `run`.
+6.  A coordinator, if islands of the engine can reach one that runs there: then
+    `traits.serving` describes how. An order that `is_coordinator` has ATOLL_CHARTER
+    instead of a pass, and is not restarted on a host without its directory. An argument
+    `ADDRESS_PLACEHOLDER` of its command becomes the address of its host; or, if the URL
+    is known before it runs, its plan has the URL, and its handle has it as `run`.
 
 7.  Tests: every claim of `atoll.testing.LAUNCHER_CLAIMS` against the real engine or a
-    server that behaves as it does; `PLAN_CLAIMS` at least, where nothing can be run.
+    server that behaves like it; at least `PLAN_CLAIMS` where nothing can be run.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,7 @@ __all__ = [
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        # What asks a run loads more than who writes an engine needs.
+        # `api` loads the exchanges, which the author of an engine does not need.
         if name in __all__:
             from atoll.launch import api
 

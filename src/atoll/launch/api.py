@@ -4,9 +4,9 @@ From a spec to an order (a launch's id, its secrets, and the islands' pass), fro
 order to a submission, from a submission to reports, and from reports to lines for
 people. A coordinator can be launched the same way, on the engine of its islands.
 
-An engine that does not respond is asked again for a bounded time.
-Rule 1: a silence is reported once, and is over with the next response.
-Rule 2: only `Unreachable` is retried: a refusal or a wrong request is raised at once.
+Requests to an engine that does not respond are retried for a bounded time.
+Rule 1: an outage is reported once, and ends with the next response.
+Rule 2: only `Unreachable` is retried; any other error is raised immediately.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from atoll.island.connection import is_coordinator
 from atoll.island.environment import surroundings_from_environment
 from atoll.launch.base import (
     GRACE_S,
+    CoordinatorPlacement,
     Handle,
     Launcher,
-    Order,
-    Plan,
+    LaunchOrder,
+    LaunchPlan,
     Report,
-    Serving,
     State,
 )
 from atoll.launch.code import pack_code, ship_code
@@ -45,30 +45,30 @@ from atoll.launch.spec import IslandSpec, in_engine, resolve
 from atoll.security import Credentials, Role, Secret, read_token
 
 SILENT_S = 600.0
-"""How long an engine may not answer before it is given up to follow its islands."""
+"""How long an engine may not respond before its islands are no longer followed."""
 
 
-class Patience:
-    """With one engine, about one thing that it is asked again and again."""
+class PollRetry:
+    """The retries of one repeated request to an engine."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
         self._silent_since_s: float | None = None
 
     def answered(self) -> None:
-        """Take note of an answer."""
+        """Record a response."""
         self._silent_since_s = None
 
     def bear(self, error: Unreachable) -> list[str]:
-        """Return the line that is said of a silence: none if it was said before.
+        """Return the lines that report an outage: none if it was reported before.
 
         Raises:
-            Unreachable: it has lasted so long that nobody can tell what runs.
+            Unreachable: it has lasted longer than `SILENT_S`.
         """
         now_s = self._clock.now_s()
         if self._silent_since_s is None:
             self._silent_since_s = now_s
-            return [f"atoll: {error} It is asked again."]
+            return [f"atoll: {error} Retrying."]
         if now_s - self._silent_since_s > SILENT_S:
             raise error
         return []
@@ -82,25 +82,25 @@ BAD = (State.FAILED, State.LOST)
 def failures(
     reports: Sequence[Report], last_lines: Callable[[Report], Sequence[str]]
 ) -> Iterator[str]:
-    """Yield which islands failed, by cause, with the last words of each.
+    """Yield which islands failed, by cause, with the last log lines of each.
 
-    Islands that ended with the same words are told once.
+    Equal last lines of several islands are printed once.
     """
     by_cause: dict[tuple[State, str], list[Report]] = defaultdict(list)
-    for each in reports:
-        if each.state in BAD:
-            by_cause[each.state, each.reason].append(each)
-    for (state, why), those in by_cause.items():
-        yield f"{_counted(those)} {state.value}: {why or 'nobody says why'}"
-        told: dict[tuple[str, ...], str] = {}
-        for each in those:
-            said = tuple(last_lines(each)[-LAST_LINES:])
-            if said in told:
-                yield f"  {each.name}: as {told[said]}"
+    for report in reports:
+        if report.state in BAD:
+            by_cause[report.state, report.reason].append(report)
+    for (state, reason), failed in by_cause.items():
+        yield f"{_counted(failed)} {state.value}: {reason or 'no reason was given'}"
+        printed: dict[tuple[str, ...], str] = {}
+        for report in failed:
+            lines = tuple(last_lines(report)[-LAST_LINES:])
+            if lines in printed:
+                yield f"  {report.name}: as {printed[lines]}"
                 continue
-            told[said] = each.name
-            yield f"  {each.name} said{':' if said else ' nothing'}"
-            yield from (f"    {line}" for line in said)
+            printed[lines] = report.name
+            yield f"  {report.name} printed{':' if lines else ' nothing'}"
+            yield from (f"    {line}" for line in lines)
 
 
 def rows(
@@ -108,18 +108,18 @@ def rows(
 ) -> list[tuple[str, ...]]:
     """Return a table of islands, its head first: the same width in every row."""
     head = ("island", "state", "restarts", "round", "loss", "tokens", "place", "why")
-    return [head, *(_row(each, metrics.get(each.name, {})) for each in reports)]
+    return [head, *(_row(report, metrics.get(report.name, {})) for report in reports)]
 
 
-def _row(report: Report, said: Mapping[str, Any]) -> tuple[str, ...]:
-    loss = said.get("loss")
+def _row(report: Report, metrics: Mapping[str, Any]) -> tuple[str, ...]:
+    loss = metrics.get("loss")
     return (
         report.name,
         report.state.value,
         str(report.restarts),
-        _or_dash(said.get("round")),
+        _or_dash(metrics.get("round")),
         "-" if loss is None else f"{loss:.4g}",
-        _or_dash(said.get("tokens")),
+        _or_dash(metrics.get("tokens")),
         report.host or "-",
         report.reason or "-",
     )
@@ -129,10 +129,10 @@ def _or_dash(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _counted(those: Sequence[Report]) -> str:
-    names = ", ".join(each.name for each in those[:MAX_NAMES])
-    more = f" and {len(those) - MAX_NAMES} more" if len(those) > MAX_NAMES else ""
-    return f"{names}{more}"
+def _counted(reports: Sequence[Report]) -> str:
+    names = ", ".join(report.name for report in reports[:MAX_NAMES])
+    rest = f" and {len(reports) - MAX_NAMES} more" if len(reports) > MAX_NAMES else ""
+    return f"{names}{rest}"
 
 
 LOOK_S = 0.5
@@ -142,17 +142,17 @@ log = logging.getLogger("atoll")
 
 @dataclass(frozen=True)
 class Result:
-    """What became of one island."""
+    """The final state of one island."""
 
     report: Report
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """The last that it told its run: loss, round, tokens and bytes."""
+    """Its last metrics in the run: loss, round, tokens and bytes."""
 
     last_lines: Sequence[str] = ()
 
 
 class Launched:
-    """Islands that were launched, here or elsewhere, now or before."""
+    """A launch: its islands can be polled, waited for and cancelled."""
 
     def __init__(self, handle: Handle, launcher: Launcher | None = None) -> None:
         self.handle = handle
@@ -163,56 +163,58 @@ class Launched:
         return self._launcher
 
     def poll(self) -> tuple[Report, ...]:
-        """Return what the engine says of every island now."""
+        """Return the present state of every island."""
         return self._launcher.poll(self.handle)
 
     def wait(self, timeout_s: float | None = None) -> tuple[Result, ...]:
-        """Return what became of the islands, once all of them are over.
+        """Wait until all islands are over, and return their results.
 
-        An engine that does not answer is asked again for some minutes.
+        Requests to an engine that does not respond are retried for some minutes.
 
         Raises:
-            TimeoutError: some are not, after so long. They go on.
-            Unreachable: the engine has not answered for too long.
+            TimeoutError: some are not over after `timeout_s`. They keep running.
+            Unreachable: the engine has not responded for `SILENT_S`.
         """
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
-        looks, patience = Looks(self.handle.run), Patience()
-        left = [self.handle.island(index) for index in self.handle.indexes]
+        looks, retry = Looks(self.handle.run), PollRetry()
+        running = [self.handle.island(index) for index in self.handle.indexes]
         while True:
-            # Metrics are asked for while islands run: a coordinator ends with them.
+            # Metrics are read while islands run: a coordinator ends with them.
             looks.look()
             try:
                 reports = self.poll()
-                left = [each.name for each in reports if not each.state.is_over]
-                if not left:
+                running = [
+                    report.name for report in reports if not report.state.is_over
+                ]
+                if not running:
                     look = looks.look(at_once=True)
                     return self.results(reports, look.islands if look else {})
-                patience.answered()
+                retry.answered()
             except Unreachable as exc:
-                for line in patience.bear(exc):
+                for line in retry.bear(exc):
                     log.warning("%s", line)
             if until_s is not None and time.monotonic() > until_s:
                 raise TimeoutError(
-                    f"{', '.join(left[:8])} run on after {timeout_s:g} s. Wait longer, "
-                    "or cancel."
+                    f"{', '.join(running[:8])} still run after {timeout_s:g} s. Wait "
+                    "longer, or cancel."
                 )
             time.sleep(LOOK_S)
 
     def results(
         self, reports: Sequence[Report], metrics: Mapping[str, Any]
     ) -> tuple[Result, ...]:
-        """Return what is known of islands, with the last lines of their logs."""
+        """Return the results of islands, with the last lines of their logs."""
         return tuple(
             Result(
-                each,
-                metrics.get(each.name, {}),
-                self._launcher.logs(self.handle, each.index)[-LAST_LINES:],
+                report,
+                metrics.get(report.name, {}),
+                self._launcher.logs(self.handle, report.index)[-LAST_LINES:],
             )
-            for each in reports
+            for report in reports
         )
 
     def logs(self) -> dict[str, list[str]]:
-        """Return what each island has said, by its name."""
+        """Return the log of each island, by its name."""
         return {
             self.handle.island(index): self._launcher.logs(self.handle, index)
             for index in self.handle.indexes
@@ -221,7 +223,7 @@ class Launched:
     def cancel(
         self, indexes: Collection[int] | None = None, *, grace_s: float = GRACE_S
     ) -> None:
-        """Tell islands to leave and end. Safe to repeat."""
+        """Make islands leave the run and end. Safe to repeat."""
         self._launcher.cancel(self.handle, indexes=indexes, grace_s=grace_s)
 
 
@@ -234,30 +236,30 @@ def launch(
     name: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Launched:
-    """Start `n` islands of a run on an engine, and return what follows them.
+    """Start `n` islands of a run on an engine, and return the launch.
 
-    They run on when this process ends; `atoll ps`, `logs` and `cancel` find them.
+    They keep running when this process ends; `atoll ps`, `logs` and `cancel` find them.
 
     Args:
         engine: `local`, `slurm`, `ray`, ...
-        n: How many islands.
+        n: Number of islands.
         run: The URL of a coordinator or of a store.
         command: A script, `-m` and a module, `module:function` or a program; and its
             arguments.
-        name: Island 3 is `name-3`; the engine's name without.
-        options: The engine's own words.
+        name: Island 3 is `name-3`. Default: the engine's name.
+        options: The engine's own options.
 
     Raises:
         UsageError: the engine, an option or the command is wrong, or islands of that
             name are launched already.
-        Refused, Unreachable: the engine or the run does not let this user.
+        Refused, Unreachable: the engine or the run refused, or did not respond.
     """
     if isinstance(command, str):
         raise UsageError(
             f"command={command[:80]!r} is one text. Give its words: command.split()."
         )
-    usual = engine.replace("_", "-")
-    spec = IslandSpec(command=tuple(command), run=run, name=name or usual)
+    default = engine.replace("_", "-")
+    spec = IslandSpec(command=tuple(command), run=run, name=name or default)
     return launch_spec(engine, n, spec, options=options)
 
 
@@ -271,11 +273,11 @@ def launch_spec(
     ship: Path | None = None,
     book: Book | None = None,
 ) -> Launched:
-    """Start islands of a spec that says more than a command.
+    """Start islands of a full specification.
 
-    `ship` is a directory whose code is kept with the run, and fetched by the islands.
-    An error, and an interruption, leave nothing running; or if that cannot be had, a
-    launch in the book, which is named then.
+    `ship` is a directory whose code is stored with the run, and fetched by the islands.
+    After an error or an interruption, nothing keeps running; if that is impossible, the
+    launch stays in the book, and the error names it.
     """
     launcher, book = open_launcher(engine, options), book or Book()
     _forget_old(book)
@@ -289,19 +291,19 @@ def launch_spec(
         return submit(launcher, order, book)
 
 
-def submit(launcher: Launcher, order: Order, book: Book) -> Launched:
-    """Submit an order, and write down what finds it; or leave nothing, as above."""
-    kept: list[Handle] = []
+def submit(launcher: Launcher, order: LaunchOrder, book: Book) -> Launched:
+    """Submit an order, and store its handle. Errors as `launch_spec`."""
+    handles: list[Handle] = []
 
     def keep(handle: Handle) -> None:
         book.keep(Record(handle, order.spec))
-        kept.append(handle)
+        handles.append(handle)
 
     try:
         return Launched(launcher.launch(order, keep=keep), launcher)
     except BaseException as exc:
-        if kept:
-            _undo(launcher, kept[-1], book, exc)
+        if handles:
+            _undo(launcher, handles[-1], book, exc)
         raise
 
 
@@ -312,104 +314,107 @@ def plan_spec(
     *,
     options: Mapping[str, str] | None = None,
     ship: Path | None = None,
-) -> Plan:
-    """Return what `launch_spec` would submit; neither run nor engine is asked."""
+) -> LaunchPlan:
+    """Return the submission of `launch_spec`; neither run nor engine is contacted."""
     launcher = open_launcher(engine, options)
     if ship is not None:
         spec = replace(spec, code=pack_code(ship).digest)
-    # A plan names what will be given by value, as `make_order` does, and has no value.
-    given = [each for each in spec.secrets if each not in in_engine(spec.secrets)]
-    given += [PASS] if launcher.traits.is_elsewhere else []
-    order = Order(
+    # A plan has the names of the secrets that `make_order` reads, and no value.
+    stored = in_engine(spec.secrets)
+    variables = [name for name in spec.secrets if name not in stored]
+    variables += [PASS] if launcher.traits.is_elsewhere else []
+    order = LaunchOrder(
         id=new_id(spec, is_plan=True),
         spec=spec,
         num_islands=n,
-        values=dict.fromkeys(given, Secret("to be read at the launch")),
+        values=dict.fromkeys(variables, Secret("to be read at the launch")),
     )
     return launcher.plan(order)
 
 
 def _require_free(spec: IslandSpec, first: int, n: int, book: Book) -> None:
-    """Return if no island of these names is launched; forget those that are over."""
+    """Check that no island of these names runs; forget launches that are over."""
     wanted = set(range(first, first + n))
-    for each in book.of_run(spec.run):
-        if each.handle.name != spec.name or not wanted & set(each.handle.indexes):
+    for record in book.of_run(spec.run):
+        handle = record.handle
+        if handle.name != spec.name or not wanted & set(handle.indexes):
             continue
-        live = [it for it in Launched(each.handle).poll() if not it.state.is_over]
-        taken = [it.name for it in live if it.index in wanted]
-        if taken:
+        reports = Launched(handle).poll()
+        live = [report for report in reports if not report.state.is_over]
+        names = [report.name for report in live if report.index in wanted]
+        if names:
             raise UsageError(
-                f"{', '.join(taken[:8])} of {spec.run} are launched already. Give "
+                f"{', '.join(names[:8])} of {spec.run} are launched already. Give "
                 f"another --name, or end them: atoll cancel {spec.run}"
             )
         if not live:
-            book.forget(each.handle.id)
+            book.forget(handle.id)
 
 
 def _forget_old(book: Book) -> None:
-    """Forget the oldest launches if there are many; what runs, or may, stays."""
+    """Forget the oldest launches if there are many, but none that may run."""
     silent: set[str] = set()
-    for each in book.surplus():
-        if each.handle.engine in silent:
+    for record in book.surplus():
+        if record.handle.engine in silent:
             continue
         try:
-            reports = Launched(each.handle).poll()
+            reports = Launched(record.handle).poll()
         except AtollError:
-            silent.add(each.handle.engine)  # nobody can tell, and each costs its time
+            silent.add(record.handle.engine)  # each further attempt would cost time
             continue
-        if all(it.state.is_over for it in reports):
-            book.forget(each.handle.id)
+        if all(report.state.is_over for report in reports):
+            book.forget(record.handle.id)
 
 
 def _undo(launcher: Launcher, handle: Handle, book: Book, error: BaseException) -> None:
-    """End what a launch that failed may have started, and forget it."""
+    """End the islands of a failed launch, and forget it."""
     end_after(error, Launched(handle, launcher))
     book.forget(handle.id)
 
 
 def end_after(error: BaseException, launched: Launched) -> None:
-    """End what was launched, since something failed without which it is for nothing.
+    """End a launch that is useless after an error elsewhere.
 
     Raises:
-        RemoteError: it cannot be ended now. It names what does, and the error before.
+        RemoteError: it cannot be ended now. The message has both errors and the remedy.
     """
     try:
         launched.cancel()
     except AtollError as exc:
         launch = launched.handle.id
         raise RemoteError(
-            f"The launch {launch} failed ({error}), and what it has started could "
-            f"not be ended ({exc}). End it: atoll cancel {launch}"
+            f"The launch {launch} failed ({error}), and its islands could not be "
+            f"ended ({exc}). End them: atoll cancel {launch}"
         ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inside:
+class EngineCoordinator:
     """How an engine runs a coordinator."""
 
     engine: str
     launcher: Launcher
-    serving: Serving
+    serving: CoordinatorPlacement
 
     def spec(
         self,
         run: str,
-        more: Sequence[str],
+        arguments: Sequence[str],
         *,
         directory: str | None = None,
         image: str | None = None,
         requirements: Sequence[str] = (),
     ) -> IslandSpec:
-        """Return what is launched: `atoll serve` with `more` words, in its directory.
+        """Return the spec of `atoll serve` with further arguments, in its directory.
 
         It has the image of the islands, and none of their resources.
         """
         serving = self.serving
-        words = ["-m", "atoll.cli", "serve", RUN_FILE, "--dir", "."]
-        words += ["--listen", serving.host]
-        words += [] if serving.port is None else ["--port", str(serving.port)]
+        argv = ["-m", "atoll.cli", "serve", RUN_FILE, "--dir", "."]
+        argv += ["--listen", serving.host]
+        argv += [] if serving.port is None else ["--port", str(serving.port)]
         return IslandSpec(
-            command=(*words, *more),
+            command=(*argv, *arguments),
             run=run,
             name=COORDINATOR,
             directory=directory,
@@ -417,10 +422,10 @@ class Inside:
             requirements=tuple(requirements),
         )
 
-    def plan(self, spec: IslandSpec) -> Plan:
-        """Return what would be submitted, and where islands would reach it."""
-        told = {CHARTER: Secret("to be made at the launch")}
-        return self.launcher.plan(_order(new_id(spec, is_plan=True), spec, told))
+    def plan(self, spec: IslandSpec) -> LaunchPlan:
+        """Return the submission, with the URL for islands if it is known."""
+        values = {CHARTER: Secret("to be made at the launch")}
+        return self.launcher.plan(_order(new_id(spec, is_plan=True), spec, values))
 
     def launch(self, spec: IslandSpec, charter: Charter, book: Book) -> Launched:
         """Launch a coordinator; errors as `launch_spec`."""
@@ -428,70 +433,76 @@ class Inside:
         return submit(self.launcher, order, book)
 
 
-def inside_of(engine: str, options: dict[str, str]) -> Inside:
-    """Return how an engine whose islands are elsewhere runs their coordinator.
+def engine_coordinator(engine: str, options: dict[str, str]) -> EngineCoordinator:
+    """Return the coordinator of an engine whose islands have no access to this machine.
 
     Raises:
-        UsageError: it does not, or an option is wrong.
+        UsageError: the engine cannot run one, or an option is wrong.
     """
     serving = open_launcher(engine, options).traits.serving
     if serving is None:
         raise UsageError(
-            f"--coordinator island0 has islands reach one of their own, and {engine} "
+            f"--coordinator island0 needs islands that reach each other, and {engine} "
             "gives them no address for that. Serve the run here, at an address that "
             "the islands reach: --listen; or use a run in a store."
         )
     launcher = open_launcher(engine, serving.options)
-    return Inside(engine=engine, launcher=launcher, serving=serving)
+    return EngineCoordinator(engine=engine, launcher=launcher, serving=serving)
 
 
-def _order(launch: str, spec: IslandSpec, values: dict[str, Secret]) -> Order:
-    return Order(
+def _order(launch: str, spec: IslandSpec, values: dict[str, Secret]) -> LaunchOrder:
+    return LaunchOrder(
         id=launch, spec=spec, num_islands=1, values=values, is_coordinator=True
     )
 
 
 def make_order(
     launcher: Launcher, n: int, spec: IslandSpec, *, first: int = 0
-) -> Order:
+) -> LaunchOrder:
     """Return an order, with the secrets that its islands need.
 
     Raises:
-        UsageError: a secret is not where it is said to be.
-        Unreachable, Refused: the run was asked for its id, for a pass.
+        UsageError: a reference to a secret points to nothing.
+        Unreachable, Refused: the run did not send its id, which a pass needs.
     """
     values = resolve(spec.secrets, environment=os.environ)
     if launcher.traits.is_elsewhere:
         values[PASS] = make_pass(spec.run).to_secret()
-    return Order(id=new_id(spec), spec=spec, num_islands=n, first=first, values=values)
+    return LaunchOrder(
+        id=new_id(spec), spec=spec, num_islands=n, first=first, values=values
+    )
 
 
 def make_pass(run: str) -> Pass:
-    """Return what lets islands in from where nothing is known of this user."""
+    """Return the pass for islands on machines without this user's credentials."""
     name = look_at(run).run if is_in_sight(run) else None
     seed = Secret(secrets.token_hex(SEED_BYTES))
     if not is_coordinator(run):
         return Pass(run=name, seed=seed)
-    around = surroundings_from_environment()
-    known = Credentials(around.credentials).find(run)
-    token = known.token(Role.ISLAND) if known else None
-    if token is None and around.token_file is not None:
-        token = read_token(around.token_file, is_given=True)
-    pin = known.pin if known else None
+    environment = surroundings_from_environment()
+    credentials = Credentials(environment.credentials).find(run)
+    token = credentials.token(Role.ISLAND) if credentials else None
+    if token is None and environment.token_file is not None:
+        token = read_token(environment.token_file, is_given=True)
+    pin = credentials.pin if credentials else None
     return Pass(run=name, seed=seed, url=run, pin=pin, token=token)
 
 
 def is_in_sight(run: str, book: Book | None = None) -> bool:
-    """Return whether a run can be asked from here.
+    """Return whether this machine can reach a run.
 
-    It cannot if its coordinator was launched where only its islands reach it.
+    It cannot if the coordinator was launched on a network of its islands only.
     """
-    handles = [it.handle for it in (book or Book()).of_run(run) if it.is_coordinator]
-    served = [open_launcher(it.engine, it.options).traits.serving for it in handles]
-    return all(it is None or it.is_in_sight for it in served)
+    records = (book or Book()).of_run(run)
+    handles = [record.handle for record in records if record.is_coordinator]
+    placements = [
+        open_launcher(handle.engine, handle.options).traits.serving
+        for handle in handles
+    ]
+    return all(placement is None or placement.is_in_sight for placement in placements)
 
 
 def new_id(spec: IslandSpec, *, is_plan: bool = False) -> str:
-    """Return an id that engines take for a name; that of a plan is always the same."""
+    """Return an id that is a valid name on engines; a plan always has the same."""
     stem = re.sub("[^a-z0-9]+", "-", spec.name.lower()).strip("-")[:36]
     return f"atoll-{stem}-{'0' * 8 if is_plan else secrets.token_hex(4)}"

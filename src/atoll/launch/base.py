@@ -1,7 +1,7 @@
 """The port to an engine: the system that starts islands, which its user has already.
 
 Rule 1: an engine starts, reports and ends islands; it decides nothing about the run.
-Rule 2: an order's `id` names what is submitted, so that it can be found by it even if
+Rule 2: an order's `id` names every submitted object, so that it can be found even if
 the process that launched died before the engine's response came.
 Rule 3: errors of an SDK do not cross. `UsageError` is for a request that cannot be
 fulfilled, `Refused` for a missing permission, `Unreachable` for a failure that a retry
@@ -34,45 +34,45 @@ from atoll.settings.rules import nearest
 
 
 class State(Enum):
-    """Where an island is in its life, by the word of its engine."""
+    """The state of an island, as its engine reports it."""
 
     PENDING = "pending"
-    """The engine has it and has not started it: it waits for a place, or is loading."""
+    """The engine has accepted it and not started it: it is queued, or loading."""
 
     RUNNING = "running"
     RESTARTING = "restarting"
-    """A life of it has ended, and the engine will start another."""
+    """An incarnation has ended, and the engine will start another."""
 
     FINISHED = "finished"
     """Its command has ended with 0."""
 
     FAILED = "failed"
-    """Its command has ended otherwise, and nobody starts it again."""
+    """Its command has ended otherwise, and is not restarted."""
 
     CANCELLED = "cancelled"
-    """Somebody has ended it."""
+    """A user or the engine has ended it."""
 
     LOST = "lost"
-    """The engine knows nothing of it any more: nobody can tell how it ended."""
+    """The engine no longer knows it: its end is unknown."""
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing becomes of it any more."""
+        """Whether the state is final."""
         return self not in (State.PENDING, State.RUNNING, State.RESTARTING)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What an engine says of one island."""
+    """The state of one island, as its engine reports it."""
 
     index: int
     name: str
     state: State
     restarts: int = 0
-    """Lives after the first, as far as the engine counts them."""
+    """Incarnations after the first, as far as the engine counts them."""
 
     exit_code: int | None = None
-    """Of its last life that has ended; minus the signal's number if one ended it."""
+    """Of its last ended incarnation; minus the signal's number if one ended it."""
 
     reason: str = ""
     """The cause of the state, worded by the engine: `OutOfMemory`, `signal 9`."""
@@ -127,7 +127,7 @@ class Handle:
     """One launch: its islands have the indexes from `first` on."""
 
     id: str
-    """Given before anything is submitted, so that an engine can be asked for it."""
+    """Chosen before anything is submitted, so that the engine can find it."""
 
     engine: str
     run: str
@@ -135,10 +135,10 @@ class Handle:
     num_islands: int
     first: int = 0
     begun_at_s: float = 0.0
-    """By the clock of the machine that launched: to show, and to put in order."""
+    """By the clock of the machine that launched; for display and sorting."""
 
     options: Mapping[str, str] = field(default_factory=dict)
-    """What its launcher was made with."""
+    """The options of its launcher."""
 
     reference: Mapping[str, Any] = field(default_factory=dict)
 
@@ -157,26 +157,26 @@ class Handle:
             UsageError: the engine's reference is too large, or no JSON.
         """
         try:
-            said = json.dumps({"version": VERSION, **asdict(self)}, allow_nan=False)
+            document = json.dumps({"version": VERSION, **asdict(self)}, allow_nan=False)
         except (TypeError, ValueError) as exc:
             raise UsageError(f"A handle's reference is no JSON: {exc}.") from exc
-        if len(said.encode()) > MAX_HANDLE_BYTES:
+        if len(document.encode()) > MAX_HANDLE_BYTES:
             raise UsageError(f"A handle has at most {MAX_HANDLE_BYTES} bytes.")
-        return said
+        return document
 
     @classmethod
-    def from_json(cls, said: str | bytes) -> Handle:
+    def from_json(cls, document: str | bytes) -> Handle:
         """Return the handle of a document.
 
         Raises:
             CorruptError: it is none, or of a version that is not known here.
         """
-        if len(said) > MAX_HANDLE_BYTES:
+        if len(document) > MAX_HANDLE_BYTES:
             raise CorruptError(
                 f"A handle of a launch has at most {MAX_HANDLE_BYTES} bytes."
             )
         try:
-            return _checked(json.loads(said))
+            return _checked(json.loads(document))
         except (ValueError, LookupError, TypeError, UsageError, RecursionError) as exc:
             raise CorruptError(f"That is no handle of a launch: {exc}.") from exc
 
@@ -189,10 +189,10 @@ def check_id(launch: str) -> str:
 
 
 def check_indexes(first: int, num_islands: int) -> None:
-    """Return if there can be so many islands.
+    """Check the range of island indexes of a launch.
 
     Raises:
-        UsageError: there cannot.
+        UsageError: it is empty, or ends beyond `MAX_ISLANDS`.
     """
     if not (first >= 0 and num_islands >= 1 and first + num_islands <= MAX_ISLANDS):
         raise UsageError(
@@ -243,26 +243,26 @@ def _whole(value: Any) -> int:
 
 
 GRACE_S = 30.0
-"""How long an island has to leave cleanly once it was told to go."""
+"""How long an island may take to leave cleanly after SIGTERM."""
 
 Keep = Callable[[Handle], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """What is to be launched: islands of one kind, with the indexes from `first` on."""
+class LaunchOrder:
+    """A request to launch islands of one spec, with the indexes from `first` on."""
 
     id: str
     spec: IslandSpec
     num_islands: int
     first: int = 0
     values: Mapping[str, Secret] = field(default_factory=dict)
-    """Secrets whose values this side knows, by variable: for the engine's way of
-    secrets and nothing else. What the engine keeps itself is in `spec.secrets`."""
+    """Secrets that the launching process has read, by variable: only for the engine's
+    mechanism for secrets. Those that the engine stores are in `spec.secrets`."""
 
     is_coordinator: bool = False
-    """Whether it is no island that is launched, but what serves them: others of this
-    engine must reach it, as `Traits.serving` says."""
+    """Whether this launches a coordinator instead of islands: islands of this engine
+    must reach it, as `Traits.serving` describes."""
 
     def __post_init__(self) -> None:
         check_id(self.id)
@@ -281,7 +281,7 @@ class Order:
         begun_at_s: float = 0.0,
         run: str | None = None,
     ) -> Handle:
-        """Return what finds this launch, with the engine's own reference in it.
+        """Return the handle of this launch, with the engine's own reference in it.
 
         `run` is the URL of a coordinator, where the engine gives it one.
         """
@@ -298,53 +298,53 @@ class Order:
         )
 
 
-LISTEN_THERE = "{address of this place}"
-"""A word of a command, in whose place comes the address that others reach a process by:
-the bootstrap puts it there, unless the engine knows better."""
+ADDRESS_PLACEHOLDER = "{address of this place}"
+"""An argument of a command that stands for the address of its host as others reach it:
+the bootstrap replaces it, unless the engine does."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serving:
-    """How a coordinator runs among an engine's islands, where no file of ours is."""
+class CoordinatorPlacement:
+    """How a coordinator runs on an engine's hosts, which have no files of this user."""
 
     is_in_sight: bool
-    """Whether this machine reaches it, too. Else nothing can be asked of it from here:
-    its plan has its URL, and its engine says what became of it."""
+    """Whether this machine reaches it, too. Otherwise it cannot be queried from here:
+    its plan has its URL, and its engine reports its end."""
 
     host: str = "0.0.0.0"
     """Where it listens."""
 
     port: int | None = None
-    """None is any that is free: it says itself which."""
+    """None for any free port, which the coordinator then reports."""
 
     options: Mapping[str, str] = field(default_factory=dict)
-    """The engine's words for it, in place of the islands' own."""
+    """The engine's options for it, instead of those of the islands."""
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What an engine is like."""
+    """Properties of an engine that its callers depend on."""
 
     is_elsewhere: bool = True
-    """Whether islands see neither this user's files nor this machine's: then code is
-    shipped, and a pass is among the secrets of an order."""
+    """Whether islands have no access to this user's and this machine's files: then code
+    is shipped, and a pass is among the secrets of an order."""
 
     can_cancel_some: bool = True
     """Whether single islands of a launch can be ended."""
 
-    serving: Serving | None = None
-    """None if islands that are elsewhere cannot reach each other there."""
+    serving: CoordinatorPlacement | None = None
+    """None if the hosts of islands cannot reach each other."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What would be submitted: for `--dry-run`, and for whoever wants to see it."""
+class LaunchPlan:
+    """A submission that has not been made: for `--dry-run` and for inspection."""
 
     data: Any
     """JSON: a manifest, a request, the arguments of a call. No value of a secret."""
 
     text: str
-    """The same as the engine's own tools take it: a script, YAML, JSON."""
+    """The same in the format of the engine's own tools: a script, YAML, JSON."""
 
     url: str | None = None
     """Where islands would reach a coordinator, if that is known before it runs."""
@@ -353,52 +353,53 @@ class Plan:
 class Launcher(Protocol):
     """Starts islands on one engine. `atoll.launch` and the command line call it.
 
-    Making one has checked that its SDK is there and its options are right. Any thread
-    may call, one at a time. A handle may come from another process, and another day.
+    Its constructor has checked that its SDK is installed and its options are valid. Any
+    thread may call, one at a time. A handle may come from another process, and be old.
     """
 
     @property
     def traits(self) -> Traits:
-        """What this engine is like."""
+        """Properties of this engine."""
         ...
 
-    def plan(self, order: Order) -> Plan:
-        """Return what `launch` would submit. Nothing is contacted, nothing changes.
+    def plan(self, order: LaunchOrder) -> LaunchPlan:
+        """Return the submission of `launch`. Nothing is contacted, nothing changes.
 
         Raises:
-            UsageError: the engine cannot do what the spec asks for, by name.
+            UsageError: the engine cannot fulfil a field of the spec, which is named.
         """
         ...
 
-    def launch(self, order: Order, *, keep: Keep) -> Handle:
-        """Submit every island, and return what finds them; they need not run yet.
+    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
+        """Submit every island, and return their handle; they need not run yet.
 
-        `keep` is called with a handle before the first thing is submitted that could
-        be left over, and again when the handle has become another. If this raises,
-        whoever called cancels by the last handle that was kept.
+        `keep` is called with a handle before the first submission that could be left
+        over, and again whenever the handle has changed. If this raises, the caller
+        cancels by the last handle that was kept.
 
         Raises:
-            UsageError: as `plan`; or something of that id is there already.
-            Refused: the engine does not let this user.
-            Unreachable: nobody answered; what was kept says what may run.
+            UsageError: as `plan`; or that id is in use already.
+            Refused: this user lacks the permission.
+            Unreachable: no response; islands may run, and the kept handle finds them.
         """
         ...
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
         """Return a report of every island, in the order of indexes.
 
-        An island that the engine does not know any more is LOST, which is no error.
+        An island that the engine no longer knows is LOST, which is no error.
 
         Raises:
-            Unreachable, Refused: the engine was not asked.
+            Unreachable, Refused: the engine gave no reports.
         """
         ...
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
-        """Return the lines an island has said, all of its lives, oldest first.
+        """Return the log lines of an island, of all incarnations, oldest first.
 
-        The first `after` are left out: called again with how many are known, it
-        follows. What the engine keeps no more is missing; what it never had is [].
+        The first `after` lines are left out, so a caller that passes the number of
+        lines it has follows the log. Lines that the engine has deleted are missing; an
+        island that it does not know has none.
         """
         ...
 
@@ -409,11 +410,11 @@ class Launcher(Protocol):
         indexes: Collection[int] | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
-        """Tell islands to go, all or some; those that stay longer are ended.
+        """Send SIGTERM to islands, all or some; those left after `grace_s` are killed.
 
-        An island is told by SIGTERM, on which it leaves its run cleanly. Returns when
-        the engine has heard; `poll` says when they are gone. Safe to repeat, and for
-        what is over already, or was never submitted, it changes nothing.
+        On SIGTERM an island leaves its run cleanly. Returns when the engine has
+        accepted the request; `poll` reports when islands have ended. Safe to repeat;
+        islands that are over or were never submitted do not change.
 
         Raises:
             UsageError: some were named, and this engine can only end all.
@@ -421,9 +422,9 @@ class Launcher(Protocol):
         ...
 
 
-def as_json(data: Any) -> Plan:
+def as_json(data: Any) -> LaunchPlan:
     """Return a plan that is printed as JSON, for people and for `jq`."""
-    return Plan(data, json.dumps(data, indent=2) + "\n")
+    return LaunchPlan(data, json.dumps(data, indent=2) + "\n")
 
 
 Options = TypeVar("Options")
@@ -432,28 +433,32 @@ _TRUTHS = {"true": True, "false": False}
 
 
 def read_options(
-    kind: type[Options], given: Mapping[str, str], *, engine: str
+    kind: type[Options], options: Mapping[str, str], *, engine: str
 ) -> Options:
-    """Return an engine's options, the defaults where nothing was given.
+    """Return an engine's options from text; a missing key means its default.
 
     Raises:
-        UsageError: one is not known, or is no value of its kind.
+        UsageError: a key is unknown, or a value has the wrong type.
     """
     hints = get_type_hints(kind)
-    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
-    for key in given:
-        if key not in known:
-            near = f"Did you mean {nearest(key, known)!r}?" if known else "It has none."
+    names = [option.name for option in fields(kind)]  # type: ignore[arg-type]
+    for key in options:
+        if key not in names:
+            near = f"Did you mean {nearest(key, names)!r}?" if names else "It has none."
             raise UsageError(f"{engine} has no option {key!r}. {near}")
-    read = {
+    values = {
         key: _value(hints[key], text, key=f"{engine}'s option {key}")
-        for key, text in given.items()
+        for key, text in options.items()
     }
-    return kind(**read)
+    return kind(**values)
 
 
 def _value(hint: Any, text: str, *, key: str) -> Any:
-    kinds = [each for each in (int, float, bool, str) if each in _members(hint)]
+    kinds = [
+        candidate
+        for candidate in (int, float, bool, str)
+        if candidate in _members(hint)
+    ]
     assert kinds, f"{key} has no kind that can be written"
     kind = kinds[0]
     try:

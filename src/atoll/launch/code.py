@@ -3,8 +3,8 @@
 Rule 1: equal files are equal bytes, and so the same digest and the same object.
 Rule 2: an archive is accepted by the digest that the launch passed, and by nothing
 else; it is checked before a file is written.
-Rule 3: each island has a directory of its own, the same after every restart, so that
-the files that it has written there are there again.
+Rule 3: each island has a separate directory, the same after every restart, so that
+it finds the files that it has written there.
 
 Packed are the files that .gitignore leaves.
 Rule 4: the last pattern that fits decides; one with `!` includes a file again. Under a
@@ -13,7 +13,7 @@ Rule 5: a .gitignore applies to the files below it, up to the root of the reposi
 that the directory is in, with .git/info/exclude before them all. The directory itself
 was chosen, and is shipped even if they exclude it by its name.
 Rule 6: hidden files, caches, virtual environments, directories of runs and files that
-look like a key or a token are excluded, whatever a .gitignore says.
+look like a key or a token are excluded, even if a .gitignore includes them.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from atoll.security import Role, parse_run_url
 from atoll.wire import blake3_digest
 
 MAX_SHIPPED_BYTES = 32 * 2**20
-"""Code is text: what is larger is data, and has a better way to islands."""
+"""Code is text: larger files are data, which has better routes to islands."""
 
 SEND_S = 600.0
 MAX_MOVES = 8
-"""Of a run, after which its code is looked for no more."""
+"""Moves of a run that a fetch of its code follows, at most."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def pack_code(directory: Path) -> Code:
         if path.is_symlink() or not path.is_file():
             raise UsageError(f"{path} is no plain file. {_LEAVE_OUT}")
         size += path.stat().st_size
-        # Told by the first one that is too much: a directory of data has no end.
+        # The first file beyond the limit ends the search: there may be no end of data.
         if size > MAX_SHIPPED_BYTES or len(files) == MAX_CODE_FILES:
             raise UsageError(
                 f"The code in {directory} has more than {MAX_SHIPPED_BYTES} bytes or "
@@ -97,11 +97,11 @@ _LEAVE_OUT = "Name it in .gitignore to leave it out, or use an image with --no-s
 
 
 def ship_code(run: str, code: Code) -> None:
-    """Keep code with a run. Safe to repeat.
+    """Store code with a run. Safe to repeat.
 
     Raises:
         Refused: this user is no operator of the run.
-        Unreachable: nobody answers there.
+        Unreachable: there is no response.
     """
     if is_coordinator(run):
         _put(run, code)
@@ -110,17 +110,17 @@ def ship_code(run: str, code: Code) -> None:
 
 
 def fetch_code(run: str, digest: str, *, island: str) -> Path:
-    """Return the directory where an island finds its code.
+    """Fetch the code of an island, and return its directory.
 
     Raises:
-        CorruptError: what came has another digest, or is no archive of ours.
+        CorruptError: the response has another digest, or is no archive of Atoll.
         Refused: the run has none of that digest.
         DiskError: it cannot be written here.
     """
     data = _fetched(run, digest)
     if len(data) > MAX_CODE_BYTES or blake3_digest(data).hex() != digest:
         raise CorruptError(
-            f"The code that came from {run} is not what was launched: code/{digest} "
+            f"The code from {run} is not the code that was launched: code/{digest} "
             "does not have the digest in its name. Launch again."
         )
     root = definitions_from_environment().staged.parent / "code"
@@ -130,7 +130,7 @@ def fetch_code(run: str, digest: str, *, island: str) -> Path:
 
 
 def _fetched(run: str, digest: str) -> bytes:
-    """Return what the run has, from where it is: it has taken its code along."""
+    """Return the archive from the run's present URL: code moves with a run."""
     for _ in range(MAX_MOVES):
         get = _get if is_coordinator(run) else _get_from_store
         try:
@@ -144,7 +144,7 @@ def extract(data: bytes, directory: Path) -> None:
     """Write the files of an archive into a directory, in place of those of its names.
 
     Raises:
-        CorruptError: it is no archive of ours, or a link leads out of the directory.
+        CorruptError: it is no archive of Atoll, or a link leads out of the directory.
     """
     files = unpack(data, most_files=MAX_CODE_FILES)
     try:
@@ -214,8 +214,10 @@ def _require_here(run: str, digest: str, move: Any) -> None:
 
 
 def _moved(run: str, digest: str, target: str) -> RunMoved:
-    said = f"{run} does not have code {digest[:12]}, and the run has moved to {target}."
-    return RunMoved(said, target=target)
+    message = (
+        f"{run} does not have code {digest[:12]}, and the run has moved to {target}."
+    )
+    return RunMoved(message, target=target)
 
 
 def _message(reply: Any) -> str:
@@ -236,12 +238,12 @@ def _get_from_store(run: str, digest: str) -> bytes:
 
     with open_read_only(run, clock=SystemClock()) as (reader, _):
         try:
-            found = reader.store.get(keys.code(digest), 0, MAX_CODE_BYTES + 1)
+            data = reader.store.get(keys.code(digest), 0, MAX_CODE_BYTES + 1)
         except NoSuchObject as exc:
             if (target := reader.view.moved_to) is not None:
                 raise _moved(run, digest, target) from exc
             raise Refused(f"{run} does not have code {digest[:12]}.") from exc
-        return bytes(found)
+        return bytes(data)
 
 
 NEVER = ("__pycache__", "node_modules", "*.atoll", "*.egg-info", "*.pyc")
@@ -250,8 +252,8 @@ MAX_IGNORE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Rule:
-    """One line of a .gitignore, for the paths below where that lies."""
+class IgnoreRule:
+    """One line of a .gitignore, for the paths below its directory."""
 
     pattern: re.Pattern[str]
     is_taken_back: bool
@@ -265,11 +267,11 @@ class Rule:
 
 @dataclass(frozen=True)
 class Tree:
-    """What is shipped, and how that is called from the top of its repository."""
+    """The shipped directory, and its path from the top of its repository."""
 
     root: Path
     base: str
-    """Of the root: empty, or a path and a slash."""
+    """The path of the root: empty, or ends with a slash."""
 
     def name(self, path: Path) -> str:
         return f"{self.base}{path.relative_to(self.root).as_posix()}"
@@ -282,18 +284,21 @@ def code_files(root: Path) -> Iterator[Path]:
     """Yield the files to be shipped, in the order of their names.
 
     Raises:
-        UsageError: what says which these are cannot be read.
+        UsageError: a file with patterns cannot be read.
     """
-    always = [rule for text in (*NEVER, *PRIVATE) if (rule := rule_of(text, ""))]
+    always = [rule for text in (*NEVER, *PRIVATE) if (rule := ignore_rule(text, ""))]
     base, rules = _from_above(root.resolve())
     yield from _under(root, Tree(root, base), always, rules)
 
 
 def _under(
-    directory: Path, tree: Tree, always: Sequence[Rule], rules: Sequence[Rule]
+    directory: Path,
+    tree: Tree,
+    always: Sequence[IgnoreRule],
+    rules: Sequence[IgnoreRule],
 ) -> Iterator[Path]:
     rules = [*rules, *_rules(directory / ".gitignore", tree.base_of(directory))]
-    for path in sorted(directory.iterdir(), key=lambda each: each.name):
+    for path in sorted(directory.iterdir(), key=lambda entry: entry.name):
         is_directory = path.is_dir() and not path.is_symlink()
         name = tree.name(path)
         if path.name.startswith(".") or _is_out(name, always, is_directory):
@@ -306,29 +311,29 @@ def _under(
             yield from _under(path, tree, always, rules)
 
 
-def _is_out(name: str, rules: Sequence[Rule], is_directory: bool) -> bool:
+def _is_out(name: str, rules: Sequence[IgnoreRule], is_directory: bool) -> bool:
     for rule in reversed(rules):
         if rule.fits(name, is_directory=is_directory):
             return not rule.is_taken_back
     return False
 
 
-def _from_above(directory: Path) -> tuple[str, list[Rule]]:
-    """Return how a directory is called in its repository, and the rules above it."""
+def _from_above(directory: Path) -> tuple[str, list[IgnoreRule]]:
+    """Return the path of a directory in its repository, and the rules above it."""
     upwards = (directory, *directory.parents)
-    # Not every directory above need be one that this user may look into.
-    top = next((each for each in upwards if os.path.exists(each / ".git")), None)
+    # This user need not have permission for every directory above.
+    top = next((parent for parent in upwards if os.path.exists(parent / ".git")), None)
     if top is None:
         return "", []
-    rules, base, at = _rules(_exclude(top), ""), "", top
+    rules, base, current = _rules(_exclude(top), ""), "", top
     for part in directory.relative_to(top).parts:
-        rules += _rules(at / ".gitignore", base)
-        at, base = at / part, f"{base}{part}/"
+        rules += _rules(current / ".gitignore", base)
+        current, base = current / part, f"{base}{part}/"
     return base, rules
 
 
 def _exclude(top: Path) -> Path:
-    """Return the patterns of a repository that are nobody else's."""
+    """Return the file of a repository's patterns that are not committed."""
     git = top / ".git"
     if not git.is_dir():  # of a worktree, or of a submodule
         git = top / _read(git).removeprefix("gitdir:").strip()
@@ -337,10 +342,12 @@ def _exclude(top: Path) -> Path:
     return git / "info" / "exclude"
 
 
-def _rules(file: Path, base: str) -> list[Rule]:
+def _rules(file: Path, base: str) -> list[IgnoreRule]:
     if not file.is_file():
         return []
-    return [rule for line in _read(file).splitlines() if (rule := rule_of(line, base))]
+    return [
+        rule for line in _read(file).splitlines() if (rule := ignore_rule(line, base))
+    ]
 
 
 def _read(file: Path) -> str:
@@ -349,12 +356,12 @@ def _read(file: Path) -> str:
             return opened.read(MAX_IGNORE_BYTES)
     except OSError as exc:
         raise UsageError(
-            f"{file} cannot be read: {exc.strerror}. It says what is not shipped."
+            f"{file} cannot be read: {exc.strerror}. It excludes files from the code."
         ) from exc
 
 
-def rule_of(line: str, base: str) -> Rule | None:
-    """Return the rule of a line, or None of one that is empty, a comment or none."""
+def ignore_rule(line: str, base: str) -> IgnoreRule | None:
+    """Return the rule of a line; None if it is empty, a comment or invalid."""
     text = re.sub(r"(?<!\\)\s+$", "", line)
     if not text or text.startswith("#"):
         return None
@@ -362,21 +369,21 @@ def rule_of(line: str, base: str) -> Rule | None:
     text = text[1:] if is_taken_back else text.removeprefix("\\")
     is_of_directories = text.endswith("/")
     text = text.rstrip("/")
-    # With a slash in it a pattern is for that place, without for any depth.
-    where = "" if "/" in text else "(?:.*/)?"
+    # A pattern with a slash is relative to its directory, one without for any depth.
+    depth = "" if "/" in text else "(?:.*/)?"
     try:
-        pattern = re.compile(re.escape(base) + where + _translated(text.lstrip("/")))
+        pattern = re.compile(re.escape(base) + depth + _translated(text.lstrip("/")))
     except re.error:
-        return None  # as in [z-a], which fits nothing for git either
-    return Rule(pattern, is_taken_back, is_of_directories)
+        return None  # as [z-a], which matches nothing in git either
+    return IgnoreRule(pattern, is_taken_back, is_of_directories)
 
 
 def _translated(text: str) -> str:
     """Return a pattern of git's as a regular expression."""
     parts = re.split(r"(\*\*/|/\*\*$|\*|\?|\[!?[^]]+\])", text)
-    known = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
+    wildcards = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
     return "".join(
-        known.get(part)
+        wildcards.get(part)
         or (part.replace("[!", "[^") if part.startswith("[") else re.escape(part))
         for part in parts
     )

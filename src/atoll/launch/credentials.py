@@ -2,16 +2,17 @@
 
 A pass is a secret that lets an island in: a token of an island, the coordinator's pin,
 and the seed of the islands' keys. A machine that replaces another derives the same key,
-and so the run takes it for the next start of the same island, at once. It travels as
-the value of ATOLL_PASS, or in a private file that ATOLL_PASS_FILE names.
+and so the run accepts it immediately as the next start of the same island. It travels
+as the value of ATOLL_PASS, or in a private file that ATOLL_PASS_FILE names.
 
 A charter is a secret that a coordinator starts with: the run file, the tokens of the
 run, and a certificate with its key. So the process that launched has the credentials of
 islands before the coordinator runs, even if it can never reach it. It travels as the
 value of ATOLL_CHARTER.
 
-Both go by the engine's own way of secrets. The bootstrap writes them where islands and
-coordinators look, and removes them from the environment before the command starts.
+Both use the engine's own mechanism for secrets. The bootstrap writes them to the files
+of islands and coordinators, and removes them from the environment before the command
+starts.
 
 Rule 1: a coordinator that is started again gets the same charter: its pin stays valid.
 Rule 2: a charter has no more than a run begins with. A lost journal stays lost.
@@ -59,10 +60,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """What an island shows, and what its key is made of."""
+    """The credentials of an island, and the seed of its key."""
 
     run: str | None
-    """The run's id; None if who launched could not ask, and islands have to."""
+    """The run's id; None if the launching process could not query it: islands do."""
 
     seed: Secret
     """Of the launch: hexadecimal digits."""
@@ -74,14 +75,14 @@ class Pass:
     token: Secret | None = None
 
     def key(self, island: str) -> bytes:
-        """Return the key of an island, the same wherever it is asked for."""
+        """Return the key of an island, the same on every host."""
         assert self.run is not None
         seed = bytes.fromhex(self.seed.reveal())
         named = f"{self.run}\0{island}".encode()
         return hashlib.blake2b(named, key=seed, digest_size=KEY_BYTES).digest()
 
     def to_secret(self) -> Secret:
-        """Return the document, for the engine's way of secrets alone."""
+        """Return the document, only for the engine's mechanism for secrets."""
         form = {
             "version": PASS_VERSION,
             "run": self.run,
@@ -93,14 +94,14 @@ class Pass:
         return Secret(json.dumps(form))
 
     @classmethod
-    def from_json(cls, said: str) -> Pass:
+    def from_json(cls, document: str) -> Pass:
         """Return the pass of a document.
 
         Raises:
-            CorruptError: it is none. The message shows nothing of it.
+            CorruptError: it is no pass. The message shows no part of it.
         """
-        wrong = f"What {PASS} holds is no pass of a launch. Launch the islands again."
-        return of_secret(said, _checked_pass, most=MAX_PASS_BYTES, wrong=wrong)
+        wrong = f"{PASS} is no valid pass of a launch. Launch the islands again."
+        return of_secret(document, _checked_pass, max_chars=MAX_PASS_BYTES, wrong=wrong)
 
     @classmethod
     def from_file(cls, path: Path) -> Pass:
@@ -111,36 +112,38 @@ class Pass:
         return cls.from_json(data.decode(errors="replace"))
 
     def adopt(self, island: str) -> None:
-        """Keep what it gives where islands of this user look. Safe to repeat.
+        """Store its credentials where islands of this user read them. Safe to repeat.
 
         Raises:
-            Unreachable, Refused: it says no run's id, and its coordinator did not.
+            Unreachable, Refused: it has no run's id, and the coordinator sent none.
         """
         around = surroundings_from_environment()
         if self.url is not None:
             tokens = {} if self.token is None else {Role.ISLAND: self.token}
-            known = Credentials(around.credentials)
-            known.remember(self.url, pin=self.pin, tokens=tokens)
-        run = self.run or _asked(self.url)
+            credentials = Credentials(around.credentials)
+            credentials.remember(self.url, pin=self.pin, tokens=tokens)
+        run = self.run or _run_id(self.url)
         key = replace(self, run=run).key(island)
         keep_key(around.keys, run=run, island=island, key=key)
 
 
-def of_secret(said: str, checked: Callable[[Any], T], *, most: int, wrong: str) -> T:
-    """Return what a document that came as a secret holds.
+def of_secret(
+    document: str, checked: Callable[[Any], T], *, max_chars: int, wrong: str
+) -> T:
+    """Return the value of a document that came as a secret.
 
     Raises:
-        CorruptError: `checked` does not take it. The message is `wrong`, and shows
-            nothing of it.
+        CorruptError: `checked` refuses it. The message is `wrong`, and shows no part
+            of the document.
     """
     try:
-        return checked(json.loads(said[: most + 1]))
+        return checked(json.loads(document[: max_chars + 1]))
     except (ValueError, LookupError, TypeError, UsageError, RecursionError):
         raise CorruptError(wrong) from None
 
 
-def _asked(url: str | None) -> str:
-    """Return the id of a run, as its coordinator says."""
+def _run_id(url: str | None) -> str:
+    """Return the id of a run, from its coordinator."""
     from atoll.launch.run_status import look_at
 
     assert url is not None
@@ -153,7 +156,7 @@ def _checked_pass(form: Any) -> Pass:
     if len(bytes.fromhex(form["seed"])) != SEED_BYTES:
         raise ValueError("a seed of another size")
     texts = (form["run"] or "", form["url"] or "", form["pin"] or "")
-    if not all(isinstance(each, str) for each in texts):
+    if not all(isinstance(text, str) for text in texts):
         raise ValueError("no text")
     if not form["run"] and not form["url"]:
         raise ValueError("no run")
@@ -171,18 +174,18 @@ CHARTER = "ATOLL_CHARTER"
 RUN_FILE = "run.toml"
 CHARTER_VERSION = 1
 MAX_CHARTER_BYTES = 2**16
-"""A variable of an environment has twice as much, and a run file far less."""
+"""Linux allows twice as much for a variable, and a run file has far less."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Charter:
-    """What one coordinator is made of."""
+    """The files that a coordinator starts with."""
 
     id: str
-    """Of its directory, where no other was chosen."""
+    """The name of its directory, if no other was chosen."""
 
     run_file: str
-    """Its text."""
+    """The text of the run file."""
 
     certificate: str
     key: Secret
@@ -190,11 +193,11 @@ class Charter:
 
     @property
     def pin(self) -> str:
-        """What islands know the coordinator by."""
+        """The fingerprint by which islands verify the coordinator."""
         return fingerprint(ssl.PEM_cert_to_DER_cert(self.certificate))
 
     def to_secret(self) -> Secret:
-        """Return the document, for the engine's way of secrets alone.
+        """Return the document, only for the engine's mechanism for secrets.
 
         Raises:
             UsageError: the run file is too large for one.
@@ -205,31 +208,37 @@ class Charter:
             "run_file": self.run_file,
             "certificate": self.certificate,
             "key": self.key.reveal(),
-            "tokens": {role.value: it.reveal() for role, it in self.tokens.items()},
+            "tokens": {
+                role.value: token.reveal() for role, token in self.tokens.items()
+            },
         }
-        said = json.dumps(form)
-        if len(said) > MAX_CHARTER_BYTES:
+        document = json.dumps(form)
+        if len(document) > MAX_CHARTER_BYTES:
             raise UsageError(
-                f"The run file takes {len(self.run_file)} characters, and with what "
-                f"its coordinator needs at most {MAX_CHARTER_BYTES} bytes can be sent. "
+                f"The run file has {len(self.run_file)} characters, and with the "
+                f"coordinator's keys at most {MAX_CHARTER_BYTES} bytes can be sent. "
                 "Shorten it."
             )
-        return Secret(said)
+        return Secret(document)
 
     @classmethod
-    def from_json(cls, said: str) -> Charter:
+    def from_json(cls, document: str) -> Charter:
         """Return the charter of a document.
 
         Raises:
-            CorruptError: it is none. The message shows nothing of it.
+            CorruptError: it is no charter. The message shows no part of it.
         """
-        wrong = f"What {CHARTER} holds is no charter of a coordinator. Launch it again."
-        return of_secret(said, _checked_charter, most=MAX_CHARTER_BYTES, wrong=wrong)
+        wrong = f"{CHARTER} is no valid charter of a coordinator. Launch it again."
+        return of_secret(
+            document, _checked_charter, max_chars=MAX_CHARTER_BYTES, wrong=wrong
+        )
 
     def lay_down(self, directory: Path | None = None) -> Path:
-        """Return the run's directory, where all of it is. Safe to repeat."""
-        usual = surroundings_from_environment().credentials.parent / "served" / self.id
-        directory = private_directory(directory or usual)
+        """Write all files into the run's directory, and return it. Safe to repeat."""
+        default = (
+            surroundings_from_environment().credentials.parent / "served" / self.id
+        )
+        directory = private_directory(directory or default)
         # The key first, as `certificate` has it.
         replace_private(directory / KEY, self.key.reveal().encode())
         replace_private(directory / CERTIFICATE, self.certificate.encode())
@@ -240,7 +249,7 @@ class Charter:
 
 
 def make_charter(name: str, run_file: str) -> Charter:
-    """Return what a new coordinator of a run file begins with."""
+    """Return the charter of a new coordinator for a run file."""
     from atoll.security.certificates import coordinator_pem, new_key, parse_key
 
     key = new_key()
@@ -258,7 +267,7 @@ def _checked_charter(form: Any) -> Charter:
     if not isinstance(form, dict) or form["version"] != CHARTER_VERSION:
         raise ValueError("another version")
     texts = (form["id"], form["run_file"], form["certificate"], form["key"])
-    if not all(isinstance(each, str) for each in texts):
+    if not all(isinstance(text, str) for text in texts):
         raise ValueError("no text")
     if Path(form["id"]).name != form["id"]:
         raise ValueError("no name of a directory")

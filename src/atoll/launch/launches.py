@@ -1,9 +1,9 @@
 """The launches of this user: one private file per launch, found by any process.
 
 Rule 1: a launch has its file before anything is submitted, and loses it when it is
-certain that nothing of it runs, or when its islands were launched anew.
+certain that nothing of it runs, or when its islands were launched again.
 Rule 2: a process that launches locks the names of its islands until the engine has
-responded: of two that want the same names, one finds what the other has launched.
+responded: of two that want the same names, the second finds the launch of the first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from atoll.security.private_files import (
 
 MAX_RECORD_BYTES = 2 * MAX_HANDLE_BYTES
 MAX_RECORDS = 200
-"""Beyond this the oldest are forgotten, of those that are over."""
+"""Beyond this number, the oldest launches that are over are forgotten."""
 
 COORDINATOR = "coordinator"
 """The name of a launch that is no island, and serves the run."""
@@ -38,7 +38,7 @@ COORDINATOR = "coordinator"
 
 @dataclass(frozen=True)
 class Record:
-    """A launch, and what its islands are."""
+    """A launch, and the specification of its islands."""
 
     handle: Handle
     spec: IslandSpec
@@ -52,11 +52,11 @@ class Book:
     """The launches of one user."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        usual = surroundings_from_environment().credentials.parent / "launches"
-        self._directory = directory or usual
+        default = surroundings_from_environment().credentials.parent / "launches"
+        self._directory = directory or default
 
     def keep(self, record: Record) -> None:
-        """Write a launch down, in place of what was known of it. Durable.
+        """Store a launch, and replace its earlier record. Durable.
 
         Raises:
             UsageError: it is too large to be read again.
@@ -65,47 +65,47 @@ class Book:
             "handle": json.loads(record.handle.to_json()),
             "spec": spec_to_form(record.spec),
         }
-        said = json.dumps(form).encode()
-        if len(said) > MAX_RECORD_BYTES:
+        data = json.dumps(form).encode()
+        if len(data) > MAX_RECORD_BYTES:
             raise UsageError(
-                f"The launch {record.handle.id} takes {len(said)} bytes to write down, "
-                f"and at most {MAX_RECORD_BYTES} are read again. Put what its command "
-                "and its environment say into a file."
+                f"The record of {record.handle.id} has {len(data)} bytes, "
+                f"more than the {MAX_RECORD_BYTES} that are read back. Put the "
+                "arguments of its command and its environment into a file."
             )
         private_directory(self._directory)
-        replace_private(self._path(record.handle.id), said)
+        replace_private(self._path(record.handle.id), data)
 
     def forget(self, launch: str) -> None:
-        """Let go of a launch. Safe to repeat."""
+        """Remove the record of a launch. Safe to repeat."""
         remove_private(self._path(launch))
 
     @contextmanager
     def holding(self, run: str, name: str) -> Iterator[None]:
-        """Be alone to launch islands of a name for a run, while the block lasts.
+        """Hold the lock on launching islands of a name for a run during the block.
 
-        Others wait, in whatever process; one that dies lets go.
+        Other processes wait; the death of the owner releases the lock.
         """
-        # There is a file for some names each, so that there are few, for ever.
+        # Several names share one of 256 lock files, so that files do not pile up.
         slot = hashlib.blake2b(f"{run}\0{name}".encode(), digest_size=1).hexdigest()
         path = private_directory(self._directory) / f"names-{slot}.lock"
         with locked(path):
             yield
 
     def records(self) -> list[Record]:
-        """Return every launch that is known, the oldest first."""
-        return sorted(self._read(), key=lambda each: each.handle.begun_at_s)
+        """Return the records of all launches, the oldest first."""
+        return sorted(self._read(), key=lambda record: record.handle.begun_at_s)
 
     def surplus(self) -> list[Record]:
-        """Return the oldest launches, which are more than are to be known.
+        """Return the oldest launches, beyond the last `MAX_RECORDS`.
 
-        The book does not know which of them run: who asks their engines forgets those
-        that are over.
+        The book does not know which of them run: the caller polls their engines, and
+        forgets those that are over.
         """
         return self.records()[:-MAX_RECORDS]
 
     def of_run(self, run: str) -> list[Record]:
         """Return the launches of one run, the oldest first."""
-        return [each for each in self.records() if each.handle.run == run]
+        return [record for record in self.records() if record.handle.run == run]
 
     def _path(self, launch: str) -> Path:
         return self._directory / f"{check_id(launch)}.json"
@@ -120,8 +120,8 @@ class Book:
                 continue  # forgotten by another process since
             except AtollError as exc:
                 raise CorruptError(
-                    f"{path} says nothing of a launch: {exc} Remove it; what it "
-                    "launched has to be ended by the engine's own tools."
+                    f"{path} is no record of a launch: {exc} Remove it, and end its "
+                    "islands with the engine's own tools."
                 ) from exc
 
 

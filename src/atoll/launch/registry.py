@@ -25,8 +25,8 @@ from atoll.launch.base import (
     Handle,
     Keep,
     Launcher,
-    Order,
-    Plan,
+    LaunchOrder,
+    LaunchPlan,
     Report,
     Traits,
 )
@@ -37,10 +37,10 @@ ENGINES = "atoll.launch.engines"
 
 
 class Engine(Protocol):
-    """What a module of `atoll.launch.engines` has."""
+    """The interface of a module of `atoll.launch.engines`."""
 
     def open_launcher(self, options: Mapping[str, str]) -> Launcher:
-        """Return a launcher, for which everything that it needs is there.
+        """Return a launcher whose requirements this machine fulfils.
 
         Raises:
             UsageError: an option is wrong, or a program or a credential is missing.
@@ -49,19 +49,19 @@ class Engine(Protocol):
 
 
 def engine_names() -> list[str]:
-    """Return what `--on` takes, in alphabetical order."""
-    found = (
-        each.name for each in pkgutil.iter_modules(import_module(ENGINES).__path__)
+    """Return the values of `--on`, in alphabetical order."""
+    names = (
+        module.name for module in pkgutil.iter_modules(import_module(ENGINES).__path__)
     )
-    return sorted(name for name in found if not name.startswith("_"))
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 def open_launcher(engine: str, options: Mapping[str, str] | None = None) -> Launcher:
-    """Return the launcher of an engine; what that does not understand is told.
+    """Return the launcher of an engine, wrapped by a `CheckedLauncher`.
 
     Raises:
         UsageError: there is no such engine, its SDK is not installed, an option is
-            wrong, or what it needs of this machine is missing.
+            wrong, or a program or credential that it needs is missing.
     """
     names = engine_names()
     name = engine.replace("-", "_")
@@ -70,7 +70,7 @@ def open_launcher(engine: str, options: Mapping[str, str] | None = None) -> Laun
             f"There is no engine {engine[:80]!r}. Did you mean "
             f"{nearest(name, names)!r}? There are {', '.join(names)}."
         )
-    return Understanding(name, _module(name).open_launcher(options or {}))
+    return CheckedLauncher(name, _module(name).open_launcher(options or {}))
 
 
 def _module(name: str) -> Engine:
@@ -85,12 +85,12 @@ def _module(name: str) -> Engine:
         ) from exc
 
 
-ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-MAX_SAID = 300
+PARSE_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+MAX_DETAIL = 300
 
 
-class Understanding:
-    """A launcher that has one, and tells what that could not make sense of."""
+class CheckedLauncher:
+    """Wraps a launcher, and reports responses that it could not parse."""
 
     def __init__(self, engine: str, inner: Launcher) -> None:
         self._engine, self._inner = engine, inner
@@ -99,19 +99,19 @@ class Understanding:
     def traits(self) -> Traits:
         return self._inner.traits
 
-    def plan(self, order: Order) -> Plan:
+    def plan(self, order: LaunchOrder) -> LaunchPlan:
         return self._inner.plan(order)
 
-    def launch(self, order: Order, *, keep: Keep) -> Handle:
-        with self._asked("launch"):
+    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
+        with self._parsing("launch"):
             return self._inner.launch(order, keep=keep)
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
-        with self._asked("poll"):
+        with self._parsing("poll"):
             return self._inner.poll(handle)
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
-        with self._asked("logs"):
+        with self._parsing("logs"):
             return self._inner.logs(handle, index, after=after)
 
     def cancel(
@@ -121,22 +121,22 @@ class Understanding:
         indexes: Collection[int] | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
-        with self._asked("cancel"):
+        with self._parsing("cancel"):
             self._inner.cancel(handle, indexes=indexes, grace_s=grace_s)
 
     @contextmanager
-    def _asked(self, what: str) -> Iterator[None]:
-        """Let what could not be understood be an error of ours.
+    def _parsing(self, method: str) -> Iterator[None]:
+        """Translate exceptions of a malformed response into `Unreachable`.
 
-        Asking again may help: an answer may have been cut off, or a proxy's.
+        A retry may help: the response may have been truncated, or sent by a proxy.
         """
         try:
             yield
-        except ODD as exc:
-            at = traceback.extract_tb(exc.__traceback__)[-1]
-            where = f"{Path(at.filename).name}, line {at.lineno}"
+        except PARSE_ERRORS as exc:
+            frame = traceback.extract_tb(exc.__traceback__)[-1]
+            location = f"{Path(frame.filename).name}, line {frame.lineno}"
             raise Unreachable(
-                f"What {self._engine} answers to {what!r} is not understood: "
-                f"{type(exc).__name__}: {str(exc)[:MAX_SAID]} ({where}). Is it of a "
-                "version that this engine of Atoll was made for?"
+                f"The response of {self._engine} to {method!r} cannot be parsed: "
+                f"{type(exc).__name__}: {str(exc)[:MAX_DETAIL]} ({location}). Is its "
+                "version one that Atoll supports?"
             ) from exc

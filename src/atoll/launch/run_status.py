@@ -1,4 +1,4 @@
-"""Where a run is, and what its islands reported last, from its coordinator or store."""
+"""The state of a run and its islands' last metrics, from its coordinator or store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STORE_EVERY_S = 6.0
 
 @dataclass(frozen=True)
 class RunLook:
-    """One look at a run."""
+    """The state of a run at one moment."""
 
     run: str
     """Its id."""
@@ -37,17 +37,17 @@ class RunLook:
 
 
 def look_at(run: str, *, wait_s: float = 0.0) -> RunLook:
-    """Return where the run at a URL is.
+    """Return the state of the run at a URL.
 
     Raises:
-        Unreachable: nobody answers there.
+        Unreachable: there is no response.
         Refused, UsageError, CorruptError: as for an island.
     """
     return _ask(run, wait_s) if is_coordinator(run) else _observe(run)
 
 
 def try_look(run: str) -> RunLook | None:
-    """Return where a run is, or None if nobody can say now."""
+    """Return the state of a run, or None if it cannot be read now."""
     try:
         return look_at(run)
     except AtollError:
@@ -55,9 +55,9 @@ def try_look(run: str) -> RunLook | None:
 
 
 class Looks:
-    """Looks at one run again and again, no more often than that is worth.
+    """Reads the state of one run repeatedly, at a bounded rate.
 
-    A look at a store costs requests, and its islands beat no more often.
+    Each read of a store costs requests, and heartbeats there are as rare.
     """
 
     def __init__(self, run: str) -> None:
@@ -66,10 +66,10 @@ class Looks:
         self._clock = SystemClock()
         self._next_s = 0.0
         self.newest: RunLook | None = None
-        """The last that could be had."""
+        """The last state that could be read."""
 
     def look(self, *, at_once: bool = False) -> RunLook | None:
-        """Return the newest look, after another one if it is time for that."""
+        """Return the newest state, read again if the interval has passed."""
         if at_once or self._clock.now_s() >= self._next_s:
             self.newest = try_look(self._run) or self.newest
             self._next_s = self._clock.now_s() + self._every_s
@@ -91,14 +91,16 @@ def _ask(run: str, wait_s: float) -> RunLook:
         raise Refused(f"{run} does not tell its status to this token.")
     if reply.status != 200:
         raise Unreachable(f"{run} answers {reply.status}. Is a coordinator there?")
-    said = reply.json()
+    status = reply.json()
     return RunLook(
         run=info.run,
-        state=str(said["state"]),
-        round=int(said["round"]),
-        last_round=said["last_round"],
-        reason=str(said["why"]),
-        islands={str(each["island"]): _metrics(each) for each in said["islands"]},
+        state=str(status["state"]),
+        round=int(status["round"]),
+        last_round=status["last_round"],
+        reason=str(status["why"]),
+        islands={
+            str(island["island"]): _metrics(island) for island in status["islands"]
+        },
     )
 
 
@@ -107,7 +109,7 @@ def _metrics(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _observe(run: str) -> RunLook:
-    """Look at a run in a store, as far as one look goes: who is live it cannot say."""
+    """Read a run in a store. One read cannot tell which islands are live."""
     from atoll.coordinator.status import island_of, run_state
     from atoll.exchange.bucket import BucketReader, ThreadTiming
     from atoll.exchange.bucket.create import require_there
@@ -127,7 +129,7 @@ def _observe(run: str) -> RunLook:
                 states.begin(fragment)
                 reader.read_round(fragment)
         view, now_s = reader.view, timing.now_s()
-        beats = {name: each.beat.stats for name, each in view.documents.items()}
+        beats = {name: document.beat.stats for name, document in view.documents.items()}
         state = view.state
         rows = {
             name: island_of(member, now_s, beats.get(name), {})
@@ -138,7 +140,7 @@ def _observe(run: str) -> RunLook:
     return RunLook(
         run=reader.run,
         state="moved" if view.moved_to is not None else run_state(state, now_s),
-        round=min((each.number for each in state.rounds), default=1) - 1,
+        round=min((current.number for current in state.rounds), default=1) - 1,
         last_round=state.last_round,
         islands={name: _metrics(row) for name, row in rows.items()},
     )

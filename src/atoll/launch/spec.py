@@ -1,7 +1,7 @@
-"""What an island is to be, stated once for every engine.
+"""The specification of an island, the same for every engine.
 
-Rule 1: there is no field for the run's settings: the run owns them, and an island is
-given a run and nothing that must match.
+Rule 1: there is no field for the run's settings: the run owns them, and an island
+receives a run and no value that must match.
 Rule 2: a secret is named, never written.
 Rule 3: a spec that no engine could run is refused here; one that a single engine cannot
 run is refused by that engine.
@@ -19,10 +19,10 @@ A secret, by reference:
 
     env:NAME        in the environment of the process that launches
     file:PATH       in a file that only this user may read, on this machine
-    engine:NAME     kept by the engine under that name; `NAME/KEY` where it has several
+    engine:NAME     stored by the engine under that name; `NAME/KEY` if it has several
 
-The first two are read when islands are launched, and reach them by the engine's own way
-of secrets. None is ever part of a command line, a plan or a handle.
+The first two are read when islands are launched, and reach them by the engine's own
+mechanism for secrets. None is ever part of a command line, a plan or a handle.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MAX_ISLANDS = 4096
 MAX_NAME = 40
 """Characters: with an index behind, a label of DNS takes it, and so does any engine."""
 
-OURS = "ATOLL_"
-MAY_BE_GIVEN = frozenset(
+PREFIX = "ATOLL_"
+ALLOWED_VARIABLES = frozenset(
     {
         "ATOLL_CERTIFICATE",
         "ATOLL_CERTIFICATE_KEY",
@@ -52,8 +52,8 @@ MAY_BE_GIVEN = frozenset(
         "ATOLL_TRUST_CODE",
     }
 )
-"""Variables of ours that say where something is at the island's place, or whose code
-may run there."""
+"""Variables of Atoll that a user may set: paths on the island's host, its heartbeat,
+and whose code may run there."""
 
 _NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -63,24 +63,26 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one island needs of its place; what is None is left to the engine."""
+    """The resources that one island needs; None leaves the choice to the engine."""
 
     cpus: float | None = None
     memory_bytes: int | None = None
     accelerators: int = 0
-    """GPUs, or whatever `accelerator` names."""
+    """GPUs, or the devices that `accelerator` names."""
 
     accelerator: str | None = None
-    """Which, in the engine's words: `a100`, `l40s`, `v5e`."""
+    """The model, as the engine names it: `a100`, `l40s`, `v5e`."""
 
     time_limit_s: float | None = None
-    """After which the engine ends it; islands are told before and leave cleanly."""
+    """The engine ends an island after this time; it receives SIGTERM before."""
 
     def __post_init__(self) -> None:
         for name in ("cpus", "memory_bytes", "time_limit_s"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value > 0):
-                raise UsageError(f"{name}={value} is nothing to run with. Give more.")
+                raise UsageError(
+                    f"{name}={value} must be above 0 and finite. Give more."
+                )
         if self.accelerators < 0:
             raise UsageError(f"accelerators={self.accelerators} is less than none.")
         if self.accelerator is not None and self.accelerators == 0:
@@ -91,7 +93,7 @@ class Resources:
 
 
 MAX_DOUBLED = 100
-"""How often a pause is doubled at most: any is longer than the longest then."""
+"""Doublings of a pause, at most: any pause is longer than the longest by then."""
 
 _STORED = {
     "max_restarts": "most",
@@ -103,9 +105,9 @@ _STORED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Restarts:
-    """When an island whose command failed is started again, and when no more.
+    """The restart policy of an island whose command failed.
 
-    An engine that counts in its own way does what comes nearest, and its page says so.
+    An engine with its own policy does the nearest that it can; its page documents that.
     """
 
     max_restarts: int = 100
@@ -156,37 +158,37 @@ class Restarts:
 
 @dataclass(frozen=True, kw_only=True)
 class IslandSpec:
-    """What each island of a launch is; they differ in their index alone."""
+    """The specification of all islands of a launch; they differ in their index."""
 
     command: tuple[str, ...]
     """A script, `-m` and a module, `module:function`, or a program; and arguments."""
 
     run: str
-    """The run's URL: a coordinator's, or a store's. It must be the same seen from
-    where the islands are."""
+    """The run's URL: a coordinator's, or a store's. It must be valid on the hosts of
+    the islands, too."""
 
     name: str
     """Island 3 is `name-3`."""
 
     processes: int = 1
-    """Of one island; more than one are started by torchrun."""
+    """Processes of one island; torchrun starts several."""
 
     environment: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
-    """Variables by name, and where each one's value is: see the module's docstring."""
+    """References to values, by variable: see the module's docstring."""
 
     directory: str | None = None
-    """Where the command starts at the island's place; None is the engine's usual."""
+    """The working directory on the island's host; None for the engine's default."""
 
     code: str | None = None
-    """The digest of code that was stored with the run, which is fetched to start in;
-    None if it is there already."""
+    """The digest of code that was stored with the run, which an island fetches and
+    starts in; None if the host has the code already."""
 
     image: str | None = None
-    """A container's, with Python, Atoll and what the command needs in it."""
+    """A container image with Python, Atoll and the requirements of the command."""
 
     requirements: tuple[str, ...] = ()
-    """What pip is to install where there is no image of one's own."""
+    """Packages for pip to install, if there is no image."""
 
     resources: Resources = Resources()
     restarts: Restarts = Restarts()
@@ -213,7 +215,7 @@ class IslandSpec:
             raise UsageError(f"code={self.code!r} is no digest of 64 hex digits.")
 
     def island(self, index: int) -> str:
-        """Return the name of an island: the same in all of its lives."""
+        """Return the name of an island, the same in every incarnation."""
         return f"{self.name}-{index}"
 
 
@@ -234,15 +236,15 @@ def check_name(name: str) -> str:
 def _check_variable(variable: str) -> None:
     if not _VARIABLE.fullmatch(variable):
         raise UsageError(f"{variable[:80]!r} is no name of an environment variable.")
-    if variable.startswith(OURS) and variable not in MAY_BE_GIVEN:
+    if variable.startswith(PREFIX) and variable not in ALLOWED_VARIABLES:
         raise UsageError(
-            f"{variable} cannot be given: the launcher sets what an island is told, "
-            "and the run owns its settings. Change those in the run file."
+            f"{variable} cannot be given: the launcher sets the variables of an "
+            "island, and the run owns its settings. Change those in the run file."
         )
 
 
 def _require_no_secret(variable: str) -> None:
-    if variable not in MAY_BE_GIVEN and _SECRET.search(variable):
+    if variable not in ALLOWED_VARIABLES and _SECRET.search(variable):
         raise UsageError(
             f"{variable} looks like a secret, which is never given by value. Say where "
             f"it is: --secret {variable}=env:{variable}, or file:PATH."
@@ -250,27 +252,29 @@ def _require_no_secret(variable: str) -> None:
 
 
 def spec_to_form(spec: IslandSpec) -> dict[str, Any]:
-    """Return a spec as what JSON knows. It holds references, and no secret."""
+    """Return a spec as JSON values. It has references to secrets, and no secret."""
     return asdict(spec) | {"restarts": spec.restarts.to_dict()}
 
 
 def spec_from_form(form: Any) -> IslandSpec:
-    """Return the spec that was written.
+    """Return the spec that `spec_to_form` wrote.
 
     Raises:
-        CorruptError: it is none.
+        CorruptError: it is not a spec.
     """
     try:
-        given = {each.name: form[each.name] for each in fields(IslandSpec)}
-        given |= {
-            "command": tuple(map(_text, given["command"])),
-            "requirements": tuple(map(_text, given["requirements"])),
-            "environment": _texts(given["environment"]),
-            "secrets": _texts(given["secrets"]),
-            "resources": Resources(**given["resources"]),
-            "restarts": Restarts.from_dict(given["restarts"]),
+        values = {
+            attribute.name: form[attribute.name] for attribute in fields(IslandSpec)
         }
-        return IslandSpec(**given)
+        values |= {
+            "command": tuple(map(_text, values["command"])),
+            "requirements": tuple(map(_text, values["requirements"])),
+            "environment": _texts(values["environment"]),
+            "secrets": _texts(values["secrets"]),
+            "resources": Resources(**values["resources"]),
+            "restarts": Restarts.from_dict(values["restarts"]),
+        }
+        return IslandSpec(**values)
     except (LookupError, TypeError, ValueError, AttributeError, UsageError) as exc:
         raise CorruptError(f"That is no spec of an island: {exc}.") from exc
 
@@ -285,9 +289,9 @@ def _text(value: Any) -> str:
     return value
 
 
-MAX_WORDS, MAX_WORDS_BYTES = 1024, 2**16
+MAX_ARGUMENTS, MAX_ARGUMENTS_BYTES = 1024, 2**16
 
-CALLING = "atoll.launch.calling"
+FUNCTION_COMMAND = "atoll.launch.function_command"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -295,60 +299,60 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
 def check_command(command: Sequence[str], *, processes: int) -> None:
-    """Return if it can be a command.
+    """Check a command.
 
     Raises:
-        UsageError: it is empty, too long, or nothing that torchrun could start.
+        UsageError: it is empty, too long, or torchrun cannot start it.
     """
     if not command or not command[0]:
         raise UsageError(
             "There is no command. Write it after --, for example: -- python train.py"
         )
-    size = sum(len(word.encode("utf-8", "surrogateescape")) for word in command)
-    if len(command) > MAX_WORDS or size > MAX_WORDS_BYTES:
+    size = sum(len(argument.encode("utf-8", "surrogateescape")) for argument in command)
+    if len(command) > MAX_ARGUMENTS or size > MAX_ARGUMENTS_BYTES:
         raise UsageError(
             f"The command has {len(command)} words and {size} bytes; at most "
-            f"{MAX_WORDS} and {MAX_WORDS_BYTES} can be given. Put them into a file."
+            f"{MAX_ARGUMENTS} and {MAX_ARGUMENTS_BYTES} are allowed. Use a file."
         )
-    if any("\0" in word for word in command):
+    if any("\0" in argument for argument in command):
         raise UsageError("The command has a word with a zero byte, which none can.")
     if processes < 1:
         raise UsageError(f"processes={processes}: an island has 1 or more.")
-    if processes > 1 and python_words(command) is None:
+    if processes > 1 and python_argv(command) is None:
         raise UsageError(
             f"processes={processes} needs a script, -m MODULE or module:function for "
             f"torchrun to start, and {command[0]!r} is a program."
         )
 
 
-def python_words(command: Sequence[str]) -> list[str] | None:
-    """Return what Python is given to run a command, or None if it is no Python."""
-    words = list(command)
-    if _PYTHON.fullmatch(words[0]) and len(words) > 1:
-        words = words[1:]
-    if words[0] == "-m":
-        return words if len(words) > 1 else None
-    if words[0].endswith(".py"):
-        return words
-    return ["-m", CALLING, *words] if _FUNCTION.fullmatch(words[0]) else None
+def python_argv(command: Sequence[str]) -> list[str] | None:
+    """Return the arguments of Python for a command, or None if it is not Python."""
+    argv = list(command)
+    if _PYTHON.fullmatch(argv[0]) and len(argv) > 1:
+        argv = argv[1:]
+    if argv[0] == "-m":
+        return argv if len(argv) > 1 else None
+    if argv[0].endswith(".py"):
+        return argv
+    return ["-m", FUNCTION_COMMAND, *argv] if _FUNCTION.fullmatch(argv[0]) else None
 
 
 def is_python(command: Sequence[str]) -> bool:
-    """Return whether the Python of the island's place runs a command."""
-    words = python_words(command)
-    return words is not None or _PYTHON.fullmatch(command[0]) is not None
+    """Return whether the Python of the island's host runs a command."""
+    argv = python_argv(command)
+    return argv is not None or _PYTHON.fullmatch(command[0]) is not None
 
 
-def spelt_out(
+def full_argv(
     command: Sequence[str], *, processes: int, python: str = "python"
 ) -> list[str]:
-    """Return the words to execute, with the Python of the island's place."""
-    words = python_words(command)
-    if words is None:
+    """Return the argv to execute, with the Python of the island's host."""
+    arguments = python_argv(command)
+    if arguments is None:
         return [python, *command[1:]] if is_python(command) else list(command)
     if processes > 1:
-        return [python, *TORCHRUN, f"--nproc-per-node={processes}", *words]
-    return [python, *words]
+        return [python, *TORCHRUN, f"--nproc-per-node={processes}", *arguments]
+    return [python, *arguments]
 
 
 MAX_SECRET_BYTES = 2**16
@@ -356,45 +360,49 @@ KINDS = ("env", "file", "engine")
 
 
 def check_reference(variable: str, reference: str) -> tuple[str, str]:
-    """Return the kind of a reference, and what it names.
+    """Return the kind of a reference to a secret, and the name after the colon.
 
     Raises:
-        UsageError: it is none. The message does not show it: it may be the secret.
+        UsageError: it is no reference. The message hides it: it may be the secret.
     """
     kind, _, named = reference.partition(":")
     if kind not in KINDS or not named:
         raise UsageError(
-            f"The secret {variable} is given by what is no reference. Write "
+            f"The value of the secret {variable} is no reference. Write "
             f"{variable}=env:NAME, {variable}=file:PATH or {variable}=engine:NAME."
         )
     return kind, named
 
 
 def in_engine(secrets: Mapping[str, str]) -> dict[str, str]:
-    """Return the secrets that the engine keeps itself: its own name of each."""
-    found = {name: check_reference(name, said) for name, said in secrets.items()}
-    return {name: named for name, (kind, named) in found.items() if kind == "engine"}
+    """Return the secrets that the engine stores: its own name of each, by variable."""
+    references = {
+        name: check_reference(name, reference) for name, reference in secrets.items()
+    }
+    return {
+        name: named for name, (kind, named) in references.items() if kind == "engine"
+    }
 
 
 def resolve(
     secrets: Mapping[str, str], *, environment: Mapping[str, str]
 ) -> dict[str, Secret]:
-    """Return the values of the secrets that this side keeps.
+    """Return the values of the secrets in the environment and in files.
 
     Raises:
-        UsageError: one is not where its reference says.
+        UsageError: a reference points to nothing.
     """
-    found = {}
+    values = {}
     for variable, reference in secrets.items():
         kind, named = check_reference(variable, reference)
         if kind == "env":
-            found[variable] = _from_environment(variable, named, environment)
+            values[variable] = _from_environment(variable, named, environment)
         elif kind == "file":
             data = read_private(
                 Path(named), content="secret", max_bytes=MAX_SECRET_BYTES, is_given=True
             )
-            found[variable] = _secret_text(variable, data)
-    return found
+            values[variable] = _secret_text(variable, data)
+    return values
 
 
 def _from_environment(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import UsageError
-from atoll.launch.base import Handle, Launcher, Order, Report, State
+from atoll.launch.base import Handle, Launcher, LaunchOrder, Report, State
 from atoll.launch.spec import IslandSpec, Restarts
 from atoll.security import Secret
 from atoll.testing.fixtures import raises
@@ -81,7 +81,7 @@ class LaunchStage:
 
     def order(
         self, code: str, *arguments: str, num_islands: int = 2, **more: Any
-    ) -> Order:
+    ) -> LaunchOrder:
         """Return an order of islands that run a few lines of Python."""
         values = more.pop("values", {})
         fields = {"restarts": Restarts(max_restarts=0), **self.spec, **more}
@@ -89,7 +89,7 @@ class LaunchStage:
         name = "claim"
         spec = IslandSpec(command=command, run=self.run, name=name, **fields)
         launch = f"claim-{secrets.token_hex(4)}"
-        return Order(id=launch, spec=spec, num_islands=num_islands, values=values)
+        return LaunchOrder(id=launch, spec=spec, num_islands=num_islands, values=values)
 
     def until(
         self,
@@ -167,7 +167,7 @@ def islands_run_under_their_names(stage: LaunchStage) -> None:
 def indexes_begin_where_they_are_told(stage: LaunchStage) -> None:
     """Islands that are added to a launch go on with its numbers."""
     order = stage.order(TELL, num_islands=1)
-    later = Order(id=order.id, spec=order.spec, num_islands=1, first=4)
+    later = LaunchOrder(id=order.id, spec=order.spec, num_islands=1, first=4)
     handle = _kept_by(later, stage.open_launcher())
     (report,) = stage.until(handle, are_over)
 
@@ -299,7 +299,7 @@ def what_the_engine_forgot_is_lost(stage: LaunchStage) -> None:
     assert launcher.logs(absent, 0) == []
 
 
-def _kept_by(order: Order, launcher: Launcher) -> Handle:
+def _kept_by(order: LaunchOrder, launcher: Launcher) -> Handle:
     """Launch, and return the handle, which is the last one that was kept."""
     kept: list[Handle] = []
     handle = launcher.launch(order, keep=kept.append)

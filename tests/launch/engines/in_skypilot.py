@@ -16,7 +16,7 @@ import yaml
 from sky import exceptions as faults
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import Handle, Order, State
+from atoll.launch.base import Handle, LaunchOrder, State
 from atoll.launch.engines.skypilot import STATES
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources
@@ -287,5 +287,5 @@ def _parsed(written: Any, **given: Any) -> Any:
 def _plan(options: dict[str, str] | None = None, **given: Any) -> Any:
     fields: dict[str, Any] = {"image": "reef/atoll:1"} | given
     spec = IslandSpec(command=("train.py",), run="s3://reef/a", name="a", **fields)
-    order = Order(id="a-1", spec=spec, num_islands=1)
+    order = LaunchOrder(id="a-1", spec=spec, num_islands=1)
     return open_launcher("skypilot", options).plan(order)

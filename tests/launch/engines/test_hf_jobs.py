@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import HfApi, constants
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import Handle, Order, State
+from atoll.launch.base import Handle, LaunchOrder, State
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources
 from atoll.security import Secret
@@ -302,4 +302,4 @@ def _plan(**given: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", TOKEN)
         launcher = open_launcher("hf_jobs")
-    return launcher.plan(Order(id="a-1", spec=spec, num_islands=1)).data
+    return launcher.plan(LaunchOrder(id="a-1", spec=spec, num_islands=1)).data

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import Handle, Launcher, Order, State
+from atoll.launch.base import Handle, Launcher, LaunchOrder, State
 from atoll.launch.engines.kubernetes import cluster as pods
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
@@ -167,7 +167,7 @@ def test_an_island_that_dies_at_once_is_left_dead(
     (report,) = stage.until(handle, are_over)
 
     assert (report.state, report.restarts, report.exit_code) == (State.FAILED, 2, 3)
-    assert report.reason == "died at once 3 times: exit code 3"
+    assert report.reason == "crashed 3 times in a row: exit code 3"
     assert launcher.logs(handle, 0).count("before the end") == 3
     assert len(server.pods()) == 1
 
@@ -438,10 +438,10 @@ def _launcher(server: KubernetesServer, more: dict[str, str]) -> Launcher:
     return open_launcher("kubernetes", {"kubeconfig": str(server.kubeconfig()), **more})
 
 
-def _order(**more: Any) -> Order:
+def _order(**more: Any) -> LaunchOrder:
     fields = {"image": "reef/atoll:1", **more}
     spec = IslandSpec(command=("train.py",), run="s3://reef/a", name="a", **fields)
-    return Order(id="a-1", spec=spec, num_islands=2)
+    return LaunchOrder(id="a-1", spec=spec, num_islands=2)
 
 
 def _place(variable: dict[str, Any]) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import yaml
 
 from atoll.errors import UsageError
 from atoll.launch.api import plan_spec
-from atoll.launch.base import Handle, Order, State
+from atoll.launch.base import Handle, LaunchOrder, State
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
@@ -95,7 +95,7 @@ def test_an_island_of_one_pod_that_dies_at_once_is_left_dead(
     (report,) = stage.until(handle, are_over)
 
     assert (report.state, report.restarts, report.exit_code) == (State.FAILED, 2, 3)
-    assert report.reason == "died at once 3 times: exit code 3"
+    assert report.reason == "crashed 3 times in a row: exit code 3"
     assert stage.open_launcher().logs(handle, 0).count("before the end") == 3
 
 
@@ -238,7 +238,7 @@ def test_a_cluster_without_jobsets_is_told(server: KubernetesServer) -> None:
     server.has_jobsets = False
     options = {"kubeconfig": str(server.kubeconfig()), "jobset": "true"}
     spec = IslandSpec(command=("a",), run="gs://reef/a", name="a", image="i")
-    order = Order(id="a-1", spec=spec, num_islands=1)
+    order = LaunchOrder(id="a-1", spec=spec, num_islands=1)
     with pytest.raises(UsageError, match=r"knows no JobSet in reef\. Install"):
         open_launcher("kubernetes", options).launch(order, keep=NOTHING)
 
@@ -247,6 +247,6 @@ def test_a_name_too_long_for_pods_is_refused(server: KubernetesServer) -> None:
     """JobSet would refuse it later, and say less."""
     options = {"kubeconfig": str(server.kubeconfig()), "jobset": "true"}
     spec = IslandSpec(command=("a",), run="gs://reef/a", name="a", image="i")
-    order = Order(id="a" * 50, spec=spec, num_islands=1)
+    order = LaunchOrder(id="a" * 50, spec=spec, num_islands=1)
     with pytest.raises(UsageError, match=r"too long .* characters shorter"):
         open_launcher("kubernetes", options).plan(order)

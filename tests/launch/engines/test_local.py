@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import CorruptError, UsageError
-from atoll.launch.base import Handle, Launcher, Order, State
+from atoll.launch.base import Handle, Launcher, LaunchOrder, State
 from atoll.launch.engines.local import (
     device_shares,
     thread_limits,
@@ -55,10 +55,10 @@ def test_an_island_that_dies_at_once_is_left_dead(stage: LaunchStage) -> None:
     (report,) = stage.until(handle, are_over)
 
     assert (report.state, report.restarts, report.exit_code) == (State.FAILED, 2, 3)
-    assert report.reason == "died at once 3 times: exit code 3"
+    assert report.reason == "crashed 3 times in a row: exit code 3"
     said = launcher.logs(handle, 0)
     assert said.count("before the end") == 3
-    assert said[-1] == "atoll: claim-0 ended with exit code 3, and is left dead."
+    assert said[-1] == "atoll: claim-0 ended with exit code 3, and is not restarted."
 
 
 def test_a_killed_island_comes_back(stage: LaunchStage) -> None:
@@ -234,7 +234,7 @@ def test_a_damaged_state_is_told(stage: LaunchStage, tmp_path: Path) -> None:
     handle = launcher.launch(order, keep=NOTHING)
     stage.until(handle, are_over)
     (tmp_path / "local" / order.id / "state.json").write_bytes(b'[{"index": 0}]')
-    with pytest.raises(CorruptError, match="does not say what became"):
+    with pytest.raises(CorruptError, match="the state of the islands is unknown"):
         launcher.poll(handle)
 
 
@@ -272,10 +272,10 @@ def test_cores_are_shared_out() -> None:
 
 def _order(
     command: tuple[str, ...], *, num_islands: int = 1, first: int = 0, **more: Any
-) -> Order:
+) -> LaunchOrder:
     more = {"restarts": Restarts(max_restarts=0)} | more
     spec = IslandSpec(command=command, run="/runs/a", name="a", **more)
-    return Order(id="a-1", spec=spec, num_islands=num_islands, first=first)
+    return LaunchOrder(id="a-1", spec=spec, num_islands=num_islands, first=first)
 
 
 def _parent(process: int) -> int:

@@ -14,7 +14,7 @@ from modal import Image
 from modal import exception as faults
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import Handle, Order, State
+from atoll.launch.base import Handle, LaunchOrder, State
 from atoll.launch.engines.modal import modal_image
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources
@@ -292,4 +292,4 @@ def _plan(**given: Any) -> Any:
         patch.setenv("MODAL_TOKEN_ID", "ak-reef")
         patch.setenv("MODAL_TOKEN_SECRET", "as-reef")
         launcher = open_launcher("modal")
-    return launcher.plan(Order(id="a-1", spec=spec, num_islands=1)).data
+    return launcher.plan(LaunchOrder(id="a-1", spec=spec, num_islands=1)).data

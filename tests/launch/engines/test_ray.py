@@ -15,7 +15,7 @@ import ray
 
 from atoll.errors import Unreachable, UsageError
 from atoll.launch.base import Handle, Report, State
-from atoll.launch.engines.ray.actors import MAX_LINES, Lead, Leader, Ledger
+from atoll.launch.engines.ray.actors import MAX_LINES, IslandLeader, LeaderTask, Ledger
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import Resources, Restarts
 from atoll.testing import LAUNCHER_CLAIMS, LaunchStage
@@ -160,8 +160,12 @@ def test_a_ledger_keeps_the_last_lines() -> None:
 def test_who_hears_it_from_the_ledger_has_time_to_leave() -> None:
     """The ledger may know of a cancel before the actor: that is no reason to kill."""
     ledger = Ledger({0: "reef-0"})
-    lead = Lead(0, "reef-0", ["sh", "-c", LEAVES], {}, Restarts().to_dict(), False)
-    thread = threading.Thread(target=Leader(lead, _Called(ledger)).lead, args=[_same])
+    lead = LeaderTask(
+        0, "reef-0", ["sh", "-c", LEAVES], {}, Restarts().to_dict(), False
+    )
+    thread = threading.Thread(
+        target=IslandLeader(lead, _Called(ledger)).lead, args=[_same]
+    )
     thread.start()
     _until(lambda: "up" in ledger.lines(0, 0))
     ledger.ask_to_go([0])

@@ -12,8 +12,8 @@ import pytest
 
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch.api import plan_spec
-from atoll.launch.base import Handle, Launcher, Order, State
-from atoll.launch.engines.sagemaker.inside import folded, unfolded
+from atoll.launch.base import Handle, Launcher, LaunchOrder, State
+from atoll.launch.engines.sagemaker.entrypoint import folded, unfolded
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources
 from atoll.security import Secret
@@ -296,4 +296,4 @@ def _plan(options: dict[str, str] | None = None, **given: Any) -> Any:
     fields: dict[str, Any] = {"image": IMAGE, "command": ("train.py",)} | given
     spec = IslandSpec(run="s3://reef/a", name="a", **fields)
     launcher = open_launcher("sagemaker", {**USUAL, **(options or {})})
-    return launcher.plan(Order(id="a-1", spec=spec, num_islands=2)).data
+    return launcher.plan(LaunchOrder(id="a-1", spec=spec, num_islands=2)).data

@@ -16,7 +16,7 @@ import pytest
 
 from atoll.errors import UsageError
 from atoll.launch.base import Handle, Report, State
-from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.bootstrap import bootstrap_argv
 from atoll.launch.engines.slurm import INDEX, LEADER, IslandFiles
 from atoll.launch.engines.slurm.scheduler import PROGRAMS, numbers
 from atoll.launch.registry import open_launcher
@@ -232,11 +232,11 @@ def test_a_task_that_starts_without_secrets_starts_nothing(tmp_path: Path) -> No
     done = subprocess.run(words, env=around, capture_output=True, text=True)
     assert done.returncode == 1
     assert "was over, and its secrets are gone" in done.stderr
-    files.ask_to_go(5.0)
+    files.request_cancel(5.0)
     done = subprocess.run(words, env=around, capture_output=True, text=True)
 
     assert (done.returncode, files.lines(0)) == (0, [])
-    report = files.read_state(life=0)
+    report = files.read_state(incarnation=0)
     assert report is not None
     assert report.state is State.CANCELLED
 
@@ -299,7 +299,7 @@ def _island_that_slurm_cancelled(tmp_path: Path) -> Handle:
     files = IslandFiles(directory, 0)
     files.make()
     report = Report(index=0, name="a-0", state=State.CANCELLED, exit_code=0)
-    files.write_state(report, life=0)
+    files.write_state(report, incarnation=0)
     reference = {"job": 7, "directory": str(directory)}
     return Handle(
         id="a", engine="slurm", run="/r", name="a", num_islands=1, reference=reference
@@ -378,7 +378,7 @@ def test_a_full_disk_ends_no_leader(tmp_path: Path) -> None:
     spec = IslandSpec(command=("sh", "-c", waits), run="/no/run", name="a")
     words = [sys.executable, "-m", LEADER, "--place", str(tmp_path), "--name", "a"]
     words += ["--restarts", "{}", "--"]
-    words += bootstrap_words(spec, index=0, python=sys.executable)
+    words += bootstrap_argv(spec, index=0, python=sys.executable)
     with subprocess.Popen(words, env={**os.environ, INDEX: "0"}) as leader:
         until_s = time.monotonic() + 100.0
         while "here" not in files.lines(0):
@@ -391,7 +391,7 @@ def test_a_full_disk_ends_no_leader(tmp_path: Path) -> None:
             leader.wait(3.0)  # in which it has tried, and would be gone
         resource.prlimit(leader.pid, resource.RLIMIT_FSIZE, before)
         assert leader.wait(100.0) == 0
-    report = files.read_state(life=0)
+    report = files.read_state(incarnation=0)
 
     assert report is not None
     assert report.state is State.FINISHED

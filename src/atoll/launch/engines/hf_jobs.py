@@ -23,18 +23,18 @@ from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from atoll.errors import Refused, Unreachable, UsageError
 from atoll.launch.base import (
     GRACE_S,
+    CoordinatorPlacement,
     Handle,
     Keep,
     Launcher,
-    Order,
-    Plan,
+    LaunchOrder,
+    LaunchPlan,
     Report,
-    Serving,
     State,
     Traits,
     read_options,
 )
-from atoll.launch.leading import TOLD_TO_GO, leader_words, with_requirements
+from atoll.launch.job_leader import EXIT_CANCELLED, leader_argv, with_requirements
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 
 _STATES = {
@@ -71,21 +71,21 @@ class HfJobsLauncher:
     def traits(self) -> Traits:
         # A job that is started again elsewhere would begin its run anew.
         kept = {key: it for key, it in self._options.items() if key != "attempts"}
-        serving = Serving(
+        serving = CoordinatorPlacement(
             is_in_sight=False,
             port=self._read.port,
             options={**kept, "flavor": self._read.coordinator_flavor},
         )
         return Traits(serving=serving)
 
-    def plan(self, order: Order) -> Plan:
+    def plan(self, order: LaunchOrder) -> LaunchPlan:
         calls = job_calls(order, self._read)
         secrets = sorted(order.values)
         data = [{"run_job": {**each, "secrets": secrets}} for each in calls]
         where = url(order, self._read) if order.is_coordinator else None
-        return Plan(data, json.dumps(data, indent=2) + "\n", where)
+        return LaunchPlan(data, json.dumps(data, indent=2) + "\n", where)
 
-    def launch(self, order: Order, *, keep: Keep) -> Handle:
+    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
         calls, where = job_calls(order, self._read), self.plan(order).url
         namespace = self._namespace()
         reference = {"namespace": namespace, "jobs": {}}
@@ -201,7 +201,7 @@ def _report(handle: Handle, index: int, job: JobInfo | None) -> Report:
         state, why = State.PENDING, f"its stage is {stage!r}, which is not known here"
     elif state is State.FAILED:
         why = said or "ERROR"
-        if code is not None and int(code[1]) == TOLD_TO_GO:
+        if code is not None and int(code[1]) == EXIT_CANCELLED:
             state = State.CANCELLED
     elif state is State.FINISHED:
         code = None
@@ -294,7 +294,7 @@ class HfJobsOptions:
             )
 
 
-def job_calls(order: Order, options: HfJobsOptions) -> list[dict[str, Any]]:
+def job_calls(order: LaunchOrder, options: HfJobsOptions) -> list[dict[str, Any]]:
     """Return the arguments of every island's `run_job`, but for the secrets' values.
 
     Raises:
@@ -319,7 +319,7 @@ def job_calls(order: Order, options: HfJobsOptions) -> list[dict[str, Any]]:
             "name": spec.island(index),
             "labels": {LAUNCH: order.id, INDEX: str(index)},
             "command": with_requirements(
-                leader_words(spec, index, limit_s=limit_s, prefix_from=prefix_from),
+                leader_argv(spec, index, limit_s=limit_s, prefix_from=prefix_from),
                 spec.requirements,
             ),
             "network_aliases": _aliases(order, index, options),
@@ -328,7 +328,7 @@ def job_calls(order: Order, options: HfJobsOptions) -> list[dict[str, Any]]:
     ]
 
 
-def url(order: Order, options: HfJobsOptions) -> str:
+def url(order: LaunchOrder, options: HfJobsOptions) -> str:
     """Return where islands find a coordinator, but for what begins its name there.
 
     Raises:
@@ -347,7 +347,9 @@ def is_of_group(run: str) -> bool:
     return _INSIDE.fullmatch(run) is not None
 
 
-def _aliases(order: Order, index: int, options: HfJobsOptions) -> list[str] | None:
+def _aliases(
+    order: LaunchOrder, index: int, options: HfJobsOptions
+) -> list[str] | None:
     if options.network_group is None:
         return None
     # Several jobs may have one alias, and coordinators of two runs may not.

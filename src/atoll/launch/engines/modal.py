@@ -29,14 +29,14 @@ from atoll.launch.base import (
     Handle,
     Keep,
     Launcher,
-    Order,
-    Plan,
+    LaunchOrder,
+    LaunchPlan,
     Report,
     State,
     Traits,
     read_options,
 )
-from atoll.launch.leading import TOLD_TO_GO, leader_words
+from atoll.launch.job_leader import EXIT_CANCELLED, leader_argv
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 from atoll.security import Secret
 
@@ -64,11 +64,11 @@ class ModalLauncher:
     def traits(self) -> Traits:
         return Traits()
 
-    def plan(self, order: Order) -> Plan:
+    def plan(self, order: LaunchOrder) -> LaunchPlan:
         data = sandbox_calls(order, self._read)
-        return Plan(data, json.dumps(data, indent=2))
+        return LaunchPlan(data, json.dumps(data, indent=2))
 
-    def launch(self, order: Order, *, keep: Keep) -> Handle:
+    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
         calls = sandbox_calls(order, self._read)
         reference: dict[str, Any] = {"app": self._read.app, "sandboxes": {}}
         handle = order.handle(
@@ -140,12 +140,12 @@ def _state(sandbox: Any, code: int | None) -> tuple[State, str]:
     how = how_ended(sandbox)
     if how == TIMED_OUT:
         return State.FAILED, "its time limit was over"
-    if (how or code == TOLD_TO_GO) and was_cancelled(sandbox):
+    if (how or code == EXIT_CANCELLED) and was_cancelled(sandbox):
         return State.CANCELLED, ""
     if how == TERMINATED:
         why = "Modal ended it, and no `atoll cancel` had asked for that"
         return State.FAILED, why
-    if code == TOLD_TO_GO:
+    if code == EXIT_CANCELLED:
         return State.CANCELLED, "it was told to go, as before its time limit"
     if code == KILLED:
         return State.FAILED, f"it was killed (exit code {code}), as who lacks memory is"
@@ -177,7 +177,7 @@ def sandbox_name(launch: str, index: int) -> str:
     return f"{launch}-{index}"
 
 
-def sandbox_calls(order: Order, options: ModalOptions) -> list[dict[str, Any]]:
+def sandbox_calls(order: LaunchOrder, options: ModalOptions) -> list[dict[str, Any]]:
     """Return every island's words and arguments, with names where objects will be.
 
     Raises:
@@ -199,7 +199,7 @@ def sandbox_calls(order: Order, options: ModalOptions) -> list[dict[str, Any]]:
     }
     return [
         {
-            "args": leader_words(spec, index, limit_s=limit_s),
+            "args": leader_argv(spec, index, limit_s=limit_s),
             "name": sandbox_name(order.id, index),
             "tags": {"atoll-launch": order.id, "atoll-index": str(index)},
             **alike,
@@ -229,7 +229,7 @@ def _image(spec: IslandSpec, options: ModalOptions) -> dict[str, Any]:
     )
 
 
-def _secrets(order: Order) -> dict[str, Any]:
+def _secrets(order: LaunchOrder) -> dict[str, Any]:
     """Return which variables are given by value, and which secrets Modal keeps."""
     kept: dict[str, list[str]] = {}
     for variable, reference in in_engine(order.spec.secrets).items():

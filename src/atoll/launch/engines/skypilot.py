@@ -34,14 +34,14 @@ from atoll.launch.base import (
     Handle,
     Keep,
     Launcher,
-    Order,
-    Plan,
+    LaunchOrder,
+    LaunchPlan,
     Report,
     State,
     Traits,
     read_options,
 )
-from atoll.launch.leading import TOLD_TO_GO, leader_words
+from atoll.launch.job_leader import EXIT_CANCELLED, leader_argv
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 from atoll.security import Secret
 
@@ -83,12 +83,12 @@ class SkyPilotLauncher:
     def traits(self) -> Traits:
         return Traits()
 
-    def plan(self, order: Order) -> Plan:
+    def plan(self, order: LaunchOrder) -> LaunchPlan:
         data = tasks(order, self._read)
         written = [yaml.safe_dump(each, sort_keys=False) for each in data]
-        return Plan(data, "---\n".join(written))
+        return LaunchPlan(data, "---\n".join(written))
 
-    def launch(self, order: Order, *, keep: Keep) -> Handle:
+    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
         asked = tasks(order, self._read)
         handle = order.handle(ENGINE, {}, options=self._options, begun_at_s=time.time())
         if _records(handle):
@@ -207,7 +207,7 @@ def job_name(launch: str, index: int) -> str:
     return f"{launch}-{index}"
 
 
-def tasks(order: Order, options: SkyPilotOptions) -> list[dict[str, Any]]:
+def tasks(order: LaunchOrder, options: SkyPilotOptions) -> list[dict[str, Any]]:
     """Return every island's task. Values of secrets are null, and given at launch.
 
     Raises:
@@ -230,7 +230,7 @@ def tasks(order: Order, options: SkyPilotOptions) -> list[dict[str, Any]]:
 
 def _run(spec: IslandSpec, index: int) -> str:
     # The leader takes the shell's place, so that it hears what the shell would.
-    return f"exec {shlex.join(leader_words(spec, index, limit_s=math.inf))}"
+    return f"exec {shlex.join(leader_argv(spec, index, limit_s=math.inf))}"
 
 
 def _setup(spec: IslandSpec) -> dict[str, str]:
@@ -262,7 +262,7 @@ def _resources(spec: IslandSpec, options: SkyPilotOptions) -> dict[str, Any]:
         # and not by a cancel was on a machine that goes away.
         "job_recovery": {
             "max_restarts_on_errors": 0,
-            "recover_on_exit_codes": [int(TOLD_TO_GO)],
+            "recover_on_exit_codes": [int(EXIT_CANCELLED)],
         },
     }
     return {key: each for key, each in said.items() if each is not None}
@@ -289,7 +289,7 @@ def _accelerators(asked: Resources) -> dict[str, int] | None:
     return {asked.accelerator: asked.accelerators}
 
 
-def _secrets(order: Order) -> dict[str, None]:
+def _secrets(order: LaunchOrder) -> dict[str, None]:
     """Return the secrets by name: those given at launch, and those SkyPilot keeps."""
     of_engine, kept = in_engine(order.spec.secrets), []
     for variable, named in of_engine.items():

@@ -33,20 +33,20 @@ from atoll.launch.base import (
     Handle,
     Keep,
     Launcher,
-    Order,
-    Plan,
+    LaunchOrder,
+    LaunchPlan,
     Report,
     State,
     Traits,
     read_options,
 )
-from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.bootstrap import bootstrap_argv
 from atoll.launch.engines.kubernetes.cluster import (
     CANCELLED,
     Cluster,
     Form,
-    Log,
     Missing,
+    PodLog,
     cancelled,
     is_live,
     is_over,
@@ -74,8 +74,8 @@ from atoll.launch.engines.kubernetes.manifest import (
     serving_of,
     url,
 )
-from atoll.launch.leader import GIVEN_UP
-from atoll.launch.leading import TOLD_TO_GO
+from atoll.launch.job_leader import EXIT_CANCELLED
+from atoll.launch.leader import EXIT_GIVEN_UP
 
 
 def open_launcher(options: Mapping[str, str]) -> Launcher:
@@ -98,25 +98,25 @@ class KubernetesLauncher:
         self, read: KubernetesOptions, options: Mapping[str, str], cluster: Cluster
     ) -> None:
         self._read, self._options, self._cluster = read, dict(options), cluster
-        self._logs: dict[tuple[str, int], Log] = {}
+        self._logs: dict[tuple[str, int], PodLog] = {}
 
     @property
     def traits(self) -> Traits:
         serving = serving_of(self._read, self._options)
         return Traits(serving=serving)
 
-    def plan(self, order: Order) -> Plan:
+    def plan(self, order: LaunchOrder) -> LaunchPlan:
         data = manifest(order, self._read)
         data["metadata"]["namespace"] = self._cluster.namespace
         if not order.is_coordinator:
-            return Plan(data, yaml.safe_dump(data, sort_keys=False))
+            return LaunchPlan(data, yaml.safe_dump(data, sort_keys=False))
         forms = [data, service(order, self._read)]
         forms[1]["metadata"]["namespace"] = self._cluster.namespace
         # Its islands come behind it, as one more document.
         text = yaml.safe_dump_all(forms, sort_keys=False) + "---\n"
-        return Plan(forms, text, url(order, self._read, self._cluster.namespace))
+        return LaunchPlan(forms, text, url(order, self._read, self._cluster.namespace))
 
-    def launch(self, order: Order, *, keep: Keep) -> Handle:
+    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
         plan = self.plan(order)
         form, *more = plan.data if order.is_coordinator else [plan.data]
         handle = order.handle(
@@ -149,7 +149,7 @@ class KubernetesLauncher:
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
         lives = self._lives(handle, index, self._cluster.pods(handle.id))
-        log = self._logs.setdefault((handle.id, index), Log())
+        log = self._logs.setdefault((handle.id, index), PodLog())
         return log.read([[each] for each in lives], self._cluster.lines)[after:]
 
     def cancel(
@@ -220,19 +220,19 @@ class SliceLauncher:
         if read.hosts < 1:
             raise UsageError(f"hosts={read.hosts}: an island has 1 pod or more.")
         self._read, self._options, self._cluster = read, dict(options), cluster
-        self._logs: dict[tuple[str, int], Log] = {}
+        self._logs: dict[tuple[str, int], PodLog] = {}
 
     @property
     def traits(self) -> Traits:
         return Traits(serving=serving_of(self._read, self._options))
 
-    def plan(self, order: Order) -> Plan:
+    def plan(self, order: LaunchOrder) -> LaunchPlan:
         forms = [slice_manifest(order, index, self._read) for index in order.indexes]
         for form in forms:
             form["metadata"]["namespace"] = self._cluster.namespace
-        return Plan(forms, yaml.safe_dump_all(forms, sort_keys=False))
+        return LaunchPlan(forms, yaml.safe_dump_all(forms, sort_keys=False))
 
-    def launch(self, order: Order, *, keep: Keep) -> Handle:
+    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
         forms = self.plan(order).data
         for form in forms:
             name = form["metadata"]["name"]
@@ -261,7 +261,7 @@ class SliceLauncher:
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
         lives = _lives(_own(self._cluster.pods(handle.id), index))
-        new = Log(has_names=self._read.hosts > 1)
+        new = PodLog(has_names=self._read.hosts > 1)
         log = self._logs.setdefault((handle.id, index), new)
         return log.read(lives, self._cluster.lines)[after:]
 
@@ -302,7 +302,7 @@ class SliceLauncher:
 
 
 def slice_manifest(
-    order: Order, index: int, options: KubernetesOptions
+    order: LaunchOrder, index: int, options: KubernetesOptions
 ) -> dict[str, Any]:
     """Return the JobSet of one island."""
     name = f"{order.id}-{index}"
@@ -339,10 +339,14 @@ def slice_manifest(
     }
 
 
-def _slice(order: Order, index: int, options: KubernetesOptions) -> dict[str, Any]:
+def _slice(
+    order: LaunchOrder, index: int, options: KubernetesOptions
+) -> dict[str, Any]:
     """Return the template of the Job that has an island's pods."""
     evicted = {"type": "DisruptionTarget", "status": "True"}
-    gone_on_purpose = [TOLD_TO_GO] if options.hosts > 1 else [GIVEN_UP, TOLD_TO_GO]
+    gone_on_purpose = (
+        [EXIT_CANCELLED] if options.hosts > 1 else [EXIT_GIVEN_UP, EXIT_CANCELLED]
+    )
     return {
         "spec": {
             "completionMode": "Indexed",
@@ -363,7 +367,7 @@ def _slice(order: Order, index: int, options: KubernetesOptions) -> dict[str, An
     }
 
 
-def _pod(order: Order, index: int, options: KubernetesOptions) -> dict[str, Any]:
+def _pod(order: LaunchOrder, index: int, options: KubernetesOptions) -> dict[str, Any]:
     words, holder = _words(order, index, options), f"{order.id}-{index}"
     form = pod(order, options, words=words, holder=holder)
     if options.hosts > 1:
@@ -373,12 +377,12 @@ def _pod(order: Order, index: int, options: KubernetesOptions) -> dict[str, Any]
     return form
 
 
-def _words(order: Order, index: int, options: KubernetesOptions) -> list[str]:
+def _words(order: LaunchOrder, index: int, options: KubernetesOptions) -> list[str]:
     spec, python = order.spec, options.python
     words = [python, "-m", leader.MODULE, "--name", spec.name, "--index", str(index)]
     words += ["--restarts", json.dumps(spec.restarts.to_dict()), "--message", MESSAGE]
     words += ["--once"] if options.hosts > 1 else []
-    return [*words, "--", *bootstrap_words(spec, index=index, python=python)]
+    return [*words, "--", *bootstrap_argv(spec, index=index, python=python)]
 
 
 def _own(pods: Sequence[Form], index: int) -> list[Form]:

@@ -1,7 +1,7 @@
 """The calls to a cluster, by the official client, and the meaning of its responses.
 
 Three parts: `Cluster` has the calls, `report` and `set_report` turn a Job and its pods
-into reports of islands, and `Log` joins the logs of an island's pods into one, which
+into reports of islands, and `PodLog` joins the logs of an island's pods into one, which
 only grows. A cluster forgets: a log is deleted with its pod, and its older part when
 the node rotates it. Readers count lines. So a launcher keeps the lines that it has
 read.
@@ -32,8 +32,8 @@ from atoll.launch.engines.kubernetes.manifest import (
     LAUNCH,
     KubernetesOptions,
 )
-from atoll.launch.leader import GIVEN_UP
-from atoll.launch.leading import TOLD_TO_GO
+from atoll.launch.job_leader import EXIT_CANCELLED
+from atoll.launch.leader import EXIT_GIVEN_UP
 
 OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 ANSWER_S = 60.0
@@ -373,7 +373,10 @@ def _state(job: Form, lives: Sequence[Form], number: int, *, is_ended: bool) -> 
         return State.CANCELLED
     if number in indexes(status.get("completedIndexes")) or phase == "Succeeded":
         return State.FINISHED
-    is_given_up = phase == "Failed" and _code(lives[-1]) in (GIVEN_UP, TOLD_TO_GO)
+    is_given_up = phase == "Failed" and _code(lives[-1]) in (
+        EXIT_GIVEN_UP,
+        EXIT_CANCELLED,
+    )
     has_failed = _condition(job, "Failed") is not None
     if has_failed or number in indexes(status.get("failedIndexes")):
         return State.FAILED
@@ -515,7 +518,7 @@ FIRST: Stamp = (0.0, 0)
 SECONDS = len("2026-11-17T06:00:00")
 
 
-class Log:
+class PodLog:
     """The lines of one island."""
 
     def __init__(self, *, has_names: bool = False) -> None:

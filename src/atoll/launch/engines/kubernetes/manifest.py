@@ -21,9 +21,9 @@ from typing import Any
 
 from atoll.errors import UsageError
 from atoll.launch import leader
-from atoll.launch.base import GRACE_S, Order, Serving
-from atoll.launch.bootstrap import bootstrap_words
-from atoll.launch.leading import TOLD_TO_GO
+from atoll.launch.base import GRACE_S, CoordinatorPlacement, LaunchOrder
+from atoll.launch.bootstrap import bootstrap_argv
+from atoll.launch.job_leader import EXIT_CANCELLED
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 
 ENGINE = "kubernetes"
@@ -96,13 +96,13 @@ class KubernetesOptions:
     """Of a coordinator that runs in the cluster."""
 
 
-def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
+def manifest(order: LaunchOrder, options: KubernetesOptions) -> dict[str, Any]:
     """Return the Job of a launch.
 
     Raises:
         UsageError: a cluster cannot do what the spec asks for, by name.
     """
-    gone_on_purpose = [leader.GIVEN_UP, TOLD_TO_GO]
+    gone_on_purpose = [leader.EXIT_GIVEN_UP, EXIT_CANCELLED]
     # Another pod of a coordinator would begin its run anew, unless it finds it.
     is_replaced = not order.is_coordinator or _is_on_volume(order, options)
     return {
@@ -139,7 +139,7 @@ def manifest(order: Order, options: KubernetesOptions) -> dict[str, Any]:
     }
 
 
-def _is_on_volume(order: Order, options: KubernetesOptions) -> bool:
+def _is_on_volume(order: LaunchOrder, options: KubernetesOptions) -> bool:
     """Return whether what a coordinator keeps outlives its pod."""
     kept = order.spec.directory
     return kept is not None and any(
@@ -147,7 +147,9 @@ def _is_on_volume(order: Order, options: KubernetesOptions) -> bool:
     )
 
 
-def labels_of(order: Order, options: KubernetesOptions | None = None) -> dict[str, str]:
+def labels_of(
+    order: LaunchOrder, options: KubernetesOptions | None = None
+) -> dict[str, str]:
     """Return by which labels a launch is found; with options, admitted as well."""
     labels = {LAUNCH: order.id, "app.kubernetes.io/managed-by": "atoll"}
     if options is not None and options.queue is not None:
@@ -160,7 +162,7 @@ def ended(codes: Sequence[int]) -> dict[str, Any]:
     return {"containerName": CONTAINER, "operator": "In", "values": list(codes)}
 
 
-def secret(order: Order, owner: Mapping[str, Any]) -> dict[str, Any]:
+def secret(order: LaunchOrder, owner: Mapping[str, Any]) -> dict[str, Any]:
     """Return the Secret that goes with its owner. It holds values: never shown."""
     return {
         "apiVersion": "v1",
@@ -190,7 +192,7 @@ def owned_by(owner: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pod(
-    order: Order,
+    order: LaunchOrder,
     options: KubernetesOptions,
     *,
     words: Sequence[str],
@@ -271,16 +273,16 @@ def _image(spec: IslandSpec) -> str:
     return spec.image
 
 
-def _words(order: Order, options: KubernetesOptions) -> list[str]:
+def _words(order: LaunchOrder, options: KubernetesOptions) -> list[str]:
     spec, python = order.spec, options.python
     words = [python, "-m", leader.MODULE, "--name", spec.name, "--index-from", INDEX]
     words += ["--first", str(order.first)] if order.first else []
     words += ["--restarts", json.dumps(spec.restarts.to_dict()), "--message", MESSAGE]
-    boot = bootstrap_words(spec, index_from=INDEX, first=order.first, python=python)
+    boot = bootstrap_argv(spec, index_from=INDEX, first=order.first, python=python)
     return [*words, "--", *boot]
 
 
-def _environment(order: Order, holder: str) -> list[dict[str, Any]]:
+def _environment(order: LaunchOrder, holder: str) -> list[dict[str, Any]]:
     spec = order.spec
     plain = [
         {"name": name, "value": value.replace("$(", "$$(")}
@@ -329,7 +331,7 @@ def _pairs(text: str, sign: str, *, what: str) -> dict[str, str]:
     return found
 
 
-def service(order: Order, options: KubernetesOptions) -> dict[str, Any]:
+def service(order: LaunchOrder, options: KubernetesOptions) -> dict[str, Any]:
     """Return the Service of a coordinator."""
     return {
         "apiVersion": "v1",
@@ -349,18 +351,20 @@ def service(order: Order, options: KubernetesOptions) -> dict[str, Any]:
     }
 
 
-def url(order: Order, options: KubernetesOptions, namespace: str) -> str:
+def url(order: LaunchOrder, options: KubernetesOptions, namespace: str) -> str:
     """Return where every pod of the cluster finds a coordinator."""
     return f"https://{order.id}.{namespace}.svc:{options.port}"
 
 
-def serving_of(read: KubernetesOptions, options: Mapping[str, str]) -> Serving:
+def serving_of(
+    read: KubernetesOptions, options: Mapping[str, str]
+) -> CoordinatorPlacement:
     """Return how a coordinator runs in a cluster: as a Job, whatever its islands are.
 
     Who launches is taken to be outside, from where a Service has no name.
     """
     kept = {key: each for key, each in options.items() if key not in _OF_SLICES}
-    return Serving(is_in_sight=False, port=read.port, options=kept)
+    return CoordinatorPlacement(is_in_sight=False, port=read.port, options=kept)
 
 
 _OF_SLICES = ("jobset", "hosts", "exclusive_topology")

@@ -29,66 +29,70 @@ from atoll.launch.base import (
     Handle,
     Keep,
     Launcher,
-    Order,
-    Plan,
+    LaunchOrder,
+    LaunchPlan,
     Report,
     State,
     Traits,
     as_json,
     read_options,
 )
-from atoll.launch.bootstrap import bootstrap_words, told_to
+from atoll.launch.bootstrap import bootstrap_argv, island_variables
 from atoll.launch.engines.local.supervisor import (
     MODULE,
-    Known,
+    IslandCommand,
+    IslandRecord,
     LaunchFiles,
-    Start,
+    process_identity,
     send,
-    started,
-    written,
+    supervisor_input,
 )
-from atoll.launch.spec import in_engine, is_python, python_words, spelt_out
+from atoll.launch.spec import full_argv, in_engine, is_python, python_argv
 
 ENGINE = "local"
 STARTS_S = 60.0
 LOOK_S = 0.05
-UNLED = "nobody leads it: its supervisor is gone"
+QUIET = ("-W", "ignore::RuntimeWarning:runpy")
+UNLED = "its supervisor has ended"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptions:
-    """What `--option` takes."""
+    """The options of `--option`."""
 
     directory: str | None = None
-    """Where logs and states of launches are; among the user's own files without."""
+    """The directory of logs and states. Default: among the user's own files."""
 
 
 def open_launcher(options: Mapping[str, str]) -> Launcher:
     """Return the launcher of this machine."""
-    read = read_options(LocalOptions, options, engine=ENGINE)
-    usual = surroundings_from_environment().credentials.parent / "local"
-    directory = usual if read.directory is None else Path(read.directory).absolute()
+    parsed = read_options(LocalOptions, options, engine=ENGINE)
+    default = surroundings_from_environment().credentials.parent / "local"
+    directory = (
+        default if parsed.directory is None else Path(parsed.directory).absolute()
+    )
     return LocalLauncher(directory, options)
 
 
 class LocalLauncher:
-    """Starts islands here; what it knows is in files, so any process may ask."""
+    """Starts islands on this machine; its state is in files, for any process."""
 
     def __init__(self, directory: Path, options: Mapping[str, str]) -> None:
         self._directory, self._options = directory, dict(options)
         self._read: dict[tuple[str, int], tuple[int, int]] = {}
-        """How many lines of a log were told, and where they end: it may be long."""
+        """Lines of a log that were returned, and their end, to skip them next time."""
 
     @property
     def traits(self) -> Traits:
         return Traits(is_elsewhere=False)
 
-    def plan(self, order: Order) -> Plan:
-        data = [_shown(start, order) for start in _starts(order, has_secrets=False)]
+    def plan(self, order: LaunchOrder) -> LaunchPlan:
+        commands = _commands(order, has_secrets=False)
+        data = [_shown(command, order) for command in commands]
         return as_json(data)
 
-    def launch(self, order: Order, *, keep: Keep) -> Handle:
-        starts = _starts(order, has_secrets=True)
+    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
+        commands = _commands(order, has_secrets=True)
         files = self._files(order.id)
         files.make()
         handle = order.handle(
@@ -98,24 +102,24 @@ class LocalLauncher:
             begun_at_s=time.time(),
         )
         keep(handle)
-        _begin(files, written(starts, order.spec.restarts))
+        _begin(files, supervisor_input(commands, order.spec.restarts))
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
-        known = {each.report.index: each for each in self._known(handle)}
+        records = {record.report.index: record for record in self._records(handle)}
         return tuple(
-            known[index].report if index in known else _lost(handle, index)
+            records[index].report if index in records else _lost(handle, index)
             for index in handle.indexes
         )
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
-        known, at = self._read.get((handle.id, index), (0, 0))
-        if known > after:
-            known, at = 0, 0
-        said, end = self._files(handle.id).lines(index, after - known, at)
-        if said:
-            self._read[handle.id, index] = after + len(said), end
-        return said
+        num_read, offset = self._read.get((handle.id, index), (0, 0))
+        if num_read > after:
+            num_read, offset = 0, 0
+        lines, end = self._files(handle.id).lines(index, after - num_read, offset)
+        if lines:
+            self._read[handle.id, index] = after + len(lines), end
+        return lines
 
     def cancel(
         self,
@@ -127,47 +131,51 @@ class LocalLauncher:
         files = self._files(handle.id)
         if not files.directory.is_dir():
             return
-        going = set(handle.indexes if indexes is None else indexes)
+        cancelled = set(handle.indexes if indexes is None else indexes)
         # A supervisor that starts only now finds the request, and starts nothing.
-        files.write_request(going, grace_s)
+        files.write_request(cancelled, grace_s)
         if not files.has_supervisor():
-            _end_unled(
-                [each for each in files.read_state() or () if _is_live(each)],
-                going,
+            _end_without_supervisor(
+                [record for record in files.read_state() or () if _is_live(record)],
+                cancelled,
                 grace_s,
             )
 
     def _files(self, launch: str) -> LaunchFiles:
         return LaunchFiles(self._directory / launch)
 
-    def _known(self, handle: Handle) -> list[Known]:
-        """Return what is known, corrected where nobody has kept it up to date."""
+    def _records(self, handle: Handle) -> list[IslandRecord]:
+        """Return the stored records, corrected if the supervisor has ended."""
         files = self._files(handle.id)
-        # In this order: a supervisor that ends now has written its last word before.
+        # In this order: a supervisor that ends in between has written the final state.
         is_led = files.has_supervisor()
-        known = files.read_state() or []
-        return known if is_led else [_unled(each) for each in known]
+        records = files.read_state() or []
+        return records if is_led else [_corrected(record) for record in records]
 
 
-def _starts(order: Order, *, has_secrets: bool) -> list[Start]:
-    """Return what is executed for each island.
+def _commands(order: LaunchOrder, *, has_secrets: bool) -> list[IslandCommand]:
+    """Return the command of each island.
 
     Raises:
-        UsageError: this machine cannot.
+        UsageError: this machine cannot fulfil the spec.
     """
     spec = order.spec
     _require_possible(order)
     require_room(order)
     shares = device_shares(order, visible_devices(os.environ))
-    told = {**thread_limits(order, os.environ), **spec.environment}
+    environment = {**thread_limits(order, os.environ), **spec.environment}
     if has_secrets:
-        told |= {name: value.reveal() for name, value in order.values.items()}
+        environment |= {name: value.reveal() for name, value in order.values.items()}
     return [
-        Start(
+        IslandCommand(
             index,
             spec.island(index),
-            _words(order, index),
-            {**told, **shares[index], **told_to(spec.run, spec.island(index), index)},
+            _argv(order, index),
+            {
+                **environment,
+                **shares[index],
+                **island_variables(spec.run, spec.island(index), index),
+            },
             None if spec.code else str(Path(spec.directory or ".").absolute()),
             is_python(spec.command),
         )
@@ -175,15 +183,15 @@ def _starts(order: Order, *, has_secrets: bool) -> list[Start]:
     ]
 
 
-def _words(order: Order, index: int) -> list[str]:
-    """Return the command itself, unless there is something to do before."""
+def _argv(order: LaunchOrder, index: int) -> list[str]:
+    """Return the argv of the command, or of the bootstrap if code has to be fetched."""
     spec = order.spec
     if spec.code:
-        return bootstrap_words(spec, index=index, python=sys.executable)
-    return spelt_out(spec.command, processes=spec.processes, python=sys.executable)
+        return bootstrap_argv(spec, index=index, python=sys.executable)
+    return full_argv(spec.command, processes=spec.processes, python=sys.executable)
 
 
-def _require_possible(order: Order) -> None:
+def _require_possible(order: LaunchOrder) -> None:
     spec = order.spec
     for name in ("image", "requirements"):
         if getattr(spec, name):
@@ -196,8 +204,8 @@ def _require_possible(order: Order) -> None:
             f"time_limit_s={spec.resources.time_limit_s:g} is for engines that have "
             "limits, and this machine has none. Leave it out."
         )
-    if kept := in_engine(spec.secrets):
-        name = next(iter(kept))
+    if stored := in_engine(spec.secrets):
+        name = next(iter(stored))
         raise UsageError(
             f"The secret {name} is to come from the engine, and this machine keeps "
             f"none. Give {name}=env:NAME or {name}=file:PATH."
@@ -207,39 +215,40 @@ def _require_possible(order: Order) -> None:
 
 
 def _require_command(command: tuple[str, ...], directory: Path) -> None:
-    """Return if there is something to run: nobody waits for three deaths to learn."""
-    words = python_words(command)
-    if words is not None and words[0] != "-m" and not (directory / words[0]).is_file():
+    """Check that the command can be run, before three crashes in a row show it."""
+    argv = python_argv(command)
+    if argv is not None and argv[0] != "-m" and not (directory / argv[0]).is_file():
         raise UsageError(
-            f"There is no script {words[0]!r} in {directory.absolute()}. Give its path "
+            f"There is no script {argv[0]!r} in {directory.absolute()}. Give its path "
             "as seen from there."
         )
-    program = spelt_out(command, processes=1, python=sys.executable)[0]
+    program = full_argv(command, processes=1, python=sys.executable)[0]
     path = str(directory / program) if "/" in program else program
-    if words is None and shutil.which(path) is None:
+    if argv is None and shutil.which(path) is None:
         raise UsageError(
             f"{program!r} cannot be run: there is no such program. Write the command "
             "after --, for example: -- python train.py"
         )
 
 
-def _shown(start: Start, order: Order) -> dict[str, Any]:
+def _shown(command: IslandCommand, order: LaunchOrder) -> dict[str, Any]:
     return {
-        "island": start.name,
-        "words": list(start.words),
-        "directory": start.directory,
-        "environment": dict(start.environment),
+        "island": command.name,
+        "words": list(command.argv),
+        "directory": command.directory,
+        "environment": dict(command.environment),
         "secrets": dict(order.spec.secrets),
     }
 
 
-def _begin(files: LaunchFiles, starts: bytes) -> None:
-    """Start the supervisor, and return when it leads."""
-    with files.supervisor_log.open("wb") as said:
+def _begin(files: LaunchFiles, commands: bytes) -> None:
+    """Start the supervisor, and return when it has written its first state."""
+    with files.supervisor_log.open("wb") as output:
         done = subprocess.run(
-            [sys.executable, "-m", MODULE, str(files.directory)],
-            input=starts,
-            stdout=said,
+            # The package imports the module before it is executed: runpy would warn.
+            [sys.executable, *QUIET, "-m", MODULE, str(files.directory)],
+            input=commands,
+            stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
@@ -248,41 +257,47 @@ def _begin(files: LaunchFiles, starts: bytes) -> None:
         if files.state.exists():
             return
         time.sleep(LOOK_S)
-    said_last = files.supervisor_log.read_text(errors="replace").strip()[-1000:]
+    last_output = files.supervisor_log.read_text(errors="replace").strip()[-1000:]
     raise RemoteError(
         f"The supervisor of {files.directory.name} did not start: "
-        f"{said_last or 'it said nothing'}. Its log is {files.supervisor_log}."
+        f"{last_output or 'it printed nothing'}. Its log is {files.supervisor_log}."
     )
 
 
 def _lost(handle: Handle, index: int) -> Report:
-    why = "this machine knows nothing of it"
-    return Report(index=index, name=handle.island(index), state=State.LOST, reason=why)
+    reason = "this machine has no record of it"
+    return Report(
+        index=index, name=handle.island(index), state=State.LOST, reason=reason
+    )
 
 
-def _is_live(known: Known) -> bool:
-    return known.pid is not None and started(known.pid) == known.started
+def _is_live(record: IslandRecord) -> bool:
+    return record.pid is not None and process_identity(record.pid) == record.identity
 
 
-def _unled(known: Known) -> Known:
-    """Return what is true of an island whose supervisor is gone."""
-    if known.report.state.is_over:
-        return known
-    state = State.RUNNING if _is_live(known) else State.LOST
-    return replace(known, report=replace(known.report, state=state, reason=UNLED))
+def _corrected(record: IslandRecord) -> IslandRecord:
+    """Return the record of an island whose supervisor has ended."""
+    if record.report.state.is_over:
+        return record
+    state = State.RUNNING if _is_live(record) else State.LOST
+    return replace(record, report=replace(record.report, state=state, reason=UNLED))
 
 
-def _end_unled(live: list[Known], going: set[int], grace_s: float) -> None:
-    """End islands that nobody leads, in the time that they have."""
-    left = [each for each in live if each.report.index in going and each.pid]
-    for each in left:
-        send(each.pid or 0, signal.SIGTERM, is_for_one=True)
+def _end_without_supervisor(
+    records: list[IslandRecord], cancelled: set[int], grace_s: float
+) -> None:
+    """End islands without a supervisor: SIGTERM, and SIGKILL after `grace_s`."""
+    remaining = [
+        record for record in records if record.report.index in cancelled and record.pid
+    ]
+    for record in remaining:
+        send(record.pid or 0, signal.SIGTERM, is_for_one=True)
     until_s = time.monotonic() + grace_s
-    while any(_is_live(each) for each in left) and time.monotonic() < until_s:
+    while any(_is_live(record) for record in remaining) and time.monotonic() < until_s:
         time.sleep(LOOK_S)
-    for each in left:
-        if _is_live(each):
-            send(each.pid or 0, signal.SIGKILL)
+    for record in remaining:
+        if _is_live(record):
+            send(record.pid or 0, signal.SIGKILL)
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -294,14 +309,16 @@ def visible_devices(
     environment: Mapping[str, str], *, dev: Path = Path("/dev")
 ) -> list[str]:
     """Return the accelerators that can be seen, as CUDA_VISIBLE_DEVICES names them."""
-    said = environment.get(VISIBLE)
-    if said is not None:
-        return [each.strip() for each in said.split(",") if each.strip()]
-    found = (_DEVICE.fullmatch(each.name) for each in dev.glob("nvidia*"))
-    return sorted((each[1] for each in found if each), key=int)
+    value = environment.get(VISIBLE)
+    if value is not None:
+        return [device.strip() for device in value.split(",") if device.strip()]
+    matches = (_DEVICE.fullmatch(device.name) for device in dev.glob("nvidia*"))
+    return sorted((device[1] for device in matches if device), key=int)
 
 
-def device_shares(order: Order, visible: Sequence[str]) -> dict[int, dict[str, str]]:
+def device_shares(
+    order: LaunchOrder, visible: Sequence[str]
+) -> dict[int, dict[str, str]]:
     """Return the variables that give each island its devices.
 
     Raises:
@@ -314,19 +331,21 @@ def device_shares(order: Order, visible: Sequence[str]) -> dict[int, dict[str, s
             f"{count} islands of {wanted} accelerators need {wanted * count}, and this "
             f"machine shows {len(visible)} ({seen}). Launch fewer."
         )
-    each = wanted or len(visible) // count
-    if not each:
+    num_devices = wanted or len(visible) // count
+    if not num_devices:
         return {index: {} for index in order.indexes}
     return {
-        index: {VISIBLE: ",".join(visible[index * each : (index + 1) * each])}
+        index: {
+            VISIBLE: ",".join(visible[index * num_devices : (index + 1) * num_devices])
+        }
         for index in order.indexes
     }
 
 
-def thread_limits(order: Order, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what keeps islands from fighting over cores, unless it was said.
+def thread_limits(order: LaunchOrder, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a limit of threads per process, unless the user has set one.
 
-    Every library takes all cores for itself: four islands on two would be slower than
+    By default every library uses all cores: four islands on two would be slower than
     one.
     """
     if THREADS in environment or THREADS in order.spec.environment:
@@ -340,11 +359,11 @@ def cores_here() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def require_room(order: Order) -> None:
-    """Return if the machine has what the islands are said to need.
+def require_room(order: LaunchOrder) -> None:
+    """Check that the machine has the cores and the memory of all islands.
 
     Raises:
-        UsageError: it has not.
+        UsageError: it has less.
     """
     needs, count = order.spec.resources, order.num_islands
     if needs.cpus is not None and needs.cpus > cores_here():

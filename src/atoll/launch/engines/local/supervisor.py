@@ -2,9 +2,9 @@
 
     python -m atoll.launch.engines.local.supervisor DIRECTORY < STARTS
 
-Its input is JSON: words, environments and the restart policy. It may contain secrets,
-so it is on no disk and no command line. The first process returns as soon as it has
-read it; the second, in a session of its own, ends with its islands.
+Its input is JSON: argv, environments and the restart policy. It may contain secrets,
+so it is on no disk and no command line. The first process exits as soon as it has
+read it; the second, in a separate session, ends with its islands.
 
 The supervisor and other processes meet in the directory of the launch:
 
@@ -37,7 +37,7 @@ from typing import Any
 from atoll.errors import CorruptError, DiskError, NoSuchFile, UsageError
 from atoll.launch.base import GRACE_S, Report
 from atoll.launch.spec import Restarts
-from atoll.launch.supervise import Life, Words
+from atoll.launch.supervise import IslandSupervisor, ProcessHooks
 from atoll.security.private_files import (
     private_directory,
     read_private,
@@ -48,13 +48,14 @@ MAX_STATE_BYTES = 2**22
 
 
 @dataclass(frozen=True)
-class Known:
-    """What was written of one island."""
+class IslandRecord:
+    """The stored state of one island, with its process."""
 
     report: Report
     pid: int | None = None
-    started: str | None = None
-    """What tells this process from a later one of the same number."""
+    identity: str | None = None
+    """Distinguishes this process from a later one with the same number; on Slurm, the
+    incarnation of the task."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class LaunchFiles:
         """Make the directory.
 
         Raises:
-            UsageError: it is there: the id was launched already.
+            UsageError: it exists: the id was launched already.
         """
         private_directory(self.directory.parent)
         try:
@@ -93,32 +94,32 @@ class LaunchFiles:
     def request(self) -> Path:
         return self.directory / "cancel.json"
 
-    def lines(self, index: int, skip: int, at: int) -> tuple[list[str], int]:
-        """Return what an island has said from byte `at` on, and where that ends.
+    def lines(self, index: int, skip: int, offset: int) -> tuple[list[str], int]:
+        """Return the log lines of an island after byte `offset`, and their end.
 
-        The first `skip` lines are left out, and for later one that is being written.
+        The first `skip` lines are left out, and an incomplete line of a running island.
         """
         is_led = self.has_supervisor()
         try:
             with self.log(index).open("rb") as file:
-                file.seek(at)
-                said = list(islice(file, skip, None))
+                file.seek(offset)
+                lines = list(islice(file, skip, None))
                 end = file.tell()
         except FileNotFoundError:
-            return [], at
-        if is_led and said and not said[-1].endswith(b"\n"):
-            end -= len(said.pop())
-        return [line.decode(errors="replace").rstrip("\r\n") for line in said], end
+            return [], offset
+        if is_led and lines and not lines[-1].endswith(b"\n"):
+            end -= len(lines.pop())
+        return [line.decode(errors="replace").rstrip("\r\n") for line in lines], end
 
-    def write_state(self, all_known: Sequence[Known]) -> None:
-        said = [
-            each.report.to_dict() | {"pid": each.pid, "started": each.started}
-            for each in all_known
+    def write_state(self, records: Sequence[IslandRecord]) -> None:
+        form = [
+            record.report.to_dict() | {"pid": record.pid, "started": record.identity}
+            for record in records
         ]
-        replace_private(self.state, json.dumps(said).encode())
+        replace_private(self.state, json.dumps(form).encode())
 
-    def read_state(self) -> list[Known] | None:
-        """Return what the supervisor wrote, or None if it has written nothing.
+    def read_state(self) -> list[IslandRecord] | None:
+        """Return the state that the supervisor wrote, or None if there is none.
 
         Raises:
             CorruptError: the file is damaged.
@@ -128,40 +129,40 @@ class LaunchFiles:
         except NoSuchFile:
             return None
         try:
-            return [_known_from_form(form) for form in json.loads(data)]
+            return [_record_from_form(form) for form in json.loads(data)]
         except (ValueError, LookupError, TypeError, AttributeError) as exc:
             raise CorruptError(
-                f"{self.state} does not say what became of the islands. End them by "
-                "hand, if any is left."
+                f"{self.state} is damaged: the state of the islands is unknown. End "
+                "them by hand, if any is left."
             ) from exc
 
     def write_request(self, indexes: Collection[int], grace_s: float) -> None:
-        """Ask for islands to go, with those that were asked for before."""
-        before = self.read_request()
-        asked = sorted({*indexes, *(before[0] if before else ())})
-        said = json.dumps({"indexes": asked, "grace_s": grace_s})
-        replace_private(self.request, said.encode())
+        """Request the end of islands, in addition to earlier requests."""
+        earlier = self.read_request()
+        indexes_to_end = sorted({*indexes, *(earlier[0] if earlier else ())})
+        form = json.dumps({"indexes": indexes_to_end, "grace_s": grace_s})
+        replace_private(self.request, form.encode())
 
     def read_request(self) -> tuple[list[int], float] | None:
-        """Return which islands are to go, and within which time."""
+        """Return the islands that are to end, and their grace, if requested."""
         try:
             data = read_private(self.request, content="request", max_bytes=2**16)
             form = json.loads(data)
-            return [int(each) for each in form["indexes"]], float(form["grace_s"])
+            return [int(index) for index in form["indexes"]], float(form["grace_s"])
         except NoSuchFile:
             return None
         except (ValueError, LookupError, TypeError) as exc:
-            raise CorruptError(f"{self.request} says nothing of use.") from exc
+            raise CorruptError(f"{self.request} is no request to cancel.") from exc
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Be the supervisor while the block lasts."""
+        """Hold the lock of the supervisor during the block."""
         with (self.directory / "lock").open("wb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def has_supervisor(self) -> bool:
-        """Return whether the supervisor lives."""
+        """Return whether the supervisor runs."""
         try:
             with (self.directory / "lock").open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -172,32 +173,32 @@ class LaunchFiles:
         return False
 
 
-def started(pid: int) -> str | None:
-    """Return what tells a process from others of its number; None if it is gone.
+def process_identity(pid: int) -> str | None:
+    """Return the boot id and the start time of a process; None if it has ended.
 
-    The instant of its start, in ticks since the machine's, and which start that was.
+    They distinguish it from other processes with the same number.
     """
     try:
-        said = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
-    # The name of a program is in parentheses and may hold anything.
-    state, *others = said.rpartition(")")[2].split()
-    return None if state == "Z" else f"{boot}:{others[18]}"
+    # The name of a program is in parentheses and may contain any character.
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state == "Z" else f"{boot}:{fields[18]}"
 
 
 def send(pid: int, number: int, *, is_for_one: bool = False) -> None:
-    """Send a signal to a group of processes, or its first, if that is there."""
+    """Send a signal to a process group, or only to its leader, if it exists."""
     try:
         (os.kill if is_for_one else os.killpg)(pid, number)
     except (ProcessLookupError, PermissionError):
         return
 
 
-def _known_from_form(form: Any) -> Known:
+def _record_from_form(form: Any) -> IslandRecord:
     pid = None if form["pid"] is None else int(form["pid"])
-    return Known(Report.from_dict(form), pid, form["started"])
+    return IslandRecord(Report.from_dict(form), pid, form["started"])
 
 
 MODULE = "atoll.launch.engines.local.supervisor"
@@ -205,31 +206,31 @@ LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
-class Start:
-    """One island: what is executed, and in which environment beside this one's."""
+class IslandCommand:
+    """The argv of one island, and its additions to this process's environment."""
 
     index: int
     name: str
-    words: Sequence[str]
+    argv: Sequence[str]
     environment: Mapping[str, str]
     directory: str | None
     is_python: bool
-    """Whether SIGTERM is for the first process alone, which tells its own: torchrun
-    its ranks, a loader its workers. A shell tells nobody, so all of it is told."""
+    """Whether only the first process receives SIGTERM, and forwards it: torchrun to its
+    ranks, a loader to its workers. A shell does not, so its whole group receives it."""
 
 
-class Group:
+class ProcessGroup:
     """A process that leads a session, with all that it starts."""
 
-    def __init__(self, start: Start, log: Path) -> None:
-        self._is_python = start.is_python
-        with log.open("ab") as said:
+    def __init__(self, command: IslandCommand, log: Path) -> None:
+        self._is_python = command.is_python
+        with log.open("ab") as output:
             self._process = subprocess.Popen(
-                list(start.words),
-                env={**os.environ, **start.environment},
-                cwd=start.directory,
+                list(command.argv),
+                env={**os.environ, **command.environment},
+                cwd=command.directory,
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
@@ -246,83 +247,94 @@ class Group:
         send(self._process.pid, number, is_for_one=is_for_one)
 
 
-def supervise(files: LaunchFiles, starts: Sequence[Start], restarts: Restarts) -> None:
+def supervise(
+    files: LaunchFiles, commands: Sequence[IslandCommand], restarts: Restarts
+) -> None:
     """Lead islands until all of them are over."""
-    lives = {each.index: _life(files, each, restarts) for each in starts}
-    is_ending = _on_sigterm()
-    written: list[Known] | None = None
+    supervisors = {
+        command.index: _supervisor(files, command, restarts) for command in commands
+    }
+    signals = _sigterm_signals()
+    supervisor_input: list[IslandRecord] | None = None
     while True:
         now_s = time.monotonic()
-        _heed(files, lives, is_ending, now_s)
-        for life in lives.values():
-            life.look(now_s)
-        known = [_known(life) for life in lives.values()]
-        if known != written:
-            with suppress(DiskError):  # islands are led on, and it is tried again
-                files.write_state(known)
-                written = known
-        if written == known and all(life.is_over for life in lives.values()):
+        _cancel_requested(files, supervisors, signals, now_s)
+        for supervisor in supervisors.values():
+            supervisor.look(now_s)
+        records = [_record(supervisor) for supervisor in supervisors.values()]
+        if records != supervisor_input:
+            with suppress(DiskError):  # the next iteration writes it again
+                files.write_state(records)
+                supervisor_input = records
+        if supervisor_input == records and all(
+            supervisor.is_over for supervisor in supervisors.values()
+        ):
             return
         time.sleep(LOOK_S)
 
 
-def _heed(
-    files: LaunchFiles, lives: Mapping[int, Life], is_ending: list[int], now_s: float
+def _cancel_requested(
+    files: LaunchFiles,
+    supervisors: Mapping[int, IslandSupervisor],
+    signals: list[int],
+    now_s: float,
 ) -> None:
-    """Let those go that are asked to."""
-    if is_ending:
-        for life in lives.values():
-            life.cancel(now_s, grace_s=GRACE_S)
-    asked = None
+    """Cancel the islands of a request; all of them after SIGTERM."""
+    if signals:
+        for supervisor in supervisors.values():
+            supervisor.cancel(now_s, grace_s=GRACE_S)
+    request = None
     with suppress(DiskError):
-        asked = files.read_request()
-    if asked is not None:
-        indexes, grace_s = asked
+        request = files.read_request()
+    if request is not None:
+        indexes, grace_s = request
         for index in indexes:
-            if index in lives:
-                lives[index].cancel(now_s, grace_s=grace_s)
+            if index in supervisors:
+                supervisors[index].cancel(now_s, grace_s=grace_s)
 
 
-def _life(files: LaunchFiles, start: Start, restarts: Restarts) -> Life:
-    log = files.log(start.index)
+def _supervisor(
+    files: LaunchFiles, command: IslandCommand, restarts: Restarts
+) -> IslandSupervisor:
+    log = files.log(command.index)
 
-    def say(text: str) -> None:
+    def write(text: str) -> None:
         with suppress(OSError), log.open("a") as file:
             file.write(f"atoll: {text}\n")
 
-    words = Words(say=say, start=lambda: Group(start, log))
-    return Life(start.index, start.name, restarts, words)
+    hooks = ProcessHooks(log=write, start=lambda: ProcessGroup(command, log))
+    return IslandSupervisor(command.index, command.name, restarts, hooks)
 
 
-def _known(life: Life) -> Known:
-    report = life.report
+def _record(supervisor: IslandSupervisor) -> IslandRecord:
+    report = supervisor.report
     pid = int(report.host.split()[1]) if report.host else None
-    return Known(report, pid, None if pid is None else started(pid))
+    return IslandRecord(report, pid, None if pid is None else process_identity(pid))
 
 
-def _on_sigterm() -> list[int]:
-    heard: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    return heard
+def _sigterm_signals() -> list[int]:
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+    return signals
 
 
 def main() -> None:
-    """Read what is to be started, let go of whoever gave it, and lead the islands."""
+    """Read the commands, release the launching process, and lead the islands."""
     files = LaunchFiles(Path(sys.argv[1]))
-    said = json.load(sys.stdin)
-    starts = [Start(**each) for each in said["islands"]]
-    restarts = Restarts.from_dict(said["restarts"])
+    form = json.load(sys.stdin)
+    commands = [IslandCommand(**command) for command in form["islands"]]
+    restarts = Restarts.from_dict(form["restarts"])
     sys.stdout.flush()
     if os.fork():
         os._exit(0)
     os.setsid()
     with files.held():
-        supervise(files, starts, restarts)
+        supervise(files, commands, restarts)
 
 
-def written(starts: Sequence[Start], restarts: Restarts) -> bytes:
-    """Return what the supervisor reads."""
-    islands: list[dict[str, Any]] = [vars(each) for each in starts]
+def supervisor_input(commands: Sequence[IslandCommand], restarts: Restarts) -> bytes:
+    """Return the input of the supervisor."""
+    islands: list[dict[str, Any]] = [vars(command) for command in commands]
     return json.dumps({"islands": islands, "restarts": restarts.to_dict()}).encode()
 
 

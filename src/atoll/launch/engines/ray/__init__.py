@@ -24,24 +24,24 @@ from ray.exceptions import RayError
 
 from atoll.errors import Unreachable, UsageError
 from atoll.launch.base import (
+    ADDRESS_PLACEHOLDER,
     GRACE_S,
-    LISTEN_THERE,
+    CoordinatorPlacement,
     Handle,
     Keep,
     Launcher,
-    Order,
-    Plan,
+    LaunchOrder,
+    LaunchPlan,
     Report,
-    Serving,
     State,
     Traits,
     as_json,
     read_options,
 )
-from atoll.launch.bootstrap import bootstrap_words
+from atoll.launch.bootstrap import bootstrap_argv
 from atoll.launch.engines.ray.actors import (
     SILENT_S,
-    Lead,
+    LeaderTask,
     actor_name,
     leader_class,
     ledger_class,
@@ -55,22 +55,22 @@ ANSWERS_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
-    """What `--option` takes."""
+    """The options of `--option`."""
 
     address: str = "auto"
-    """Of the cluster; `auto` is the one that this machine belongs to."""
+    """The address of the cluster; `auto` for that of this machine."""
 
     python: str | None = None
-    """On the nodes; the one that runs Ray's actors without."""
+    """The Python of the nodes. Default: that of Ray's actors."""
 
 
 def open_launcher(options: Mapping[str, str]) -> Launcher:
-    """Return the launcher of a cluster; nothing is asked of it yet."""
+    """Return the launcher of a cluster, without connecting to it."""
     return RayLauncher(read_options(RayOptions, options, engine=ENGINE), options)
 
 
 class RayLauncher:
-    """Starts detached actors, which live on when whoever launched them has gone."""
+    """Starts detached actors, which outlive the process that launched them."""
 
     def __init__(self, read: RayOptions, options: Mapping[str, str]) -> None:
         self._read, self._options = read, dict(options)
@@ -78,19 +78,19 @@ class RayLauncher:
     @property
     def traits(self) -> Traits:
         # A driver and the nodes of its cluster reach each other.
-        serving = Serving(
-            is_in_sight=True, host=LISTEN_THERE, options=dict(self._options)
+        serving = CoordinatorPlacement(
+            is_in_sight=True, host=ADDRESS_PLACEHOLDER, options=dict(self._options)
         )
         return Traits(serving=serving)
 
-    def plan(self, order: Order) -> Plan:
+    def plan(self, order: LaunchOrder) -> LaunchPlan:
         _require_possible(order)
         resources = _resources(order)
         return as_json(
             [
                 {
                     "actor": actor_name(order.id, index),
-                    "words": list(self._lead(order, index).words),
+                    "words": list(self._lead(order, index).argv),
                     "environment": dict(order.spec.environment),
                     "secrets": dict(order.spec.secrets),
                     **resources,
@@ -99,7 +99,7 @@ class RayLauncher:
             ]
         )
 
-    def launch(self, order: Order, *, keep: Keep) -> Handle:
+    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
         _require_possible(order)
         with self._cluster():
             _require_new(order.id)
@@ -113,19 +113,19 @@ class RayLauncher:
             names = {index: order.spec.island(index) for index in order.indexes}
             ledger = ledger_class(order.id).remote(names)
             for index in order.indexes:
-                lead = self._lead(order, index, has_secrets=True)
-                made = leader_class(order.id, index, **_resources(order))
-                made.remote(lead, ledger, actor_name(order.id, index))
+                task = self._lead(order, index, has_secrets=True)
+                actor_class = leader_class(order.id, index, **_resources(order))
+                actor_class.remote(task, ledger, actor_name(order.id, index))
             ray.get(ledger.is_over.remote(), timeout=ANSWERS_S)
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
         with self._cluster():
             ledger = _actor(handle.id)
-            said = [] if ledger is None else _answer(ledger.reports.remote())
-            known = {form["index"]: _report(handle.id, form) for form in said}
+            forms = [] if ledger is None else _answer(ledger.reports.remote())
+            reports = {form["index"]: _report(handle.id, form) for form in forms}
         return tuple(
-            known.get(index) or _lost(handle, index) for index in handle.indexes
+            reports.get(index) or _lost(handle, index) for index in handle.indexes
         )
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
@@ -143,41 +143,47 @@ class RayLauncher:
         indexes: Collection[int] | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
-        going = sorted(handle.indexes if indexes is None else indexes)
+        cancelled = sorted(handle.indexes if indexes is None else indexes)
         with self._cluster():
             if (ledger := _actor(handle.id)) is None:
                 return
-            for index, has_begun, was_asked in _answer(ledger.ask_to_go.remote(going)):
+            for index, has_begun, was_requested in _answer(
+                ledger.ask_to_go.remote(cancelled)
+            ):
                 leader = _actor(actor_name(handle.id, index))
-                if leader is not None and has_begun and not was_asked:
+                if leader is not None and has_begun and not was_requested:
                     leader.go.remote(grace_s)
                     continue
-                # It waits for a place, or did not go when it was told.
+                # It is pending, or did not end after the first request.
                 if leader is not None:
                     ray.kill(leader)
                 _answer(ledger.ended.remote(index))
 
-    def _lead(self, order: Order, index: int, *, has_secrets: bool = False) -> Lead:
+    def _lead(
+        self, order: LaunchOrder, index: int, *, has_secrets: bool = False
+    ) -> LeaderTask:
         spec = order.spec
-        told = dict(spec.environment)
+        environment = dict(spec.environment)
         if has_secrets:
-            told |= {name: value.reveal() for name, value in order.values.items()}
+            environment |= {
+                name: value.reveal() for name, value in order.values.items()
+            }
         python = self._read.python or sys.executable
-        words = bootstrap_words(spec, index=index, python=python, with_parent=True)
+        argv = bootstrap_argv(spec, index=index, python=python, with_parent=True)
         restarts = spec.restarts.to_dict()
         is_py = is_python(spec.command)
-        return Lead(index, spec.island(index), words, told, restarts, is_py)
+        return LeaderTask(index, spec.island(index), argv, environment, restarts, is_py)
 
     @contextmanager
     def _cluster(self) -> Iterator[None]:
-        """Be connected, with nobody else's signals changed, and errors as ours."""
+        """Connect to Ray during the block, and translate its errors."""
         try:
             _connect(self._read.address)
             yield
         except (RayError, OSError) as exc:
-            told = str(exc).strip().partition("\n")[0][:300]
+            message = str(exc).strip().partition("\n")[0][:300]
             raise Unreachable(
-                f"The Ray cluster at {self._read.address} does not answer: {told}. "
+                f"The Ray cluster at {self._read.address} does not answer: {message}. "
                 "Start one with: ray start --head, or give --option address=."
             ) from exc
 
@@ -203,7 +209,7 @@ def _connect(address: str) -> None:
 
 
 def _require_listener(address: str) -> None:
-    """Raise at once where nobody listens: Ray itself would wait for minutes."""
+    """Raise immediately if no process listens: Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if host and "/" not in host and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=ANSWERS_S).close()
@@ -217,8 +223,8 @@ def _actor(name: str) -> Any:
         return None
 
 
-def _answer(asked: Any) -> Any:
-    return ray.get(asked, timeout=ANSWERS_S)
+def _answer(reference: Any) -> Any:
+    return ray.get(reference, timeout=ANSWERS_S)
 
 
 def _require_new(launch: str) -> None:
@@ -236,7 +242,7 @@ def _report(launch: str, form: dict[str, Any]) -> Report:
     if report.state.is_over:
         return report
     if _actor(actor_name(launch, report.index)) is None:
-        return replace(report, state=State.LOST, reason="its actor is gone")
+        return replace(report, state=State.LOST, reason="its actor has ended")
     if has_begun and silent_s > SILENT_S:
         return replace(
             report, state=State.RESTARTING, reason="its node does not answer"
@@ -245,33 +251,35 @@ def _report(launch: str, form: dict[str, Any]) -> Report:
 
 
 def _lost(handle: Handle, index: int) -> Report:
-    why = "the cluster knows nothing of it"
-    return Report(index=index, name=handle.island(index), state=State.LOST, reason=why)
+    reason = "the cluster does not know it"
+    return Report(
+        index=index, name=handle.island(index), state=State.LOST, reason=reason
+    )
 
 
-def _resources(order: Order) -> dict[str, Any]:
-    """Return what Ray is to find for an actor."""
+def _resources(order: LaunchOrder) -> dict[str, Any]:
+    """Return the resources of an actor."""
     needs, spec = order.spec.resources, order.spec
-    said: dict[str, Any] = {
+    options: dict[str, Any] = {
         "num_cpus": 1 if needs.cpus is None else needs.cpus,
         "num_gpus": needs.accelerators,
-        # At another place a coordinator has neither its directory nor its address.
+        # On another node a coordinator has neither its directory nor its address.
         "max_restarts": 0 if order.is_coordinator else spec.restarts.max_restarts,
     }
     if needs.memory_bytes is not None:
-        said["memory"] = needs.memory_bytes
+        options["memory"] = needs.memory_bytes
     if needs.accelerator is not None:
-        said["accelerator_type"] = needs.accelerator
+        options["accelerator_type"] = needs.accelerator
     if spec.requirements:
-        said["runtime_env"] = {"pip": list(spec.requirements)}
-    return said
+        options["runtime_env"] = {"pip": list(spec.requirements)}
+    return options
 
 
-def _require_possible(order: Order) -> None:
+def _require_possible(order: LaunchOrder) -> None:
     spec = order.spec
     if spec.image is not None:
         raise UsageError(
-            f"image={spec.image!r} is nothing that Ray's nodes start. Use a cluster "
+            f"image={spec.image!r} cannot be started by Ray's nodes. Use a cluster "
             "whose nodes run it, or give requirements."
         )
     if spec.resources.time_limit_s is not None:
@@ -279,8 +287,8 @@ def _require_possible(order: Order) -> None:
             f"time_limit_s={spec.resources.time_limit_s:g} is for engines that have "
             "limits, and Ray has none. Leave it out."
         )
-    if kept := in_engine(spec.secrets):
-        name = next(iter(kept))
+    if stored := in_engine(spec.secrets):
+        name = next(iter(stored))
         raise UsageError(
             f"The secret {name} is to come from the engine, and Ray keeps none. Give "
             f"{name}=env:NAME or {name}=file:PATH."

@@ -1,8 +1,8 @@
 """The two kinds of actors in a Ray cluster: a leader per island, and one ledger.
 
-`Leader` is in the actor that leads one island. Ray finds it a node, and another if that
-is lost.
-Rule 1: the island is a process of its own; Ray's process has threads, and must not
+`IslandLeader` is in the actor that leads one island. Ray finds it a node, and another
+if that is lost.
+Rule 1: the island is a separate process; Ray's process has threads, and must not
 train.
 Rule 2: a leader reports all state to the ledger, because its node may be lost at any
 time.
@@ -27,124 +27,135 @@ from typing import Any
 
 import ray
 
-from atoll.launch.base import GRACE_S, LISTEN_THERE, Report, State
-from atoll.launch.engines.local.supervisor import Group, Start
+from atoll.launch.base import ADDRESS_PLACEHOLDER, GRACE_S, Report, State
+from atoll.launch.engines.local.supervisor import IslandCommand, ProcessGroup
 from atoll.launch.spec import Restarts
-from atoll.launch.supervise import Life, Words
+from atoll.launch.supervise import IslandSupervisor, ProcessHooks
 
 LOOK_S = 0.2
 TELL_S = 5.0
-"""How often the ledger hears of an island of which there is nothing new."""
+"""How often a leader reports an unchanged island to the ledger."""
 
 
 @dataclass(frozen=True)
-class Lead:
-    """What an actor is to do: plain values, which Ray carries."""
+class LeaderTask:
+    """The arguments of an island's actor: plain values, which Ray serializes."""
 
     index: int
     name: str
-    words: Sequence[str]
+    argv: Sequence[str]
     environment: Mapping[str, str]
-    """Secrets too: Ray has no way of its own for them."""
+    """Includes secrets: Ray has no mechanism for them."""
 
     restarts: Mapping[str, Any]
     is_python: bool
 
-    def at(self, address: str) -> Lead:
-        """Return the same for the place that has this address."""
-        words = [address if each == LISTEN_THERE else each for each in self.words]
-        return replace(self, words=words)
+    def at(self, address: str) -> LeaderTask:
+        """Return the task for the host with this address."""
+        argv = [
+            address if argument == ADDRESS_PLACEHOLDER else argument
+            for argument in self.argv
+        ]
+        return replace(self, argv=argv)
 
 
-class Leader:
+class IslandLeader:
     """Leads an island; `lead` returns when it is over."""
 
-    def __init__(self, lead: Lead, ledger: Any) -> None:
+    def __init__(self, lead: LeaderTask, ledger: Any) -> None:
         self._lead, self._ledger = lead, ledger
         self._grace_s: float | None = None
 
     def go(self, grace_s: float) -> None:
-        """Let the island go. Called while `lead` runs."""
+        """Cancel the island. Called while `lead` runs."""
         self._grace_s = grace_s
 
     def lead(self, ask: Any, *, is_again: bool = False) -> None:
-        """Lead the island; `ask` waits for an answer of the ledger's.
+        """Lead the island; `ask` waits for a reply of the ledger.
 
         Args:
-            is_again: an actor before this one was lost.
+            is_again: an earlier actor of the island was lost.
         """
         lead = self._lead
-        life_number, is_to_go = ask(self._ledger.begun.remote(lead.index, is_again))
+        incarnation, is_to_go = ask(self._ledger.begun.remote(lead.index, is_again))
         if is_to_go:
             ask(self._ledger.ended.remote(lead.index))
             return
         log = Path(tempfile.mkdtemp(prefix="atoll-island-")) / "log"
-        led = _life(lead, log)
-        telling = _Telling(log)
+        supervisor = _supervisor(lead, log)
+        unreported = _Unreported(log)
         while True:
             now_s = time.monotonic()
             if self._grace_s is not None:
-                led.cancel(now_s, grace_s=self._grace_s)
-            led.look(now_s)
-            said = replace(led.report, host=os.uname().nodename).to_dict()
-            if (new := telling.new(said, now_s, is_last=led.is_over)) is not None:
-                told = self._ledger.hear.remote(lead.index, life_number, said, new)
-                if ask(told) and self._grace_s is None and not led.is_over:
-                    # The ledger may be asked a moment before this actor is, or while
-                    # it was elsewhere: the island leaves cleanly all the same.
+                supervisor.cancel(now_s, grace_s=self._grace_s)
+            supervisor.look(now_s)
+            report = replace(supervisor.report, host=os.uname().nodename).to_dict()
+            if (
+                new := unreported.new(report, now_s, is_last=supervisor.is_over)
+            ) is not None:
+                reply = self._ledger.hear.remote(lead.index, incarnation, report, new)
+                if ask(reply) and self._grace_s is None and not supervisor.is_over:
+                    # A request to cancel may reach the ledger before this actor, or
+                    # while the island had none: the island still leaves cleanly.
                     self._grace_s = GRACE_S
-            if led.is_over:
+            if supervisor.is_over:
                 return
             time.sleep(LOOK_S)
 
 
-class _Telling:
-    """What the ledger does not know yet."""
+class _Unreported:
+    """The state and the log lines that the ledger does not have yet."""
 
     def __init__(self, log: Path) -> None:
-        self._log, self._at = log, 0
-        self._told: dict[str, Any] | None = None
-        self._told_at_s = 0.0
+        self._log, self._offset = log, 0
+        self._last_report: dict[str, Any] | None = None
+        self._reported_at_s = 0.0
 
     def new(
-        self, said: dict[str, Any], now_s: float, *, is_last: bool
+        self, report: dict[str, Any], now_s: float, *, is_last: bool
     ) -> list[str] | None:
-        """Return the new lines if there is something to tell, else None."""
+        """Return the new lines if a report is due, else None."""
         lines = self._lines(is_last=is_last)
-        if not lines and said == self._told and now_s - self._told_at_s < TELL_S:
+        if (
+            not lines
+            and report == self._last_report
+            and now_s - self._reported_at_s < TELL_S
+        ):
             return None
-        self._told, self._told_at_s = said, now_s
+        self._last_report, self._reported_at_s = report, now_s
         return lines
 
     def _lines(self, *, is_last: bool) -> list[str]:
-        """Return whole lines that came since; at the end also one without its end."""
+        """Return new complete lines; with `is_last` an incomplete one, too."""
         if not self._log.exists():
             return []
         with self._log.open("rb") as file:
-            file.seek(self._at)
+            file.seek(self._offset)
             data = file.read() if is_last else file.read(2**20)
         end = len(data) if is_last else data.rfind(b"\n") + 1
-        self._at += end
+        self._offset += end
         return data[:end].decode(errors="replace").splitlines()
 
 
-def _life(lead: Lead, log: Path) -> Life:
-    def say(text: str) -> None:
+def _supervisor(lead: LeaderTask, log: Path) -> IslandSupervisor:
+    def write(text: str) -> None:
         with log.open("a") as file:
             file.write(f"atoll: {text}\n")
 
-    start = Start(
-        lead.index, lead.name, lead.words, lead.environment, None, lead.is_python
+    start = IslandCommand(
+        lead.index, lead.name, lead.argv, lead.environment, None, lead.is_python
     )
-    words = Words(say=say, start=lambda: Group(start, log))
-    return Life(lead.index, lead.name, Restarts.from_dict(lead.restarts), words)
+    hooks = ProcessHooks(log=write, start=lambda: ProcessGroup(start, log))
+    return IslandSupervisor(
+        lead.index, lead.name, Restarts.from_dict(lead.restarts), hooks
+    )
 
 
 SILENT_S = 30.0
-"""After so long without a word an island's actor is not believed to be there."""
+"""An actor that has not reported for this time is assumed to be lost."""
 
 MAX_LINES = 100_000
-"""Of each island that are kept: the last ones."""
+"""The last lines of each island that are stored."""
 
 
 @dataclass
@@ -152,14 +163,14 @@ class Entry:
     """One island."""
 
     report: Report
-    lives: int = 0
-    """Actors that have begun: one, and one more for every node that was lost."""
+    incarnation: int = 0
+    """Actors that have started: one, and one more for every lost node."""
 
     heard_at_s: float | None = None
     is_to_go: bool = False
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_LINES))
     num_lines: int = 0
-    """That were ever said."""
+    """All lines of its log, with those that were dropped."""
 
 
 class Ledger:
@@ -177,66 +188,69 @@ class Ledger:
         }
 
     def begun(self, index: int, is_again: bool = False) -> tuple[int, bool]:
-        """Return which life an actor is, and whether its island is to go.
+        """Return an actor's incarnation, and whether its island is to end.
 
-        One that is another's successor is at least the second, whatever was lost here.
+        A successor has at least incarnation 2, even if this ledger has lost its state.
         """
         entry = self._entries[index]
-        entry.lives = max(entry.lives, int(is_again)) + 1
+        entry.incarnation = max(entry.incarnation, int(is_again)) + 1
         entry.heard_at_s = self._now_s()
-        return entry.lives, entry.is_to_go or entry.report.state.is_over
+        return entry.incarnation, entry.is_to_go or entry.report.state.is_over
 
-    def hear(self, index: int, life: int, said: dict[str, Any], new: list[str]) -> bool:
-        """Take an actor's word; return whether the island is to go.
+    def hear(
+        self, index: int, incarnation: int, report: dict[str, Any], new: list[str]
+    ) -> bool:
+        """Store an actor's report; return whether the island is to end.
 
-        The word of a life before the present one is too late. One that is not known
-        yet is believed: a ledger that has lost its node begins with nothing.
+        A report of an earlier incarnation is ignored. One of a later incarnation is
+        accepted: a ledger that has lost its node starts empty.
         """
         entry = self._entries[index]
-        if life < entry.lives or entry.report.state.is_over:
+        if incarnation < entry.incarnation or entry.report.state.is_over:
             return True
-        entry.lives = life
+        entry.incarnation = incarnation
         entry.heard_at_s = self._now_s()
-        entry.report = Report.from_dict(said)
+        entry.report = Report.from_dict(report)
         entry.lines.extend(new)
         entry.num_lines += len(new)
         return entry.is_to_go
 
     def ask_to_go(self, indexes: list[int]) -> list[tuple[int, bool, bool]]:
-        """Note who is to go.
+        """Record a request to cancel islands.
 
-        Returns for each that is not over: its index, whether its actor has begun, and
-        whether it was asked before.
+        Returns for each that is not over: its index, whether its actor has started, and
+        whether the request is a repetition.
         """
-        found = []
+        cancelled = []
         for index in indexes:
             entry = self._entries.get(index)
             if entry is not None and not entry.report.state.is_over:
-                found.append((index, entry.lives > 0, entry.is_to_go))
+                cancelled.append((index, entry.incarnation > 0, entry.is_to_go))
                 entry.is_to_go = True
-        return found
+        return cancelled
 
     def ended(self, index: int) -> None:
-        """Note that an island was ended without its own word."""
+        """Record that an island was ended without a report of its own."""
         entry = self._entries[index]
         if not entry.report.state.is_over:
             entry.report = replace(entry.report, state=State.CANCELLED, reason="")
 
     def reports(self) -> list[dict[str, Any]]:
-        """Return what is known of every island, and for how long nobody spoke."""
+        """Return the state of every island, with the time since its last report."""
         now_s = self._now_s()
-        said = []
+        reports = []
         for entry in self._entries.values():
-            lost = max(0, entry.lives - 1)
+            lost = max(0, entry.incarnation - 1)
             report = replace(entry.report, restarts=entry.report.restarts + lost)
             silent_s = 0.0 if entry.heard_at_s is None else now_s - entry.heard_at_s
-            said.append(
-                report.to_dict() | {"silent_s": silent_s, "has_begun": entry.lives > 0}
+            reports.append(
+                report.to_dict()
+                | {"silent_s": silent_s, "has_begun": entry.incarnation > 0}
             )
-        return said
+        return reports
 
     def lines(self, index: int, after: int) -> list[str]:
-        """Return what an island has said, without the first lines."""
+        """Return the log of an island, without the first `after` lines."""
         entry = self._entries.get(index)
         if entry is None:
             return []
@@ -244,12 +258,12 @@ class Ledger:
         return list(islice(entry.lines, max(0, after - num_dropped), None))
 
     def is_over(self) -> bool:
-        """Return whether nothing becomes of any island any more."""
-        return all(each.report.state.is_over for each in self._entries.values())
+        """Return whether all islands are over."""
+        return all(entry.report.state.is_over for entry in self._entries.values())
 
 
 KEPT_S = 86_400.0
-"""How long a ledger is there after its last island."""
+"""How long a ledger exists after its last island."""
 
 LEDGER_LOOK_S = 60.0
 
@@ -264,9 +278,9 @@ HEAD = "node:__internal_head__"
 
 
 def ledger_class(launch: str) -> Any:
-    """Return what makes the ledger of a launch: at the head, and again if it is lost.
+    """Return the class of a launch's ledger: at the head node, and restarted if lost.
 
-    A cluster outlives any other node, and so does what became of its islands.
+    A cluster outlives any other node, and so does the state of its islands.
     """
     return ray.remote(_LedgerActor).options(
         name=launch,
@@ -280,7 +294,7 @@ def ledger_class(launch: str) -> Any:
 
 
 def leader_class(launch: str, index: int, **resources: Any) -> Any:
-    """Return what makes an island's actor, away from the others if there is room."""
+    """Return the class of an island's actor, spread over nodes if possible."""
     return ray.remote(_LeaderActor).options(
         name=actor_name(launch, index),
         namespace=ray.get_runtime_context().namespace,
@@ -294,8 +308,8 @@ def leader_class(launch: str, index: int, **resources: Any) -> Any:
 class _LedgerActor(Ledger):
     """A ledger that ends by itself, long after its islands.
 
-    Ray takes methods from the class that it is given, so this is one of the classes
-    that a framework wants to be another's.
+    Ray needs the methods in the class itself: this is one of the subclasses that a
+    framework demands.
     """
 
     def __init__(self, names: dict[int, str]) -> None:
@@ -314,17 +328,17 @@ class _LedgerActor(Ledger):
         ray.get_actor(self._name).leave.remote()
 
     def leave(self) -> None:
-        """End for good: nobody is started in its place."""
+        """End permanently: Ray starts no other actor in its place."""
         ray.actor.exit_actor()  # type: ignore[no-untyped-call]  # Ray's own
 
 
 class _LeaderActor:
-    """An island's leader, from its first breath: a new life is not told to begin."""
+    """An island's leader. Its constructor starts it, also after a restart by Ray."""
 
-    def __init__(self, lead: Lead, ledger: Any, name: str) -> None:
+    def __init__(self, lead: LeaderTask, ledger: Any, name: str) -> None:
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         lead = lead.at(address)
-        self._leader, self._name = Leader(lead, ledger), name
+        self._leader, self._name = IslandLeader(lead, ledger), name
         threading.Thread(target=self._lead, daemon=True).start()
 
     def _lead(self) -> None:
@@ -333,9 +347,9 @@ class _LeaderActor:
         ray.get_actor(self._name).leave.remote()
 
     def go(self, grace_s: float) -> None:
-        """Let the island go."""
+        """Cancel the island."""
         self._leader.go(grace_s)
 
     def leave(self) -> None:
-        """Give the place back: nobody is started here again."""
+        """End permanently, and release the resources."""
         ray.actor.exit_actor()  # type: ignore[no-untyped-call]  # Ray's own

@@ -37,15 +37,15 @@ from atoll.launch.base import (
     Handle,
     Keep,
     Launcher,
-    Order,
-    Plan,
+    LaunchOrder,
+    LaunchPlan,
     Report,
     State,
     Traits,
     read_options,
 )
-from atoll.launch.engines.sagemaker.inside import MAX_WORD, MODULE, folded
-from atoll.launch.leading import TOLD_TO_GO, leader_words
+from atoll.launch.engines.sagemaker.entrypoint import MAX_WORD, MODULE, folded
+from atoll.launch.job_leader import EXIT_CANCELLED, leader_argv
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 
 LOGS = "/aws/sagemaker/TrainingJobs"
@@ -84,11 +84,11 @@ class SageMakerLauncher:
     def traits(self) -> Traits:
         return Traits()
 
-    def plan(self, order: Order) -> Plan:
+    def plan(self, order: LaunchOrder) -> LaunchPlan:
         data = job_requests(order, self._read, region=self._aws.region)
-        return Plan(data, json.dumps(data, indent=2))
+        return LaunchPlan(data, json.dumps(data, indent=2))
 
-    def launch(self, order: Order, *, keep: Keep) -> Handle:
+    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
         requests = job_requests(order, self._read, region=self._aws.region)
         reference = {"region": self._aws.region, "has_secrets": bool(order.values)}
         handle = order.handle(
@@ -148,7 +148,7 @@ class SageMakerLauncher:
         if indexes is None:
             self._forget_secrets(handle)
 
-    def _keep_secrets(self, order: Order) -> None:
+    def _keep_secrets(self, order: LaunchOrder) -> None:
         values = {name: value.reveal() for name, value in order.values.items()}
         with told("keep the launch's secrets in Secrets Manager"):
             self._aws.secrets.create_secret(
@@ -211,7 +211,7 @@ class SageMakerLauncher:
             why = str(described.get("FailureReason") or "Failed")
             if (found := _EXIT_CODE.search(why)) is not None:
                 code = int(found[1])
-            if code == TOLD_TO_GO:
+            if code == EXIT_CANCELLED:
                 state = State.CANCELLED
         place = str(job["TrainingJobName"])
         return Report(
@@ -301,7 +301,7 @@ def secrets_name(launch: str) -> str:
 
 
 def job_requests(
-    order: Order, options: SageMakerOptions, *, region: str
+    order: LaunchOrder, options: SageMakerOptions, *, region: str
 ) -> list[dict[str, Any]]:
     """Return the request of every island. No value of a secret is in it.
 
@@ -373,7 +373,7 @@ def instance_type(resources: Resources, options: SageMakerOptions) -> str:
 
 
 def _arguments(
-    order: Order,
+    order: LaunchOrder,
     index: int,
     options: SageMakerOptions,
     *,
@@ -385,7 +385,7 @@ def _arguments(
     for variable, named in in_engine(order.spec.secrets).items():
         words += ["--secret", f"{variable}={named}"]
     words += ["--secrets", secrets_name(order.id)] if order.values else []
-    words += ["--", *folded(leader_words(order.spec, index, limit_s=limit_s))]
+    words += ["--", *folded(leader_argv(order.spec, index, limit_s=limit_s))]
     if len(words) > MAX_WORDS or any(len(each) > MAX_WORD for each in words):
         raise UsageError(
             f"The command of an island is {len(words)} arguments for SageMaker, which "

@@ -36,41 +36,41 @@ STATES = {
     "COMPLETED": State.FINISHED,
     "CANCELLED": State.CANCELLED,
 }
-"""Whatever is not here has failed: BOOT_FAIL, DEADLINE, FAILED, NODE_FAIL,
+"""All other states mean that the job failed: BOOT_FAIL, DEADLINE, FAILED, NODE_FAIL,
 OUT_OF_MEMORY, PREEMPTED, REVOKED, TIMEOUT."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """One task, as the controller tells of it."""
+    """One task, as the controller reports it."""
 
     state: State
-    named: str = ""
-    """By which `scancel` finds it."""
+    task_id: str = ""
+    """Its id for `scancel`."""
 
     num_requeues: int = 0
     exit_code: int | None = None
     reason: str = ""
     node: str = ""
     is_final: bool = False
-    """Whether it is over, and Slurm does not say that it may come back."""
+    """Whether it is over, and Slurm reports nothing that may restart it."""
 
     @classmethod
     def unknown(cls) -> Account:
-        """Return that of a task of which Slurm knows nothing."""
-        return cls(state=State.LOST, reason="Slurm knows nothing of it")
+        """Return the account of a task that Slurm does not know."""
+        return cls(state=State.LOST, reason="Slurm does not know it")
 
-    def wants_slurm(self, *, was_asked: bool) -> bool:
-        """Return whether Slurm is to end it: its leader cannot, or did not when asked.
+    def needs_scancel(self, *, was_requested: bool) -> bool:
+        """Return whether `scancel` has to end it: its leader cannot, or did not so far.
 
-        A leader tells the island once, in its own time; Slurm would tell every process
-        of the task at the same moment, and kill by its own `KillWait`.
+        A leader sends SIGTERM to the island once, and waits for the requested grace;
+        Slurm would signal every process of the task, and kill after its own `KillWait`.
         """
         is_waiting = self.state in (State.PENDING, State.RESTARTING)
-        return is_waiting or (was_asked and not self.state.is_over)
+        return is_waiting or (was_requested and not self.state.is_over)
 
     def report(self, handle: Handle, index: int) -> Report:
-        """Return it as an engine's report."""
+        """Return the report of the task's island."""
         return Report(
             index=index,
             name=handle.island(index),
@@ -82,26 +82,26 @@ class Account:
 
 
 def accounts_of(handle: Handle) -> dict[int, Account]:
-    """Return what Slurm knows of a launch, by the numbers of its tasks."""
+    """Return the accounts of a launch, by the numbers of its tasks."""
     job = handle.reference.get("job")
     if not isinstance(job, int):
-        # Whoever launched it has not lived to learn the number.
-        job = number_named(handle.id)
+        # The launching process ended before it received the number.
+        job = job_named(handle.id)
     if job is None:
         return {}
-    found: dict[int, Account] = {}
-    for fields in shown(job):
-        # The controller gives numbers anew after a restart without its state.
+    accounts: dict[int, Account] = {}
+    for fields in records_of(job):
+        # A controller that restarts without its state assigns the same numbers again.
         if fields.get("JobName") != handle.id:
             continue
         for number in numbers(fields.get("ArrayTaskId", "")):
-            found[number] = _account(fields, job, number)
-    return found
+            accounts[number] = _account(fields, job, number)
+    return accounts
 
 
-def numbers(said: str) -> Iterator[int]:
+def numbers(text: str) -> Iterator[int]:
     """Return the tasks that a record is about: `3`, or `0-3,7%2` of those that wait."""
-    for part in said.partition("%")[0].split(","):
+    for part in text.partition("%")[0].split(","):
         first, _, last = part.partition("-")
         last = last.partition(":")[0]
         if first.isdecimal() and (last or first).isdecimal():
@@ -109,8 +109,8 @@ def numbers(said: str) -> Iterator[int]:
 
 
 def _account(fields: dict[str, str], job: int, number: int) -> Account:
-    word, *flags = fields.get("JobState", "").split(",")
-    state = STATES.get(word, State.FAILED)
+    job_state, *flags = fields.get("JobState", "").split(",")
+    state = STATES.get(job_state, State.FAILED)
     requeues = int(fields.get("Restarts", "0"))
     if state is State.PENDING and requeues:
         state = State.RESTARTING
@@ -118,36 +118,36 @@ def _account(fields: dict[str, str], job: int, number: int) -> Account:
     node = fields.get("NodeList", "")
     return Account(
         state=state,
-        named=f"{job}_{number}",
+        task_id=f"{job}_{number}",
         num_requeues=requeues,
         exit_code=_exit_code(fields.get("ExitCode", "")) if state.is_over else None,
-        reason=_why(state, word, reason, node),
+        reason=_reason(state, job_state, reason, node),
         node="" if node in ("(null)", "None assigned") else node,
         is_final=state.is_over and not flags,
     )
 
 
-def _exit_code(said: str) -> int | None:
-    """Return how a task ended: Slurm writes `code:signal`."""
-    code, _, number = said.partition(":")
-    if not (code.isdecimal() and number.isdecimal()):
+def _exit_code(text: str) -> int | None:
+    """Return the exit code of a task: Slurm writes `code:signal`."""
+    code, _, signal_number = text.partition(":")
+    if not (code.isdecimal() and signal_number.isdecimal()):
         return None
-    return -int(number) if int(number) else int(code)
+    return -int(signal_number) if int(signal_number) else int(code)
 
 
-def _why(state: State, word: str, reason: str, node: str) -> str:
-    told = "" if reason in ("None", "") else reason
+def _reason(state: State, job_state: str, reason: str, node: str) -> str:
+    detail = "" if reason in ("None", "") else reason
     if state is State.FAILED:
-        # A leader that dies with its node tells nobody: Slurm's word is all there is.
-        where = f" on {node}" if word == "NODE_FAIL" else ""
-        return f"{word}{where}" + (f" ({told})" if told else "")
-    return told if not state.is_over else ""
+        # A leader that dies with its node writes no reason: only Slurm has one.
+        location = f" on {node}" if job_state == "NODE_FAIL" else ""
+        return f"{job_state}{location}" + (f" ({detail})" if detail else "")
+    return detail if not state.is_over else ""
 
 
 PROGRAMS = ("sbatch", "scontrol", "squeue", "scancel")
 ASK_S = 60.0
 AT_ONCE = 256
-"""Tasks that one `scancel` is told of."""
+"""Tasks of one call of `scancel`."""
 
 _ABSENT = re.compile(r"Invalid job id|job not found|already completing", re.I)
 _UNREACHABLE = re.compile(
@@ -158,63 +158,64 @@ _DENIED = re.compile(r"access.*denied|not permitted|permission|invalid account",
 
 def submit(script: Path) -> int:
     """Submit a batch script, and return the number of its job."""
-    said = ask(["sbatch", "--parsable", str(script)])
-    number = said.strip().partition(";")[0]
+    output = run_program(["sbatch", "--parsable", str(script)])
+    number = output.strip().partition(";")[0]
     if not number.isdecimal():
-        raise RemoteError(f"sbatch has answered with {said[:200]!r}, and no number.")
+        raise RemoteError(f"sbatch printed {output[:200]!r}, and no number.")
     return int(number)
 
 
-def shown(job: int) -> list[dict[str, str]]:
-    """Return what the controller knows of a job's tasks, [] if it knows nothing."""
-    said = ask(["scontrol", "--oneliner", "show", "job", str(job)], absent="")
-    return [_fields(line) for line in said.splitlines() if "JobId=" in line]
+def records_of(job: int) -> list[dict[str, str]]:
+    """Return the controller's records of a job's tasks, [] if it has none."""
+    output = run_program(["scontrol", "--oneliner", "show", "job", str(job)], absent="")
+    return [_fields(line) for line in output.splitlines() if "JobId=" in line]
 
 
-def number_named(name: str) -> int | None:
+def job_named(name: str) -> int | None:
     """Return the job of a name, if one is waiting or running."""
-    said = ask(["squeue", "--noheader", "--format=%A", f"--name={name}"])
-    numbers = [int(each) for each in said.split() if each.isdecimal()]
+    output = run_program(["squeue", "--noheader", "--format=%A", f"--name={name}"])
+    numbers = [int(number) for number in output.split() if number.isdecimal()]
     return min(numbers) if numbers else None
 
 
-def scancel(named: Sequence[str]) -> None:
+def scancel(task_ids: Sequence[str]) -> None:
     """Have Slurm end tasks; those that it does not know are over."""
-    for first in range(0, len(named), AT_ONCE):
-        ask(["scancel", *named[first : first + AT_ONCE]], absent="")
+    for first in range(0, len(task_ids), AT_ONCE):
+        run_program(["scancel", *task_ids[first : first + AT_ONCE]], absent="")
 
 
-def ask(words: Sequence[str], *, absent: str | None = None) -> str:
-    """Return what a program says, or `absent` if it knows of no such job.
+def run_program(argv: Sequence[str], *, absent: str | None = None) -> str:
+    """Return the output of a program, or `absent` if it knows no such job.
 
     Raises:
-        UsageError, Refused, Unreachable: it failed; its own words are told.
+        UsageError, Refused, Unreachable: it failed; the message has its output.
     """
-    # What this process was given to be an island is not for those it launches.
+    # If this process is an island itself, its own variables are not for new islands.
     hidden = {PASS, PASS_FILE, "ATOLL_RUN", "ATOLL_ISLAND", "ATOLL_ISLAND_INDEX"}
-    around = {key: value for key, value in os.environ.items() if key not in hidden}
+    environment = {key: value for key, value in os.environ.items() if key not in hidden}
     try:
         done = subprocess.run(
-            list(words), env=around, capture_output=True, text=True, timeout=ASK_S
+            list(argv), env=environment, capture_output=True, text=True, timeout=ASK_S
         )
     except subprocess.TimeoutExpired as exc:
         raise Unreachable(
-            f"{words[0]} has not answered for {ASK_S:g} s. Is Slurm's controller up?"
+            f"{argv[0]} has not answered for {ASK_S:g} s. Is Slurm's controller up?"
         ) from exc
     if done.returncode == 0:
         return done.stdout
-    said = " ".join((done.stderr or done.stdout).split())[:500]
-    if absent is not None and _ABSENT.search(said):
+    output = " ".join((done.stderr or done.stdout).split())[:500]
+    if absent is not None and _ABSENT.search(output):
         return absent
-    if _UNREACHABLE.search(said):
-        raise Unreachable(f"Slurm's controller does not answer: {said}.")
-    if _DENIED.search(said):
-        raise Refused(f"Slurm does not let this user: {said}.")
-    raise UsageError(f"{words[0]} says: {said or f'exit code {done.returncode}'}.")
+    if _UNREACHABLE.search(output):
+        raise Unreachable(f"Slurm's controller does not answer: {output}.")
+    if _DENIED.search(output):
+        raise Refused(f"Slurm refuses this user: {output}.")
+    message = output or f"exit code {done.returncode}"
+    raise UsageError(f"{argv[0]} says: {message}.")
 
 
 def _fields(line: str) -> dict[str, str]:
-    """Return the `Key=value` words of a line; a value may hold spaces, a key none."""
+    """Return the `Key=value` pairs of a line; a value may have spaces, a key none."""
     fields: dict[str, str] = {}
     for match in re.finditer(r"(?:^| )([A-Za-z:/]+)=(.*?)(?= [A-Za-z:/]+=|$)", line):
         fields.setdefault(match[1], match[2])

@@ -1,7 +1,7 @@
 """What a training container starts: it fetches secrets, and becomes the leader.
 
-    python -m atoll.launch.engines.sagemaker.inside --region R --secret A=NAME \
-        --secrets atoll/reef-1 -- =python =-m =atoll.launch.leading ...
+    python -m atoll.launch.engines.sagemaker.entrypoint --region R --secret A=NAME \
+        --secrets atoll/reef-1 -- =python =-m =atoll.launch.job_leader ...
 
 Rule 1: words arrive as SageMaker takes them: on one line, of 256 characters at most.
 `=` begins a word and `+` goes on with it; characters are escaped as JSON does.
@@ -23,7 +23,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from atoll.errors import AtollError
 from atoll.launch.bootstrap import become
 
-MODULE = "atoll.launch.engines.sagemaker.inside"
+MODULE = "atoll.launch.engines.sagemaker.entrypoint"
 MAX_WORD = 256
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atoll.launch.base import Report, State
-from atoll.launch.leading import TOLD_TO_GO, exit_code, with_requirements
+from atoll.launch.job_leader import EXIT_CANCELLED, exit_code, with_requirements
 from atoll.launch.spec import Restarts
 
 ENDS = "import sys; print('life', flush=True); sys.exit(7)"
@@ -35,10 +35,8 @@ def test_an_island_that_fails_is_started_again_and_then_left_dead() -> None:
     lines = said.splitlines()
     assert led.returncode == 7
     assert lines.count("life") == 3
-    assert (
-        lines[1] == "atoll: a-0 ended with exit code 7, and is started again in 0.01 s."
-    )
-    assert lines[-1] == "atoll: a-0 ended with exit code 7, and is left dead."
+    assert lines[1] == "atoll: a-0 ended with exit code 7, and is restarted in 0.01 s."
+    assert lines[-1] == "atoll: a-0 ended with exit code 7, and is not restarted."
 
 
 def test_sigterm_lets_the_island_leave() -> None:
@@ -50,7 +48,7 @@ def test_sigterm_lets_the_island_leave() -> None:
         said, _ = led.communicate(timeout=100)
 
     assert said == "left\n"
-    assert led.returncode == TOLD_TO_GO
+    assert led.returncode == EXIT_CANCELLED
 
 
 def test_an_island_leaves_before_its_time_is_over() -> None:
@@ -58,7 +56,7 @@ def test_an_island_leaves_before_its_time_is_over() -> None:
     with _leader(LEAVES, leave_after_s=3.0) as led:
         led.communicate(timeout=100)
 
-    assert led.returncode == TOLD_TO_GO
+    assert led.returncode == EXIT_CANCELLED
 
 
 @pytest.mark.parametrize(
@@ -102,7 +100,7 @@ def _leader(
     code: str, *, restarts: Restarts | None = None, leave_after_s: float = 1e6
 ) -> subprocess.Popen[str]:
     policy = json.dumps((restarts or Restarts()).to_dict())
-    words = [sys.executable, "-m", "atoll.launch.leading", "--name", "a-0"]
+    words = [sys.executable, "-m", "atoll.launch.job_leader", "--name", "a-0"]
     words += ["--restarts", policy, "--leave-after-s", str(leave_after_s), "--"]
     return subprocess.Popen(
         [*words, sys.executable, "-c", code], stdout=subprocess.PIPE, text=True

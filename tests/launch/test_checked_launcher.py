@@ -12,7 +12,7 @@ import pytest
 
 from atoll.errors import Refused, Unreachable
 from atoll.launch.base import Handle
-from atoll.launch.registry import Understanding, open_launcher
+from atoll.launch.registry import CheckedLauncher, open_launcher
 from tests.cli.runs import as_user
 
 HANDLE = Handle(
@@ -48,9 +48,9 @@ class Reading:
 )
 def test_an_odd_answer_is_told(read: Callable[[], object], told: str) -> None:
     """Whatever a launcher is asked: which engine, what was said, where it is read."""
-    launcher = Understanding("slurm", Reading(read))
+    launcher = CheckedLauncher("slurm", Reading(read))
     message = (
-        rf"What slurm answers to '.*' is not understood: {told}.*understanding\.py"
+        rf"The response of slurm to '.*' cannot be parsed: {told}.*checked_launcher\.py"
     )
     for ask in (
         lambda: launcher.poll(HANDLE),
@@ -68,7 +68,7 @@ def test_an_error_of_ours_stays_what_it_is() -> None:
         raise Refused("You may not.")
 
     with pytest.raises(Refused, match="You may not"):
-        Understanding("slurm", Reading(read)).poll(HANDLE)
+        CheckedLauncher("slurm", Reading(read)).poll(HANDLE)
 
 
 def test_every_launcher_is_given_out_so(
@@ -81,6 +81,6 @@ def test_every_launcher_is_given_out_so(
         (tmp_path / program).write_text(f"#!/bin/sh\necho '{said}'\n")
         (tmp_path / program).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    message = r"What slurm answers to 'poll' .*'many' \(scheduler\.py, line \d+\)"
+    message = r"The response of slurm to 'poll' .*'many' \(scheduler\.py, line \d+\)"
     with pytest.raises(Unreachable, match=message):
         open_launcher("slurm").poll(HANDLE)

@@ -1,6 +1,8 @@
-"""Calls a function as a command: `python -m atoll.launch.calling module:function ...`.
+"""Calls a function as a command.
 
-The arguments are given to it as text, and what it returns is the exit code: None is 0.
+    python -m atoll.launch.function_command module:function ...
+
+It passes the arguments as text, and exits with the returned value: None is 0.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ def function_of(named: str) -> Callable[..., object]:
     """Return the function that `module:function` names.
 
     Raises:
-        UsageError: there is none. What the module itself raises is not touched.
+        UsageError: there is none. Exceptions of the module itself pass unchanged.
     """
     module, _, name = named.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        function = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as exc:
         if exc.name is None or not module.startswith(exc.name):
             raise
@@ -31,9 +33,9 @@ def function_of(named: str) -> Callable[..., object]:
         ) from exc
     except AttributeError as exc:
         raise UsageError(f"The module {module!r} has no function {name!r}.") from exc
-    if not callable(found):
-        raise UsageError(f"{named!r} is a {type(found).__name__}, and no function.")
-    return found  # type: ignore[no-any-return]
+    if not callable(function):
+        raise UsageError(f"{named!r} is a {type(function).__name__}, and no function.")
+    return function  # type: ignore[no-any-return]
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -115,7 +115,7 @@ def test_no_cluster_is_told(stage: LaunchStage) -> None:
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"image": "reef:1"}, "image='reef:1' is nothing that Ray's nodes start"),
+        ({"image": "reef:1"}, "image='reef:1' cannot be started by Ray's nodes"),
         ({"secrets": {"A": "engine:a"}}, "The secret A is to come from the engine"),
         ({"resources": Resources(time_limit_s=60.0)}, "Ray has none"),
     ],

@@ -331,8 +331,8 @@ def test_a_plan_is_what_sbatch_takes(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"image": "reef:1"}, "image='reef:1' is nothing that Slurm brings"),
-        ({"requirements": ("torch",)}, "requirements="),
+        ({"image": "reef:1"}, "Slurm cannot install image='reef:1'"),
+        ({"requirements": ("torch",)}, "Slurm cannot install requirements="),
         ({"secrets": {"A": "engine:a"}}, "The secret A is to come from the engine"),
         ({"resources": Resources(time_limit_s=60.0)}, "leaves no time to train"),
         ({"directory": "/with a space"}, "cannot be written into a batch script"),

@@ -1,6 +1,6 @@
 """A process that has copies of itself save, and kills each at another system call.
 
-It is a program of its own, without threads, so that it may fork: see `test_killed`.
+It is a separate program without threads, so that it may fork: see `test_writer`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def killed_at(root: Path, at: int) -> bool:
 
 
 def main(root: Path) -> None:
-    """Kill at every point in turn, and print what is found after each, as JSON."""
+    """Kill at every point in turn, and print the state of the directory as JSON."""
     found = []
     at = 0
     is_killed = True

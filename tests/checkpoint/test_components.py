@@ -1,4 +1,4 @@
-"""A checkpoint holds what was chosen, and says so when it has no weights."""
+"""A checkpoint holds the chosen components, and is marked if it has no weights."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_any_subset_is_saved(tmp_path: Path, chosen: list[str]) -> None:
 
 @pytest.mark.parametrize("chosen", [["scheduler"], ["model", "trainer"]])
 def test_any_subset_is_loaded(tmp_path: Path, chosen: list[str]) -> None:
-    """What was not chosen keeps the state that it has."""
+    """A component that was not chosen keeps its present state."""
     atoll.checkpoint.save(tmp_path, _everything())
     objects = {name: Weights() for name in COMPONENTS}
 
@@ -106,13 +106,13 @@ def test_a_misspelt_component_is_refused_everywhere(tmp_path: Path, door: str) -
 
 
 def test_one_word_is_not_a_list_of_letters(tmp_path: Path) -> None:
-    """components="model" is a slip that is told, not seven unknown components."""
+    """components="model" is reported as a string, not as five unknown components."""
     with pytest.raises(UsageError, match=r"Write components=\['model'\]"):
         atoll.checkpoint.save(tmp_path, _everything(), components="model")
 
 
 def test_a_known_component_that_is_not_produced_is_ignored(tmp_path: Path) -> None:
-    """Who asks for a scheduler and has none gets a checkpoint without one."""
+    """A chosen scheduler that was not given is left out of the checkpoint."""
     atoll.checkpoint.save(
         tmp_path, {"model": Weights()}, components=["model", "scheduler"]
     )
@@ -124,7 +124,7 @@ def test_a_known_component_that_is_not_produced_is_ignored(tmp_path: Path) -> No
 
 
 def test_what_a_checkpoint_does_not_hold_is_told_as_fresh(tmp_path: Path) -> None:
-    """An optimizer that nobody saved keeps its new state, and that is said."""
+    """An optimizer that was not saved keeps its new state, and is listed as fresh."""
     atoll.checkpoint.save(tmp_path, {"model": Weights()})
 
     loaded = atoll.checkpoint.load(
@@ -136,7 +136,7 @@ def test_what_a_checkpoint_does_not_hold_is_told_as_fresh(tmp_path: Path) -> Non
 
 
 def test_leaving_out_the_model_marks_the_weights_as_external(tmp_path: Path) -> None:
-    """A checkpoint without weights says so, and is valid because it does."""
+    """A checkpoint without weights is valid because it is marked as such."""
     chosen = [name for name in COMPONENTS if name != "model"]
     atoll.checkpoint.save(tmp_path, _everything(), components=chosen)
 
@@ -164,7 +164,7 @@ def test_saving_no_model_by_accident_is_refused(tmp_path: Path) -> None:
 
 
 def test_random_states_come_by_themselves(tmp_path: Path) -> None:
-    """Python and numpy draw after a restart what they would have drawn."""
+    """Python and numpy draw the same numbers as without the restart."""
     mine = random.Random(3)
     generator = np.random.default_rng(4)
     given = {"mine": mine, "numpy": generator, "old": np.random.RandomState(5)}
@@ -223,7 +223,7 @@ def test_objects_that_were_not_saved_are_named(tmp_path: Path) -> None:
 
 
 def test_a_component_without_a_state_is_refused(tmp_path: Path) -> None:
-    """A plain iterator cannot say where it is, and the error says what can."""
+    """A plain iterator has no state; the error names objects that have."""
     with pytest.raises(
         UsageError, match=r"data is of the type range_iterator.*state_dict"
     ):
@@ -247,7 +247,7 @@ def test_the_metadata_of_a_checkpoint_comes_back(tmp_path: Path) -> None:
 
 
 def test_importing_loads_no_framework() -> None:
-    """Who saves arrays of numpy never pays for torch."""
+    """Saving arrays of numpy does not import torch."""
     code = (
         "import sys, tempfile, atoll.checkpoint as c\n"
         "d = tempfile.mkdtemp()\n"
@@ -263,7 +263,7 @@ def test_importing_loads_no_framework() -> None:
 
 
 def test_a_policy_says_when_and_what(tmp_path: Path) -> None:
-    """Every so many rounds, the default unless chosen, and never one thing twice."""
+    """It is due every n rounds, has default components, and no component twice."""
     policy = Policy(tmp_path, every_rounds=4, extra={"scheduler": Weights(2.0)})
 
     assert [n for n in range(12) if policy.is_due(n, None)] == [

@@ -1,4 +1,4 @@
-"""Checkpoints that somebody wrote to harm: digests are right, and nothing else is."""
+"""Checkpoints that an attacker wrote: only their digests are right."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ARRAYS = "trainer-00000.safetensors"
 
 
 class _Anything:
-    """Takes whatever state it is given."""
+    """Takes any state."""
 
     def state_dict(self) -> dict[object, object]:
         array = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -80,7 +80,7 @@ _JSON = st.recursive(
 @given(_JSON)
 @settings(max_examples=100)
 def test_no_tree_does_anything_but_load_or_fail(tree: object) -> None:
-    """Whatever tree stands where a state should, reading it ends in one of two ways."""
+    """Reading any tree gives a value or a CorruptError."""
     with tempfile.TemporaryDirectory() as folder:
         path = _saved(Path(folder))
         _forge(path, _TREE, json.dumps({"tree": tree}).encode())

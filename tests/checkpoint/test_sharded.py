@@ -33,7 +33,7 @@ def _adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _train_and_save(root: Path, model: nn.Module) -> None:
-    """Save after three steps, and keep what two more make of it."""
+    """Save after three steps, and keep the weights after two more."""
     optimizer = _adam(model)
     train(model, optimizer, 3)
     trainer = {"rank": dist.get_rank()}
@@ -216,7 +216,7 @@ def _newest(root: Path) -> atoll.checkpoint.Found:
 
 
 def test_islands_of_ranks_go_on_bit_for_bit(loaded: Path) -> None:
-    """FSDP2, DDP and stages save weights and momentum, and go on from them exactly.
+    """FSDP2, DDP and stages save weights and momentum, and continue exactly from them.
 
     So do ranks that restore what one process saved whole, and torch's own reader of
     safetensors in torch.distributed.checkpoint, of our pieces.
@@ -238,7 +238,7 @@ def test_every_rank_writes_its_own_pieces(saved: Path) -> None:
 
 
 def test_a_ddp_island_writes_its_weights_once(saved: Path) -> None:
-    """The leader writes what DDP holds alike; what each rank has, each rank writes."""
+    """The leader writes replicated state of DDP; each rank writes its own state."""
     files = _newest(saved / "ddp").manifest.files
 
     assert "model-00000.safetensors" in files
@@ -251,7 +251,7 @@ def test_a_ddp_island_writes_its_weights_once(saved: Path) -> None:
 def test_a_checkpoint_without_one_ranks_file_is_passed_over(
     saved: Path, tmp_path: Path, lost: str
 ) -> None:
-    """A directory where a file of one rank is missing is not valid, and says so."""
+    """A checkpoint without a file of one rank is not valid; the warning names it."""
     first = saved / "fsdp" / "checkpoint-00000001"
     shutil.copytree(first, tmp_path / "checkpoint-00000001")
     shutil.copytree(first, tmp_path / "checkpoint-00000002")
@@ -265,7 +265,7 @@ def test_a_checkpoint_without_one_ranks_file_is_passed_over(
 
 
 def test_pieces_are_put_together_for_another_number_of_ranks(saved: Path) -> None:
-    """What two ranks saved in pieces, three restore in pieces of their own."""
+    """Shards of two ranks are restored as the shards of three ranks."""
     in_world(3, saved, _load_elsewhere)
 
 
@@ -286,7 +286,7 @@ def test_one_process_restores_what_ranks_saved(saved: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["trainer", "rng"])
 def test_what_differs_by_rank_wants_the_same_ranks(saved: Path, name: str) -> None:
-    """What each rank has for itself cannot be restored by another number of them."""
+    """Rank-specific state cannot be restored by another number of ranks."""
     with pytest.raises(UsageError, match=rf"{name} was saved by 2 .*leave {name} out"):
         atoll.checkpoint.load(saved / "fsdp", {"trainer": {}}, components=[name])
 
@@ -300,7 +300,7 @@ def test_stages_that_look_alike_are_not_taken_for_one_another(saved: Path) -> No
 
 
 def test_what_one_rank_cannot_save_is_raised_on_all(saved: Path) -> None:
-    """No rank waits for one that has failed: each is told which one, and why."""
+    """No rank waits for a failed one: each error names the rank and the reason."""
     told = [(saved / f"error-{rank}").read_text() for rank in range(2)]
 
     assert told[0].startswith("Rank 1: trainer.bad is of the type object")
@@ -311,7 +311,7 @@ def test_what_one_rank_cannot_save_is_raised_on_all(saved: Path) -> None:
 def test_replicas_of_a_piece_write_it_once(tmp_path: Path) -> None:
     """Of HSDP's four ranks two write the weights, and all four restore them.
 
-    FSDP2 over tensor parallel, whose pieces interleave, goes on bit for bit, too.
+    FSDP2 over tensor parallel, whose shards interleave, continues bit for bit, too.
     """
     in_world(4, tmp_path, _save_hsdp, _load_hsdp, _save_both_ways, _load_both_ways)
 

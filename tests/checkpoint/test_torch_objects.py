@@ -1,4 +1,4 @@
-"""Real objects of PyTorch go through a checkpoint and go on as if nothing had been."""
+"""Real objects of PyTorch are saved and restored, and continue without a difference."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _chained(optimizer: Optimizer) -> lr_scheduler.LRScheduler:
 
 
 class _Ramp:
-    """A callable with a state of its own, which LambdaLR saves."""
+    """A callable with state, which LambdaLR saves."""
 
     def __init__(self, width: object) -> None:
         self.width = width
@@ -239,7 +239,7 @@ def test_tensors_of_every_dtype_come_back(
 
 
 def test_small_values_of_torch_come_back(tmp_path: Path) -> None:
-    """Sizes, dtypes and devices are what they were, not words or tuples."""
+    """Sizes, dtypes and devices keep their types, and are no strings or tuples."""
     state = {
         "size": torch.Size([2, 3]),
         "dtype": torch.bfloat16,
@@ -266,7 +266,7 @@ def test_small_values_of_torch_come_back(tmp_path: Path) -> None:
 def test_a_tensor_that_cannot_be_written_is_named(
     tmp_path: Path, value: torch.Tensor, why: str
 ) -> None:
-    """The error says where it is and what to do."""
+    """The error has the path of the value and a remedy."""
     with pytest.raises(UsageError, match=rf"^trainer\.odd: .*{why}"):
         atoll.checkpoint.save(
             tmp_path, {"trainer": {"odd": value}}, components=["trainer"]
@@ -371,7 +371,7 @@ def test_momentum_is_never_given_to_another_parameter(tmp_path: Path) -> None:
 
 
 def test_a_compiled_model_is_the_model_that_it_wraps(tmp_path: Path) -> None:
-    """What was saved compiled is restored plain: the names have no prefix."""
+    """A compiled model is restored into a plain one: the names have no prefix."""
     model = _model(0)
     wrapped = torch.compile(model)
     assert isinstance(wrapped, nn.Module)

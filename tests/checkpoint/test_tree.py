@@ -1,4 +1,4 @@
-"""States as JSON and arrays: what goes in comes out, or is refused by its path."""
+"""States as JSON and arrays: a value is restored equal, or refused with its path."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_state_that_contains_itself_is_refused() -> None:
     ids=repr,
 )
 def test_a_tag_that_means_nothing_is_corrupt(value: Json) -> None:
-    """What no encoder writes is refused by the decoder."""
+    """The decoder refuses trees that no encoder writes."""
     held = RestoreContext(_Memory(Encoder()), lambda path: None)
 
     with pytest.raises(CorruptError):

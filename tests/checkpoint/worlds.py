@@ -1,4 +1,4 @@
-"""Real processes that form a gloo world, and what they do there."""
+"""Real processes that form a gloo world, and the functions that they run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_world(size: int, folder: Path, *acts: Act) -> None:
     """Have `size` processes do each act in one gloo world; raise what one raises.
 
     Args:
-        folder: what an act is called with.
+        folder: the argument of every act.
         acts: functions of a module, which each process imports.
     """
     # Forked from a process that has imported torch and done nothing else: importing it

@@ -1,4 +1,4 @@
-"""An island process for tests of joining: it joins, says so, and trains nothing."""
+"""An island process for tests of joining: it joins, prints that, and does not train."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from tests.http.loopback import listening
 
 
 def surroundings(directory: Path, token: Path | None = None) -> CredentialPaths:
-    """Return those of a user with this token, or with one that nobody knows."""
+    """Return the paths of a user with this token, or with an unknown one."""
     if token is None:
         token = directory / "token"
         token.touch(mode=0o600)
@@ -45,7 +45,7 @@ def reached(
 
 @pytest.fixture
 def retries(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """Return what was logged of waiting."""
+    """Return the log messages about retries."""
     caplog.set_level(logging.WARNING, logger="atoll")
     return lambda: [
         record.getMessage()
@@ -54,8 +54,8 @@ def retries(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     ]
 
 
-class Told(logging.Handler):
-    """Calls `act` once, when it is logged that a coordinator is not there."""
+class OnRetry(logging.Handler):
+    """Calls `act` once, when a retry is logged."""
 
     def __init__(self, act: Callable[[], None]) -> None:
         super().__init__(logging.WARNING)
@@ -69,7 +69,7 @@ class Told(logging.Handler):
 
 @contextmanager
 def when_it_waits(act: Callable[[], None]) -> Iterator[None]:
-    log, told = logging.getLogger("atoll"), Told(act)
+    log, told = logging.getLogger("atoll"), OnRetry(act)
     log.addHandler(told)
     try:
         yield
@@ -80,7 +80,7 @@ def when_it_waits(act: Callable[[], None]) -> Iterator[None]:
 def test_an_island_may_be_started_before_its_coordinator(
     tmp_path: Path, retries: Callable[[], list[str]]
 ) -> None:
-    """It asks until the coordinator listens, and says once that it does."""
+    """It retries until the coordinator listens, and logs that once."""
     directory = tmp_path / "run"
     with serving(directory, plain_settings()) as served:
         url, run = served.url, served.run
@@ -108,7 +108,7 @@ def test_an_island_may_be_started_before_its_coordinator(
 def test_a_coordinator_behind_something_that_answers_for_it_is_waited_for(
     tmp_path: Path, retries: Callable[[], list[str]]
 ) -> None:
-    """503 means not yet; what comes after it counts."""
+    """503 means not yet; the reply after it counts."""
     directory = tmp_path / "run"
     with serving(directory, plain_settings()) as served:
         info = json.loads(view_of(served._info().body[0]).tobytes())
@@ -126,9 +126,9 @@ def test_a_coordinator_behind_something_that_answers_for_it_is_waited_for(
 
 
 def test_who_never_comes_up_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
-    """The error says how long it was asked."""
+    """The error has the duration of the retries."""
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))  # bound, and nobody listens
+        sock.bind(("127.0.0.1", 0))  # bound, but not listening
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         with pytest.raises(Unreachable, match=r"did not answer.* retried for 0\.5 s"):
             reached(url, surroundings(tmp_path), wait_s=0.5)
@@ -137,7 +137,7 @@ def test_who_never_comes_up_is_waited_for_no_longer_than_said(tmp_path: Path) ->
 def test_a_wrong_token_is_refused_at_once(
     tmp_path: Path, retries: Callable[[], list[str]]
 ) -> None:
-    """A coordinator is there, and says no."""
+    """A coordinator that refuses is not asked again."""
     with (
         serving(tmp_path / "run", plain_settings()) as served,
         pytest.raises(Refused, match="token"),
@@ -162,7 +162,7 @@ def test_what_is_no_coordinator_is_refused_at_once(
 def test_http_where_tls_is_spoken_is_refused_at_once(
     tmp_path: Path, retries: Callable[[], list[str]]
 ) -> None:
-    """Nothing that comes up there would help."""
+    """A retry could not succeed."""
     with serving(tmp_path / "run", plain_settings(), has_tls=True) as served:
         url = served.url.replace("https://", "http://")
         with pytest.raises(Unreachable):
@@ -176,7 +176,7 @@ def test_a_name_that_nobody_has_is_refused_at_once(
     retries: Callable[[], list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The machine's resolver says so; a temporary failure is retried."""
+    """The resolver does not know the name; its temporary failure is retried."""
 
     def unknown(*words: object, **named: object) -> list[object]:
         raise socket.gaierror(codes.pop(0), "not known")
@@ -194,7 +194,7 @@ def test_a_name_that_nobody_has_is_refused_at_once(
 
 
 def test_a_wait_may_be_in_any_thread(tmp_path: Path) -> None:
-    """Nothing of it needs the main one."""
+    """It does not need the main thread."""
     failures: list[Exception] = []
 
     def ask() -> None:

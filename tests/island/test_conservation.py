@@ -24,7 +24,7 @@ ELEMENTS = 4100
 
 
 class Ledger:
-    """What the island has done, and what the run took, refused or dropped of it."""
+    """The work of the island, and the parts that the run took, refused or dropped."""
 
     def __init__(self, host: Host, view: VectorView, run: ScriptedRun) -> None:
         self.host, self.view, self.run = host, view, run

@@ -1,4 +1,4 @@
-"""What an island has learnt and no round has counted goes with it when it leaves."""
+"""An island that leaves publishes the work that no round has counted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS = RunSettings.from_dict(
 
 
 ENDS = SETTINGS.with_values({"run.end_rounds": 1})
-"""Round 1 is the last: what is learnt after its seal is in no round."""
+"""Round 1 is the last: the work after its seal is in no round."""
 
 
 def island_of(
@@ -57,7 +57,7 @@ def leaves(fates: list[str], *, steps: int) -> tuple[list[int], float]:
 
 
 def test_the_rest_finds_the_round_that_is_open() -> None:
-    """Its round closed without it while it was on its way: the next one takes it."""
+    """Its round closed without it while it was in flight: the next one takes it."""
     assert leaves(["missed", "counted"], steps=2) == ([1, 2], -2.0)
 
 

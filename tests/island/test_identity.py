@@ -26,7 +26,7 @@ def the_file(directory: Path) -> Path:
 
 
 def test_a_key_is_made_once_and_found_again(tmp_path: Path) -> None:
-    """The next life of an island has the key of the first; nobody else may read it."""
+    """The next incarnation has the key of the first; no other user may read it."""
     directory = tmp_path / "new" / "keys"
     key = island_key(directory, run="r", island="a")
 
@@ -36,7 +36,7 @@ def test_a_key_is_made_once_and_found_again(tmp_path: Path) -> None:
 
 
 def test_every_island_of_every_run_has_its_own(tmp_path: Path) -> None:
-    """Whatever their names are: paths, spaces, other alphabets."""
+    """For any names: paths, spaces, other alphabets."""
     names = [("r", "a"), ("r", "b"), ("s", "a"), ("../r", "a/b"), ("r", "Île d'été")]
     keys = {island_key(tmp_path, run=run, island=island) for run, island in names}
 
@@ -45,7 +45,7 @@ def test_every_island_of_every_run_has_its_own(tmp_path: Path) -> None:
 
 
 def test_processes_that_ask_at_the_same_time_get_one_key(tmp_path: Path) -> None:
-    """Whoever is first makes it, and leaves no draft."""
+    """The first process makes it, and leaves no temporary file."""
     command = [sys.executable, "-c", ASK, str(tmp_path)]
     asking = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
     keys = {process.communicate()[0] for process in asking}
@@ -55,7 +55,7 @@ def test_processes_that_ask_at_the_same_time_get_one_key(tmp_path: Path) -> None
 
 
 def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
-    """It says how to mend it."""
+    """The error has the remedy."""
     island_key(tmp_path, run="r", island="a")
     the_file(tmp_path).chmod(0o644)
 

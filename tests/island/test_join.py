@@ -1,4 +1,4 @@
-"""SIGTERM while an island joins: it leaves what it had entered, and ends with 0."""
+"""SIGTERM while an island joins: it leaves the run, and exits with 0."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ELEMENTS = 2**20
 """Four megabytes of weights, and as much of anything else."""
 
 PATIENT_S = 60.0
-"""Nothing takes so long, unless something is wrong; the machine may be busy."""
+"""Far above the usual duration, for a busy machine."""
 
 
 @contextmanager
 def joining(url: str, token: Path, home: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a process that joins a run, and end it whatever happens."""
+    """Start a process that joins a run, and end it after the block."""
     environment = {
         **os.environ,
         "ATOLL_TOKEN_FILE": str(token),
@@ -49,7 +49,7 @@ def joining(url: str, token: Path, home: Path) -> Iterator[subprocess.Popen[str]
 
 
 def terminated(process: subprocess.Popen[str], *, within_s: float) -> tuple[int, str]:
-    """Ask a process to end, and return its exit code and what it said."""
+    """Send SIGTERM to a process, and return its exit code and output."""
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=within_s)
     return process.returncode, out + err
@@ -59,7 +59,7 @@ def terminated(process: subprocess.Popen[str], *, within_s: float) -> tuple[int,
 def founding(
     folder: Path,
 ) -> Iterator[tuple[Coordinator, Link, subprocess.Popen[str]]]:
-    """Give a process whose first weights are on their way, over a slow link."""
+    """Give a process that publishes its first weights over a slow link."""
     directory = folder / "run"
     with ExitStack() as stack:
         served = stack.enter_context(serving(directory, plain_settings()))
@@ -73,7 +73,7 @@ def founding(
 
 
 def test_sigterm_while_the_first_weights_are_on_their_way(tmp_path: Path) -> None:
-    """The founder leaves: nobody has to wait for its lease to found the run."""
+    """The founder leaves: no island has to wait for its lease to found the run."""
     with founding(tmp_path) as (served, _, process):
         code, said = terminated(process, within_s=PATIENT_S)
         state, _ = served._threaded_service.look()
@@ -84,7 +84,7 @@ def test_sigterm_while_the_first_weights_are_on_their_way(tmp_path: Path) -> Non
 
 
 def test_sigterm_while_the_coordinator_cannot_be_heard(tmp_path: Path) -> None:
-    """The farewell takes no longer than it may."""
+    """Leaving takes at most `LEAVE_S`."""
     with founding(tmp_path) as (_, link, process):
         link.cut()
         code, said = terminated(process, within_s=LEAVE_S + 10.0)
@@ -93,7 +93,7 @@ def test_sigterm_while_the_coordinator_cannot_be_heard(tmp_path: Path) -> None:
 
 
 def test_sigterm_while_no_coordinator_is_there(tmp_path: Path) -> None:
-    """It waits for one, and ends at once."""
+    """It waits for one, and ends immediately."""
     directory = tmp_path / "run"
     with serving(directory, plain_settings()) as served:
         url = served.url

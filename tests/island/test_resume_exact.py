@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import AtollWarning
 from atoll.exchange import MemoryRun
-from tests.island.lives import Life, run_of
+from tests.island.incarnations import Incarnation, run_of
 
 EVERY, STEPS = 5, 23
 
@@ -29,22 +29,22 @@ def a_run(sync: dict[str, Any], **more: Any) -> MemoryRun:
 
 
 def uninterrupted(*args: Any, dtype: str = "float32", **more: Any) -> bytes:
-    life = Life(a_run(*args, **more), dtype=dtype)
-    life.train(STEPS)
-    life.die()
-    return life.bits()
+    incarnation = Incarnation(a_run(*args, **more), dtype=dtype)
+    incarnation.train(STEPS)
+    incarnation.die()
+    return incarnation.bits()
 
 
 def interrupted(
     saved_at: int, killed_at: int, *args: Any, dtype: str = "float32", **more: Any
 ) -> bytes:
     run = a_run(*args, **more)
-    first = Life(run, dtype=dtype)
+    first = Incarnation(run, dtype=dtype)
     first.train(saved_at)
     checkpoint = first.save()
     first.train(killed_at - saved_at)
     first.die()
-    second = Life(run, checkpoint=checkpoint, dtype=dtype)
+    second = Incarnation(run, checkpoint=checkpoint, dtype=dtype)
     assert second.host.resumed
     assert second.host.resumed.is_exact, second.host.resumed.reason
     assert second.steps == saved_at
@@ -81,14 +81,14 @@ def test_what_a_codec_leaves_over_is_the_same(up: str, saved_at: int) -> None:
 
 
 def test_work_that_is_not_made_again_to_the_byte_does_not_count_twice() -> None:
-    """A life that strays from the one before drops what that one has counted."""
+    """An incarnation that deviates from the one before drops the counted work."""
     run = a_run({})
-    first = Life(run)
+    first = Incarnation(run)
     first.train(2)
     checkpoint = first.save()
     first.train(EVERY)
     first.die()
-    second = Life(run, checkpoint=checkpoint)
+    second = Incarnation(run, checkpoint=checkpoint)
     second.view.local[0][3] += 1.0
     with pytest.warns(AtollWarning, match="drops 5 inner steps with 35 tokens"):
         second.train(EVERY - 2)
@@ -103,13 +103,13 @@ def test_work_that_is_not_made_again_to_the_byte_does_not_count_twice() -> None:
 
 
 def test_outcomes_that_are_kept_no_more_mean_a_rejoin_that_says_so() -> None:
-    """A run in memory keeps two; the island takes the anchor, and counts on."""
+    """A run in memory keeps two outcomes; the island takes the anchor, and trains on."""
     run = a_run({})
-    first = Life(run)
+    first = Incarnation(run)
     checkpoint = first.save()
     first.train(4 * EVERY)
     first.die()
-    second = Life(run, checkpoint=checkpoint)
+    second = Incarnation(run, checkpoint=checkpoint)
 
     resumed = second.host.resumed
     assert resumed is not None
@@ -123,15 +123,15 @@ def test_outcomes_that_are_kept_no_more_mean_a_rejoin_that_says_so() -> None:
 
 
 def test_a_life_that_leaves_while_it_makes_steps_again_gives_nothing_twice() -> None:
-    """What an earlier life has counted is not in any departing update."""
+    """Work that an earlier incarnation has counted is in no departing update."""
     run = a_run({})
-    first = Life(run)
+    first = Incarnation(run)
     first.train(2)
     checkpoint = first.save()
     first.train(EVERY)
     first.die()
     before = state_of(run)
-    second = Life(run, checkpoint=checkpoint)
+    second = Incarnation(run, checkpoint=checkpoint)
     second.train(2)
     second.host.leave()
 

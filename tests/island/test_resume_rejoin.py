@@ -1,4 +1,4 @@
-"""A restarted island has what no round has counted of its work, once and no more."""
+"""A restarted island has the work that no round has counted, exactly once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from atoll.errors import UsageError
 from atoll.exchange import MemoryRun
 from atoll.island.saved_state import to_tree
 from atoll.weights.layout import F32
-from tests.island.lives import Checkpoint, Life, run_of, saved_in
+from tests.island.incarnations import Checkpoint, Incarnation, run_of, saved_in
 
 EVERY, OVERLAP = 5, 3
 
@@ -26,22 +26,22 @@ def empty(**wire: Any) -> MemoryRun:
     )
 
 
-def two_islands(**wire: Any) -> tuple[MemoryRun, Life, Life]:
+def two_islands(**wire: Any) -> tuple[MemoryRun, Incarnation, Incarnation]:
     """Return a run in which two islands wait for each other, in one thread."""
     run = empty(**wire)
-    return run, Life(run, island="a"), Life(run, island="b")
+    return run, Incarnation(run, island="a"), Incarnation(run, island="b")
 
 
-def work_of(life: Life) -> F32:
-    """Return what is in a life's local weights and not in its anchor."""
-    return life.view.local[0] - life.host.slots[0].state.anchor
+def work_of(incarnation: Incarnation) -> F32:
+    """Return the difference of local weights and anchor."""
+    return incarnation.view.local[0] - incarnation.host.slots[0].state.anchor
 
 
-def rejoined(run: MemoryRun, checkpoint: Checkpoint) -> Life:
-    life = Life(run, island="a", checkpoint=checkpoint)
-    assert life.host.resumed
-    assert not life.host.resumed.is_exact
-    return life
+def rejoined(run: MemoryRun, checkpoint: Checkpoint) -> Incarnation:
+    incarnation = Incarnation(run, island="a", checkpoint=checkpoint)
+    assert incarnation.host.resumed
+    assert not incarnation.host.resumed.is_exact
+    return incarnation
 
 
 def close(found: F32, expected: F32) -> bool:
@@ -49,7 +49,7 @@ def close(found: F32, expected: F32) -> bool:
 
 
 def test_what_nobody_counted_is_put_on_the_present_anchor() -> None:
-    """Work since the last round goes on, though the anchor has moved since."""
+    """Work since the last round is kept, though the anchor has moved since."""
     run, a, b = two_islands()
     a.train(EVERY + OVERLAP - 1)
     b.train(EVERY + OVERLAP)
@@ -69,7 +69,7 @@ def test_what_nobody_counted_is_put_on_the_present_anchor() -> None:
 
 
 def test_an_update_that_counted_after_the_death_is_not_sent_again() -> None:
-    """Of a saved update that has counted, only what came since its seal is left."""
+    """Of a saved update that has counted, only the work since its seal remains."""
     run, a, b = two_islands()
     a.train(EVERY)
     at_seal = a.view.local[0].copy()
@@ -88,7 +88,7 @@ def test_an_update_that_counted_after_the_death_is_not_sent_again() -> None:
 
 
 def test_work_that_a_later_update_brought_is_dropped() -> None:
-    """The dead life counted after its checkpoint: the difference is in the anchor."""
+    """The dead incarnation counted after its checkpoint: its work is in the anchor."""
     run, a, b = two_islands(up="int8", error_feedback=True)
     a.train(2)
     checkpoint = a.save(is_exact=False)
@@ -108,7 +108,7 @@ def test_work_that_a_later_update_brought_is_dropped() -> None:
 
 
 def test_a_saved_update_that_stands_is_waited_for() -> None:
-    """Until its outcome what came since is held back, and the island trains on."""
+    """Until its outcome the work since is held back, and the island trains."""
     run, a, b = two_islands()
     a.train(EVERY)
     at_seal = a.view.local[0].copy()
@@ -131,7 +131,7 @@ def test_a_saved_update_that_stands_is_waited_for() -> None:
 
 
 def test_another_update_that_stands_takes_the_saved_work_along() -> None:
-    """What the dead life published after its checkpoint holds all that was saved."""
+    """The update published after the checkpoint contains all saved work."""
     run, a, b = two_islands()
     a.train(2)
     checkpoint = a.save(is_exact=False)
@@ -151,7 +151,7 @@ def test_another_update_that_stands_takes_the_saved_work_along() -> None:
 
 
 def test_work_on_an_unknown_base_is_reported_as_lost() -> None:
-    """At a run with another past nobody can say what of it has counted."""
+    """In a run with another history it is unknown which work has counted."""
     _, a, b = two_islands()
     a.train(3)
     checkpoint = a.save(is_exact=False)
@@ -179,13 +179,13 @@ def test_a_checkpoint_of_another_run_is_refused() -> None:
     a.die()
     checkpoint.island["run"] = "elsewhere"
     with pytest.raises(UsageError, match=r"of run 'elsewhere', and this is 'run-"):
-        Life(run, island="a", checkpoint=checkpoint)
-    Life(run, island="a").die()
+        Incarnation(run, island="a", checkpoint=checkpoint)
+    Incarnation(run, island="a").die()
     b.die()
 
 
 def test_an_island_that_saved_its_counts_alone_takes_the_anchor_and_counts_on() -> None:
-    """A trainer of several ranks saves no work: what no round has is told as lost."""
+    """A trainer of several ranks saves no work: it is reported as lost."""
     run, a, b = two_islands()
     a.train(EVERY + OVERLAP - 1)
     b.train(EVERY + OVERLAP)
@@ -204,14 +204,14 @@ def test_an_island_that_saved_its_counts_alone_takes_the_anchor_and_counts_on() 
 
 
 def test_an_empty_run_is_not_founded_by_chance() -> None:
-    """Neither the run nor the checkpoint has weights: whatever is there is random."""
+    """Neither the run nor the checkpoint has weights: the live ones are random."""
     _, a, b = two_islands()
     a.train(1)
     checkpoint = a.save(is_exact=False)
     a.die()
     b.die()
     with pytest.raises(UsageError, match="has no weights, and the checkpoint"):
-        Life(empty(), checkpoint=checkpoint)
+        Incarnation(empty(), checkpoint=checkpoint)
 
 
 LONG = 10**6
@@ -233,14 +233,14 @@ def counted_progress(run: MemoryRun, round: int) -> dict[str, tuple[int, int]]:
 
 
 def test_a_run_founded_from_a_checkpoint_counts_its_own_steps() -> None:
-    """The island counts on, and the run counts what was made in it."""
+    """The island continues its counts; the run counts only the work made in it."""
     _, a, b = two_islands()
     a.train(1)
     checkpoint = of_a_long_run(a.save(is_exact=True))
     a.die()
     b.die()
     run = empty()
-    again, b = Life(run, checkpoint=checkpoint), Life(run, island="b")
+    again, b = Incarnation(run, checkpoint=checkpoint), Incarnation(run, island="b")
     assert again.steps == LONG + 1
     for _ in range(EVERY + OVERLAP):
         again.train(1)
@@ -258,14 +258,14 @@ def test_a_run_founded_from_a_checkpoint_counts_its_own_steps() -> None:
 
 
 def test_a_founder_that_resumes_counts_on_in_its_run() -> None:
-    """A second checkpoint knows what the run counts, and what it does not."""
+    """A second checkpoint has the counts with and without those of the run."""
     _, a, b = two_islands()
     a.train(1)
     checkpoint = of_a_long_run(a.save(is_exact=True))
     a.die()
     b.die()
     run = empty()
-    founder, b = Life(run, checkpoint=checkpoint), Life(run, island="b")
+    founder, b = Incarnation(run, checkpoint=checkpoint), Incarnation(run, island="b")
     for _ in range(EVERY + OVERLAP):
         founder.train(1)
         b.train(1)
@@ -292,7 +292,7 @@ def test_an_island_of_a_longer_past_goes_on_in_a_run_that_began_anew() -> None:
     a.die()
     b.die()
     run = empty()
-    b = Life(run, island="b")
+    b = Incarnation(run, island="b")
     again = rejoined(run, checkpoint)
     assert again.steps == LONG + EVERY + OVERLAP
     for _ in range(EVERY + OVERLAP):
@@ -326,7 +326,7 @@ def test_an_update_that_was_being_sealed_is_known_by_its_bytes() -> None:
 
 
 def test_two_deaths_while_an_update_stands_lose_nothing() -> None:
-    """What is held back is in the next checkpoint, and so is what it waits for."""
+    """Held-back work is in the next checkpoint, with the update that it waits for."""
     run, a, b = two_islands()
     a.train(EVERY)
     at_seal = a.view.local[0].copy()

@@ -1,4 +1,4 @@
-"""What a coordinator serves range by range is what was asked for."""
+"""Ranges of a coordinator's file have the requested length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.http.loopback import calling, listening
 
 
 def test_a_part_of_another_length_is_refused() -> None:
-    """Something in between that shortens an answer does not become weights."""
+    """A reply that a proxy has shortened is not taken for weights."""
 
     def short(request: Request) -> Response:
         return Response(status=206, body=b"reef")

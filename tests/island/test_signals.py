@@ -1,4 +1,4 @@
-"""SIGTERM asks first, interrupts what does not heed it, and belongs to who wants it."""
+"""SIGTERM is a request first, then an interrupt; a program's own handler stays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ask() -> None:
 
 
 def test_the_first_one_asks() -> None:
-    """The block runs on, and afterwards SIGTERM is as it was."""
+    """The block continues, and afterwards SIGTERM has its default handler."""
     with Termination() as termination:
         assert not termination.is_asked
         ask()
@@ -36,7 +36,7 @@ def test_the_first_one_asks() -> None:
 
 
 def test_the_same_request_told_by_two_asks_once() -> None:
-    """A rank hears of it from its machine, and at once again from torchrun."""
+    """A rank gets it from its machine, and again from torchrun within a moment."""
     with Termination() as termination:
         ask()
         ask()
@@ -44,7 +44,7 @@ def test_the_same_request_told_by_two_asks_once() -> None:
 
 
 def test_who_asks_again_ends_it_at_once() -> None:
-    """A loop that does not heed the first one is no match for the second."""
+    """A loop that does not react to the first is ended by the second."""
     said = (
         "import os, signal, time\n"
         "from atoll.island import signals\n"
@@ -60,7 +60,7 @@ def test_who_asks_again_ends_it_at_once() -> None:
 
 
 def test_a_loop_that_stands_still_is_interrupted() -> None:
-    """It waits for something that never comes, and SIGTERM gets it out of there."""
+    """A loop that waits forever is interrupted in its wait."""
 
     def stand_still() -> None:
         ask()
@@ -81,7 +81,7 @@ def test_who_cannot_heed_it_is_interrupted_at_once() -> None:
 
 
 def test_a_loop_that_is_over_is_not_interrupted() -> None:
-    """A farewell may take its time."""
+    """Leaving the run is not interrupted."""
     with Termination(heed_s=0.01) as termination:
         ask()
         termination.heed()
@@ -93,7 +93,7 @@ def test_a_loop_that_is_over_is_not_interrupted() -> None:
 
 
 def test_a_program_that_handles_it_keeps_doing_so() -> None:
-    """Its handler is called, and ours is not there."""
+    """Its handler is called, and ours is not installed."""
     came: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     with Termination() as termination:
@@ -104,7 +104,7 @@ def test_a_program_that_handles_it_keeps_doing_so() -> None:
 
 
 def test_another_thread_changes_nothing() -> None:
-    """Python handles signals in the main thread, and nobody else may say how."""
+    """Only the main thread may set signal handlers in Python."""
     seen = []
 
     def enter() -> None:

@@ -148,7 +148,7 @@ class Host:
     def leave(self, *, depart: bool = True) -> None:
         """Publish the work that has not counted, and leave the run. Safe to repeat.
 
-        With `depart` False nothing more is published; sealed updates stay published.
+        With `depart` False nothing more is published; updates in flight stay in flight.
         """
         if self.has_left:
             return

@@ -1,4 +1,4 @@
-"""Files of arrays: safetensors that others can read, and that nobody can abuse."""
+"""Array files: safetensors that other software reads, safe against damaged headers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_header_that_says_what_cannot_be_is_refused(
 
 
 def test_arrays_may_not_share_bytes_or_leave_some_over(tmp_path: Path) -> None:
-    """Two names for one place, a gap, and bytes of nobody are refused."""
+    """Overlapping arrays, a gap, and bytes of no array are refused."""
     path = tmp_path / "x.safetensors"
     for second in ([0, 8], [12, 20]):
         entries = {"a": _RIGHT, "b": {**_RIGHT, "data_offsets": second}}

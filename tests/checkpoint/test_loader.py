@@ -89,7 +89,7 @@ _HARMS: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("file", [WEIGHTS, "model-00000.json", MANIFEST])
 @pytest.mark.parametrize("harm", _HARMS)
 def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, harm: str, file: str) -> None:
-    """Whatever happened to a file, the newest complete one is used, and it is said."""
+    """After any damage to a file the newest valid checkpoint is used, with a warning."""
     save_value(tmp_path, 1.0)
     torn = save_value(tmp_path, 2.0)
     _HARMS[harm](torn / file)
@@ -157,7 +157,7 @@ class _Meanwhile:
 
 
 def test_a_checkpoint_that_is_removed_meanwhile_was_replaced(tmp_path: Path) -> None:
-    """Who reads beside a training that keeps one checkpoint finds the newer one."""
+    """A reader beside a training that keeps one checkpoint finds the newer one."""
     save_value(tmp_path, 1.0)
 
     found = find(tmp_path, _Meanwhile(lambda: save_value(tmp_path, 2.0, keep=1)))
@@ -182,7 +182,7 @@ def test_one_checkpoint_can_be_asked_for(tmp_path: Path) -> None:
 
 
 def _rewrite(path: Path, body: dict[str, object]) -> None:
-    """Write a manifest with a digest that is right for what it says."""
+    """Write a manifest with the right digest of its content."""
     body.pop("digest", None)
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     body["digest"] = blake3(text.encode()).hexdigest()
@@ -203,7 +203,7 @@ _HOSTILE: dict[str, object] = {
 
 @pytest.mark.parametrize("key", _HOSTILE)
 def test_a_hostile_manifest_is_refused(tmp_path: Path, key: str) -> None:
-    """A manifest may have the right digest and still say what no checkpoint does."""
+    """A manifest with the right digest may still be inconsistent."""
     path = save_value(tmp_path, 1.0)
     body = json.loads((path / MANIFEST).read_text())
     _rewrite(path, {**body, key: _HOSTILE[key]})
@@ -272,14 +272,14 @@ def test_a_manifest_that_is_too_long_is_not_read(tmp_path: Path) -> None:
 
 
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """Writing what was read gives the same bytes."""
+    """Reading and writing a manifest gives the same bytes."""
     path = save_value(tmp_path, 1.0)
 
     assert dump_manifest(read_manifest(path)) == (path / MANIFEST).read_bytes()
 
 
 def test_a_copied_checkpoint_is_as_good(tmp_path: Path) -> None:
-    """A checkpoint holds no path of its own: it may be moved to another machine."""
+    """A checkpoint does not contain its path: it may be moved to another machine."""
     path = save_value(tmp_path / "here", 5.0)
     shutil.copytree(path, tmp_path / "there" / path.name)
 
@@ -289,12 +289,12 @@ def test_a_copied_checkpoint_is_as_good(tmp_path: Path) -> None:
 def test_a_checkpoint_that_is_removed_while_it_is_read_was_replaced(
     tmp_path: Path,
 ) -> None:
-    """Who restores beside a training that keeps one checkpoint ends with the newer."""
+    """A load beside a training that keeps one checkpoint ends with the newer one."""
     objects = {"model": Weights(1.0), "trainer": Weights(1.0)}
     atoll.checkpoint.save(tmp_path, objects)
 
     class Slow(Weights):
-        """Takes so long to restore that the next one is saved meanwhile."""
+        """Saves the next checkpoint while it is restored."""
 
         def load_state_dict(self, state: object, /) -> None:
             super().load_state_dict(state)

@@ -21,7 +21,7 @@ def _names(root: Path) -> list[str]:
 
 
 def test_a_save_holds_what_was_there_when_it_was_called(tmp_path: Path) -> None:
-    """A training goes on at once, and what it changes is not in the checkpoint."""
+    """Training continues immediately; its later changes are not in the checkpoint."""
     model = Weights(1.0, size=2**18)
     with Saver(tmp_path, {"model": model}) as saver:
         assert saver.save()
@@ -53,7 +53,7 @@ def test_late_components_are_taken_when_they_are_ready(tmp_path: Path) -> None:
 
 
 def test_no_step_waits_for_a_disk(tmp_path: Path) -> None:
-    """While a checkpoint is being written, another is not begun, and nobody waits."""
+    """While a checkpoint is being written, `save` returns False without waiting."""
     model = Weights(1.0, size=2**22)
     with Saver(tmp_path, {"model": model}) as saver:
         assert saver.save()
@@ -94,7 +94,7 @@ def test_what_a_save_failed_with_is_raised_by_the_next_call(tmp_path: Path) -> N
 
 
 def test_a_failed_save_is_raised_at_the_end_at_the_latest(tmp_path: Path) -> None:
-    """Leaving the block says what was not saved."""
+    """Leaving the block raises the error of a checkpoint that was not saved."""
     root = tmp_path / "run"
     saver = Saver(root, {"model": Weights(1.0)})
     saver.save(late=["rng"])
@@ -161,7 +161,7 @@ def test_nothing_is_deleted_that_was_not_written_here(tmp_path: Path) -> None:
 
 
 def test_two_processes_do_not_share_a_directory(tmp_path: Path) -> None:
-    """An island that saves where another one does is told to take its own directory."""
+    """A second island that saves to the same directory gets an error with a remedy."""
     with Saver(tmp_path, {"model": Weights(1.0)}) as saver:
         saver.save()
         with pytest.raises(UsageError, match="Give every island its own directory"):
@@ -189,7 +189,7 @@ def _fail_while_saving(root: Path) -> None:
 
 
 def test_a_training_that_fails_keeps_what_was_being_saved(tmp_path: Path) -> None:
-    """An error in the block is raised as it is; what was copied before is written."""
+    """An error in the block is raised unchanged; a copied checkpoint is written."""
     with pytest.raises(ZeroDivisionError):
         _fail_while_saving(tmp_path)
 
@@ -198,13 +198,13 @@ def test_a_training_that_fails_keeps_what_was_being_saved(tmp_path: Path) -> Non
 
 
 def test_keeping_nothing_is_refused(tmp_path: Path) -> None:
-    """A retention that would delete what it has just written is a slip."""
+    """keep=0 would delete the checkpoint just written, and is refused."""
     with pytest.raises(UsageError, match="keep=0 would keep nothing"):
         save_value(tmp_path, 1.0, keep=0)
 
 
 def test_a_saver_restores_what_it_has_saved(tmp_path: Path) -> None:
-    """The process's random states, too: what is drawn next is drawn again."""
+    """Random states of the process are restored, too: the next draws are equal."""
     with Saver(tmp_path, {"model": Weights(2.0)}) as saver:
         assert saver.save()
     drawn = random.random()

@@ -28,8 +28,8 @@ ROOT = Path(__file__).parents[2]
 def test_a_save_that_is_killed_at_any_point_leaves_a_valid_one(tmp_path: Path) -> None:
     """A real process is killed before and after every system call that a save makes.
 
-    What is found then is all of the former checkpoint or all of the new one, without a
-    complaint, and the next process saves as if nothing had happened.
+    Afterwards the newest checkpoint is the former one or the new one, complete and
+    without a warning, and the next process can save.
     """
     program = [sys.executable, "-W", "error", "-m", "tests.checkpoint.saving_process"]
     done = subprocess.run(
@@ -74,7 +74,7 @@ def _part(root: Path, *, rank: int) -> WriteJob:
 
 
 def test_a_rank_that_dies_is_named_and_nothing_is_finished(tmp_path: Path) -> None:
-    """The leader waits for the slowest rank, but not for ever."""
+    """The leader waits for the slowest rank for a bounded time."""
     begin(tmp_path, 1)
     drafts = encode_components(["model"], {"model": Weights()}, is_leader=True)
     write_part(_part(tmp_path, rank=0), drafts)
@@ -86,7 +86,7 @@ def test_a_rank_that_dies_is_named_and_nothing_is_finished(tmp_path: Path) -> No
 
 
 def test_a_rank_that_cannot_write_says_so_at_once(tmp_path: Path) -> None:
-    """The leader raises what the other rank's disk has said, without waiting."""
+    """The leader raises the other rank's disk error without waiting."""
     path = begin(tmp_path, 1)
     drafts = encode_components(["model"], {"model": Weights()}, is_leader=True)
     write_part(_part(tmp_path, rank=0), drafts)

@@ -1,4 +1,4 @@
-"""Lives of one island that trains vectors, and what it saves between them."""
+"""Incarnations of an island that trains vectors, and its checkpoints between them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SHAPES = {f"layers.{n}.w": (40 + n,) for n in range(3)}
 
 @dataclass
 class Checkpoint:
-    """What a training loop would have on its disk."""
+    """The checkpoint that a training loop would have on its disk."""
 
     island: Tree
     local: list[F32]
     momentum: list[F32]
 
 
-class Life:
-    """One life of an island whose every step depends on all the steps before."""
+class Incarnation:
+    """One incarnation of an island; each step depends on all steps before."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Life:
         return self.host.tally.inner_steps
 
     def train(self, steps: int) -> None:
-        """Make inner steps, as long as the run goes on."""
+        """Make inner steps until the run ends."""
         for _ in range(steps):
             if self.host.has_ended:
                 return
@@ -73,18 +73,18 @@ class Life:
             self.host.stepped()
 
     def save(self, *, is_exact: bool = True) -> Checkpoint:
-        """Return a copy of everything, as a checkpoint would."""
+        """Return a copy of the state, as a checkpoint would."""
         with self.host.saving(is_exact=is_exact) as saved:
             tree = copy.deepcopy(to_tree(saved))
         local = [each.copy() for each in self.view.local]
         return Checkpoint(tree, local, [each.copy() for each in self.momentum])
 
     def die(self) -> None:
-        """End without a farewell: nothing more is published."""
+        """End without publishing anything more."""
         self.host.leave(depart=False)
 
     def bits(self) -> bytes:
-        """Return everything that a life leads to."""
+        """Return the bytes of all weights, momenta and states."""
         parts = [*self.view.local, *self.momentum]
         for slot in self.host.slots:
             parts.extend(slot.state.vectors)
@@ -94,7 +94,7 @@ class Life:
 
 
 class _Filled:
-    """A view whose weights a checkpoint has filled before anybody joins."""
+    """A view whose weights a checkpoint has filled before the join."""
 
     def __init__(self, view: VectorView, checkpoint: Checkpoint | None) -> None:
         self._view, self._checkpoint = view, checkpoint

@@ -89,7 +89,7 @@ _HARMS: dict[str, Callable[[Path], None]] = {
 @pytest.mark.parametrize("file", [WEIGHTS, "model-00000.json", MANIFEST])
 @pytest.mark.parametrize("harm", _HARMS)
 def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, harm: str, file: str) -> None:
-    """After any damage to a file the newest valid checkpoint is used, with a warning."""
+    """After any damage to a file the newest valid one is used, with a warning."""
     save_value(tmp_path, 1.0)
     torn = save_value(tmp_path, 2.0)
     _HARMS[harm](torn / file)

@@ -103,7 +103,7 @@ def test_work_that_is_not_made_again_to_the_byte_does_not_count_twice() -> None:
 
 
 def test_outcomes_that_are_kept_no_more_mean_a_rejoin_that_says_so() -> None:
-    """A run in memory keeps two outcomes; the island takes the anchor, and trains on."""
+    """A run in memory keeps two outcomes: the island takes the anchor instead."""
     run = a_run({})
     first = Incarnation(run)
     checkpoint = first.save()

@@ -146,7 +146,7 @@ def test_an_update_that_is_not_what_it_says_is_told_to_its_island() -> None:
 )
 def test_what_is_no_word_is_refused(data: bytes) -> None:
     """Cut off, too long, or of another version."""
-    with pytest.raises(CorruptError, match="are no word of a collective"):
+    with pytest.raises(CorruptError, match="are no message of a collective"):
         parsed(data)
 
 

@@ -1,7 +1,7 @@
 """Owns rounds among islands that share a fast network: reduced there, kept by the run.
 
-Does not know what is trained, nor who counts: the run's coordinator decides that.
-Start reading at `exchange.CollectiveExchange`, then `leading` and `shares`.
+Does not know models, nor which updates count: the run's coordinator decides that.
+Start reading at `exchange.CollectiveExchange`, then `channel` and `follower`.
 """
 
 from atoll.exchange.collective.exchange import CollectiveExchange, CollectiveRun

@@ -1,6 +1,6 @@
 """A run at a coordinator whose islands reduce their rounds among themselves.
 
-Every rank is an island with an exchange of its own. Rank 0 leads: its thread asks the
+Every rank is an island with its own exchange. Rank 0 leads: its thread asks the
 coordinator for the roster of each round and announces it to the others.
 """
 
@@ -53,29 +53,29 @@ if TYPE_CHECKING:
 
 
 FAREWELL_S = 2.0
-"""How long the leader, when it leaves, waits for the others to have heard it."""
+"""How long the leader, when it leaves, waits for the last messages of the others."""
 
 BLAME_S = 2 * SILENCE_S
-"""How long a rank whose transfer broke waits to be told who is gone."""
+"""How long a rank whose transfer broke waits for the report of the dead rank."""
 
-PART_S = 10.0
-"""How long a rank that leaves waits for the others to finish what they do together."""
+DISSOLVE_S = 10.0
+"""How long a rank that leaves waits for the end of a round in progress."""
 
 
 class CollectiveExchange:
-    """An `Exchange` for one life of one island, which is one rank of a world."""
+    """An `Exchange` for one incarnation of one island: one rank of a world."""
 
     def __init__(
         self,
         inner: CoordinatorExchange,
-        circle: ControlChannel,
+        channel: ControlChannel,
         world: CollectiveWorld,
         *,
         clock: Clock,
     ) -> None:
-        self._inner, self._circle, self._world = inner, circle, world
-        self._flights = PendingUpdates()
-        self._apart, self._has_parted = threading.Event(), threading.Event()
+        self._inner, self._channel, self._world = inner, channel, world
+        self._pending = PendingUpdates()
+        self._apart, self._has_dissolved = threading.Event(), threading.Event()
         self._leaves = False
         self._run = ""
         self._layout: Layout = ()
@@ -83,26 +83,24 @@ class CollectiveExchange:
         self._position = Position(step=0, rounds=())
         self._beat: Heartbeat | None = None
         self._waits_for: Key | None = None
-        self._attending = CollectiveFollower(
-            world, inner, self._flights, self._terms_of
-        )
-        self._leading = CollectiveLeader(
-            circle,
-            self._attending,
+        self._follower = CollectiveFollower(world, inner, self._pending, self._terms_of)
+        self._leader = CollectiveLeader(
+            channel,
+            self._follower,
             inner,
             size=world.size,
             clock=clock,
-            where=lambda: self._position,
+            position=lambda: self._position,
             deadline_s=lambda: self._settings.limits.deadline_max_s,
         )
-        circle.on_failure = self._flights.wake
+        channel.on_failure = self._pending.wake
         threading.Thread(
             target=self._take_part, name="atoll-round", daemon=True
         ).start()
 
     @property
     def stats(self) -> Callable[[], Stats] | None:
-        """What people are told of the island, asked for when it is sent."""
+        """Returns the island's statistics; called for each heartbeat that is sent."""
         return self._inner.stats
 
     @stats.setter
@@ -111,7 +109,7 @@ class CollectiveExchange:
 
     @property
     def moved(self) -> Callable[[RunMoved], None] | None:
-        """Told in the background that the run is elsewhere."""
+        """Called in the background when a heartbeat learns that the run has moved."""
         return self._inner.moved
 
     @moved.setter
@@ -122,17 +120,17 @@ class CollectiveExchange:
         try:
             reply = self._inner.join(request)
         except Exception as exc:
-            who = self._circle.name_of(self._world.rank)
-            self._circle.fail(f"{who} of the collective cannot join the run: {exc}")
+            rank = self._channel.name_of(self._world.rank)
+            self._channel.fail(f"{rank} of the collective cannot join the run: {exc}")
             raise
         self._run, self._settings = reply.run, reply.settings
         self._layout = lay_out(request.model, reply.settings)
         self._position = reply.position
-        self._circle.names[self._world.rank] = reply.island
+        self._channel.names[self._world.rank] = reply.island
         names = (reply.island.encode(), reply.run.encode())
-        self._tell(ControlMessage(MessageKind.HELLO, parts=names))
+        self._send(ControlMessage(MessageKind.HELLO, parts=names))
         for fragment in reply.spoken_for:
-            self._tell(
+            self._send(
                 ControlMessage(
                     MessageKind.READY, fragment, reply.position.rounds[fragment]
                 )
@@ -140,20 +138,20 @@ class CollectiveExchange:
         return reply
 
     def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
-        self._require_together()
+        self._require_no_failure()
         self._beat = beat
         position = self._newest(self._inner.heartbeat(beat, at_once=at_once))
-        if self._apart.is_set() or not self._says_waiting(beat.waits_for):
+        if self._apart.is_set() or not self._report_wait(beat.waits_for):
             return position
-        wanted = {*position.wanted, *self._attending.wanted(position.rounds)}
+        wanted = {*position.wanted, *self._follower.wanted(position.rounds)}
         return replace(position, wanted=tuple(sorted(wanted)))
 
-    def _says_waiting(self, waits_for: Key | None) -> bool:
-        """Tell the leader what this rank stands still for, if that has changed."""
+    def _report_wait(self, waits_for: Key | None) -> bool:
+        """Report a change of the awaited round to the leader; True if there is one."""
         if waits_for != self._waits_for:
             self._waits_for = waits_for
             parts = (b"still",) if waits_for else ()
-            self._tell(ControlMessage(MessageKind.WAITS, *(waits_for or (0, 0)), parts))
+            self._send(ControlMessage(MessageKind.WAITS, *(waits_for or (0, 0)), parts))
         return waits_for is not None
 
     def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
@@ -163,34 +161,34 @@ class CollectiveExchange:
     def publish(self, frame: Frame) -> Reception:
         header = frame.header
         if header.kind is FrameKind.DEPARTING:
-            self._part()
+            self._dissolve()
         if header.kind is not FrameKind.UPDATE or self._apart.is_set():
             return self._inner.publish(frame)
-        self._require_together()
+        self._require_no_failure()
         if not self._is_open(header):
             return self._inner.publish(frame)
-        if self._flights.add(frame):
+        if self._pending.add(frame):
             self._announce(header)
         return Reception.STAGED
 
     def _announce(self, header: Header) -> None:
-        """Tell the leader of an update, unless there is none any more."""
+        """Announce an update to the leader, or publish it if the collective ended."""
         if self._apart.is_set():
-            self._attending.part()
+            self._follower.publish_all()
         else:
             key = (header.fragment, header.round)
-            self._tell(ControlMessage(MessageKind.READY, *key, (pack(header),)))
+            self._send(ControlMessage(MessageKind.READY, *key, (pack(header),)))
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         key = (fragment, round)
-        found = self._flights.wait(key, wait_s, is_over=self._is_broken)
-        if isinstance(found, Outcome):
-            self._newest(found.position)
-            return found
-        if found is not None:
-            raise found
-        self._require_together()
-        if self._flights.frame(key) is not None:
+        result = self._pending.wait(key, wait_s, is_over=self._is_broken)
+        if isinstance(result, Outcome):
+            self._newest(result.position)
+            return result
+        if result is not None:
+            raise result
+        self._require_no_failure()
+        if self._pending.frame(key) is not None:
             return None
         outcome = self._inner.outcome(fragment, round, wait_s=wait_s)
         if outcome is not None:
@@ -201,109 +199,114 @@ class CollectiveExchange:
         return self._inner.state(fragment)
 
     def leave(self, island: str, incarnation: int) -> None:
-        self._part()
+        self._dissolve()
         try:
             self._inner.leave(island, incarnation)
         finally:
-            if self._circle.leads and self._circle.failure is None:
-                self._circle.wait_farewells(FAREWELL_S)
-            self._circle.end()
-            self._circle.flush(FAREWELL_S)
+            if self._channel.leads and self._channel.failure is None:
+                self._channel.wait_farewells(FAREWELL_S)
+            self._channel.end()
+            self._channel.flush(FAREWELL_S)
 
     def _take_part(self) -> None:
-        """Be a rank, from the first word to the last."""
+        """Lead or follow until the collective ends; then publish pending updates."""
         try:
-            if self._circle.leads:
-                self._leading.lead()
+            if self._channel.leads:
+                self._leader.lead()
             else:
                 self._follow()
         except RankUnreachable as exc:
-            self._blame(exc)
+            self._fail_after_report(exc)
         except Exception as exc:  # the others must not wait for a rank that raised
-            who = self._circle.name_of(self._world.rank)
-            self._circle.fail(f"{who} of the collective failed: {exc!r}.")
-        if self._circle.failure is None:
-            self._apart.set()  # what is announced from now on finds nobody
-            self._attending.part()
-        self._has_parted.set()
-        self._flights.wake()
+            rank = self._channel.name_of(self._world.rank)
+            self._channel.fail(f"{rank} of the collective failed: {exc!r}.")
+        if self._channel.failure is None:
+            # Set before publishing: an update that is announced later finds no leader.
+            self._apart.set()
+            self._follower.publish_all()
+        self._has_dissolved.set()
+        self._pending.wake()
 
     def _follow(self) -> None:
-        while (heard := self._circle.words.get()) is not None:
-            _, word = heard
-            match word.says:
+        while (received := self._channel.messages.get()) is not None:
+            _, message = received
+            match message.kind:
                 case MessageKind.NAMES:
-                    names = [part.decode() for part in word.parts]
-                    self._circle.names.update(enumerate(names))
+                    names = [part.decode() for part in message.parts]
+                    self._channel.names.update(enumerate(names))
                 case MessageKind.GO:
-                    self._circle.say(self._attending.make(word))
+                    self._channel.send(self._follower.reduce(message))
                 case MessageKind.APART:
-                    self._circle.say(ControlMessage(MessageKind.BYE))
-                    self._circle.end()
+                    self._channel.send(ControlMessage(MessageKind.BYE))
+                    self._channel.end()
                     return
                 case _:
-                    self._attending.heed(word)
+                    self._follower.handle(message)
 
-    def _blame(self, exc: RankUnreachable) -> None:
-        """Let who is gone be named by who knows it, or say what was met."""
-        if not self._circle.wait_failure(BLAME_S):
-            self._circle.fail(f"The network between the ranks failed: {exc}")
+    def _fail_after_report(self, exc: RankUnreachable) -> None:
+        """Wait for the leader to report the dead rank; else fail with this error."""
+        if not self._channel.wait_failure(BLAME_S):
+            self._channel.fail(f"The network between the ranks failed: {exc}")
 
-    def _tell(self, word: ControlMessage) -> None:
-        """Say something to the leader, which may be this very rank."""
-        if self._circle.leads:
-            self._circle.words.put((LEADER, word))
+    def _send(self, message: ControlMessage) -> None:
+        """Send a message to the leader, which may be this rank."""
+        if self._channel.leads:
+            self._channel.messages.put((LEADER, message))
         else:
-            self._circle.say(word)
+            self._channel.send(message)
 
-    def _part(self) -> None:
-        """Go on as an island for itself, when what is done together is done."""
+    def _dissolve(self) -> None:
+        """End the collective after the round in progress; this rank continues alone."""
         self._leaves = True
-        if self._apart.is_set() or self._circle.failure is not None:
+        if self._apart.is_set() or self._channel.failure is not None:
             return
-        self._tell(ControlMessage(MessageKind.LEAVING))
-        self._has_parted.wait(PART_S)
+        self._send(ControlMessage(MessageKind.LEAVING))
+        self._has_dissolved.wait(DISSOLVE_S)
 
     def _is_broken(self) -> bool:
-        return self._circle.failure is not None
+        return self._channel.failure is not None
 
-    def _require_together(self) -> None:
-        """Raise what has ended the collective, unless this rank leaves anyway."""
-        if self._circle.failure is not None and not self._leaves:
-            raise self._circle.failure
+    def _require_no_failure(self) -> None:
+        """Raise the error that ended the collective, unless this rank leaves anyway."""
+        if self._channel.failure is not None and not self._leaves:
+            raise self._channel.failure
 
     def _is_open(self, header: Header) -> bool:
-        """Return whether ranks may reduce an update: it is the open round's.
+        """Return whether ranks may reduce an update: its round is open.
 
-        What is not goes to the coordinator, which knows what to answer.
+        Any other update goes to the coordinator, which decides its reception.
         """
         fragment, round = header.fragment, header.round
         if header.run != self._run or fragment >= len(self._layout):
             return False
         if round > self._open_round(fragment) and self._beat is not None:
             self._newest(self._inner.heartbeat(self._beat, at_once=True))
-        is_let_go = self._flights.is_let_go((fragment, round))
-        return round == self._open_round(fragment) and not is_let_go
+        is_handed_over = self._pending.is_handed_over((fragment, round))
+        return round == self._open_round(fragment) and not is_handed_over
 
     def _open_round(self, fragment: int) -> int:
         rounds = self._position.rounds
         return rounds[fragment] if rounds else 1
 
     def _newest(self, position: Position) -> Position:
-        """Return where the run is: an outcome may tell it before a heartbeat does."""
-        known = self._position
-        if len(known.rounds) != len(position.rounds):
+        """Return the newest position; outcomes and heartbeats may come in any order."""
+        last = self._position
+        if len(last.rounds) != len(position.rounds):
             self._position = position
             return position
-        pairs = list(zip(known.rounds, position.rounds, strict=True))
+        pairs = list(zip(last.rounds, position.rounds, strict=True))
         is_last = position.last_round is not None
         newest = replace(
             position,
             rounds=tuple(max(pair) for pair in pairs),
-            tokens=max(known.tokens, position.tokens),
-            last_round=position.last_round if is_last else known.last_round,
-            # What was wanted for a round that is over is not wanted for the next one.
-            wanted=tuple(at for at in position.wanted if pairs[at][0] <= pairs[at][1]),
+            tokens=max(last.tokens, position.tokens),
+            last_round=position.last_round if is_last else last.last_round,
+            # A fragment wanted for a round that is over is not wanted for the next.
+            wanted=tuple(
+                fragment
+                for fragment in position.wanted
+                if pairs[fragment][0] <= pairs[fragment][1]
+            ),
         )
         self._position = newest
         return newest
@@ -314,200 +317,202 @@ class CollectiveExchange:
 
 
 TICK_S = 0.5
-"""How late a deadline, or the end of the run, may be noticed."""
+"""The longest delay until a deadline or the end of the run is noticed."""
 
 log = logging.getLogger("atoll")
 
 
 class CollectiveLeader:
-    """Rank 0's thread."""
+    """The thread of rank 0: collects updates, and has their rounds reduced."""
 
     def __init__(
         self,
-        circle: ControlChannel,
-        attending: CollectiveFollower,
+        channel: ControlChannel,
+        follower: CollectiveFollower,
         inner: CoordinatorExchange,
         *,
         size: int,
         clock: Clock,
-        where: Callable[[], Position | None],
+        position: Callable[[], Position | None],
         deadline_s: Callable[[], float],
     ) -> None:
-        self._circle, self._attending, self._inner = circle, attending, inner
+        self._channel, self._follower, self._inner = channel, follower, inner
         self._size, self._clock = size, clock
-        self._where, self._deadline_s = where, deadline_s
+        self._position, self._deadline_s = position, deadline_s
         self._ready: dict[Key, dict[int, Header | None]] = {}
         self._waits: dict[int, Key | None] = {}
-        self._asked: dict[int, Key | None] = {}
+        self._unblocked: dict[int, Key | None] = {}
+        """The waits for which missing updates were requested last."""
         self._since_s: dict[Key, float] = {}
-        self._made: dict[int, ControlMessage] = {}
+        self._results: dict[int, ControlMessage] = {}
         self._runs: dict[int, str] = {}
-        self._parts = False
+        self._is_ending = False
 
     def lead(self) -> None:
-        """Lead until somebody leaves, or the collective fails."""
-        while not self._parts:
+        """Lead until a rank leaves, or the collective fails."""
+        while not self._is_ending:
             if not self._listen():
                 return
-            self._look_at_time()
+            self._check_deadlines()
             due = self._due()
             for key in due:
                 self._round(key)
-                if self._circle.failure is not None:
+                if self._channel.failure is not None:
                     return
             if not due:
-                self._unstick()
-        self._circle.part()
+                self._unblock()
+        self._channel.dissolve()
 
     def _listen(self) -> bool:
-        """Take in a word, or let a little time pass; False: it is all over."""
+        """Handle one message, or wait for a tick; False: the collective has failed."""
         try:
-            heard = self._circle.words.get(timeout=TICK_S)
+            received = self._channel.messages.get(timeout=TICK_S)
         except Empty:
             return True
-        if heard is None:
+        if received is None:
             return False
-        rank, word = heard
-        match word.says:
+        rank, message = received
+        match message.kind:
             case MessageKind.HELLO:
-                self._welcome(rank, word)
+                self._welcome(rank, message)
             case MessageKind.READY:
-                header = unpack(word.parts[0]) if word.parts else None
-                self._ready.setdefault(word.key, {})[rank] = header
-                self._since_s.setdefault(word.key, self._clock.now_s())
+                header = unpack(message.parts[0]) if message.parts else None
+                self._ready.setdefault(message.key, {})[rank] = header
+                self._since_s.setdefault(message.key, self._clock.now_s())
             case MessageKind.WAITS:
-                self._waits[rank] = word.key if word.parts else None
-            case MessageKind.MADE:
-                self._made[rank] = word
+                self._waits[rank] = message.key if message.parts else None
+            case MessageKind.REDUCED:
+                self._results[rank] = message
             case MessageKind.LEAVING:
-                self._parts = True
+                self._is_ending = True
         return True
 
-    def _welcome(self, rank: int, word: ControlMessage) -> None:
-        """Learn a rank's name, and let all know it."""
-        name, run = (part.decode() for part in word.parts)
-        names = self._circle.names
+    def _welcome(self, rank: int, message: ControlMessage) -> None:
+        """Record a rank's name, and send all names to all ranks."""
+        name, run = (part.decode() for part in message.parts)
+        names = self._channel.names
         names[rank], self._runs[rank] = name, run
-        for other, there in self._runs.items():
-            if there != run:
-                self._circle.fail(
-                    f"{self._circle.name_of(rank)} of the collective has joined run "
-                    f"{run!r}, and {self._circle.name_of(other)} run {there!r}. "
+        for other, other_run in self._runs.items():
+            if other_run != run:
+                self._channel.fail(
+                    f"{self._channel.name_of(rank)} of the collective has joined run "
+                    f"{run!r}, and {self._channel.name_of(other)} run {other_run!r}. "
                     "Give all ranks the same run."
                 )
                 return
-        known = [names.get(each, "").encode() for each in range(self._size)]
-        self._circle.say(ControlMessage(MessageKind.NAMES, parts=tuple(known)))
+        by_rank = [names.get(rank, "").encode() for rank in range(self._size)]
+        self._channel.send(ControlMessage(MessageKind.NAMES, parts=tuple(by_rank)))
 
-    def _unstick(self) -> None:
-        """If every rank stands still for another's update, have them announced.
+    def _unblock(self) -> None:
+        """If all ranks wait for each other's updates, request the missing ones.
 
         Ranks that are out of phase can wait for each other's fragments; none of them
-        would come to its next send point.
+        would reach its next send point.
         """
         blocked = [
             rank
             for rank, key in self._waits.items()
             if key is not None and rank in self._ready.get(key, {})
         ]
-        if len(blocked) < self._size or self._asked == self._waits:
+        if len(blocked) < self._size or self._unblocked == self._waits:
             return
-        self._asked = dict(self._waits)
+        self._unblocked = dict(self._waits)
         for key, ready in self._ready.items():
             missing = set(range(self._size)) - ready.keys()
             if LEADER in missing:
-                self._attending.want(key)
+                self._follower.want(key)
             if others := missing - {LEADER}:
-                self._circle.say(
+                self._channel.send(
                     ControlMessage(MessageKind.WANTED, *key), *sorted(others)
                 )
 
     def _due(self) -> list[Key]:
-        """Return the rounds that everybody has announced, in their order."""
+        """Return the rounds that all ranks have announced, in their order."""
         due = [key for key, ready in self._ready.items() if len(ready) == self._size]
         return sorted(due, key=lambda key: key[::-1])
 
     def _round(self, key: Key) -> None:
-        """Have one round reduced and committed, or published by each for itself."""
+        """Have the ranks reduce and commit one round, or publish their updates."""
         ready = self._ready.pop(key)
         del self._since_s[key]
-        updates = tuple(each for _, each in sorted(ready.items()) if each is not None)
+        updates = tuple(
+            header for _, header in sorted(ready.items()) if header is not None
+        )
         try:
-            word = self._decided(key, updates)
+            message = self._decided(key, updates)
         except RunEnded as exc:
-            word = ControlMessage(MessageKind.ENDED, *key, (str(exc).encode(),))
+            message = ControlMessage(MessageKind.ENDED, *key, (str(exc).encode(),))
         except AtollError as exc:
             log.warning(
-                "round %d of fragment %d goes by the coordinator: %s", *key[::-1], exc
+                "round %d of fragment %d goes to the coordinator: %s", *key[::-1], exc
             )
-            word = ControlMessage(MessageKind.ALONE, *key)
-        if self._circle.failure is None:
-            self._circle.say(word)
-            self._attending.heed(word)
+            message = ControlMessage(MessageKind.ALONE, *key)
+        if self._channel.failure is None:
+            self._channel.send(message)
+            self._follower.handle(message)
 
     def _decided(self, key: Key, updates: tuple[Header, ...]) -> ControlMessage:
-        """Return the last word on a round."""
+        """Return the message with the decision about a round."""
         if len(updates) < self._size:
             return ControlMessage(MessageKind.ALONE, *key)
-        asked = self._inner.agree(updates)
-        if not isinstance(asked, Outcome):
+        preview = self._inner.agree(updates)
+        if not isinstance(preview, Outcome):
             return ControlMessage(MessageKind.ALONE, *key)
-        heads = tuple(pack(each) for each in (asked.agreed.header, *updates))
-        go = ControlMessage(MessageKind.GO, *key, heads)
-        self._made.clear()
-        self._circle.say(go)
-        self._made[LEADER] = self._attending.make(go)
+        headers = (preview.agreed.header, *updates)
+        go = ControlMessage(MessageKind.GO, *key, tuple(map(pack, headers)))
+        self._results.clear()
+        self._channel.send(go)
+        self._results[LEADER] = self._follower.reduce(go)
         vouchers = self._vouchers(key)
         if vouchers is None:
             return ControlMessage(MessageKind.ALONE, *key)
-        brought = self._inner.agree(updates, self._attending.made(key), vouchers)
-        if not isinstance(brought, Outcome):
+        outcome = self._inner.agree(updates, self._follower.reduced(key), vouchers)
+        if not isinstance(outcome, Outcome):
             return ControlMessage(MessageKind.ALONE, *key)
-        receipts = brought.receipt, brought.agreed.receipt
-        parts = (position_bytes(brought.position), *receipts)
+        receipts = outcome.receipt, outcome.agreed.receipt
+        parts = (position_bytes(outcome.position), *receipts)
         return ControlMessage(MessageKind.COMMITTED, *key, parts)
 
     def _vouchers(self, key: Key) -> tuple[bytes, ...] | None:
-        """Return every rank's word for what was made; None: they do not agree."""
-        while len(self._made) < self._size:
+        """Return the vouchers of all ranks; None if their outcomes differ."""
+        while len(self._results) < self._size:
             if not self._listen():
                 return None
-        made = [self._made[rank] for rank in range(self._size)]
-        said = [word.parts for word in made]
-        if any(len(parts) != 2 or parts[0] != said[0][0] for parts in said):
-            why = [parts[2].decode() for parts in said if len(parts) > 2]
+        results = [self._results[rank].parts for rank in range(self._size)]
+        if any(len(parts) != 2 or parts[0] != results[0][0] for parts in results):
+            reasons = [parts[2].decode() for parts in results if len(parts) > 2]
             log.warning(
-                "round %d of fragment %d goes by the coordinator: %s",
+                "round %d of fragment %d goes to the coordinator: %s",
                 *key[::-1],
-                "; ".join(why) or "the ranks have made different outcomes of it",
+                "; ".join(reasons) or "the ranks have reduced different outcomes",
             )
             return None
-        return tuple(parts[1] for parts in said)
+        return tuple(parts[1] for parts in results)
 
-    def _look_at_time(self) -> None:
-        """End what will never be: rounds beyond the last, and ranks that hang."""
-        position, now_s = self._where(), self._clock.now_s()
+    def _check_deadlines(self) -> None:
+        """End rounds beyond the last; fail if a rank is late."""
+        position, now_s = self._position(), self._clock.now_s()
         last = position.last_round if position else None
         for key, since_s in list(self._since_s.items()):
             if last is not None and key[1] > last:
                 self._end(key, last)
             elif now_s - since_s > self._deadline_s():
-                self._circle.fail(self._late(key, now_s - since_s))
+                self._channel.fail(self._late(key, now_s - since_s))
 
     def _end(self, key: Key, last: int) -> None:
         del self._ready[key], self._since_s[key]
         text = f"Round {key[1]} will not open: the run ended with round {last}."
-        word = ControlMessage(MessageKind.ENDED, *key, (text.encode(),))
-        self._circle.say(word)
-        self._attending.heed(word)
+        message = ControlMessage(MessageKind.ENDED, *key, (text.encode(),))
+        self._channel.send(message)
+        self._follower.handle(message)
 
     def _late(self, key: Key, waited_s: float) -> str:
         ready = self._ready[key]
         names = _listed(
             [
-                self._circle.name_of(each)
-                for each in range(self._size)
-                if each not in ready
+                self._channel.name_of(rank)
+                for rank in range(self._size)
+                if rank not in ready
             ]
         )
         return (
@@ -523,15 +528,15 @@ def _listed(names: Sequence[str]) -> str:
 class CollectiveRun:
     """A coordinator's run, joined by every rank of a process group as an island each.
 
-    Making it is a collective call: every rank of the group makes one, with the same
-    address, and joins with it once. The group may use any backend; the collective makes
-    groups of its own over gloo.
+    The constructor is a collective call: every rank of the group makes it, with the
+    same address, and joins with the object once. The group may use any backend; the
+    collective creates its own groups over gloo.
 
     Args:
         url: the coordinator's address.
-        group: None is all of torch.distributed's world; a rank of a `MemoryWorld` is
-            for islands that are threads.
-        silence_s: a rank that says nothing for so long ends the collective.
+        group: a process group; by default all ranks of torch.distributed. A rank of a
+            `MemoryWorld` is for islands that are threads.
+        silence_s: a rank that sends nothing for this time ends the collective.
 
     Raises:
         UsageError: there is no process group, or the address is no coordinator's.
@@ -552,16 +557,16 @@ class CollectiveRun:
         self.url = url
         self._world = CountedWorld(_world_of(group))
         self._clock: Clock = SystemClock()
-        self._circle = ControlChannel(
+        self._channel = ControlChannel(
             self._world, clock=self._clock, silence_s=silence_s
         )
         self._is_joined = False
 
     def attach(self, inner: CoordinatorExchange) -> CollectiveExchange:
-        """Return the exchange of this rank, over its own way to the coordinator.
+        """Return the exchange of this rank, over its own exchange with the coordinator.
 
         Raises:
-            UsageError: a rank is one island, and it has joined.
+            UsageError: this rank has joined already.
         """
         if self._is_joined:
             raise UsageError(
@@ -569,14 +574,14 @@ class CollectiveRun:
                 "ranks to join again."
             )
         self._is_joined = True
-        return CollectiveExchange(inner, self._circle, self._world, clock=self._clock)
+        return CollectiveExchange(inner, self._channel, self._world, clock=self._clock)
 
     def fail(self, reason: str) -> None:
         """End the collective: this rank cannot join, and no rank waits for it."""
-        self._circle.fail(reason)
+        self._channel.fail(reason)
 
     def costs(self) -> dict[str, float]:
-        """Return what went over the network of the ranks, for loggers."""
+        """Return the bytes that ranks have exchanged, under their metric names."""
         return self._world.costs()
 
 

@@ -1,7 +1,7 @@
 """The part of every rank in a round: its pending updates, and the reduce-scatter.
 
-Every rank reduces a share of the round and receives the whole, when the leader has
-announced the roster.
+When the leader has announced the roster, every rank reduces a share of the round and
+receives the other shares.
 """
 
 from __future__ import annotations
@@ -34,84 +34,84 @@ from atoll.wire import (
     update_digest,
 )
 
-Terming = Callable[[int], tuple[FragmentLayout, Terms]]
-"""Returns how a fragment is laid out, and its terms."""
+FragmentTerms = Callable[[int], tuple[FragmentLayout, Terms]]
+"""Returns the layout and the terms of a fragment."""
 
 
 class CollectiveFollower:
-    """Reduces rounds, and lets them land. One thread calls it."""
+    """Reduces rounds, and completes pending updates. One thread calls it."""
 
     def __init__(
         self,
         world: CollectiveWorld,
         inner: CoordinatorExchange,
-        flights: PendingUpdates,
-        terms_of: Terming,
+        pending: PendingUpdates,
+        terms_of: FragmentTerms,
     ) -> None:
-        self._world, self._inner, self._flights = world, inner, flights
+        self._world, self._inner, self._pending = world, inner, pending
         self._terms_of = terms_of
-        self._made: dict[Key, Frame] = {}
+        self._reduced: dict[Key, Frame] = {}
         self._wanted: set[Key] = set()
 
-    def make(self, go: ControlMessage) -> ControlMessage:
-        """Reduce a round with the others; return this rank's word for it.
+    def reduce(self, go: ControlMessage) -> ControlMessage:
+        """Reduce a round with the others; return this rank's result message.
 
         Raises:
-            Gone: a rank is gone.
+            RankUnreachable: a rank is gone.
         """
         expected, *updates = [unpack(part) for part in go.parts]
-        frame = self._own(go.key, updates)
+        frame = self._own_update(go.key, updates)
         layout, terms = self._terms_of(go.fragment)
         reduction = Reduction(self._world, expected, updates, layout, terms)
         try:
-            made = self._made[go.key] = reduction.agreed(frame.body)
-        except UpdateSpoilt as exc:
+            agreed = self._reduced[go.key] = reduction.agreed(frame.body)
+        except UpdateDamaged as exc:
             return ControlMessage(
-                MessageKind.MADE, *go.key, (b"", b"", str(exc).encode())
+                MessageKind.REDUCED, *go.key, (b"", b"", str(exc).encode())
             )
-        digest = blake3_digest(pack(made.header))
-        voucher = self._inner.vouch(made.header)
-        return ControlMessage(MessageKind.MADE, *go.key, (digest, voucher))
+        digest = blake3_digest(pack(agreed.header))
+        voucher = self._inner.vouch(agreed.header)
+        return ControlMessage(MessageKind.REDUCED, *go.key, (digest, voucher))
 
-    def _own(self, key: Key, updates: list[Header]) -> Frame:
-        frame = self._flights.frame(key)
-        theirs = updates[self._world.rank]
-        if frame is None or update_digest(theirs) != update_digest(frame.header):
+    def _own_update(self, key: Key, updates: list[Header]) -> Frame:
+        frame = self._pending.frame(key)
+        header = updates[self._world.rank]
+        if frame is None or update_digest(header) != update_digest(frame.header):
             raise CorruptError(
                 f"The leader of the collective has another update of this rank for "
                 f"round {key[1]} of fragment {key[0]} than was announced."
             )
         return frame
 
-    def made(self, key: Key) -> Frame:
-        """Return the agreed frame that this rank has made."""
-        return self._made[key]
+    def reduced(self, key: Key) -> Frame:
+        """Return the agreed frame of a round that this rank has reduced."""
+        return self._reduced[key]
 
-    def heed(self, word: ControlMessage) -> None:
-        """Do what the leader says of a round."""
-        match word.says:
+    def handle(self, message: ControlMessage) -> None:
+        """Apply a decision of the leader about a round."""
+        match message.kind:
             case MessageKind.COMMITTED:
-                outcome = self._committed(word)
+                outcome = self._committed(message)
                 self._inner.note_receipts(outcome)
-                self._flights.land(word.key, outcome)
+                self._pending.complete(message.key, outcome)
             case MessageKind.ALONE:
-                self._alone(word.key)
+                self._publish(message.key)
             case MessageKind.ENDED:
-                self._made.pop(word.key, None)
-                self._flights.land(word.key, RunEnded(word.text))
+                self._reduced.pop(message.key, None)
+                self._pending.complete(message.key, RunEnded(message.text))
             case MessageKind.WANTED:
-                self.want(word.key)
+                self.want(message.key)
 
-    def _committed(self, word: ControlMessage) -> Outcome:
-        """Return the outcome that this rank has made, with the run's receipts."""
-        position, *receipts = word.parts
+    def _committed(self, message: ControlMessage) -> Outcome:
+        """Return the outcome that this rank has reduced, with the run's receipts."""
+        position, *receipts = message.parts
         after, receipt = receipts if len(receipts) == 2 else (b"", b"")
-        agreed = replace(self._made.pop(word.key), receipt=receipt)
+        agreed = replace(self._reduced.pop(message.key), receipt=receipt)
         return Outcome(agreed, read_position(position), after)
 
     def want(self, key: Key) -> None:
-        """Remember a round that waits for this rank while everybody stands still."""
-        self._wanted = {key, *(each for each in self._wanted if each[0] != key[0])}
+        """Remember a round that needs this rank's update while all are blocked."""
+        self._wanted = {key, *(other for other in self._wanted if other[0] != key[0])}
 
     def wanted(self, rounds: Sequence[int]) -> tuple[int, ...]:
         """Return the fragments whose open round waits for this rank's update."""
@@ -119,69 +119,70 @@ class CollectiveFollower:
             fragment
             for fragment, round in sorted(self._wanted)
             if (fragment, round) in enumerate(rounds)
-            and self._flights.frame((fragment, round)) is None
+            and self._pending.frame((fragment, round)) is None
         )
 
-    def part(self) -> None:
-        """Let the coordinator have every update that is not decided."""
-        for key in self._flights.all():
-            self._alone(key)
+    def publish_all(self) -> None:
+        """Publish every pending update to the coordinator."""
+        for key in self._pending.all():
+            self._publish(key)
 
-    def _alone(self, key: Key) -> None:
-        """Publish an update as an island without a collective does."""
-        self._made.pop(key, None)
-        frame = self._flights.frame(key)
+    def _publish(self, key: Key) -> None:
+        """Publish an update like an island without a collective."""
+        self._reduced.pop(key, None)
+        frame = self._pending.frame(key)
         if frame is None:
             return
-        refused = None
+        error = None
         try:
             self._inner.publish(frame)
-        except (AtollError, RunEnded) as exc:  # who waits for its outcome is told
-            refused = exc
-        self._flights.let_go(key, refused)
+        except (AtollError, RunEnded) as exc:  # raised where its outcome is awaited
+            error = exc
+        self._pending.hand_over(key, error)
 
 
 def position_bytes(position: Position) -> bytes:
-    """Return a position as ranks tell it."""
+    """Return a position as JSON, for a message."""
     return dump(POSITION.write(position), name="position", max_bytes=MAX_LARGE_BYTES)
 
 
 def read_position(data: bytes) -> Position:
-    """Return the position that was told."""
-    said = load(data, name="position", max_bytes=MAX_LARGE_BYTES)
-    return POSITION.read(said, "position")
+    """Return the position of a message."""
+    value = load(data, name="position", max_bytes=MAX_LARGE_BYTES)
+    return POSITION.read(value, "position")
 
 
 Key = tuple[int, int]
 """Fragment and round."""
 
-Found = Outcome | Exception
+Result = Outcome | Exception
 
 
 class PendingUpdates:
-    """One rank's updates on their way. Any thread may call."""
+    """One rank's updates whose rounds are not decided. Thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._flying: dict[Key, Frame] = {}
-        self._landed: dict[Key, Found] = {}
-        self._alone: dict[int, int] = {}
+        self._frames: dict[Key, Frame] = {}
+        self._results: dict[Key, Result] = {}
+        self._handed_over: dict[int, int] = {}
+        """By fragment, the last round whose update the coordinator got."""
 
     def add(self, frame: Frame) -> bool:
         """Keep an update until its round is decided; False: it is kept already.
 
         Raises:
-            Refused: another one is.
+            Refused: another update is kept for the round.
         """
         header = frame.header
         key = (header.fragment, header.round)
         with self._changed:
-            flying = self._flying.get(key)
-            if flying is None:
-                self._landed.pop(key, None)
-                self._flying[key] = frame
+            pending = self._frames.get(key)
+            if pending is None:
+                self._results.pop(key, None)
+                self._frames[key] = frame
                 return True
-        if update_digest(flying.header) != update_digest(header):
+        if update_digest(pending.header) != update_digest(header):
             raise Refused(
                 f"Another update of island {header.island!r} stands for round "
                 f"{header.round} of fragment {header.fragment}. Wait for its outcome."
@@ -191,54 +192,54 @@ class PendingUpdates:
     def frame(self, key: Key) -> Frame | None:
         """Return the update of a round that is not decided."""
         with self._changed:
-            return self._flying.get(key)
+            return self._frames.get(key)
 
     def all(self) -> list[Key]:
         """Return the rounds that are not decided, in their order."""
         with self._changed:
-            return sorted(self._flying, key=lambda key: key[::-1])
+            return sorted(self._frames, key=lambda key: key[::-1])
 
-    def land(self, key: Key, found: Found) -> None:
-        """Let it be known what became of an update."""
+    def complete(self, key: Key, result: Result) -> None:
+        """Set the result of a round, and wake the thread that waits for it."""
         with self._changed:
-            self._flying.pop(key, None)
-            self._landed[key] = found
+            self._frames.pop(key, None)
+            self._results[key] = result
             self._changed.notify_all()
 
-    def let_go(self, key: Key, refused: Exception | None = None) -> None:
-        """Keep an update no longer: the coordinator has it, or has refused it."""
+    def hand_over(self, key: Key, error: Exception | None = None) -> None:
+        """Drop an update: the coordinator has it, or has refused it with `error`."""
         with self._changed:
-            self._flying.pop(key, None)
-            self._alone[key[0]] = key[1]
-            if refused is not None:
-                self._landed[key] = refused
+            self._frames.pop(key, None)
+            self._handed_over[key[0]] = key[1]
+            if error is not None:
+                self._results[key] = error
             self._changed.notify_all()
 
-    def is_let_go(self, key: Key) -> bool:
-        """Return whether the coordinator has had the update of a fragment's round."""
+    def is_handed_over(self, key: Key) -> bool:
+        """Return whether the coordinator got the update of a fragment's round."""
         with self._changed:
-            return self._alone.get(key[0], 0) >= key[1]
+            return self._handed_over.get(key[0], 0) >= key[1]
 
     def wake(self) -> None:
-        """Let who waits look again."""
+        """Wake waiting threads to check again."""
         with self._changed:
             self._changed.notify_all()
 
     def wait(
         self, key: Key, wait_s: float, *, is_over: Callable[[], bool]
-    ) -> Found | None:
-        """Return what a round came to, once; None: nothing yet, or others know it."""
+    ) -> Result | None:
+        """Return the result of a round, once; None if there is none here yet."""
         with self._changed:
-            self._changed.wait_for(lambda: is_over() or key not in self._flying, wait_s)
-            return self._landed.pop(key, None)
+            self._changed.wait_for(lambda: is_over() or key not in self._frames, wait_s)
+            return self._results.pop(key, None)
 
 
-GOOD, OVERFLOWS, SPOILT = 0, 1, 2
-"""What a share has come to; the numbers are those on the wire."""
+GOOD, OVERFLOWS, DAMAGED = 0, 1, 2
+"""State of a reduced share; the numbers are those on the wire."""
 
 
-class UpdateSpoilt(Exception):
-    """Bytes of an update did not arrive as they were sealed."""
+class UpdateDamaged(Exception):
+    """The received bytes of an update do not match its digests."""
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,7 @@ class Share:
 
 
 class Reduction:
-    """A round that is reduced by all ranks together, seen from one of them."""
+    """One rank's side of a round that all ranks reduce together."""
 
     def __init__(
         self,
@@ -261,12 +262,12 @@ class Reduction:
         layout: FragmentLayout,
         terms: Terms,
     ) -> None:
-        """`expected` is the header of the outcome, `updates` are all by rank."""
+        """`expected` is the header of the outcome, `updates` are in order of ranks."""
         assert expected.outer is not None
         assert expected.roster is not None
         self._world, self._updates = world, updates
         self._layout, self._terms = layout, terms
-        # A radial mean needs whole tensors: one rank reduces everything.
+        # A radial mean needs complete tensors: one rank reduces all of them.
         owners = 1 if terms.merge == "radial" else world.size
         self._document = RosterDocument(
             run=expected.run,
@@ -279,7 +280,7 @@ class Reduction:
             roster=expected.roster,
         )
         counted = {entry.island for entry in expected.roster.counted}
-        self._counted = [each.island in counted for each in updates]
+        self._counted = [header.island in counted for header in updates]
         self._shares = [
             Share(number, pieces, (number + expected.fragment) % world.size)
             for number, pieces in enumerate(
@@ -287,37 +288,37 @@ class Reduction:
             )
         ]
 
-    def agreed(self, own: U8) -> Frame:
-        """Return the agreed frame of the round; `own` is this rank's update's body.
+    def agreed(self, own_body: U8) -> Frame:
+        """Return the agreed frame of the round; `own_body` is of this rank's update.
 
         Raises:
-            Spoilt: an update is not what its header says. All ranks raise it.
-            Gone: a rank is gone.
+            UpdateDamaged: an update does not match its header. All ranks raise it.
+            RankUnreachable: a rank is gone.
         """
         if not any(self._counted):
             return Frame(*means.agreed(self._document, [], *self._down()))
-        parts = self._scatter(own)
-        return self._gather([self._mean(share, parts) for share in self._mine()])
+        parts = self._scatter(own_body)
+        return self._gather([self._mean(share, parts) for share in self._own_shares()])
 
-    def _mine(self) -> list[Share]:
-        return [each for each in self._shares if each.owner == self._world.rank]
+    def _own_shares(self) -> list[Share]:
+        return [share for share in self._shares if share.owner == self._world.rank]
 
     def _down(self) -> tuple[FragmentLayout, Codec]:
         return self._layout, self._terms.down
 
-    def _scatter(self, own: U8) -> list[U8]:
+    def _scatter(self, own_body: U8) -> list[U8]:
         """Return this rank's share of every update, by rank."""
         world, up = self._world, self._terms.up
         outgoing = []
         for share in self._shares:
             begin, end = share.pieces.span(up)
             if share.owner != world.rank and self._counted[world.rank]:
-                outgoing.append((share.owner, own[begin:end]))
+                outgoing.append((share.owner, own_body[begin:end]))
         parts = [np.empty(0, np.uint8) for _ in range(world.size)]
-        for share in self._mine():
+        for share in self._own_shares():
             begin, end = share.pieces.span(up)
             parts = [
-                own[begin:end]
+                own_body[begin:end]
                 if rank == world.rank
                 else np.empty(end - begin, np.uint8)
                 for rank in range(world.size)
@@ -344,10 +345,10 @@ class Reduction:
                 self._layout,
                 self._terms,
             )
-        except means.Unverified as exc:  # every rank is told with the share's flag
-            return self._spoilt(share, exc.islands)
+        except means.Unverified as exc:  # the share's flag reports it to every rank
+            return self._damaged(share, exc.islands)
 
-    def _spoilt(self, share: Share, islands: tuple[str, ...]) -> Mean:
+    def _damaged(self, share: Share, islands: tuple[str, ...]) -> Mean:
         return Mean(
             run=self._document.run,
             of=b"",
@@ -358,42 +359,42 @@ class Reduction:
             body=np.empty(0, np.uint8),
         )
 
-    def _gather(self, mine: Sequence[Mean]) -> Frame:
-        """Send the mean of this rank's share to all, and put those of all together."""
+    def _gather(self, own_means: Sequence[Mean]) -> Frame:
+        """Send this rank's means to all ranks, and return the frame of all means."""
         world, down = self._world, self._terms.down
         body = np.empty(down.body_bytes(self._layout.elements), np.uint8)
         flags = np.zeros((len(self._shares), 1), np.uint8)
         outgoing, incoming = [], []
         for share in self._shares:
             begin, end = share.pieces.span(down)
-            whole = [flags[share.number], body[begin:end]]
+            parts = [flags[share.number], body[begin:end]]
             if share.owner != world.rank:
-                incoming += [(share.owner, part) for part in whole]
-        for mean in mine:
+                incoming += [(share.owner, part) for part in parts]
+        for mean in own_means:
             begin, end = self._shares[mean.shard].pieces.span(down)
             flags[mean.shard] = _flag(mean)
             body[begin:end] = mean.body if len(mean.body) else 0
-            whole = [flags[mean.shard], body[begin:end]]
+            parts = [flags[mean.shard], body[begin:end]]
             others = [rank for rank in range(world.size) if rank != world.rank]
-            outgoing += [(rank, part) for rank in others for part in whole]
+            outgoing += [(rank, part) for rank in others for part in parts]
         world.swap(outgoing, incoming)
-        if (flags == SPOILT).any():
-            raise UpdateSpoilt(_blame(mine))
-        known = {mean.shard: mean.digests for mean in mine}
-        return self._sealed(body, known, overflows=bool((flags == OVERFLOWS).any()))
+        if (flags == DAMAGED).any():
+            raise UpdateDamaged(_damage_report(own_means))
+        digests = {mean.shard: mean.digests for mean in own_means}
+        return self._sealed(body, digests, overflows=bool((flags == OVERFLOWS).any()))
 
     def _sealed(
-        self, body: U8, known: Mapping[int, tuple[bytes, ...]], *, overflows: bool
+        self, body: U8, by_shard: Mapping[int, tuple[bytes, ...]], *, overflows: bool
     ) -> Frame:
-        """Return the frame; its digests are of the bytes that this rank holds."""
+        """Return the frame; its digests are those of this rank's bytes."""
         layout, down = self._down()
         digests: list[bytes] = []
         for share in self._shares if not overflows else ():
             begin, end = share.pieces.span(down)
-            digests += known.get(share.number) or piece_digests(
+            digests += by_shard.get(share.number) or piece_digests(
                 down, share.pieces.size, body[begin:end]
             )
-        whole = Mean(
+        mean = Mean(
             run=self._document.run,
             of=b"",
             shard=0,
@@ -402,17 +403,17 @@ class Reduction:
             digests=tuple(digests),
             body=body,
         )
-        return Frame(*means.agreed(self._document, [whole], layout, down))
+        return Frame(*means.agreed(self._document, [mean], layout, down))
 
 
 def _flag(mean: Mean) -> int:
     if mean.spoilt:
-        return SPOILT
+        return DAMAGED
     return OVERFLOWS if mean.overflows else GOOD
 
 
-def _blame(mine: Sequence[Mean]) -> str:
-    names = [name for mean in mine for name in mean.spoilt]
+def _damage_report(own_means: Sequence[Mean]) -> str:
+    names = [name for mean in own_means for name in mean.spoilt]
     if not names:
-        return "a rank was sent an update that is not what its header says"
-    return f"the update of {', '.join(names)} did not arrive as it was sealed"
+        return "a rank received an update that does not match its header"
+    return f"the update of {', '.join(names)} was damaged in transit"

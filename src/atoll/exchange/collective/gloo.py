@@ -1,7 +1,7 @@
 """A world over torch.distributed: the ranks of a process group, by gloo.
 
-Its two groups are its own: one for words and one for parts, so that neither waits for
-the other, and no collective of the model's own is disturbed.
+It creates two process groups, one for messages and one for parts, so that neither waits
+for the other, and so that the model's own collectives are not disturbed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ import torch
 import torch.distributed as dist
 
 from atoll.errors import UsageError
-from atoll.exchange.collective.channel import MAX_WORD_BYTES
+from atoll.exchange.collective.channel import MAX_MESSAGE_BYTES
 from atoll.exchange.collective.world import U8, Parts, RankUnreachable
 
 TIMEOUT = timedelta(hours=1)
-"""Of gloo's own: ranks that are gone are found long before."""
+"""Timeout of gloo: the control channel detects dead ranks long before."""
 
 _SIZE = Struct("<Q")
 
 
 class GlooWorld:
-    """This process's rank in a group. Implements `World`.
+    """This process's rank in a group. Implements `CollectiveWorld`.
 
-    Making it is a collective call: every rank of the group makes one.
+    The constructor is a collective call: every rank of the group makes it.
 
     Raises:
         UsageError: there is no process group, or this process is not in it.
@@ -47,7 +47,7 @@ class GlooWorld:
                 "that it belongs to."
             )
         ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self._words, self._parts = _own_group(ranks), _own_group(ranks)
+        self._messages, self._parts = _new_group(ranks), _new_group(ranks)
 
     @property
     def rank(self) -> int:
@@ -57,16 +57,16 @@ class GlooWorld:
     def size(self) -> int:
         return self._size
 
-    def send(self, rank: int, word: bytes) -> None:
-        size = _SIZE.pack(len(word))
-        for part in (size, word):
+    def send(self, rank: int, message: bytes) -> None:
+        size = _SIZE.pack(len(message))
+        for part in (size, message):
             data = torch.frombuffer(bytearray(part), dtype=torch.uint8)
-            _met(partial(dist.send, data, group=self._words, group_dst=rank))
+            _translated(partial(dist.send, data, group=self._messages, group_dst=rank))
 
     def receive(self, rank: int) -> bytes:
         (size,) = _SIZE.unpack(self._next(rank, _SIZE.size))
-        if size > MAX_WORD_BYTES:
-            raise RankUnreachable(f"it says that its next word has {size} bytes")
+        if size > MAX_MESSAGE_BYTES:
+            raise RankUnreachable(f"it announced a message of {size} bytes")
         return self._next(rank, size)
 
     def swap(self, outgoing: Parts, incoming: Parts) -> None:
@@ -83,15 +83,17 @@ class GlooWorld:
                 assert work is not None
                 work.wait()
 
-        _met(start_and_wait)
+        _translated(start_and_wait)
 
     def _next(self, rank: int, size: int) -> bytes:
         data = np.empty(size, np.uint8)
-        _met(lambda: dist.recv(_tensor(data), group=self._words, group_src=rank))
+        _translated(
+            lambda: dist.recv(_tensor(data), group=self._messages, group_src=rank)
+        )
         return data.tobytes()
 
 
-def _own_group(ranks: list[int]) -> dist.ProcessGroup:
+def _new_group(ranks: list[int]) -> dist.ProcessGroup:
     group = dist.new_group(
         ranks, backend="gloo", timeout=TIMEOUT, use_local_synchronization=True
     )
@@ -100,14 +102,14 @@ def _own_group(ranks: list[int]) -> dist.ProcessGroup:
 
 
 def _tensor(part: U8) -> torch.Tensor:
-    """Return bytes as gloo takes them, without a copy."""
+    """Return bytes as a tensor for gloo, without a copy."""
     return torch.from_numpy(part)
 
 
-def _met(act: Callable[[], object]) -> None:
+def _translated(act: Callable[[], object]) -> None:
     try:
         act()
-    except RuntimeError as exc:  # gloo has no other
-        # "[file:line] What happened. How that often comes about."
+    except RuntimeError as exc:  # gloo raises no other
+        # The text is "[file:line] Fact. Common causes."
         fact = str(exc).partition("] ")[2].partition(". ")[0]
         raise RankUnreachable(fact or str(exc)) from exc

@@ -12,7 +12,7 @@ _Lines = dict[tuple[int, int, str], SimpleQueue[bytes | None]]
 
 
 class MemoryWorld:
-    """One rank of a world in memory. Implements `World`."""
+    """One rank of a world in memory. Implements `CollectiveWorld`."""
 
     def __init__(self, rank: int, size: int, lines: _Lines) -> None:
         self._rank, self._size, self._lines = rank, size, lines
@@ -24,7 +24,7 @@ class MemoryWorld:
             (source, target, plane): SimpleQueue()
             for source in range(size)
             for target in range(size)
-            for plane in ("words", "parts")
+            for plane in ("messages", "parts")
         }
         return [cls(rank, size, lines) for rank in range(size)]
 
@@ -36,11 +36,11 @@ class MemoryWorld:
     def size(self) -> int:
         return self._size
 
-    def send(self, rank: int, word: bytes) -> None:
-        self._lines[self._rank, rank, "words"].put(word)
+    def send(self, rank: int, message: bytes) -> None:
+        self._lines[self._rank, rank, "messages"].put(message)
 
     def receive(self, rank: int) -> bytes:
-        return self._next(rank, "words")
+        return self._next(rank, "messages")
 
     def swap(self, outgoing: Parts, incoming: Parts) -> None:
         for rank, part in outgoing:
@@ -49,14 +49,14 @@ class MemoryWorld:
             part[:] = np.frombuffer(self._next(rank, "parts"), np.uint8)
 
     def close(self) -> None:
-        """Be gone, as a process is that was killed."""
+        """Disconnect from all ranks, like a killed process."""
         for (source, _, _), line in self._lines.items():
             if source == self._rank:
                 line.put(None)
 
     def _next(self, rank: int, plane: str) -> bytes:
-        found = self._lines[rank, self._rank, plane].get()
-        if found is None:
+        data = self._lines[rank, self._rank, plane].get()
+        if data is None:
             self._lines[rank, self._rank, plane].put(None)
             raise RankUnreachable(f"rank {rank} has closed its lines")
-        return found
+        return data

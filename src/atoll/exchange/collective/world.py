@@ -12,11 +12,11 @@ U8 = NDArray[np.uint8]
 
 
 class RankUnreachable(Exception):
-    """A rank cannot be reached any more; what was met says why."""
+    """A rank can no longer be reached; the message has the transport's reason."""
 
 
 Parts = Sequence[tuple[int, U8]]
-"""Bytes to or from ranks, several of one rank in the order in which they go."""
+"""Bytes to or from ranks; several parts of one rank keep their order."""
 
 
 @runtime_checkable
@@ -24,40 +24,40 @@ class CollectiveWorld(Protocol):
     """A fixed number of ranks, each of which reaches every other one.
 
     `ControlChannel` sends and receives messages, one thread per rank; the thread that
-    reduces rounds swaps. What fails is over: nothing is tried again.
+    reduces rounds swaps. A failure is final: no operation is retried.
     """
 
     @property
     def rank(self) -> int:
-        """Which of them this is, from 0 on."""
+        """This process's rank, from 0 on."""
         ...
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         ...
 
-    def send(self, rank: int, word: bytes) -> None:
-        """Give a word to a rank, after all before it.
+    def send(self, rank: int, message: bytes) -> None:
+        """Send a message to a rank, after all earlier ones.
 
         Raises:
-            Gone: the rank is gone.
+            RankUnreachable: the rank is gone.
         """
         ...
 
     def receive(self, rank: int) -> bytes:
-        """Wait for the next word of a rank.
+        """Wait for the next message from a rank.
 
         Raises:
-            Gone: the rank is gone, and has left no more.
+            RankUnreachable: the rank is gone, and no message from it remains.
         """
         ...
 
     def swap(self, outgoing: Parts, incoming: Parts) -> None:
-        """Send and fill parts, all at once; who receives knows their sizes.
+        """Send and fill parts, all concurrently; the receiver knows their sizes.
 
         Raises:
-            Gone: a rank is gone. What was to be filled may be garbage.
+            RankUnreachable: a rank is gone. The incoming parts may be garbage.
         """
         ...
 
@@ -78,14 +78,14 @@ class CountedWorld:
     def size(self) -> int:
         return self._inner.size
 
-    def send(self, rank: int, word: bytes) -> None:
-        self._inner.send(rank, word)
-        self.bytes_up += len(word)
+    def send(self, rank: int, message: bytes) -> None:
+        self._inner.send(rank, message)
+        self.bytes_up += len(message)
 
     def receive(self, rank: int) -> bytes:
-        word = self._inner.receive(rank)
-        self.bytes_down += len(word)
-        return word
+        message = self._inner.receive(rank)
+        self.bytes_down += len(message)
+        return message
 
     def swap(self, outgoing: Parts, incoming: Parts) -> None:
         self._inner.swap(outgoing, incoming)
@@ -93,7 +93,7 @@ class CountedWorld:
         self.bytes_down += sum(len(part) for _, part in incoming)
 
     def costs(self) -> dict[str, float]:
-        """Return what went over the network, under the names that loggers see."""
+        """Return the bytes that went over the network, under their metric names."""
         return {
             "atoll/collective_bytes_up": self.bytes_up,
             "atoll/collective_bytes_down": self.bytes_down,

@@ -107,7 +107,7 @@ def test_a_pipe_is_refused() -> None:
 
 def test_a_directory_of_its_own_is_refused() -> None:
     """Directories are what names of files need, and no more."""
-    refused(tar_of(member("a", kind=tarfile.DIRTYPE)), "directory of its own")
+    refused(tar_of(member("a", kind=tarfile.DIRTYPE)), "an entry for a directory")
 
 
 def test_a_sparse_file_is_refused() -> None:
@@ -119,7 +119,7 @@ def test_a_name_said_twice_is_refused() -> None:
     """The second would take the place of the first."""
     one = pack({"a.txt": b"1"})[:1024]
 
-    refused(one + pack({"a.txt": b"2"}), "is there twice")
+    refused(one + pack({"a.txt": b"2"}), "occurs twice")
 
 
 def test_names_that_differ_in_case_only_are_refused() -> None:
@@ -151,7 +151,7 @@ def test_a_size_that_is_none_is_refused() -> None:
     data = bytearray(pack({"a.txt": b"1"}))
     data[124:136] = b"\x80" + bytes(10) + b"\x01"
 
-    refused(bytes(data), "says that it has no bytes")
+    refused(bytes(data), "should have no bytes")
 
 
 def test_a_compressed_archive_is_refused() -> None:
@@ -188,8 +188,8 @@ def test_what_lies_behind_is_refused() -> None:
     """Two archives with the same files have the same bytes, and no others."""
     data = pack({"a.txt": b"1"})
 
-    refused(data + bytes(512), "behind the end")
-    refused(data[:600] + b"x" + data[601:], "behind 'a.txt'")
+    refused(data + bytes(512), "follow the end")
+    refused(data[:600] + b"x" + data[601:], "follow 'a.txt'")
 
 
 def test_an_owner_or_a_time_is_refused() -> None:
@@ -197,7 +197,7 @@ def test_an_owner_or_a_time_is_refused() -> None:
     info, content = member("a.txt", b"1")
     info.mtime = 7
 
-    refused(tar_of((info, content)), "not what Atoll writes")
+    refused(tar_of((info, content)), "differs from the one that Atoll writes")
 
 
 def test_another_order_is_refused() -> None:

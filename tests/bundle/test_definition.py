@@ -159,7 +159,7 @@ def test_a_run_file_may_name_its_bundle() -> None:
     named = RunSettings.from_dict({"run": {"bundle": bundle.digest}})
 
     assert defined_by(bundle, named) == named
-    with pytest.raises(UsageError, match="Give the other's directory"):
+    with pytest.raises(UsageError, match="Give the directory of the other"):
         defined_by(a_bundle(WITH_CODE), named)
     with pytest.raises(SettingsError, match="64 hexadecimal digits"):
         RunSettings.from_dict({"run": {"bundle": "latest"}})

@@ -80,8 +80,8 @@ def test_a_bucket_that_is_not_there_is_told(
     come(monkeypatch, s3 | as_without("nothing"))
     code, _, err = atoll("status", "s3://vanished/run", home=place / "home")
     assert code == 3, err
-    assert "s3://vanished/run is not there" in err
-    assert "Make the bucket, or mend the URL" in err
+    assert "s3://vanished/run does not exist" in err
+    assert "Create the bucket, or correct the URL" in err
 
 
 def test_settings_that_somebody_has_edited_start_nothing(place: Path) -> None:

@@ -150,11 +150,11 @@ def test_a_repository_of_many_files_is_shipped(
 ) -> None:
     """As many as are packed are kept by a coordinator and let out, and no more."""
     files = {f"d{n // 100}/f{n}.py": b"" for n in range(MAX_CODE_FILES)}
-    data = pack(files, most_files=MAX_CODE_FILES)
+    data = pack(files, max_files=MAX_CODE_FILES)
     CodeFiles(tmp_path).store(blake3_digest(data).hex(), data)
 
     assert len(data) < MAX_CODE_BYTES - shipping.MAX_SHIPPED_BYTES
-    more = pack({**files, "more.py": b""}, most_files=MAX_CODE_FILES + 1)
+    more = pack({**files, "more.py": b""}, max_files=MAX_CODE_FILES + 1)
     with pytest.raises(CorruptError, match="16385 files are too many"):
         extract(more, tmp_path / "out")
     write(tmp_path / "mine", *(f"f{n}.py" for n in range(1100)))

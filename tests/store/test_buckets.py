@@ -57,7 +57,9 @@ def test_what_a_weak_bucket_lacks_is_found(weak: Settings) -> None:
 
 def test_whoever_needs_put_if_absent_refuses_a_weak_bucket(weak: Settings) -> None:
     """With its name, and which ones can."""
-    with pytest.raises(UsageError, match=r"s3://atoll/x puts .* Use a store that can"):
+    with pytest.raises(
+        UsageError, match=r"s3://atoll/x overwrites .* Use a store that has it"
+    ):
         require_put_new(probe(s3_store(weak)), store="s3://atoll/x")
 
 

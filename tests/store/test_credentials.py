@@ -83,7 +83,7 @@ def test_a_profile_is_read_again(aws: Path) -> None:
     [
         ("[default]\n", "absent", r"AWS_PROFILE=absent is not in .*credentials"),
         ("[default]\nsso_session = x\n", None, r"default of AWS signs in.*boto3"),
-        ("no section\n", None, r"credentials cannot be read.* Mend it"),
+        ("no section\n", None, r"credentials cannot be read.* Correct it"),
     ],
 )
 def test_a_profile_that_cannot_serve_says_why(

@@ -15,7 +15,7 @@ import pytest
 
 from atoll.errors import NoSuchObject, Unreachable, UsageError
 from atoll.store import FileStore, Item, MemoryStore, open_store
-from atoll.store.files import FORGOTTEN_S, TEMPORARY
+from atoll.store.files import STALE_S, TEMPORARY
 
 PROCESSES, RACES = 4, 25
 
@@ -95,7 +95,7 @@ def test_a_writer_that_is_killed_leaves_no_object(tmp_path: Path) -> None:
 
     left = list((tmp_path / TEMPORARY).iterdir())
     assert len(left) == 1
-    old_s = time.time() - FORGOTTEN_S - 1
+    old_s = time.time() - STALE_S - 1
     os.utime(left[0], (old_s, old_s))
     FileStore(tmp_path)
     assert list((tmp_path / TEMPORARY).iterdir()) == []

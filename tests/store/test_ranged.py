@@ -47,13 +47,13 @@ class Watched(MemoryStore):
 @pytest.mark.parametrize("claim", STORE_CLAIMS, ids=lambda each: each.__name__)
 def test_it_is_a_store(claim: Claim) -> None:
     """With ranges so short that every object is large."""
-    claim(lambda: RangedStore(MemoryStore(), at_once=3, range_bytes=1000))
+    claim(lambda: RangedStore(MemoryStore(), concurrency=3, range_bytes=1000))
 
 
 def test_a_large_object_of_s3_comes_by_ranges(s3: Settings) -> None:
     """The same bytes, by as many requests as it has ranges."""
     counted = CountedStore(s3_store(s3))
-    store = RangedStore(RetryingStore(counted), at_once=4, range_bytes=2**20)
+    store = RangedStore(RetryingStore(counted), concurrency=4, range_bytes=2**20)
     whole = bytes(number % 251 for number in range(5_000_001))
     store.put_new("large", [whole])
 
@@ -68,7 +68,7 @@ def test_reads_are_made_together_and_no_more_than_allowed() -> None:
     """Four at once, of nine ranges and the three of another reader."""
     inner = Watched(together=4)
     MemoryStore.put(inner, "key", [WHOLE[:90]])
-    store = RangedStore(inner, at_once=4, range_bytes=10)
+    store = RangedStore(inner, concurrency=4, range_bytes=10)
     others = threading.Thread(target=store.get, args=("key", 0, 30))
     others.start()
 
@@ -78,10 +78,10 @@ def test_reads_are_made_together_and_no_more_than_allowed() -> None:
 
 
 def test_a_stream_keeps_a_window_in_memory() -> None:
-    """While nobody takes the first range, only `at_once` have been asked for."""
+    """While nobody takes the first range, only `concurrency` have been asked for."""
     counted = CountedStore(MemoryStore())
     counted.put("key", [WHOLE])
-    store = RangedStore(counted, at_once=3, range_bytes=10)
+    store = RangedStore(counted, concurrency=3, range_bytes=10)
     parts = store.stream("key", 0, 100)
 
     assert bytes(next(parts)) == WHOLE[:10]
@@ -92,16 +92,16 @@ def test_a_stream_keeps_a_window_in_memory() -> None:
 @given(
     first=st.integers(0, 120),
     size=st.none() | st.integers(0, 120),
-    at_once=st.integers(1, 4),
+    concurrency=st.integers(1, 4),
     range_bytes=st.integers(1, 150),
 )
 def test_any_range_is_what_the_store_has(
-    first: int, size: int | None, at_once: int, range_bytes: int
+    first: int, size: int | None, concurrency: int, range_bytes: int
 ) -> None:
     """However it is cut."""
     inner = MemoryStore()
     inner.put("key", [WHOLE])
-    store = RangedStore(inner, at_once=at_once, range_bytes=range_bytes)
+    store = RangedStore(inner, concurrency=concurrency, range_bytes=range_bytes)
     try:
         found = bytes(store.get("key", first, size))
         assert found == bytes(inner.get("key", first, size))
@@ -157,7 +157,7 @@ class Growing(MemoryStore):
 
 def test_an_object_that_grows_is_not_put_together_wrongly() -> None:
     """A range that is short must be the last."""
-    store = RangedStore(Growing(), at_once=2, range_bytes=10)
+    store = RangedStore(Growing(), concurrency=2, range_bytes=10)
     with pytest.raises(Unreachable, match=r"'key' grew"):
         store.get("key", 0, 40)
 
@@ -178,10 +178,10 @@ def test_a_store_without_ranges_is_read_whole_and_once() -> None:
     assert counted.requests.since(before).gets == 1
 
 
-@pytest.mark.parametrize("bounds", [{"at_once": 0}, {"range_bytes": 0}])
+@pytest.mark.parametrize("bounds", [{"concurrency": 0}, {"range_bytes": 0}])
 def test_bounds_are_checked(bounds: dict[str, int]) -> None:
     """Nothing at once is nothing ever."""
-    with pytest.raises(UsageError, match="must be 1 at least"):
+    with pytest.raises(UsageError, match="must be 1 or more"):
         RangedStore(MemoryStore(), **bounds)
 
 

@@ -46,7 +46,7 @@ def test_a_bucket_of_s3_that_vanishes_is_told(s3: Settings) -> None:
     ask_s3("DELETE", where)
 
     for act in (*READS.values(), _remove):
-        with pytest.raises(Unreachable, match=r"s3://vanishing/.* Make the bucket"):
+        with pytest.raises(Unreachable, match=r"s3://vanishing/.* Create the bucket"):
             act(store)
     for act in WRITES.values():  # SeaweedFS would make a bucket, and says who may not
         with pytest.raises(RemoteError, match="s3://vanishing/"):
@@ -66,7 +66,7 @@ def test_a_container_of_azure_that_vanishes_is_told(azure: Settings) -> None:
     ask_azure("DELETE", port, "vanishing")
 
     for act in (*READS.values(), *WRITES.values()):
-        with pytest.raises(Unreachable, match=r"az://vanishing/.* Make the bucket"):
+        with pytest.raises(Unreachable, match=r"az://vanishing/.* Create the bucket"):
             act(store)
 
 

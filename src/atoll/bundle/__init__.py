@@ -1,6 +1,6 @@
 """Owns a run's model definition as one archive: files, limits, digest, staging.
 
-Does not know what a model is, how an archive travels, nor who consents to its code.
+Does not know models, how an archive is sent, nor which user consents to its code.
 Start reading at `definition.Bundle`, then `archive`; `directory` puts one on disk.
 """
 

@@ -2,12 +2,12 @@
 
 Rule 1: the same files are the same bytes, on every machine and in every version: names
         in order, mode 0644, and no time, owner or compression.
-Rule 2: a reader accepts exactly what a writer writes: plain files only, and nothing to
-        guess. Every size is judged before memory is taken by it.
+Rule 2: a reader accepts only the bytes that a writer produces: plain files, without
+        ambiguity. Every size is checked before memory is reserved.
 Rule 3: names are limited to those that every system can store.
 
 block of 512   name, size in octal, checksum; all else is fixed
-the file       filled up with zeros to blocks of 512
+the file       padded with zeros to blocks of 512
 ...            and two blocks of zeros at the end
 
 `tar -t` and `tar -x` read it.
@@ -21,24 +21,24 @@ from collections.abc import Iterator, Mapping
 from atoll.errors import CorruptError, UsageError
 
 MAX_BYTES = 128 * 2**20
-"""Of an archive. Tokenizers take up to forty megabytes, and definitions almost none."""
+"""Limit of an archive. Tokenizers have up to forty megabytes, definitions very few."""
 
 MAX_FILES = 1024
 MAX_CODE_FILES = 2**14
-"""Of the code that islands are launched with, which may be a whole repository."""
+"""Limit for the code that islands are launched with, which may be a repository."""
 
 MAX_CODE_BYTES = 64 * 2**20
-"""Of its archive."""
+"""Limit of the archive of that code."""
 
 _BLOCK = 512
 _END = bytes(2 * _BLOCK)
-_NAME_BYTES, _SIZE_AT, _KIND_AT = 100, 124, 156
+_NAME_BYTES, _SIZE_OFFSET, _KIND_OFFSET = 100, 124, 156
 _KINDS = {
     b"1": "a hard link",
     b"2": "a symbolic link",
     b"3": "a device",
     b"4": "a device",
-    b"5": "a directory of its own",
+    b"5": "an entry for a directory",
     b"6": "a pipe",
     b"S": "a sparse file",
     b"x": "an extended header",
@@ -48,108 +48,106 @@ _KINDS = {
 }
 
 
-def pack(files: Mapping[str, bytes], *, most_files: int = MAX_FILES) -> bytes:
+def pack(files: Mapping[str, bytes], *, max_files: int = MAX_FILES) -> bytes:
     """Return the archive of files by name.
 
     Raises:
         UsageError: a name cannot be in a bundle, or they are too many or too large.
     """
-    if fault := _amount_fault(len(files), _archive_bytes(files), most_files):
+    if fault := _amount_fault(len(files), _archive_bytes(files), max_files):
         raise UsageError(fault)
-    taken = TakenNames()
+    names = TakenNames()
     parts: list[bytes] = []
     for name in sorted(files):
-        if fault := name_fault(name) or taken.fault(name):
+        if fault := name_fault(name) or names.fault(name):
             raise UsageError(fault)
-        parts += [_header(name, len(files[name])), files[name], _filling(files[name])]
+        parts += [_header(name, len(files[name])), files[name], _padding(files[name])]
     return b"".join([*parts, _END])
 
 
-def unpack(data: bytes, *, most_files: int = MAX_FILES) -> dict[str, bytes]:
+def unpack(data: bytes, *, max_files: int = MAX_FILES) -> dict[str, bytes]:
     """Return the files of an archive by name.
 
     Raises:
-        CorruptError: it is none that `pack` writes, and why.
+        CorruptError: `pack` does not write such an archive; the message says why.
     """
     if len(data) > MAX_BYTES:
-        raise CorruptError(_amount_fault(1, len(data), most_files))
+        raise CorruptError(_amount_fault(1, len(data), max_files))
     files: dict[str, bytes] = {}
-    taken = TakenNames()
+    names = TakenNames()
     for name, content in _members(data):
-        if fault := taken.fault(name):
+        if fault := names.fault(name):
             raise CorruptError(f"The archive is refused: {fault}")
         if files and name < next(reversed(files)):
-            raise CorruptError(f"{name!r} is not in its order. {_MADE_ELSEWHERE}")
+            raise CorruptError(f"{name!r} is not in its order. {_REMEDY}")
         files[name] = content
-        if len(files) > most_files:
-            raise CorruptError(_amount_fault(len(files), len(data), most_files))
+        if len(files) > max_files:
+            raise CorruptError(_amount_fault(len(files), len(data), max_files))
     if not files:
-        raise CorruptError(f"The archive holds nothing. {_MADE_ELSEWHERE}")
+        raise CorruptError(f"The archive holds nothing. {_REMEDY}")
     return files
 
 
 def _members(data: bytes) -> Iterator[tuple[str, bytes]]:
-    at = 0
-    while data[at : at + _BLOCK] != bytes(_BLOCK):
-        name, size = _judged(data[at : at + _BLOCK])
-        begin, at = at + _BLOCK, at + _BLOCK + size + -size % _BLOCK
-        if at > len(data) - len(_END):
+    offset = 0
+    while data[offset : offset + _BLOCK] != bytes(_BLOCK):
+        name, size = _read_header(data[offset : offset + _BLOCK])
+        begin, offset = offset + _BLOCK, offset + _BLOCK + size + -size % _BLOCK
+        if offset > len(data) - len(_END):
             raise CorruptError(
-                f"{name!r} says that it has {size} bytes, and the archive ends before "
-                f"that, after {len(data)} in all. It is cut off, or was altered."
+                f"{name!r} should have {size} bytes, and the archive ends before that, "
+                f"after {len(data)} in all. It is truncated, or was altered."
             )
-        if any(data[begin + size : at]):
-            raise CorruptError(f"Something lies behind {name!r}. {_MADE_ELSEWHERE}")
+        if any(data[begin + size : offset]):
+            raise CorruptError(f"Extra bytes follow {name!r}. {_REMEDY}")
         yield name, data[begin : begin + size]
-    if data[at:] != _END:
-        raise CorruptError(f"Something lies behind the end. {_MADE_ELSEWHERE}")
+    if data[offset:] != _END:
+        raise CorruptError(f"Extra bytes follow the end. {_REMEDY}")
 
 
-def _judged(block: bytes) -> tuple[str, int]:
-    """Return the name and the size that a header says, if it is one of ours."""
+def _read_header(block: bytes) -> tuple[str, int]:
+    """Return the name and the size in a header, if `_header` writes the same."""
     if len(block) < _BLOCK or block[257:262] != b"ustar":
-        raise CorruptError(f"This is no archive of a bundle. {_MADE_ELSEWHERE}")
+        raise CorruptError(f"This is no archive of a bundle. {_REMEDY}")
     name = block[:_NAME_BYTES].rstrip(b"\0").decode("ascii", "backslashreplace")
-    kind = block[_KIND_AT : _KIND_AT + 1]
+    kind = block[_KIND_OFFSET : _KIND_OFFSET + 1]
     if kind != b"0":
-        is_called = _KINDS.get(kind, "of a kind that nobody knows")
+        type_name = _KINDS.get(kind, "of an unknown kind")
         raise CorruptError(
-            f"{name!r} is {is_called}, and a bundle has plain files only. "
-            f"{_MADE_ELSEWHERE}"
+            f"{name!r} is {type_name}, and a bundle has plain files only. {_REMEDY}"
         )
     if fault := name_fault(name):
         raise CorruptError(f"The archive is refused: {fault}")
-    size = _size(block[_SIZE_AT : _SIZE_AT + 12])
+    size = _size(block[_SIZE_OFFSET : _SIZE_OFFSET + 12])
     if size is None or size > MAX_BYTES:
         raise CorruptError(
-            f"{name!r} says that it has {size if size is not None else 'no'} bytes, "
-            f"and a whole bundle has at most {MAX_BYTES}. {_MADE_ELSEWHERE}"
+            f"{name!r} should have {size if size is not None else 'no'} bytes, and a "
+            f"complete bundle has at most {MAX_BYTES}. {_REMEDY}"
         )
     if block != _header(name, size):
         raise CorruptError(
-            f"What the archive says of {name!r} is not what Atoll writes. "
-            f"{_MADE_ELSEWHERE}"
+            f"The header of {name!r} differs from the one that Atoll writes. {_REMEDY}"
         )
     return name, size
 
 
-_MADE_ELSEWHERE = "Have it made by `atoll serve` or `atoll init` with --bundle DIR."
+_REMEDY = "Create it by `atoll serve` or `atoll init` with --bundle DIR."
 
 
 def _size(field: bytes) -> int | None:
     digits = field.rstrip(b"\0 ")
-    is_octal = digits and all(each in b"01234567" for each in digits)
+    is_octal = digits and all(digit in b"01234567" for digit in digits)
     return int(digits, 8) if is_octal else None
 
 
 def _header(name: str, size: int) -> bytes:
     parts = [
         name.encode("ascii").ljust(_NAME_BYTES, b"\0"),
-        b"0000644\0" + 2 * b"0000000\0",  # mode; nobody's
+        b"0000644\0" + 2 * b"0000000\0",  # mode; user and group 0
         b"%011o\0" % size,
         b"00000000000\0",  # no time
-        b" " * 8,  # the checksum counts its own place as blanks
-        b"0".ljust(101, b"\0"),  # a plain file, which links nowhere
+        b" " * 8,  # the checksum counts its own bytes as blanks
+        b"0".ljust(101, b"\0"),  # a plain file without a link
         b"ustar\x0000".ljust(72, b"\0"),
         2 * b"0000000\0",
         bytes(167),
@@ -158,22 +156,22 @@ def _header(name: str, size: int) -> bytes:
     return block[:148] + b"%06o\0 " % sum(block) + block[156:]
 
 
-def _filling(content: bytes) -> bytes:
+def _padding(content: bytes) -> bytes:
     return bytes(-len(content) % _BLOCK)
 
 
 def _archive_bytes(files: Mapping[str, bytes]) -> int:
-    whole = sum(_BLOCK + len(each) + -len(each) % _BLOCK for each in files.values())
-    return whole + len(_END)
+    sizes = map(len, files.values())
+    return sum(_BLOCK + size + -size % _BLOCK for size in sizes) + len(_END)
 
 
-def _amount_fault(count: int, size_bytes: int, most_files: int) -> str:
-    """Return why so much cannot be a bundle; empty if it can."""
+def _amount_fault(count: int, size_bytes: int, max_files: int) -> str:
+    """Return why this number or size is above the limits; empty if it is not."""
     if not count:
         return "There is nothing to put into a bundle. Give a directory with files."
-    if count > most_files:
+    if count > max_files:
         return (
-            f"{count} files are too many for a bundle, which has at most {most_files}. "
+            f"{count} files are too many for a bundle, which has at most {max_files}. "
             "Leave out what does not define the model."
         )
     if size_bytes > MAX_BYTES:
@@ -185,7 +183,7 @@ def _amount_fault(count: int, size_bytes: int, most_files: int) -> str:
 
 
 MAX_NAME_BYTES = 100
-"""What a tar file has room for without a header of another kind."""
+"""The longest name of a plain tar header."""
 
 MAX_DEPTH = 8
 
@@ -209,7 +207,7 @@ WEIGHTS = (
     ".bin.index.json",
     ".safetensors.index.json",
 )
-"""How files that hold weights, or say where they lie, are called."""
+"""Suffixes of files with weights, and of indexes of such files."""
 
 
 def name_fault(name: str) -> str:
@@ -219,7 +217,7 @@ def name_fault(name: str) -> str:
         return f"{shown} is an absolute path. Names in a bundle are relative."
     parts = name.split("/")
     if ".." in parts:
-        return f"{shown} leads out of the bundle. Name what lies in it."
+        return f"{shown} leads out of the bundle. Name a file in it."
     if len(name) > MAX_NAME_BYTES or len(parts) > MAX_DEPTH:
         return (
             f"{shown} has {len(name)} characters in {len(parts)} parts; a name in a "
@@ -239,23 +237,25 @@ def name_fault(name: str) -> str:
 
 
 class TakenNames:
-    """Names that were met already, as a system sees them that ignores case."""
+    """The names in a bundle so far, for file systems that ignore case."""
 
     def __init__(self) -> None:
         self._files: set[str] = set()
         self._spelt: dict[str, str] = {}
 
     def fault(self, name: str) -> str:
-        """Return why a name cannot stand beside those before it, or take it."""
+        """Add a name; return its conflict with an earlier one, or an empty string."""
         if name in self._files:
-            return f"{name!r} is there twice."
+            return f"{name!r} occurs twice."
         parts = name.split("/")
         for depth in range(1, len(parts) + 1):
             path = "/".join(parts[:depth])
             before = self._spelt.setdefault(path.lower(), path)
             if before != path:
                 return f"{path!r} and {before!r} differ in case only. Rename one."
-            if path in self._files:  # in order, a file comes before what is under it
+            if (
+                path in self._files
+            ):  # names are sorted: a file comes before names under it
                 return f"{path!r} is a file and a directory. Rename one."
         self._files.add(name)
         return ""

@@ -19,7 +19,7 @@ from atoll.errors import CorruptError, UsageError
 from atoll.settings import RunSettings
 
 CONFIG, MANIFEST = "config.json", "bundle.toml"
-"""What says how the model is made: to `transformers`, or by a factory."""
+"""Files that define the model: for `transformers`, or by a factory."""
 
 INERT = (
     ".json",
@@ -33,7 +33,7 @@ INERT = (
     ".yaml",
     ".yml",
 )
-"""Files that are only ever read. Whatever else there is counts as code."""
+"""Suffixes of files that are only read. All other files count as code."""
 
 PLAIN_NAMES = ("LICENSE", "NOTICE", "README")
 _FACTORY = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*", re.ASCII)
@@ -46,10 +46,10 @@ flash attention are not among them: without its package they load a kernel of th
 """
 
 _REPOSITORY = re.compile(r"(?:[\w.+-]+[|:])*[\w.-]+/[\w.-]+(?:[@:][^/\s]*)?")
-"""What a repository of the hub looks like, with the prefixes that loaders know."""
+"""The name of a repository of the hub, with the prefixes that loaders accept."""
 
 _ORIGINS = ("_name_or_path", "name_or_path", "base_model_name_or_path")
-"""Keys that only tell where a configuration came from."""
+"""Keys that only record the origin of a configuration."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Bundle:
     def of_directory(
         cls, directory: str | Path, *, leaves_weights: bool = False
     ) -> Self:
-        """Return the bundle of all that lies in a directory.
+        """Return the bundle of all files in a directory.
 
-        Hidden files and `__pycache__` are left out, and weights if that is asked for.
+        Hidden files and `__pycache__` are omitted; so are weights if `leaves_weights`.
 
         Raises:
-            UsageError: something cannot be in a bundle: weights, links, odd names; or
-                what says how the model is made cannot be read.
+            UsageError: a file cannot be in a bundle: weights, links, odd names; or
+                the definition of the model cannot be read.
         """
         files = dict(_files_in(Path(directory), leaves_weights=leaves_weights))
         bundle = cls(pack(files), files)
@@ -80,10 +80,10 @@ class Bundle:
 
     @classmethod
     def of_archive(cls, data: bytes, *, digest: str | None) -> Self:
-        """Return the bundle of an archive from elsewhere, which has that digest.
+        """Return the bundle of a received archive that must have this digest.
 
         Raises:
-            CorruptError: it has another, or is none that Atoll writes.
+            CorruptError: it has another digest, or is no archive of Atoll.
         """
         if len(data) > MAX_BYTES:
             raise CorruptError(
@@ -92,8 +92,8 @@ class Bundle:
         bundle = cls(data, {})
         if digest is not None and bundle.digest != digest:
             raise CorruptError(
-                f"The bundle that came has digest {bundle.digest[:12]}, and the run's "
-                f"is {digest[:12]}: it was altered. Put it back where it is kept."
+                f"The received bundle has digest {bundle.digest[:12]}, and the run's "
+                f"is {digest[:12]}: it was altered. Restore it where it is stored."
             )
         return cls(data, unpack(data))
 
@@ -104,7 +104,7 @@ class Bundle:
 
     @property
     def code(self) -> list[str]:
-        """What of it runs, or has something run, on who loads it; sorted."""
+        """The sorted files that run, or load, code on the machine of the reader."""
         return sorted(
             name for name, content in self.files.items() if _runs(name, content)
         )
@@ -120,18 +120,18 @@ class Bundle:
         return None if content is None else _factory_of(content)
 
     def require_sound(self) -> None:
-        """Return when whoever loads it will find what it speaks of.
+        """Return if all code that the bundle refers to is in it.
 
         Raises:
-            UsageError: the manifest names what is not there, or a configuration has
-                code of another repository.
+            UsageError: the manifest names a missing file, or a configuration has code
+                of another repository.
         """
         if self.factory is not None:
             module = self.factory.partition(":")[0].replace(".", "/")
             if not {f"{module}.py", f"{module}/__init__.py"} & self.files.keys():
                 raise UsageError(
                     f"{MANIFEST} names {self.factory!r}, and there is no {module}.py "
-                    "beside it. Put it there, or name what is."
+                    "beside it. Put it there, or name an existing one."
                 )
         for name, content in self.files.items():
             _require_own_code(name, content)
@@ -162,25 +162,25 @@ def _files_in(root: Path, *, leaves_weights: bool) -> Iterator[tuple[str, bytes]
 
 def _walked(root: Path) -> Iterator[Path]:
     for directory, folders, files in os.walk(root):
-        linked = [each for each in folders if (Path(directory) / each).is_symlink()]
+        linked = [name for name in folders if (Path(directory) / name).is_symlink()]
         folders[:] = sorted(
-            each
-            for each in folders
-            if not each.startswith(".") and each != "__pycache__"
+            name
+            for name in folders
+            if not name.startswith(".") and name != "__pycache__"
         )
-        yield from (Path(directory) / each for each in linked if each[0] != ".")
-        yield from (Path(directory) / e for e in sorted(files) if e[0] != ".")
+        yield from (Path(directory) / name for name in linked if name[0] != ".")
+        yield from (Path(directory) / name for name in sorted(files) if name[0] != ".")
 
 
 def _factory_of(content: bytes) -> str | None:
     try:
-        said = tomllib.loads(content.decode())
+        manifest = tomllib.loads(content.decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise UsageError(f"{MANIFEST} cannot be read: {exc}.") from exc
-    unknown = sorted(said.keys() - {"factory"})
+    unknown = sorted(manifest.keys() - {"factory"})
     if unknown:
         raise UsageError(f"{MANIFEST} has {unknown[0]!r}, and knows only 'factory'.")
-    factory = said.get("factory")
+    factory = manifest.get("factory")
     if factory is None:
         return None
     if not isinstance(factory, str) or not _FACTORY.fullmatch(factory):
@@ -197,26 +197,29 @@ def _runs(name: str, content: bytes) -> bool:
     if not is_inert:
         return True
     if not name.lower().endswith("config.json"):
-        return bool(_named(_json_of(name, content), "auto_map"))
+        return bool(_values_of(_json_of(name, content), "auto_map"))
     return _loads_code(_json_of(name, content))
 
 
 def _loads_code(config: Any) -> bool:
-    """Return whether a configuration has code loaded that is not on a list of ours.
+    """Return whether a configuration may load code that is not known as harmless.
 
-    Values are judged wherever they stand, also in tables: a key of an implementation
-    by `PLAIN_IMPLEMENTATIONS`, and any other text by not being a repository's name.
+    Values are checked at any depth: those of an implementation's key must be in
+    `PLAIN_IMPLEMENTATIONS`, and no other text may be the name of a repository.
     """
-    if _named(config, "auto_map"):
+    if _values_of(config, "auto_map"):
         return True
-    left = [("", config)]
-    while left:
-        key, value = left.pop()
+    stack = [("", config)]
+    while stack:
+        key, value = stack.pop()
         if isinstance(value, dict):
             inherits = bool(_IMPLEMENTATION.search(key))
-            left += [(key if inherits else own, each) for own, each in value.items()]
+            stack += [
+                (key if inherits else inner_key, inner)
+                for inner_key, inner in value.items()
+            ]
         elif isinstance(value, list):
-            left += [(key, each) for each in value]
+            stack += [(key, item) for item in value]
         elif key not in _ORIGINS and not _is_plain(key, value):
             return True
     return False
@@ -232,12 +235,13 @@ def _is_plain(key: str, value: Any) -> bool:
 
 
 def _require_own_code(name: str, content: bytes) -> None:
-    for found in _named(_json_of(name, content), "auto_map"):
-        for each in _texts(found):
-            if "--" in each:
+    for auto_map in _values_of(_json_of(name, content), "auto_map"):
+        for reference in _texts(auto_map):
+            if "--" in reference:
                 raise UsageError(
-                    f"{name} has {each!r} in its auto_map: code of another repository, "
-                    "which no digest covers. Copy it into the bundle, and name that."
+                    f"{name} has {reference!r} in its auto_map: code of another "
+                    "repository, which no digest covers. Copy it into the bundle, and "
+                    "name that."
                 )
 
 
@@ -247,45 +251,45 @@ def _json_of(name: str, content: bytes) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError):
-        return None  # whoever reads it says so
+        return None  # the loader of the model reports the error
 
 
-def _named(said: Any, key: str) -> list[Any]:
-    """Return every value of a key, however deep: configurations hold others."""
-    found, left = [], [said]
-    while left:
-        each = left.pop()
-        if isinstance(each, dict):
-            found += [each[key]] if each.get(key) is not None else []
-            left += each.values()
-        elif isinstance(each, list):
-            left += each
-    return found
+def _values_of(config: Any, key: str) -> list[Any]:
+    """Return every value of a key at any depth: configurations contain others."""
+    values, stack = [], [config]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, dict):
+            values += [node[key]] if node.get(key) is not None else []
+            stack += node.values()
+        elif isinstance(node, list):
+            stack += node
+    return values
 
 
-def _texts(said: Any) -> Iterator[str]:
-    left = [said]
-    while left:
-        each = left.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict | list):
-            left += each.values() if isinstance(each, dict) else each
+def _texts(config: Any) -> Iterator[str]:
+    stack = [config]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, str):
+            yield node
+        elif isinstance(node, dict | list):
+            stack += node.values() if isinstance(node, dict) else node
 
 
 def defined_by(bundle: Bundle | None, settings: RunSettings) -> RunSettings:
     """Return settings that name a bundle, if one is given.
 
     Raises:
-        UsageError: they name another.
+        UsageError: they name another bundle.
     """
     if bundle is None:
         return settings
     named = settings.run.bundle
     if named not in (None, bundle.digest):
         raise UsageError(
-            f"The run file has run.bundle={named!r}, and the directory that was given "
-            f"is bundle {bundle.digest}. Give the other's directory, or leave "
-            "run.bundle out."
+            f"The run file has run.bundle={named!r}, and the given directory is bundle "
+            f"{bundle.digest}. Give the directory of the other bundle, or omit "
+            "run.bundle."
         )
     return settings.with_values({"run.bundle": bundle.digest})

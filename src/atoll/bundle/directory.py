@@ -1,13 +1,13 @@
 """A bundle's files on disk, in a directory named by the digest, and its code.
 
-Rule 1: a directory that has its name is whole: it is written beside, made durable, and
-        renamed. It is compared before each use.
-Rule 2: several processes may do so at once: one of them is first, and all use its
-files.
+Rule 1: a directory with its final name is complete: it is written under another name,
+        made durable, and renamed. It is compared before each use.
+Rule 2: several processes may stage at the same time: one of them is first, and all use
+        its files.
 
 Code of a bundle is loaded as a package whose modules have the bundle's digest in their
-names, and find each other by relative imports. Nothing is put on `sys.path`, so that no
-file of a bundle takes the place of another module.
+names, and find each other by relative imports. `sys.path` is not changed, so that no
+file of a bundle replaces another module.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from atoll.errors import DiskError, UsageError
 
 
 def staged(root: Path, digest: str) -> Bundle | None:
-    """Return the bundle that lies under its digest; None: it is not there, or spoilt.
+    """Return the bundle staged under a digest; None: it is missing or damaged.
 
-    A file that somebody has edited makes it another bundle, which is not taken.
+    A file that was edited makes it another bundle, which is not returned.
     """
     directory = root / digest
     if not directory.is_dir():
@@ -47,12 +47,12 @@ def staged(root: Path, digest: str) -> Bundle | None:
 
 
 def stage(bundle: Bundle, root: Path) -> Path:
-    """Put a bundle's files into a directory of its own, and return that.
+    """Write a bundle's files to a separate directory, and return it.
 
-    One that is there and whole is used again; one that was edited is replaced.
+    A complete directory is used again; one that was edited is replaced.
 
     Raises:
-        DiskError: the disk takes nothing; then nothing is there by that name.
+        DiskError: the disk failed; then no directory has that name.
     """
     target = root / bundle.digest
     if staged(root, bundle.digest) is not None:
@@ -67,7 +67,7 @@ def stage(bundle: Bundle, root: Path) -> Path:
 
 @contextmanager
 def _draft(root: Path, bundle: Bundle) -> Iterator[Path]:
-    """Give a whole and durable directory under a name of its own."""
+    """Yield a complete and durable directory under a temporary name."""
     draft = root / f".{bundle.digest}.{secrets.token_hex(8)}"
     try:
         draft.mkdir(mode=0o700)
@@ -75,7 +75,7 @@ def _draft(root: Path, bundle: Bundle) -> Iterator[Path]:
         for name, content in bundle.files.items():
             path = draft / name
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folders.update(each for each in path.parents if draft in each.parents)
+            folders.update(above for above in path.parents if draft in above.parents)
             write_whole(path, [content])
         for folder in folders:
             sync_directory(folder)
@@ -105,15 +105,15 @@ def _translated(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        why = exc.strerror or str(exc)
+        reason = exc.strerror or str(exc)
         raise DiskError(
-            f"{path} cannot be written: {why}. Free some room there, or give another "
-            "place: XDG_CACHE_HOME."
+            f"{path} cannot be written: {reason}. Free some space there, or choose "
+            "another directory with XDG_CACHE_HOME."
         ) from exc
 
 
 def load_factory(directory: Path, digest: str, factory: str) -> Callable[[], Any]:
-    """Return what MODULE:FUNCTION names. The caller has made sure that it may run.
+    """Return the function MODULE:FUNCTION. The caller has checked that it may run.
 
     Raises:
         UsageError: there is none, or its module cannot be imported.
@@ -128,17 +128,17 @@ def load_factory(directory: Path, digest: str, factory: str) -> Callable[[], Any
             "import each other by a dot (from .layers import Block), and all else has "
             "to be installed here."
         ) from exc
-    made = vars(loaded).get(function)
-    if not callable(made):
+    make_model = vars(loaded).get(function)
+    if not callable(make_model):
         raise UsageError(
             f"{module} of the bundle has no function {function!r}, which its "
             "bundle.toml names. Name one that it has, and begin a run with that."
         )
-    return made  # type: ignore[no-any-return]
+    return make_model  # type: ignore[no-any-return]
 
 
 def _package(directory: Path, name: str) -> str:
-    """Have a package of that name whose modules lie in a directory."""
+    """Register a package of that name whose modules are in a directory."""
     if name not in sys.modules:
         package = ModuleType(name)
         package.__path__ = [str(directory)]

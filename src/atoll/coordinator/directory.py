@@ -175,7 +175,7 @@ class CodeFiles:
                 f"The code that came does not have the digest {digest[:12]}. Send it "
                 "again."
             )
-        unpack(data, most_files=MAX_CODE_FILES)
+        unpack(data, max_files=MAX_CODE_FILES)
         with self._lock:
             if path.exists():
                 return

@@ -87,7 +87,7 @@ def pack_code(directory: Path) -> Code:
             "leaves out all of it, perhaps that of a directory above."
         )
     try:
-        data = pack(files, most_files=MAX_CODE_FILES)
+        data = pack(files, max_files=MAX_CODE_FILES)
     except UsageError as exc:
         raise UsageError(f"The code in {directory}: {exc} {_LEAVE_OUT}") from exc
     return Code(data, blake3_digest(data).hex(), len(files))
@@ -146,7 +146,7 @@ def extract(data: bytes, directory: Path) -> None:
     Raises:
         CorruptError: it is no archive of Atoll, or a link leads out of the directory.
     """
-    files = unpack(data, most_files=MAX_CODE_FILES)
+    files = unpack(data, max_files=MAX_CODE_FILES)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         home = directory.resolve()

@@ -1,9 +1,9 @@
 """The port to an object store.
 
-Rule 1: an object is there whole, or not at all.
+Rule 1: an object exists completely, or not at all.
 Rule 2: an object that is put with `put_new` is never changed; only its owner overwrites
     a key.
-Rule 3: a key that was put can be read at once; a list may be late.
+Rule 3: a key that was put can be read immediately; a list may be late.
 Rule 4: the abilities that a store lacks are in its `traits`, so that no work is lost to
     find out.
 """
@@ -21,20 +21,20 @@ Data = bytes | bytearray | memoryview
 
 MAX_KEY_BYTES = 512
 MAX_PART_BYTES = 200
-"""Below what buckets and file systems allow, so that a temporary name still fits."""
+"""Below the limits of buckets and file systems, so that a temporary name fits too."""
 
 MAX_OBJECT_BYTES = 2**32
-"""Below the 5 GB that S3 takes in one request: only one request can be conditional."""
+"""Below the 5 GB of S3 for one request: only a single request can be conditional."""
 
 _KEY = re.compile(r"[a-z0-9._-]+(/[a-z0-9._-]+)*")
 
 
 @dataclass(frozen=True)
 class StoreTraits:
-    """What a store can do."""
+    """The abilities of a store."""
 
     has_put_new: bool = True
-    """Of two that put a new object at one key, exactly one is told that it did."""
+    """Conditional put: of two clients that create one key, exactly one succeeds."""
 
     has_ranges: bool = True
     """A part of an object can be read without the rest."""
@@ -49,31 +49,30 @@ class Item:
 
 
 class Store(Protocol):
-    """Keeps objects by key. Any number of threads may call, at once.
+    """Keeps objects by key. Any number of threads may call concurrently.
 
-    A key is a relative path of parts in lower case, as `check_key` says. What a method
-    raises is `Unreachable` when asking again may help, and `StoreDenied` when somebody
-    has to give a permission first.
+    A key is a relative path of parts in lower case: see `check_key`. Methods raise
+    `Unreachable` if a retry may help, and `StoreDenied` if a permission is missing.
     """
 
     @property
     def traits(self) -> StoreTraits:
-        """What this store can do."""
+        """The abilities of this store."""
         ...
 
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:
-        """Put an object where there is none. False: there is one, and it stays.
+        """Put an object if the key has none. False: it has one, which stays.
 
         Without `traits.has_put_new` an object may be replaced.
         """
         ...
 
     def put(self, key: str, parts: Sequence[Data]) -> None:
-        """Put an object, in the place of what was there."""
+        """Put an object; it replaces the previous one, if any."""
         ...
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
-        """Return up to `size` bytes from `first` on: fewer where the object ends.
+        """Return up to `size` bytes from `first` on: fewer if the object ends before.
 
         Raises:
             NoSuchObject: there is none.
@@ -83,18 +82,18 @@ class Store(Protocol):
     def items(self, prefix: str) -> list[Item]:
         """Return the objects whose keys begin with `prefix`, in the order of keys.
 
-        A prefix ends with a slash, or is empty. An object that was put or removed just
-        now may be missing or there.
+        A prefix ends with a slash, or is empty. The list may not show puts and removals
+        of the last moments.
         """
         ...
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove objects; one that is not there is fine."""
+        """Remove objects; missing ones are ignored."""
         ...
 
 
 def is_key(key: str) -> bool:
-    """Return whether `key` can name an object of ours; others may be beside them."""
+    """Return whether `key` is valid; a bucket may hold objects of other programs."""
     parts = key.split("/")
     return bool(
         _KEY.fullmatch(key)
@@ -131,7 +130,7 @@ def size_of(parts: Sequence[Data]) -> int:
     """Return the bytes of an object to be put.
 
     Raises:
-        UsageError: they are more than one request can take.
+        UsageError: they exceed the limit of one request.
     """
     size = sum(memoryview(part).nbytes for part in parts)
     if size > MAX_OBJECT_BYTES:
@@ -143,7 +142,7 @@ def size_of(parts: Sequence[Data]) -> int:
 
 
 def window(total: int, first: int, size: int | None) -> tuple[int, int]:
-    """Return where a range that was asked for begins and ends in `total` bytes."""
+    """Return the begin and the end of a range within `total` bytes."""
     if first < 0 or (size is not None and size < 0):
         raise UsageError(f"first={first}, size={size}: a range begins and ends from 0.")
     begin = min(first, total)

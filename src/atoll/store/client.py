@@ -1,24 +1,24 @@
-"""What lies between the exchange and an adapter: ranges, a probe, retries, a counter.
+"""Layers between the exchange and an adapter: ranges, a probe, retries, a counter.
 
-`RangedStore` reads large objects by several ranges at once.
-Rule 1: no more than `at_once` reads are under way.
-Rule 2: a reader of `stream` keeps no more than `at_once` ranges in memory, whatever the
-        size of the object: the next is requested when the first was taken.
-Rule 3: it belongs on top of `RetryingStore`, so that a range that fails is requested
-        again by itself.
+`RangedStore` reads large objects by several concurrent ranges.
+Rule 1: at most `concurrency` reads are in flight.
+Rule 2: a reader of `stream` keeps at most `concurrency` ranges in memory, regardless of
+        the size of the object: the next is requested when the first was taken.
+Rule 3: it belongs on top of `RetryingStore`, so that only a range that fails is
+        requested again.
 
-`ProbedStore` tries once, at the start, which abilities a store has.
+`ProbedStore` tests the abilities of a store once, at the start.
 
-`RetryingStore` repeats requests that fail for a moment.
+`RetryingStore` repeats requests after transient failures.
 Rule 4: waits grow, with jitter, so that islands that failed together do not come back
         together.
-Rule 5: a put of a new object whose response was lost may have been done. If the object
-        is there afterwards and has our bytes, it is ours, or equal to ours.
+Rule 5: a put of a new object whose response was lost may have succeeded. If the object
+        exists afterwards and has our bytes, it is ours, or equal to ours.
 Rule 6: the number of retries and their time are bounded; then the last failure is
-raised.
+        raised.
 
 `CountedStore` counts requests, with their price: for metrics and for benches. It
-belongs right before the adapter, because a retry costs again.
+belongs directly around the adapter, because every retry has a price.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from atoll.store.base import (
     window,
 )
 
-AT_ONCE = 4
+CONCURRENCY = 4
 """Two connections fill most links; twice that hides a slow one."""
 
 RANGE_BYTES = 8 * 2**20
-"""Long enough that a request's own time does not count, short enough to repeat."""
+"""Large enough to hide the latency of a request, small enough to repeat."""
 
 
 def num_ranges(size: int, *, range_bytes: int = RANGE_BYTES) -> int:
-    """Return by how many requests a range is read, if the object is so long.
+    """Return the number of requests that read `size` bytes.
 
-    What is left of less than an eighth goes along with the range before it: a request
-    of its own would take longer. So a bound may be a byte above a whole range.
+    A rest below an eighth of a range is read with the range before it: a separate
+    request would take longer. So a bound may be a byte above a full range.
     """
     return max(1, -(-(size - range_bytes // 8) // range_bytes))
 
@@ -62,19 +62,29 @@ def num_ranges(size: int, *, range_bytes: int = RANGE_BYTES) -> int:
 class RangedStore:
     """Reads another store's large objects by ranges. Implements `Store`.
 
-    Small objects take one request, as before. An owner that overwrites a large one
-    meanwhile may give a mixture, which its digest tells; what was put new never does.
+    Small objects take one request. If an owner overwrites a large object meanwhile,
+    the result may be a mixture, which its digest reveals; objects of `put_new` never
+    change.
     """
 
     def __init__(
-        self, store: Store, *, at_once: int = AT_ONCE, range_bytes: int = RANGE_BYTES
+        self,
+        store: Store,
+        *,
+        concurrency: int = CONCURRENCY,
+        range_bytes: int = RANGE_BYTES,
     ) -> None:
-        if at_once < 1 or range_bytes < 1:
+        if concurrency < 1 or range_bytes < 1:
             raise UsageError(
-                f"at_once={at_once} and range_bytes={range_bytes} must be 1 at least."
+                f"concurrency={concurrency} and range_bytes={range_bytes} must be 1 or "
+                "more."
             )
-        self._store, self._range_bytes, self._at_once = store, range_bytes, at_once
-        self._threads = ThreadPoolExecutor(at_once, "atoll-store")
+        self._store, self._range_bytes, self._concurrency = (
+            store,
+            range_bytes,
+            concurrency,
+        )
+        self._threads = ThreadPoolExecutor(concurrency, "atoll-store")
 
     @property
     def traits(self) -> StoreTraits:
@@ -94,41 +104,42 @@ class RangedStore:
         part = next(parts)
         if len(part) < self._range_bytes or len(part) == size:
             return part
-        whole = bytearray(part)
+        content = bytearray(part)
         for part in parts:
-            whole += part
-        return memoryview(whole)
+            content += part
+        return memoryview(content)
 
     def stream(
         self, key: str, first: int = 0, size: int | None = None
     ) -> Iterator[memoryview]:
-        """Yield the bytes of a range in order; fewer where the object ends.
+        """Yield the bytes of a range in order; fewer if the object ends before.
 
         Raises:
             NoSuchObject: there is no object.
             Unreachable: the object grew while it was read. Ask again.
         """
         window(0, first, size)
-        coming = self._ranges(first, size)
-        asked: deque[tuple[int, Future[memoryview]]] = deque()
-        # Whether an object of unknown size is large is known when a range is full.
-        at_once, is_over = (1 if size is None else self._at_once), False
+        ranges = self._ranges(first, size)
+        reads: deque[tuple[int, Future[memoryview]]] = deque()
+        # An object of unknown size proves to be large when its first range is full.
+        max_reads, is_over = (1 if size is None else self._concurrency), False
         try:
             while True:
-                while not is_over and len(asked) < at_once and (at := next(coming, ())):
-                    asked.append(
-                        (at[1], self._threads.submit(self._store.get, key, *at))
-                    )
-                if not asked:
+                while not is_over and len(reads) < max_reads:
+                    if (span := next(ranges, None)) is None:
+                        break
+                    future = self._threads.submit(self._store.get, key, *span)
+                    reads.append((span[1], future))
+                if not reads:
                     return
-                wanted, future = asked.popleft()
-                part, at_once = future.result(), self._at_once
+                wanted, future = reads.popleft()
+                part, max_reads = future.result(), self._concurrency
                 if is_over and part:
                     raise Unreachable(f"{key!r} grew while it was read. Ask again.")
                 is_over = is_over or len(part) < wanted
                 yield part
         finally:
-            for _, future in asked:
+            for _, future in reads:
                 future.cancel()
 
     def items(self, prefix: str) -> list[Item]:
@@ -138,17 +149,17 @@ class RangedStore:
         self._store.remove(keys)
 
     def close(self) -> None:
-        """End its threads, after what is under way."""
+        """Stop its threads, after the reads in progress."""
         self._threads.shutdown(cancel_futures=True)
 
     def _ranges(self, first: int, size: int | None) -> Iterator[tuple[int, int]]:
-        """Yield where each range begins and its size; one at least, if it is empty."""
+        """Yield the first byte and the size of each range; at least one range."""
         step = self._range_bytes
         if size is None:
-            yield from ((at, step) for at in count(first, step))
+            yield from ((begin, step) for begin in count(first, step))
             return
         last = step * (num_ranges(size, range_bytes=step) - 1)
-        yield from ((first + at, step) for at in range(0, last, step))
+        yield from ((first + offset, step) for offset in range(0, last, step))
         yield first + last, size - last
 
 
@@ -157,9 +168,9 @@ TEXT = b"0123456789"
 
 
 def probe(store: Store) -> StoreTraits:
-    """Return what a store has shown to be able to do; it declares less at most.
+    """Return the abilities that a store declares and that a test confirms.
 
-    Puts a small object, tries to put another in its place, reads a part of it, lists
+    Puts a small object, tries to put another under its key, reads a part of it, lists
     it and removes it.
 
     Raises:
@@ -169,7 +180,7 @@ def probe(store: Store) -> StoreTraits:
     key = f"{PROBES}{secrets.token_hex(16)}"
     store.put_new(key, [TEXT])
     try:
-        store.items(PROBES)  # what it finds may be late; that it may look must be known
+        store.items(PROBES)  # the list may be late; only the permission is tested
         return StoreTraits(
             has_put_new=store.traits.has_put_new and _keeps(store, key),
             has_ranges=store.traits.has_ranges and _reads_parts(store, key),
@@ -179,12 +190,12 @@ def probe(store: Store) -> StoreTraits:
 
 
 def require_put_new(traits: StoreTraits, *, store: str) -> None:
-    """Raise UsageError if a store that was probed cannot keep what was put first."""
+    """Raise UsageError if a probed store has no conditional put."""
     if not traits.has_put_new:
         raise UsageError(
-            f"{store} puts an object over one that is there, although it was asked not "
-            "to (put-if-absent, If-None-Match: *). Two could decide the same thing "
-            "differently. Use a store that can: S3, Google, Azure or a directory."
+            f"{store} overwrites an existing object in spite of put-if-absent "
+            "(If-None-Match: *). Two islands could then take different decisions. "
+            "Use a store that has it: S3, Google, Azure or a directory."
         )
 
 
@@ -196,12 +207,12 @@ def _reads_parts(store: Store, key: str) -> bool:
     try:
         return len(store.get(key, 2, 3)) == 3
     except Unreachable:
-        store.get(key)  # if that fails, too, it is not for the range
+        store.get(key)  # if that fails too, the range is not the cause
         return False
 
 
 class ProbedStore:
-    """A store with the traits that it has shown. Implements `Store`."""
+    """A store with the traits that its probe confirmed. Implements `Store`."""
 
     def __init__(self, store: Store) -> None:
         self._store, self.traits = store, probe(store)
@@ -216,9 +227,9 @@ class ProbedStore:
         if self.traits.has_ranges:
             return self._store.get(key, first, size)
         window(0, first, size)
-        whole = self._store.get(key)
-        begin, end = window(len(whole), first, size)
-        return whole[begin:end]
+        content = self._store.get(key)
+        begin, end = window(len(content), first, size)
+        return content[begin:end]
 
     def items(self, prefix: str) -> list[Item]:
         return self._store.items(prefix)
@@ -232,14 +243,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often a store is asked again, and how long to wait before."""
+    """The number of attempts of a request, and the pauses between them."""
 
     max_tries: int = 6
     first_s: float = 0.25
     longest_s: float = 8.0
 
     def waits_s(self, rng: random.Random) -> Iterator[float]:
-        """Yield the pauses between the tries: doubled each, and half of it chance."""
+        """Yield the pauses between attempts: doubled each time, half of each random."""
         longest_s = self.first_s
         for _ in range(self.max_tries - 1):
             yield rng.uniform(0.5, 1.0) * min(longest_s, self.longest_s)
@@ -247,10 +258,10 @@ class RetryPolicy:
 
 
 class RetryingStore:
-    """Asks another store again when it fails. Implements `Store`.
+    """Repeats requests to another store that fail. Implements `Store`.
 
     Args:
-        pause: Waits so many seconds; one that is to end soon may raise instead.
+        pause: Waits the given seconds; may raise to end the attempts.
     """
 
     def __init__(
@@ -282,35 +293,35 @@ class RetryingStore:
                 raise
             return is_ours or (is_unsure and self._holds(key, parts))
 
-        return self._again(put)
+        return self._retry(put)
 
     def put(self, key: str, parts: Sequence[Data]) -> None:
-        self._again(lambda: self._store.put(key, parts))
+        self._retry(lambda: self._store.put(key, parts))
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
-        return self._again(lambda: self._store.get(key, first, size))
+        return self._retry(lambda: self._store.get(key, first, size))
 
     def items(self, prefix: str) -> list[Item]:
-        return self._again(lambda: self._store.items(prefix))
+        return self._retry(lambda: self._store.items(prefix))
 
     def remove(self, keys: Iterable[str]) -> None:
-        every = list(keys)
-        self._again(lambda: self._store.remove(every))
+        all_keys = list(keys)
+        self._retry(lambda: self._store.remove(all_keys))
 
     def _holds(self, key: str, parts: Sequence[Data]) -> bool:
-        """Return whether the object at a key has these bytes, and no others."""
+        """Return whether the object at a key has exactly these bytes."""
         size = size_of(parts)
-        found, at = self._store.get(key, 0, size + 1), 0
-        if len(found) != size:
+        content, offset = self._store.get(key, 0, size + 1), 0
+        if len(content) != size:
             return False
         for part in parts:
             view = memoryview(part).cast("B")
-            if found[at : at + len(view)] != view:
+            if content[offset : offset + len(view)] != view:
                 return False
-            at += len(view)
+            offset += len(view)
         return True
 
-    def _again(self, act: Callable[[], T]) -> T:
+    def _retry(self, act: Callable[[], T]) -> T:
         waits_s = self.tries.waits_s(self._rng)
         while True:
             try:
@@ -332,12 +343,12 @@ USD_PER_1000_READS = 0.0004
 """Class B of S3 Standard in us-east-1, November 2026: get, head. Deletes are free."""
 
 PAGE = 1000
-"""How many objects one request lists, or removes."""
+"""The number of objects that one request lists or removes."""
 
 
 @dataclass(frozen=True)
 class RequestCounts:
-    """How often a store was asked, and how many bytes went each way."""
+    """The number of requests to a store, and of bytes in each direction."""
 
     puts: int = 0
     lists: int = 0
@@ -362,12 +373,12 @@ class RequestCounts:
 
     @property
     def usd(self) -> float:
-        """What S3 asks for these requests; bytes within its region are free."""
+        """The price of these requests at S3; bytes within its region are free."""
         writes, reads = self.writes / 1000, self.reads / 1000
         return writes * USD_PER_1000_WRITES + reads * USD_PER_1000_READS
 
     def since(self, earlier: RequestCounts) -> RequestCounts:
-        """Return what was asked after `earlier`."""
+        """Return the requests after `earlier`."""
         return RequestCounts(
             puts=self.puts - earlier.puts,
             lists=self.lists - earlier.lists,
@@ -379,10 +390,10 @@ class RequestCounts:
 
 
 class CountedStore:
-    """Counts what is asked of another store. Implements `Store`.
+    """Counts the requests to another store. Implements `Store`.
 
-    A request counts when it is made, also one that fails: a cloud asks its price for
-    what it refuses.
+    A request counts when it is sent, even if it fails: a cloud charges for requests
+    that it refuses.
     """
 
     def __init__(self, store: Store) -> None:
@@ -396,7 +407,7 @@ class CountedStore:
 
     @property
     def requests(self) -> RequestCounts:
-        """What was asked until now."""
+        """The requests so far."""
         with self._lock:
             return self._requests
 
@@ -410,23 +421,23 @@ class CountedStore:
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
         self._add(gets=1)
-        found = self._store.get(key, first, size)
-        self._add(bytes_down=len(found))
-        return found
+        content = self._store.get(key, first, size)
+        self._add(bytes_down=len(content))
+        return content
 
     def items(self, prefix: str) -> list[Item]:
         self._add(lists=1)
-        found = self._store.items(prefix)
-        self._add(lists=max(0, -(-len(found) // PAGE) - 1))
-        return found
+        items = self._store.items(prefix)
+        self._add(lists=max(0, -(-len(items) // PAGE) - 1))
+        return items
 
     def remove(self, keys: Iterable[str]) -> None:
-        every = list(keys)
-        self._add(removes=-(-len(every) // PAGE))
-        self._store.remove(every)
+        all_keys = list(keys)
+        self._add(removes=-(-len(all_keys) // PAGE))
+        self._store.remove(all_keys)
 
-    def _add(self, **more: int) -> None:
+    def _add(self, **counts: int) -> None:
         with self._lock:
-            now = self._requests
-            sums = {name: getattr(now, name) + each for name, each in more.items()}
-            self._requests = replace(now, **sums)
+            old = self._requests
+            sums = {name: getattr(old, name) + n for name, n in counts.items()}
+            self._requests = replace(old, **sums)

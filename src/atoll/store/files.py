@@ -1,12 +1,12 @@
 """Objects as files in a directory, which many machines may share.
 
-Rule 1: an object is written to a temporary file and synced, and gets its name at once:
-        by a hard link if there must be none, by a rename if it may be replaced. Both
-        are atomic on local disks and on NFS; nothing is ever locked.
-Rule 2: a hard link that fails may have been made, and its answer lost: the number of
+Rule 1: an object is written to a temporary file and synced, and gets its name in one
+        step: by a hard link if the key must be new, by a rename if it may be replaced.
+        Both are atomic on local disks and on NFS; there are no locks.
+Rule 2: a hard link that fails may exist nevertheless, its response lost: the number of
         links to the temporary file tells.
-Rule 3: directories come with the first object in them and go with the last.
-Rule 4: a temporary file that a dead process left is swept up after a day.
+Rule 3: directories are created with their first object and removed with the last.
+Rule 4: a temporary file of a dead process is removed after a day.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from atoll.store.base import (
 )
 
 TEMPORARY = ".~"
-"""Directory of what is being written; no key has a part like this."""
+"""Directory of files that are being written; no key has a part like this."""
 
-FORGOTTEN_S = 86_400.0
-"""How old a temporary file is that nobody can be writing any more."""
+STALE_S = 86_400.0
+"""Age at which no process can still be writing a temporary file."""
 
-MOVES = 100
-"""How often a directory may be removed under somebody who puts an object there."""
+DIRECTORY_RETRIES = 100
+"""How often another process may remove a directory while an object is put there."""
 
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -49,31 +49,31 @@ _NONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 
 
 class FileStore:
-    """Keeps objects below a directory, made if absent. Implements `Store`."""
+    """Keeps objects below a directory, which it creates. Implements `Store`."""
 
     traits = StoreTraits()
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self._temporary = self.root / TEMPORARY
-        with _told("make", self.root):
+        with _errors_translated("make", self.root):
             self._temporary.mkdir(parents=True, exist_ok=True)
             self._sweep()
 
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:
-        place = self._place(key)
-        with _told("put", place), self._written(parts) as temporary:
-            return _named(place, partial(_link, temporary, place))
+        path = self._path(key)
+        with _errors_translated("put", path), self._written(parts) as temporary:
+            return _named(path, partial(_link, temporary, path))
 
     def put(self, key: str, parts: Sequence[Data]) -> None:
-        place = self._place(key)
-        with _told("put", place), self._written(parts) as temporary:
-            _named(place, partial(_replace, temporary, place))
+        path = self._path(key)
+        with _errors_translated("put", path), self._written(parts) as temporary:
+            _named(path, partial(_replace, temporary, path))
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
-        place = self._place(key)
+        path = self._path(key)
         try:
-            handle = os.open(place, os.O_RDONLY)
+            handle = os.open(path, os.O_RDONLY)
         except OSError as exc:
             raise self._translated_get(exc, key) from exc
         try:
@@ -85,27 +85,27 @@ class FileStore:
 
     def items(self, prefix: str) -> list[Item]:
         top = self.root / check_prefix(prefix)
-        with _told("list", top):
-            found = sorted(self._walk(top))
-            # Nothing is below a directory that is gone; that is not an empty store.
+        with _errors_translated("list", top):
+            items = sorted(self._walk(top))
+            # A directory that was removed also has no items, but is no empty store.
             os.stat(self._temporary)
-            return found
+            return items
 
     def remove(self, keys: Iterable[str]) -> None:
         for key in keys:
-            place = self._place(key)
-            with _told("remove", place), suppress(*_ABSENT):
-                place.unlink()
-                self._prune(place.parent)
+            path = self._path(key)
+            with _errors_translated("remove", path), suppress(*_ABSENT):
+                path.unlink()
+                self._prune(path.parent)
 
     def _prune(self, directory: Path) -> None:
-        """Remove directories that are empty now; who puts there makes them again."""
-        with suppress(OSError):  # one that has something in it stays
+        """Remove empty directories; a later put creates them again."""
+        with suppress(OSError):  # one that is not empty stays
             while directory != self.root:
                 directory.rmdir()
                 directory = directory.parent
 
-    def _place(self, key: str) -> Path:
+    def _path(self, key: str) -> Path:
         return self.root / check_key(key)
 
     def _translated_get(self, exc: OSError, key: str) -> Exception:
@@ -115,7 +115,7 @@ class FileStore:
 
     @contextmanager
     def _written(self, parts: Sequence[Data]) -> Iterator[Path]:
-        """Give a durable temporary file, gone afterwards unless it was renamed."""
+        """Yield a durable temporary file; it is removed afterwards unless renamed."""
         size_of(parts)
         temporary = self._temporary / secrets.token_hex(16)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -131,21 +131,21 @@ class FileStore:
             temporary.unlink(missing_ok=True)
 
     def _walk(self, top: Path) -> Iterator[Item]:
-        for place, directories, files in os.walk(top, onerror=_unless_absent):
-            directories[:] = [each for each in directories if each != TEMPORARY]
+        for directory, children, files in os.walk(top, onerror=_unless_absent):
+            children[:] = [child for child in children if child != TEMPORARY]
             for name in files:
-                path = Path(place, name)
+                path = Path(directory, name)
                 key = path.relative_to(self.root).as_posix()
-                if is_key(key):  # others may keep theirs beside
-                    with suppress(FileNotFoundError):  # gone since
+                if is_key(key):  # other programs may keep files here
+                    with suppress(FileNotFoundError):  # removed meanwhile
                         yield Item(key, path.stat().st_size)
 
     def _sweep(self) -> None:
         now_s = time.time()
-        for each in self._temporary.iterdir():
-            with suppress(OSError):  # somebody else sweeps, too
-                if now_s - each.stat().st_mtime > FORGOTTEN_S:
-                    each.unlink()
+        for path in self._temporary.iterdir():
+            with suppress(OSError):  # another process may sweep at the same time
+                if now_s - path.stat().st_mtime > STALE_S:
+                    path.unlink()
 
 
 def _unless_absent(exc: OSError) -> None:
@@ -153,31 +153,31 @@ def _unless_absent(exc: OSError) -> None:
         raise exc
 
 
-def _named(place: Path, act: Callable[[], bool]) -> bool:
-    """Give a file its name in a directory that somebody may be removing as empty."""
-    for _ in range(MOVES):
+def _named(path: Path, act: Callable[[], bool]) -> bool:
+    """Name a file in a directory that another process may be removing as empty."""
+    for _ in range(DIRECTORY_RETRIES):
         with suppress(FileNotFoundError):
-            _make_directory(place.parent)
+            _make_directory(path.parent)
             return act()
-    _make_directory(place.parent)
+    _make_directory(path.parent)
     return act()
 
 
-def _link(temporary: Path, place: Path) -> bool:
+def _link(temporary: Path, path: Path) -> bool:
     try:
-        os.link(temporary, place)
+        os.link(temporary, path)
     except FileExistsError:
         return _is_linked(temporary)
     except OSError:
         if not _is_linked(temporary):
             raise
-    _sync(place.parent)
+    _sync(path.parent)
     return True
 
 
-def _replace(temporary: Path, place: Path) -> bool:
-    os.replace(temporary, place)
-    _sync(place.parent)
+def _replace(temporary: Path, path: Path) -> bool:
+    os.replace(temporary, path)
+    _sync(path.parent)
     return True
 
 
@@ -191,48 +191,48 @@ def _is_linked(temporary: Path) -> bool:
 
 
 def _read(handle: int, first: int, size: int | None) -> memoryview:
-    found = os.fstat(handle)
-    if stat.S_ISDIR(found.st_mode):
+    status = os.fstat(handle)
+    if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    begin, end = window(found.st_size, first, size)
-    place = memoryview(bytearray(end - begin))
+    begin, end = window(status.st_size, first, size)
+    buffer = memoryview(bytearray(end - begin))
     filled = 0
-    while filled < len(place):
-        got = os.preadv(handle, [place[filled:]], begin + filled)
-        if not got:
+    while filled < len(buffer):
+        read_bytes = os.preadv(handle, [buffer[filled:]], begin + filled)
+        if not read_bytes:
             raise Unreachable("A file got shorter while it was read. Ask again.")
-        filled += got
-    return place
+        filled += read_bytes
+    return buffer
 
 
 def _make_directory(directory: Path) -> None:
-    """Make a directory and those above it, each durable in the one above."""
+    """Create a directory and its parents, each durable in its parent."""
     if directory.is_dir():
         return
     _make_directory(directory.parent)
-    with suppress(FileExistsError):  # whose it was may have removed it again by now
+    with suppress(FileExistsError):  # another process has created it
         directory.mkdir()
     sync_directory(directory.parent)
 
 
 @contextmanager
-def _told(what: str, place: Path) -> Iterator[None]:
+def _errors_translated(action: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
-        raise _translated(what, place, exc) from exc
+        raise _translated(action, path, exc) from exc
 
 
-def _translated(what: str, place: Path, exc: OSError) -> Exception:
-    said = f"{place}: cannot {what}: {exc.strerror or exc}."
+def _translated(action: str, path: Path, exc: OSError) -> Exception:
+    fact = f"{path}: cannot {action}: {exc.strerror or exc}."
     if exc.errno in _DENIED:
         return StoreDenied(
-            f"{said} Give user {os.geteuid()} the permission to {what}, here and in "
-            "the directories above; or mount it so that it has."
+            f"{fact} Give user {os.geteuid()} the permission to {action}, here and in "
+            "the directories above, or mount it with that permission."
         )
     if exc.errno in _NONE:
         return Unreachable(
-            f"{said} The store's directory may be gone: mount it again, or make it "
-            "anew where nothing is lost."
+            f"{fact} The store's directory may be gone: mount it again, or create it "
+            "again if no data is lost."
         )
-    return Unreachable(f"{said} Asking again may help.")
+    return Unreachable(f"{fact} A retry may help.")

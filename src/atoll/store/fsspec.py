@@ -1,7 +1,7 @@
 """Objects in any file system of `fsspec`: `hf://`, `sftp://`, `memory://` and the rest.
 
-These file systems share no way to put an object only if it is absent. So `put_new`
-checks first, and two islands may do that at once: `traits` reports it.
+These file systems have no common conditional put. So `put_new` checks first, and two
+islands may do that at the same time: `traits` reports it.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from atoll.store.base import (
 )
 
 TEMPORARY = ".~"
-"""Begins the name of what is being written; no key begins so."""
+"""Prefix of objects that are being written; no key begins with it."""
 
 _RENAMING = {"file", "local", "sftp", "ssh"}
-"""Where an object shows while it is written, and a rename puts it in place."""
+"""Protocols that show an object while it is written; they rename it when complete."""
 
 
 class FsspecStore:
@@ -45,76 +45,74 @@ class FsspecStore:
         self._name, self._root = url, root.rstrip("/")
 
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:
-        place = self._place(key)
-        with self._told("put", key):
-            if self._files.exists(place):
+        path = self._path(key)
+        with self._errors_translated("put", key):
+            if self._files.exists(path):
                 return False
         self.put(key, parts)
         return True
 
     def put(self, key: str, parts: Sequence[Data]) -> None:
-        place = self._place(key)
+        path = self._path(key)
         size_of(parts)
-        with self._told("put", key):
-            parent = place.rpartition("/")[0]
+        with self._errors_translated("put", key):
+            parent = path.rpartition("/")[0]
             self._files.makedirs(parent, exist_ok=True)
-            self._put(place, b"".join(parts))
+            self._put(path, b"".join(parts))
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
-        place = self._place(key)
-        with self._told("get", key):
-            found = self._files.info(place)
-            if found["type"] != "file":
-                raise FileNotFoundError(place)
-            begin, end = window(int(found["size"]), first, size)
+        path = self._path(key)
+        with self._errors_translated("get", key):
+            info = self._files.info(path)
+            if info["type"] != "file":
+                raise FileNotFoundError(path)
+            begin, end = window(int(info["size"]), first, size)
             if begin == end:
                 return memoryview(b"")
-            # Not up to `end`: an owner may have put a longer one since.
+            # Not up to `end`: an owner may have put a longer object since.
             last = None if size is None else first + size
-            return memoryview(
-                self._files.cat_file(place, start=first or None, end=last)
-            )
+            return memoryview(self._files.cat_file(path, start=first or None, end=last))
 
     def items(self, prefix: str) -> list[Item]:
         check_prefix(prefix)
-        with self._told("list", prefix):
+        with self._errors_translated("list", prefix):
             self._files.invalidate_cache()
             top = f"{self._root}/{prefix}".rstrip("/")
             if not self._files.exists(top):
                 return []
-            found = self._files.find(top, detail=True)
+            files = self._files.find(top, detail=True)
         return sorted(
-            Item(key, int(each["size"]))
-            for place, each in found.items()
-            if (key := self._key(place)).startswith(prefix) and is_key(key)
+            Item(key, int(info["size"]))
+            for path, info in files.items()
+            if (key := self._key(path)).startswith(prefix) and is_key(key)
         )
 
     def remove(self, keys: Iterable[str]) -> None:
         for key in keys:
-            place = self._place(key)
-            with self._told("delete", key):
+            path = self._path(key)
+            with self._errors_translated("delete", key):
                 try:
-                    self._files.rm_file(place)
+                    self._files.rm_file(path)
                 except FileNotFoundError:
                     continue
 
-    def _put(self, place: str, whole: bytes) -> None:
-        """Put an object so that nobody sees a part of it."""
+    def _put(self, path: str, content: bytes) -> None:
+        """Put an object so that no reader sees a part of it."""
         if not _RENAMING.intersection(_protocols(self._files)):
-            self._files.pipe_file(place, whole)
+            self._files.pipe_file(path, content)
             return
         temporary = f"{self._root}/{TEMPORARY}{secrets.token_hex(16)}"
-        self._files.pipe_file(temporary, whole)
-        self._files.mv(temporary, place)
+        self._files.pipe_file(temporary, content)
+        self._files.mv(temporary, path)
 
-    def _place(self, key: str) -> str:
+    def _path(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
 
-    def _key(self, place: str) -> str:
-        return place.removeprefix(self._root).lstrip("/")
+    def _key(self, path: str) -> str:
+        return path.removeprefix(self._root).lstrip("/")
 
     @contextmanager
-    def _told(self, what: str, key: str) -> Iterator[None]:
+    def _errors_translated(self, action: str, key: str) -> Iterator[None]:
         try:
             yield
         except AtollError:
@@ -123,14 +121,16 @@ class FsspecStore:
             raise NoSuchObject(f"There is no object {key!r}.", key=key) from exc
         except PermissionError as exc:
             raise StoreDenied(
-                f"{self._name} does not let this machine {what} objects ({key!r}). "
-                f"Give its credentials the permission to {what}."
+                f"{self._name} does not let this machine {action} objects ({key!r}). "
+                f"Give its credentials the permission to {action}."
             ) from exc
-        except Exception as exc:  # every file system has errors of its own
-            said = str(exc) or type(exc).__name__
-            raise Unreachable(f"{self._name} failed to {what} {key!r}: {said}") from exc
+        except Exception as exc:  # every file system has its own errors
+            reason = str(exc) or type(exc).__name__
+            raise Unreachable(
+                f"{self._name} failed to {action} {key!r}: {reason}"
+            ) from exc
 
 
 def _protocols(files: Any) -> tuple[str, ...]:
-    said = files.protocol
-    return (said,) if isinstance(said, str) else tuple(said)
+    protocol = files.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)

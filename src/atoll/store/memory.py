@@ -1,4 +1,4 @@
-"""Objects in this process: for tests, for trying things, and to read before others."""
+"""Objects in the memory of this process: for tests and trials."""
 
 from __future__ import annotations
 
@@ -28,30 +28,32 @@ class MemoryStore:
 
     def put_new(self, key: str, parts: Sequence[Data]) -> bool:
         check_key(key)
-        whole = _joined(parts)
+        content = _joined(parts)
         with self._lock:
-            return self._objects.setdefault(key, whole) is whole
+            return self._objects.setdefault(key, content) is content
 
     def put(self, key: str, parts: Sequence[Data]) -> None:
         check_key(key)
-        whole = _joined(parts)
+        content = _joined(parts)
         with self._lock:
-            self._objects[key] = whole
+            self._objects[key] = content
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
         with self._lock:
-            whole = self._objects.get(check_key(key))
-        if whole is None:
+            content = self._objects.get(check_key(key))
+        if content is None:
             raise NoSuchObject(f"There is no object {key!r}.", key=key)
-        begin, end = window(len(whole), first, size)
-        return memoryview(whole)[begin:end]
+        begin, end = window(len(content), first, size)
+        return memoryview(content)[begin:end]
 
     def items(self, prefix: str) -> list[Item]:
         check_prefix(prefix)
         with self._lock:
             objects = sorted(self._objects.items())
         return [
-            Item(key, len(whole)) for key, whole in objects if key.startswith(prefix)
+            Item(key, len(content))
+            for key, content in objects
+            if key.startswith(prefix)
         ]
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -63,5 +65,5 @@ class MemoryStore:
 
 def _joined(parts: Sequence[Data]) -> bytes:
     size_of(parts)
-    # A copy, even of bytes: whose `is` tells who was first must be new.
+    # A copy, even of bytes: `put_new` compares identities, so it must be a new object.
     return bytes(bytearray().join(parts))

@@ -1,16 +1,16 @@
 """Objects in S3, Google Cloud Storage or Azure, by `obstore`.
 
-Retries are ours, in `client`: a conditional put must not be repeated unseen.
+Retries are in `client`: a conditional put must not be repeated without its knowledge.
 
 `obstore` has one exception for a forbidden list and for a failed one, and one for an
 object that is absent and for a bucket that is gone. The status and the code of the
-response tell them apart: each cloud has its own codes.
+response distinguish the cases: each cloud has its own codes.
 
-Credentials come from the places where each cloud's own tools look for them. `obstore`
-reads the environment, the files that it names, Google's application default
-credentials, and asks the machine itself where the cloud runs it. The rest is here:
-profiles of AWS, and users who sign in with the cloud's own library or command. This is
-the store's one file that reads the environment.
+Credentials come from the sources of each cloud's own tools. `obstore` reads the
+environment, the files that it names, Google's application default credentials, and the
+metadata service of a cloud machine. This module adds profiles of AWS, and users who
+sign in with the cloud's library or command. No other file of the package reads the
+environment.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ RETRIES: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
 CONNECTIONS: Any = {
     "timeout": "300s",
     "connect_timeout": "10s",
-    "allow_http": True,  # an endpoint of http is one that somebody has written so
+    "allow_http": True,  # only an endpoint that a user configured with http
 }
 PUTS: Any = CONNECTIONS | {"timeout": "3600s"}
-"""A put is one request whatever its size: 400 MB over 1 MB/s take seven minutes."""
+"""A put is one request for any size: 400 MB over 1 MB/s take seven minutes."""
 
-AT_ONCE = 1000
-"""How many keys one request removes."""
+DELETE_KEYS = 1000
+"""The number of keys that one request deletes."""
 
 
 class ObstoreStore:
-    """Keeps objects where `obstore` can. Implements `Store`."""
+    """Keeps objects in a bucket, with `obstore`. Implements `Store`."""
 
     traits = StoreTraits()
 
@@ -72,11 +72,11 @@ class ObstoreStore:
     @classmethod
     def of_url(cls, url: str) -> ObstoreStore:
         """Return the store of a URL such as `s3://bucket/path`."""
-        said = credentials_of(url) | {"retry_config": RETRIES}
+        options = credentials_of(url) | {"retry_config": RETRIES}
         try:
             store, puts = (
-                obstore.store.from_url(url, client_options=each, **said)
-                for each in (CONNECTIONS, PUTS)
+                obstore.store.from_url(url, client_options=client, **options)
+                for client in (CONNECTIONS, PUTS)
             )
         except (BaseError, ValueError) as exc:
             raise UsageError(f"{url} cannot be opened: {short(exc)}") from exc
@@ -96,37 +96,39 @@ class ObstoreStore:
         check_key(key)
         window(0, first, size)
         if size == 0:
-            # No range is empty, and whether the object is there must be known.
+            # A range cannot be empty, and a missing object must be an error.
             return self.get(key, first, 1)[:0]
         try:
-            with self._told("get", key):
-                found = obstore.get(self._store, key, options=_asked(first, size))
-                return memoryview(found.bytes())
+            with self._errors_translated("get", key):
+                response = obstore.get(self._store, key, options=_range(first, size))
+                return memoryview(response.bytes())
         except Unreachable as exc:
-            # No store has a range from there on; some say so of what is not there.
+            # A range beyond the end is an error, in some stores also without object.
             if is_beyond_the_end(_cause(exc)) and first >= self._size(key):
                 return memoryview(b"")
             raise
 
     def items(self, prefix: str) -> list[Item]:
         check_prefix(prefix)
-        with self._told("list", prefix):
+        with self._errors_translated("list", prefix):
             pages = obstore.list(self._store, prefix=prefix or None)
             return sorted(
-                Item(each["path"], each["size"])
+                Item(entry["path"], entry["size"])
                 for page in pages
-                for each in page
-                if each["path"].startswith(prefix) and is_key(each["path"])
+                for entry in page
+                if entry["path"].startswith(prefix) and is_key(entry["path"])
             )
 
     def remove(self, keys: Iterable[str]) -> None:
-        left = [check_key(key) for key in keys]
-        while left:
-            now, left = left[:AT_ONCE], left[AT_ONCE:]
-            self._remove(now[0] if len(now) == 1 else now)
+        all_keys = [check_key(key) for key in keys]
+        for start in range(0, len(all_keys), DELETE_KEYS):
+            page = all_keys[start : start + DELETE_KEYS]
+            self._remove(page[0] if len(page) == 1 else page)
 
     def _remove(self, keys: str | list[str]) -> None:
-        with self._told("delete", keys if isinstance(keys, str) else keys[0]):
+        with self._errors_translated(
+            "delete", keys if isinstance(keys, str) else keys[0]
+        ):
             try:
                 obstore.delete(self._store, keys)
             except FileNotFoundError as exc:
@@ -137,7 +139,7 @@ class ObstoreStore:
                         self._remove(key)
 
     def _size(self, key: str) -> int:
-        with self._told("get", key):
+        with self._errors_translated("get", key):
             return int(obstore.head(self._store, key)["size"])
 
     def _put(
@@ -146,18 +148,18 @@ class ObstoreStore:
         check_key(key)
         size_of(parts)
         views = [memoryview(part).cast("B") for part in parts if len(part)]
-        with self._told("put", key):
+        with self._errors_translated("put", key):
             obstore.put(self._puts, key, views or b"", mode=mode, use_multipart=False)
 
     @contextmanager
-    def _told(self, what: str, key: str) -> Iterator[None]:
-        """Say in our words what went wrong, and whether asking again may help."""
+    def _errors_translated(self, action: str, key: str) -> Iterator[None]:
+        """Translate errors of the library into those of `atoll.errors`."""
         try:
             yield
         except (AlreadyExistsError, PreconditionError):
             raise
         except (BaseError, OSError) as exc:
-            raise explained(exc, what, key, store=self._name) from exc
+            raise explained(exc, action, key, store=self._name) from exc
 
 
 def _cause(exc: BaseException) -> Exception:
@@ -165,8 +167,8 @@ def _cause(exc: BaseException) -> Exception:
     return exc.__cause__
 
 
-def _asked(first: int, size: int | None) -> Any:
-    """Return the range to ask for; a whole object is asked for without one."""
+def _range(first: int, size: int | None) -> Any:
+    """Return the options of a ranged read; none for a complete object."""
     if size is not None:
         return {"range": (first, first + size)}
     return {"range": {"offset": first}} if first else {}
@@ -176,7 +178,7 @@ _STATUS = re.compile(r"non-2xx status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>|\(code: (\w{1,64})\)")
 _MESSAGE = re.compile(r"<Message>([^<\n]{1,200})")
 
-_GONE = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted"}
+_BUCKET_MISSING = {"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted"}
 _SKEWED = {"RequestTimeTooSkewed", "RequestExpired"}
 _FORBIDDEN = {"AccessDenied", "AuthorizationPermissionMismatch"}
 _UNKNOWN = {
@@ -188,13 +190,13 @@ _UNKNOWN = {
     "SignatureDoesNotMatch",
     "TokenRefreshRequired",
 }
-_OF_THIS_MACHINE = ("169.254.169.254", "metadata.google.internal")
-"""Where clouds tell a machine of theirs its own credentials: the last place to look."""
+_METADATA_HOSTS = ("169.254.169.254", "metadata.google.internal")
+"""Metadata services of cloud machines: the last source of credentials."""
 
-_WORDS = {
+_PERMISSIONS = {
     "s3": {
-        "get": "s3:GetObject, and s3:ListBucket, without which S3 says this of every "
-        "object that is not there",
+        "get": "s3:GetObject, and s3:ListBucket, without which S3 gives this error for "
+        "every missing object",
         "put": "s3:PutObject",
         "list": "s3:ListBucket",
         "delete": "s3:DeleteObject",
@@ -210,56 +212,56 @@ _AZURE = "the role Storage Blob Data Contributor, or {} in its shared access sig
 _SIGNED = {"get": "r", "put": "c and w", "list": "l", "delete": "d"}
 
 
-def explained(exc: Exception, what: str, key: str, *, store: str) -> AtollError:
-    """Return our error for one of the library's: the fact, the values, the way out."""
+def explained(exc: Exception, action: str, key: str, *, store: str) -> AtollError:
+    """Return our error for an error of the library: fact, values, remedy."""
     if code_of(exc) in _SKEWED:
         return StoreDenied(
-            f"{store} refuses to {what} {key!r}: the clock of this machine is too far "
-            f"off. Set it. ({short(exc)})"
+            f"{store} refuses to {action} {key!r}: the clock of this machine is too "
+            f"far off. Set it. ({short(exc)})"
         )
     if code_of(exc) in _UNKNOWN:
         return StoreDenied(
             f"{store} does not know this machine's credentials, or they have expired "
-            f"({short(exc)}). Renew them where the cloud's own tools look for them."
+            f"({short(exc)}). Renew them with the cloud's own tools."
         )
     if is_gone(exc):
         return Unreachable(
-            f"{store} is not there: cannot {what} {key!r}. Make the bucket, or mend "
-            f"the URL. ({short(exc)})"
+            f"{store} does not exist: cannot {action} {key!r}. Create the bucket, or "
+            f"correct the URL. ({short(exc)})"
         )
     if _is_forbidden(exc):
         return StoreDenied(
-            f"{store} does not let this machine {what} objects ({key!r}). Give its "
-            f"credentials {_permission(store, what)}. ({short(exc)})"
+            f"{store} does not let this machine {action} objects ({key!r}). Give its "
+            f"credentials {_permission(store, action)}. ({short(exc)})"
         )
-    if isinstance(exc, FileNotFoundError) and what == "get":
+    if isinstance(exc, FileNotFoundError) and action == "get":
         return NoSuchObject(f"There is no object {key!r}.", key=key)
-    return Unreachable(f"{store} failed to {what} {key!r}: {short(exc)}{_hint(exc)}")
+    return Unreachable(f"{store} failed to {action} {key!r}: {short(exc)}{_hint(exc)}")
 
 
 def is_gone(exc: Exception) -> bool:
-    """Return whether it is the bucket that is not there, not an object in it."""
-    return code_of(exc) in _GONE
+    """Return whether the bucket is missing, not only an object in it."""
+    return code_of(exc) in _BUCKET_MISSING
 
 
 def is_beyond_the_end(exc: Exception) -> bool:
-    """Return whether a range was asked for that begins where an object has ended."""
+    """Return whether a requested range begins at or after the end of an object."""
     return _status_of(exc) == 416 or "Wanted range starting at" in str(exc)
 
 
 def code_of(exc: Exception) -> str:
-    """Return the word by which a cloud names what went wrong; none is empty."""
-    found = _CODE.search(str(exc))
-    return (found[1] or found[2]) if found else ""
+    """Return the error code of the cloud's response, or an empty string."""
+    match = _CODE.search(str(exc))
+    return (match[1] or match[2]) if match else ""
 
 
 def short(exc: Exception) -> str:
-    """Return what the cloud says, or the library, which may print its insides."""
+    """Return the cloud's code and message, or the first line of the library's."""
     code, message = code_of(exc), _MESSAGE.search(str(exc))
     if code:
         return f"{code}: {unescape(message[1]).strip()}" if message else code
-    said = str(exc).strip().splitlines()
-    return said[0][:300] if said else type(exc).__name__
+    lines = str(exc).strip().splitlines()
+    return lines[0][:300] if lines else type(exc).__name__
 
 
 def _is_forbidden(exc: Exception) -> bool:
@@ -271,32 +273,32 @@ def _is_forbidden(exc: Exception) -> bool:
 
 
 def _status_of(exc: Exception) -> int:
-    if found := _STATUS.search(str(exc)):
-        return int(found[1])
+    if match := _STATUS.search(str(exc)):
+        return int(match[1])
     # Azure has a status for each object of a batch, and the library calls it a code.
     code = code_of(exc)
     return int(code) if code.isdecimal() else 0
 
 
-def _permission(store: str, what: str) -> str:
+def _permission(store: str, action: str) -> str:
     scheme = store.partition("://")[0]
-    words = _WORDS.get("s3" if scheme == "s3a" else scheme)
-    if words:
-        return words[what]
-    return _AZURE.format(_SIGNED[what])
+    permissions = _PERMISSIONS.get("s3" if scheme == "s3a" else scheme)
+    if permissions:
+        return permissions[action]
+    return _AZURE.format(_SIGNED[action])
 
 
 def _hint(exc: Exception) -> str:
-    if not any(place in str(exc) for place in _OF_THIS_MACHINE):
+    if not any(host in str(exc) for host in _METADATA_HOSTS):
         return ""
     return (
-        ". No credentials were found, so the cloud's own machine was asked for some. "
-        "Put them where the cloud's own tools look."
+        ". No credentials were found, and the metadata service of a cloud machine "
+        "did not answer. Set them up with the cloud's own tools."
     )
 
 
-READ_AGAIN = timedelta(minutes=10)
-"""A file of profiles may be renewed while a run lasts, and is read so often."""
+REREAD_AFTER = timedelta(minutes=10)
+"""A file of profiles may be renewed during a run, and is read again after this."""
 
 _IN_S3 = ("AWS_ACCESS_KEY_ID",)
 _IN_AZURE = (
@@ -315,10 +317,10 @@ _SIGNED_IN = ("sso_session", "sso_start_url", _ROLE, "credential_process")
 
 
 def credentials_of(url: str) -> dict[str, Any]:
-    """Return what `obstore` must be told to reach `url`, beyond what it finds itself.
+    """Return the options for `url` that `obstore` does not find itself.
 
     Raises:
-        UsageError: a profile is named that is not there, or that needs another package.
+        UsageError: the named profile does not exist, or needs another package.
     """
     scheme = url.partition("://")[0].lower()
     if scheme in ("s3", "s3a"):
@@ -331,73 +333,73 @@ def credentials_of(url: str) -> dict[str, Any]:
 
 
 def _of_aws() -> dict[str, Any]:
-    """Return what a profile says; boto3 serves those that have no keys of their own."""
+    """Return the options of a profile; boto3 serves profiles without keys."""
     if _has(_IN_S3):
         return {}
     name = os.environ.get("AWS_PROFILE")
-    found = _profile(name or "default")
-    if name and not found:
+    profile = _profile(name or "default")
+    if name and not profile:
         raise UsageError(
             f"AWS_PROFILE={name} is not in {' or '.join(map(str, _files()))}. "
             "Add it, or unset AWS_PROFILE."
         )
-    said = _place_of(found)
-    if _KEY in found and _ROLE not in found:
-        return said | {"credential_provider": _ProfileFile(name or "default")}
+    options = _endpoint_of(profile)
+    if _KEY in profile and _ROLE not in profile:
+        return options | {"credential_provider": _ProfileFile(name or "default")}
     provided = _provided(_boto3)
-    if not provided and any(word in found for word in _SIGNED_IN):
+    if not provided and any(key in profile for key in _SIGNED_IN):
         raise UsageError(
             f"The profile {name or 'default'} of AWS signs in, which needs boto3. "
             "Try: pip install boto3"
         )
-    return said | provided
+    return options | provided
 
 
-def _place_of(found: dict[str, str]) -> dict[str, Any]:
-    """Return where a profile's buckets are, unless the environment says so."""
-    said: dict[str, Any] = {}
-    if "region" in found and not _has(("AWS_REGION", "AWS_DEFAULT_REGION")):
-        said["region"] = found["region"]
-    if "endpoint_url" in found and not _has(("AWS_ENDPOINT_URL", "AWS_ENDPOINT")):
-        said["endpoint"] = found["endpoint_url"]
-    return said
+def _endpoint_of(profile: dict[str, str]) -> dict[str, Any]:
+    """Return region and endpoint of a profile, unless the environment has them."""
+    options: dict[str, Any] = {}
+    if "region" in profile and not _has(("AWS_REGION", "AWS_DEFAULT_REGION")):
+        options["region"] = profile["region"]
+    if "endpoint_url" in profile and not _has(("AWS_ENDPOINT_URL", "AWS_ENDPOINT")):
+        options["endpoint"] = profile["endpoint_url"]
+    return options
 
 
 class _ProfileFile:
-    """Gives the credentials of a profile, as its file has them now."""
+    """Returns the present credentials of a profile from its file."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __call__(self) -> dict[str, Any]:
-        found = _profile(self._name)
+        profile = _profile(self._name)
         return {
-            "access_key_id": found.get(_KEY, ""),
-            "secret_access_key": found.get("aws_secret_access_key", ""),
-            "token": found.get("aws_session_token"),
-            "expires_at": datetime.now(UTC) + READ_AGAIN,
+            "access_key_id": profile.get(_KEY, ""),
+            "secret_access_key": profile.get("aws_secret_access_key", ""),
+            "token": profile.get("aws_session_token"),
+            "expires_at": datetime.now(UTC) + REREAD_AFTER,
         }
 
 
 def _profile(name: str) -> dict[str, str]:
-    """Return all that the two files say of a profile; the credentials have the word."""
+    """Return a profile from both files; the credentials file takes precedence."""
     shared, settings = _files()
-    said: dict[str, str] = {}
+    profile: dict[str, str] = {}
     for file, section in (
         (settings, f"profile {name}"),
         (settings, name),
         (shared, name),
     ):
-        read = configparser.RawConfigParser()
+        parser = configparser.RawConfigParser()
         try:
-            read.read(file)
+            parser.read(file)
         except (configparser.Error, UnicodeDecodeError, OSError) as exc:
-            # Not what it says: that has the line in it, which may be a secret.
-            what = type(exc).__name__
-            raise UsageError(f"{file} cannot be read: {what}. Mend it.") from None
-        if read.has_section(section):
-            said.update(read.items(section))
-    return said
+            # Not the parser's message: it has the line, which may be a secret.
+            error = type(exc).__name__
+            raise UsageError(f"{file} cannot be read: {error}. Correct it.") from None
+        if parser.has_section(section):
+            profile.update(parser.items(section))
+    return profile
 
 
 def _files() -> tuple[Path, Path]:
@@ -413,10 +415,10 @@ def _has(names: tuple[str, ...]) -> bool:
 
 
 def _provided(provider: Callable[[], Any]) -> dict[str, Any]:
-    """Return a provider of the cloud's own library, if it is there and has any."""
+    """Return the credential provider of a cloud's library, if it can be created."""
     try:
         return {"credential_provider": provider()}
-    except Exception:  # not installed, or nothing that it could use; others may serve
+    except Exception:  # not installed, or without credentials; others may have some
         return {}
 
 

@@ -1,4 +1,4 @@
-"""From a URL to the adapter of its store."""
+"""Opens the store of a URL."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ def open_store(url: str) -> Store:
     """Return the store of a URL; a plain path is a directory.
 
     Raises:
-        UsageError: the URL is wrong, or what goes there is not installed.
+        UsageError: the URL is wrong, or its adapter's package is not installed.
         Unreachable: the store connects when it is opened, and cannot.
     """
-    found = _SCHEME.match(url)
-    if found is None:
+    match = _SCHEME.match(url)
+    if match is None:
         return FileStore(Path(url))
-    scheme = found[1].lower()
+    scheme = match[1].lower()
     if scheme == "file":
         return FileStore(_path(url))
     try:
         return _of_cloud(url) if scheme in OBSTORE else _of_fsspec(url)
     except ImportError as exc:
         raise UsageError(
-            f"{scheme}:// needs a package that is not here ({exc.name}). "
-            "Install atoll[store], and for fsspec what it asks for."
+            f"{scheme}:// needs the package {exc.name}, which is not installed. "
+            "Install atoll[store], and the packages that fsspec needs for it."
         ) from exc
-    except OSError as exc:  # some of fsspec connect when they are made
+    except OSError as exc:  # some file systems of fsspec connect when opened
         raise Unreachable(f"{url} did not answer: {exc}. Check the host.") from exc
 
 
 def _path(url: str) -> Path:
-    said = urlsplit(url)
-    if said.netloc not in ("", "localhost"):
+    parts = urlsplit(url)
+    if parts.netloc not in ("", "localhost"):
         raise UsageError(
-            f"{url} names another machine, {said.netloc!r}. A file URL has three "
+            f"{url} names another machine, {parts.netloc!r}. A file URL has three "
             "slashes: file:///path."
         )
-    return Path(unquote(said.path))
+    return Path(unquote(parts.path))
 
 
 def _of_cloud(url: str) -> Store:

@@ -17,7 +17,7 @@ from atoll.exchange.all_reduce import (
     RequestCounts,
     Sections,
     Store,
-    open_place,
+    open_rendezvous,
 )
 from atoll.wire import blake3_digest
 
@@ -61,7 +61,7 @@ class StoreAllReduce:
     ) -> None:
         self._rank, self._world_size = rank, world_size
         self._name, self._timeout_s = name, timeout_s
-        self._place = open_place(url)
+        self._place = open_rendezvous(url)
         self._named = {name: self._new(name, start_round)}
 
     @property

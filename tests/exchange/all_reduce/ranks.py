@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll.exchange.all_reduce import AllReduce, Sections, open_place
+from atoll.exchange.all_reduce import AllReduce, Sections, open_rendezvous
 from atoll.store import Data, FileStore, Item, Store
 from atoll.wire import PIECE_ELEMENTS
 
@@ -35,7 +35,7 @@ def values(rank: int, number: int, *, size: int, life: int = 0) -> Values:
 def join(store: Store | Path, rank: int, world_size: int, **more: object) -> AllReduce:
     """Return a rank's way to reduce, at a place of its own."""
     said = {"name": "test", "timeout_s": 60.0} | more
-    place = open_place(store)
+    place = open_rendezvous(store)
     return AllReduce(place, rank=rank, world_size=world_size, **said)  # type: ignore[arg-type]  # words by name
 
 

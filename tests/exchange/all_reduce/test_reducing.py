@@ -12,7 +12,7 @@ import pytest
 from atoll.algorithm.merge import mean
 from atoll.clock import SystemClock
 from atoll.errors import CorruptError, Unreachable, UsageError
-from atoll.exchange.all_reduce import AllReduce, Rendezvous, Sections, open_place
+from atoll.exchange.all_reduce import AllReduce, Rendezvous, Sections, open_rendezvous
 from atoll.exchange.all_reduce.frames import ReduceTerms
 from atoll.exchange.all_reduce.rendezvous import Deadline, RankProgress
 from atoll.store import CountedStore, MemoryStore, Store, StoreTraits
@@ -77,7 +77,7 @@ def test_a_sum_is_not_divided() -> None:
 def test_bytes_of_a_rank_do_not_grow_with_their_number(world_size: int) -> None:
     """At most three times its own, and some headers."""
     store = MemoryStore()
-    places = [open_place(store) for _ in range(world_size)]
+    places = [open_rendezvous(store) for _ in range(world_size)]
     ranks = [
         AllReduce(place, rank=rank, world_size=world_size, name="test", timeout_s=60.0)
         for rank, place in enumerate(places)
@@ -126,7 +126,7 @@ def test_nobody_is_named_who_has_come_at_the_last_moment() -> None:
     run([join(store, rank, 2) for rank in range(2)], 0, size=SMALL)
     sections = Sections({"float32": SMALL})
     agreed = ReduceTerms("test", 2, "mean", sections, layout=f"{SMALL}")
-    standing = RankProgress(open_place(store), "test", 0, 2)
+    standing = RankProgress(open_rendezvous(store), "test", 0, 2)
     told = standing.absent(agreed, 0, Deadline.begin(SystemClock(), 1.0))
     assert "the last of 2 ranks has come just now. Call again" in str(told)
 
@@ -294,8 +294,8 @@ class Weak(MemoryStore):
 
 def test_a_store_without_put_if_absent_is_refused() -> None:
     """A rank that is started again would change what others have read."""
-    with pytest.raises(UsageError, match=r"the store puts an object over one"):
-        open_place(Weak())
+    with pytest.raises(UsageError, match=r"the store overwrites an existing object"):
+        open_rendezvous(Weak())
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_a_store_without_put_if_absent_is_refused() -> None:
 def test_wrong_words_are_refused(words: dict[str, object], said: str) -> None:
     """Before anything is put."""
     store = CountedStore(MemoryStore())
-    place = open_place(store)
+    place = open_rendezvous(store)
     before = store.requests
     more = {"rank": 0, "world_size": 2, "name": "test", "timeout_s": 1.0} | words
     with pytest.raises(UsageError, match=said):

@@ -117,5 +117,5 @@ def test_what_overflows_is_infinite_without_a_warning() -> None:
 @pytest.mark.parametrize("number", [0, 2**31])
 def test_nothing_and_too_much_are_refused(number: int) -> None:
     """One object of the store has to hold it."""
-    with pytest.raises(UsageError, match=r"cannot be reduced at once"):
+    with pytest.raises(UsageError, match=r"cannot be reduced in one call"):
         one("float32", number)

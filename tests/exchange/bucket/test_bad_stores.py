@@ -121,8 +121,8 @@ def test_a_bucket_that_vanishes_under_a_run_is_told(azure: Settings) -> None:
     told = trained_until_it_vanishes(
         store, lambda: ask_azure("DELETE", port, "vanishing-run")
     )
-    assert "az://vanishing-run/run is not there" in told
-    assert "Make the bucket" in told
+    assert "az://vanishing-run/run does not exist" in told
+    assert "Create the bucket" in told
 
 
 def test_a_directory_that_vanishes_under_a_run_is_told(tmp_path: Path) -> None:

@@ -1,12 +1,12 @@
-"""Owns the mean of equal vectors in a bucket. Does not know runs, nor what trains.
+"""Owns the mean of equal vectors in a bucket. Does not know runs or training.
 
-For whoever needs only that: a fixed number of ranks, all of which must come. A run is
-for everybody else. Start reading at `reducing.AllReduce`.
+For programs with a fixed number of ranks, all of which must take part; all others use a
+run. Start reading at `reduction.AllReduce`.
 """
 
 from atoll.exchange.all_reduce.frames import KINDS, Sections
 from atoll.exchange.all_reduce.reduction import AllReduce
-from atoll.exchange.all_reduce.rendezvous import Rendezvous, open_place
+from atoll.exchange.all_reduce.rendezvous import Rendezvous, open_rendezvous
 from atoll.store import RequestCounts, Store
 
 __all__ = [
@@ -16,5 +16,5 @@ __all__ = [
     "RequestCounts",
     "Sections",
     "Store",
-    "open_place",
+    "open_rendezvous",
 ]

@@ -4,11 +4,12 @@ A frame of this kind is an update whose body is bytes of sections in place of fp
 values: it is verified by its digests, and never decoded by a codec. Its cursor has the
 operation, the number of ranks and the sections, which must be the same for all.
 
-Rule 1: values of one dtype lie together, the widest first, so that a piece of the body
-        never cuts a value.
+Rule 1: values of one dtype are contiguous, the widest first, so that a piece of the
+        body never cuts a value.
 Rule 2: values are summed as a tree in the order of ranks, as the updates of a round
         are; 16-bit values are summed in fp32 and rounded once, to nearest even.
-Rule 3: a NaN is the same NaN on every machine. All else is IEEE's, and equal by that.
+Rule 3: a NaN has the same bits on every machine. All else is IEEE 754 arithmetic, which
+        is the same everywhere.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from atoll.wire import (
 
 PACKING = codec("fp32")
 MAX_DIRECT = 3
-"""Up to so many ranks read each other whole: parts would save them nothing."""
+"""Up to this number of ranks read all values of each other: parts would not be less."""
 
 MAX_HEADER_BYTES = 2**18
 """A body of 4 GB has 4096 pieces with 32 bytes each; the rest is a few kilobytes."""
@@ -52,7 +53,7 @@ _REMEDY = "Remove that object, and start its rank again."
 
 @dataclass(frozen=True)
 class ReduceTerms:
-    """What all ranks must have in common to be reduced together."""
+    """The terms that all ranks of an all-reduce must share."""
 
     name: str
     world_size: int
@@ -63,15 +64,15 @@ class ReduceTerms:
 
     @property
     def text(self) -> bytes:
-        said = {"layout": self.layout, "op": self.op, "world_size": self.world_size}
-        return json.dumps(said | self.sections.counts, sort_keys=True).encode()
+        terms = {"layout": self.layout, "op": self.op, "world_size": self.world_size}
+        return json.dumps(terms | self.sections.counts, sort_keys=True).encode()
 
     @property
     def num_parts(self) -> int:
-        """Into how many parts the body is cut; one: everybody reduces all of it."""
+        """Number of parts of the body; with one, every rank reduces all of it."""
         if self.is_direct:
             return 1
-        return min(self.world_size, piece_count(self.sections.words))
+        return min(self.world_size, piece_count(self.sections.elements))
 
     @property
     def is_direct(self) -> bool:
@@ -83,26 +84,26 @@ class ReduceTerms:
 
     def pieces(self, part: int) -> range:
         """Return the pieces of the body that are in a part."""
-        pieces = piece_count(self.sections.words)
-        first, last = (at * pieces // self.num_parts for at in (part, part + 1))
-        return range(first, last)
+        pieces = piece_count(self.sections.elements)
+        first = part * pieces // self.num_parts
+        return range(first, (part + 1) * pieces // self.num_parts)
 
     def window(self, pieces: range) -> tuple[int, int]:
-        """Return where these pieces begin and end in the body, in bytes."""
-        first, _ = piece_range(PACKING, self.sections.words, pieces.start)
-        _, last = piece_range(PACKING, self.sections.words, pieces.stop - 1)
+        """Return the offsets in the body at which these pieces begin and end."""
+        first, _ = piece_range(PACKING, self.sections.elements, pieces.start)
+        _, last = piece_range(PACKING, self.sections.elements, pieces.stop - 1)
         return first, last
 
 
 @dataclass(frozen=True)
 class ExpectedFrame:
-    """A frame as it must be, but for its values: whose, of which round and part."""
+    """The expected header of a frame: its rank, round, part and terms."""
 
-    agreed: ReduceTerms
+    terms: ReduceTerms
     round: int
     rank: int
     part: int | None = None
-    """None: all of a rank's own values. Else a part of what was reduced."""
+    """None: all values of a rank. Otherwise a part of the reduced values."""
 
     def sealed(self, body: Bytes) -> list[Data]:
         """Return the frame with these values."""
@@ -110,61 +111,62 @@ class ExpectedFrame:
 
     @property
     def size(self) -> int:
-        """Bytes of the whole frame."""
+        """Bytes of the frame with its body."""
         return frame_bytes(self._unread())
 
     @property
     def header_bytes(self) -> int:
         return self.size - self._unread().body_bytes
 
-    def opened(self, head: memoryview, *, where: str) -> Header:
+    def opened(self, head: memoryview, *, path: str) -> Header:
         """Return the header at the beginning of some bytes, if it is this frame's.
 
         Raises:
-            CorruptError: it is no frame, or one of something else.
-            UsageError: its rank reduces something else in this round.
+            CorruptError: it is no frame, or another one.
+            UsageError: its rank reduces other tensors in this round.
         """
-        length = header_bytes_of(head, where=where)
+        length = header_bytes_of(head, path=path)
         try:
             header = unpack(head[:length])
         except CorruptError as exc:
-            raise CorruptError(f"{where}: {exc} {_REMEDY}") from exc
-        self._require(header, where=where)
+            raise CorruptError(f"{path}: {exc} {_REMEDY}") from exc
+        self._require(header, path=path)
         return header
 
-    def _require(self, header: Header, *, where: str) -> None:
-        ours = self._header()
-        for what in ("kind", "run", "fragment", "round", "island"):
-            if getattr(header, what) != getattr(ours, what):
+    def _require(self, header: Header, *, path: str) -> None:
+        expected = self._header()
+        for field in ("kind", "run", "fragment", "round", "island"):
+            actual, needed = getattr(header, field), getattr(expected, field)
+            if actual != needed:
                 raise CorruptError(
-                    f"{where} is of another {what}: {getattr(header, what)!r} in place "
-                    f"of {getattr(ours, what)!r}. {_REMEDY}"
+                    f"{path} is of another {field}: {actual!r} in place of "
+                    f"{needed!r}. {_REMEDY}"
                 )
-        if header.progress.cursor != self.agreed.text:
-            said = header.progress.cursor[:500].decode(errors="replace")
+        if header.progress.cursor != self.terms.text:
+            other = header.progress.cursor[:500].decode(errors="replace")
             raise UsageError(
                 f"Rank {self.rank} reduces something else in round {self.round} "
-                f"({where}): {said}, and this rank {self.agreed.text.decode()}. Call "
+                f"({path}): {other}, and this rank {self.terms.text.decode()}. Call "
                 "with the same tensors in the same order on every rank; for others, "
                 "choose a new name."
             )
-        if header.elements != ours.elements or not header.is_sealed:
-            raise CorruptError(f"{where} has {header.elements} elements. {_REMEDY}")
+        if header.elements != expected.elements or not header.is_sealed:
+            raise CorruptError(f"{path} has {header.elements} elements. {_REMEDY}")
 
     def _header(self) -> Header:
-        fragment, words = 0, self.agreed.sections.words
+        fragment, elements = 0, self.terms.sections.elements
         if self.part is not None:
-            pieces = self.agreed.pieces(self.part)
+            pieces = self.terms.pieces(self.part)
             fragment = 1 + self.part
-            words = sum(piece_elements(words, index) for index in pieces)
+            elements = sum(piece_elements(elements, index) for index in pieces)
         return Header(
             kind=FrameKind.UPDATE,
-            run=f"all-reduce.{self.agreed.name}",
+            run=f"all-reduce.{self.terms.name}",
             fragment=fragment,
             round=self.round,
             island=f"rank-{self.rank:05d}",
-            elements=words,
-            progress=TrainingProgress(cursor=self.agreed.text),
+            elements=elements,
+            progress=TrainingProgress(cursor=self.terms.text),
         )
 
     def _unread(self) -> Header:
@@ -175,27 +177,27 @@ class ExpectedFrame:
         )
 
 
-def header_bytes_of(head: memoryview, *, where: str) -> int:
-    """Return how long the header is of which these are the first bytes."""
+def header_bytes_of(head: memoryview, *, path: str) -> int:
+    """Return the length of the header that begins with these bytes."""
     try:
         return header_length(head, max_header_bytes=MAX_HEADER_BYTES)
     except CorruptError as exc:
-        raise CorruptError(f"{where}: {exc} {_REMEDY}") from exc
+        raise CorruptError(f"{path}: {exc} {_REMEDY}") from exc
 
 
 def verified(
-    header: Header, pieces: Sequence[int], body: memoryview, *, where: str
+    header: Header, pieces: Sequence[int], body: memoryview, *, path: str
 ) -> Bytes:
-    """Return the bytes of some pieces of a frame's body, if they are the right ones."""
-    at = 0
+    """Return the bytes of some pieces of a frame's body, if their digests match."""
+    offset = 0
     try:
         for index in pieces:
             start, end = piece_range(PACKING, header.elements, index)
-            verify_piece(header, index, body[at : at + end - start])
-            at += end - start
+            verify_piece(header, index, body[offset : offset + end - start])
+            offset += end - start
     except CorruptError as exc:
-        raise CorruptError(f"{where}: {exc} {_REMEDY}") from exc
-    return np.frombuffer(body[:at], np.uint8)
+        raise CorruptError(f"{path}: {exc} {_REMEDY}") from exc
+    return np.frombuffer(body[:offset], np.uint8)
 
 
 Bytes = NDArray[np.uint8]
@@ -207,47 +209,47 @@ KINDS: Mapping[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
     "float16": np.dtype("<f2"),
 }
-"""Each kind and how numpy reads it, which has no bfloat16: its bits."""
+"""The numpy dtype of each kind; numpy has no bfloat16, so its bits are integers."""
 
-WORD = 4
-"""Bytes of an element of a frame; a body is filled up to whole ones."""
+ELEMENT_BYTES = 4
+"""Bytes of an element of a frame; a body is padded to a multiple of it."""
 
 BLOCK_BYTES = 2**20
-"""What is summed at a time: a few of these fit a core's cache."""
+"""Bytes summed at a time: a few blocks fit a core's cache."""
 
 MAX_BODY_BYTES = 2**32 - 2**24
-"""What one object takes, less a header."""
+"""The limit of one object, less a header."""
 
 
 class Sections:
-    """How many values of each kind a body has, and where they lie in it."""
+    """The number of values of each kind in a body, and their positions in it."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         self.counts = {kind: counts.get(kind, 0) for kind in KINDS}
         self.value_bytes = sum(
             count * KINDS[kind].itemsize for kind, count in self.counts.items()
         )
-        self.body_bytes = -(-self.value_bytes // WORD) * WORD
+        self.body_bytes = -(-self.value_bytes // ELEMENT_BYTES) * ELEMENT_BYTES
         if not 0 < self.value_bytes <= MAX_BODY_BYTES:
             raise UsageError(
-                f"{self.value_bytes} bytes cannot be reduced at once: from 1 to "
-                f"{MAX_BODY_BYTES} can. Reduce parts of it, each under its own name."
+                f"{self.value_bytes} bytes cannot be reduced in one call: it takes "
+                f"from 1 to {MAX_BODY_BYTES}. Reduce parts, each under its own name."
             )
 
     @property
-    def words(self) -> int:
-        """The elements of a frame with such a body."""
-        return self.body_bytes // WORD
+    def elements(self) -> int:
+        """The number of elements of a frame with such a body."""
+        return self.body_bytes // ELEMENT_BYTES
 
     def within(self, first: int, last: int) -> Iterator[tuple[str, slice]]:
-        """Yield each kind that has bytes from `first` to `last`, and where in those."""
-        at = 0
+        """Yield each kind with bytes from `first` to `last`, and its slice of them."""
+        begin = 0
         for kind, count in self.counts.items():
-            end = at + count * KINDS[kind].itemsize
-            start, stop = max(at, first), min(end, last)
+            end = begin + count * KINDS[kind].itemsize
+            start, stop = max(begin, first), min(end, last)
             if start < stop:
                 yield kind, slice(start - first, stop - first)
-            at = end
+            begin = end
 
     def reduced(
         self, bodies: Sequence[Bytes], *, first: int, divisor: int | None
@@ -258,15 +260,17 @@ class Sections:
         """
         size = len(bodies[0])
         out = np.zeros(size, np.uint8)
-        for kind, place in self.within(first, first + size):
-            for start in range(place.start, place.stop, BLOCK_BYTES):
-                here = slice(start, min(start + BLOCK_BYTES, place.stop))
-                out[here] = _block([body[here] for body in bodies], kind, divisor)
+        for kind, section in self.within(first, first + size):
+            for start in range(section.start, section.stop, BLOCK_BYTES):
+                block = slice(start, min(start + BLOCK_BYTES, section.stop))
+                out[block] = _block([body[block] for body in bodies], kind, divisor)
         return out
 
 
 def _block(blocks: Sequence[Bytes], kind: str, divisor: int | None) -> Bytes:
-    with np.errstate(all="ignore"):  # what overflows is infinite, as it would be alone
+    with np.errstate(
+        all="ignore"
+    ):  # an overflow is infinite, as in plain IEEE arithmetic
         total = _sum(blocks, kind)
         if divisor is not None and divisor > 1:
             total /= total.dtype.type(divisor)

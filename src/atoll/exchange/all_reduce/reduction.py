@@ -47,13 +47,13 @@ class AllReduce:
     """Reduces under one name as one rank of a fixed number. Calls wait for each other.
 
     Args:
-        start_round: Which round the first call is, for who keeps count; None: the first
-            that this rank has not done, as the store knows.
+        start_round: The round of the first call, for callers that count rounds; None:
+            the first that this rank has not done, according to the store.
     """
 
     def __init__(
         self,
-        place: Rendezvous,
+        rendezvous: Rendezvous,
         *,
         rank: int,
         world_size: int,
@@ -64,17 +64,17 @@ class AllReduce:
     ) -> None:
         _check(rank, world_size, name)
         self._timeout_s, self._clock = timeout_s, clock or SystemClock()
-        Deadline.begin(self._clock, timeout_s)  # refuses a time that is none
-        self._standing = RankProgress(place, name, rank, world_size)
-        self._round = self._standing.begin(start_round)
+        Deadline.begin(self._clock, timeout_s)  # checks timeout_s
+        self._progress = RankProgress(rendezvous, name, rank, world_size)
+        self._round = self._progress.begin(start_round)
         self._lock = threading.Lock()
-        self._has_done_one = False
+        self._has_finished_round = False
         self._sent = -1
-        """The round in which this process has put its values itself."""
+        """The last round in which this process itself has put its values."""
 
     @property
     def round(self) -> int:
-        """Which round the next call is."""
+        """The round of the next call."""
         return self._round
 
     def __call__(
@@ -82,41 +82,44 @@ class AllReduce:
     ) -> Bytes:
         """Return the reduced values, the same bytes on every rank.
 
-        Safe to repeat after an error: what was put stays, and counts.
+        Safe to repeat after an error: values that were put stay, and count.
 
         Raises:
-            Unreachable: a rank has not come in time, which is named; or the store does
-                not answer.
-            UsageError: ranks do not reduce the same thing.
+            Unreachable: a rank, which is named, is too late; or the store does not
+                answer.
+            UsageError: ranks do not reduce the same tensors.
             CorruptError: an object does not verify.
         """
         if op not in OPS:
             raise UsageError(f"op={op!r} must be one of {', '.join(OPS)}.")
-        standing = self._standing
-        agreed = ReduceTerms(standing.name, standing.world_size, op, sections, layout)
+        progress = self._progress
+        terms = ReduceTerms(progress.name, progress.world_size, op, sections, layout)
         with self._lock:
             deadline = Deadline.begin(self._clock, self._timeout_s)
-            ours = self._send(agreed, body)
+            own_body = self._send(terms, body)
             try:
-                found = _Round(standing, agreed, self._round, ours, deadline).reduced()
+                reduced = _Round(
+                    progress, terms, self._round, own_body, deadline
+                ).reduced()
             except TooLate:
-                raise standing.absent(agreed, self._round, deadline) from None
-            standing.finish(self._round)
-            self._round, self._has_done_one = self._round + 1, True
-            return found
+                raise progress.absent(terms, self._round, deadline) from None
+            progress.finish(self._round)
+            self._round, self._has_finished_round = self._round + 1, True
+            return reduced
 
-    def _send(self, agreed: ReduceTerms, body: Bytes) -> Bytes | None:
-        """Put our values, and return them; None: an earlier life's count instead."""
-        standing = self._standing
-        key = standing.up(self._round, standing.rank)
-        frame = ExpectedFrame(agreed, self._round, standing.rank)
-        if standing.put(self._round, key, frame.sealed(body)):
+    def _send(self, terms: ReduceTerms, body: Bytes) -> Bytes | None:
+        """Put this rank's values; None: those of an earlier incarnation count."""
+        progress = self._progress
+        key = progress.up(self._round, progress.rank)
+        frame = ExpectedFrame(terms, self._round, progress.rank)
+        if progress.put(self._round, key, frame.sealed(body)):
             self._sent = self._round
             return body
-        if self._has_done_one and self._sent != self._round:
+        if self._has_finished_round and self._sent != self._round:
             raise UsageError(
-                f"Another process has sent the values of rank {standing.rank} in round "
-                f"{self._round} of {standing.name!r} ({standing.place.path(key)}). "
+                f"Another process has sent the values of rank {progress.rank} in round "
+                f"{self._round} of {progress.name!r} "
+                f"({progress.rendezvous.path(key)}). "
                 "Give every process its own rank, or its own name."
             )
         return None
@@ -124,88 +127,88 @@ class AllReduce:
 
 @dataclass
 class _Round:
-    """One round, from the ranks' values in the store to what is reduced."""
+    """One round, from the ranks' values in the store to the reduced values."""
 
-    standing: RankProgress
-    agreed: ReduceTerms
+    progress: RankProgress
+    terms: ReduceTerms
     number: int
-    ours: Bytes | None
-    """Our values, if they are those in the store."""
+    own_body: Bytes | None
+    """This rank's values, if they are those in the store."""
 
     deadline: Deadline
 
     def __post_init__(self) -> None:
         self.waiting = ObjectWait(self.deadline)
-        self.store = self.standing.place.store
+        self.store = self.progress.rendezvous.store
 
     def reduced(self) -> Bytes:
-        if self.agreed.is_direct:
+        if self.terms.is_direct:
             return self._reduced(0)
-        mine = {
+        own_parts = {
             part: self._make(part)
-            for part in range(self.agreed.num_parts)
-            if self._owner(part) == self.standing.rank
+            for part in range(self.terms.num_parts)
+            if self._owner(part) == self.progress.rank
         }
-        out = np.empty(self.agreed.sections.body_bytes, np.uint8)
+        out = np.empty(self.terms.sections.body_bytes, np.uint8)
 
         def read(part: int) -> None:
-            first, last = self.agreed.window(self.agreed.pieces(part))
-            out[first:last] = mine[part] if part in mine else self._part(part)
+            first, last = self.terms.window(self.terms.pieces(part))
+            out[first:last] = own_parts[part] if part in own_parts else self._part(part)
 
-        self.waiting.together([partial(read, p) for p in range(self.agreed.num_parts)])
+        self.waiting.run_all([partial(read, p) for p in range(self.terms.num_parts)])
         return out
 
     def _make(self, part: int) -> Bytes:
-        """Reduce a part for everybody."""
-        made = self._reduced(part)
-        frame = ExpectedFrame(self.agreed, self.number, self.standing.rank, part)
-        key = self.standing.mean(self.number, part)
-        self.standing.put(self.number, key, frame.sealed(made))
-        return made
+        """Reduce a part, and put it for all ranks."""
+        reduced = self._reduced(part)
+        frame = ExpectedFrame(self.terms, self.number, self.progress.rank, part)
+        key = self.progress.mean(self.number, part)
+        self.progress.put(self.number, key, frame.sealed(reduced))
+        return reduced
 
     def _reduced(self, part: int) -> Bytes:
-        pieces = self.agreed.pieces(part)
-        ranks = range(self.standing.world_size)
-        bodies = self.waiting.together([partial(self._body, r, pieces) for r in ranks])
-        first, _ = self.agreed.window(pieces)
-        divisor = len(ranks) if self.agreed.op == "mean" else None
-        return self.agreed.sections.reduced(bodies, first=first, divisor=divisor)
+        pieces = self.terms.pieces(part)
+        ranks = range(self.progress.world_size)
+        bodies = self.waiting.run_all([partial(self._body, r, pieces) for r in ranks])
+        first, _ = self.terms.window(pieces)
+        divisor = len(ranks) if self.terms.op == "mean" else None
+        return self.terms.sections.reduced(bodies, first=first, divisor=divisor)
 
     def _body(self, rank: int, pieces: range) -> Bytes:
         """Return pieces of a rank's values: in one read, or after its header."""
-        first, last = self.agreed.window(pieces)
-        if rank == self.standing.rank and self.ours is not None:
-            return self.ours[first:last]
-        frame = ExpectedFrame(self.agreed, self.number, rank)
-        key = self.standing.up(self.number, rank)
-        where, start = self.standing.place.path(key), frame.header_bytes
-        is_whole = last - first == self.agreed.sections.body_bytes
-        head = self._head(key, frame.size if is_whole else start)
-        header = frame.opened(head, where=where)
-        if is_whole:
+        first, last = self.terms.window(pieces)
+        if rank == self.progress.rank and self.own_body is not None:
+            return self.own_body[first:last]
+        frame = ExpectedFrame(self.terms, self.number, rank)
+        key = self.progress.up(self.number, rank)
+        path, start = self.progress.rendezvous.path(key), frame.header_bytes
+        is_complete = last - first == self.terms.sections.body_bytes
+        head = self._head(key, frame.size if is_complete else start)
+        header = frame.opened(head, path=path)
+        if is_complete:
             body = head[start:]
         else:
             body = self.store.get(key, start + first, last - first)
-        return verified(header, pieces, body, where=where)
+        return verified(header, pieces, body, path=path)
 
     def _part(self, part: int) -> Bytes:
         """Return a part that another rank has reduced."""
-        frame = ExpectedFrame(self.agreed, self.number, self._owner(part), part)
-        key = self.standing.mean(self.number, part)
-        where = self.standing.place.path(key)
-        found = self._head(key, frame.size)
-        header = frame.opened(found, where=where)
-        body = found[frame.header_bytes :]
-        return verified(header, range(len(header.pieces)), body, where=where)
+        frame = ExpectedFrame(self.terms, self.number, self._owner(part), part)
+        key = self.progress.mean(self.number, part)
+        path = self.progress.rendezvous.path(key)
+        data = self._head(key, frame.size)
+        header = frame.opened(data, path=path)
+        body = data[frame.header_bytes :]
+        return verified(header, range(len(header.pieces)), body, path=path)
 
     def _head(self, key: str, size: int) -> memoryview:
-        """Return the first bytes of an object when it is there, its header at least."""
-        found = self.waiting.until_there(partial(self.store.get, key, 0, size))
-        needed = header_bytes_of(found, where=self.standing.place.path(key))
-        return found if needed <= len(found) else self.store.get(key, 0, needed)
+        """Wait for an object; return its first bytes, at least its header."""
+        data = self.waiting.until_exists(partial(self.store.get, key, 0, size))
+        needed = header_bytes_of(data, path=self.progress.rendezvous.path(key))
+        return data if needed <= len(data) else self.store.get(key, 0, needed)
 
     def _owner(self, part: int) -> int:
-        return self.agreed.owner(part, self.number)
+        return self.terms.owner(part, self.number)
 
 
 def _check(rank: int, world_size: int, name: str) -> None:

@@ -40,19 +40,19 @@ from atoll.store import (
 
 T = TypeVar("T")
 
-AT_ONCE = 4
-"""How many objects are waited for, and read, together."""
+CONCURRENCY = 4
+"""Threads that wait for objects and read them."""
 
 FIRST_S, GROWTH, LONGEST_S = 0.02, 1.5, 5.0
-"""Pauses between looks: ten minutes of waiting for a rank cost about 130 reads."""
+"""Pauses between polls: ten minutes of waiting for a rank cost about 130 reads."""
 
 
 class TooLate(Exception):
-    """An object has not come in time. Never leaves this package."""
+    """An object does not exist in time. Never leaves this package."""
 
 
 class Rendezvous:
-    """A store where ranks meet, asked again when it fails; close it."""
+    """A store where ranks meet, with retries. The owner must close it."""
 
     def __init__(self, store: Store, *, url: str) -> None:
         self.url = re.sub(r"//[^/@]*@", "//", url)  # a password may be in it
@@ -63,7 +63,7 @@ class Rendezvous:
 
     @property
     def requests(self) -> RequestCounts:
-        """What was asked of the store until now."""
+        """Counts of the requests to the store so far."""
         return self._counted.requests
 
     def close(self) -> None:
@@ -71,16 +71,15 @@ class Rendezvous:
         self.store.close()
 
     def path(self, key: str) -> str:
-        """Return where an object is, for a message."""
+        """Return the URL of an object, for a message."""
         return f"{self.url.rstrip('/')}/{key}"
 
 
-def open_place(url: str | PathLike[str] | Store) -> Rendezvous:
-    """Return the place that a URL, a path or a store names.
+def open_rendezvous(url: str | PathLike[str] | Store) -> Rendezvous:
+    """Return the rendezvous at a URL, at a path or in a store.
 
     Raises:
-        UsageError: the URL is wrong, or the store cannot put an object only where
-            there is none.
+        UsageError: the URL is wrong, or the store has no conditional put.
         StoreDenied: a permission is missing.
         Unreachable: the store does not answer.
     """
@@ -91,7 +90,7 @@ def open_place(url: str | PathLike[str] | Store) -> Rendezvous:
 
 @dataclass(frozen=True)
 class Deadline:
-    """Until when to wait; since when is said to people in their time."""
+    """When a wait began and when it ends; messages give its beginning in UTC."""
 
     clock: Clock
     timeout_s: float
@@ -110,45 +109,45 @@ class Deadline:
 
     @property
     def text(self) -> str:
-        """Since when we wait, and for how long."""
+        """The beginning of the wait, and its duration."""
         waited_s = round(self.timeout_s - self.left_s)
         return f"since {self.since:%Y-%m-%d %H:%M:%S} UTC ({waited_s} s)"
 
 
 class ObjectWait:
-    """Waits for several objects together, and gives all up when one is given up."""
+    """Waits for several objects concurrently; if one wait ends early, all do."""
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline = deadline
-        self._given_up = threading.Event()
+        self._is_cancelled = threading.Event()
 
-    def until_there(self, read: Callable[[], T]) -> T:
-        """Return what `read` does, as soon as it finds its object.
+    def until_exists(self, read: Callable[[], T]) -> T:
+        """Call `read` until its object exists, and return its result.
 
         Raises:
-            TooLate: it was not there in time, or another is given up.
+            TooLate: the object did not exist in time, or another wait has failed.
         """
         for pause_s in _pauses_s():
             try:
                 return read()
             except NoSuchObject as exc:
                 left_s = self._deadline.left_s
-                if left_s <= 0 or self._given_up.wait(min(pause_s, left_s)):
+                if left_s <= 0 or self._is_cancelled.wait(min(pause_s, left_s)):
                     raise TooLate from exc
         raise AssertionError("pauses never end")
 
-    def together(self, acts: Sequence[Callable[[], T]]) -> list[T]:
-        """Do all, several at once; what the first of them raises is raised."""
+    def run_all(self, acts: Sequence[Callable[[], T]]) -> list[T]:
+        """Call all of them concurrently; raise the first error of one of them."""
         if len(acts) < 2:
             return [act() for act in acts]
-        with ThreadPoolExecutor(AT_ONCE, "atoll-all-reduce") as threads:
+        with ThreadPoolExecutor(CONCURRENCY, "atoll-all-reduce") as threads:
             futures = [threads.submit(act) for act in acts]
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            errors = [exc for each in done if (exc := each.exception()) is not None]
+            errors = [exc for call in done if (exc := call.exception()) is not None]
             if errors:
-                self._given_up.set()
+                self._is_cancelled.set()
                 threads.shutdown(cancel_futures=True)
-                # Who gives up because of another's error is not the reason.
+                # A wait that was cancelled because of another's error is not the cause.
                 raise min(errors, key=lambda exc: isinstance(exc, TooLate))
             return [future.result() for future in futures]
 
@@ -171,14 +170,14 @@ _DONE = re.compile(rb"[0-9]{1,12}\n")
 
 @dataclass(frozen=True)
 class RankProgress:
-    """What one rank knows and tells of a name, by the objects in its place."""
+    """The state of one rank under a name, in the objects of a rendezvous."""
 
-    place: Rendezvous
+    rendezvous: Rendezvous
     name: str
     rank: int
     world_size: int
-    kept: dict[int, set[str]] = field(default_factory=dict)
-    """What this rank has put in each round that is not collected yet."""
+    own_keys: dict[int, set[str]] = field(default_factory=dict)
+    """Objects that this rank has put in each round that is not deleted yet."""
 
     def up(self, round_number: int, rank: int) -> str:
         return f"{self.name}/up/{round_number:012d}.{rank:05d}"
@@ -187,131 +186,132 @@ class RankProgress:
         return f"{self.name}/mean/{round_number:012d}.{part:05d}"
 
     def begin(self, start_round: int | None) -> int:
-        """Return which round this rank's first call is.
+        """Return the round of this rank's first call.
 
         Raises:
-            UsageError: the name is for something else, or that round is not to be had.
+            UsageError: the name has another purpose, or the round is not available.
         """
-        self._require_same_about()
+        self._require_same_purpose()
         done = self.done(self.rank)
         first = done if start_round is None else start_round
         if first not in (done, done - 1) or (first < done and self._has_sent(done)):
             raise UsageError(
                 f"start_round={first} cannot be: rank {self.rank} has done {done} "
-                f"rounds of {self.name!r}, and what is older is collected. Begin with "
-                f"{done}, or leave start_round out; or choose a new name."
+                f"rounds of {self.name!r}, and older rounds are deleted. Begin with "
+                f"{done}, or omit start_round; or choose a new name."
             )
         if done:
-            self._find_kept()
-            self._collect_before(done - 1)
+            self._find_own_keys()
+            self._delete_before(done - 1)
         return first
 
     def put(self, round_number: int, key: str, frame: Sequence[Data]) -> bool:
-        """Put what belongs to a round. False: it is there already, and stays."""
-        self.kept.setdefault(round_number, set()).add(key)
-        return self.place.store.put_new(key, frame)
+        """Put an object of a round. False: it exists already, and stays."""
+        self.own_keys.setdefault(round_number, set()).add(key)
+        return self.rendezvous.store.put_new(key, frame)
 
     def finish(self, round_number: int) -> None:
-        """Tell that this rank has done a round, and collect the one before."""
-        said = b"%d\n" % (round_number + 1)
-        self.place.store.put(self._done_key(self.rank), [said])
-        self._collect_before(round_number)
+        """Record that this rank has done a round, and delete the one before."""
+        count = b"%d\n" % (round_number + 1)
+        self.rendezvous.store.put(self._done_key(self.rank), [count])
+        self._delete_before(round_number)
 
     def done(self, rank: int) -> int:
-        """Return how many rounds a rank has done."""
+        """Return the number of rounds that a rank has done."""
         key = self._done_key(rank)
         try:
-            said = bytes(self.place.store.get(key, 0, 32))
+            count = bytes(self.rendezvous.store.get(key, 0, 32))
         except NoSuchObject:
             return 0
-        if not _DONE.fullmatch(said):
+        if not _DONE.fullmatch(count):
             raise CorruptError(
-                f"{self.place.path(key)} holds {said!r}, which is no number of rounds. "
-                "Choose a new name, on every rank."
+                f"{self.rendezvous.path(key)} holds {count!r}, which is no number "
+                "of rounds. Choose a new name, on every rank."
             )
-        return int(said)
+        return int(count)
 
     def absent(
-        self, agreed: ReduceTerms, round_number: int, deadline: Deadline
+        self, terms: ReduceTerms, round_number: int, deadline: Deadline
     ) -> Unreachable:
-        """Return the error that says who is missing, where, and since when."""
-        missing = dict(self._missing(agreed, round_number))
+        """Return the error that names the missing ranks, their objects and the wait."""
+        missing = dict(self._missing(terms, round_number))
         if not missing:
             return Unreachable(
                 f"Round {round_number} of {self.name!r} waited {deadline.text}, and "
                 f"the last of {self.world_size} ranks has come just now. Call again; "
-                "what this rank has sent stays."
+                "this rank's values stay."
             )
-        said = "; ".join(
-            f"rank {rank} ({self.place.path(key)}), which has done {self.done(rank)}"
+        ranks = "; ".join(
+            f"rank {rank} ({self.rendezvous.path(key)}), which has done "
+            f"{self.done(rank)}"
             for rank, key in list(missing.items())[:MAX_NAMED]
         )
-        more = len(missing) - MAX_NAMED
+        unnamed = len(missing) - MAX_NAMED
         return Unreachable(
             f"Round {round_number} of {self.name!r} waits {deadline.text} for "
-            f"{len(missing)} of {self.world_size} ranks: {said}"
-            f"{f'; and {more} more' if more > 0 else ''}. Start them, or wait for "
-            f"longer than timeout_s={deadline.timeout_s:g}; what this rank has sent "
-            "stays."
+            f"{len(missing)} of {self.world_size} ranks: {ranks}"
+            f"{f'; and {unnamed} more' if unnamed > 0 else ''}. Start them, or wait "
+            f"for longer than timeout_s={deadline.timeout_s:g}; this rank's values "
+            "stay."
         )
 
     def _missing(
-        self, agreed: ReduceTerms, round_number: int
+        self, terms: ReduceTerms, round_number: int
     ) -> Iterator[tuple[int, str]]:
-        """Yield whose values are not there; if all are, whose part is not."""
-        # Who reads everybody's values waits for nothing else: nobody puts a part.
-        waits_for_parts = not agreed.is_direct
+        """Yield ranks whose values are missing; if none are, those whose part is."""
+        # In a direct round all ranks read all values, and no rank puts a part.
+        waits_for_parts = not terms.is_direct
         for rank in range(self.world_size):
-            if not self._is_there(key := self.up(round_number, rank)):
+            if not self._exists(key := self.up(round_number, rank)):
                 waits_for_parts = False
                 yield rank, key
-        for part in range(agreed.num_parts if waits_for_parts else 0):
-            if not self._is_there(key := self.mean(round_number, part)):
-                yield agreed.owner(part, round_number), key
+        for part in range(terms.num_parts if waits_for_parts else 0):
+            if not self._exists(key := self.mean(round_number, part)):
+                yield terms.owner(part, round_number), key
 
     def _has_sent(self, round_number: int) -> bool:
-        return self._is_there(self.up(round_number, self.rank))
+        return self._exists(self.up(round_number, self.rank))
 
-    def _is_there(self, key: str) -> bool:
+    def _exists(self, key: str) -> bool:
         try:
-            self.place.store.get(key, 0, 1)
+            self.rendezvous.store.get(key, 0, 1)
         except NoSuchObject:
             return False
         return True
 
-    def _require_same_about(self) -> None:
-        """Agree what the name is for, or say how it differs."""
-        about = {"format": FORMAT, "world_size": self.world_size}
-        key, text = f"{self.name}/about", json.dumps(about, sort_keys=True)
-        if self.place.store.put_new(key, [text.encode()]):
+    def _require_same_purpose(self) -> None:
+        """Record the purpose of the name, or compare it with the recorded one."""
+        purpose = {"format": FORMAT, "world_size": self.world_size}
+        key, text = f"{self.name}/about", json.dumps(purpose, sort_keys=True)
+        if self.rendezvous.store.put_new(key, [text.encode()]):
             return
-        found = bytes(self.place.store.get(key, 0, MAX_ABOUT_BYTES))
-        if found != text.encode():
+        recorded = bytes(self.rendezvous.store.get(key, 0, MAX_ABOUT_BYTES))
+        if recorded != text.encode():
             raise UsageError(
-                f"{self.place.path(key)} says {found[:200]!r}, and this rank {text}. "
-                "Start every rank with the same world_size and the same Atoll, or "
-                "choose a new name."
+                f"{self.rendezvous.path(key)} holds {recorded[:200]!r}, and this rank "
+                f"has {text}. Start every rank with the same world_size and the same "
+                "Atoll, or choose a new name."
             )
 
-    def _collect_before(self, round_number: int) -> None:
-        old = [each for each in self.kept if each < round_number]
+    def _delete_before(self, round_number: int) -> None:
+        old = [number for number in self.own_keys if number < round_number]
         if old:
-            keys = sorted(key for each in old for key in self.kept[each])
-            self.place.store.remove(keys)
-        for each in old:
-            del self.kept[each]
+            keys = sorted(key for number in old for key in self.own_keys[number])
+            self.rendezvous.store.remove(keys)
+        for number in old:
+            del self.own_keys[number]
 
-    def _find_kept(self) -> None:
-        """Find what an earlier life has put, and did not live to collect."""
-        for item in self.place.store.items(f"{self.name}/"):
-            found = _NUMBERS.fullmatch(item.key)
-            if found and self._is_ours(item.key, found):
-                self.kept.setdefault(int(found[1]), set()).add(item.key)
+    def _find_own_keys(self) -> None:
+        """Find objects that an earlier incarnation has put and not deleted."""
+        for item in self.rendezvous.store.items(f"{self.name}/"):
+            match = _NUMBERS.fullmatch(item.key)
+            if match and self._is_own(item.key, match):
+                self.own_keys.setdefault(int(match[1]), set()).add(item.key)
 
-    def _is_ours(self, key: str, found: re.Match[str]) -> bool:
+    def _is_own(self, key: str, match: re.Match[str]) -> bool:
         if key.startswith(f"{self.name}/up/"):
-            return int(found[2]) == self.rank
-        owner = (int(found[1]) + int(found[2])) % self.world_size
+            return int(match[2]) == self.rank
+        owner = (int(match[1]) + int(match[2])) % self.world_size
         return key.startswith(f"{self.name}/mean/") and owner == self.rank
 
     def _done_key(self, rank: int) -> str:

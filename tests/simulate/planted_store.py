@@ -19,14 +19,14 @@ from tests.simulate.planted import Bug, replaced
 def closes_by_what_it_saw_before() -> AbstractContextManager[object]:
     """A round is closed by the last look at it, and looked at afterwards."""
 
-    def settle(real: Any, closing: RoundCloser, fragment: int) -> None:
+    def close_if_due(real: Any, closing: RoundCloser, fragment: int) -> None:
         document = closing._due(fragment) if closing._reader.founded else None
         if document is not None:
             closing._close(document)
             return
         real(closing, fragment)
 
-    return replaced(RoundCloser, "settle", settle)
+    return replaced(RoundCloser, "close_if_due", close_if_due)
 
 
 def counts_what_no_successor_names() -> AbstractContextManager[object]:
@@ -41,10 +41,10 @@ def counts_what_no_successor_names() -> AbstractContextManager[object]:
 def leaves_behind_what_farewells_name() -> AbstractContextManager[object]:
     """What somebody left in a round that is closed by now is thought to be settled."""
 
-    def bring(real: Any, leftovers: LateUpdates, fragment: int) -> None:
+    def republish(real: Any, leftovers: LateUpdates, fragment: int) -> None:
         leftovers._settled.update(leftovers.unseen(fragment))
 
-    return replaced(LateUpdates, "bring", bring)
+    return replaced(LateUpdates, "republish", republish)
 
 
 @contextmanager

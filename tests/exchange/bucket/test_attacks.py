@@ -453,7 +453,7 @@ def test_a_zombies_update_is_no_reason_to_read_all_members_again() -> None:
     beach.store.put(f"{keys.updates(0, 1)}zz-0123456789ab.1", [b"somebody's notes"])
     b._reader.members.read()
     b.publish(update_of(b, b_joined, 3.0))
-    b._closer.settle(0)
+    b._closer.close_if_due(0)
     asked: list[str] = []
     b_store.before = lambda what, key: asked.append(f"{what} {key}")
     b._reader.read_round(0)
@@ -694,7 +694,7 @@ def test_what_departs_while_a_roster_is_on_its_way_is_not_lost() -> None:
         a.leave("a", 1)
 
     b_store.before = once("put_new", keys.roster(0, 1), leaves)
-    b._closer.settle(0)
+    b._closer.close_if_due(0)
     b.publish(update_of(b, b_joined, 3.0, round=2))
     for _ in range(30):
         b.outcome(0, 2, wait_s=1.0)

@@ -218,9 +218,9 @@ def test_what_does_not_belong_there_is_passed_over(
 
     assert found["a"] == found["b"]
     told = " ".join(each.getMessage() for each in caplog.records)
-    assert "members/zz-0123456789ab.7 is passed over: " in told
+    assert "members/zz-0123456789ab.7 is ignored: " in told
     assert "it is the object of 'members/a-" in told
-    assert "rounds/0/1/up/zz-0123456789ab.1 is passed over: " in told
+    assert "rounds/0/1/up/zz-0123456789ab.1 is ignored: " in told
     assert "rounds/0/2/up/zz-0123456789ab.1 holds the update frame of island" in told
     assert bytes(store.get("backup/notes.txt")) == b"somebody's own"
 

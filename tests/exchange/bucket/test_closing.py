@@ -22,6 +22,6 @@ def test_who_waited_long_for_what_operators_say_looks_at_the_round_again() -> No
         beach.time.pause(60.0)  # the store did not answer for so long
 
     store.before = once("get", keys.CONTROL, publishes)
-    a._closer.settle(0)
+    a._closer.close_if_due(0)
 
     assert beach.roster(1) == {"a": Verdict.COUNTED, "b": Verdict.COUNTED}

@@ -27,7 +27,7 @@ class Cove:
             a.leave("a", 1)
 
         self.store.before = once("put_new", keys.roster(0, 1), leaves)
-        self.b._closer.settle(0)
+        self.b._closer.close_if_due(0)
         assert self.counted(1) == []
 
     def goes_on(self, first: int, last: int) -> None:
@@ -119,7 +119,7 @@ def test_a_farewell_names_what_a_round_has_left_out_since_it_was_staged() -> Non
         assert a.publish(last) is Reception.STAGED
 
     store.before = once("put_new", keys.roster(0, 1), departs)
-    b._closer.settle(0)
+    b._closer.close_if_due(0)
     a._reader.read_round(0)  # as heartbeats do while another fragment is waited for
     a.leave("a", 1)
     b.publish(update_of(b, joined, 3.0, round=2))
@@ -156,7 +156,7 @@ def test_nothing_is_asked_for_where_nothing_was_left_out() -> None:
     assert beach.roster(1)["a"] is Verdict.COUNTED
     asked: list[str] = []
     b_store.before = lambda what, key: asked.append(key)
-    b._closer._late_updates.bring(0)
+    b._closer._late_updates.republish(0)
 
     assert asked == []
 
@@ -168,10 +168,10 @@ def test_it_is_brought_once_for_a_round() -> None:
     leftovers = cove.b._closer._late_updates
     asked: list[str] = []
     cove.store.before = lambda what, key: asked.append(what)
-    leftovers.bring(0)
+    leftovers.republish(0)
     assert "put_new" in asked
     asked.clear()
-    leftovers.bring(0)
+    leftovers.republish(0)
 
     assert asked == []
 
@@ -193,7 +193,7 @@ def test_an_island_may_leave_more_than_one_update() -> None:
         a.leave("a", 1)
 
     store.before = once("put_new", keys.roster(0, 1), leaves)
-    b._closer.settle(0)
+    b._closer.close_if_due(0)
     for number in (2, 3, 4):
         b.publish(update_of(b, joined, 3.0, round=number))
         for _ in range(40):

@@ -18,14 +18,7 @@ from atoll.bundle.archive import MAX_CODE_BYTES
 from atoll.errors import CorruptError, FoundingLost, NoSuchObject, UsageError
 from atoll.exchange.base import Constants, Frame
 from atoll.exchange.bucket import documents, keys
-from atoll.exchange.bucket.documents import (
-    RESTORE,
-    RunDocument,
-    SettingsDocument,
-    fetch,
-    packed,
-    require_no_remains,
-)
+from atoll.exchange.bucket.documents import RESTORE
 from atoll.exchange.bucket.large_objects import put_constant
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.runtime import ThreadTiming
@@ -42,7 +35,7 @@ NONE: Mapping[TensorSpec, Iterable[Bytes]] = MappingProxyType({})
 
 def make_run(
     store: Store, settings: RunSettings, *, url: str, bundle: Bundle | None = None
-) -> SettingsDocument:
+) -> documents.SettingsDocument:
     """Make a run in an empty store; its first island founds it.
 
     Raises:
@@ -59,17 +52,17 @@ def make_run(
     if bundle is not None and not is_run(store):
         # Under its digest: two processes that make a run here do not collide.
         store.put(keys.bundle(bundle.digest), [bundle.data])
-    document = SettingsDocument(
+    document = documents.SettingsDocument(
         run=f"{settings.run.name}-{secrets.token_hex(6)}",
         fingerprint=settings.fingerprint,
         settings=settings,
     )
     if not is_run(store):
-        require_no_remains(store, url=url)
-    data = packed(documents.SETTINGS, document, keys.SETTINGS)
+        documents.require_no_remains(store, url=url)
+    data = documents.packed(documents.SETTINGS, document, keys.SETTINGS)
     if store.put_new(keys.SETTINGS, data):
         return document
-    existing = fetch(store, documents.SETTINGS, keys.SETTINGS)
+    existing = documents.fetch(store, documents.SETTINGS, keys.SETTINGS)
     raise UsageError(
         f"There is a run at {url} already, {existing.run!r}. "
         "Choose another URL, or remove that run."
@@ -92,7 +85,7 @@ def require_able(store: Store, settings: RunSettings, *, url: str) -> None:
 
 def found_run(
     store: Store,
-    document: SettingsDocument,
+    document: documents.SettingsDocument,
     model: ModelSpec,
     states: Sequence[Frame],
     constants: Mapping[TensorSpec, Iterable[Bytes]] = NONE,
@@ -116,7 +109,7 @@ def found_run(
         digests.append(blake3_digest(head))
     for constant, parts in constants.items():
         put_constant(store.put, nonce, constant, parts)
-    founded = RunDocument(
+    founded = documents.RunDocument(
         run=document.run,
         fingerprint=document.fingerprint,
         founding=nonce,
@@ -124,7 +117,7 @@ def found_run(
         constants=tuple(constant.digest for constant in constants),
         states=tuple(digests),
     )
-    if not store.put_new(keys.RUN, packed(documents.RUN, founded, keys.RUN)):
+    if not store.put_new(keys.RUN, documents.packed(documents.RUN, founded, keys.RUN)):
         raise UsageError(
             f"Run {document.run!r} has been founded. Its weights stay unchanged."
         )
@@ -158,12 +151,12 @@ def init(url: str, settings: RunSettings, *, bundle: str | Path | None = None) -
         Unreachable: the store does not answer.
     """
     require_no_coordinator(url)
-    packed = None if bundle is None else Bundle.of_directory(bundle)
-    settings = defined_by(packed, settings)
+    archive = None if bundle is None else Bundle.of_directory(bundle)
+    settings = defined_by(archive, settings)
     timing = ThreadTiming()
     try:
         store = reliable(url, timing.pause)
-        return make_run(store, settings, url=url, bundle=packed).run
+        return make_run(store, settings, url=url, bundle=archive).run
     finally:
         timing.close()
 
@@ -250,7 +243,7 @@ class BucketFounder:
             put_constant(self._store.put, self._nonce, constant, parts)
         self._constants = tuple(constant.digest for constant in wanted)
 
-    def bring(self, frame: Frame, request: JoinRequest | None) -> None:
+    def put_state(self, frame: Frame, request: JoinRequest | None) -> None:
         """Put a first state; the last one makes this a run, if no other has.
 
         Raises:
@@ -271,7 +264,7 @@ class BucketFounder:
             self._found(request, states)
 
     def _found(self, request: JoinRequest, states: tuple[bytes, ...]) -> None:
-        document = RunDocument(
+        document = documents.RunDocument(
             run=self._reader.run,
             fingerprint=self._reader.view.settings.fingerprint,
             founding=self._nonce,
@@ -281,7 +274,7 @@ class BucketFounder:
         )
         if not self._reader.read_founding():
             self._reader.require_never_founded()
-        run = packed(documents.RUN, document, keys.RUN)
+        run = documents.packed(documents.RUN, document, keys.RUN)
         is_first = self._store.put_new(keys.RUN, run)
         if not self._reader.read_founding():
             raise CorruptError(f"{keys.RUN} is gone: it was put just now. {RESTORE}")

@@ -21,42 +21,18 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from atoll import protocol, wire
 from atoll.errors import AtollError, CorruptError, Refused, RunEnded, RunMoved
 from atoll.exchange.base import Constants, Frame, Outcome
 from atoll.exchange.bucket import documents, keys, means
 from atoll.exchange.bucket.create import BucketFounder
-from atoll.exchange.bucket.documents import (
-    ControlDocument,
-    MemberDocument,
-    RosterDocument,
-    StandingUpdate,
-    packed,
-)
 from atoll.exchange.bucket.member import WATCH_S, LateUpdates, MemberEntry, MemberLease
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import STATE_ROUNDS, States
 from atoll.exchange.bucket.view import BEAT_S
-from atoll.protocol import (
-    Heartbeat,
-    HeldRound,
-    JoinReply,
-    JoinRequest,
-    ModelSpec,
-    Position,
-    Reception,
-    Stats,
-)
 from atoll.protocol.rounds import Round
 from atoll.store import RetryPolicy
-from atoll.wire import (
-    FrameKind,
-    Header,
-    Roster,
-    pack,
-    update_digest,
-    verify_body,
-)
 
 log = logging.getLogger("atoll")
 
@@ -81,7 +57,7 @@ class StoreExchange:
         self._lease.wants = self._outcomes.wants
         self._closer = RoundCloser(reader, self._states)
         self._entry = MemberEntry(reader, self._states, key=key, nonce=nonce)
-        self._request: JoinRequest | None = None
+        self._request: protocol.JoinRequest | None = None
         self._backoff = PollBackoff()
         self._founder = BucketFounder(reader, nonce.hex())
         self._publisher = UpdatePublisher(
@@ -89,12 +65,12 @@ class StoreExchange:
         )
 
     @property
-    def stats(self) -> Callable[[], Stats] | None:
+    def stats(self) -> Callable[[], protocol.Stats] | None:
         """Returns the island's statistics for users; called for each heartbeat."""
         return self._lease.stats
 
     @stats.setter
-    def stats(self, stats: Callable[[], Stats] | None) -> None:
+    def stats(self, stats: Callable[[], protocol.Stats] | None) -> None:
         self._lease.stats = stats
 
     @property
@@ -106,7 +82,7 @@ class StoreExchange:
     def moved(self, moved: Callable[[RunMoved], None] | None) -> None:
         self._lease.moved = moved
 
-    def join(self, request: JoinRequest) -> JoinReply:
+    def join(self, request: protocol.JoinRequest) -> protocol.JoinReply:
         self._reader.wait_while_moving()
         was_founded = self._reader.read_founding()
         member = self._lease.member
@@ -127,7 +103,7 @@ class StoreExchange:
                     self._states.begin(fragment)
         return self._reply(member, is_founder=is_founder)
 
-    def _is_founder(self, member: MemberDocument) -> bool:
+    def _is_founder(self, member: documents.MemberDocument) -> bool:
         """Return whether this member is to found the run; wait for another if not."""
         decider = self._reader.view.settings.store.decider
         if decider is None:
@@ -138,7 +114,9 @@ class StoreExchange:
             self._timing.pause(WATCH_S)
         return False
 
-    def _reply(self, member: MemberDocument, *, is_founder: bool) -> JoinReply:
+    def _reply(
+        self, member: documents.MemberDocument, *, is_founder: bool
+    ) -> protocol.JoinReply:
         with self._reader.lock:
             view, beat = self._reader.view, member.beat
             counted = view.state.counted.of(beat.island)
@@ -148,7 +126,7 @@ class StoreExchange:
                 # reaching `start_islands`.
                 position = replace(position, step=beat.step)
             self._lease.position = position
-            return JoinReply(
+            return protocol.JoinReply(
                 run=self._reader.run,
                 island=beat.island,
                 incarnation=beat.incarnation,
@@ -160,39 +138,46 @@ class StoreExchange:
                 inner_steps=max([work.inner_steps for work in counted], default=0),
                 tokens=max([work.tokens for work in counted], default=0),
                 spoken_for=tuple(
-                    stand.fragment
-                    for stand in member.stands
-                    if stand.round == position.rounds[stand.fragment]
+                    update.fragment
+                    for update in member.stands
+                    if update.round == position.rounds[update.fragment]
                 ),
                 counted=view.state.counted.by_fragment(
                     beat.island, len(position.rounds)
                 ),
             )
 
-    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
+    def heartbeat(
+        self, beat: protocol.Heartbeat, *, at_once: bool = False
+    ) -> protocol.Position:
         self._reader.require_here()
         self._lease.note(beat)
         if at_once:
             self._lease.beat()
         return self._lease.update_position() if beat.waits_for else self._lease.position
 
-    def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
+    def keep(
+        self,
+        joined: protocol.JoinReply,
+        model: protocol.ModelSpec,
+        constants: Constants,
+    ) -> None:
         """Put the founder's constants. Implements `Keeper`."""
         self._reader.require_here()
         self._founder.keep(model, constants)
 
-    def publish(self, frame: Frame) -> Reception:
+    def publish(self, frame: Frame) -> protocol.Reception:
         self._reader.require_here()
         match frame.header.kind:
-            case FrameKind.STATE if frame.header.round:
+            case wire.FrameKind.STATE if frame.header.round:
                 self._states.write(frame)
-            case FrameKind.STATE:
-                self._founder.bring(frame, self._request)
-            case FrameKind.AGREED:
+            case wire.FrameKind.STATE:
+                self._founder.put_state(frame, self._request)
+            case wire.FrameKind.AGREED:
                 pass  # rosters are never lost here
             case _:
                 return self._publisher.publish(frame)
-        return Reception.STAGED
+        return protocol.Reception.STAGED
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         if not self._is_over(fragment, round):
@@ -238,17 +223,17 @@ class StoreExchange:
             self._timing.pause(nap_s)
             self._backoff.paused(fragment, pause_s - nap_s, self._timing.now_s())
         if pause_s <= max(wait_s, 0.5):
-            self._closer.settle(fragment)
+            self._closer.close_if_due(fragment)
             self._backoff.polled(fragment, self._timing.now_s())
 
     def state(self, fragment: int) -> Frame:
-        self._closer.settle(fragment)
+        self._closer.close_if_due(fragment)
         self._reader.require_here()
         state = self._states.read(fragment)
         with self._reader.lock:
             outer = self._reader.view.terms(fragment).outer
             self._reader.base_view.note_held(
-                fragment, HeldRound(state.round, state.digest)
+                fragment, protocol.HeldRound(state.round, state.digest)
             )
         header, body = state.to_frame(
             run=self._reader.run, fragment=fragment, outer=outer
@@ -267,9 +252,11 @@ class StoreExchange:
         for round in self._reader.view.state.rounds:
             if island in round.staged:
                 # The remaining islands would close it; there may be none.
-                self._closer.settle(round.fragment)
+                self._closer.close_if_due(round.fragment)
 
-    def _standing(self, member: MemberDocument) -> tuple[StandingUpdate, ...]:
+    def _standing(
+        self, member: documents.MemberDocument
+    ) -> tuple[documents.StandingUpdate, ...]:
         """Return the updates that a leaving island has in open rounds.
 
         The closing island reads them by their keys: a list that was made before the
@@ -283,7 +270,9 @@ class StoreExchange:
             if update.round >= number(update.fragment)
         ]
         own_updates = [
-            StandingUpdate(fragment=fragment, round=round, incarnation=incarnation)
+            documents.StandingUpdate(
+                fragment=fragment, round=round, incarnation=incarnation
+            )
             for fragment, round in list(self._outcomes.own_updates)
             if round >= number(fragment)
             or (fragment, round) in self._publisher.departed
@@ -308,7 +297,7 @@ class UpdatePublisher:
         self.departed: set[tuple[int, int]] = set()
         """Fragments and rounds whose departing update will count, as was promised."""
 
-    def publish(self, frame: Frame) -> Reception:
+    def publish(self, frame: Frame) -> protocol.Reception:
         """Put an update, and close its round if that is due.
 
         Raises:
@@ -320,7 +309,7 @@ class UpdatePublisher:
         header = frame.header
         member = self._lease.require()
         self._require_own(frame)
-        verify_body(header, frame.body)
+        wire.verify_body(header, frame.body)
         if self._is_ahead(frame):
             self._reader.read_round(header.fragment)
         with self._reader.lock:
@@ -333,21 +322,21 @@ class UpdatePublisher:
                 "published yet: another is open. Wait for its outcome."
             )
         if any(
-            (stand.fragment, stand.round) == (header.fragment, header.round)
-            for stand in member.stands
+            (update.fragment, update.round) == (header.fragment, header.round)
+            for update in member.stands
         ):
-            return Reception.SPOKEN_FOR
+            return protocol.Reception.SPOKEN_FOR
         self.put(frame)
-        self._closer.settle(header.fragment)
-        if header.kind is FrameKind.DEPARTING:
+        self._closer.close_if_due(header.fragment)
+        if header.kind is wire.FrameKind.DEPARTING:
             # No later call finds out: a list may not show the roster yet.
             self._reader.read_rosters(header.fragment)
             self._require_kept(header.fragment)
         with self._reader.lock:
             reception = self._reader.view.reception(header)
-        if header.kind is FrameKind.DEPARTING and reception is None:
+        if header.kind is wire.FrameKind.DEPARTING and reception is None:
             self.departed.add((header.fragment, header.round))
-        return reception or Reception.STAGED
+        return reception or protocol.Reception.STAGED
 
     def _require_kept(self, fragment: int) -> None:
         """Return if a departing update counts here, and was not missed by a move.
@@ -364,13 +353,13 @@ class UpdatePublisher:
         header = frame.header
         fragment, round = header.fragment, header.round
         key = keys.update(fragment, round, header.island, header.incarnation)
-        if not self._store.put_new(key, [pack(header), frame.body.data]):
+        if not self._store.put_new(key, [wire.pack(header), frame.body.data]):
             self._require_same(key, header)
         self._outcomes.own_updates.setdefault((fragment, round), frame)
         self._backoff.begin(fragment, self._timing.now_s())
         self._reader.updates.add(header)
 
-    def _require_same(self, key: str, header: Header) -> None:
+    def _require_same(self, key: str, header: wire.Header) -> None:
         """Return if the object at the key is this update."""
         try:
             existing, _ = self._reader.updates.read(key, 2**62)
@@ -379,7 +368,7 @@ class UpdatePublisher:
                 f"{key} holds no update, and that of this island cannot be put there: "
                 f"{exc} Remove that object, and start the island again."
             ) from exc
-        if update_digest(existing) != update_digest(header):
+        if wire.update_digest(existing) != wire.update_digest(header):
             raise Refused(
                 f"Another update of island {header.island!r} stands for round "
                 f"{header.round} of fragment {header.fragment}, at {key}. Wait for its "
@@ -390,7 +379,7 @@ class UpdatePublisher:
         header = frame.header
         with self._reader.lock:
             open_round = self._reader.view.number(header.fragment)
-        return header.round > open_round + (header.kind is FrameKind.DEPARTING)
+        return header.round > open_round + (header.kind is wire.FrameKind.DEPARTING)
 
     def _require_own(self, frame: Frame) -> None:
         header, rounds = frame.header, self._reader.view.state.rounds
@@ -420,7 +409,7 @@ class RoundCloser:
         self.island: str | None = None
         """Name of the closing island; None for read-only observers."""
 
-    def settle(self, fragment: int) -> None:
+    def close_if_due(self, fragment: int) -> None:
         """Read the open round of a fragment, and close it if that is due."""
         # A slow first read has cached the objects: the second one is quick.
         is_fresh = self._read(fragment) or self._read(fragment)
@@ -449,17 +438,17 @@ class RoundCloser:
             )
             state = self._states.read(fragment)
             with self._reader.lock:
-                base = HeldRound(state.round, state.digest)
+                base = protocol.HeldRound(state.round, state.digest)
                 self._reader.base_view.note_proven(fragment, base)
         return is_disputed
 
-    def _due(self, fragment: int) -> RosterDocument | None:
+    def _due(self, fragment: int) -> documents.RosterDocument | None:
         """Return the roster that this island may put now."""
         if self.island is None:
             return None
         with self._reader.lock:
             if self._late_updates.unseen(fragment):
-                return None  # a farewell was read since: the next read brings it
+                return None  # a farewell was read since: the next read republishes
             now_s = self._timing.now_s()
             due = self._reader.update_view.closable(fragment, self.island, now_s)
             return self._roster_document(*due) if due else None
@@ -475,27 +464,29 @@ class RoundCloser:
         if self.island is not None:
             self._reader.members.read_missing(fragment)
             self._reader.read_standing(fragment)
-            self._late_updates.bring(fragment)
+            self._late_updates.republish(fragment)
         return self._timing.now_s() - begun_s <= FRESH_S
 
-    def _close(self, document: RosterDocument) -> None:
+    def _close(self, document: documents.RosterDocument) -> None:
         """Put a roster; the first one that is put closes the round."""
         key = self._reader.roster_key(document.fragment, document.round)
-        self._store.put_new(key, packed(documents.ROSTER, document, key))
+        self._store.put_new(key, documents.packed(documents.ROSTER, document, key))
         self._reader.read_rosters(document.fragment)
         with self._reader.lock:
             has_ended = self._reader.update_view.ended_by_tokens() is not None
         if has_ended:
             self._stop(self._reader.furthest_round())
 
-    def _roster_document(self, round: Round, roster: Roster) -> RosterDocument:
+    def _roster_document(
+        self, round: Round, roster: wire.Roster
+    ) -> documents.RosterDocument:
         view = self._reader.view
         departing = frozenset(
             name
             for name, header in round.staged.items()
-            if header.kind is FrameKind.DEPARTING
+            if header.kind is wire.FrameKind.DEPARTING
         )
-        return RosterDocument(
+        return documents.RosterDocument(
             run=self._reader.run,
             fragment=round.fragment,
             round=round.number,
@@ -510,14 +501,14 @@ class RoundCloser:
 
     def _stop(self, last_round: int) -> None:
         """Put the control that ends the run, unless it ends as early already."""
-        control = ControlDocument(
+        control = documents.ControlDocument(
             run=self._reader.run, action="stop", values={}, last_round=last_round
         )
         self._reader.read_controls()
         current = self._reader.view.state.last_round
         if current is None or last_round < current:
             key = keys.control(len(self._reader.view.controls) + 1)
-            self._store.put_new(key, packed(documents.CONTROL, control, key))
+            self._store.put_new(key, documents.packed(documents.CONTROL, control, key))
             self._reader.read_controls()
 
 

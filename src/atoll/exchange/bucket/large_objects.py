@@ -57,7 +57,7 @@ class StateObjects:
             except NoSuchObject:
                 continue
             except CorruptError as exc:
-                self._reader.warn_once(f"{key} is passed over: {exc}")
+                self._reader.warn_once(f"{key} is ignored: {exc}")
 
     def document(self, fragment: int, round: int) -> StateDocument:
         """Return the document of the complete state of a round.

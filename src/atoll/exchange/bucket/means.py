@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll import wire
 from atoll.errors import CorruptError, NonFinite, UsageError
 from atoll.exchange.api.fields import (
     FLAG,
@@ -35,29 +36,12 @@ from atoll.exchange.api.fields import (
     table,
     whole,
 )
-from atoll.exchange.bucket.documents import (
-    DIGEST,
-    MAX_SHARDS,
-    RosterDocument,
-    packed,
-    parse,
-)
+from atoll.exchange.bucket import documents
 from atoll.protocol import TensorSpec, refuse_all
 from atoll.store import Data
 from atoll.weights import FragmentLayout, Terms
 from atoll.weights.reduce import Contribution, reduce
 from atoll.weights.verify import exceeds_largest
-from atoll.wire import (
-    PIECE_ELEMENTS,
-    Codec,
-    FrameKind,
-    Header,
-    Roster,
-    blake3_digest,
-    piece_count,
-    piece_digests,
-    piece_range,
-)
 
 U8 = NDArray[np.uint8]
 
@@ -96,13 +80,13 @@ class Pieces:
     @property
     def size(self) -> int:
         """The number of elements in them."""
-        end = min(self.last * PIECE_ELEMENTS, self.elements)
-        return end - self.first * PIECE_ELEMENTS
+        end = min(self.last * wire.PIECE_ELEMENTS, self.elements)
+        return end - self.first * wire.PIECE_ELEMENTS
 
-    def span(self, codec: Codec) -> tuple[int, int]:
+    def span(self, codec: wire.Codec) -> tuple[int, int]:
         """Return the first and the last offset of the pieces in a body."""
-        begin, _ = piece_range(codec, self.elements, self.first)
-        _, end = piece_range(codec, self.elements, self.last - 1)
+        begin, _ = wire.piece_range(codec, self.elements, self.first)
+        _, end = wire.piece_range(codec, self.elements, self.last - 1)
         return begin, end
 
 
@@ -129,33 +113,35 @@ _HEAD: JsonField[Any] = table(
     dict,
     {
         "run": NAME,
-        "of": DIGEST,
+        "of": documents.DIGEST,
         "shard": whole(),
         "overflows": FLAG,
         "spoilt": listed(NAME, max_items=65_536),
-        "digests": listed(DIGEST, max_items=2**20),
+        "digests": listed(documents.DIGEST, max_items=2**20),
     },
 )
 
 
-def owners(roster: Roster, departing: frozenset[str], merge: str) -> tuple[str, ...]:
+def owners(
+    roster: wire.Roster, departing: frozenset[str], merge: str
+) -> tuple[str, ...]:
     """Return the owner of each shard; empty for the direct plan."""
     counted = [entry.island for entry in roster.counted]
     if len(counted) <= DIRECT_ISLANDS or merge == "radial":
         return ()  # a radial mean needs whole tensors: every island reads all updates
     staying = [name for name in counted if name not in departing]
-    return tuple(staying or counted)[:MAX_SHARDS]
+    return tuple(staying or counted)[: documents.MAX_SHARDS]
 
 
-def shards(document: RosterDocument, elements: int) -> list[Pieces]:
+def shards(document: documents.RosterDocument, elements: int) -> list[Pieces]:
     """Return the pieces of each shard; their numbers differ by at most one."""
-    pieces = piece_count(elements)
+    pieces = wire.piece_count(elements)
     count = max(1, min(len(document.shards), pieces))
     cuts = [pieces * number // count for number in range(count + 1)]
     return [Pieces(first, last, elements) for first, last in pairwise(cuts)]
 
 
-def roster_digest(document: RosterDocument) -> bytes:
+def roster_digest(document: documents.RosterDocument) -> bytes:
     """Return the digest by which a mean names its roster."""
     if document.before:
         return document.digest
@@ -163,14 +149,14 @@ def roster_digest(document: RosterDocument) -> bytes:
     prefix = (
         f"{document.run}/{document.fragment}/{document.round}/{document.base.hex()}/"
     ).encode()
-    return blake3_digest(prefix + document.roster.packed)
+    return wire.blake3_digest(prefix + document.roster.packed)
 
 
 def mean_of(
-    document: RosterDocument,
+    document: documents.RosterDocument,
     shard: int,
     pieces: Pieces,
-    updates: Mapping[str, tuple[Header | None, U8]],
+    updates: Mapping[str, tuple[wire.Header | None, U8]],
     layout: FragmentLayout,
     terms: Terms,
 ) -> Mean:
@@ -208,7 +194,7 @@ def mean_of(
         shard=shard,
         overflows=overflows,
         spoilt=spoilt,
-        digests=piece_digests(terms.down, pieces.size, body) if len(body) else (),
+        digests=wire.piece_digests(terms.down, pieces.size, body) if len(body) else (),
         body=body,
     )
 
@@ -222,10 +208,10 @@ def _flat(elements: int) -> FragmentLayout:
 
 
 def _require_verified(
-    document: RosterDocument,
-    updates: Mapping[str, tuple[Header | None, U8]],
+    document: documents.RosterDocument,
+    updates: Mapping[str, tuple[wire.Header | None, U8]],
     pieces: Pieces,
-    up: Codec,
+    up: wire.Codec,
 ) -> None:
     damaged = []
     for entry in document.roster.counted:
@@ -240,10 +226,10 @@ def _require_verified(
 
 
 def _contributions(
-    document: RosterDocument,
-    updates: Mapping[str, tuple[Header | None, U8]],
+    document: documents.RosterDocument,
+    updates: Mapping[str, tuple[wire.Header | None, U8]],
     pieces: Pieces,
-    up: Codec,
+    up: wire.Codec,
     *,
     must_decode: bool = False,
 ) -> tuple[list[Contribution], tuple[str, ...]]:
@@ -263,37 +249,37 @@ def _contributions(
     return contributions, tuple(spoilt)
 
 
-def _with_zeros(body: U8, bad: Sequence[int], pieces: Pieces, up: Codec) -> U8:
+def _with_zeros(body: U8, bad: Sequence[int], pieces: Pieces, up: wire.Codec) -> U8:
     begin, _ = pieces.span(up)
     clean = body.copy()
     for index in bad:
-        first, last = piece_range(up, pieces.elements, index)
+        first, last = wire.piece_range(up, pieces.elements, index)
         zeros = np.zeros(_elements_of(index, pieces.elements), np.float32)
         up.encode(zeros, clean[first - begin : last - begin])
     return clean
 
 
 def _elements_of(index: int, elements: int) -> int:
-    return min(PIECE_ELEMENTS, elements - index * PIECE_ELEMENTS)
+    return min(wire.PIECE_ELEMENTS, elements - index * wire.PIECE_ELEMENTS)
 
 
-def _piece(body: U8, index: int, pieces: Pieces, up: Codec) -> U8:
+def _piece(body: U8, index: int, pieces: Pieces, up: wire.Codec) -> U8:
     begin, _ = pieces.span(up)
-    first, last = piece_range(up, pieces.elements, index)
+    first, last = wire.piece_range(up, pieces.elements, index)
     return body[first - begin : last - begin]
 
 
 def _is_verified(
-    header: Header, body: U8, index: int, pieces: Pieces, up: Codec
+    header: wire.Header, body: U8, index: int, pieces: Pieces, up: wire.Codec
 ) -> bool:
-    first, last = piece_range(up, pieces.elements, index)
+    first, last = wire.piece_range(up, pieces.elements, index)
     piece = _piece(body, index, pieces, up)
     if len(piece) != last - first or index >= len(header.pieces):
         return False
-    return blake3_digest(piece) == header.pieces[index]
+    return wire.blake3_digest(piece) == header.pieces[index]
 
 
-def _decodes(body: U8, index: int, pieces: Pieces, up: Codec) -> bool:
+def _decodes(body: U8, index: int, pieces: Pieces, up: wire.Codec) -> bool:
     values = np.empty(_elements_of(index, pieces.elements), np.float32)
     try:
         up.decode(_piece(body, index, pieces, up), values)
@@ -303,8 +289,11 @@ def _decodes(body: U8, index: int, pieces: Pieces, up: Codec) -> bool:
 
 
 def agreed(
-    document: RosterDocument, means: Sequence[Mean], layout: FragmentLayout, down: Codec
-) -> tuple[Header, U8]:
+    document: documents.RosterDocument,
+    means: Sequence[Mean],
+    layout: FragmentLayout,
+    down: wire.Codec,
+) -> tuple[wire.Header, U8]:
     """Return the agreed frame of a round from the means of all its shards."""
     roster, body = document.roster, np.empty(0, np.uint8)
     digests: tuple[bytes, ...] = ()
@@ -319,11 +308,14 @@ def agreed(
 
 
 def header_of(
-    document: RosterDocument, roster: Roster, layout: FragmentLayout, down: Codec
-) -> Header:
+    document: documents.RosterDocument,
+    roster: wire.Roster,
+    layout: FragmentLayout,
+    down: wire.Codec,
+) -> wire.Header:
     """Return the header of a round's agreed frame, whose body is not known yet."""
-    return Header(
-        kind=FrameKind.AGREED,
+    return wire.Header(
+        kind=wire.FrameKind.AGREED,
         run=document.run,
         fragment=document.fragment,
         round=document.round,
@@ -339,11 +331,13 @@ def header_of(
 
 def packed_mean(mean: Mean, key: str) -> list[Data]:
     """Return a mean as the bytes of the object at `key`."""
-    (head,) = packed(_HEAD, mean, key)
+    (head,) = documents.packed(_HEAD, mean, key)
     return [_SIZE.pack(len(head)), head, mean.body.data]
 
 
-def max_bytes(document: RosterDocument, pieces: Pieces, down: Codec) -> int:
+def max_bytes(
+    document: documents.RosterDocument, pieces: Pieces, down: wire.Codec
+) -> int:
     """Return an upper bound of the size of a mean's object.
 
     A tight one: a range that begins behind the end costs another request.
@@ -356,10 +350,10 @@ def max_bytes(document: RosterDocument, pieces: Pieces, down: Codec) -> int:
 
 def parse_mean(
     data: memoryview,
-    document: RosterDocument,
+    document: documents.RosterDocument,
     shard: int,
     pieces: Pieces,
-    down: Codec,
+    down: wire.Codec,
     *,
     key: str,
 ) -> Mean:
@@ -374,7 +368,7 @@ def parse_mean(
     size = 0 if mean.overflows else end - begin
     if (mean.of, mean.shard, len(body)) != (roster_digest(document), shard, size):
         raise _foreign("it belongs to another round or shard, or is cut off")
-    if size and piece_digests(down, pieces.size, body) != mean.digests:
+    if size and wire.piece_digests(down, pieces.size, body) != mean.digests:
         raise _foreign("its bytes do not match their digests")
     if size and exceeds_largest(down, body, pieces.size):
         raise _foreign("its values exceed those of any counted updates")
@@ -392,7 +386,7 @@ def _split(data: memoryview, key: str, *, is_sealed: bool) -> tuple[dict[str, An
     head = data[_SIZE.size : end]
     try:
         if is_sealed or bytes(head[:10]) == b'{"digest":':
-            fields = parse(_HEAD, head, key=key)
+            fields = documents.parse(_HEAD, head, key=key)
         else:
             fields = _HEAD.read(
                 load(head, name="mean", max_bytes=MAX_LARGE_BYTES), "mean"

@@ -16,6 +16,7 @@ from functools import partial
 
 import numpy as np
 
+from atoll import wire
 from atoll.errors import (
     AtollError,
     CorruptError,
@@ -27,32 +28,13 @@ from atoll.errors import (
 )
 from atoll.exchange.base import Frame
 from atoll.exchange.bucket import documents, keys
-from atoll.exchange.bucket.documents import (
-    RESTORE,
-    MemberDocument,
-    SlotDocument,
-    StandingUpdate,
-    Want,
-    fetch,
-    packed,
-)
+from atoll.exchange.bucket.documents import RESTORE
 from atoll.exchange.bucket.keys import IncarnationKey, incarnation_of
 from atoll.exchange.bucket.reader import BucketReader
 from atoll.exchange.bucket.states import States
 from atoll.protocol import Heartbeat, JoinRequest, Position, Stats
 from atoll.protocol.island import CARRIED_ROUNDS
 from atoll.protocol.membership import Member
-from atoll.wire import (
-    FrameKind,
-    Header,
-    Verdict,
-    blake3_digest,
-    frame_bytes,
-    header_length,
-    pack,
-    update_digest,
-    verify_body,
-)
 from atoll.wire.roster import new_name_fault
 
 WATCH_S = 1.0
@@ -70,10 +52,10 @@ class MemberEntry:
         self._reader, self._states = reader, states
         self._store, self._timing = reader.store, reader.timing
         self._earlier = EarlierIncarnations(reader)
-        self._key, self._nonce = blake3_digest(key), nonce
+        self._key, self._nonce = wire.blake3_digest(key), nonce
         self._returns = False
 
-    def enter(self, request: JoinRequest) -> MemberDocument:
+    def enter(self, request: JoinRequest) -> documents.MemberDocument:
         """Put the document of the island's next incarnation, and return it.
 
         Raises:
@@ -97,7 +79,7 @@ class MemberEntry:
         self._require_room(document)
         return document
 
-    def _resume(self, island: str, incarnation: int) -> MemberDocument:
+    def _resume(self, island: str, incarnation: int) -> documents.MemberDocument:
         """Put the document of an incarnation that moved here with its run."""
         moved = self._reader.view.documents.get(island)
         is_same = moved is not None and (
@@ -112,19 +94,21 @@ class MemberEntry:
             )
         document = replace(moved, beats=moved.beats + 1)
         key = keys.member(island, incarnation)
-        self._store.put(key, packed(documents.MEMBER, document, key))
+        self._store.put(key, documents.packed(documents.MEMBER, document, key))
         with self._reader.lock:
             self._reader.member_view.apply(document, self._timing.now_s())
         return document
 
-    def _take_name(self, name: str | None) -> MemberDocument:
+    def _take_name(self, name: str | None) -> documents.MemberDocument:
         island, slot = self._take_slot(name)
         min_incarnation = 1
         while True:
             document = self._next_document(island, slot, min_incarnation)
             incarnation = document.beat.incarnation
             key = keys.member(island, incarnation)
-            if self._store.put_new(key, packed(documents.MEMBER, document, key)):
+            if self._store.put_new(
+                key, documents.packed(documents.MEMBER, document, key)
+            ):
                 with self._reader.lock:
                     self._reader.member_view.apply(document, self._timing.now_s())
                 return document
@@ -159,29 +143,31 @@ class MemberEntry:
     def _claim_slot(self, number: int, island: str) -> bool:
         """Put an island's name into a slot; return whether it has the slot now."""
         key = keys.slot(number)
-        document = SlotDocument(run=self._reader.run, island=island)
-        if not self._store.put_new(key, packed(documents.SLOT, document, key)):
+        document = documents.SlotDocument(run=self._reader.run, island=island)
+        if not self._store.put_new(
+            key, documents.packed(documents.SLOT, document, key)
+        ):
             return False
         if self._store.traits.has_put_new:
             return True
         # In this store the last put wins: after a pause, both writers see the same.
         self._timing.pause(WATCH_S)
-        return fetch(self._store, documents.SLOT, key) == document
+        return documents.fetch(self._store, documents.SLOT, key) == document
 
     def _next_document(
         self, island: str, slot: int, min_incarnation: int
-    ) -> MemberDocument:
+    ) -> documents.MemberDocument:
         before = self._reader.view.state.members.known.get(island)
         if before is not None and before.key != self._key and not before.has_left:
             self._require_silent(before)
         incarnation = max(min_incarnation, before.incarnation + 1 if before else 1)
         if before is not None and before.has_left:
-            self._earlier.bring_late_updates()
+            self._earlier.republish_late_updates()
         # Rounds have waited for an island that resumes from a checkpoint.
         opened = () if before is not None and self._returns else self._opened()
         stands = self._earlier.standing(island, incarnation)
         step = self._reader.view.position(self._timing.now_s()).step
-        return MemberDocument(
+        return documents.MemberDocument(
             run=self._reader.run,
             slot=slot,
             key=self._key,
@@ -214,7 +200,7 @@ class MemberEntry:
     def _has_left(self, island: str) -> bool:
         return self._reader.view.documents[island].has_left
 
-    def _require_room(self, document: MemberDocument) -> None:
+    def _require_room(self, document: documents.MemberDocument) -> None:
         view = self._reader.view
         limit = view.settings.run.most_islands
         if view.settings.run.max_islands is None:
@@ -240,10 +226,10 @@ class MemberEntry:
                 "Wait for one to leave."
             )
 
-    def _withdraw(self, document: MemberDocument) -> None:
+    def _withdraw(self, document: documents.MemberDocument) -> None:
         farewell = replace(document, beats=document.beats + 1, has_left=True)
         key = keys.member(document.beat.island, document.beat.incarnation)
-        self._store.put(key, packed(documents.MEMBER, farewell, key))
+        self._store.put(key, documents.packed(documents.MEMBER, farewell, key))
 
     def _watch(self, is_done: Callable[[], bool]) -> bool:
         """Read members until `is_done`; return False if a lease passes before."""
@@ -255,7 +241,7 @@ class MemberEntry:
             self._reader.members.read()
         return True
 
-    def is_founder(self, document: MemberDocument) -> bool:
+    def is_founder(self, document: documents.MemberDocument) -> bool:
         """Return whether this member is to found the run; wait for another if not."""
         while not self._reader.read_founding():
             self._reader.members.read()
@@ -274,16 +260,18 @@ class EarlierIncarnations:
         self._reader, self._late_updates = reader, LateUpdates(reader)
         self._store, self._timing = reader.store, reader.timing
 
-    def bring_late_updates(self) -> None:
+    def republish_late_updates(self) -> None:
         """Put departing updates that closed rounds missed into the open rounds.
 
         Before the next incarnation joins: from then on, only updates that the next one
         names are accepted.
         """
         for fragment in range(len(self._reader.view.layout)):
-            self._late_updates.bring(fragment)
+            self._late_updates.republish(fragment)
 
-    def standing(self, island: str, incarnation: int) -> tuple[StandingUpdate, ...]:
+    def standing(
+        self, island: str, incarnation: int
+    ) -> tuple[documents.StandingUpdate, ...]:
         """Return the updates of earlier incarnations for the open rounds and the next.
 
         Of several the latest: its incarnation did not name the others.
@@ -300,7 +288,9 @@ class EarlierIncarnations:
             for fragment, number in rounds
         ]
         return tuple(
-            StandingUpdate(fragment=fragment, round=number, incarnation=publisher)
+            documents.StandingUpdate(
+                fragment=fragment, round=number, incarnation=publisher
+            )
             for (fragment, number), publisher in zip(
                 rounds, self._timing.together(reads), strict=True
             )
@@ -345,19 +335,19 @@ class LateUpdates:
 
     def __init__(self, reader: BucketReader) -> None:
         self._reader, self._store = reader, reader.store
-        self._settled: set[tuple[str, StandingUpdate]] = set()
-        self._target_rounds: dict[tuple[str, StandingUpdate], int] = {}
+        self._settled: set[tuple[str, documents.StandingUpdate]] = set()
+        self._target_rounds: dict[tuple[str, documents.StandingUpdate], int] = {}
         """The last round that each was put into: it counts there or in a later one."""
 
-    def bring(self, fragment: int) -> None:
+    def republish(self, fragment: int) -> None:
         """Put updates that the last rounds missed into the open one. Safe to repeat."""
         with self._reader.lock:
             number, unseen = self._reader.view.number(fragment), self.unseen(fragment)
         for island, update in unseen:
-            self._bring(island, update, number)
+            self._republish(island, update, number)
 
-    def unseen(self, fragment: int) -> list[tuple[str, StandingUpdate]]:
-        """Return updates that the last rounds may have missed, new to `bring`."""
+    def unseen(self, fragment: int) -> list[tuple[str, documents.StandingUpdate]]:
+        """Return updates that the last rounds may have missed, new to `republish`."""
         view = self._reader.view
         number = view.number(fragment)
         if view.never_opens(number):
@@ -370,7 +360,9 @@ class LateUpdates:
             if update not in self._settled and self._target_rounds.get(update) != number
         ]
 
-    def _bring(self, island: str, update: StandingUpdate, number: int) -> None:
+    def _republish(
+        self, island: str, update: documents.StandingUpdate, number: int
+    ) -> None:
         try:
             header = (
                 None
@@ -388,17 +380,19 @@ class LateUpdates:
             self._settled.add((island, update))
             self._reader.warn_once(f"The last update of {island!r} is dropped: {exc}")
 
-    def _is_listed(self, island: str, update: StandingUpdate) -> bool:
+    def _is_listed(self, island: str, update: documents.StandingUpdate) -> bool:
         """Return whether the update's own round has listed it."""
         roster = self._reader.closed_roster(update.fragment, update.round).roster
         entry = roster.entry(island)
         return (
             entry is not None
-            and entry.verdict is not Verdict.LATE
+            and entry.verdict is not wire.Verdict.LATE
             and entry.incarnation == update.incarnation
         )
 
-    def _valid_header(self, island: str, update: StandingUpdate) -> Header | None:
+    def _valid_header(
+        self, island: str, update: documents.StandingUpdate
+    ) -> wire.Header | None:
         """Return the header of an update, if it can count."""
         incarnation = IncarnationKey(keys.slug(island), update.incarnation)
         updates = self._reader.updates
@@ -407,47 +401,47 @@ class LateUpdates:
             return None
         return header
 
-    def _is_counted(self, header: Header, number: int) -> bool:
+    def _is_counted(self, header: wire.Header, number: int) -> bool:
         """Return whether a later round, into which an island put it, has listed it."""
         for round in range(header.round + 1, number):
             roster = self._reader.closed_roster(header.fragment, round).roster
             entry = roster.entry(header.island)
-            digest = update_digest(_departing_in(header, round))
+            digest = wire.update_digest(_departing_in(header, round))
             if entry is not None and entry.digest == digest:
                 return True
         return False
 
-    def _put(self, header: Header, number: int) -> None:
+    def _put(self, header: wire.Header, number: int) -> None:
         fragment, island = header.fragment, header.island
         body = read_full_update(self._reader, header).body
         incarnation = self._reader.view.documents[island].beat.incarnation
         moved = replace(_departing_in(header, number), incarnation=incarnation)
         key = keys.update(fragment, number, island, incarnation)
-        if self._store.put_new(key, [pack(moved), body.data]):
+        if self._store.put_new(key, [wire.pack(moved), body.data]):
             self._reader.warn_once(
                 f"Round {header.round} of fragment {fragment} was closed while "
                 f"{island!r} left: its last update is put into round {number}."
             )
-        existing, _ = self._reader.updates.read(key, frame_bytes(moved))
-        if update_digest(existing) == update_digest(moved):
+        existing, _ = self._reader.updates.read(key, wire.frame_bytes(moved))
+        if wire.update_digest(existing) == wire.update_digest(moved):
             self._reader.updates.add(moved)
 
 
-def _departing_in(header: Header, round: int) -> Header:
-    return replace(header, kind=FrameKind.DEPARTING, round=round)
+def _departing_in(header: wire.Header, round: int) -> wire.Header:
+    return replace(header, kind=wire.FrameKind.DEPARTING, round=round)
 
 
-def read_full_update(reader: BucketReader, header: Header) -> Frame:
+def read_full_update(reader: BucketReader, header: wire.Header) -> Frame:
     """Return an update with its body.
 
     Raises:
         CorruptError: its bytes do not verify.
     """
     key = keys.update(header.fragment, header.round, header.island, header.incarnation)
-    data = reader.store.get(key, 0, frame_bytes(header))
+    data = reader.store.get(key, 0, wire.frame_bytes(header))
     try:
-        body = np.frombuffer(bytearray(data[header_length(data) :]), np.uint8)
-        verify_body(header, body)
+        body = np.frombuffer(bytearray(data[wire.header_length(data) :]), np.uint8)
+        wire.verify_body(header, body)
     except CorruptError as exc:
         raise CorruptError(f"{key} is damaged: {exc} {RESTORE}") from exc
     return Frame(header, body)
@@ -471,10 +465,10 @@ class MemberLease:
         self.moved: Callable[[RunMoved], None] | None = None
         """Called in the background when the run is found to be elsewhere."""
 
-        self.wants: Callable[[], tuple[Want, ...]] = tuple
+        self.wants: Callable[[], tuple[documents.Want, ...]] = tuple
         """Returns the updates that this island needs another copy of."""
 
-        self.member: MemberDocument | None = None
+        self.member: documents.MemberDocument | None = None
         self.position = Position(step=0, rounds=())
         """The run's position by the objects that were read so far."""
 
@@ -485,7 +479,7 @@ class MemberLease:
     def island(self) -> str | None:
         return self.member.beat.island if self.member else None
 
-    def require(self) -> MemberDocument:
+    def require(self) -> documents.MemberDocument:
         """Return the document of an incarnation that is still a member.
 
         Raises:
@@ -562,7 +556,7 @@ class MemberLease:
             )
         self.update_position()
 
-    def _read_others(self, member: MemberDocument) -> None:
+    def _read_others(self, member: documents.MemberDocument) -> None:
         with suppress(NoSuchObject):
             self.reader.poll_controls()
             self.reader.members.read()
@@ -576,9 +570,12 @@ class MemberLease:
                         self.reader.read_round(round.fragment)
 
     def leave(
-        self, standing: Callable[[MemberDocument], tuple[StandingUpdate, ...]]
+        self,
+        standing: Callable[
+            [documents.MemberDocument], tuple[documents.StandingUpdate, ...]
+        ],
     ) -> bool:
-        """Put a farewell with the updates that stand; False: it was put before."""
+        """Put a farewell that names standing updates; False: it was put before."""
         with self.reader.lock:
             member = self.member
             if member is None or member.has_left:
@@ -599,7 +596,7 @@ class MemberLease:
             self.reader.member_view.apply(farewell, self._timing.now_s())
         return True
 
-    def _put_beat(self, member: MemberDocument) -> None:
+    def _put_beat(self, member: documents.MemberDocument) -> None:
         """Put a heartbeat; if the island has left meanwhile, its farewell again."""
         self._is_beating = True
         try:
@@ -610,11 +607,11 @@ class MemberLease:
         finally:
             self._is_beating = False
 
-    def _put(self, member: MemberDocument) -> None:
+    def _put(self, member: documents.MemberDocument) -> None:
         key = keys.member(member.beat.island, member.beat.incarnation)
         with self.reader.lock:
             view = self.reader.view
             heads = tuple(head for _, head in sorted(view.heads.items()))
             controls = len(view.controls)
         document = replace(member, heads=heads, controls=controls, wants=self.wants())
-        self._store.put(key, packed(documents.MEMBER, document, key))
+        self._store.put(key, documents.packed(documents.MEMBER, document, key))

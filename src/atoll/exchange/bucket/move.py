@@ -28,30 +28,9 @@ from atoll.errors import CorruptError, NoSuchObject, OutcomeLost, UsageError
 from atoll.exchange.api.fields import NAME, JsonField, listed, row, table, whole
 from atoll.exchange.api.messages import MAX_FRAGMENTS
 from atoll.exchange.base import Constants, Frame
-from atoll.exchange.bucket import documents, keys
+from atoll.exchange.bucket import documents, keys, large_objects
 from atoll.exchange.bucket.create import bundle_in, codes_in
-from atoll.exchange.bucket.documents import (
-    ControlDocument,
-    CountedProgress,
-    MemberDocument,
-    RosterDocument,
-    RunDocument,
-    SettingsDocument,
-    SlotDocument,
-    StateDocument,
-    digest_of,
-    fetch,
-    fetch_roster,
-    packed,
-)
 from atoll.exchange.bucket.keys import IncarnationKey
-from atoll.exchange.bucket.large_objects import (
-    ConstantObjects,
-    anonymous,
-    constants_of,
-    put_constant,
-    put_parts,
-)
 from atoll.exchange.bucket.member import LateUpdates, read_full_update
 from atoll.exchange.bucket.outcomes import Outcomes
 from atoll.exchange.bucket.reader import BucketReader
@@ -76,7 +55,7 @@ class FragmentProgress:
     """The progress of a fragment that its state does not contain."""
 
     round: int
-    counted: tuple[CountedProgress, ...]
+    counted: tuple[documents.CountedProgress, ...]
     bases: tuple[bytes, ...]
 
 
@@ -93,12 +72,12 @@ class UnclaimedUpdate:
 class MovedRun:
     """All that moves with a run, apart from weights and updates."""
 
-    settings: SettingsDocument
-    run: RunDocument
-    controls: tuple[ControlDocument, ...]
-    members: tuple[MemberDocument, ...]
+    settings: documents.SettingsDocument
+    run: documents.RunDocument
+    controls: tuple[documents.ControlDocument, ...]
+    members: tuple[documents.MemberDocument, ...]
     fragments: tuple[FragmentProgress, ...]
-    rosters: tuple[RosterDocument, ...]
+    rosters: tuple[documents.RosterDocument, ...]
     """The last ones of each fragment, for islands that lack their outcomes."""
 
     left: tuple[UnclaimedUpdate, ...]
@@ -143,9 +122,11 @@ class MoveIn:
     ) -> None:
         """Put every object except the settings. Safe to repeat."""
         moved = self._moved
-        for constant in constants_of(moved.run):
+        for constant in large_objects.constants_of(moved.run):
             parts = constants.parts(constant)
-            put_constant(self._store.put, moved.run.founding, constant, parts)
+            large_objects.put_constant(
+                self._store.put, moved.run.founding, constant, parts
+            )
         begun = [
             fragment
             for fragment, progress in enumerate(moved.fragments)
@@ -156,11 +137,13 @@ class MoveIn:
             for fragment in range(len(moved.fragments))
         ]
         document = replace(moved.run, states=tuple(digests))
-        run = packed(documents.RUN, document, keys.RUN)
-        rosters, heads = self._chained(digest_of(run))
+        run = documents.packed(documents.RUN, document, keys.RUN)
+        rosters, heads = self._chained(documents.digest_of(run))
         for fragment in begun:
             frame, progress = state(fragment), moved.fragments[fragment]
-            self._put_state(frame, progress, heads.get(fragment, digest_of(run)))
+            self._put_state(
+                frame, progress, heads.get(fragment, documents.digest_of(run))
+            )
         for unclaimed in moved.left:
             self._put_update(update(unclaimed))
         objects = [*self._small_objects(), *rosters]
@@ -181,8 +164,8 @@ class MoveIn:
             key = keys.roster(roster.fragment, roster.round)
             before = heads.get(roster.fragment, run)
             linked = replace(roster, before=before, controls=0)
-            data = packed(documents.ROSTER, linked, key)
-            heads[roster.fragment] = digest_of(data)
+            data = documents.packed(documents.ROSTER, linked, key)
+            heads[roster.fragment] = documents.digest_of(data)
             objects.append((key, data))
         return objects, heads
 
@@ -192,7 +175,9 @@ class MoveIn:
         Raises:
             UsageError: the bucket holds another run, or the move was given up.
         """
-        settings = packed(documents.SETTINGS, self._moved.settings, keys.SETTINGS)
+        settings = documents.packed(
+            documents.SETTINGS, self._moved.settings, keys.SETTINGS
+        )
         if self._store.put_new(keys.SETTINGS, settings):
             return
         if not is_here(self._store, self._moved.run):
@@ -214,19 +199,19 @@ class MoveIn:
     ) -> None:
         _require_round(frame, progress.round)
         header = frame.header
-        parts = put_parts(self._store.put, self._timing, frame)
-        document = StateDocument(
+        parts = large_objects.put_parts(self._store.put, self._timing, frame)
+        document = documents.StateDocument(
             run=header.run,
             fragment=header.fragment,
             round=header.round,
             parts=parts,
-            head=pack(anonymous(header)),
+            head=pack(large_objects.anonymous(header)),
             counted=progress.counted,
             bases=progress.bases,
             roster=roster,
         )
         key = keys.state_complete(header.fragment, header.round)
-        self._store.put(key, packed(documents.STATE, document, key))
+        self._store.put(key, documents.packed(documents.STATE, document, key))
 
     def _put_update(self, frame: Frame) -> None:
         header = frame.header
@@ -239,15 +224,15 @@ class MoveIn:
         moved = self._moved
         for number, control in enumerate(moved.controls, start=1):
             key = keys.control(number)
-            yield key, packed(documents.CONTROL, control, key)
+            yield key, documents.packed(documents.CONTROL, control, key)
         for member in moved.members:
             beat, key = member.beat, keys.slot(member.slot)
-            slot = SlotDocument(run=moved.run.run, island=beat.island)
-            yield key, packed(documents.SLOT, slot, key)
+            slot = documents.SlotDocument(run=moved.run.run, island=beat.island)
+            yield key, documents.packed(documents.SLOT, slot, key)
             key = keys.member(beat.island, beat.incarnation)
             # Digests and numbers of the objects that it has read differ here.
             document = replace(member, heads=(), controls=0, wants=())
-            yield key, packed(documents.MEMBER, document, key)
+            yield key, documents.packed(documents.MEMBER, document, key)
 
 
 def _require_round(frame: Frame, round: int) -> None:
@@ -258,11 +243,11 @@ def _require_round(frame: Frame, round: int) -> None:
         )
 
 
-def is_here(store: Store, run: RunDocument) -> bool:
+def is_here(store: Store, run: documents.RunDocument) -> bool:
     """Return whether a run was moved to a store, by the move its document names."""
     try:
-        settings = fetch(store, documents.SETTINGS, keys.SETTINGS)
-        existing = fetch(store, documents.RUN, keys.RUN)
+        settings = documents.fetch(store, documents.SETTINGS, keys.SETTINGS)
+        existing = documents.fetch(store, documents.RUN, keys.RUN)
     except (NoSuchObject, CorruptError):
         return False
     # The founding is the nonce of the move: no other object has it.
@@ -292,7 +277,7 @@ ABANDONED = b"A run was on its way here, and has stayed where it was."
 """At the key of the settings: no run can ever come here by that move."""
 
 
-def give_up(store: Store, run: RunDocument) -> bool:
+def give_up(store: Store, run: documents.RunDocument) -> bool:
     """Make sure that a move never completes here; return False if it has."""
     store.put_new(keys.SETTINGS, [ABANDONED])
     return not is_here(store, run)
@@ -301,7 +286,9 @@ def give_up(store: Store, run: RunDocument) -> bool:
 class MoveOut:
     """Takes a run out of a store: `begin`, read objects, then `settle` or `stay`."""
 
-    def __init__(self, reader: BucketReader, settings: SettingsDocument) -> None:
+    def __init__(
+        self, reader: BucketReader, settings: documents.SettingsDocument
+    ) -> None:
         self._reader, self._settings = reader, settings
         self._store, self._view = reader.store, reader.view
         self._outcomes = Outcomes(reader, None)
@@ -336,7 +323,7 @@ class MoveOut:
                 "move could be both done and given up. Export the run's weights, and "
                 "begin another with them."
             )
-        settings = fetch(store, documents.SETTINGS, keys.SETTINGS)
+        settings = documents.fetch(store, documents.SETTINGS, keys.SETTINGS)
         return cls(reader, settings)
 
     @property
@@ -396,11 +383,11 @@ class MoveOut:
 
     def _put_control(self, action: str, target: str, nonce: str) -> None:
         """Put a control at the next number; if another took it, the caller reads it."""
-        control = ControlDocument(
+        control = documents.ControlDocument(
             run=self._reader.run, action=action, values={}, target=target, nonce=nonce
         )
         key = keys.control(len(self._view.controls) + 1)
-        self._store.put_new(key, packed(documents.CONTROL, control, key))
+        self._store.put_new(key, documents.packed(documents.CONTROL, control, key))
 
     def _freeze(self, fragment: int) -> None:
         """Put a roster that names the move where the open round would be closed."""
@@ -409,7 +396,7 @@ class MoveOut:
             self._reader.read_rosters(fragment)
             self._require_in_progress()
             round = self._view.state.rounds[fragment]
-            document = RosterDocument(
+            document = documents.RosterDocument(
                 run=self._reader.run,
                 fragment=fragment,
                 round=round.number,
@@ -423,9 +410,9 @@ class MoveOut:
                 controls=len(self._view.controls),
             )
             key = self._reader.roster_key(fragment, round.number)
-            self._store.put_new(key, packed(documents.ROSTER, document, key))
+            self._store.put_new(key, documents.packed(documents.ROSTER, document, key))
             # Another roster was first: it closes the round, and the next is frozen.
-            if fetch_roster(self._store, key).move == self._number:
+            if documents.fetch_roster(self._store, key).move == self._number:
                 return
 
     def _require_in_progress(self) -> Move:
@@ -475,7 +462,7 @@ class MoveOut:
         """Find the updates of the open round, and those that departed ahead of it."""
         self._reader.read_round(fragment)
         self._reader.read_standing(fragment)
-        self._late_updates.bring(fragment)
+        self._late_updates.republish(fragment)
         staged = self._view.state.rounds[fragment].staged.values()
         for header in [*staged, *self._reader.departed_ahead(fragment)]:
             if header.refused or self._reader.updates.objection(header):
@@ -497,7 +484,9 @@ class MoveOut:
         """Yield a constant that the run keeps, in parts."""
         founded = self._reader.founded
         assert founded is not None
-        return ConstantObjects(self._store, founded).parts(constant, first)
+        return large_objects.ConstantObjects(self._store, founded).parts(
+            constant, first
+        )
 
     def agreed(self, fragment: int, round: int) -> Frame:
         """Return the agreed frame of a round.
@@ -602,7 +591,7 @@ def _read_later_incarnations(reader: BucketReader, name: str) -> None:
             return
 
 
-def _members(view: RunView) -> tuple[MemberDocument, ...]:
+def _members(view: RunView) -> tuple[documents.MemberDocument, ...]:
     """Return every island's last document; an evicted island has left."""
     members = view.state.members.known
     return tuple(
@@ -621,7 +610,9 @@ def _progress(view: RunView, fragment: int) -> FragmentProgress:
     )
 
 
-def _last_rosters(reader: BucketReader, fragment: int) -> Iterator[RosterDocument]:
+def _last_rosters(
+    reader: BucketReader, fragment: int
+) -> Iterator[documents.RosterDocument]:
     """Yield the last rosters of a fragment, for islands that lack their outcomes."""
     number = reader.view.number(fragment)
     for round in range(max(1, number - ROSTERS), number):

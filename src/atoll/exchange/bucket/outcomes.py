@@ -87,7 +87,7 @@ class Outcomes:
     def _document(self, fragment: int, round: int) -> RosterDocument:
         try:
             return self._reader.closed_roster(fragment, round)
-        except NoSuchObject as exc:  # a moved run has brought its last rosters only
+        except NoSuchObject as exc:  # only the last rosters move with a run
             raise OutcomeLost(
                 f"Round {round} of fragment {fragment} was over before the run moved "
                 "here, and its outcome did not come along. Take the fragment's state."
@@ -283,7 +283,7 @@ class Outcomes:
     def _head(
         self, document: RosterDocument, entry: RosterEntry
     ) -> tuple[Header | None, np.ndarray]:
-        """Return an update's header, or None, and its body if that came along."""
+        """Return an update's header, or None, and its body if that was read."""
         incarnation = IncarnationKey(keys.slug(entry.island), entry.incarnation)
         cached = self._reader.updates.cached(
             document.fragment, document.round, incarnation

@@ -23,22 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from atoll import wire
 from atoll.errors import CorruptError, NoSuchObject, Refused
 from atoll.exchange.api.fields import JsonField
 from atoll.exchange.bucket import documents, keys
-from atoll.exchange.bucket.documents import (
-    RESTORE,
-    MemberDocument,
-    RosterDocument,
-    RosterHead,
-    RunDocument,
-    SettingsDocument,
-    fetch,
-    fetch_read,
-    fetch_roster,
-    fetch_settings,
-    require_follows,
-)
+from atoll.exchange.bucket.documents import RESTORE
 from atoll.exchange.bucket.keys import IncarnationKey, incarnation_of
 from atoll.exchange.bucket.means import DIRECT_ISLANDS
 from atoll.exchange.bucket.runtime import Timing
@@ -55,14 +44,6 @@ from atoll.protocol.membership import latest_incarnation
 from atoll.protocol.operators import require_here
 from atoll.store import Item, Store
 from atoll.weights.verify import require_terms
-from atoll.wire import (
-    FrameKind,
-    Header,
-    frame_bytes,
-    header_length,
-    piece_count,
-    unpack,
-)
 from atoll.wire.frame import MAX_HEADER_BYTES
 
 MOVE_POLL_S = 2.0
@@ -78,13 +59,13 @@ class BucketReader:
         self,
         store: Store,
         timing: Timing,
-        settings: SettingsDocument,
+        settings: documents.SettingsDocument,
         *,
         lease_s: float = LEASE_S,
     ) -> None:
         self.store, self.timing = store, timing
         self.run = settings.run
-        self.founded: RunDocument | None = None
+        self.founded: documents.RunDocument | None = None
         """The document that the run was founded with, once it was read."""
 
         self.lock = threading.RLock()
@@ -94,7 +75,7 @@ class BucketReader:
         self.control_view = ControlView(self.view, self.member_view)
         self.members = MemberReader(self)
         self.updates = UpdateReader(self, self.members)
-        self._founding_head: RosterHead | None = None
+        self._founding_head: documents.RosterHead | None = None
         self._fingerprint = settings.fingerprint
         self._warnings: set[str] = set()
         self._abandoned_moves: dict[tuple[int, int], int] = {}
@@ -113,7 +94,7 @@ class BucketReader:
             UsageError: there is no run at the URL.
             CorruptError: its settings are not those that it was made with.
         """
-        settings = fetch_settings(store, url=url)
+        settings = documents.fetch_settings(store, url=url)
         self = cls(store, timing, settings, lease_s=lease_s)
         if not self.read_founding():
             self.require_never_founded()
@@ -121,7 +102,7 @@ class BucketReader:
         return self
 
     @property
-    def founding_head(self) -> RosterHead:
+    def founding_head(self) -> documents.RosterHead:
         """The object that the first roster of each fragment follows: `run.json`."""
         assert self._founding_head is not None
         return self._founding_head
@@ -132,7 +113,9 @@ class BucketReader:
             # Before the request: an island that claims it now has read it before.
             trace = self._reader_of_founding()
             try:
-                read = fetch_read(self.store, documents.RUN, keys.RUN, run=self.run)
+                read = documents.fetch_read(
+                    self.store, documents.RUN, keys.RUN, run=self.run
+                )
             except NoSuchObject:
                 if trace is not None:
                     raise self._missing_founding(trace) from None
@@ -145,7 +128,9 @@ class BucketReader:
                     f"{document.fingerprint}: a user has edited one of them. Restore "
                     "that object from a copy or an earlier version of the bucket."
                 )
-            head = RosterHead(round=0, digest=read.digest, is_chained=read.is_sealed)
+            head = documents.RosterHead(
+                round=0, digest=read.digest, is_chained=read.is_sealed
+            )
             with self.lock:
                 self.founded, self._founding_head = document, head
                 self.view.set_model(document.model, self.timing.now_s(), head)
@@ -186,7 +171,7 @@ class BucketReader:
         for key, field in traces:
             # A foreign object at that key proves nothing about the run.
             with suppress(NoSuchObject, CorruptError):
-                fetch(self.store, field, key, run=self.run)
+                documents.fetch(self.store, field, key, run=self.run)
                 return key
         return None
 
@@ -196,7 +181,9 @@ class BucketReader:
             number = len(self.view.controls) + 1
             key, readers = keys.control(number), self._control_readers(number)
             try:
-                control = fetch(self.store, documents.CONTROL, key, run=self.run)
+                control = documents.fetch(
+                    self.store, documents.CONTROL, key, run=self.run
+                )
             except NoSuchObject as exc:
                 if readers:
                     raise CorruptError(
@@ -262,7 +249,7 @@ class BucketReader:
         try:
             return read()
         except CorruptError as exc:
-            self.warn_once(f"{key} is passed over: {exc}")
+            self.warn_once(f"{key} is ignored: {exc}")
             return None
 
     def warn_once(self, message: str) -> None:
@@ -305,7 +292,7 @@ class BucketReader:
                 absent = unread.intersection(incarnations)
                 self.update_view.note_absent(fragment, absent)
 
-    def departed_ahead(self, fragment: int) -> list[Header]:
+    def departed_ahead(self, fragment: int) -> list[wire.Header]:
         """Return the departing updates for the round after the open one."""
         number = self.view.number(fragment) + 1
         incarnations = {
@@ -320,7 +307,7 @@ class BucketReader:
         return self.update_view.accepted(
             header
             for header, _ in self.updates.by_round[fragment, number].values()
-            if header.kind is FrameKind.DEPARTING
+            if header.kind is wire.FrameKind.DEPARTING
         )
 
     def furthest_round(self) -> int:
@@ -374,12 +361,12 @@ class BucketReader:
                 self.members.read()
             self.updates.forget(fragment, number - 1)
 
-    def closed_roster(self, fragment: int, round: int) -> RosterDocument:
+    def closed_roster(self, fragment: int, round: int) -> documents.RosterDocument:
         """Return the roster of a closed round, from memory or from the bucket."""
         roster = self.view.rosters.get((fragment, round))
         return roster if roster is not None else self.roster(fragment, round)
 
-    def roster(self, fragment: int, round: int) -> RosterDocument:
+    def roster(self, fragment: int, round: int) -> documents.RosterDocument:
         """Return the roster of a round.
 
         Raises:
@@ -388,7 +375,7 @@ class BucketReader:
         """
         while True:
             key = self.roster_key(fragment, round)
-            roster = fetch_roster(self.store, key, run=self.run)
+            roster = documents.fetch_roster(self.store, key, run=self.run)
             if (roster.fragment, roster.round) != (fragment, round):
                 raise CorruptError(
                     f"{key} holds the roster of round {roster.round} of fragment "
@@ -420,7 +407,7 @@ class BucketReader:
 
     def _roster_readers(
         self, fragment: int, round: int
-    ) -> list[tuple[str, RosterHead]]:
+    ) -> list[tuple[str, documents.RosterHead]]:
         """Return the islands whose documents say that they read a round's roster."""
         return [
             (name, document.heads[fragment])
@@ -429,14 +416,14 @@ class BucketReader:
             and document.heads[fragment].round >= round
         ]
 
-    def _require_next(self, roster: RosterDocument, key: str) -> None:
+    def _require_next(self, roster: documents.RosterDocument, key: str) -> None:
         """Return if a roster follows the last one that was read.
 
         Raises:
             CorruptError: it belongs to another history of the run, or an island has
                 read another one at its key.
         """
-        require_follows(roster, self.view.heads[roster.fragment], key=key)
+        documents.require_follows(roster, self.view.heads[roster.fragment], key=key)
         for name, read in self._roster_readers(roster.fragment, roster.round):
             if read.round == roster.round and read.digest != roster.digest:
                 raise CorruptError(
@@ -444,7 +431,7 @@ class BucketReader:
                     f"read {read.digest.hex()} there. {RESTORE}"
                 )
 
-    def _require_linked(self, roster: RosterDocument, key: str) -> None:
+    def _require_linked(self, roster: documents.RosterDocument, key: str) -> None:
         """Return unless the roster after this one, or the last one, names another.
 
         Raises:
@@ -504,9 +491,11 @@ class MemberReader:
                 with self._lock:
                     self._reader.member_view.apply(document, self._timing.now_s())
 
-    def _document(self, incarnation: IncarnationKey) -> MemberDocument | None:
+    def _document(self, incarnation: IncarnationKey) -> documents.MemberDocument | None:
         key = f"{keys.MEMBERS}{incarnation}"
-        read = partial(fetch, self._store, documents.MEMBER, key, run=self._reader.run)
+        read = partial(
+            documents.fetch, self._store, documents.MEMBER, key, run=self._reader.run
+        )
         with suppress(NoSuchObject):
             document = self._reader.ignore_corrupt(key, read)
             beat = document.beat if document else None
@@ -563,7 +552,7 @@ class UpdateReader:
         self._view, self._lock = reader.view, reader.lock
         self._store, self._timing = reader.store, reader.timing
         self.by_round: dict[
-            tuple[int, int], dict[IncarnationKey, tuple[Header, np.ndarray]]
+            tuple[int, int], dict[IncarnationKey, tuple[wire.Header, np.ndarray]]
         ] = {}
         """Header of each update that was read, with its body if that is small."""
 
@@ -576,33 +565,33 @@ class UpdateReader:
 
     def header(
         self, fragment: int, round: int, incarnation: IncarnationKey
-    ) -> Header | None:
+    ) -> wire.Header | None:
         """Return the header of an incarnation's update for a round, by its key."""
         (item,) = _items(fragment, round, [incarnation])
         update = self._read_checked(fragment, round, incarnation, item)
         return update[0] if update else None
 
-    def read(self, key: str, size: int) -> tuple[Header, np.ndarray]:
-        """Return the header of an update, and its body if that came along.
+    def read(self, key: str, size: int) -> tuple[wire.Header, np.ndarray]:
+        """Return the header of an update, and its body if that was read.
 
         Raises:
             NoSuchObject: there is none, or it was collected.
             CorruptError: it is no frame.
         """
         elements = max([layout.elements for layout in self._view.layout])
-        first = min(_HEAD_BYTES + 32 * piece_count(elements), MAX_HEADER_BYTES)
+        first = min(_HEAD_BYTES + 32 * wire.piece_count(elements), MAX_HEADER_BYTES)
         # With more islands, each reads a part of every update, and all of them in full
         # would not fit in memory.
         is_direct = len(self._view.documents) <= DIRECT_ISLANDS
         if is_direct and size <= SMALL_BYTES:
             first = max(first, size)
         data = self._store.get(key, 0, first)
-        length = header_length(data)
-        header = unpack(data[:length])
+        length = wire.header_length(data)
+        header = wire.unpack(data[:length])
         body = data[length:] if len(data) == size else memoryview(b"")
         return header, np.frombuffer(bytearray(body), np.uint8)
 
-    def add(self, header: Header) -> None:
+    def add(self, header: wire.Header) -> None:
         """Stage an update that this island has put, so that it is not read."""
         incarnation = IncarnationKey(keys.slug(header.island), header.incarnation)
         updates = self.by_round.setdefault((header.fragment, header.round), {})
@@ -612,11 +601,11 @@ class UpdateReader:
 
     def cached(
         self, fragment: int, round: int, incarnation: IncarnationKey
-    ) -> tuple[Header, np.ndarray] | None:
+    ) -> tuple[wire.Header, np.ndarray] | None:
         """Return an update's header and body as they were read, if they were."""
         return self.by_round.get((fragment, round), {}).get(incarnation)
 
-    def objection(self, header: Header) -> str:
+    def objection(self, header: wire.Header) -> str:
         """Return why an update cannot count by the run's terms."""
         if header.refused:
             return ""
@@ -654,7 +643,7 @@ class UpdateReader:
 
     def _read_checked(
         self, fragment: int, round: int, incarnation: IncarnationKey, item: Item
-    ) -> tuple[Header, np.ndarray] | None:
+    ) -> tuple[wire.Header, np.ndarray] | None:
         """Return an update's header, and its body if small; None: it is no update."""
         read = partial(self.read, item.key, item.size)
         try:
@@ -665,10 +654,10 @@ class UpdateReader:
             self._ignored.add(item)
             return None
         header = update[0]
-        if item.size not in (UNKNOWN_BYTES, frame_bytes(header)):
+        if item.size not in (UNKNOWN_BYTES, wire.frame_bytes(header)):
             self._reader.warn_once(
                 f"{item.key} has {item.size} bytes, and its header says "
-                f"{frame_bytes(header)}: it is cut off, and is passed over."
+                f"{wire.frame_bytes(header)}: it is cut off, and is ignored."
             )
             self._ignored.add(item)
             return None
@@ -677,7 +666,7 @@ class UpdateReader:
         is_island = keys.slug(header.island) == incarnation.slug
         if not (is_named and is_island and header.kind.is_update):
             self._reader.warn_once(
-                f"{item.key} holds the {header.name}, and is passed over."
+                f"{item.key} holds the {header.name}, and is ignored."
             )
             self._ignored.add(item)
             return None

@@ -118,9 +118,9 @@ class States:
                 self._require_base(header, document)
                 return FragmentState.from_frame(header, body)
             except NoSuchObject as exc:  # collected since, or removed by a user
-                self._reader.warn_once(f"{name} is passed over: {exc.key} is gone.")
+                self._reader.warn_once(f"{name} is ignored: {exc.key} is gone.")
             except (CorruptError, Refused) as exc:
-                self._reader.warn_once(f"{name} is passed over: {exc}")
+                self._reader.warn_once(f"{name} is ignored: {exc}")
         return self._founded(fragment)
 
     def _founded(self, fragment: int) -> FragmentState:
@@ -208,7 +208,7 @@ class States:
     def _document(self, header: Header, parts: int) -> StateDocument:
         try:
             roster = self._reader.closed_roster(header.fragment, header.round).digest
-        except NoSuchObject:  # from before the run came here
+        except NoSuchObject:  # from before the run was moved here
             roster = self._reader.founding_head.digest
         with self._reader.lock:
             state = self._reader.view.state

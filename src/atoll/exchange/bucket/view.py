@@ -356,7 +356,7 @@ class UpdateView:
         round = self._view.state.rounds[document.fragment]
         if document.round != round.number:
             raise CorruptError(
-                f"The roster of round {document.round} stands where that of round "
+                f"The roster of round {document.round} is at the key of that of round "
                 f"{round.number} of fragment {document.fragment} must be. "
                 "Restore the bucket from a copy."
             )

@@ -11,7 +11,7 @@ import time
 from atoll.clock import SystemClock
 from atoll.island import Host
 from atoll.island.connection import connect
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.island.numpy_model import VectorView, vector_model
 from atoll.island.signals import Interrupted, Termination
 from atoll.protocol import JoinRequest
@@ -24,7 +24,7 @@ def main() -> None:
     """Train until the run ends or somebody ends this process."""
     url, name, step_s = sys.argv[1:]
     clock = SystemClock()
-    surroundings = surroundings_from_environment()
+    surroundings = credentials_from_environment()
     way = connect(url, island=name, paths=surroundings, clock=clock)
     view = VectorView(fill=1.0)
     request = JoinRequest(model=vector_model({"w": (ELEMENTS,)}), island=name)

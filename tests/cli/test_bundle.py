@@ -19,7 +19,7 @@ from atoll.cli.migration import run_file_text
 from atoll.coordinator.app import Coordinator
 from atoll.coordinator.directory import store_bundle
 from atoll.errors import CorruptError, ModelError
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.protocol import JoinRequest
 from atoll.security import Credentials, Role, token_file
 from atoll.store import open_store
@@ -47,7 +47,7 @@ def served(tmp_path: Path, _user: None) -> Iterator[Coordinator]:
         settings = defined_by(bundle, plain_settings(name="lagoon"))
         coordinator = stack.enter_context(serving(tmp_path / "run", settings))
         files = {role: token_file(coordinator.directory, role) for role in Role}
-        known = Credentials(surroundings_from_environment().credentials)
+        known = Credentials(credentials_from_environment().credentials)
         known.remember(coordinator.url, pin=None, tokens=files)
         enter(Islands(coordinator, stack)(key=b"a"), "a")
         yield coordinator

@@ -15,7 +15,7 @@ from atoll import RunSettings
 from atoll.cli.serve import serve_run
 from atoll.coordinator.app import Coordinator, ListenOptions
 from atoll.island import join_run
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.island.host import Host
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.security import Credentials, Role, token_file
@@ -234,7 +234,7 @@ def test_a_file_that_breaks_off_goes_on(
     with Link(coordinator.address) as link:
         url = coordinator.url.replace(str(coordinator.address[1]), str(link.address[1]))
         tokens = {role: token_file(coordinator.directory, role) for role in Role}
-        surroundings = surroundings_from_environment()
+        surroundings = credentials_from_environment()
         known = Credentials(surroundings.credentials)
         known.remember(url, pin=coordinator.pin, tokens=tokens)
         link.close_after(100_000, direction="down")

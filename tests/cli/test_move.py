@@ -12,7 +12,7 @@ import pytest
 from atoll.cli.run_names import StoreUrl, locate_run
 from atoll.coordinator.app import Coordinator
 from atoll.errors import Refused
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.launch.code import fetch_code, pack_code, ship_code
 from atoll.security import Credentials, Role, token_file
 from atoll.store import open_store
@@ -37,7 +37,7 @@ def served(tmp_path: Path, _user: None) -> Iterator[Coordinator]:
         settings = plain_settings(name="lagoon", start_islands=2)
         coordinator = stack.enter_context(serving(tmp_path / "run", settings))
         files = {role: token_file(coordinator.directory, role) for role in Role}
-        known = Credentials(surroundings_from_environment().credentials)
+        known = Credentials(credentials_from_environment().credentials)
         known.remember(coordinator.url, pin=None, tokens=files)
         enter(Islands(coordinator, stack)(key=b"a"), "a")
         yield coordinator

@@ -19,7 +19,7 @@ from atoll import RunSettings
 from atoll.cli.migration import run_file_text
 from atoll.cli.run_names import locate_run
 from atoll.exchange.bucket.create import make_run
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.security import Credentials, Role, RunUrl, run_tokens
 from atoll.security.certificates import coordinator_certificate
 from atoll.store import open_store
@@ -120,7 +120,7 @@ def test_the_directory_is_as_serve_would_make_it(
     }
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert RunSettings.from_toml(directory / "run.toml") == settings(end_rounds=2)
-    known = Credentials(surroundings_from_environment().credentials).find(target)
+    known = Credentials(credentials_from_environment().credentials).find(target)
     assert known is not None
     assert known.pin is not None
     assert known.token(Role.OPERATOR) is not None
@@ -137,7 +137,7 @@ def test_a_directory_may_have_what_islands_know_already(
     shown = coordinator_certificate(directory, hosts=["reef"], unix_s=time.time())
     assert run(capsys, "move", ended_run, target, "--dir", directory)[0] == 0
 
-    known = Credentials(surroundings_from_environment().credentials).find(target)
+    known = Credentials(credentials_from_environment().credentials).find(target)
     assert known is not None
     assert known.pin == shown.pin
     assert known.token(Role.ISLAND) == before[Role.ISLAND]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from atoll import kernels
 from atoll.clock import SystemClock
 from atoll.exchange.bucket import BucketReader, StoreExchange, ThreadTiming
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.island.identity import island_key
 from atoll.island.store_connection import RetriedStore, StoreConnection
 from atoll.store import Data, Item, Store
@@ -62,7 +62,7 @@ def reach(url: str, name: str, dies_at: str | None) -> StoreConnection:
     reliable = RetriedStore(url, timing)
     store = Dying(reliable.store, dies_at) if dies_at else reliable.store
     reader = BucketReader.open(store, timing, url=url)
-    keys = surroundings_from_environment().keys
+    keys = credentials_from_environment().keys
     key = island_key(keys, run=reader.run, island=name)
     reliable.use_long_retries()
     exchange = StoreExchange(reader, key=key, nonce=os.urandom(16))

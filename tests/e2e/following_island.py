@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from atoll import kernels
 from atoll.clock import SystemClock
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.island.join import RunConnection
 from tests.e2e.island_process import arguments, live
 
@@ -15,7 +15,7 @@ from tests.e2e.island_process import arguments, live
 def main() -> None:
     said = arguments().parse_args()
     kernels.use("numpy")  # starts at once
-    clock, around = SystemClock(), surroundings_from_environment()
+    clock, around = SystemClock(), credentials_from_environment()
     live(
         RunConnection(said.url, island=said.name, paths=around, clock=clock),
         said,

@@ -25,7 +25,7 @@ from atoll.errors import Unreachable
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island import Host
 from atoll.island.connection import CoordinatorConnection, connect
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.island.signals import Interrupted, Termination
 from atoll.protocol import Heartbeat, JoinReply, JoinRequest, Position, Reception, Stats
 from atoll.testing import VectorView, vector_model
@@ -137,7 +137,7 @@ def report(
 
 def reach_again(url: str, name: str, clock: Clock) -> CoordinatorConnection:
     """Return the way to the coordinator, once it is up: as a launcher would try."""
-    surroundings = surroundings_from_environment()
+    surroundings = credentials_from_environment()
     while True:
         try:
             return connect(url, island=name, paths=surroundings, clock=clock)

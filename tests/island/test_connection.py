@@ -25,7 +25,7 @@ from tests.coordinator.serving import serving
 from tests.http.loopback import listening
 
 
-def surroundings(directory: Path, token: Path | None = None) -> CredentialPaths:
+def credential_paths(directory: Path, token: Path | None = None) -> CredentialPaths:
     """Return the paths of a user with this token, or with an unknown one."""
     if token is None:
         token = directory / "token"
@@ -92,7 +92,7 @@ def test_an_island_may_be_started_before_its_coordinator(
         started.append(Coordinator(directory, None, listening=listens))
         started[0].start()
 
-    around = surroundings(tmp_path, token_file(directory, Role.ISLAND))
+    around = credential_paths(tmp_path, token_file(directory, Role.ISLAND))
     try:
         with when_it_waits(start):
             way = reached(url, around)
@@ -119,7 +119,7 @@ def test_a_coordinator_behind_something_that_answers_for_it_is_waited_for(
 
     with listening(handle) as listener:
         url = "http://{}:{}".format(*listener.address)
-        way = reached(url, surroundings(tmp_path))
+        way = reached(url, credential_paths(tmp_path))
 
     assert way.info.run == info["run"]
     assert len(retries()) == 1
@@ -131,7 +131,7 @@ def test_who_never_comes_up_is_waited_for_no_longer_than_said(tmp_path: Path) ->
         sock.bind(("127.0.0.1", 0))  # bound, but not listening
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         with pytest.raises(Unreachable, match=r"did not answer.* retried for 0\.5 s"):
-            reached(url, surroundings(tmp_path), wait_s=0.5)
+            reached(url, credential_paths(tmp_path), wait_s=0.5)
 
 
 def test_a_wrong_token_is_refused_at_once(
@@ -142,7 +142,7 @@ def test_a_wrong_token_is_refused_at_once(
         serving(tmp_path / "run", plain_settings()) as served,
         pytest.raises(Refused, match="token"),
     ):
-        reached(served.url, surroundings(tmp_path))
+        reached(served.url, credential_paths(tmp_path))
 
     assert retries() == []
 
@@ -154,7 +154,7 @@ def test_what_is_no_coordinator_is_refused_at_once(
     with listening(lambda request: as_json({}, status=404)) as listener:
         url = "http://{}:{}".format(*listener.address)
         with pytest.raises(Unreachable, match=r"answers 404\. Is a coordinator"):
-            reached(url, surroundings(tmp_path))
+            reached(url, credential_paths(tmp_path))
 
     assert retries() == []
 
@@ -166,7 +166,7 @@ def test_http_where_tls_is_spoken_is_refused_at_once(
     with serving(tmp_path / "run", plain_settings(), has_tls=True) as served:
         url = served.url.replace("https://", "http://")
         with pytest.raises(Unreachable):
-            reached(url, surroundings(tmp_path))
+            reached(url, credential_paths(tmp_path))
 
     assert retries() == []
 
@@ -184,12 +184,12 @@ def test_a_name_that_nobody_has_is_refused_at_once(
     codes = [socket.EAI_NONAME]
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(Unreachable, match="not known"):
-        reached("https://coordinator.example:1", surroundings(tmp_path))
+        reached("https://coordinator.example:1", credential_paths(tmp_path))
     assert retries() == []
 
     codes = [socket.EAI_AGAIN, socket.EAI_NONAME]
     with pytest.raises(Unreachable, match="not known"):
-        reached("https://coordinator.example:1", surroundings(tmp_path))
+        reached("https://coordinator.example:1", credential_paths(tmp_path))
     assert len(retries()) == 1
 
 
@@ -199,7 +199,7 @@ def test_a_wait_may_be_in_any_thread(tmp_path: Path) -> None:
 
     def ask() -> None:
         try:
-            reached("http://127.0.0.1:1", surroundings(tmp_path), wait_s=0.0)
+            reached("http://127.0.0.1:1", credential_paths(tmp_path), wait_s=0.0)
         except Unreachable as exc:
             failures.append(exc)
 

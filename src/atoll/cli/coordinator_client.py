@@ -15,7 +15,7 @@ from atoll.exchange.api import Incoming
 from atoll.exchange.api.replies import read_failure
 from atoll.http import Download, HttpClient, HttpReply
 from atoll.island.connection import call_to
-from atoll.island.environment import CredentialPaths, surroundings_from_environment
+from atoll.island.environment import CredentialPaths, credentials_from_environment
 from atoll.security import Credentials, Role, RunUrl, certificate_refusal
 
 
@@ -24,7 +24,7 @@ def credential_paths_for(url: RunUrl) -> CredentialPaths:
 
     It is the certificate of ATOLL_CERTIFICATE, or else the remembered one.
     """
-    paths = surroundings_from_environment()
+    paths = credentials_from_environment()
     if paths.certificate is not None:
         return paths
     credential = Credentials(paths.credentials).find(str(url))

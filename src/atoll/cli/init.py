@@ -13,7 +13,7 @@ import typer
 from atoll.cli.run_file import Assignments, RunFile, settings_of
 from atoll.cli.run_names import HTTP_PREFIXES, RunNames
 from atoll.errors import NoSuchObject, UsageError
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.settings import RunSettings
 
 if TYPE_CHECKING:  # imported where needed: stores are slow to import
@@ -67,7 +67,7 @@ def init(
         document = _make(store, settings, weights, packed, url=location)
     finally:
         timing.close()
-    names = RunNames(surroundings_from_environment())
+    names = RunNames(credentials_from_environment())
     names.remember(document.run, location)
     names.remember(settings.run.name, location)
     _print_commands(document, location, is_founded=weights is not None, as_json=as_json)

@@ -23,8 +23,8 @@ from atoll.island.connection import (
     wait_until_up,
 )
 from atoll.island.environment import (
+    credentials_from_environment,
     definitions_from_environment,
-    surroundings_from_environment,
 )
 from atoll.security import (
     Credentials,
@@ -164,12 +164,12 @@ def _require_joinable(location: StoreUrl, certificate: Path | None) -> str | Non
         require_able(store, reader.view.settings, url=location.url)
     finally:
         timing.close()
-    RunNames(surroundings_from_environment()).remember(reader.run, location.url)
+    RunNames(credentials_from_environment()).remember(reader.run, location.url)
     return reader.view.settings.run.bundle
 
 
 def _require_one_certificate(certificate: Path | None) -> None:
-    variable = surroundings_from_environment().certificate
+    variable = credentials_from_environment().certificate
     if certificate is not None and variable is not None:
         raise UsageError(
             f"--certificate is {certificate}, and ATOLL_CERTIFICATE is {variable}. "
@@ -206,7 +206,7 @@ def _accept_invite(invite: Invite, certificate: Path | None) -> RunUrl:
     if not _is_member(invite):
         _redeem(invite)
         _require_run(_info(invite.url), invite)
-    RunNames(surroundings_from_environment()).remember(invite.run, str(invite.url))
+    RunNames(credentials_from_environment()).remember(invite.run, str(invite.url))
     return invite.url
 
 
@@ -217,7 +217,7 @@ def _remember(url: RunUrl, pin: str | None, certificate: Path) -> None:
 
 
 def _credentials() -> Credentials:
-    return Credentials(surroundings_from_environment().credentials)
+    return Credentials(credentials_from_environment().credentials)
 
 
 def _is_member(invite: Invite) -> bool:

@@ -25,7 +25,7 @@ import typer
 from atoll.cli.run_file import settings_of
 from atoll.cli.run_names import RunNames, locate_run, read_address
 from atoll.errors import RemoteError, SettingsError, Unreachable, UsageError
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.launch.api import (
     LAST_LINES,
     EngineCoordinator,
@@ -291,7 +291,7 @@ def _inside_spec(run_file: Path, n: int, serve: ServeOptions) -> IslandSpec:
 
 def _remember_inside(url: str, charter: Charter, names: tuple[str, ...]) -> None:
     """Let this user's commands find the run by its names, with its credentials."""
-    paths = surroundings_from_environment()
+    paths = credentials_from_environment()
     credentials = Credentials(paths.credentials)
     credentials.remember(url, pin=charter.pin, tokens=charter.tokens)
     for name in names:

@@ -50,7 +50,7 @@ from atoll.exchange.bucket.move import (
 )
 from atoll.http import Download, at_most
 from atoll.island.connection import call_to
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.protocol import TensorSpec
 from atoll.protocol.coordinator_state import Move
 from atoll.protocol.model import bytes_of
@@ -412,7 +412,7 @@ class MoveToCoordinator:
 
     def _remember(self) -> ServeInstructions:
         """Point the names that this user has for the run to its new location."""
-        names = RunNames(surroundings_from_environment())
+        names = RunNames(credentials_from_environment())
         for name in (self._instructions.run, self._instructions.name):
             names.remember(name, str(self._target))
         return self._instructions
@@ -453,7 +453,7 @@ def _prepare(instructions: ServeInstructions, settings: RunSettings) -> None:
     replace_private(directory / RUN_FILE, run_file_text(settings).encode())
     write_address(directory, str(target), is_open=False)
     tokens = {role: token_file(directory, role) for role in Role}
-    credentials = Credentials(surroundings_from_environment().credentials)
+    credentials = Credentials(credentials_from_environment().credentials)
     credentials.remember(str(target), pin=pin, tokens=tokens)
 
 

@@ -12,7 +12,7 @@ import typer
 
 from atoll.cli.run_names import HTTP_PREFIXES, RUN, RunNames, StoreUrl, locate_run
 from atoll.errors import AtollError, UsageError
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.security import RunUrl, parse_run_url
 
 if TYPE_CHECKING:  # slow to import, and not needed for an error of usage
@@ -175,6 +175,6 @@ def _absolute(target: str) -> str:
 
 def _remember(status: dict[str, Any], url: str) -> None:
     """Point the names that this user has for the run to its new location."""
-    names = RunNames(surroundings_from_environment())
+    names = RunNames(credentials_from_environment())
     for name in (status["run"], status["name"]):
         names.remember(name, url)

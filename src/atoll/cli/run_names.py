@@ -18,7 +18,7 @@ from pathlib import Path
 import typer
 
 from atoll.errors import CorruptError, NoSuchFile, UsageError
-from atoll.island.environment import CredentialPaths, surroundings_from_environment
+from atoll.island.environment import CredentialPaths, credentials_from_environment
 from atoll.security import Credentials, Role, RunUrl, parse_run_url
 from atoll.security.private_files import (
     private_directory,
@@ -74,7 +74,7 @@ def locate_run(run: str) -> RunUrl | StoreUrl:
         return _store_url(run)
     if (Path(run) / ADDRESS).exists():
         return _url_of_directory(Path(run))
-    url = RunNames(surroundings_from_environment()).find(run)
+    url = RunNames(credentials_from_environment()).find(run)
     if url is not None and not _is_path(run):
         return locate_run(url)
     if _is_path(run) or Path(run, STORE_MARK).exists():
@@ -118,7 +118,7 @@ def local_directory(run: str) -> Path:
         if path.is_dir():
             return path.absolute()
         raise
-    credential = Credentials(surroundings_from_environment().credentials).find(str(url))
+    credential = Credentials(credentials_from_environment().credentials).find(str(url))
     token = credential.tokens.get(Role.OPERATOR) if credential else None
     if not isinstance(token, Path):
         raise UsageError(
@@ -195,7 +195,7 @@ class RunNames:
 
 def complete_run_name(incomplete: str) -> list[str]:
     """Return the remembered names that begin with `incomplete`, for the shell."""
-    names = RunNames(surroundings_from_environment()).all()
+    names = RunNames(credentials_from_environment()).all()
     return [name for name in names if name.startswith(incomplete)]
 
 
@@ -235,5 +235,5 @@ def _url_of_directory(directory: Path) -> RunUrl:
 
 
 def _known_names() -> str:
-    names = list(RunNames(surroundings_from_environment()).all())
+    names = list(RunNames(credentials_from_environment()).all())
     return f"known are {', '.join(names[:8])}" if names else "none is"

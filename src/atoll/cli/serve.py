@@ -39,7 +39,7 @@ from atoll.disk import SystemDisk
 from atoll.errors import CorruptError, NoSuchFile, SettingsError, UsageError
 from atoll.exchange.api import parse_info
 from atoll.http.listener import raise_soft_limit
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.security import Credentials, Role, parse_run_url, token_file
 from atoll.security.private_files import private_directory
 from atoll.settings import RunSettings
@@ -371,7 +371,7 @@ def _local_url(url: str) -> str:
 
 def _remember(coordinator: Coordinator, url: str, certificate: Path | None) -> None:
     """Let this user's commands find the run by its URL and by its names."""
-    paths = surroundings_from_environment()
+    paths = credentials_from_environment()
     tokens = {role: token_file(coordinator.directory, role) for role in Role}
     credentials = Credentials(paths.credentials)
     credentials.remember(

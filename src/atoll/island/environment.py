@@ -65,7 +65,7 @@ def island_from_environment() -> str | None:
     return os.environ.get("ATOLL_ISLAND") or None
 
 
-def surroundings_from_environment() -> CredentialPaths:
+def credentials_from_environment() -> CredentialPaths:
     """Return the paths of this user's credentials.
 
     Raises:
@@ -88,7 +88,7 @@ def definitions_from_environment() -> DefinitionPolicy:
     rank = os.environ.get("RANK", "")  # set by torchrun
     return DefinitionPolicy(
         staged=_cache() / "atoll" / "bundles",
-        trusted=surroundings_from_environment().credentials.parent / "trusted",
+        trusted=credentials_from_environment().credentials.parent / "trusted",
         consent=os.environ.get("ATOLL_TRUST_CODE") or None,
         rank=int(rank) if rank.isdecimal() else 0,
     )

@@ -196,7 +196,7 @@ def _connect(
     run: CollectiveRun | str, joining: _JoiningIsland, clock: Clock
 ) -> RunConnection | CollectiveConnection:
     """Return a connection to a run. Collectives are imported only for one."""
-    name, paths = joining.request.island, environment.surroundings_from_environment()
+    name, paths = joining.request.island, environment.credentials_from_environment()
     if isinstance(run, str):
         return RunConnection(
             run, island=name, paths=paths, clock=clock, key=joining.key

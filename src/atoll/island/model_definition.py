@@ -85,7 +85,7 @@ def _at_coordinator(run: str, remedy: str) -> ModelDefinition:
     from atoll.island.connection import connect_read_only
 
     caller, headers, info = connect_read_only(
-        run, paths=environment.surroundings_from_environment(), clock=SystemClock()
+        run, paths=environment.credentials_from_environment(), clock=SystemClock()
     )
 
     def fetch() -> bytes:

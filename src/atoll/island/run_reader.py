@@ -22,7 +22,7 @@ from atoll.exchange.api.replies import parse_catalogue, read_failure
 from atoll.exchange.api.routes import PROTOCOL, PROTOCOL_HEADER, target_of
 from atoll.exchange.base import PART_BYTES, digest_error
 from atoll.http import HttpClient, HttpReply
-from atoll.island.environment import run_from_environment, surroundings_from_environment
+from atoll.island.environment import credentials_from_environment, run_from_environment
 from atoll.island.resume import fetch_state
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.protocol.model import DTYPES, ConstantCatalogue, bytes_of
@@ -228,7 +228,7 @@ def _at_coordinator(run: str) -> Iterator[RunWeights]:
     from atoll.island.connection import connect_read_only
 
     caller, headers, info = connect_read_only(
-        run, paths=surroundings_from_environment(), clock=SystemClock()
+        run, paths=credentials_from_environment(), clock=SystemClock()
     )
     try:
         if not info.model_fingerprint:
@@ -305,7 +305,7 @@ def _constants_at_coordinator(run: str) -> Iterator[RunWeights]:
     from atoll.island.connection import connect_read_only
 
     caller, headers, _ = connect_read_only(
-        run, paths=surroundings_from_environment(), clock=SystemClock()
+        run, paths=credentials_from_environment(), clock=SystemClock()
     )
     headers = {**headers, PROTOCOL_HEADER: str(PROTOCOL)}
     try:

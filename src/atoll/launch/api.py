@@ -25,7 +25,7 @@ from typing import Any
 from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError, RemoteError, Unreachable, UsageError
 from atoll.island.connection import is_coordinator
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.launch.base import (
     GRACE_S,
     CoordinatorPlacement,
@@ -479,7 +479,7 @@ def make_pass(run: str) -> Pass:
     seed = Secret(secrets.token_hex(SEED_BYTES))
     if not is_coordinator(run):
         return Pass(run=name, seed=seed)
-    environment = surroundings_from_environment()
+    environment = credentials_from_environment()
     credentials = Credentials(environment.credentials).find(run)
     token = credentials.token(Role.ISLAND) if credentials else None
     if token is None and environment.token_file is not None:

@@ -38,8 +38,8 @@ from atoll.errors import (
 )
 from atoll.island.connection import call_to, connect_read_only, is_coordinator
 from atoll.island.environment import (
+    credentials_from_environment,
     definitions_from_environment,
-    surroundings_from_environment,
 )
 from atoll.security import Role, parse_run_url
 from atoll.wire import blake3_digest
@@ -167,7 +167,7 @@ def extract(data: bytes, directory: Path) -> None:
 
 def _put(run: str, code: Code) -> None:
     url = parse_run_url(run)
-    around = surroundings_from_environment()
+    around = credentials_from_environment()
     caller, headers = call_to(url, around, role=Role.OPERATOR)
     try:
         reply = caller.call(
@@ -188,7 +188,7 @@ def _get(run: str, digest: str) -> bytes:
     from atoll.http import Download, at_most
 
     caller, headers, _ = connect_read_only(
-        run, paths=surroundings_from_environment(), clock=SystemClock()
+        run, paths=credentials_from_environment(), clock=SystemClock()
     )
     try:
         reply = caller.call(

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 
 from atoll.errors import CorruptError, UsageError
 from atoll.island.connection import REACH_S
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.island.identity import KEY_BYTES, keep_key
 from atoll.security import (
     Credentials,
@@ -117,7 +117,7 @@ class Pass:
         Raises:
             Unreachable, Refused: it has no run's id, and the coordinator sent none.
         """
-        around = surroundings_from_environment()
+        around = credentials_from_environment()
         if self.url is not None:
             tokens = {} if self.token is None else {Role.ISLAND: self.token}
             credentials = Credentials(around.credentials)
@@ -235,9 +235,7 @@ class Charter:
 
     def lay_down(self, directory: Path | None = None) -> Path:
         """Write all files into the run's directory, and return it. Safe to repeat."""
-        default = (
-            surroundings_from_environment().credentials.parent / "served" / self.id
-        )
+        default = credentials_from_environment().credentials.parent / "served" / self.id
         directory = private_directory(directory or default)
         # The key first, as `certificate` has it.
         replace_private(directory / KEY, self.key.reveal().encode())

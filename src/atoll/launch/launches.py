@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollError, CorruptError, NoSuchFile, UsageError
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.launch.base import MAX_HANDLE_BYTES, Handle, check_id
 from atoll.launch.spec import IslandSpec, spec_from_form, spec_to_form
 from atoll.security.private_files import (
@@ -52,7 +52,7 @@ class Book:
     """The launches of one user."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        default = surroundings_from_environment().credentials.parent / "launches"
+        default = credentials_from_environment().credentials.parent / "launches"
         self._directory = directory or default
 
     def keep(self, record: Record) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from atoll.clock import SystemClock
 from atoll.errors import AtollError, Refused, Unreachable
 from atoll.island.connection import connect_read_only, is_coordinator
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 
 METRICS = ("loss", "round", "tokens", "inner_steps", "bytes_up", "bytes_down", "state")
 
@@ -79,7 +79,7 @@ class Looks:
 def _ask(run: str, wait_s: float) -> RunLook:
     caller, headers, info = connect_read_only(
         run,
-        paths=surroundings_from_environment(),
+        paths=credentials_from_environment(),
         clock=SystemClock(),
         wait_s=wait_s,
     )

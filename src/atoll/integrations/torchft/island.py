@@ -43,9 +43,9 @@ from atoll.integrations.torchft.state_transfer import (
 )
 from atoll.island.entry import fetch_state, state_frame
 from atoll.island.environment import (
+    credentials_from_environment,
     island_from_environment,
     run_from_environment,
-    surroundings_from_environment,
 )
 from atoll.island.join import RunConnection
 from atoll.protocol import JoinReply, JoinRequest, ModelSpec, Stats
@@ -301,7 +301,7 @@ def _connect(
     if not isinstance(run, str):
         return run, island, nullcontext()
     name = island or island_from_environment()
-    environment, clock = surroundings_from_environment(), SystemClock()
+    environment, clock = credentials_from_environment(), SystemClock()
     connection = RunConnection(run, island=name, paths=environment, clock=clock)
     connection.exchange.stats = lambda: Stats(version=__version__)
     return connection.exchange, name, connection.leaving()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import RemoteError, UsageError
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.launch.base import (
     GRACE_S,
     Handle,
@@ -67,7 +67,7 @@ class LocalOptions:
 def open_launcher(options: Mapping[str, str]) -> Launcher:
     """Return the launcher of this machine."""
     parsed = read_options(LocalOptions, options, engine=ENGINE)
-    default = surroundings_from_environment().credentials.parent / "local"
+    default = credentials_from_environment().credentials.parent / "local"
     directory = (
         default if parsed.directory is None else Path(parsed.directory).absolute()
     )

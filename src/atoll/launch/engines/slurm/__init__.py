@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.errors import AtollError, CorruptError, UsageError
-from atoll.island.environment import surroundings_from_environment
+from atoll.island.environment import credentials_from_environment
 from atoll.launch.base import (
     GRACE_S,
     Handle,
@@ -73,7 +73,7 @@ def open_launcher(options: Mapping[str, str]) -> Launcher:
                 f"Slurm's {program} is not on this machine. Launch from one that "
                 "submits jobs, such as the cluster's login node."
             )
-    default = surroundings_from_environment().credentials.parent / ENGINE
+    default = credentials_from_environment().credentials.parent / ENGINE
     directory = (
         default if parsed.directory is None else Path(parsed.directory).absolute()
     )

@@ -561,7 +561,7 @@ def test_islands_that_train_on_a_damaged_bucket_end_alike_or_name_the_object(
                 store=True,
                 trace=trace.append,
             )
-        told = [e.about for e in trace if (e.who, e.what) == ("store", "damage")]
+        told = [e.detail for e in trace if (e.subject, e.action) == ("store", "damage")]
         named = " ".join(record.getMessage() for record in caplog.records)
         named += " ".join(map(str, result.failures.values()))
         where = f"seed {seed}: {told}, {result.violations}"

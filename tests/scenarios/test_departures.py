@@ -54,7 +54,7 @@ def lives(run: RunSettings, *stops: Stop) -> VirtualRun:
             host.stepped()
             steps += 1
         host.leave()
-        island.life += 1
+        island.incarnation += 1
         return host
 
     def loop(island: VirtualIsland) -> float:

@@ -28,7 +28,9 @@ def loop(island: VirtualIsland) -> str:
     """Train on noise, and return the digest that this island ends with."""
     weights = VectorView()
     host = island.join(MODEL, weights)
-    noise = np.random.default_rng(NAMES.index(island.name) + ISLANDS * island.life)
+    noise = np.random.default_rng(
+        NAMES.index(island.name) + ISLANDS * island.incarnation
+    )
     while not host.has_ended:
         island.work(0.5)
         for local in weights.local:

@@ -97,7 +97,7 @@ def test_an_alarm_of_a_dead_process_never_rings() -> None:
 
         def program() -> None:
             world.clocks["a"].sleep(2.0)
-            seen.append((process.incarnation, world.scheduler.now_s))
+            seen.append((process.incarnation_number, world.scheduler.now_s))
 
         process.start(program)
         world.scheduler.at(1.0, process.crash)

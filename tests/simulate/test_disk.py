@@ -240,7 +240,7 @@ def test_a_file_is_no_directory() -> None:
     disk = seeded(0)
     disk.append("a/b", b"1")
     for name in ("a", "a/b/c"):
-        with pytest.raises(UsageError, match=f"{name} cannot be made: a/b stands in"):
+        with pytest.raises(UsageError, match=f"{name} cannot be created: a/b is"):
             disk.write_new(name, [b"1"])
 
 
@@ -311,7 +311,7 @@ def test_a_disk_outlives_its_process() -> None:
         seen: list[bytes] = []
 
         def program() -> None:
-            if process.incarnation == 1:
+            if process.incarnation_number == 1:
                 disk.append("log", b"kept")
                 disk.sync("log")
             else:

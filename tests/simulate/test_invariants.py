@@ -27,7 +27,7 @@ from atoll.simulate.invariants.watch import (
     EveryoneCounts,
     check_bytes,
     longest_silence_s,
-    most_bytes_in_flight,
+    max_bytes_in_flight,
 )
 from atoll.simulate.run import MODEL, simulate
 from atoll.weights import FragmentState, lay_out
@@ -93,7 +93,7 @@ PLANTED: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "progress": lambda: replaced(Round, "can_close", lambda *words: False),
     "bounded": lambda: replaced(Committer, "_forget", lambda *words: None),
     "deadlines bounded": lambda: replaced(Round, "late_at_s", in_ages),
-    "islands go on": lambda: replaced(Members, "require", expelled),
+    "islands continue": lambda: replaced(Members, "require", expelled),
 }
 BY_HAND = {"rounds in order", "counted once", "everyone counts"}
 """What the journal and the machine make impossible, so that no run shows it."""
@@ -213,11 +213,11 @@ def test_an_update_that_nobody_published_is_found() -> None:
 
 def test_inner_steps_that_count_again_are_found() -> None:
     """An update of round 2 holds steps that an update of round 1 went beyond."""
-    judged, truth = Judged(), History()
-    watched = RoundCheck(truth, SETTINGS, LAYOUT, judged.report)
+    judged, history = Judged(), History()
+    watched = RoundCheck(history, SETTINGS, LAYOUT, judged.report)
     for round, inner_steps in {1: 8, 2: 6}.items():
         header = update(round, inner_steps=inner_steps)
-        truth.publish(header, zeros("e3m0"))
+        history.publish(header, zeros("e3m0"))
         watched.committed(outcome(round, header))
 
     assert judged.names == ["counted once"]
@@ -262,7 +262,7 @@ def test_a_state_of_a_round_that_was_never_committed_is_found() -> None:
 def test_too_many_bytes_in_flight_are_found() -> None:
     """More than the strands of all islands can have sent."""
     judged = Judged()
-    most = most_bytes_in_flight(LAYOUT, islands=3, flight_s=10.0)
+    most = max_bytes_in_flight(LAYOUT, islands=3, flight_s=10.0)
     with SimWorld(0) as world:
         world.network.counts.bytes_in_flight = most
         check_bytes(world.network, most, judged.report)

@@ -74,7 +74,7 @@ class Talk:
 
 def left_over(counts: MessageCounts) -> int:
     """Return how many copies of messages are unaccounted for."""
-    ended = counts.delivered + counts.lost + counts.cut + counts.unheard
+    ended = counts.delivered + counts.lost + counts.cut + counts.undelivered
     return counts.sent + counts.duplicated - ended - counts.in_flight
 
 
@@ -228,9 +228,9 @@ def test_a_throttled_link_sends_in_turn() -> None:
 def test_weather_is_over_when_it_clears() -> None:
     """A message sent after the loss has ended arrives."""
     with SimWorld(0, latency=EXACT) as world:
-        talk, weather = Talk(world), LinkConditions(link="*", loss=1.0)
-        world.network.expose(weather)
-        world.scheduler.at(1.5, lambda: world.network.clear(weather))
+        talk, run_storms = Talk(world), LinkConditions(link="*", loss=1.0)
+        world.network.expose(run_storms)
+        world.scheduler.at(1.5, lambda: world.network.clear(run_storms))
         talk.ask(4, every_s=1.0)
 
         assert talk.run() == [2, 3]
@@ -263,7 +263,7 @@ def test_partitions_part_groups_and_the_rest(groups: list[list[str]]) -> None:
 
     for first in "abcdef":
         for second in "abcdef":
-            assert cut.parts(first, second) == (group(first) != group(second))
+            assert cut.separates(first, second) == (group(first) != group(second))
 
 
 @pytest.mark.parametrize(
@@ -278,9 +278,9 @@ def test_partitions_part_groups_and_the_rest(groups: list[list[str]]) -> None:
 def test_a_link_is_named_by_one_end_or_two(link: str, touched: set[str]) -> None:
     """`a->b` is a direction, `a` all of a's links, `*` all there are."""
     ends = [("a", "b"), ("b", "a"), ("b", "c")]
-    weather = LinkConditions(link=link)
+    run_storms = LinkConditions(link=link)
 
-    assert {f"{s}->{d}" for s, d in ends if weather.touches(s, d)} == touched
+    assert {f"{s}->{d}" for s, d in ends if run_storms.touches(s, d)} == touched
 
 
 def test_corruption_needs_somebody_who_knows_how() -> None:

@@ -98,7 +98,7 @@ def test_what_a_dead_process_does_last_has_no_effect(act: str, restarts: bool) -
         peer.start(lambda: world.network.listen(peer, lambda it, _: heard.append(it)))
 
         def program() -> None:
-            if process.incarnation > 1:
+            if process.incarnation_number > 1:
                 return
             world.disks["a"].append("synced", b"1")
             world.disks["a"].sync("synced")
@@ -122,7 +122,7 @@ def test_what_a_dead_process_does_last_has_no_effect(act: str, restarts: bool) -
         assert peer.is_alive
         assert not peer.is_frozen
         assert process.is_alive == restarts
-        assert process.incarnation == 1 + restarts
+        assert process.incarnation_number == 1 + restarts
         assert world.disks["a"].names("") == ["synced"]
 
 
@@ -312,7 +312,9 @@ def test_a_frozen_process_gets_its_messages_at_the_thaw(world: SimWorld) -> None
 def test_a_process_killed_while_frozen_never_gets_its_timers(world: SimWorld) -> None:
     """A freeze keeps timers for this life only; its late thaw leaves the next alone."""
     process, seen = world.add("a"), []
-    process.start(lambda: process.after(2.0, lambda: seen.append(process.incarnation)))
+    process.start(
+        lambda: process.after(2.0, lambda: seen.append(process.incarnation_number))
+    )
     frozen: list[Callable[[], None]] = []
 
     def freeze() -> None:
@@ -380,7 +382,7 @@ def test_a_crash_of_the_dead_changes_nothing(world: SimWorld) -> None:
     process.restart()
     world.scheduler.run()
 
-    assert process.incarnation == 2
+    assert process.incarnation_number == 2
 
 
 def test_a_timeline_can_be_read(world: SimWorld) -> None:

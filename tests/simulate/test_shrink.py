@@ -149,7 +149,7 @@ def test_a_pasted_test_reads_like_one_of_ours() -> None:
         "\n"
         "\n"
         "def test_storm_of_seed_7() -> None:\n"
-        '    """Everything that must hold does under the 2 faults of seed 7."""\n'
+        '    """Every invariant holds under the 2 faults of seed 7."""\n'
         "    plan = (\n"
         "        FaultPlan()\n"
         '        .kill("i2", at_s=3.0, back_after_s=1.0)\n'

@@ -185,9 +185,9 @@ def test_what_is_left_while_a_roster_is_on_its_way_counts(
 
 def _counted(island: str, happening: TraceEvent) -> list[str]:
     """Return how a roster lists an island, if this is one."""
-    if happening.what != "commit":
+    if happening.action != "commit":
         return []
-    return [CommitTrace.parsed(happening.about).verdicts.get(island, "")]
+    return [CommitTrace.parsed(happening.detail).verdicts.get(island, "")]
 
 
 def test_a_run_in_a_bucket_ends_by_its_tokens() -> None:

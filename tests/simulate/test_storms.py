@@ -76,7 +76,7 @@ def test_a_storm_can_be_read() -> None:
     assert [each.at_s for each in toy.happenings] == sorted(
         each.at_s for each in toy.happenings
     )
-    told = {each.what for each in toy.happenings}
+    told = {each.action for each in toy.happenings}
     assert {"start", "send", "deliver", "append", "sync"} <= told
-    assert {each.who for each in toy.happenings} >= {"coordinator", "i0", "fault"}
+    assert {each.subject for each in toy.happenings} >= {"coordinator", "i0", "fault"}
     assert all(" s  " in line for line in lines)

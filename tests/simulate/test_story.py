@@ -54,7 +54,7 @@ def told(plan: FaultPlan, *happenings: TraceEvent) -> list[StoryEntry]:
     entries: list[StoryEntry] = []
     narrator = Narrator(plan, ISLANDS, entries.append)
     for happening in happenings:
-        narrator.hear(happening)
+        narrator.add(happening)
     return entries
 
 
@@ -71,9 +71,9 @@ def commit(at_s: float, round: int, fragment: int = 0, **verdicts: str) -> Trace
     return TraceEvent(at_s, "coordinator", "commit", about)
 
 
-def lines(*happenings: TraceEvent, is_whole: bool = False) -> list[str]:
+def lines(*happenings: TraceEvent, is_verbose: bool = False) -> list[str]:
     """Return the page of these happenings."""
-    page = Page(ISLANDS, rounds=9, is_whole=is_whole)
+    page = Page(ISLANDS, rounds=9, is_verbose=is_verbose)
     said = [
         line for entry in told(FaultPlan(), *happenings) for line in page.add(entry)
     ]
@@ -104,7 +104,7 @@ def test_every_fault_begins_and_ends_in_words() -> None:
     ]
     lasting = [fault for fault in EVERY_FAULT.faults[2:] if lasts_s(fault)]
     assert [describe_end(fault) for fault in lasting] == [
-        "is slowed down no more",
+        "is no longer slow",
         "delay of messages from i0 to i1 is over",
         "loss of messages of i0 is over",
         "doubling of messages everywhere is over",
@@ -116,7 +116,7 @@ def test_every_fault_begins_and_ends_in_words() -> None:
         "can write to its disk again",
         "answers again",
         "has lists that are up to date again",
-        "gets rosters at once again",
+        "gets rosters without delay again",
     ]
     assert fault_kinds(FaultPlan().kill("i0", at_s=1)) == "1 fault (1 kill)"
 
@@ -126,7 +126,7 @@ def test_a_fault_is_over_when_its_time_has_passed() -> None:
     plan = FaultPlan().loss("i0", rate=0.5, at_s=2, for_s=5)
     entries = told(plan, *begun(plan, 2.0), TraceEvent(9.0, "i1", "leave"))
 
-    assert [(each.at_s, each.what) for each in entries] == [
+    assert [(each.at_s, each.action) for each in entries] == [
         (2.0, "loss"),
         (7.0, "loss over"),
         (9.0, "leave"),
@@ -138,7 +138,7 @@ def test_what_another_fault_keeps_up_is_not_over() -> None:
     plan = FaultPlan().slow("i0", factor=2, for_s=3).slow("i0", factor=3, for_s=8)
     entries = told(plan, *begun(plan, 0.0), TraceEvent(9.0, "i1", "leave"))
 
-    assert [each.at_s for each in entries if each.what == "slow over"] == [8.0]
+    assert [each.at_s for each in entries if each.action == "slow over"] == [8.0]
 
 
 def test_a_crash_says_whether_its_process_will_be_back() -> None:
@@ -166,13 +166,13 @@ def test_rounds_that_came_to_the_same_are_one_line() -> None:
         "  0:06  rounds 1-2   ###  all 3 counted; 4 outcomes until 0:12",
         "  1:20  round 3 f0   #~.  1 counted, i1 late, i2 absent",
     ]
-    assert len(lines(*rounds, late, is_whole=True)) == 5
+    assert len(lines(*rounds, late, is_verbose=True)) == 5
 
 
 def test_a_round_in_which_nobody_counted_is_void() -> None:
     """Refused updates are marked, and the round says what it came to."""
     assert lines(commit(1.0, 1, i0="refused", i1="refused", i2="refused")) == [
-        "  0:01  round 1 f0   !!!  nobody counted, void, i0 i1 i2 refused"
+        "  0:01  round 1 f0   !!!  no island counted, void, i0 i1 i2 refused"
     ]
 
 
@@ -196,7 +196,7 @@ def test_messages_are_weighed_and_not_told() -> None:
         ("send", "coordinator->i0"),
         ("deliver", "coordinator->i0"),
     ):
-        narrator.hear(TraceEvent(1.0, link, what, "PublishCall, 300 bytes"))
+        narrator.add(TraceEvent(1.0, link, what, "PublishCall, 300 bytes"))
 
     tally = narrator.tallies["i0"]
     assert (tally.bytes_up, tally.bytes_down) == (300, 300)

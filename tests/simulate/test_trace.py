@@ -82,13 +82,13 @@ class Told:
 
     def commits(self) -> list[CommitTrace]:
         return [
-            CommitTrace.parsed(each.about)
+            CommitTrace.parsed(each.detail)
             for each in self.happenings
-            if each.what == "commit"
+            if each.action == "commit"
         ]
 
     def who(self, what: str) -> list[str]:
-        return [each.who for each in self.happenings if each.what == what]
+        return [each.subject for each in self.happenings if each.action == what]
 
 
 def tell(plan: FaultPlan, seed: int = 0) -> Told:
@@ -168,8 +168,10 @@ def test_a_coordinator_says_what_it_came_back_with() -> None:
     """Its next life has the rounds that were committed before it died."""
     told = tell(FaultPlan().kill("coordinator", at_s=20.0, back_after_s=5.0))
     before = [each for each in told.happenings if each.at_s < 20.0]
-    rounds = [CommitTrace.parsed(h.about).round for h in before if h.what == "commit"]
-    first, second = (h.about for h in told.happenings if h.what == "open")
+    rounds = [
+        CommitTrace.parsed(h.detail).round for h in before if h.action == "commit"
+    ]
+    first, second = (h.detail for h in told.happenings if h.action == "open")
 
     assert first == "no weights"
     # Fragment 0 is sent after half of each window, fragment 1 after all of it.
@@ -181,11 +183,11 @@ def test_a_coordinator_says_what_it_came_back_with() -> None:
 def test_a_run_below_its_quorum_pauses_and_goes_on() -> None:
     """Three of four islands are cut off, and two are needed to close a round."""
     told = tell(FaultPlan().partition(["i0", "i1", "i2"], at_s=10.0, for_s=40.0))
-    (pause,) = [h for h in told.happenings if h.what == "pause"]
-    (resume,) = [h for h in told.happenings if h.what == "resume"]
+    (pause,) = [h for h in told.happenings if h.action == "pause"]
+    (resume,) = [h for h in told.happenings if h.action == "resume"]
 
     assert 10.0 < pause.at_s < 50.0 < resume.at_s < 60.0
-    assert pause.about == "1 live, quorum 2"
+    assert pause.detail == "1 live, quorum 2"
 
 
 def test_telling_changes_nothing() -> None:

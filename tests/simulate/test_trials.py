@@ -11,7 +11,7 @@ from atoll.errors import LeaseLost
 from atoll.protocol.membership import Members
 from atoll.settings import RunSettings
 from atoll.simulate import FaultPlan
-from atoll.simulate.trials import ISLANDS, ROUNDS, main, storm, trial, weather
+from atoll.simulate.trials import ISLANDS, ROUNDS, main, run_storms, storm, trial
 from tests.simulate.planted import replaced
 
 
@@ -75,7 +75,7 @@ def test_storms_run_in_processes_and_are_added_up(
 def test_a_violation_is_told_by_its_seed() -> None:
     """With what did not hold."""
     with replaced(Members, "require", lambda *words: words[9]):
-        tally = weather([4])
+        tally = run_storms([4])
 
     assert list(tally.failures) == [4]
     assert "islands go on" in tally.failures[4]

@@ -26,7 +26,7 @@ def pulses(plan: FaultPlan, *, until_s: float = 10.0) -> list[tuple[float, int]]
         def program() -> None:
             while True:
                 process.work(1.0)
-                seen.append((world.scheduler.now_s, process.incarnation))
+                seen.append((world.scheduler.now_s, process.incarnation_number))
 
         process.start(program)
         apply(plan, world)
@@ -227,7 +227,7 @@ def test_faults_of_a_round_happen_once_when_it_is_reached() -> None:
         assert not process.is_alive
         world.scheduler.run(9.0)
 
-        assert process.incarnation == 2
+        assert process.incarnation_number == 2
         assert not process.is_frozen
 
 

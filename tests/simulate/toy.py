@@ -85,7 +85,7 @@ class Toy:
     def _coordinate(self) -> None:
         process, disk = self.world.processes["coordinator"], self.world.disks
         own, known = disk["coordinator"], set(self.journal())
-        segment = f"log/{process.incarnation:08}"
+        segment = f"log/{process.incarnation_number:08}"
 
         def take(request: object, reply: ReplyFunction) -> None:
             nonlocal segment

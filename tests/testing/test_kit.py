@@ -40,7 +40,7 @@ def loop(island: VirtualIsland) -> tuple[str, int]:
         weights.local[0] -= 0.1 * weights.local[0]
         host.stepped()
     host.leave()
-    return host.digest, island.life
+    return host.digest, island.incarnation
 
 
 def run_python(code: str) -> str:

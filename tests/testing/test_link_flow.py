@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.testing.link_flow import Line, LineTime, in_flight_bytes, piece_bytes
+from atoll.testing.link_flow import LineTime, PacedLine, in_flight_bytes, piece_bytes
 
 RATES = st.floats(100.0, 1e9)
 TIMES = st.floats(0.0, 10.0)
@@ -19,7 +19,7 @@ TINY_S = 1e-6  # floating point, over minutes
 
 
 def schedule(
-    line: Line[int], entries: list[tuple[float, int]]
+    line: PacedLine[int], entries: list[tuple[float, int]]
 ) -> list[tuple[float, int, float]]:
     """Put pieces of (pause, size) on the line; return when, how much, and arrival."""
     now_s, rows = 0.0, []
@@ -31,7 +31,7 @@ def schedule(
 
 def test_two_pieces_follow_each_other_at_the_rate() -> None:
     """At 100 bytes/s and a delay of 5 s, 100 bytes are there after 6 s."""
-    line = Line[str](rate_bytes_per_s=100.0, delay_s=5.0)
+    line = PacedLine[str](rate_bytes_per_s=100.0, delay_s=5.0)
 
     assert line.enter("first", 100, ready_s=0.0) == 6.0
     assert line.enter("second", 200, ready_s=0.5) == 8.0
@@ -47,7 +47,7 @@ def test_no_piece_comes_early(
     seed: int,
 ) -> None:
     """A piece takes its bytes' time at the rate, and the delay, at the least."""
-    line = Line[int](
+    line = PacedLine[int](
         rate_bytes_per_s=rate, delay_s=delay_s, jitter_s=jitter_s, seed=seed
     )
     for entered_s, size, arrival_s in schedule(line, entries):
@@ -59,7 +59,7 @@ def test_over_no_stretch_of_time_is_the_rate_exceeded(
     entries: list[tuple[float, int]], rate: float, delay_s: float
 ) -> None:
     """Between two arrivals lies the time of all bytes that arrived after the first."""
-    rows = schedule(Line(rate_bytes_per_s=rate, delay_s=delay_s), entries)
+    rows = schedule(PacedLine(rate_bytes_per_s=rate, delay_s=delay_s), entries)
     for first, (_, _, begin_s) in enumerate(rows):
         size = 0
         for _, more, end_s in rows[first + 1 :]:
@@ -76,9 +76,9 @@ def test_nothing_overtakes_and_jitter_has_its_bound(
     seed: int,
 ) -> None:
     """Arrivals are in order, each at most `jitter_s` after that of a steady line."""
-    steady = schedule(Line(rate_bytes_per_s=rate, delay_s=delay_s), entries)
+    steady = schedule(PacedLine(rate_bytes_per_s=rate, delay_s=delay_s), entries)
     rows = schedule(
-        Line(rate_bytes_per_s=rate, delay_s=delay_s, jitter_s=jitter_s, seed=seed),
+        PacedLine(rate_bytes_per_s=rate, delay_s=delay_s, jitter_s=jitter_s, seed=seed),
         entries,
     )
 
@@ -92,7 +92,7 @@ def test_the_same_seed_draws_the_same_jitter(
     entries: list[tuple[float, int]], seed: int
 ) -> None:
     """Two lines of one seed let everything arrive at the same times."""
-    one, two = (Line[int](jitter_s=1.0, seed=seed) for _ in range(2))
+    one, two = (PacedLine[int](jitter_s=1.0, seed=seed) for _ in range(2))
 
     assert schedule(one, entries) == schedule(two, entries)
 
@@ -102,7 +102,7 @@ def test_who_waits_for_room_keeps_the_queue_short(
     entries: list[tuple[float, int]], queue_bytes: int, rate: float
 ) -> None:
     """Then a piece waits for no more than the queue, or passes an empty one."""
-    line = Line[int](rate_bytes_per_s=rate, queue_bytes=queue_bytes)
+    line = PacedLine[int](rate_bytes_per_s=rate, queue_bytes=queue_bytes)
     now_s = 0.0
     for pause_s, size in entries:
         now_s += pause_s
@@ -116,7 +116,7 @@ def test_what_has_arrived_comes_off_once_and_in_order(
     entries: list[tuple[float, int]], delay_s: float
 ) -> None:
     """Whenever one looks, the line gives what is due and says when the next is."""
-    line = Line[int](rate_bytes_per_s=1e5, delay_s=delay_s)
+    line = PacedLine[int](rate_bytes_per_s=1e5, delay_s=delay_s)
     arrivals = [arrival_s for _, _, arrival_s in schedule(line, entries)]
     taken: list[int] = []
     now_s = 0.0

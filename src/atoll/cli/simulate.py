@@ -122,13 +122,13 @@ def _as_text(setup: Setup, is_detailed: bool, command: str) -> bool:
     from atoll.simulate.story import Narrator
 
     columns = width(pages.WIDTH)
-    page = pages.Page(setup.islands, setup.rounds, width=columns, is_whole=is_detailed)
+    page = pages.Page(setup.islands, setup.rounds, width=columns, is_verbose=is_detailed)
     _print(report.heading(setup, page))
     narrator = Narrator(
         setup.plan,
         setup.islands,
         lambda entry: _print(page.add(entry)),
-        is_whole=is_detailed,
+        is_verbose=is_detailed,
     )
     result = _run(setup, narrator)
     _print(page.flush())
@@ -150,7 +150,7 @@ def _as_json(setup: Setup, is_detailed: bool, command: str) -> bool:
         setup.plan,
         setup.islands,
         lambda entry: write(report.entry_facts(entry)),
-        is_whole=is_detailed,
+        is_verbose=is_detailed,
     )
     result = _run(setup, narrator)
     summary = report.closing_facts(setup, result, narrator.tallies)
@@ -167,7 +167,7 @@ def _run(setup: Setup, narrator: Narrator) -> Simulated:
     progress = RoundProgress(setup.rounds)
 
     def trace(event: TraceEvent) -> None:
-        narrator.hear(event)
+        narrator.add(event)
         progress.hear(event)
 
     with without_warnings():  # the timeline has them already
@@ -191,8 +191,8 @@ class RoundProgress:
         self._is_shown = can_redraw(sys.stderr) and not sys.stdout.isatty()
 
     def hear(self, event: TraceEvent) -> None:
-        if self._is_shown and event.what == "commit":
-            number = event.about.split()[1]
+        if self._is_shown and event.action == "commit":
+            number = event.detail.split()[1]
             typer.echo(f"\rround {number} of {self._rounds} ", err=True, nl=False)
 
     def clear(self) -> None:

@@ -1,7 +1,8 @@
 """Owns virtual time: processes, networks, disks and clocks that fail as planned.
 
-Does not know what the processes compute, nor what must hold of it.
-Start reading at `scheduler.Scheduler`, then `world.World` and `plan.FaultPlan`.
+Does not know the programs that the processes run, except in `run`, `islands`, `hosts`
+and `invariants`, which run Atoll itself and check it.
+Start reading at `scheduler.Scheduler`, then `world.SimWorld` and `plan.FaultPlan`.
 """
 
 from atoll.simulate.disk import SimDisk

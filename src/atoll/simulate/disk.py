@@ -1,6 +1,6 @@
-"""A disk in memory that loses what a power cut may lose.
+"""A disk in memory that loses unsynced bytes when the power is cut.
 
-Rule 1: every file has content, and a part of it that is durable.
+Rule 1: every file has content, of which a first part is durable.
 Rule 2: a power cut keeps the durable part, and of the rest of each file, independently
     of the others, nothing, all, some whole appends, or a torn part.
 Rule 3: a removal is not durable: the file may come back.
@@ -20,15 +20,15 @@ from atoll.simulate.process import (
 from atoll.simulate.scheduler import ProcessDead
 
 _COMPLETE_BUT_FAILED = 0.125
-"""How often a file that `write_new` had no room for is there nevertheless."""
+"""Probability that a file exists although `write_new` failed for lack of room."""
 
 
 class SimDisk:
-    """The disk of a process, or of nobody. Implements `atoll.disk.Disk`.
+    """The disk of a process, or a disk by itself. Implements `atoll.disk.Disk`.
 
-    It outlives its process, whose every crash it takes as its own. Calls are counted,
+    It outlasts its process, and crashes whenever the process does. Calls are counted,
     and `crash_at` crashes before or after one of them; without a process, the disk
-    then refuses everything until `crash` says what is left.
+    then refuses every call until `crash` decides which bytes survive.
     """
 
     def __init__(
@@ -38,24 +38,24 @@ class SimDisk:
         self.is_full = False
         self.is_read_only = False
         self.room_bytes = 2**62
-        """What `free_bytes` tells; nothing is refused for want of it here."""
+        """The result of `free_bytes`; it does not limit writes."""
 
         self.was_put_back = False
-        """Whether it has lost what was durable: nobody promises anything then."""
+        """Whether it has lost durable bytes, which no invariant covers."""
 
         self._process = process
         self._rng = self._fate = rng or random.Random(0)
         if process is not None:
-            # What a crash keeps must not hinge on whether the disk was full before.
+            # The survivors of a crash must not depend on earlier draws of a full disk.
             self._rng = process.scheduler.random(f"disk {process.name}")
             self._fate = process.scheduler.random(f"power {process.name}")
             process.on_crash(self.crash)
         self._files: dict[str, SimFile] = {}
         self._removed: dict[str, bytes] = {}
-        """What would come back if the removal were lost."""
+        """Removed files, which a power cut may bring back."""
 
         self._right_names: set[str] = set()
-        """Of the calls so far: most name the same few files again."""
+        """Names checked so far: most calls name the same few files."""
 
         self._crash_at: tuple[int, bool] | None = None
         self._is_down = False
@@ -67,7 +67,7 @@ class SimDisk:
     def crash(
         self, rng: random.Random | None = None, *, is_power_cut: bool | None = None
     ) -> None:
-        """Lose what is not durable, if the power was cut; drawn if not said."""
+        """Lose bytes that are not durable, if the power was cut; None draws that."""
         rng = rng or self._fate
         self._is_down = False
         if is_power_cut is None:
@@ -79,17 +79,17 @@ class SimDisk:
             content = self._survivor(name, rng)
             if content is not None:
                 survivors[name] = SimFile(content, is_durable=True)
-        self._tell("power cut", f"{len(self._files)} files, {len(survivors)} survive")
+        self._emit("power cut", f"{len(self._files)} files, {len(survivors)} survive")
         self._files, self._removed = survivors, {}
 
     def copy(self) -> Callable[[], None]:
-        """Return what puts the disk back to what is durable on it now."""
+        """Return a function that restores the disk to its present durable content."""
         files = {
             name: file.durable for name, file in self._files.items() if file.survives
         }
 
         def put_back() -> None:
-            self._tell("put back", f"{len(files)} files, and {len(self._files)} gone")
+            self._emit("put back", f"{len(files)} files, and {len(self._files)} gone")
             self._removed, self.was_put_back = {}, True
             self._files = {
                 name: SimFile(content, is_durable=True)
@@ -101,12 +101,12 @@ class SimDisk:
     def append(self, name: str, data: Data) -> None:
         with self._call("append", name):
             self._check_writable(name)
-            file, whole = self._files.get(name) or self._make(name), bytes(data)
+            file, content = self._files.get(name) or self._make(name), bytes(data)
             if self.is_full:
-                # A write that finds no room may have written a part.
-                file.append(whole[: self._rng.randint(0, len(whole))])
+                # A write that fails for lack of room may have written a part.
+                file.append(content[: self._rng.randint(0, len(content))])
                 raise _full(name)
-            file.append(whole)
+            file.append(content)
 
     def sync(self, name: str) -> None:
         with self._call("sync", name):
@@ -128,7 +128,7 @@ class SimDisk:
             content = b"".join(bytes(part) for part in parts)
             if self.is_full:
                 if self._rng.random() < _COMPLETE_BUT_FAILED:
-                    # Its content was synced before the rename: whole, or not there.
+                    # Its content was synced before the rename: complete or absent.
                     self._make(name).append(content)
                     self._files[name].sync()
                     self._files[name].survives = False
@@ -157,15 +157,15 @@ class SimDisk:
     def free_bytes(self) -> int:
         return self.room_bytes
 
-    def _call(self, what: str, name: str) -> _DiskCall:
+    def _call(self, action: str, name: str) -> _DiskCall:
         if self._is_down:
-            raise ProcessDead("The disk is down after a crash: say crash() to reopen.")
+            raise ProcessDead("The disk is down after a crash: call crash() to reopen.")
         if self._process is not None:
             self._process.scheduler.check()
         if name not in self._right_names:
             self._check_name(name)
         self.calls += 1
-        self._tell(what, name)
+        self._emit(action, name)
         if self._crash_at == (self.calls, False):
             self._die()
         return _DiskCall(self, self.calls)
@@ -192,17 +192,17 @@ class SimDisk:
 
     def _file(self, name: str) -> SimFile:
         if name not in self._files:
-            raise NoSuchFile(f"{name} is not there.")
+            raise NoSuchFile(f"{name} does not exist.")
         return self._files[name]
 
     def _make(self, name: str) -> SimFile:
-        parents = {name[:at] for at, letter in enumerate(name) if letter == "/"}
+        parents = {name[:end] for end, character in enumerate(name) if character == "/"}
         folder = f"{name}/"
         for other in self._files:
             if other in parents or other.startswith(folder):
                 raise UsageError(
-                    f"{name} cannot be made: {other} stands in its way, and a file is "
-                    "no directory. Choose another name."
+                    f"{name} cannot be created: {other} is a file or directory of the "
+                    "same name. Choose another name."
                 )
         self._files[name] = SimFile()
         return self._files[name]
@@ -214,13 +214,13 @@ class SimDisk:
                 "right to write there, or choose another directory."
             )
 
-    def _tell(self, what: str, about: str) -> None:
+    def _emit(self, action: str, detail: str) -> None:
         if self._process is not None and self._process.scheduler.trace is not None:
-            self._process.scheduler.tell(self._process.name, what, about)
+            self._process.scheduler.emit(self._process.name, action, detail)
 
 
 class _DiskCall:
-    """A call of a disk, after which it may crash."""
+    """Context of a call of a disk, after which it may crash."""
 
     __slots__ = ("_disk", "_number")
 
@@ -243,10 +243,10 @@ def _full(name: str) -> DiskFull:
 
 
 class SimFile:
-    """Bytes that are durable up to a point.
+    """Bytes that are durable up to a position.
 
-    A failed sync leaves bytes in doubt: no later sync says anything about them, and
-    after a power cut they may be zeros.
+    A failed sync leaves bytes in doubt: no later sync makes them durable, and after a
+    power cut they may be zeros.
     """
 
     __slots__ = ("_doubts", "_ends", "_synced", "content", "survives")
@@ -254,11 +254,11 @@ class SimFile:
     def __init__(self, content: bytes = b"", *, is_durable: bool = False) -> None:
         self.content = bytearray(content)
         self.survives = is_durable
-        """Whether the file itself is durable, be it empty."""
+        """Whether the file itself is durable, even if empty."""
 
         self._synced = len(content) if is_durable else 0
         self._ends: list[int] = []
-        """Where each append since the last sync ended."""
+        """End position of each append since the last sync."""
 
         self._doubts: list[tuple[int, int]] = []
 
@@ -284,16 +284,18 @@ class SimFile:
             self._doubts.append((self._synced, len(self.content)))
 
     def after_power_cut(self, rng: random.Random) -> bytes | None:
-        """Return what is left, or None if the file is not."""
+        """Return the surviving content, or None if the file is lost."""
         if not self.survives and rng.random() < 0.25:
             return None
-        left = self.content[: self._kept(rng)]
+        content = self.content[: self._surviving_bytes(rng)]
         for first, last in self._doubts:
             if rng.random() < 0.5:
-                left[first:last] = bytes(min(last, len(left)) - min(first, len(left)))
-        return bytes(left)
+                content[first:last] = bytes(
+                    min(last, len(content)) - min(first, len(content))
+                )
+        return bytes(content)
 
-    def _kept(self, rng: random.Random) -> int:
+    def _surviving_bytes(self, rng: random.Random) -> int:
         match rng.choice(("nothing", "all", "appends", "torn")):
             case "nothing":
                 return self._synced

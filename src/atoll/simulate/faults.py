@@ -1,8 +1,8 @@
 """Faults as data: the kind, the target, the moment and the duration of each.
 
 The moment of a fault is `at_s`, an instant of virtual time, or `at_round`, when the run
-first reaches that round. A fault with a duration lasts `for_s`, or without it to the
-end X
+first reaches that round. A fault with a duration lasts `for_s`, or to the end of the
+run if that is None.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from atoll.simulate.network import ARROW
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Something that goes wrong. Abstract; `FaultPlan` has a method for each kind."""
+    """A fault of a process, a link or a store. Abstract; see `FaultPlan`."""
 
     kind: ClassVar[str]
     is_condition: ClassVar[bool] = False
-    """Whether it holds from the start of the run when no moment is given."""
+    """Whether it begins with the run when no moment is given."""
 
     at_s: float | None = None
     at_round: int | None = None
@@ -35,12 +35,12 @@ class Fault:
                 f"A {self.kind} has at_s={self.at_s!r} and at_round={self.at_round!r}. "
                 "Give exactly one of them."
             )
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value is None and each.default is None:
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if value is None and spec.default is None:
                 continue
-            value = checked(self.kind, each.name, value)
-            object.__setattr__(self, each.name, value)
+            value = checked(self.kind, spec.name, value)
+            object.__setattr__(self, spec.name, value)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -48,8 +48,8 @@ class Fault:
         raise NotImplementedError
 
     def values(self) -> dict[str, Any]:
-        """Return what differs from its default: subject, moment, then the rest."""
-        default = {each.name: each.default for each in fields(self)}
+        """Return the fields that differ from their default: subject, moment, others."""
+        default = {spec.name: spec.default for spec in fields(self)}
         subject, *needed = [name for name in default if default[name] is MISSING]
         order = dict.fromkeys([subject, "at_s", "at_round", *needed, *default])
         values = {name: getattr(self, name) for name in order}
@@ -85,10 +85,10 @@ class LinkFault(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class Kill(ProcessFault):
-    """The process dies, and its disk loses what was not synced.
+    """The process dies, and its disk loses unsynced bytes.
 
-    It comes back after `back_after_s`, or never. A process that is dead already stays
-    as it is.
+    It restarts after `back_after_s`, or never. A process that is dead already is left
+    unchanged.
     """
 
     kind: ClassVar[str] = "kill"
@@ -97,7 +97,7 @@ class Kill(ProcessFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Freeze(ProcessFault):
-    """The process stands still with all it has, and then goes on."""
+    """The process stops, as by SIGSTOP, and then resumes."""
 
     kind: ClassVar[str] = "freeze"
     for_s: float | None = None
@@ -115,7 +115,7 @@ class Slow(ProcessFault):
 
 @dataclass(frozen=True, kw_only=True)
 class DelayFault(LinkFault):
-    """Messages take `by_s` longer, each with chance `rate`."""
+    """Messages take `by_s` longer, each with probability `rate`."""
 
     kind: ClassVar[str] = "delay"
     by_s: float
@@ -124,7 +124,7 @@ class DelayFault(LinkFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Loss(LinkFault):
-    """Messages are lost, each with chance `rate`."""
+    """Messages are lost, each with probability `rate`."""
 
     kind: ClassVar[str] = "loss"
     rate: float
@@ -132,7 +132,7 @@ class Loss(LinkFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicate(LinkFault):
-    """Messages arrive twice, each with chance `rate`."""
+    """Messages arrive twice, each with probability `rate`."""
 
     kind: ClassVar[str] = "duplicate"
     rate: float
@@ -140,7 +140,7 @@ class Duplicate(LinkFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Reorder(LinkFault):
-    """Messages take up to `by_s` longer, each with chance `rate`, and so overtake."""
+    """Messages overtake: each takes up to `by_s` longer, with probability `rate`."""
 
     kind: ClassVar[str] = "reorder"
     by_s: float
@@ -149,7 +149,7 @@ class Reorder(LinkFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Corrupt(LinkFault):
-    """Messages arrive changed, each with chance `rate`."""
+    """Messages arrive changed, each with probability `rate`."""
 
     kind: ClassVar[str] = "corrupt"
     rate: float = 1.0
@@ -165,7 +165,7 @@ class Throttle(LinkFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Partition(Fault):
-    """Nothing passes between groups; processes that none names are one more group."""
+    """No message passes between groups; unnamed processes are one more group."""
 
     kind: ClassVar[str] = "partition"
     groups: tuple[tuple[str, ...], ...]
@@ -178,7 +178,7 @@ class Partition(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class FullDisk(ProcessFault):
-    """Whatever adds to the process's disk fails."""
+    """Every write that adds to the process's disk fails."""
 
     kind: ClassVar[str] = "disk_full"
     for_s: float | None = None
@@ -186,7 +186,7 @@ class FullDisk(ProcessFault):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOnlyDisk(ProcessFault):
-    """Whatever changes the process's disk fails."""
+    """Every change of the process's disk fails."""
 
     kind: ClassVar[str] = "disk_read_only"
     for_s: float | None = None
@@ -194,9 +194,9 @@ class ReadOnlyDisk(ProcessFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Rollback(ProcessFault):
-    """A copy of the disk is made, and put back `for_s` later: the process restarts.
+    """A copy of the disk is made, and restored `for_s` later: the process restarts.
 
-    What became durable in between is lost: only islands still have it.
+    Bytes that became durable in between are lost: only islands still have them.
     """
 
     kind: ClassVar[str] = "rollback"
@@ -205,7 +205,7 @@ class Rollback(ProcessFault):
 
 @dataclass(frozen=True, kw_only=True)
 class ClockJump(ProcessFault):
-    """The clock jumps ahead by `by_s`; below 0 it stands still for as long."""
+    """The clock jumps ahead by `by_s`; below 0 it stands still for that time."""
 
     kind: ClassVar[str] = "clock_jump"
     by_s: float
@@ -213,7 +213,7 @@ class ClockJump(ProcessFault):
 
 @dataclass(frozen=True, kw_only=True)
 class ClockDrift(ProcessFault):
-    """The clock shows `rate` seconds per true second, from the moment on."""
+    """The clock shows `rate` seconds per true second from then on."""
 
     kind: ClassVar[str] = "clock_drift"
     is_condition: ClassVar[bool] = True
@@ -222,7 +222,7 @@ class ClockDrift(ProcessFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Outage(ProcessFault):
-    """A store fails requests, each with chance `rate`, done before that or not."""
+    """A store fails requests with probability `rate`, before or after their effect."""
 
     kind: ClassVar[str] = "outage"
     is_condition: ClassVar[bool] = True
@@ -232,7 +232,7 @@ class Outage(ProcessFault):
 
 @dataclass(frozen=True, kw_only=True)
 class ListLag(ProcessFault):
-    """A store's lists are up to `by_s` late, for each object anew."""
+    """A store's lists are up to `by_s` late, drawn for each object."""
 
     kind: ClassVar[str] = "list_lag"
     is_condition: ClassVar[bool] = True
@@ -242,9 +242,9 @@ class ListLag(ProcessFault):
 
 @dataclass(frozen=True, kw_only=True)
 class RosterLag(ProcessFault):
-    """Who closes a round stands still for `by_s` before its roster goes to a store.
+    """An island that closes a round waits for `by_s` before it puts the roster.
 
-    Others go on meanwhile, and may close the round, publish, leave or return.
+    Others continue meanwhile, and may close the round, publish, leave or return.
     """
 
     kind: ClassVar[str] = "roster_lag"
@@ -255,11 +255,11 @@ class RosterLag(ProcessFault):
 
 @dataclass(frozen=True, kw_only=True)
 class Damage(ProcessFault):
-    """An object of a store is damaged for good; which one is drawn from the seed.
+    """An object of a store, drawn from the seed, is damaged until it is put again.
 
-    `how` is "flip" (one bit), "cut" (its end is gone), "swap" (another object of its
-    kind stands there) or "remove". `prefix` is what its key begins with; without such
-    an object, the next one that is put is damaged.
+    `how` is "flip" (one bit), "cut" (its end is missing), "swap" (it has the content of
+    another object of its kind) or "remove". Its key begins with `prefix`; if there is
+    no such object yet, the next one that is put is damaged.
     """
 
     kind: ClassVar[str] = "damage"
@@ -268,8 +268,8 @@ class Damage(ProcessFault):
 
 
 KINDS: dict[str, type[Fault]] = {
-    each.kind: each
-    for each in (
+    fault.kind: fault
+    for fault in (
         *(Kill, Freeze, Slow, DelayFault, Loss, Duplicate, Reorder, Corrupt, Throttle),
         *(Partition, FullDisk, ReadOnlyDisk, Rollback, ClockJump, ClockDrift),
         *(Outage, ListLag, RosterLag, Damage),
@@ -278,14 +278,14 @@ KINDS: dict[str, type[Fault]] = {
 
 
 MAX_S = 1e9
-"""Some thirty years: anything longer is a slip of the pen."""
+"""Some thirty years: a longer time is a typing error."""
 
 MAX_NAME = 128
 MAX_NAMES = 4096
 
 
 def checked(kind: str, name: str, value: Any) -> Any:
-    """Return a fault's value in its own type; `UsageError` says what is wrong."""
+    """Return a fault's value in its type; raise `UsageError` if it is out of range."""
     special = f"{kind}.{name}"
     return _RULES[special if special in _RULES else name](f"{kind}.{name}", value)
 
@@ -294,9 +294,9 @@ def _number(key: str, value: Any, low: float, high: float, *, open_low: bool) ->
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and (low < value <= high or (value == low and not open_low)):
         return float(value)
-    at_least = "above" if open_low else "at least"
+    bound = "above" if open_low else "at least"
     raise UsageError(
-        f"{key}={shown(value)} must be a number {at_least} {low:g} and at most "
+        f"{key}={shown(value)} must be a number {bound} {low:g} and at most "
         f"{high:g}. Choose one in that range."
     )
 
@@ -385,4 +385,4 @@ _RULES: dict[str, Callable[[str, Any], Any]] = {
     "how": _damage,
     "prefix": _prefix,
 }
-"""What each field may be; a kind's own rule goes before the one of its name."""
+"""Checks by field name; an entry with a kind takes precedence."""

@@ -1,8 +1,8 @@
 """The real island and the real coordinator, as processes in virtual time.
 
-Nothing of the protocol is written again here: islands run `island.Host` over
+No part of the protocol is implemented here: islands run `island.Host` over
 `exchange.CoordinatorExchange`, and the coordinator runs `coordinator.Service` on a
-journal. Only time, threads, the wire and the disk are simulated.
+journal. Only time, threads, the network and the disk are simulated.
 
 `CoordinatorTrace` writes the coordinator's actions into the timeline.
 Rule 1: it only reads states: it sends no message, makes no disk call and adds no event.
@@ -44,32 +44,32 @@ from atoll.simulate.world import (
 from atoll.wire import Header, Roster
 
 TIMEOUT_S = 4.0
-"""How long a call waits for its answer before it is repeated."""
+"""Timeout of a call, without the time of a long poll."""
 
 LONGEST_NAP_S = 1.0
 
 
 class IslandFuture:
-    """A promise with the names that islands use."""
+    """A future with the names that islands use."""
 
-    def __init__(self, promise: GreenletFuture[Any], process: SimProcess) -> None:
-        self._promise, self._process = promise, process
-        self.set_exception = promise.set_error
-        self.done, self.exception = promise.done, promise.exception
+    def __init__(self, future: GreenletFuture[Any], process: SimProcess) -> None:
+        self._future, self._process = future, process
+        self.set_exception = future.set_error
+        self.done, self.exception = future.done, future.exception
 
     def set_result(self, result: Any) -> None:
         if self._process.scheduler.trace is not None and isinstance(
             result, AppliedOutcome
         ):
             trace_arrival(self._process, result)
-        self._promise.set(result)
+        self._future.set(result)
 
     def result(self) -> Any:
-        return self._promise.result()
+        return self._future.result()
 
 
 class GreenletWorker:
-    """Does what it is given, one thing after the other, in a greenlet of its own."""
+    """Runs submitted calls one after the other, in a greenlet."""
 
     def __init__(self, process: SimProcess) -> None:
         self._process = process
@@ -141,14 +141,14 @@ class SimLine:
 
 
 class CoordinatorHost:
-    """Runs the coordinator's lives, one after another, on one disk."""
+    """Runs the coordinator's incarnations, one after another, on one disk."""
 
     def __init__(self, world: SimWorld, settings: RunSettings) -> None:
         self._world, self._settings = world, settings
         self._process = world.add(COORDINATOR)
         self._clock = world.clocks[COORDINATOR]
-        self._questions: LongPolls | None = None
-        self._herald = CoordinatorTrace(world.scheduler)
+        self._long_polls: LongPolls | None = None
+        self._trace = CoordinatorTrace(world.scheduler)
         self.service: Service | None = None
 
     def start(self) -> None:
@@ -156,18 +156,18 @@ class CoordinatorHost:
 
     def _live(self) -> None:
         self.service = service = self._open()
-        self._questions = questions = LongPolls(service)
-        self._herald.opened(service, self._clock.now_s())
+        self._long_polls = long_polls = LongPolls(service)
+        self._trace.opened(service, self._clock.now_s())
         self._world.network.listen(self._process, self._listen)
         while True:
             now_s = self._clock.now_s()
             nap_s = service.tick(now_s) - now_s
-            questions.settle(now_s)
-            self._herald.look(service.state, now_s)
+            long_polls.settle(now_s)
+            self._trace.look(service.state, now_s)
             self._world.scheduler.sleep(min(max(nap_s, 0.01), LONGEST_NAP_S))
 
     def _open(self) -> Service:
-        """Return the run on the disk, or a new one; a disk that is full is awaited."""
+        """Return the run on the disk, or a new one; retry while the disk fails."""
         while True:
             try:
                 return self._open_or_create()
@@ -183,15 +183,15 @@ class CoordinatorHost:
 
     def _listen(self, request: object, answer: Answer) -> None:
         assert self.service is not None
-        assert self._questions is not None
+        assert self._long_polls is not None
 
         def send(reply: Reply | Exception) -> None:
             answer(reply, size_bytes=size_of(reply))
 
         now_s = self._clock.now_s()
-        self._questions.put(cast(Call, request), send, now_s)
-        self._questions.settle(now_s)
-        self._herald.look(self.service.state, now_s)
+        self._long_polls.put(cast(Call, request), send, now_s)
+        self._long_polls.settle(now_s)
+        self._trace.look(self.service.state, now_s)
 
 
 T = TypeVar("T")
@@ -200,7 +200,7 @@ T = TypeVar("T")
 class GreenletTiming:
     """The clock and the greenlets of one process. Implements `Timing`.
 
-    Pauses take true time, whatever the clock of the process says meanwhile.
+    Pauses take true time, independent of the clock of the process.
     """
 
     def __init__(self, world: SimWorld, process: SimProcess) -> None:
@@ -208,7 +208,7 @@ class GreenletTiming:
         self.now_s = world.clocks[process.name].now_s
         self.pause = world.scheduler.sleep
         self.is_over = False
-        """The island has left: nothing is done in the background any more."""
+        """Whether the island has left, which ends its background work."""
 
     def every(self, seconds: float, act: Callable[[], None]) -> None:
         def again() -> None:
@@ -222,29 +222,29 @@ class GreenletTiming:
     def together(self, acts: Sequence[Callable[[], T]]) -> list[T]:
         if len(acts) == 1:
             return [acts[0]()]
-        promises = [GreenletFuture[T](self._scheduler) for _ in acts]
-        for act, promise in zip(acts, promises, strict=True):
-            self._process.spawn(partial(_keep, act, promise))
+        futures = [GreenletFuture[T](self._scheduler) for _ in acts]
+        for act, future in zip(acts, futures, strict=True):
+            self._process.spawn(partial(_complete, act, future))
         errors: list[Exception] = []
-        for promise in promises:
+        for future in futures:
             try:
-                promise.result()
-            except Exception as exc:  # all are to end before the first is told
+                future.result()
+            except Exception as exc:  # all must end before the first error is raised
                 errors.append(exc)
         if errors:
             raise errors[0]
-        return [promise.result() for promise in promises]
+        return [future.result() for future in futures]
 
 
-def _keep(act: Callable[[], T], promise: GreenletFuture[T]) -> None:
+def _complete(act: Callable[[], T], future: GreenletFuture[T]) -> None:
     try:
-        promise.set(act())
-    except Exception as exc:  # whoever waits for it is told
-        promise.set_error(exc)
+        future.set(act())
+    except Exception as exc:  # raised in the waiting greenlet
+        future.set_error(exc)
 
 
 class CoordinatorTrace:
-    """Looks at a coordinator after every event, and tells what is new."""
+    """Compares states of a coordinator after every event, and traces the changes."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -254,36 +254,36 @@ class CoordinatorTrace:
 
         self._is_paused = False
         self._rosters: dict[tuple[int, int], Roster] = {}
-        """Of rounds that are being committed, by fragment and round."""
+        """Rosters of rounds that are being committed, by fragment and round."""
 
     def opened(self, service: Service, now_s: float) -> None:
-        """Tell that a life of the coordinator has its journal open."""
+        """Trace that an incarnation of the coordinator has opened its journal."""
         if self._scheduler.trace is None:
             return
-        self._overhear(service.journal)
+        self._note_rosters(service.journal)
         state = service.state
         rounds = " ".join(str(round.number - 1) for round in state.rounds)
-        self._tell(COORDINATOR, "open", f"rounds {rounds}" if rounds else "no weights")
+        self._emit(COORDINATOR, "open", f"rounds {rounds}" if rounds else "no weights")
         if self._seen is not None:
-            self._tell_joins(self._seen, state)
-            self._tell_rounds(self._seen, state)
-        # Every journalled member has a new lease now, which says nothing of it.
+            self._trace_joins(self._seen, state)
+            self._trace_rounds(self._seen, state)
+        # Every journalled member has a new lease now, whether it is alive or not.
         self._seen = state
         self.look(state, now_s)
 
     def look(self, state: CoordinatorState, now_s: float) -> None:
-        """Tell what has changed since the last look."""
+        """Trace the changes since the last call."""
         if self._scheduler.trace is None:
             return
         seen = self._seen or state
-        self._tell_joins(seen, state)
-        self._tell_leases(seen, state, now_s)
-        self._tell_rounds(seen, state)
-        self._tell_pause(state, now_s)
+        self._trace_joins(seen, state)
+        self._trace_leases(seen, state, now_s)
+        self._trace_rounds(seen, state)
+        self._trace_pause(state, now_s)
         self._seen = state
 
-    def _overhear(self, journal: Journal) -> None:
-        """Note every roster on its way into the journal: no state keeps it."""
+    def _note_rosters(self, journal: Journal) -> None:
+        """Note every roster that is being committed: states do not contain it."""
         commit = journal.commit
 
         def noted(agreed: Header, *arguments: Any, **keywords: Any) -> None:
@@ -293,56 +293,58 @@ class CoordinatorTrace:
 
         journal.commit = noted  # type: ignore[method-assign]  # one run's own journal
 
-    def _tell_joins(self, seen: CoordinatorState, state: CoordinatorState) -> None:
+    def _trace_joins(self, seen: CoordinatorState, state: CoordinatorState) -> None:
         if state.members is seen.members:
             return
         for island, member in sorted(state.members.known.items()):
             before = seen.members.known.get(island)
             if before is None or before.incarnation != member.incarnation:
                 self._silent.discard(island)
-                self._tell(island, "join", f"incarnation {member.incarnation}")
+                self._emit(island, "join", f"incarnation {member.incarnation}")
 
-    def _tell_leases(
+    def _trace_leases(
         self, seen: CoordinatorState, state: CoordinatorState, now_s: float
     ) -> None:
         for island, member in sorted(state.members.known.items()):
             before = seen.members.known.get(island, member)
             if member.has_left:
                 if not before.has_left:
-                    self._tell(island, "leave", f"incarnation {member.incarnation}")
+                    self._emit(island, "leave", f"incarnation {member.incarnation}")
             elif island not in self._silent and not member.is_live(now_s):
                 self._silent.add(island)
-                self._tell(island, "lapse", f"incarnation {member.incarnation}")
+                self._emit(island, "lapse", f"incarnation {member.incarnation}")
             elif island in self._silent and member.lease_until_s > before.lease_until_s:
                 self._silent.discard(island)
-                self._tell(island, "revive", f"incarnation {member.incarnation}")
+                self._emit(island, "revive", f"incarnation {member.incarnation}")
 
-    def _tell_rounds(self, seen: CoordinatorState, state: CoordinatorState) -> None:
-        self._tell_beginning(seen, state)
+    def _trace_rounds(self, seen: CoordinatorState, state: CoordinatorState) -> None:
+        self._trace_start(seen, state)
         for before, after in zip(seen.rounds, state.rounds, strict=False):
             for number in range(before.number, after.number):
-                self._tell_round(before.fragment, number)
+                self._trace_round(before.fragment, number)
 
-    def _tell_round(self, fragment: int, number: int) -> None:
+    def _trace_round(self, fragment: int, number: int) -> None:
         roster = self._rosters.pop((fragment, number), None)
         if roster is None:
-            about = f"round {number} of fragment {fragment}"
-            self._tell(COORDINATOR, "recover", about)
+            detail = f"round {number} of fragment {fragment}"
+            self._emit(COORDINATOR, "recover", detail)
             return
-        verdicts = {each.island: str(each.verdict) for each in roster.entries}
-        self._tell(COORDINATOR, "commit", str(CommitTrace(fragment, number, verdicts)))
+        verdicts = {entry.island: str(entry.verdict) for entry in roster.entries}
+        self._emit(COORDINATOR, "commit", str(CommitTrace(fragment, number, verdicts)))
 
-    def _tell_beginning(self, seen: CoordinatorState, state: CoordinatorState) -> None:
+    def _trace_start(self, seen: CoordinatorState, state: CoordinatorState) -> None:
         if state.rounds and not seen.rounds:
             founder = seen.founding.island if seen.founding else COORDINATOR
             count = len(state.rounds)
-            self._tell(founder, "found", f"{count} fragment{'s' * (count != 1)}")
+            self._emit(founder, "found", f"{count} fragment{'s' * (count != 1)}")
         waited = not seen.rounds or seen.rounds[0].phase is Phase.WAITING
         if waited and state.rounds and state.rounds[0].phase is Phase.OPEN:
-            here = len(state.rounds[0].candidates)
-            self._tell(COORDINATOR, "begin", f"{here} island{'s' * (here != 1)}")
+            num_islands = len(state.rounds[0].candidates)
+            self._emit(
+                COORDINATOR, "begin", f"{num_islands} island{'s' * (num_islands != 1)}"
+            )
 
-    def _tell_pause(self, state: CoordinatorState, now_s: float) -> None:
+    def _trace_pause(self, state: CoordinatorState, now_s: float) -> None:
         live, quorum = state.members.live(now_s), state.settings.run.quorum
         opened = [round for round in state.rounds if round.phase is Phase.OPEN]
         is_paused = bool(opened) and all(
@@ -350,16 +352,16 @@ class CoordinatorTrace:
         )
         if is_paused != self._is_paused:
             self._is_paused = is_paused
-            what = "pause" if is_paused else "resume"
-            self._tell(COORDINATOR, what, f"{len(live)} live, quorum {quorum}")
+            action = "pause" if is_paused else "resume"
+            self._emit(COORDINATOR, action, f"{len(live)} live, quorum {quorum}")
 
-    def _tell(self, who: str, what: str, about: str) -> None:
-        self._scheduler.tell(who, what, about)
+    def _emit(self, subject: str, action: str, detail: str) -> None:
+        self._scheduler.emit(subject, action, detail)
 
 
 def trace_arrival(process: SimProcess, arrival: AppliedOutcome) -> None:
-    """Tell what an outcome makes an island do, unless all its work counted."""
+    """Trace an island's decision about an outcome, unless all its work counted."""
     if arrival.decision in (WorkDecision.CARRY, WorkDecision.DROP, WorkDecision.REFUSE):
         reason = f": {arrival.reason}" if arrival.reason else ""
-        about = f"at round {arrival.through}{reason}"
-        process.scheduler.tell(process.name, str(arrival.decision), about)
+        detail = f"at round {arrival.through}{reason}"
+        process.scheduler.emit(process.name, str(arrival.decision), detail)

@@ -33,57 +33,57 @@ from atoll.simulate.world import (
 from atoll.weights.layout import F32
 
 STEP_S = 0.5
-"""What an inner step takes on an island that nothing slows down."""
+"""Time of an inner step on an island that is not slowed down."""
 
 STORE_STEP_S = 2.0
-"""The same in a bucket, where leases are longer and looks further apart."""
+"""The same in a bucket, where leases are longer and polls less frequent."""
 
 STEP_TOKENS = (60, 100)
-"""An inner step trains on so many tokens, drawn evenly."""
+"""Range of the tokens of an inner step, drawn uniformly."""
 
 _DRAWN_STEPS = 32
-"""Of this many inner steps the noise is drawn at once."""
+"""Number of inner steps whose noise is drawn in one call."""
 
 MODEL = vector_model({"h.0.w": (70,), "h.1.w": (50,), "head": (7,)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a run is like while nothing fails."""
+    """Model, step time and latency of a run without faults."""
 
     model: ModelSpec = MODEL
     step_s: float = STEP_S
-    """What an inner step takes on an island that nothing slows down."""
+    """Time of an inner step on an island that is not slowed down."""
 
     latency: Latency = field(default_factory=Latency)
-    """Of every link, each way; an island and the coordinator have one of their own."""
+    """Of every link: each island has a separate one to the coordinator and back."""
 
 
 @dataclass
 class TimeSpent:
-    """How an island spent the time in which it took part, over all its lives."""
+    """Time in which an island took part, and trained, over all its incarnations."""
 
     training_s: float = 0.0
-    """In inner steps that it finished; what froze it meanwhile is no training."""
+    """In inner steps that it finished, without the time in which it was frozen."""
 
     _past_s: float = 0.0
     _since_s: float | None = None
 
     def begin(self, now_s: float) -> None:
-        """Take note that the island has joined."""
+        """Start counting: the island has joined."""
         self._since_s = now_s
 
     def end(self, now_s: float) -> None:
-        """Take note that it has left or died. Safe to repeat."""
+        """Stop counting: it has left or died. Safe to repeat."""
         self._past_s, self._since_s = self.member_s(now_s), None
 
     def member_s(self, now_s: float) -> float:
-        """Return how long it has taken part until now."""
+        """Return the time in which it has taken part until now."""
         since_s = now_s if self._since_s is None else self._since_s
         return self._past_s + now_s - since_s
 
     def utilisation(self, now_s: float) -> float:
-        """Return which part of this time was training; 0 if it never joined."""
+        """Return the share of this time that was training; 0 if it never joined."""
         member_s = self.member_s(now_s)
         return self.training_s / member_s if member_s else 0.0
 
@@ -98,48 +98,57 @@ class PlannedDeparture:
 
 @dataclass(frozen=True, kw_only=True)
 class IslandCallbacks:
-    """Whom an island tells what becomes of it."""
+    """Callbacks of an island's death, end, departure and failure."""
 
     died: Callable[[str], None]
     ended: Callable[[str, str], None]
-    """With the digest that it holds at the end of the run."""
+    """With the digest of its anchor at the end of the run."""
 
-    left: Callable[[str], None]
-    """For good, before the end of the run."""
+    departed: Callable[[str], None]
+    """It has left before the end of the run, and does not return."""
 
     failed: Callable[[str, AtollError], None]
 
 
 class ExchangeFactory(Protocol):
-    """How the islands of a run reach it."""
+    """Makes the exchanges of a run's islands."""
 
     def exchange(
         self, process: SimProcess, number: int, ports: WatchedPorts
     ) -> Exchange:
-        """Return the exchange of an island's `number`-th life, which is watched."""
+        """Return the watched exchange of an island's `number`-th incarnation."""
         ...
 
 
 class SimIsland:
-    """Runs an island's lives, one after another; a new one has nothing of the last."""
+    """Runs an island's incarnations, one after another, which share no state."""
 
     def __init__(
         self,
         world: SimWorld,
         name: str,
         watch: InvariantWatch,
-        story: IslandCallbacks,
+        callbacks: IslandCallbacks,
         *,
-        way: ExchangeFactory,
+        exchange_factory: ExchangeFactory,
         conditions: Conditions,
         departure: PlannedDeparture | None = None,
     ) -> None:
-        self._world, self._name, self._watch, self._story = world, name, watch, story
-        self._way, self._conditions, self._departure = way, conditions, departure
-        self.hours = TimeSpent()
+        self._world, self._name, self._watch, self._callbacks = (
+            world,
+            name,
+            watch,
+            callbacks,
+        )
+        self._exchange_factory, self._conditions, self._departure = (
+            exchange_factory,
+            conditions,
+            departure,
+        )
+        self.time_spent = TimeSpent()
         self._rng = random.Random(f"{world.scheduler.seed} {name}")
         self._process = world.add(name)
-        self._lives = 0
+        self._incarnations = 0
 
     def start(self) -> None:
         self._process.on_crash(self._die)
@@ -147,9 +156,9 @@ class SimIsland:
 
     def _die(self) -> None:
         at_s = self._world.scheduler.now_s
-        self.hours.end(at_s)
-        self._watch.gone(self._name, fate=f"died at {at_s:.3f} s")
-        self._story.died(self._name)
+        self.time_spent.end(at_s)
+        self._watch.withdraw(self._name, fate=f"died at {at_s:.3f} s")
+        self._callbacks.died(self._name)
 
     def _live(self) -> None:
         try:
@@ -157,15 +166,15 @@ class SimIsland:
                 assert self._departure is not None
                 back_after_s, self._departure = self._departure.back_after_s, None
                 if back_after_s is None:
-                    self._story.left(self._name)
+                    self._callbacks.departed(self._name)
                     return
                 self._world.scheduler.sleep(back_after_s)
         except AtollError as exc:
-            self.hours.end(self._world.scheduler.now_s)
-            self._story.failed(self._name, exc)
+            self.time_spent.end(self._world.scheduler.now_s)
+            self._callbacks.failed(self._name, exc)
 
     def _train(self) -> bool:
-        """Live once; return whether the run has ended."""
+        """Join, train and leave once; return whether the run has ended."""
         host, view = self._join()
         rng = np.random.default_rng(self._rng.getrandbits(32))
         tokens = rng.integers(*STEP_TOKENS, size=64).tolist()
@@ -183,25 +192,27 @@ class SimIsland:
                 break
         has_ended, digest = host.has_ended, host.digest
         host.leave()
-        self.hours.end(self._world.scheduler.now_s)
-        self._watch.gone(self._name, fate="saw the end" if has_ended else "left")
+        self.time_spent.end(self._world.scheduler.now_s)
+        self._watch.withdraw(self._name, fate="saw the end" if has_ended else "left")
         if has_ended:
-            self._story.ended(self._name, digest)
+            self._callbacks.ended(self._name, digest)
         return has_ended
 
     def _work(self) -> None:
-        """Make an inner step's time pass."""
+        """Let the time of an inner step pass."""
         step_s = self._conditions.step_s
         takes_s = step_s * math.prod(self._process.slowdowns)
         self._process.work(step_s)
-        self.hours.training_s += takes_s
+        self.time_spent.training_s += takes_s
 
     def _join(self) -> tuple[Host, VectorView]:
-        self._lives += 1
-        # Founders differ: whose weights a run starts from must not be lost.
+        self._incarnations += 1
+        # First weights differ by island: a run must keep those of its founder.
         view = VectorView(fill=self._rng.random())
         ports = self._watch.begin(self._name, view)
-        exchange = self._way.exchange(self._process, self._lives, ports)
+        exchange = self._exchange_factory.exchange(
+            self._process, self._incarnations, ports
+        )
         host = Host(
             exchange,
             ports.view,
@@ -209,13 +220,13 @@ class SimIsland:
             clock=self._world.clocks[self._name],
             background=GreenletBackground(self._process),
         )
-        self._watch.joined(ports.life, host)
-        self.hours.begin(self._world.scheduler.now_s)
+        self._watch.joined(ports.incarnation, host)
+        self.time_spent.begin(self._world.scheduler.now_s)
         return host, view
 
 
 def _noise(rng: np.random.Generator, sizes: list[int]) -> Iterator[list[F32]]:
-    """Yield what each inner step changes: numbers in a row, drawn for many at once."""
+    """Yield the noise of each inner step by fragment, drawn for many steps together."""
     ends = list(accumulate(sizes, initial=0))
     parts = [slice(*ends_of) for ends_of in pairwise(ends)]
     while True:

@@ -1,10 +1,10 @@
 """A network that delays, reorders, duplicates, loses, corrupts, cuts and throttles.
 
-A link is one direction between two processes; a weather changes how links behave.
-Everything is built on one-way messages: a request and its reply are two messages, and
-each has its own fate. Time here is true virtual time, independent of the clocks of the
-processes. Every copy of a message ends in exactly one of the counts, or is in flight:
-sent + duplicated = delivered + lost + cut + unheard + in_flight.
+A link is one direction between two processes; `LinkConditions` change how links behave.
+A request and its reply are two one-way messages, each delayed, lost or changed by
+itself. Time here is true virtual time, independent of the clocks of the processes.
+Every copy of a message ends in exactly one of the counts, or is in flight:
+sent + duplicated = delivered + lost + cut + undelivered + in_flight.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ ARROW = "->"
 
 @dataclass(frozen=True, kw_only=True)
 class LinkConditions:
-    """What happens to messages of some links, beyond their latency.
+    """Faults of the messages of some links, beyond their latency.
 
-    Rates are chances per message. Several weathers on one link add up: delays are
-    summed, chances are independent, the narrowest throttle holds.
+    Rates are probabilities per message. Several conditions on one link add up: delays
+    are summed, probabilities are independent, the narrowest throttle holds.
     """
 
     link: str = "*"
-    """`a->b` is one direction, `a` is all that `a` sends or gets, `*` is everything."""
+    """`a->b` is one direction, `a` all messages to or from `a`, `*` all messages."""
 
     delay_s: float = 0.0
     delay_rate: float = 1.0
     spread_s: float = 0.0
-    """Up to so much more delay, drawn anew each time, so that messages overtake."""
+    """Upper bound of an extra delay, drawn per message, so that messages overtake."""
 
     spread_rate: float = 1.0
     loss: float = 0.0
@@ -52,22 +52,22 @@ class LinkConditions:
     bytes_per_s: float = math.inf
 
     def touches(self, source: str, destination: str) -> bool:
-        """Return whether messages from `source` to `destination` feel this."""
+        """Return whether this acts on messages from `source` to `destination`."""
         if self.link == "*":
             return True
-        here, arrow, there = self.link.partition(ARROW)
+        start, arrow, end = self.link.partition(ARROW)
         if arrow:
-            return (here, there) == (source, destination)
-        return here in (source, destination)
+            return (start, end) == (source, destination)
+        return start in (source, destination)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """What a link is like in good weather."""
+    """Delay and rate of a link without faults."""
 
     base_s: float = 0.02
     jitter_s: float = 0.01
-    """Up to so much more, drawn per message."""
+    """Upper bound of an extra delay, drawn per message."""
 
     bytes_per_s: float = math.inf
 
@@ -85,7 +85,7 @@ class Latency:
 
 
 class SimLink:
-    """One direction between two processes. Random numbers are its own stream."""
+    """One direction between two processes, with its own stream of random numbers."""
 
     def __init__(
         self, source: str, destination: str, rng: random.Random, latency: Latency
@@ -93,43 +93,45 @@ class SimLink:
         self.source, self.destination, self.rng = source, destination, rng
         self._latency = latency
         self._free_at_s = 0.0
-        """When the last byte sent so far has left, on a throttled link."""
+        """When a throttled link has sent the last byte so far."""
 
-        self.weathers: tuple[LinkConditions, ...] = ()
+        self.conditions: tuple[LinkConditions, ...] = ()
         self.bytes_per_s = latency.bytes_per_s
 
     def __str__(self) -> str:
         return f"{self.source}{ARROW}{self.destination}"
 
-    def expose(self, weathers: Iterable[LinkConditions]) -> None:
-        """Take what touches this link of all the weathers there are now."""
-        self.weathers = tuple(
-            each for each in weathers if each.touches(self.source, self.destination)
+    def expose(self, conditions: Iterable[LinkConditions]) -> None:
+        """Take over those of all present conditions that act on this link."""
+        self.conditions = tuple(
+            condition
+            for condition in conditions
+            if condition.touches(self.source, self.destination)
         )
-        throttles = [each.bytes_per_s for each in self.weathers]
+        throttles = [condition.bytes_per_s for condition in self.conditions]
         self.bytes_per_s = min([self._latency.bytes_per_s, *throttles])
 
     def loses(self) -> bool:
-        return any([self._draw(each.loss) for each in self.weathers])
+        return any([self._draw(condition.loss) for condition in self.conditions])
 
     def duplicates(self) -> bool:
-        return any([self._draw(each.duplicate) for each in self.weathers])
+        return any([self._draw(condition.duplicate) for condition in self.conditions])
 
     def corrupts(self) -> bool:
-        return any([self._draw(each.corrupt) for each in self.weathers])
+        return any([self._draw(condition.corrupt) for condition in self.conditions])
 
     def arrival_s(self, now_s: float, size_bytes: int) -> float:
-        """Return when a message sent now arrives; a throttled link sends in turn."""
+        """Return when a message sent now arrives; a throttled link sends in order."""
         sent_s = now_s
         if self.bytes_per_s < math.inf:
             sent_s = max(now_s, self._free_at_s) + size_bytes / self.bytes_per_s
             self._free_at_s = sent_s
         flight_s = self._latency.base_s + self._latency.jitter_s * self.rng.random()
-        for each in self.weathers:
-            if each.delay_s and self._draw(each.delay_rate):
-                flight_s += each.delay_s
-            if each.spread_s and self._draw(each.spread_rate):
-                flight_s += each.spread_s * self.rng.random()
+        for condition in self.conditions:
+            if condition.delay_s and self._draw(condition.delay_rate):
+                flight_s += condition.delay_s
+            if condition.spread_s and self._draw(condition.spread_rate):
+                flight_s += condition.spread_s * self.rng.random()
         return sent_s + flight_s
 
     def _draw(self, rate: float) -> bool:
@@ -140,7 +142,7 @@ Corrupter = Callable[[object, random.Random], object]
 
 
 class ReplyFunction(Protocol):
-    """Answers one request, now or later; an exception is raised where it arrives."""
+    """Answers one request, now or later; an exception is raised in the caller."""
 
     def __call__(self, answer: object, *, size_bytes: int = 0) -> None: ...
 
@@ -150,17 +152,17 @@ Listener = Callable[[object, ReplyFunction], object]
 
 @dataclass
 class MessageCounts:
-    """Where every copy of every message is."""
+    """Number of message copies by where they are."""
 
     sent: int = 0
     duplicated: int = 0
     delivered: int = 0
     lost: int = 0
     cut: int = 0
-    """Sent or due while a partition stood between."""
+    """Sent or due during a partition between its ends."""
 
-    unheard: int = 0
-    """Nobody listened, or who asked is dead."""
+    undelivered: int = 0
+    """Without a listener, or the caller is dead."""
 
     in_flight: int = 0
     bytes_in_flight: int = 0
@@ -170,23 +172,25 @@ class NetworkPartition:
     """A partition. Processes that no group names form one more group."""
 
     def __init__(self, groups: Sequence[Sequence[str]]) -> None:
-        self._group = {name: at for at, group in enumerate(groups) for name in group}
+        self._group = {
+            name: index for index, group in enumerate(groups) for name in group
+        }
 
-    def parts(self, source: str, destination: str) -> bool:
+    def separates(self, source: str, destination: str) -> bool:
         return self._group.get(source) != self._group.get(destination)
 
 
 @dataclass(slots=True)
 class PendingRequest:
-    """Who asked whom, and where the answer goes."""
+    """A request's two ends, and the future of its answer."""
 
     source: str
     destination: str
-    life: ProcessIncarnation
+    incarnation: ProcessIncarnation
     answer: GreenletFuture[object]
 
     def take(self, payload: object) -> None:
-        """Take an answer; all but the first to arrive are ignored."""
+        """Take the first answer to arrive, and ignore the others."""
         if self.answer.done():
             return
         if isinstance(payload, Exception):
@@ -197,10 +201,10 @@ class PendingRequest:
 
 @dataclass(slots=True)
 class NetworkMessage:
-    """One way of one exchange of words; `payload` is the request or the answer."""
+    """A message; `payload` is the request or the answer."""
 
     link: SimLink
-    asked: PendingRequest
+    pending: PendingRequest
     payload: object
     size_bytes: int
     is_answer: bool
@@ -209,7 +213,7 @@ class NetworkMessage:
 class Network:
     """Carries requests between processes.
 
-    A request or answer travels by reference: give bytes, or values nobody changes.
+    A request or answer is passed by reference: give bytes or immutable values.
     """
 
     def __init__(
@@ -225,17 +229,17 @@ class Network:
         self.counts = MessageCounts()
         self._listeners: dict[str, tuple[ProcessIncarnation, Listener]] = {}
         self._links: dict[tuple[str, str], SimLink] = {}
-        self._weathers: list[LinkConditions] = []
-        self._cuts: list[NetworkPartition] = []
+        self._conditions: list[LinkConditions] = []
+        self._partitions: list[NetworkPartition] = []
 
     def listen(self, process: SimProcess, listener: Listener) -> None:
-        """Let `listener` take what is sent to `process`, for this life of it.
+        """Let `listener` take messages to `process`, for its present incarnation.
 
-        It runs in that life but not in a greenlet: it answers at once, keeps the reply
-        for later, or spawns what must wait.
+        It runs in that incarnation but not in a greenlet: it answers immediately, keeps
+        the reply function for later, or spawns a greenlet that may wait.
         """
         self._scheduler.check()
-        self._listeners[process.name] = (process.life, listener)
+        self._listeners[process.name] = (process.incarnation, listener)
 
     def call(
         self,
@@ -251,7 +255,7 @@ class Network:
         Raises:
             Unreachable: no answer within `timeout_s`; the request may have been
                 handled, or may still be.
-            Exception: what the listener answered, if that was an exception.
+            Exception: the listener's answer, if that was an exception.
         """
         answer = self.ask(process, destination, request, size_bytes=size_bytes)
         try:
@@ -265,82 +269,82 @@ class Network:
     def ask(
         self, process: SimProcess, destination: str, request: object, *, size_bytes: int
     ) -> GreenletFuture[object]:
-        """Send a request from `process`; the first answer to arrive is the promise's.
+        """Send a request from `process`; the future gets the first answer to arrive.
 
-        Waits for nothing, and the promise may stay empty for ever.
+        Does not wait. The future may never get a result.
         """
         self._scheduler.check()
-        # Not `Promise[object](...)`: calling the alias costs more than the promise.
+        # Not `GreenletFuture[object](...)`: calling the alias costs more than the call.
         answer: GreenletFuture[object] = GreenletFuture(self._scheduler)
-        asked = PendingRequest(process.name, destination, process.life, answer)
+        pending = PendingRequest(process.name, destination, process.incarnation, answer)
         link = self._link(process.name, destination)
-        self._send(NetworkMessage(link, asked, request, size_bytes, is_answer=False))
+        self._send(NetworkMessage(link, pending, request, size_bytes, is_answer=False))
         return answer
 
     def cut(self, groups: Sequence[Sequence[str]]) -> NetworkPartition:
-        """Let nothing pass between groups, until `heal`; the unnamed are a group."""
-        cut = NetworkPartition(groups)
-        self._cuts.append(cut)
-        return cut
+        """Drop messages between groups until `heal`; unnamed processes are a group."""
+        partition = NetworkPartition(groups)
+        self._partitions.append(partition)
+        return partition
 
-    def heal(self, cut: NetworkPartition) -> None:
-        self._cuts.remove(cut)
+    def heal(self, partition: NetworkPartition) -> None:
+        self._partitions.remove(partition)
 
-    def expose(self, weather: LinkConditions) -> None:
-        """Let `weather` act on messages sent from now on, until `clear`."""
-        if weather.corrupt and self._corrupter is None:
+    def expose(self, condition: LinkConditions) -> None:
+        """Let `condition` act on messages sent from now on, until `clear`."""
+        if condition.corrupt and self._corrupter is None:
             raise UsageError(
-                f"Messages of {weather.link!r} cannot be corrupted: this network does "
-                "not know how. Give Network a corrupter."
+                f"Messages of {condition.link!r} cannot be corrupted: this network "
+                "has no corrupter. Give Network a corrupter."
             )
-        self._weathers.append(weather)
+        self._conditions.append(condition)
         self._expose_links()
 
-    def clear(self, weather: LinkConditions) -> None:
-        self._weathers.remove(weather)
+    def clear(self, condition: LinkConditions) -> None:
+        self._conditions.remove(condition)
         self._expose_links()
 
     def _expose_links(self) -> None:
         for link in self._links.values():
-            link.expose(self._weathers)
+            link.expose(self._conditions)
 
     def _link(self, source: str, destination: str) -> SimLink:
         link = self._links.get((source, destination))
         if link is None:
             rng = self._scheduler.random(f"link {source}{ARROW}{destination}")
             link = SimLink(source, destination, rng, self._latency)
-            link.expose(self._weathers)
+            link.expose(self._conditions)
             self._links[source, destination] = link
         return link
 
     def _answer(
-        self, asked: PendingRequest, answer: object, *, size_bytes: int = 0
+        self, pending: PendingRequest, answer: object, *, size_bytes: int = 0
     ) -> None:
         self._scheduler.check()
-        link = self._link(asked.destination, asked.source)
-        self._send(NetworkMessage(link, asked, answer, size_bytes, is_answer=True))
+        link = self._link(pending.destination, pending.source)
+        self._send(NetworkMessage(link, pending, answer, size_bytes, is_answer=True))
 
     def _send(self, message: NetworkMessage) -> None:
         self.counts.sent += 1
-        self._tell(message, "send")
-        if message.link.weathers and message.link.duplicates():
+        self._emit(message, "send")
+        if message.link.conditions and message.link.duplicates():
             self.counts.duplicated += 1
-            self._tell(message, "duplicate")
+            self._emit(message, "duplicate")
             self._launch(message)
         self._launch(message)
 
     def _launch(self, message: NetworkMessage) -> None:
-        """Let one copy of a message meet its fate."""
+        """Lose, corrupt or deliver one copy of a message."""
         link = message.link
-        if self._cuts and self._is_cut(message):
+        if self._partitions and self._is_cut(message):
             return
-        if link.weathers:
+        if link.conditions:
             if link.loses():
                 self.counts.lost += 1
-                self._tell(message, "lose")
+                self._emit(message, "lose")
                 return
             if link.corrupts() and self._corrupter is not None:
-                self._tell(message, "corrupt")
+                self._emit(message, "corrupt")
                 spoilt = self._corrupter(message.payload, link.rng)
                 message = replace(message, payload=spoilt)
         self.counts.in_flight += 1
@@ -351,42 +355,49 @@ class Network:
     def _arrive(self, message: NetworkMessage) -> None:
         self.counts.in_flight -= 1
         self.counts.bytes_in_flight -= message.size_bytes
-        if self._cuts and self._is_cut(message):
+        if self._partitions and self._is_cut(message):
             return
-        life, act = self._receiver(message)
-        if life is None or not life.is_alive:
-            self.counts.unheard += 1
-            self._tell(message, "unheard")
+        incarnation, act = self._receiver(message)
+        if incarnation is None or not incarnation.is_alive:
+            self.counts.undelivered += 1
+            self._emit(message, "unheard")
             return
         self.counts.delivered += 1
-        self._tell(message, "deliver")
-        self._scheduler.push(self._scheduler.now_s, act, life)
+        self._emit(message, "deliver")
+        self._scheduler.push(self._scheduler.now_s, act, incarnation)
 
     def _receiver(
         self, message: NetworkMessage
     ) -> tuple[ProcessIncarnation | None, Callable[[], object]]:
-        asked = message.asked
+        pending = message.pending
         if message.is_answer:
-            return asked.life, partial(asked.take, message.payload)
-        life, listener = self._listeners.get(asked.destination, (None, _ignore))
-        return life, partial(listener, message.payload, partial(self._answer, asked))
+            return pending.incarnation, partial(pending.take, message.payload)
+        incarnation, listener = self._listeners.get(
+            pending.destination, (None, _ignore)
+        )
+        return incarnation, partial(
+            listener, message.payload, partial(self._answer, pending)
+        )
 
     def _is_cut(self, message: NetworkMessage) -> bool:
         link = message.link
-        if not any(each.parts(link.source, link.destination) for each in self._cuts):
+        if not any(
+            partition.separates(link.source, link.destination)
+            for partition in self._partitions
+        ):
             return False
         self.counts.cut += 1
-        self._tell(message, "cut")
+        self._emit(message, "cut")
         return True
 
-    def _tell(self, message: NetworkMessage, what: str) -> None:
+    def _emit(self, message: NetworkMessage, action: str) -> None:
         if self._scheduler.trace is None:
             return
         kind = type(message.payload).__name__
-        self._scheduler.tell(
-            str(message.link), what, f"{kind}, {message.size_bytes} bytes"
+        self._scheduler.emit(
+            str(message.link), action, f"{kind}, {message.size_bytes} bytes"
         )
 
 
 def _ignore(request: object, reply: ReplyFunction) -> None:
-    """Listen where nobody does."""
+    """Ignore a request to a process without a listener."""

@@ -8,9 +8,9 @@ A file has one `[[fault]]` table for each fault:
     at_s = 3.0
     back_after_s = 5.0
 
-Rule 1: everything read here may be hostile; its size is judged before it is parsed.
+Rule 1: a file may be hostile; its size is checked before it is parsed.
 Rule 2: an unknown key is an error that names the nearest key that exists.
-Rule 3: the values themselves are judged by the faults, here as anywhere.
+Rule 3: the faults check their values themselves.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from atoll.simulate.faults import (
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """What goes wrong in a run. Every method returns a new plan with one fault more.
+    """The faults of a run. Every method returns a new plan with one more fault.
 
     >>> plan = FaultPlan().kill("i2", at_s=3, back_after_s=5).loss("i1", rate=0.5)
     >>> [fault.kind for fault in plan.faults]
@@ -72,7 +72,7 @@ class FaultPlan:
         at_round: int | None = None,
         back_after_s: float | None = None,
     ) -> FaultPlan:
-        """Let a process die, for `back_after_s` or for good."""
+        """Kill a process, and restart it after `back_after_s` if that is given."""
         return self.adding(
             Kill(
                 process=process,
@@ -90,7 +90,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Stop a process as SIGSTOP does, and let it go on after `for_s`."""
+        """Stop a process as SIGSTOP does, and resume it after `for_s`."""
         return self.adding(
             Freeze(
                 process=process,
@@ -109,7 +109,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Let a process's work take `factor` times as long."""
+        """Make the work of a process take `factor` times as long."""
         return self.adding(
             Slow(
                 process=process,
@@ -130,7 +130,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Let messages of a link take `by_s` longer."""
+        """Delay messages of a link by `by_s`, each with probability `rate`."""
         return self.adding(
             DelayFault(
                 link=link,
@@ -151,7 +151,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Lose messages of a link, each with chance `rate`."""
+        """Lose messages of a link, each with probability `rate`."""
         return self.adding(
             Loss(
                 link=link,
@@ -171,7 +171,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Deliver messages of a link twice, each with chance `rate`."""
+        """Deliver messages of a link twice, each with probability `rate`."""
         return self.adding(
             Duplicate(
                 link=link,
@@ -192,7 +192,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Let messages of a link overtake each other by up to `by_s`."""
+        """Reorder messages of a link: each is delayed by up to `by_s`."""
         return self.adding(
             Reorder(
                 link=link,
@@ -213,7 +213,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Change messages of a link, each with chance `rate`."""
+        """Change messages of a link, each with probability `rate`."""
         return self.adding(
             Corrupt(
                 link=link,
@@ -233,7 +233,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Let each direction of a link carry at most `bytes_per_s`."""
+        """Limit each direction of a link to `bytes_per_s`."""
         return self.adding(
             Throttle(
                 link=link,
@@ -251,7 +251,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Cut groups off from each other and from all who are not named."""
+        """Cut groups off from each other and from all unnamed processes."""
         return self.adding(
             Partition(
                 groups=tuple(map(tuple, groups)),
@@ -269,7 +269,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Let a process's disk take nothing more."""
+        """Make the disk of a process full."""
         return self.adding(
             FullDisk(
                 process=process,
@@ -287,7 +287,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float,
     ) -> FaultPlan:
-        """Put a process's disk back to what it was `for_s` before, and restart it."""
+        """Copy a process's disk, restore the copy after `for_s`, and restart it."""
         return self.adding(
             Rollback(process=process, at_s=at_s, at_round=at_round, for_s=for_s)
         )
@@ -300,7 +300,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Let a process's disk change no more."""
+        """Make the disk of a process read-only."""
         return self.adding(
             ReadOnlyDisk(
                 process=process,
@@ -318,7 +318,7 @@ class FaultPlan:
         at_s: float | None = None,
         at_round: int | None = None,
     ) -> FaultPlan:
-        """Let a process's clock jump ahead; below 0 it stands still for as long."""
+        """Set a process's clock ahead by `by_s`; below 0 it stands still instead."""
         return self.adding(
             ClockJump(
                 process=process,
@@ -336,7 +336,7 @@ class FaultPlan:
         at_s: float | None = None,
         at_round: int | None = None,
     ) -> FaultPlan:
-        """Let a process's clock show `rate` seconds per true second."""
+        """Make a process's clock show `rate` seconds per true second."""
         return self.adding(
             ClockDrift(
                 process=process,
@@ -355,7 +355,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Let a store fail requests, each with chance `rate`."""
+        """Fail requests to a store, each with probability `rate`."""
         return self.adding(
             Outage(
                 process=process,
@@ -375,7 +375,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Let a store's lists be up to `by_s` late."""
+        """Make the lists of a store up to `by_s` late."""
         return self.adding(
             ListLag(
                 process=process,
@@ -395,7 +395,7 @@ class FaultPlan:
         at_round: int | None = None,
         for_s: float | None = None,
     ) -> FaultPlan:
-        """Let rosters go to a store `by_s` after they were decided."""
+        """Delay rosters by `by_s` between their decision and their put."""
         return self.adding(
             RosterLag(
                 process=process,
@@ -427,12 +427,12 @@ class FaultPlan:
         )
 
     def to_toml(self) -> str:
-        """Return the plan as a file: one `[[fault]]` table each."""
+        """Return the plan as TOML, with one `[[fault]]` table per fault."""
         return write_plan(self.faults)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> FaultPlan:
-        """Read a plan from a file; `UsageError` names what is wrong with it."""
+        """Read a plan from a file; raise `UsageError` if it is not valid."""
         return cls(read_plan(Path(path)))
 
 
@@ -456,7 +456,7 @@ def write_plan(faults: Iterable[Fault]) -> str:
 
 
 def read_plan(path: Path) -> tuple[Fault, ...]:
-    """Return the faults of a file; `UsageError` says what is wrong with it."""
+    """Return the faults of a file; raise `UsageError` if it is not valid."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -465,65 +465,65 @@ def read_plan(path: Path) -> tuple[Fault, ...]:
             f"The fault plan {str(path)!r} cannot be read: {exc.strerror}. "
             "Check the path and its permissions."
         ) from exc
-    return parse_plan(data, where=f"The fault plan {str(path)!r}")
+    return parse_plan(data, source=f"The fault plan {str(path)!r}")
 
 
-def parse_plan(data: bytes, *, where: str = "The fault plan") -> tuple[Fault, ...]:
-    """Return the faults that `data` writes as TOML."""
+def parse_plan(data: bytes, *, source: str = "The fault plan") -> tuple[Fault, ...]:
+    """Return the faults that `data` contains as TOML."""
     if len(data) > MAX_FILE_BYTES:
         raise UsageError(
-            f"{where} is larger than {MAX_FILE_BYTES} bytes. "
+            f"{source} is larger than {MAX_FILE_BYTES} bytes. "
             "A plan holds a few tables; check the path."
         )
     try:
         tables = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as exc:
-        raise UsageError(f"{where} is not valid TOML: {exc}. Correct it.") from exc
+        raise UsageError(f"{source} is not valid TOML: {exc}. Correct it.") from exc
     rows = tables.pop("fault", [])
     if tables or not isinstance(rows, list) or len(rows) > MAX_FAULTS:
         keys = ", ".join(shown(key) for key in list(tables)[:3]) or "no other key"
         raise UsageError(
-            f"{where} must hold at most {MAX_FAULTS} [[fault]] tables and nothing "
+            f"{source} must hold at most {MAX_FAULTS} [[fault]] tables and nothing "
             f"else, but has {keys} beside them, or too many. Keep only [[fault]]."
         )
     return tuple(
-        _parse_fault(row, where=f"{where}, fault {at}")
-        for at, row in enumerate(rows, 1)
+        _parse_fault(row, source=f"{source}, fault {number}")
+        for number, row in enumerate(rows, 1)
     )
 
 
-def _parse_fault(row: Any, *, where: str) -> Fault:
+def _parse_fault(row: Any, *, source: str) -> Fault:
     if not isinstance(row, dict):
-        raise UsageError(f"{where}: {shown(row)} is not a table. Write [[fault]].")
+        raise UsageError(f"{source}: {shown(row)} is not a table. Write [[fault]].")
     values = dict(row)
     kind = values.pop("kind", None)
     if not isinstance(kind, str) or kind not in KINDS:
         raise UsageError(
-            f"{where}: kind={shown(kind)} is not a kind of fault. "
+            f"{source}: kind={shown(kind)} is not a kind of fault. "
             f"Did you mean {nearest(str(kind), KINDS)!r}?"
         )
-    _check_keys(KINDS[kind], values, where=where)
+    _check_keys(KINDS[kind], values, source=source)
     try:
         return KINDS[kind](**values)
     except UsageError as exc:
-        raise UsageError(f"{where}: {exc}") from exc
+        raise UsageError(f"{source}: {exc}") from exc
 
 
-def _check_keys(kind: type[Fault], values: dict[str, Any], *, where: str) -> None:
-    known = {each.name: each.default is MISSING for each in fields(kind)}
+def _check_keys(kind: type[Fault], values: dict[str, Any], *, source: str) -> None:
+    is_needed_by_key = {spec.name: spec.default is MISSING for spec in fields(kind)}
     for key in values:
-        if key not in known:
+        if key not in is_needed_by_key:
             raise UsageError(
-                f"{where}: a {kind.kind} has no {shown(key)}. "
-                f"Did you mean {nearest(key, known)!r}?"
+                f"{source}: a {kind.kind} has no {shown(key)}. "
+                f"Did you mean {nearest(key, is_needed_by_key)!r}?"
             )
-    for key, is_needed in known.items():
+    for key, is_needed in is_needed_by_key.items():
         if is_needed and key not in values:
-            raise UsageError(f"{where}: a {kind.kind} needs {key!r}. Add it.")
+            raise UsageError(f"{source}: a {kind.kind} needs {key!r}. Add it.")
 
 
 def _literal(value: object) -> str:
-    """Return a value as TOML: names are printable, so JSON's text is TOML's."""
+    """Return a value as TOML: names are printable, so that JSON strings are TOML."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, str):

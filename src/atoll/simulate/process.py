@@ -16,47 +16,47 @@ from atoll.simulate.scheduler import (
 
 
 class SimProcess:
-    """A name that lives one life after another.
+    """A named process with one incarnation after another.
 
-    What a life owns (greenlets, timers, what it listens to) ends with it; nothing of
-    it has any effect afterwards.
+    Greenlets, timers and listeners of an incarnation end with it, and have no effect
+    afterwards.
     """
 
     def __init__(self, name: str, scheduler: Scheduler) -> None:
         self.name, self.scheduler = name, scheduler
-        self.incarnation = 0
-        """The number of the present or last life; 0 before the first."""
+        self.incarnation_number = 0
+        """The number of the present or last incarnation; 0 before the first."""
 
         self.slowdowns: list[float] = []
         """Each multiplies the time that `work` takes."""
 
-        self._life: ProcessIncarnation | None = None
+        self._incarnation: ProcessIncarnation | None = None
         self._program: Callable[[], object] | None = None
         self._on_crash: list[Callable[[], object]] = []
 
     @property
     def is_alive(self) -> bool:
-        return self._life is not None and self._life.is_alive
+        return self._incarnation is not None and self._incarnation.is_alive
 
     @property
     def is_frozen(self) -> bool:
-        return self.is_alive and not self.life.runs
+        return self.is_alive and not self.incarnation.runs
 
     @property
-    def life(self) -> ProcessIncarnation:
-        """The present life; `UsageError` if the process is dead."""
-        if self._life is None or not self._life.is_alive:
+    def incarnation(self) -> ProcessIncarnation:
+        """The present incarnation; `UsageError` if the process is dead."""
+        if self._incarnation is None or not self._incarnation.is_alive:
             raise UsageError(
                 f"Process {self.name!r} is dead at {self.scheduler.now_s:.6f} s. "
                 "Start it first."
             )
-        return self._life
+        return self._incarnation
 
     def start(self, program: Callable[[], object]) -> None:
-        """Begin a life, with `program` in a greenlet of its own.
+        """Begin an incarnation, and run `program` in a greenlet.
 
-        A program that returns does not end the life: it may have left timers,
-        greenlets or something that listens.
+        A program that returns does not end the incarnation: its timers, greenlets and
+        listeners remain.
         """
         self.scheduler.check()
         if self.is_alive:
@@ -64,13 +64,13 @@ class SimProcess:
                 f"Process {self.name!r} cannot start: it is alive. Crash it first."
             )
         self._program = program
-        self.incarnation += 1
-        self._life = self.scheduler.begin(self.name, self.incarnation)
-        self._tell("start")
-        self.scheduler.spawn(self._life, program)
+        self.incarnation_number += 1
+        self._incarnation = self.scheduler.begin(self.name, self.incarnation_number)
+        self._emit("start")
+        self.scheduler.spawn(self._incarnation, program)
 
     def restart(self) -> None:
-        """Begin the next life, with the program of the last one."""
+        """Begin the next incarnation, with the program of the last one."""
         if self._program is None:
             raise UsageError(
                 f"Process {self.name!r} has no program yet. Call start() with one."
@@ -78,74 +78,78 @@ class SimProcess:
         self.start(self._program)
 
     def spawn(self, act: Callable[[], object]) -> None:
-        """Call `act` in another greenlet of this life."""
-        self.scheduler.spawn(self.life, act)
+        """Call `act` in another greenlet of this incarnation."""
+        self.scheduler.spawn(self.incarnation, act)
 
     def after(self, delay_s: float, act: Callable[[], object]) -> Timer:
-        """Call `act` in this life, `delay_s` of true time from now."""
-        return self.scheduler.at(self.scheduler.now_s + delay_s, act, life=self.life)
+        """Call `act` in this incarnation, `delay_s` of true time from now."""
+        return self.scheduler.at(
+            self.scheduler.now_s + delay_s, act, incarnation=self.incarnation
+        )
 
     def work(self, seconds: float) -> None:
-        """Let the time pass that `seconds` of work take here: longer when slowed."""
+        """Sleep for the time that `seconds` of work take: longer when slowed."""
         self.scheduler.sleep(seconds * math.prod(self.slowdowns))
 
     def on_crash(self, act: Callable[[], object]) -> None:
-        """Call `act` at every crash, as the world: a disk loses what it must lose."""
+        """Call `act` at every crash, as the world: so a disk loses unsynced bytes."""
         self._on_crash.append(act)
 
     def crash(self) -> None:
-        """End this life at once. A process that crashes itself does not return.
+        """End this incarnation immediately; does not return if it is the caller's own.
 
         Crashing a dead process changes nothing.
         """
         self.scheduler.check()
-        life = self._life
-        if life is None or not life.is_alive:
+        incarnation = self._incarnation
+        if incarnation is None or not incarnation.is_alive:
             return
-        self._tell("crash")
+        self._emit("crash")
         for act in self._on_crash:
             act()
-        self.scheduler.end(life)
-        if self.scheduler.life is life:
-            raise ProcessDead(f"{life} crashed itself.")
+        self.scheduler.end(incarnation)
+        if self.scheduler.incarnation is incarnation:
+            raise ProcessDead(f"{incarnation} crashed itself.")
 
     def freeze(self) -> ProcessIncarnation:
-        """Stop this life as SIGSTOP does, and return it: `thaw` ends it.
+        """Stop this incarnation as SIGSTOP does, and return it: `thaw` resumes it.
 
         Its timers and messages are kept. Freezes add up: each needs its thaw.
         """
         self.scheduler.check()
-        life = self.life
-        life.freezes += 1
-        life.runs = False
-        self._tell("freeze")
-        return life
+        incarnation = self.incarnation
+        incarnation.freezes += 1
+        incarnation.runs = False
+        self._emit("freeze")
+        return incarnation
 
-    def thaw(self, life: ProcessIncarnation | None = None) -> None:
-        """Undo one freeze; what fell due meanwhile happens now, in that order.
+    def thaw(self, incarnation: ProcessIncarnation | None = None) -> None:
+        """Undo one freeze; timers that fell due meanwhile run now, in that order.
 
-        With the `life` that `freeze` returned, a later life is left alone.
+        With the `incarnation` that `freeze` returned, a later one is left unchanged.
         """
         self.scheduler.check()
-        if life is not None and (life is not self._life or not life.is_alive):
+        if incarnation is not None and (
+            incarnation is not self._incarnation or not incarnation.is_alive
+        ):
             return
-        life = self.life
-        if not life.freezes:
-            raise UsageError(f"{life} is not frozen: there is nothing to thaw.")
-        life.freezes -= 1
-        if life.freezes == 0:
-            life.runs = True
-            self._tell("thaw")
-            self.scheduler.thaw(life)
+        incarnation = self.incarnation
+        if not incarnation.freezes:
+            raise UsageError(f"{incarnation} is not frozen: there is nothing to thaw.")
+        incarnation.freezes -= 1
+        if incarnation.freezes == 0:
+            incarnation.runs = True
+            self._emit("thaw")
+            self.scheduler.thaw(incarnation)
 
-    def _tell(self, what: str) -> None:
-        self.scheduler.tell(self.name, what, f"incarnation {self.incarnation}")
+    def _emit(self, action: str) -> None:
+        self.scheduler.emit(self.name, action, f"incarnation {self.incarnation_number}")
 
 
 class SimClock:
-    """A process's own clock. Implements `atoll.clock.Clock`: it never goes back.
+    """The clock of a process. Implements `atoll.clock.Clock`: it never goes back.
 
-    It shows `rate` seconds per true second, and outlives its process's crashes.
+    It shows `rate` seconds per true second, and outlasts crashes of its process.
     """
 
     def __init__(
@@ -155,7 +159,7 @@ class SimClock:
         self._rate = _checked(rate)
         self._true_s, self._shown_s = scheduler.now_s, origin_s
         self._behind_s = 0.0
-        """How long it still stands still after a jump back, on its own scale."""
+        """Seconds of this clock for which it still stands still after a jump back."""
 
         self._alarms: list[
             tuple[float, int, ProcessIncarnation | None, Callable[[], object]]
@@ -173,15 +177,15 @@ class SimClock:
         return self._shown_s + ahead_s if ahead_s > 0.0 else self._shown_s
 
     def set_rate(self, rate: float) -> None:
-        """Let `rate` seconds pass here per true second, from now on."""
+        """Show `rate` seconds per true second from now on."""
         self._settle()
         self._rate = _checked(rate)
         self._arm()
 
     def jump(self, by_s: float) -> None:
-        """Jump ahead by `by_s`; back is to stand still until that much has passed.
+        """Jump ahead by `by_s`; below 0, stand still until that time has passed.
 
-        Alarms that a jump ahead passes over ring at once.
+        Alarms that a jump ahead passes over run immediately.
         """
         self._settle()
         self._behind_s -= by_s
@@ -195,24 +199,24 @@ class SimClock:
         when_s: float,
         act: Callable[[], object],
         *,
-        life: ProcessIncarnation | None = None,
+        incarnation: ProcessIncarnation | None = None,
     ) -> None:
-        """Call `act` once this clock shows `when_s`, as `life` or the world."""
+        """Call `act` once this clock shows `when_s`, as `incarnation` or the world."""
         self._scheduler.check()
         if not -math.inf < when_s < math.inf:
             raise UsageError(f"when_s={when_s!r} is no time. Give finite seconds.")
         self._sequence += 1
-        heappush(self._alarms, (when_s, self._sequence, life, act))
+        heappush(self._alarms, (when_s, self._sequence, incarnation, act))
         self._arm()
 
     def sleep(self, seconds: float) -> None:
         """Wait in a greenlet until this clock has moved on by `seconds`."""
         strand = self._scheduler.waiting_strand()
-        self.at(self.now_s() + seconds, strand.resume, life=strand.life)
+        self.at(self.now_s() + seconds, strand.resume, incarnation=strand.incarnation)
         self._scheduler.wait()
 
     def _settle(self) -> None:
-        """Begin to count anew from this instant, without changing what is shown."""
+        """Count from this instant, without changing the time shown."""
         passed_s = (self._scheduler.now_s - self._true_s) * self._rate
         self._shown_s += max(0.0, passed_s - self._behind_s)
         self._behind_s = max(0.0, self._behind_s - passed_s)
@@ -228,15 +232,15 @@ class SimClock:
             self._next = self._scheduler.at(due_s, self._ring)
 
     def _ring(self) -> None:
-        """Hand over every alarm that is due; its life may be frozen or dead by now."""
+        """Schedule every alarm that is due; its process may be frozen or dead."""
         self._next = None
         self._settle()
-        # The division that found this instant rounds: who asks the clock in an alarm
-        # must not read a moment before it, or would wait for no time in a loop.
+        # The division that gave this instant rounds: an alarm that reads the clock must
+        # not see a time before its own, or it would wait for 0 seconds in a loop.
         self._shown_s = max(self._shown_s, self._alarms[0][0])
         while self._alarms and self._alarms[0][0] <= self._shown_s:
-            _, _, life, act = heappop(self._alarms)
-            self._scheduler.at(self._scheduler.now_s, act, life=life)
+            _, _, incarnation, act = heappop(self._alarms)
+            self._scheduler.at(self._scheduler.now_s, act, incarnation=incarnation)
         self._arm()
 
 

@@ -1,6 +1,6 @@
 """The output of `atoll simulate`: heading, page and summary, as text and as JSON.
 
-A page has aligned lines, and is the same for the same run.
+A page has aligned lines, and is equal for equal runs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from atoll.simulate.story import (
 )
 
 MAX_DEATHS = 8
-"""So many deaths are listed with what was lost; the others are counted."""
+"""Deaths that are listed with the tokens lost; the others are counted."""
 
 Facts = dict[str, Any]
 
 
 def heading(setup: Setup, page: Page) -> list[PageLine]:
-    """Return what is about to happen."""
+    """Return the lines before a run: its islands, rounds, seed and faults."""
     sync, run = setup.settings.sync, setup.settings.run
     names = " to ".join(dict.fromkeys((setup.islands[0], setup.islands[-1])))
     tokens = f", or {run.end_tokens} tokens" if run.end_tokens is not None else ""
@@ -55,7 +55,7 @@ def heading(setup: Setup, page: Page) -> list[PageLine]:
 def summary(
     setup: Setup, page: Page, result: Simulated, tallies: Mapping[str, IslandTally]
 ) -> list[PageLine]:
-    """Return what it came to."""
+    """Return the lines after a run: a table of islands, totals and the verdict."""
     rows = [["island", *TALLY_COLUMNS, "utilised", "deaths", "anchor"]]
     for island in setup.islands:
         utilised = f"{result.utilisation.get(island, 0.0):.1%}"
@@ -64,10 +64,10 @@ def summary(
         rows.append([island, *tally_cells(tallies[island]), utilised, deaths, end])
     done = list(dict.fromkeys(result.rounds))
     rounds = " and ".join(map(str, done)) or "none"
-    where = "by fragment" if len(done) > 1 else "in every fragment"
+    scope = "by fragment" if len(done) > 1 else "in every fragment"
     time = f"{page.time(result.seconds)} of virtual time, {result.events} events"
     facts = {
-        "rounds": f"{rounds} of {setup.rounds}, {where}",
+        "rounds": f"{rounds} of {setup.rounds}, {scope}",
         "time": time,
         **_fates(result.tokens),
         "anchor": _agreement(result),
@@ -85,29 +85,29 @@ def _verdict(result: Simulated, page: Page) -> list[PageLine]:
     if result.violations:
         return [
             line
-            for each in result.violations
-            for line in _listed({"violated": str(each)}, page, Tone.BAD)
+            for violation in result.violations
+            for line in _listed({"violated": str(violation)}, page, Tone.BAD)
         ]
-    held = _listed({"held": "every invariant"}, page, Tone.GOOD)
+    good_lines = _listed({"held": "every invariant"}, page, Tone.GOOD)
     if result.digests:
-        return held
+        return good_lines
     is_late = result.seconds >= LIMIT_S
-    why = "time ran out" if is_late else "too few islands are left to go on"
-    end = {"ended": f"before its last round: {why}"}
-    return [*_listed(end, page, Tone.BAD), *held]
+    reason = "time ran out" if is_late else "too few islands are left to continue"
+    end = {"ended": f"before its last round: {reason}"}
+    return [*_listed(end, page, Tone.BAD), *good_lines]
 
 
 def _fates(tokens: Mapping[str, int]) -> dict[str, str]:
-    """Return what became of the tokens; each was trained on in every fragment."""
-    usual = ("committed", "in hand", "refused", "dropped", "departed")
-    lost = {fate: number for fate, number in tokens.items() if fate not in usual}
-    words = [
+    """Return the lines about tokens, each of which counts once per fragment."""
+    fates = ("committed", "in hand", "refused", "dropped", "departed")
+    lost = {fate: number for fate, number in tokens.items() if fate not in fates}
+    counts = [
         f"{tokens[fate]} {'counted' if fate == 'committed' else fate}"
-        for fate in usual
+        for fate in fates
         if tokens.get(fate)
     ]
-    words += [f"{sum(lost.values())} lost with deaths"] if lost else []
-    facts = {"tokens": ", ".join(words) + ", over all fragments"} if words else {}
+    counts += [f"{sum(lost.values())} lost with deaths"] if lost else []
+    facts = {"tokens": ", ".join(counts) + ", over all fragments"} if counts else {}
     deaths = [f"{number} as {fate}" for fate, number in lost.items() if number]
     if len(deaths) > MAX_DEATHS:
         deaths[MAX_DEATHS:] = [f"and with {len(deaths) - MAX_DEATHS} more deaths"]
@@ -115,7 +115,7 @@ def _fates(tokens: Mapping[str, int]) -> dict[str, str]:
 
 
 def reproduction(setup: Setup, command: str) -> list[PageLine]:
-    """Return how to see a violation again: the command, and a test to paste."""
+    """Return the command that reproduces a violation, and a test to paste."""
     arguments: Facts = {"settings": "SETTINGS", "islands": len(setup.islands)}
     if setup.store:
         arguments["store"] = True
@@ -129,17 +129,17 @@ def reproduction(setup: Setup, command: str) -> list[PageLine]:
 
 
 def _chosen(settings: RunSettings) -> dict[str, dict[str, Any]]:
-    """Return what differs from the defaults, as tables of a run file."""
-    usual = RunSettings().to_dict()
+    """Return the settings that differ from the defaults, as tables of a run file."""
+    default = RunSettings().to_dict()
     tables = {
-        table: {key: v for key, v in values.items() if usual[table].get(key) != v}
+        table: {key: v for key, v in values.items() if default[table].get(key) != v}
         for table, values in settings.to_dict().items()
     }
     return {table: values for table, values in tables.items() if values}
 
 
 def opening_facts(setup: Setup) -> Facts:
-    """Return the first object of the JSON: everything that determines the rest."""
+    """Return the first object of the JSON, which determines all others."""
     return {
         "what": "setup",
         "islands": list(setup.islands),
@@ -154,9 +154,9 @@ def opening_facts(setup: Setup) -> Facts:
 def entry_facts(entry: StoryEntry) -> Facts:
     """Return the object of one entry; a committed round has its roster."""
     facts: Facts = {
-        "what": entry.what,
+        "what": entry.action,
         "at_s": round(entry.at_s, 6),
-        "who": entry.who,
+        "who": entry.subject,
         "text": entry.text,
     }
     if entry.commit is not None:
@@ -185,7 +185,7 @@ def closing_facts(
             for island in setup.islands
         },
         "tokens": result.tokens,
-        "violations": [str(each) for each in result.violations],
+        "violations": [str(violation) for violation in result.violations],
     }
 
 
@@ -196,11 +196,11 @@ def _plural(number: int, noun: str) -> str:
 def _listed(
     facts: Mapping[str, str], page: Page, tone: Tone = Tone.PLAIN
 ) -> list[PageLine]:
-    """Return one line per fact, more where it is long."""
+    """Return one line per fact, or several if it is long."""
     return [
-        PageLine(f"{'' if at else name:10}{text}", tone)
-        for name, said in facts.items()
-        for at, text in enumerate(wrap(said, page.width - 10))
+        PageLine(f"{'' if number else name:10}{text}", tone)
+        for name, value in facts.items()
+        for number, text in enumerate(wrap(value, page.width - 10))
     ]
 
 
@@ -227,7 +227,7 @@ WIDTH = 100
 """Columns of a page that is not on a terminal."""
 
 MAX_STRIP = 48
-"""Beyond so many islands a round is told by numbers and names alone."""
+"""Islands up to which a round is shown with one mark per island."""
 
 MARKS = {"counted": "#", "late": "~", "refused": "!", "absent": "."}
 LEGEND = "   ".join(f"{mark} {verdict}" for verdict, mark in MARKS.items())
@@ -242,15 +242,15 @@ class PageLine(NamedTuple):
 
 @dataclass
 class Page:
-    """Turns entries into lines. Rounds that came to the same are one line."""
+    """Turns entries into lines. Rounds with equal rosters are one line."""
 
     islands: Sequence[str]
     rounds: int
     width: int = WIDTH
-    is_whole: bool = False
-    """Whether nothing is put together, and times have their milliseconds."""
+    is_verbose: bool = False
+    """Whether every entry is a line, and times have milliseconds."""
 
-    _alike: list[StoryEntry] = field(init=False, default_factory=list)
+    _group: list[StoryEntry] = field(init=False, default_factory=list)
     """Entries that will be one line."""
 
     @property
@@ -258,98 +258,98 @@ class Page:
         return len(self.islands) <= MAX_STRIP
 
     @property
-    def who_width(self) -> int:
-        words = [*self.islands, COORDINATOR, f"rounds {self.rounds}-{self.rounds}"]
-        if self.is_whole:
-            words += [f"{COORDINATOR}->{island}" for island in self.islands]
-        return max(map(len, words))
+    def subject_width(self) -> int:
+        subjects = [*self.islands, COORDINATOR, f"rounds {self.rounds}-{self.rounds}"]
+        if self.is_verbose:
+            subjects += [f"{COORDINATOR}->{island}" for island in self.islands]
+        return max(map(len, subjects))
 
     def add(self, entry: StoryEntry) -> Iterator[PageLine]:
         """Yield the lines that an entry completes."""
-        if self._alike and not _are_alike(self._alike[-1], entry):
+        if self._group and not _are_alike(self._group[-1], entry):
             yield from self.flush()
-        self._alike.append(entry)
-        if self.is_whole:
+        self._group.append(entry)
+        if self.is_verbose:
             yield from self.flush()
 
     def flush(self) -> Iterator[PageLine]:
-        """Yield what waits for more of its kind."""
-        alike, self._alike = self._alike, []
+        """Yield the lines of the present group of entries."""
+        alike, self._group = self._group, []
         if alike and alike[0].commit:
             yield from self._rounds(alike, alike[0].commit)
         elif len(alike) > 1:
-            together = {entry.who for entry in alike}
+            together = {entry.subject for entry in alike}
             names = few([island for island in self.islands if island in together])
             text = f"{_TOGETHER[alike[0].text]}: {names}"
-            who = f"{len(alike)} islands"
-            yield from self._lines(alike[0].at_s, who, text, alike[0].tone)
+            subject = f"{len(alike)} islands"
+            yield from self._lines(alike[0].at_s, subject, text, alike[0].tone)
         elif alike:
             (entry,) = alike
-            yield from self._lines(entry.at_s, entry.who, entry.text, entry.tone)
+            yield from self._lines(entry.at_s, entry.subject, entry.text, entry.tone)
 
     def _rounds(
         self, alike: Sequence[StoryEntry], commit: CommitTrace
     ) -> Iterator[PageLine]:
-        who, text = f"round {commit.round} f{commit.fragment}", self._roster(commit)
+        subject, text = f"round {commit.round} f{commit.fragment}", self._roster(commit)
         if len(alike) > 1:
-            numbers = [each.commit.round for each in alike if each.commit]
-            who = _span(min(numbers), max(numbers))
+            numbers = [entry.commit.round for entry in alike if entry.commit]
+            subject = _span(min(numbers), max(numbers))
             text += f"; {len(alike)} outcomes until {self.time(alike[-1].at_s)}"
         is_full = len(self._with("counted", commit)) == len(self.islands)
         tone = Tone.PLAIN if is_full else Tone.FAULT
-        yield from self._lines(alike[0].at_s, who, text, tone)
+        yield from self._lines(alike[0].at_s, subject, text, tone)
 
     def time(self, at_s: float) -> str:
         """Return an instant of virtual time as minutes and seconds."""
-        if self.is_whole:
+        if self.is_verbose:
             thousandths = int(at_s * 1000)
             return f"{thousandths // 60_000}:{thousandths % 60_000 / 1000:06.3f}"
         return f"{int(at_s) // 60}:{int(at_s) % 60:02}"
 
     def _lines(
-        self, at_s: float, who: str, text: str, tone: Tone
+        self, at_s: float, subject: str, text: str, tone: Tone
     ) -> Iterator[PageLine]:
-        time_width = 10 if self.is_whole else 6
-        left = f"{self.time(at_s):>{time_width}}  {who:{self.who_width}}  "
-        first, *more = wrap(text, self.width - len(left))
-        yield PageLine(left + first, tone)
-        for line in more:
-            yield PageLine(" " * len(left) + line, tone)
+        time_width = 10 if self.is_verbose else 6
+        margin = f"{self.time(at_s):>{time_width}}  {subject:{self.subject_width}}  "
+        first, *others = wrap(text, self.width - len(margin))
+        yield PageLine(margin + first, tone)
+        for line in others:
+            yield PageLine(" " * len(margin) + line, tone)
 
     def _roster(self, commit: CommitTrace) -> str:
-        """Return one mark per island, and in words who did not count."""
+        """Return one mark per island, and the islands that did not count."""
         counted, *others = (self._with(verdict, commit) for verdict in MARKS)
-        words = [f"{len(counted) or 'nobody'} counted" + ", void" * (not counted)]
+        counts = [f"{len(counted) or 'no island'} counted" + ", void" * (not counted)]
         if len(counted) == len(self.islands) > 1:
-            words = [f"all {len(counted)} counted"]
-        words += [
+            counts = [f"all {len(counted)} counted"]
+        counts += [
             f"{few(names)} {verdict}"
             for verdict, names in zip(list(MARKS)[1:], others, strict=True)
             if names
         ]
-        said = ", ".join(words)
-        return f"{self._strip(commit)}  {said}" if self.has_strip else said
+        text = ", ".join(counts)
+        return f"{self._strip(commit)}  {text}" if self.has_strip else text
 
     def _strip(self, commit: CommitTrace) -> str:
         verdicts = commit.verdicts
-        return "".join(MARKS[verdicts.get(each, "absent")] for each in self.islands)
+        return "".join(MARKS[verdicts.get(island, "absent")] for island in self.islands)
 
     def _with(self, verdict: str, commit: CommitTrace) -> list[str]:
         return [
-            each
-            for each in self.islands
-            if commit.verdicts.get(each, "absent") == verdict
+            island
+            for island in self.islands
+            if commit.verdicts.get(island, "absent") == verdict
         ]
 
 
 _TOGETHER = {"joins": "join", "leaves": "leave"}
-"""What several islands may do in one line, and how it is said of them."""
+"""Texts of entries that are combined into one line, with their plurals."""
 
 
-def _are_alike(one: StoryEntry, other: StoryEntry) -> bool:
-    if one.commit and other.commit:
-        return one.commit.verdicts == other.commit.verdicts
-    return one.text == other.text and one.text in _TOGETHER
+def _are_alike(entry: StoryEntry, other: StoryEntry) -> bool:
+    if entry.commit and other.commit:
+        return entry.commit.verdicts == other.commit.verdicts
+    return entry.text == other.text and entry.text in _TOGETHER
 
 
 def wrap(text: str, width: int) -> list[str]:
@@ -368,15 +368,15 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
 
 
 def tally_cells(tally: IslandTally) -> list[str]:
-    """Return what a table says of one island, in the order of `TALLY_COLUMNS`."""
+    """Return the cells of one island, in the order of `TALLY_COLUMNS`."""
     roster = (tally.counted, tally.late, tally.refused)
     work = (tally.carried, tally.dropped)
     return [*map(str, roster + work), _kb(tally.bytes_up), _kb(tally.bytes_down)]

@@ -1,6 +1,6 @@
 """A whole run in virtual time: islands, a plan of faults, one seed, and a topology.
 
-The topology says where rounds are decided: at a coordinator, or in a bucket.
+The topology decides rounds: a coordinator, or rosters in a bucket.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from atoll.simulate.invariants.bucket import (
     WatchedExchange,
     WatchedStore,
 )
-from atoll.simulate.invariants.claims import ISLANDS_GO_ON
+from atoll.simulate.invariants.claims import ISLANDS_CONTINUE
 from atoll.simulate.invariants.coordinator import CoordinatorReferee
 from atoll.simulate.invariants.incarnation import WatchedLine
 from atoll.simulate.invariants.watch import (
@@ -67,32 +67,32 @@ __all__ = [
 ]
 
 LIMIT_S = 6 * 3600.0
-"""A run that has not ended by then hangs."""
+"""Limit of virtual time: a run that has not ended by then hangs."""
 
 LOOK_S = 1.0
-"""How often it is asked whether a run is over."""
+"""Interval between checks whether a run is over."""
 
 
 @dataclass
 class Simulated:
-    """What a run came to."""
+    """The result of a run."""
 
     seconds: float = 0.0
-    """Of virtual time, until the last island had left."""
+    """Virtual time until the last island had left."""
 
     events: int = 0
     digests: dict[str, str] = field(default_factory=dict)
-    """Of every island that saw the run end."""
+    """Of the anchors of all islands that saw the run end."""
 
     coordinator_digests: list[bytes] = field(default_factory=list)
     rounds: tuple[int, ...] = ()
     deaths: dict[str, int] = field(default_factory=dict)
     failures: dict[str, AtollError] = field(default_factory=dict)
     tokens: dict[str, int] = field(default_factory=dict)
-    """What became of the tokens, summed over islands and fragments."""
+    """Tokens by their outcome, summed over islands and fragments."""
 
     utilisation: dict[str, float] = field(default_factory=dict)
-    """Of the time in which an island took part, the part it was in inner steps."""
+    """By island: the share of its time in the run that it spent in inner steps."""
 
     violations: list[Violation] = field(default_factory=list)
 
@@ -108,31 +108,31 @@ def simulate(
     conditions: Conditions | None = None,
     store: bool = False,
 ) -> Simulated:
-    """Run to the settings' `end_rounds`, and return what came of it.
+    """Run to the settings' `end_rounds`, and return the result.
 
-    The same arguments give the same run, event for event. `trace` is told of every
-    message, fault and crash as it happens. Every invariant is watched, and the run
-    stops at the first that does not hold. Without `conditions` the model is tiny, an
-    inner step takes half a second, and links have a delay and no rate. With `store`
-    there is no coordinator: islands meet in a bucket, whose process is `store`, and
-    an inner step takes two seconds.
+    The same arguments give the same run, event for event. `trace` is called with every
+    message, fault and crash as it happens. Every invariant is checked, and the run
+    stops at the first violation. By default the model is tiny, an inner step takes half
+    a second, and links have a delay and no rate. With `store` there is no coordinator:
+    islands exchange updates in a bucket, whose process is `store`, and an inner step
+    takes two seconds.
     """
-    usual = conditions or Conditions(step_s=STORE_STEP_S if store else STEP_S)
-    with SimWorld(seed, latency=usual.latency) as world:
+    conditions = conditions or Conditions(step_s=STORE_STEP_S if store else STEP_S)
+    with SimWorld(seed, latency=conditions.latency) as world:
         world.scheduler.trace = trace
-        place: Topology
+        topology: Topology
         if store:
-            place = BucketTopology(world, settings, usual, islands=islands)
+            topology = BucketTopology(world, settings, conditions, islands=islands)
         else:
-            place = CoordinatorTopology(world, settings)
-        run = _Run(world, place, settings, islands, departures or {}, usual)
+            topology = CoordinatorTopology(world, settings)
+        run = _Run(world, topology, settings, islands, departures or {}, conditions)
         armed = apply(faults or FaultPlan(), world)
         return run.to_the_end(armed)
 
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Silence the islands' own warnings and log: the run's story says it all."""
+    """Silence the warnings and log of islands, which the trace contains already."""
     log = logging.getLogger("atoll")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -145,12 +145,12 @@ def without_warnings() -> Iterator[None]:
 
 
 class _Run:
-    """A run under way, and when it is over."""
+    """A run in progress, and the check whether it is over."""
 
     def __init__(
         self,
         world: SimWorld,
-        place: Topology,
+        topology: Topology,
         settings: RunSettings,
         islands: int,
         departures: Mapping[str, PlannedDeparture],
@@ -163,10 +163,10 @@ class _Run:
             settings,
             lay_out(conditions.model, settings),
             islands=islands,
-            silence_s=place.silence_s(step_s=conditions.step_s),
-            lease_s=place.lease_s,
+            silence_s=topology.silence_s(step_s=conditions.step_s),
+            lease_s=topology.lease_s,
         )
-        self._watch.referee = self._referee = place.referee(self._watch)
+        self._watch.referee = self._referee = topology.referee(self._watch)
         self._names = [f"i{number}" for number in range(islands)]
         self._result.deaths = dict.fromkeys(self._names, 0)
         self._open = set(self._names)
@@ -174,26 +174,29 @@ class _Run:
 
         self._is_calm = False
         self._reached = 0
-        place.open()
+        topology.open()
         story = IslandCallbacks(
-            died=self._died, ended=self._ended, left=self._left, failed=self._failed
+            died=self._died,
+            ended=self._ended,
+            departed=self._close_island,
+            failed=self._failed,
         )
-        self._hours: dict[str, TimeSpent] = {}
+        self._time_spent: dict[str, TimeSpent] = {}
         for name in self._names:
-            lives = SimIsland(
+            island = SimIsland(
                 world,
                 name,
                 self._watch,
                 story,
-                way=place.way,
+                exchange_factory=topology.exchange_factory,
                 conditions=conditions,
                 departure=departures.get(name),
             )
-            self._hours[name] = lives.hours
-            lives.start()
+            self._time_spent[name] = island.time_spent
+            island.start()
 
     def to_the_end(self, armed: Armed) -> Simulated:
-        """Let everything happen, and return what came of it."""
+        """Run all events, and return the result."""
         scheduler, watch, result = self._world.scheduler, self._watch, self._result
         watch.on_commit = lambda lowest: self._reach(armed, lowest)
         watch.on_look = lambda: self._look(armed)
@@ -201,7 +204,7 @@ class _Run:
         try:
             scheduler.run(LIMIT_S)
         except ProcessFailed as exc:
-            watch.report(ISLANDS_GO_ON, "process", f"{exc}: {exc.__cause__!r}")
+            watch.report(ISLANDS_CONTINUE, "process", f"{exc}: {exc.__cause__!r}")
         result.seconds, result.events = scheduler.now_s, scheduler.events
         self._conclude()
         return result
@@ -211,25 +214,25 @@ class _Run:
 
     def _ended(self, name: str, digest: str) -> None:
         self._result.digests[name] = digest
-        self._left(name)
+        self._close_island(name)
 
-    def _left(self, name: str) -> None:
+    def _close_island(self, name: str) -> None:
         self._open.discard(name)
         self._watch.look_s = 0.0
 
     def _failed(self, name: str, exc: AtollError) -> None:
         self._result.failures[name] = exc
-        self._left(name)
-        self._watch.report(ISLANDS_GO_ON, name, f"{type(exc).__name__}: {exc}")
+        self._close_island(name)
+        self._watch.report(ISLANDS_CONTINUE, name, f"{type(exc).__name__}: {exc}")
 
     def _reach(self, armed: Armed, lowest: int) -> None:
-        """Let the faults of a round happen when every fragment has come to it."""
+        """Begin the faults of a round when every fragment has reached it."""
         while self._reached < lowest:
             self._reached += 1
             armed.reached(self._reached)
 
     def _look(self, armed: Armed) -> None:
-        """Stop when every island has seen the end, or will not come back."""
+        """Stop when every island has seen the end, or will not restart."""
         scheduler = self._world.scheduler
         self._watch.look_s = scheduler.now_s + LOOK_S
         if not self._is_calm and armed.calm_since_s is not None:
@@ -243,13 +246,15 @@ class _Run:
             self._overdue(len(alive))
 
     def _overdue(self, num_alive: int) -> None:
-        """Judge a silence: a run that lacks islands waits for them, rightly."""
+        """Judge a time without commits: a run without a quorum waits correctly."""
         quorum = self._settings.run.quorum
         if num_alive < quorum or not self._referee.has_started:
             self._world.scheduler.stop()
         elif self._referee.has_ended:
-            who = ", ".join(sorted(self._open))
-            self._watch.report(ISLANDS_GO_ON, who, "the run is over, and it trains on")
+            names = ", ".join(sorted(self._open))
+            self._watch.report(
+                ISLANDS_CONTINUE, names, "the run has ended, and it continues to train"
+            )
         else:
             self._watch.progress.overdue(self._world.scheduler.now_s)
 
@@ -257,8 +262,8 @@ class _Run:
         result, referee = self._result, self._referee
         result.tokens = self._watch.conclude()
         result.utilisation = {
-            name: hours.utilisation(result.seconds)
-            for name, hours in self._hours.items()
+            name: time_spent.utilisation(result.seconds)
+            for name, time_spent in self._time_spent.items()
         }
         result.violations = self._watch.violations
         result.coordinator_digests = referee.digests
@@ -266,21 +271,21 @@ class _Run:
 
 
 class Topology(Protocol):
-    """Where rounds are decided, and how islands get there."""
+    """Decides rounds, and connects islands to the decisions."""
 
     @property
-    def way(self) -> ExchangeFactory: ...
+    def exchange_factory(self) -> ExchangeFactory: ...
 
     lease_s: float
 
     def silence_s(self, *, step_s: float) -> float:
-        """Return how long a connected quorum may go without a commit."""
+        """Return the longest time without a commit while a quorum is connected."""
         ...
 
     def referee(self, watch: InvariantWatch) -> Referee: ...
 
     def open(self) -> None:
-        """Let it begin, before the first island does."""
+        """Start it, before the first island starts."""
         ...
 
 
@@ -295,7 +300,7 @@ class CoordinatorTopology:
         self.open = self._coordinator.start
 
     @property
-    def way(self) -> ExchangeFactory:
+    def exchange_factory(self) -> ExchangeFactory:
         return self
 
     def silence_s(self, *, step_s: float) -> float:
@@ -307,11 +312,13 @@ class CoordinatorTopology:
     def exchange(
         self, process: SimProcess, number: int, ports: WatchedPorts
     ) -> Exchange:
-        line = WatchedLine(SimLine(self._world, process), ports.life, ports.learn)
+        line = WatchedLine(
+            SimLine(self._world, process), ports.incarnation, ports.learn
+        )
         exchange = CoordinatorExchange(
             line, key=process.name.encode(), nonce=str(number).encode()
         )
-        ports.life.kept = lambda: len(exchange._unconfirmed)
+        ports.incarnation.num_unconfirmed = lambda: len(exchange._unconfirmed)
         return exchange
 
 
@@ -331,12 +338,12 @@ class BucketTopology:
         self._world, self._settings, self._islands = world, settings, islands
         self._layout = lay_out(conditions.model, settings)
         self._bucket = Bucket(world)
-        self._way = BucketExchangeFactory(world, self._bucket, settings)
-        self.open = self._way.open
+        self._exchange_factory = BucketExchangeFactory(world, self._bucket, settings)
+        self.open = self._exchange_factory.open
 
     @property
-    def way(self) -> ExchangeFactory:
-        return self._way
+    def exchange_factory(self) -> ExchangeFactory:
+        return self._exchange_factory
 
     def silence_s(self, *, step_s: float) -> float:
         return longest_wait_s(self._settings, step_s=step_s, islands=self._islands)
@@ -345,12 +352,12 @@ class BucketTopology:
         referee = BucketReferee(
             self._world, self._bucket, self._settings, self._layout, watch
         )
-        self._way.referee = referee
+        self._exchange_factory.referee = referee
         return referee
 
 
 STATE_ROUNDS = 3
-"""States come often, so that much is collected even in a short run."""
+"""Low, so that garbage is collected even in a short run."""
 
 
 class BucketExchangeFactory:
@@ -361,11 +368,11 @@ class BucketExchangeFactory:
         self.referee: BucketReferee
 
     def open(self) -> None:
-        """Make the run, as `atoll init` does, under a name that does not vary."""
-        said = SettingsDocument(
+        """Create the run, as `atoll init` does, under a constant name."""
+        document = SettingsDocument(
             run="run", fingerprint=self._settings.fingerprint, settings=self._settings
         )
-        settings = packed(documents.SETTINGS, said, keys.SETTINGS)
+        settings = packed(documents.SETTINGS, document, keys.SETTINGS)
         self._bucket.objects[keys.SETTINGS] = b"".join(settings)
         self._bucket.changed_s[keys.SETTINGS] = 0.0
         self._bucket.begin()
@@ -376,9 +383,9 @@ class BucketExchangeFactory:
         timing = GreenletTiming(self._world, process)
         store = SimStore(self._world, process)
         rng = random.Random(f"{self._world.scheduler.seed} {process.name} {number}")
-        patient = RetryingStore(store, pause=timing.pause, tries=TRIES, rng=rng)
-        watched = WatchedStore(patient, self.referee, process, self._bucket.troubles)
-        reader = self._reader(watched, timing)
+        retrying = RetryingStore(store, pause=timing.pause, tries=TRIES, rng=rng)
+        watched = WatchedStore(retrying, self.referee, process, self._bucket.troubles)
+        reader = self._open_reader(watched, timing)
         watched.reader = reader
         store.is_locked = reader.lock._is_owned  # type: ignore[attr-defined]
         exchange = StoreExchange(
@@ -387,11 +394,11 @@ class BucketExchangeFactory:
             nonce=f"{process.name}.{number}".encode(),
             state_rounds=STATE_ROUNDS,
         )
-        ports.life.kept = lambda: len(exchange._outcomes.own_updates)
+        ports.incarnation.num_unconfirmed = lambda: len(exchange._outcomes.own_updates)
         return WatchedExchange(exchange, timing, ports)
 
-    def _reader(self, store: WatchedStore, timing: GreenletTiming) -> BucketReader:
-        """Open the run; who starts an island starts it again if no store answers."""
+    def _open_reader(self, store: WatchedStore, timing: GreenletTiming) -> BucketReader:
+        """Open the run; retry while the store does not answer."""
         while True:
             try:
                 return BucketReader.open(store, timing, url="the simulated store")

@@ -1,11 +1,11 @@
 """Virtual time: events in order, and greenlets that wait for them.
 
-Rule 1: one thing runs at a time, and nothing here reads the machine's clock.
-Rule 2: events of one instant run in the order in which they were made.
+Rule 1: one event runs at a time, and nothing here reads the machine's clock.
+Rule 2: events of one instant run in the order in which they were scheduled.
 Rule 3: an event belongs to one incarnation of a process or to the world. Events of a
     dead incarnation are dropped; events of a frozen one wait for its thaw.
-Rule 4: every port calls `check` first. Greenlets of a dead incarnation are unwound at
-    once, so their `finally` blocks do run, and stop at the first port they touch.
+Rule 4: every port calls `check` first. Greenlets of a dead incarnation are unwound
+    immediately, so their `finally` blocks run, and stop at the first port they call.
 Rule 5: randomness comes from named streams of one seed.
 """
 
@@ -28,26 +28,26 @@ from atoll.errors import UsageError
 
 
 class ProcessDead(BaseException):
-    """What runs belongs to a process that has died: it stops here, without effect.
+    """The running code belongs to a dead process: it stops here, without effect.
 
-    Not an `Exception`, so that a program's own recovery does not outlive it.
+    Not an `Exception`, so that a program's `except Exception` does not catch it.
     """
 
 
 class ProcessFailed(Exception):
-    """A process raised something that its program did not catch."""
+    """A process raised an error that its program did not catch."""
 
 
 class Timer:
-    """Something that will happen, unless it is cancelled or its life ends first."""
+    """A scheduled call, unless it is cancelled or its incarnation ends first."""
 
-    __slots__ = ("act", "life")
+    __slots__ = ("act", "incarnation")
 
     def __init__(
-        self, act: Callable[[], object], life: ProcessIncarnation | None
+        self, act: Callable[[], object], incarnation: ProcessIncarnation | None
     ) -> None:
         self.act: Callable[[], object] | None = act
-        self.life = life
+        self.incarnation = incarnation
 
 
 class ProcessIncarnation:
@@ -59,14 +59,14 @@ class ProcessIncarnation:
         self.process, self.number = process, number
         self.is_alive = True
         self.runs = True
-        """Alive and not frozen: kept as one flag, since every event asks."""
+        """Alive and not frozen: one flag, since every event reads it."""
 
         self.freezes = 0
         self.deferred: list[Timer] = []
-        """What fell due while frozen, in that order."""
+        """Timers that fell due while it was frozen, in that order."""
 
     def end(self) -> None:
-        """Make everything this life owns inert."""
+        """Drop every event of this incarnation."""
         self.is_alive = self.runs = False
         self.deferred.clear()
 
@@ -75,29 +75,32 @@ class ProcessIncarnation:
 
 
 STALLED_EVENTS = 200_000
-"""So many events in one instant are a loop that waits for no time at all."""
+"""More events than this in one instant are a loop that waits 0 seconds."""
 
 _STALE_TIMERS = 1_000
 _REFUSALS = 100
-"""A program that catches its own death so often will do it for ever."""
+"""A program that catches `ProcessDead` more often than this never stops."""
 
 
 class Strand:
-    """One line of execution in a life."""
+    """One thread of execution of an incarnation: a call that runs in a greenlet."""
 
-    __slots__ = ("_scheduler", "act", "greenlet", "is_over", "life")
+    __slots__ = ("_scheduler", "act", "greenlet", "incarnation", "is_over")
 
     def __init__(
-        self, scheduler: Scheduler, life: ProcessIncarnation, act: Callable[[], object]
+        self,
+        scheduler: Scheduler,
+        incarnation: ProcessIncarnation,
+        act: Callable[[], object],
     ) -> None:
-        self._scheduler, self.life, self.act = scheduler, life, act
+        self._scheduler, self.incarnation, self.act = scheduler, incarnation, act
         self.greenlet: greenlet | None = None
-        """What it runs in; None before it begins and when it is over."""
+        """The greenlet that runs it; None before it begins and when it is over."""
 
         self.is_over = False
 
     def resume(self) -> None:
-        """Go on in its greenlet: the event of who waits. Nothing if it is over."""
+        """Continue in its greenlet, as the event that ends a wait."""
         if self.is_over:
             return
         scheduler = self._scheduler
@@ -110,21 +113,21 @@ class Strand:
 class Scheduler:
     """Runs events and greenlets in virtual time, the same for the same seed.
 
-    Close it, or use it as a context manager: a greenlet that waits is not collected
-    with what refers to it, so that an open scheduler stays in memory for good.
+    Close it, or use it as a context manager: a greenlet that waits is not garbage
+    collected with its references, so that an open scheduler stays in memory.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.now_s = 0.0
         self.events = 0
-        """How many events have run; a dropped or cancelled one is none."""
+        """Number of events that have run, without dropped and cancelled ones."""
 
         self.trace: Callable[[TraceEvent], None] | None = None
-        """Called with everything that happens; a list's `append` will do."""
+        """Called with every `TraceEvent`, for example the `append` of a list."""
 
         self.after_event: Callable[[], None] | None = None
-        """Called by the world after every event; what it raises ends the run."""
+        """Called by the world after every event; an error that it raises ends `run`."""
 
         self._queue: list[tuple[float, int, Timer]] = []
         self._sequence = self._stale = self._refusals = 0
@@ -132,20 +135,20 @@ class Scheduler:
         self._streams: dict[str, random.Random] = {}
         self._hub = getcurrent()
         self.strand: Strand | None = None
-        """The strand that runs now; None is no greenlet of ours."""
+        """The strand that runs now; None outside of the scheduler's greenlets."""
 
-        self._life: ProcessIncarnation | None = None
+        self._incarnation: ProcessIncarnation | None = None
         self._strands: dict[ProcessIncarnation, dict[Strand, None]] = {}
         self._idle: list[greenlet] = []
-        """Whose strands are over: a greenlet costs as much to make as ten to resume."""
+        """Greenlets for reuse: creating one costs as much as resuming ten."""
 
-        self._graves: list[ProcessIncarnation] = []
+        self._dead: list[ProcessIncarnation] = []
         self._is_running = self._stops = False
 
     @property
-    def life(self) -> ProcessIncarnation | None:
-        """The life that runs now; None is the world."""
-        return self._life
+    def incarnation(self) -> ProcessIncarnation | None:
+        """The incarnation that runs now; None is the world."""
+        return self._incarnation
 
     def random(self, name: str) -> random.Random:
         """Return the stream of random numbers of this name."""
@@ -161,22 +164,28 @@ class Scheduler:
         when_s: float,
         act: Callable[[], object],
         *,
-        life: ProcessIncarnation | None = None,
+        incarnation: ProcessIncarnation | None = None,
     ) -> Timer:
-        """Call `act` at `when_s`, or now if that has passed, as `life` or the world."""
+        """Call `act` at `when_s`, or now if that has passed.
+
+        It runs as `incarnation`, or as the world.
+        """
         self.check()
         if not when_s < math.inf:
             raise UsageError(
                 f"when_s={when_s!r} is not an instant of virtual time. "
                 "Give finite seconds."
             )
-        return self.push(when_s, act, life)
+        return self.push(when_s, act, incarnation)
 
     def push(
-        self, when_s: float, act: Callable[[], object], life: ProcessIncarnation | None
+        self,
+        when_s: float,
+        act: Callable[[], object],
+        incarnation: ProcessIncarnation | None,
     ) -> Timer:
-        """Do what `at` does, for a port that has checked already."""
-        timer = Timer(act, life)
+        """Schedule as `at` does, for a port that has called `check` already."""
+        timer = Timer(act, incarnation)
         when_s = when_s if when_s > self.now_s else self.now_s
         self._sequence += 1
         heappush(self._queue, (when_s, self._sequence, timer))
@@ -190,24 +199,26 @@ class Scheduler:
         timer.act = None
         self._stale += 1
         if self._stale > _STALE_TIMERS and 2 * self._stale > len(self._queue):
-            self._queue[:] = [each for each in self._queue if each[2].act is not None]
+            self._queue[:] = [
+                entry for entry in self._queue if entry[2].act is not None
+            ]
             heapify(self._queue)
             self._stale = 0
 
     def begin(self, process: str, number: int) -> ProcessIncarnation:
-        """Begin a life: what is spawned in it ends with it, or with the scheduler."""
-        life = ProcessIncarnation(process, number)
-        self._strands[life] = {}
-        return life
+        """Begin an incarnation: its greenlets end with it, or with the scheduler."""
+        incarnation = ProcessIncarnation(process, number)
+        self._strands[incarnation] = {}
+        return incarnation
 
-    def spawn(self, life: ProcessIncarnation, act: Callable[[], object]) -> None:
-        """Call `act` in a greenlet of `life`, from this instant on."""
+    def spawn(self, incarnation: ProcessIncarnation, act: Callable[[], object]) -> None:
+        """Call `act` in a greenlet of `incarnation`, from this instant on."""
         self.check()
-        if not life.is_alive:
-            raise UsageError(f"{life} is dead. Restart the process first.")
-        strand = Strand(self, life, act)
-        self._strands[life][strand] = None
-        self.push(self.now_s, strand.resume, life)
+        if not incarnation.is_alive:
+            raise UsageError(f"{incarnation} is dead. Restart the process first.")
+        strand = Strand(self, incarnation, act)
+        self._strands[incarnation][strand] = None
+        self.push(self.now_s, strand.resume, incarnation)
 
     def sleep(self, seconds: float) -> None:
         """Let `seconds` of virtual time pass for the greenlet that calls."""
@@ -216,11 +227,11 @@ class Scheduler:
                 f"sleep({seconds!r}) is not possible. Give finite seconds from 0 on."
             )
         strand = self.waiting_strand()
-        self.push(self.now_s + seconds, strand.resume, strand.life)
+        self.push(self.now_s + seconds, strand.resume, strand.incarnation)
         self.wait()
 
     def waiting_strand(self) -> Strand:
-        """Return the greenlet that runs, for who will resume it; then call `wait`."""
+        """Return the running strand, to be resumed by an event; then call `wait`."""
         self.check()
         if self.strand is None:
             raise UsageError(
@@ -234,25 +245,26 @@ class Scheduler:
         self._hub.switch()
 
     def check(self) -> None:
-        """Raise `ProcessDead` if what runs now has died. Every port calls this first.
+        """Raise `ProcessDead` if the caller's process has died. Ports call this first.
 
         Raises:
-            UsageError: what runs is a thread or greenlet of somebody else.
+            UsageError: the caller is a thread or greenlet of another owner.
         """
-        strand, life = self.strand, self._life
+        strand, incarnation = self.strand, self._incarnation
         if getcurrent() is not (self._hub if strand is None else strand.greenlet):
             raise UsageError(
                 f"A port was used at {self.now_s:.6f} s by a thread or greenlet that "
                 "the scheduler did not start. Spawn it in a process."
             )
-        if life is not None and not life.is_alive:
-            self._refuse(life)
+        if incarnation is not None and not incarnation.is_alive:
+            self._refuse(incarnation)
 
     def run(self, until_s: float = math.inf) -> None:
-        """Let everything happen up to and including `until_s`, or until `stop`.
+        """Run all events up to and including `until_s`, or until `stop`.
 
-        What a process did not catch ends the run as `ProcessFailed`, naming process
-        and time, with the error as its cause; the scheduler can go on afterwards.
+        An error that a process did not catch ends the run as `ProcessFailed`, which
+        names process and time and has the error as its cause; `run` may be called
+        again afterwards.
         """
         if self._is_running or getcurrent() is not self._hub:
             raise UsageError(
@@ -271,31 +283,31 @@ class Scheduler:
         """Return from `run` after the event that runs now."""
         self._stops = True
 
-    def tell(self, who: str, what: str, about: str = "") -> None:
-        """Add a line to the timeline, if anyone keeps one."""
+    def emit(self, subject: str, action: str, detail: str = "") -> None:
+        """Pass an event to `trace`, if it is set."""
         if self.trace is not None:
-            self.trace(TraceEvent(self.now_s, who, what, about))
+            self.trace(TraceEvent(self.now_s, subject, action, detail))
 
-    def thaw(self, life: ProcessIncarnation) -> None:
-        """Let what fell due while `life` was frozen happen now, in that order."""
-        timers, life.deferred = life.deferred, []
+    def thaw(self, incarnation: ProcessIncarnation) -> None:
+        """Run the timers now that fell due while frozen, in that order."""
+        timers, incarnation.deferred = incarnation.deferred, []
         for timer in timers:
-            # Before anything that falls due in this very instant.
+            # Before all other events of this instant.
             self._first += 1
             heappush(self._queue, (self.now_s, self._first, timer))
 
-    def end(self, life: ProcessIncarnation) -> None:
-        """End a life: drop its events, unwind its greenlets without effect."""
-        life.end()
-        self._graves.append(life)
+    def end(self, incarnation: ProcessIncarnation) -> None:
+        """End an incarnation: drop its events, unwind its greenlets without effect."""
+        incarnation.end()
+        self._dead.append(incarnation)
         if not self._is_running:
             self._unwind()
 
     def close(self) -> None:
-        """End every life and forget every event. Safe to repeat."""
+        """End every incarnation and drop every event. Safe to repeat."""
         self._queue.clear()
-        for life in list(self._strands):
-            self.end(life)
+        for incarnation in list(self._strands):
+            self.end(incarnation)
         while self._idle:
             self._idle.pop().throw()
 
@@ -314,47 +326,53 @@ class Scheduler:
         queue, instant_from = self._queue, self.events
         while queue and not self._stops:
             when_s, _, timer = entry = heappop(queue)
-            act, life = timer.act, timer.life
+            act, incarnation = timer.act, timer.incarnation
             if act is None:
                 self._stale -= 1
                 continue
             if when_s > until_s:
                 heappush(queue, entry)
                 break
-            if life is not None and not life.runs:
-                if life.is_alive:
-                    life.deferred.append(timer)
+            if incarnation is not None and not incarnation.runs:
+                if incarnation.is_alive:
+                    incarnation.deferred.append(timer)
                 continue
             if when_s > self.now_s:
                 self.now_s, instant_from = when_s, self.events
             elif self.events - instant_from > STALLED_EVENTS:
-                self._complain_of_a_stall(life)
+                self._complain_of_a_stall(incarnation)
             self.events += 1
             timer.act = None
-            self._perform(act, life)
+            self._perform(act, incarnation)
 
     def _perform(
-        self, act: Callable[[], object], life: ProcessIncarnation | None
+        self, act: Callable[[], object], incarnation: ProcessIncarnation | None
     ) -> None:
-        self._life = life
+        self._incarnation = incarnation
         try:
             act()
         except BaseException as exc:
-            self._surface(exc, life)
+            self._surface(exc, incarnation)
         finally:
-            self._life = self.strand = None
-        if self._graves:
+            self._incarnation = self.strand = None
+        if self._dead:
             self._unwind()
         if self.after_event is not None:
             self.after_event()
 
-    def _surface(self, exc: BaseException, life: ProcessIncarnation | None) -> None:
-        if isinstance(exc, ProcessDead) and life is not None and not life.is_alive:
+    def _surface(
+        self, exc: BaseException, incarnation: ProcessIncarnation | None
+    ) -> None:
+        if (
+            isinstance(exc, ProcessDead)
+            and incarnation is not None
+            and not incarnation.is_alive
+        ):
             return
-        if life is None or not isinstance(exc, Exception):
+        if incarnation is None or not isinstance(exc, Exception):
             raise exc
         raise ProcessFailed(
-            f"{life} failed at {self.now_s:.6f} s: {type(exc).__name__}: {exc}"
+            f"{incarnation} failed at {self.now_s:.6f} s: {type(exc).__name__}: {exc}"
         ) from exc
 
     def spare_greenlet(self) -> greenlet:
@@ -362,7 +380,7 @@ class Scheduler:
         return self._idle.pop() if self._idle else greenlet(self._work, self._hub)
 
     def _work(self) -> None:
-        """Live one strand after the other; the first that raises ends the greenlet."""
+        """Run one strand after the other; the first that raises ends the greenlet."""
         while True:
             strand = self.strand
             assert strand is not None
@@ -370,46 +388,46 @@ class Scheduler:
                 strand.act()
             finally:
                 strand.is_over = True
-                own, strand.greenlet = strand.greenlet, None
-                self._strands.get(strand.life, {}).pop(strand, None)
-            self._idle.append(own)
+                idle, strand.greenlet = strand.greenlet, None
+                self._strands.get(strand.incarnation, {}).pop(strand, None)
+            self._idle.append(idle)
             self._hub.switch()
 
     def _unwind(self) -> None:
-        """Unwind the greenlets of dead lives; whatever they still do has no effect."""
-        while self._graves:
-            life = self._graves.pop()
-            for strand in list(self._strands.pop(life, {})):
+        """Unwind the greenlets of dead incarnations, whose calls have no effect."""
+        while self._dead:
+            incarnation = self._dead.pop()
+            for strand in list(self._strands.pop(incarnation, {})):
                 if strand.greenlet is not None:
                     self._kill(strand)
 
     def _kill(self, strand: Strand) -> None:
-        self.strand, self._life, self._refusals = strand, strand.life, 0
+        self.strand, self._incarnation, self._refusals = strand, strand.incarnation, 0
         try:
             assert strand.greenlet is not None
-            strand.greenlet.throw(ProcessDead(f"{strand.life} is dead."))
+            strand.greenlet.throw(ProcessDead(f"{strand.incarnation} is dead."))
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException:  # the last words of a dead process reach nobody
+        except BaseException:  # a dead process has no caller that could handle it
             pass
         finally:
-            self.strand = self._life = None
+            self.strand = self._incarnation = None
         if not strand.is_over:
             raise ProcessFailed(
-                f"{strand.life} does not die at {self.now_s:.6f} s: a greenlet has "
-                f"caught ProcessDead {_REFUSALS} times. Let BaseException pass."
+                f"{strand.incarnation} does not die at {self.now_s:.6f} s: a greenlet "
+                f"has caught ProcessDead {_REFUSALS} times. Let BaseException pass."
             )
 
-    def _refuse(self, life: ProcessIncarnation) -> None:
+    def _refuse(self, incarnation: ProcessIncarnation) -> None:
         self._refusals += 1
         if self._refusals > _REFUSALS and self.strand is not None:
             self._hub.switch()
-        raise ProcessDead(f"{life} is dead: it can have no effect any more.")
+        raise ProcessDead(f"{incarnation} is dead: it can no longer have an effect.")
 
-    def _complain_of_a_stall(self, life: ProcessIncarnation | None) -> None:
+    def _complain_of_a_stall(self, incarnation: ProcessIncarnation | None) -> None:
         raise ProcessFailed(
             f"Time stands still at {self.now_s:.6f} s: {STALLED_EVENTS} events ran in "
-            f"one instant, the last for {life or 'the world'}. "
+            f"one instant, the last for {incarnation or 'the world'}. "
             "Something waits 0 seconds in a loop."
         )
 
@@ -430,12 +448,12 @@ class GreenletFuture(Generic[T]):
         self._waiters: list[tuple[Strand, Timer | None]] = []
 
     def set(self, value: T) -> None:
-        """Give the value; who waits goes on in this instant."""
+        """Set the value; waiting greenlets resume in this instant."""
         self._finish()
         self._value = value
 
     def set_error(self, error: BaseException) -> None:
-        """Give an error instead; who waits gets it raised."""
+        """Set an error instead, which is raised in waiting greenlets."""
         self._finish()
         self._error = error
 
@@ -450,7 +468,7 @@ class GreenletFuture(Generic[T]):
         """Wait for the value, and return it or raise the error.
 
         Raises:
-            TimeoutError: `timeout_s` of virtual time have passed without.
+            TimeoutError: `timeout_s` of virtual time have passed without a value.
         """
         if self._is_done:
             self._scheduler.check()
@@ -466,23 +484,25 @@ class GreenletFuture(Generic[T]):
         timer = None
         if timeout_s is not None:
             due_s = scheduler.now_s + timeout_s
-            timer = scheduler.push(due_s, strand.resume, strand.life)
+            timer = scheduler.push(due_s, strand.resume, strand.incarnation)
         waiter = (strand, timer)
         self._waiters.append(waiter)
         scheduler.wait()
         if not self._is_done:
             self._waiters.remove(waiter)
-            raise TimeoutError(f"Nothing came within {timeout_s} s of virtual time.")
+            raise TimeoutError(f"No result within {timeout_s} s of virtual time.")
 
     def _finish(self) -> None:
         self._scheduler.check()
         if self._is_done:
-            raise UsageError("This promise is kept already. Ask done() first.")
+            raise UsageError("This future has a result already. Check done() first.")
         self._is_done = True
         for strand, timer in self._waiters:
             if timer is not None:
                 self._scheduler.cancel(timer)
-            self._scheduler.push(self._scheduler.now_s, strand.resume, strand.life)
+            self._scheduler.push(
+                self._scheduler.now_s, strand.resume, strand.incarnation
+            )
         self._waiters.clear()
 
 
@@ -490,16 +510,16 @@ class TraceEvent(NamedTuple):
     """One line of a timeline."""
 
     at_s: float
-    who: str
-    what: str
-    about: str = ""
+    subject: str
+    action: str
+    detail: str = ""
 
 
-def timeline(happenings: Iterable[TraceEvent]) -> Iterator[str]:
-    """Yield one line of text for each happening.
+def timeline(events: Iterable[TraceEvent]) -> Iterator[str]:
+    """Yield one line of text for each event.
 
     >>> print(*timeline([TraceEvent(1.5, "i2", "crash", "incarnation 1")]))
          1.500000 s  i2            crash      incarnation 1
     """
-    for at_s, who, what, about in happenings:
-        yield f"{at_s:13.6f} s  {who:12}  {what:10} {about}".rstrip()
+    for at_s, subject, action, detail in events:
+        yield f"{at_s:13.6f} s  {subject:12}  {action:10} {detail}".rstrip()

@@ -1,4 +1,4 @@
-"""What is simulated: settings, islands, a plan of faults, and whether they fit."""
+"""The setup of `atoll simulate`: settings, islands and faults, checked together."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from atoll.simulate.storms import (
 from atoll.weights import lay_out
 
 CALM = "none"
-"""What to write for a plan without faults."""
+"""Value of `--faults` for a plan without faults."""
 
 DEFAULT_ISLANDS, DEFAULT_ROUNDS = 4, 20
 
 _STORM_SHARE = 0.8
-"""The part of a run that a storm rages over; the rest shows whether all recover."""
+"""Share of a run with random faults; the rest shows whether all recover."""
 
 _STREAMING: dict[str, Any] = {
     "sync.sync_every": 12,
@@ -37,7 +37,7 @@ _STREAMING: dict[str, Any] = {
     "wire.down": "int8",
     "limits.deadline_max_s": 60.0,
 }
-"""What a run without a run file is like."""
+"""Settings of a run without a run file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +49,10 @@ class Setup:
     seed: int
     plan: FaultPlan
     origin: str
-    """Where the faults come from, in words."""
+    """Description of the source of the faults."""
 
     store: bool = False
-    """Whether the islands meet in a bucket, and not at a coordinator."""
+    """Whether a bucket replaces the coordinator."""
 
     @property
     def rounds(self) -> int:
@@ -72,14 +72,14 @@ def prepare(
     storm: float | None,
     store: bool = False,
 ) -> Setup:
-    """Return the setup that the command line asks for.
+    """Return the setup for the arguments of the command line.
 
     Raises:
-        UsageError: a file cannot be read or is wrong, or the parts do not fit.
+        UsageError: a file is unreadable or not valid, or values contradict each other.
     """
     settings = _settings(run_file, values, islands, rounds)
     number = islands or max(DEFAULT_ISLANDS, settings.run.start_islands)
-    names = tuple(f"i{at}" for at in range(number))
+    names = tuple(f"i{index}" for index in range(number))
     _check_islands(settings, number)
     _check_length(settings, store=store)
     _check_model(settings)
@@ -96,7 +96,7 @@ def prepare(
 
 
 def length_s(settings: RunSettings, *, store: bool = False) -> float:
-    """Return how much virtual time a run takes when nothing goes wrong."""
+    """Return the virtual time of a run without faults."""
     step_s = STORE_STEP_S if store else STEP_S
     return (settings.run.end_rounds or 0) * settings.sync.sync_every * step_s
 
@@ -136,13 +136,13 @@ def _check_islands(settings: RunSettings, islands: int) -> None:
 
 
 def _check_length(settings: RunSettings, *, store: bool) -> None:
-    """Refuse a run that a storm could keep from ending in time."""
+    """Refuse a run that may not end within the time limit under faults."""
     needed_s, most_s = length_s(settings, store=store), LIMIT_S / 2
     if needed_s > most_s:
         rounds, sync_every = settings.run.end_rounds, settings.sync.sync_every
         raise UsageError(
             f"{rounds} rounds of {sync_every} inner steps take {needed_s:.0f} s of "
-            f"virtual time in calm weather, and {most_s:.0f} s are the most. "
+            f"virtual time without faults, and the limit is {most_s:.0f} s. "
             "Choose fewer with --rounds, or shorter ones with --set sync.sync_every=12."
         )
 
@@ -151,7 +151,7 @@ def _check_model(settings: RunSettings) -> None:
     try:
         lay_out(MODEL, settings)
     except UsageError as exc:
-        raise UsageError(f"The simulated model cannot be split so: {exc}") from exc
+        raise UsageError(f"The simulated model cannot be split: {exc}") from exc
 
 
 def _faults(
@@ -178,13 +178,13 @@ def _faults(
     return plan, f"a storm of intensity {intensity:g} from seed {seed}"
 
 
-def _check_names(plan: FaultPlan, islands: tuple[str, ...], place: str) -> None:
-    known = (*islands, place)
-    for at, fault in enumerate(plan.faults, 1):
+def _check_names(plan: FaultPlan, islands: tuple[str, ...], host: str) -> None:
+    names = (*islands, host)
+    for number, fault in enumerate(plan.faults, 1):
         for name in fault.names:
-            if name not in known:
+            if name not in names:
                 raise UsageError(
-                    f"Fault {at} of the plan, a {fault.kind}, names {name!r}, but the "
-                    f"processes are {islands[0]} to {islands[-1]} and {place!r}. "
-                    f"Did you mean {nearest(name, known)!r}?"
+                    f"Fault {number} of the plan, a {fault.kind}, names {name!r}, but "
+                    f"the processes are {islands[0]} to {islands[-1]} and {host!r}. "
+                    f"Did you mean {nearest(name, names)!r}?"
                 )

@@ -29,15 +29,16 @@ def random_plan(
     intensity: float = 1.0,
     coordinator: str = COORDINATOR,
 ) -> FaultPlan:
-    """Return a storm that is over by `span_s`, but for deaths and clocks that drift.
+    """Return a random plan: a storm.
 
-    The same seed gives the same plan. At `intensity` 1 every process meets one or two
-    faults. One island in ten that is killed does not come back.
+    All its faults end by `span_s`, except deaths and clocks that drift. The same seed
+    gives the same plan. At `intensity` 1 every process has one or two
+    faults. One island in ten that is killed does not restart.
     """
     if not islands or not (span_s > 0 and intensity > 0):
         raise UsageError(
             f"A storm over {len(islands)} islands, span_s={span_s!r} and intensity="
-            f"{intensity!r} is none. Give an island, and numbers above 0."
+            f"{intensity!r} is not possible. Give an island, and numbers above 0."
         )
     rng = seed if isinstance(seed, random.Random) else random.Random(seed)
     storm = _Storm(rng, list(islands), span_s, coordinator, _CHANCES)
@@ -55,9 +56,9 @@ def random_store_plan(
     span_s: float,
     intensity: float = 1.0,
 ) -> FaultPlan:
-    """Return a storm over a run in a bucket, as `random_plan` does over others.
+    """Return a random plan for a run in a bucket, as `random_plan` does for others.
 
-    Some islands stand still for an hour, and some clocks are off by one.
+    Some islands are frozen for an hour, and some clocks are wrong by an hour.
     """
     rng = seed if isinstance(seed, random.Random) else random.Random(seed)
     storm = _Storm(rng, list(islands), span_s, STORE, _STORE_CHANCES)
@@ -82,25 +83,25 @@ class _Storm:
         self._coordinator, self._chances = coordinator, chances
 
     def strike(self, plan: FaultPlan) -> FaultPlan:
-        """Return `plan` with one fault more."""
+        """Return `plan` with one more fault."""
         kinds, weights = zip(*self._chances, strict=True)
         kind: Strike = self._rng.choices(kinds, weights)[0]
         return kind(self, plan)
 
     def kill(self, plan: FaultPlan) -> FaultPlan:
-        who, (at_s, for_s) = self._who(), self._window()
-        stays_dead = who != self._coordinator and self._rng.random() < 0.1
+        process, (at_s, for_s) = self._process(), self._window()
+        stays_dead = process != self._coordinator and self._rng.random() < 0.1
         back_after_s = None if stays_dead else for_s
-        return plan.kill(who, at_s=at_s, back_after_s=back_after_s)
+        return plan.kill(process, at_s=at_s, back_after_s=back_after_s)
 
     def freeze(self, plan: FaultPlan) -> FaultPlan:
-        who, (at_s, for_s) = self._who(), self._window()
-        return plan.freeze(who, at_s=at_s, for_s=for_s)
+        process, (at_s, for_s) = self._process(), self._window()
+        return plan.freeze(process, at_s=at_s, for_s=for_s)
 
     def slow(self, plan: FaultPlan) -> FaultPlan:
-        who, (at_s, for_s) = self._rng.choice(self._islands), self._window()
+        process, (at_s, for_s) = self._rng.choice(self._islands), self._window()
         factor = _short(self._rng.uniform(1.5, 8.0))
-        return plan.slow(who, factor=factor, at_s=at_s, for_s=for_s)
+        return plan.slow(process, factor=factor, at_s=at_s, for_s=for_s)
 
     def delay(self, plan: FaultPlan) -> FaultPlan:
         link, (at_s, for_s) = self._link(), self._window()
@@ -138,15 +139,15 @@ class _Storm:
 
     def clock_jump(self, plan: FaultPlan) -> FaultPlan:
         by_s = self._fraction(0.2) * self._rng.choice((1, -1))
-        return plan.clock_jump(self._who(), by_s=by_s, at_s=self._window()[0])
+        return plan.clock_jump(self._process(), by_s=by_s, at_s=self._window()[0])
 
     def clock_drift(self, plan: FaultPlan) -> FaultPlan:
         rate = _short(self._rng.uniform(0.9, 1.1))
-        return plan.clock_drift(self._who(), rate=rate, at_s=self._window()[0])
+        return plan.clock_drift(self._process(), rate=rate, at_s=self._window()[0])
 
     def freeze_for_an_hour(self, plan: FaultPlan) -> FaultPlan:
-        who, at_s = self._rng.choice(self._islands), self._window()[0]
-        return plan.freeze(who, at_s=at_s, for_s=HOUR_S)
+        process, at_s = self._rng.choice(self._islands), self._window()[0]
+        return plan.freeze(process, at_s=at_s, for_s=HOUR_S)
 
     def outage(self, plan: FaultPlan) -> FaultPlan:
         at_s, for_s = self._window()
@@ -164,28 +165,31 @@ class _Storm:
         return plan.roster_lag(self._coordinator, by_s=by_s, at_s=at_s, for_s=for_s)
 
     def clock_off_by_an_hour(self, plan: FaultPlan) -> FaultPlan:
-        who, by_s = self._rng.choice(self._islands), self._rng.choice((1, -1)) * HOUR_S
-        return plan.clock_jump(who, by_s=by_s, at_s=self._window()[0])
+        process, by_s = (
+            self._rng.choice(self._islands),
+            self._rng.choice((1, -1)) * HOUR_S,
+        )
+        return plan.clock_jump(process, by_s=by_s, at_s=self._window()[0])
 
-    def _who(self) -> str:
+    def _process(self) -> str:
         return self._rng.choice([*self._islands, self._coordinator])
 
     def _link(self) -> str:
-        island, there = self._rng.choice(self._islands), self._coordinator
+        island, host = self._rng.choice(self._islands), self._coordinator
         return self._rng.choice(
-            (island, f"{island}{ARROW}{there}", f"{there}{ARROW}{island}", "*")
+            (island, f"{island}{ARROW}{host}", f"{host}{ARROW}{island}", "*")
         )
 
     def _window(self) -> tuple[float, float]:
-        """Return when something begins and how long it lasts, within the span."""
+        """Return begin and duration of a fault, within the span."""
         at_s = _short(self._rng.uniform(0.0, 0.9 * self._span_s))
         longest_s = self._span_s - at_s
-        # Many short ones and a few long ones: squares of even numbers.
+        # Many short ones and a few long ones: squares of uniform numbers.
         for_s = longest_s * max(0.01, self._rng.random() ** 2)
         return at_s, min(_short(for_s), longest_s)
 
-    def _fraction(self, most: float) -> float:
-        return _short(self._span_s * self._rng.uniform(0.01, 1.0) * most)
+    def _fraction(self, max_fraction: float) -> float:
+        return _short(self._span_s * self._rng.uniform(0.01, 1.0) * max_fraction)
 
     def _rate(self) -> float:
         return self._rng.choice((0.05, 0.2, 0.5, 0.9, 1.0))
@@ -209,7 +213,7 @@ _CHANCES: Chances = (
     (_Storm.clock_jump, 1.0),
     (_Storm.clock_drift, 0.5),
 )
-"""How often each kind is drawn beside the others; whoever corrupts says how."""
+"""Weights of the kinds. `corrupt` is missing: it needs a corrupter of the network."""
 
 _STORE_CHANCES: Chances = (
     (_Storm.kill, 5.0),
@@ -229,16 +233,16 @@ _STORE_CHANCES: Chances = (
     (_Storm.clock_off_by_an_hour, 0.7),
     (_Storm.clock_drift, 0.5),
 )
-"""A list that lags makes views differ: that is what a bucket's rounds must bear."""
+"""Weights of the kinds in a bucket. Late lists are frequent: they make views differ."""
 
 
 def _about(rng: random.Random, expected: float) -> int:
-    """Return a whole number around `expected`: evenly from half to one and a half."""
+    """Return a whole number: uniform from half to one and a half of `expected`."""
     return max(1, round(rng.uniform(0.5, 1.5) * expected))
 
 
 def _short(value: float) -> float:
-    """Return `value` to three digits, so that a plan can be read aloud."""
+    """Return `value` rounded to three digits, so that plans are easy to read."""
     return float(f"{value:.3g}")
 
 
@@ -251,8 +255,8 @@ Fails = Callable[[FaultPlan], bool]
 def shrink(plan: FaultPlan, fails: Fails, *, max_runs: int = MAX_RUNS) -> FaultPlan:
     """Return a smaller plan that still fails: fewer faults first, then plainer numbers.
 
-    Calls `fails` at most `max_runs` times and never twice for equal plans. The same
-    plan and the same answers give the same result.
+    Calls `fails` at most `max_runs` times and never twice for equal plans. Equal plans
+    and equal results of `fails` give equal plans.
 
     Raises:
         UsageError: the plan does not fail to begin with.
@@ -260,8 +264,8 @@ def shrink(plan: FaultPlan, fails: Fails, *, max_runs: int = MAX_RUNS) -> FaultP
     budget = _Budget(fails, max_runs)
     if not budget.fails(plan):
         raise UsageError(
-            f"The plan of {len(plan.faults)} faults does not fail, so there is nothing "
-            "to shrink. Give the seed and the settings it failed with."
+            f"The plan of {len(plan.faults)} faults does not fail, so it cannot "
+            "be shrunk. Give the seed and the settings it failed with."
         )
     smaller = plan
     while True:
@@ -273,19 +277,19 @@ def shrink(plan: FaultPlan, fails: Fails, *, max_runs: int = MAX_RUNS) -> FaultP
 
 
 class _Budget:
-    """Asks whether a plan fails, while runs are left; afterwards nothing does."""
+    """Runs plans to see whether they fail; out of runs, no plan fails."""
 
     def __init__(self, fails: Fails, max_runs: int) -> None:
-        self._fails, self._left = fails, max_runs
-        self._known: dict[FaultPlan, bool] = {}
+        self._fails, self._remaining_runs = fails, max_runs
+        self._results: dict[FaultPlan, bool] = {}
 
     def fails(self, plan: FaultPlan) -> bool:
-        if plan not in self._known:
-            if self._left <= 0:
+        if plan not in self._results:
+            if self._remaining_runs <= 0:
                 return False
-            self._left -= 1
-            self._known[plan] = self._fails(plan)
-        return self._known[plan]
+            self._remaining_runs -= 1
+            self._results[plan] = self._fails(plan)
+        return self._results[plan]
 
 
 def _with_fewer_faults(plan: FaultPlan, budget: _Budget) -> FaultPlan:
@@ -311,15 +315,15 @@ def _without_runs(plan: FaultPlan, length: int, budget: _Budget) -> FaultPlan:
 
 
 def _with_plainer_values(plan: FaultPlan, budget: _Budget) -> FaultPlan:
-    at = 0
-    while at < len(plan.faults):
-        for fault in _plainer(plan.faults[at]):
-            tried = FaultPlan((*plan.faults[:at], fault, *plan.faults[at + 1 :]))
+    index = 0
+    while index < len(plan.faults):
+        for fault in _plainer(plan.faults[index]):
+            tried = FaultPlan((*plan.faults[:index], fault, *plan.faults[index + 1 :]))
             if budget.fails(tried):
                 plan = tried
                 break
         else:
-            at += 1
+            index += 1
     return plan
 
 
@@ -340,12 +344,12 @@ def _plainer_numbers(value: float) -> Iterator[float]:
     tries = [0.0, 1.0, 10.0 ** math.floor(math.log10(abs(value)))] if value else []
     tries += [float(f"{value:.{digits}g}") for digits in (1, 2)]
     tries += [float(f"{value / 2:.1g}")]
-    seen = dict.fromkeys(kind(each) for each in tries)
-    return (each for each in seen if _weight(each) < _weight(value))
+    seen = dict.fromkeys(kind(number) for number in tries)
+    return (number for number in seen if _weight(number) < _weight(value))
 
 
 def _weight(value: float) -> tuple[bool, int, float]:
-    """Return what goes down when a number gets plainer: whole, then short, then small.
+    """Return a key that is smaller for plainer numbers: whole, then short, then small.
 
     >>> sorted([0.5, 12.0, 1.0, 0.25], key=_weight)
     [1.0, 12.0, 0.5, 0.25]
@@ -362,14 +366,14 @@ def _changed(fault: Fault, name: str, value: float) -> Fault | None:
 
 
 def _smaller_groups(fault: Partition) -> Iterator[Fault]:
-    for at, group in enumerate(fault.groups):
-        others = fault.groups[:at], fault.groups[at + 1 :]
+    for index, group in enumerate(fault.groups):
+        others = fault.groups[:index], fault.groups[index + 1 :]
         if len(fault.groups) > 1:
             yield replace(fault, groups=(*others[0], *others[1]))
         if len(group) > 1:
             for name in group:
-                left = tuple(each for each in group if each != name)
-                yield replace(fault, groups=(*others[0], left, *others[1]))
+                remaining = tuple(member for member in group if member != name)
+                yield replace(fault, groups=(*others[0], remaining, *others[1]))
 
 
 def as_python(plan: FaultPlan, *, indent: int = 0) -> str:
@@ -392,13 +396,13 @@ def as_test(
 
     `arguments` are further keywords of `simulate`, such as islands and rounds.
     """
-    words = {**arguments, "faults": "plan", "seed": seed}
-    keywords = ", ".join(f"{key}={value}" for key, value in words.items())
+    values = {**arguments, "faults": "plan", "seed": seed}
+    keywords = ", ".join(f"{key}={value}" for key, value in values.items())
     count = f"{len(plan.faults)} fault" + "s" * (len(plan.faults) != 1)
     return (
         "from atoll.simulate import FaultPlan, simulate\n\n\n"
         f"def test_storm_of_seed_{seed}() -> None:\n"
-        f'    """Everything that must hold does under the {count} of seed {seed}."""\n'
+        f'    """Every invariant holds under the {count} of seed {seed}."""\n'
         f"    plan = {as_python(plan, indent=4)}\n\n"
         f"    result = simulate({keywords})\n\n"
         f"    assert {claim}\n"
@@ -408,19 +412,19 @@ def as_test(
 def _call(fault: Fault, indent: int) -> str:
     values = fault.values()
     if isinstance(fault, Partition):
-        words = [_text(list(group)) for group in values.pop("groups")]
+        arguments = [_text(list(group)) for group in values.pop("groups")]
     else:
-        words = [_text(values.pop(next(iter(values))))]
-    words += [f"{key}={_text(value)}" for key, value in values.items()]
-    line = f".{fault.kind}({', '.join(words)})"
+        arguments = [_text(values.pop(next(iter(values))))]
+    arguments += [f"{key}={_text(value)}" for key, value in values.items()]
+    line = f".{fault.kind}({', '.join(arguments)})"
     if indent + len(line) <= _LINE:
         return line
     space = " " * indent
-    return f".{fault.kind}(\n{space}    {', '.join(words)}\n{space})"
+    return f".{fault.kind}(\n{space}    {', '.join(arguments)}\n{space})"
 
 
 def _text(value: object) -> str:
-    """Return a value as the house's formatter would write it."""
+    """Return a value as ruff would format it."""
     if isinstance(value, list):
         return f"[{', '.join(map(_text, value))}]"
     if isinstance(value, str) and '"' not in value and "\\" not in value:

@@ -1,7 +1,7 @@
-"""The timeline as a story: one entry in words for each thing that concerns a person.
+"""The timeline as text: one entry for each event that matters to a person.
 
-Rule 1: entries are in the order in which things happened.
-Rule 2: messages and disk calls become entries only when everything is asked for.
+Rule 1: entries are in the order of their events.
+Rule 2: messages and disk calls become entries only if `is_verbose`.
 Rule 3: the end of a fault that ends by itself is an entry when its time is over.
 """
 
@@ -43,7 +43,7 @@ from atoll.simulate.scheduler import TraceEvent
 
 
 class Tone(StrEnum):
-    """How an entry sounds."""
+    """The colour of an entry."""
 
     PLAIN = "plain"
     GOOD = "good"
@@ -53,7 +53,7 @@ class Tone(StrEnum):
 
 
 class CommitTrace(NamedTuple):
-    """A committed round; its text is what a happening is about.
+    """A committed round; its text is the detail of a `TraceEvent`.
 
     >>> str(CommitTrace(1, 12, {"i0": "counted", "i3": "late"}))
     'round 12 of fragment 1: i0 counted, i3 late'
@@ -62,39 +62,43 @@ class CommitTrace(NamedTuple):
     fragment: int
     round: int
     verdicts: Mapping[str, str]
-    """By island, in the order of names; who is on no roster is not in here."""
+    """By island on the roster, in the order of names."""
 
     def __str__(self) -> str:
-        said = ", ".join(f"{island} {word}" for island, word in self.verdicts.items())
-        return f"round {self.round} of fragment {self.fragment}: {said}"
+        verdicts = ", ".join(
+            f"{island} {verdict}" for island, verdict in self.verdicts.items()
+        )
+        return f"round {self.round} of fragment {self.fragment}: {verdicts}"
 
     @classmethod
     def parsed(cls, text: str) -> CommitTrace:
-        """Return the commit whose text this is."""
-        which, _, said = text.partition(": ")
-        _, round, _, _, fragment = which.split()
-        words = [each.rpartition(" ") for each in said.split(", ") if each]
+        """Return the commit of this text, the inverse of `str`."""
+        position, _, verdicts = text.partition(": ")
+        _, round, _, _, fragment = position.split()
+        pairs = [pair.rpartition(" ") for pair in verdicts.split(", ") if pair]
         return cls(
-            int(fragment), int(round), {who: verdict for who, _, verdict in words}
+            int(fragment),
+            int(round),
+            {island: verdict for island, _, verdict in pairs},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class StoryEntry:
-    """One thing that happened."""
+    """One line of the story."""
 
     at_s: float
-    who: str
-    what: str
+    subject: str
+    action: str
     text: str
     tone: Tone = Tone.PLAIN
     commit: CommitTrace | None = None
-    """The round, if this is one that was committed."""
+    """The committed round, if it is one."""
 
 
 @dataclass
 class IslandTally:
-    """What the timeline says of one island."""
+    """Counts of one island over a timeline."""
 
     counted: int = 0
     late: int = 0
@@ -102,201 +106,201 @@ class IslandTally:
     carried: int = 0
     dropped: int = 0
     bytes_up: int = 0
-    """Of all that it sent, arrived or not, with about 256 bytes for each message."""
+    """Sent, delivered or not, with about 256 bytes of overhead per message."""
 
     bytes_down: int = 0
-    """Of all that reached it."""
+    """Delivered to it."""
 
 
 @dataclass
 class Narrator:
-    """Hears everything that happens, and writes entries."""
+    """Turns trace events into entries."""
 
     plan: FaultPlan
     islands: Sequence[str]
     write: Callable[[StoryEntry], None]
-    is_whole: bool = False
-    """Whether every message and disk call is an entry too."""
+    is_verbose: bool = False
+    """Whether every message and disk call is an entry as well."""
 
     tallies: dict[str, IslandTally] = field(init=False)
     _faults: dict[tuple[str, str], Fault] = field(init=False)
-    _struck: Kill | Freeze | None = field(init=False, default=None)
-    """A fault that has just begun, until the process is seen to obey or not."""
+    _pending: Kill | Freeze | None = field(init=False, default=None)
+    """A fault that has just begun; the next event shows whether it took effect."""
 
     _cause: Fault | None = field(init=False, default=None)
-    """Why the process that is about to be heard of crashes or stands still."""
+    """The cause of the crash or freeze that this event reports."""
 
     _begun: int = field(init=False, default=0)
     _ends: list[tuple[float, int, Fault]] = field(init=False, default_factory=list)
     _lasting: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
-    """How many faults that last would be ended by the same words."""
+    """Number of present faults by subject and text of their end."""
 
     def __post_init__(self) -> None:
         self.tallies = {island: IslandTally() for island in self.islands}
         self._faults = {
-            (each.kind, str(each.values())): each for each in self.plan.faults
+            (fault.kind, str(fault.values())): fault for fault in self.plan.faults
         }
 
-    def hear(self, happening: TraceEvent) -> None:
-        """Write what a happening is to a person, if it is anything."""
-        while self._ends and self._ends[0][0] <= happening.at_s:
+    def add(self, event: TraceEvent) -> None:
+        """Write the entry of an event, if it has one."""
+        while self._ends and self._ends[0][0] <= event.at_s:
             self._end(*heappop(self._ends))
-        self._settle(happening)
-        if happening.who == "fault":
-            self._begin(happening)
-        elif happening.what == "commit":
-            self._count(happening)
-        elif happening.what in _PHRASES:
-            self._say(happening)
+        self._settle(event)
+        if event.subject == "fault":
+            self._begin(event)
+        elif event.action == "commit":
+            self._count(event)
+        elif event.action in _PHRASES:
+            self._describe(event)
         else:
-            self._weigh(happening)
+            self._count_bytes(event)
 
-    def _begin(self, happening: TraceEvent) -> None:
-        fault = self._faults[happening.what, happening.about]
+    def _begin(self, event: TraceEvent) -> None:
+        fault = self._faults[event.action, event.detail]
         if isinstance(fault, Kill | Freeze):
-            self._struck = fault
+            self._pending = fault
             return
-        who, text = fault_subject(fault), describe_start(fault)
-        self.write(StoryEntry(happening.at_s, who, fault.kind, text, Tone.FAULT))
+        subject, text = fault_subject(fault), describe_start(fault)
+        self.write(StoryEntry(event.at_s, subject, fault.kind, text, Tone.FAULT))
         if isinstance(fault, ClockJump | ClockDrift):
             return
-        self._lasting[who, describe_end(fault)] += 1
+        self._lasting[subject, describe_end(fault)] += 1
         for_s = lasts_s(fault)
         if for_s is not None:
             self._begun += 1
-            heappush(self._ends, (happening.at_s + for_s, self._begun, fault))
+            heappush(self._ends, (event.at_s + for_s, self._begun, fault))
 
     def _end(self, at_s: float, _: int, fault: Fault) -> None:
-        """Write that something is over, unless another fault keeps it up."""
-        who, text = fault_subject(fault), describe_end(fault)
-        self._lasting[who, text] -= 1
-        if not self._lasting[who, text]:
-            self.write(StoryEntry(at_s, who, f"{fault.kind} over", text, Tone.GOOD))
+        """Write that a fault is over, unless an equal one still lasts."""
+        subject, text = fault_subject(fault), describe_end(fault)
+        self._lasting[subject, text] -= 1
+        if not self._lasting[subject, text]:
+            self.write(StoryEntry(at_s, subject, f"{fault.kind} over", text, Tone.GOOD))
 
-    def _settle(self, happening: TraceEvent) -> None:
-        """Write what a kill or a freeze did; a process that is down obeys neither."""
-        fault, self._struck = self._struck, None
+    def _settle(self, event: TraceEvent) -> None:
+        """Write the effect of a kill or a freeze; a dead process has none."""
+        fault, self._pending = self._pending, None
         if fault is None:
             return
-        at_s, who, what, _ = happening
-        if who == fault.process and what in ("crash", "freeze"):
+        at_s, subject, action, _ = event
+        if subject == fault.process and action in ("crash", "freeze"):
             self._cause = fault
             return
         text = f"is not running: this {fault.kind} changes nothing"
         self.write(StoryEntry(at_s, fault.process, fault.kind, text, Tone.FAINT))
 
-    def _count(self, happening: TraceEvent) -> None:
-        commit = CommitTrace.parsed(happening.about)
+    def _count(self, event: TraceEvent) -> None:
+        commit = CommitTrace.parsed(event.detail)
         for island, verdict in commit.verdicts.items():
             tally = self.tallies[island]
             tally.counted += verdict == "counted"
             tally.late += verdict == "late"
             tally.refused += verdict == "refused"
-        at_s, who, what, text = happening
-        self.write(StoryEntry(at_s, who, what, text, commit=commit))
+        at_s, subject, action, text = event
+        self.write(StoryEntry(at_s, subject, action, text, commit=commit))
 
-    def _say(self, happening: TraceEvent) -> None:
-        at_s, who, what, about = happening
-        saying = _PHRASES[what]
-        tally = self.tallies.get(who, IslandTally())
-        tally.carried += what == "carry"
-        tally.dropped += what == "drop"
-        text = saying.words(about)
+    def _describe(self, event: TraceEvent) -> None:
+        at_s, subject, action, detail = event
+        phrase = _PHRASES[action]
+        tally = self.tallies.get(subject, IslandTally())
+        tally.carried += action == "carry"
+        tally.dropped += action == "drop"
+        text = phrase.text(detail)
         if self._cause is not None:
             text, self._cause = describe_start(self._cause), None
         if text:
-            self.write(StoryEntry(at_s, who, what, text, saying.tone))
+            self.write(StoryEntry(at_s, subject, action, text, phrase.tone))
 
-    def _weigh(self, happening: TraceEvent) -> None:
-        """Take note of a message's bytes; messages and disk calls are many."""
-        at_s, link, what, about = happening
-        if what in ("send", "deliver"):
+    def _count_bytes(self, event: TraceEvent) -> None:
+        """Count the bytes of a message; write an entry only if `is_verbose`."""
+        at_s, link, action, detail = event
+        if action in ("send", "deliver"):
             source, _, destination = link.partition("->")
-            size_bytes = int(about.rpartition(", ")[2].partition(" ")[0])
-            if what == "send" and source in self.tallies:
+            size_bytes = int(detail.rpartition(", ")[2].partition(" ")[0])
+            if action == "send" and source in self.tallies:
                 self.tallies[source].bytes_up += size_bytes
-            elif what == "deliver" and destination in self.tallies:
+            elif action == "deliver" and destination in self.tallies:
                 self.tallies[destination].bytes_down += size_bytes
-        if self.is_whole:
-            self.write(StoryEntry(at_s, link, what, f"{what} {about}", Tone.FAINT))
+        if self.is_verbose:
+            self.write(StoryEntry(at_s, link, action, f"{action} {detail}", Tone.FAINT))
 
 
 @dataclass(frozen=True)
 class _Phrase:
-    words: Callable[[str], str]
+    text: Callable[[str], str]
     tone: Tone = Tone.PLAIN
 
 
-def _start(about: str) -> str:
-    return "" if about == "incarnation 1" else "starts again"
+def _start(detail: str) -> str:
+    return "" if detail == "incarnation 1" else "starts again"
 
 
-def _join(about: str) -> str:
-    return "joins" if about == "incarnation 1" else f"joins again, as {about}"
+def _join(detail: str) -> str:
+    return "joins" if detail == "incarnation 1" else f"joins again, as {detail}"
 
 
-def _open(about: str) -> str:
-    if about == "no weights":
+def _open(detail: str) -> str:
+    if detail == "no weights":
         return "opens a journal without weights"
-    rounds = list(dict.fromkeys(about.removeprefix("rounds ").split()))
+    rounds = list(dict.fromkeys(detail.removeprefix("rounds ").split()))
     return f"opens its journal, at round{'s' * (len(rounds) > 1)} {_listed(rounds)}"
 
 
-def _listed(words: Sequence[str]) -> str:
-    *others, last = words
+def _listed(items: Sequence[str]) -> str:
+    *others, last = items
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _power_cut(about: str) -> str:
-    files, survivors = about.removesuffix(" survive").split(" files, ")
+def _power_cut(detail: str) -> str:
+    files, survivors = detail.removesuffix(" survive").split(" files, ")
     return "" if files == "0" else f"loses power: {survivors} of {files} files survive"
 
 
-def _carry(about: str) -> str:
-    through = int(about.removeprefix("at round ").partition(":")[0])
+def _carry(detail: str) -> str:
+    through = int(detail.removeprefix("at round ").partition(":")[0])
     return f"missed a round, and carries the work into round {through + 1}"
 
 
-def _drop(about: str) -> str:
-    return f"missed too many rounds: its work is dropped {about}"
+def _drop(detail: str) -> str:
+    return f"missed too many rounds: its work is dropped {detail}"
 
 
-def _refuse(about: str) -> str:
-    where, _, reason = about.partition(": ")
-    return f"was refused ({reason}), and takes the anchor {where}"
+def _refuse(detail: str) -> str:
+    position, _, reason = detail.partition(": ")
+    return f"was refused ({reason}), and takes the anchor {position}"
 
 
 _PHRASES: Mapping[str, _Phrase] = {
     "start": _Phrase(_start, Tone.GOOD),
-    "crash": _Phrase(lambda about: "crashes", Tone.BAD),
-    "freeze": _Phrase(lambda about: "stands still", Tone.BAD),
-    "thaw": _Phrase(lambda about: "goes on", Tone.GOOD),
+    "crash": _Phrase(lambda detail: "crashes", Tone.BAD),
+    "freeze": _Phrase(lambda detail: "stands still", Tone.BAD),
+    "thaw": _Phrase(lambda detail: "resumes", Tone.GOOD),
     "power cut": _Phrase(_power_cut, Tone.BAD),
     "open": _Phrase(_open, Tone.GOOD),
     "join": _Phrase(_join, Tone.GOOD),
-    "found": _Phrase(lambda about: f"founds the run: {about}", Tone.GOOD),
-    "begin": _Phrase(lambda about: f"opens the first round to {about}", Tone.GOOD),
-    "recover": _Phrase(lambda about: f"takes {about} from an island", Tone.GOOD),
+    "found": _Phrase(lambda detail: f"founds the run: {detail}", Tone.GOOD),
+    "begin": _Phrase(lambda detail: f"opens the first round to {detail}", Tone.GOOD),
+    "recover": _Phrase(lambda detail: f"takes {detail} from an island", Tone.GOOD),
     "carry": _Phrase(_carry),
     "drop": _Phrase(_drop, Tone.BAD),
     "refuse": _Phrase(_refuse, Tone.BAD),
-    "lapse": _Phrase(lambda about: "is silent; its lease has run out", Tone.BAD),
-    "revive": _Phrase(lambda about: "is heard again", Tone.GOOD),
-    "leave": _Phrase(lambda about: "leaves", Tone.GOOD),
-    "pause": _Phrase(lambda about: f"pauses below quorum: {about}", Tone.BAD),
-    "resume": _Phrase(lambda about: f"goes on: {about}", Tone.GOOD),
+    "lapse": _Phrase(lambda detail: "is silent; its lease has run out", Tone.BAD),
+    "revive": _Phrase(lambda detail: "sends heartbeats again", Tone.GOOD),
+    "leave": _Phrase(lambda detail: "leaves", Tone.GOOD),
+    "pause": _Phrase(lambda detail: f"pauses below quorum: {detail}", Tone.BAD),
+    "resume": _Phrase(lambda detail: f"resumes: {detail}", Tone.GOOD),
 }
 
 
 NETWORK = "network"
-"""Who a fault of messages happens to."""
+"""The subject of a fault of messages."""
 
 MAX_NAMES = 12
-"""A longer list of names is cut short."""
+"""Longer lists of names are shortened."""
 
 
 def few(names: Sequence[str]) -> str:
-    """Return some names and how many more there are.
+    """Return the first names, and the number of the others.
 
     >>> few(["i0", "i1"])
     'i0 i1'
@@ -308,7 +312,7 @@ def few(names: Sequence[str]) -> str:
 
 
 def fault_kinds(plan: FaultPlan) -> str:
-    """Return what a plan is made of, most frequent kind first.
+    """Return the kinds of a plan's faults, the most frequent first.
 
     >>> fault_kinds(FaultPlan().loss("*", rate=1).kill("i1", at_s=1).kill("i0", at_s=2))
     '3 faults (2 kill, 1 loss)'
@@ -321,20 +325,20 @@ def fault_kinds(plan: FaultPlan) -> str:
 
 
 def fault_subject(fault: Fault) -> str:
-    """Return who a fault happens to."""
+    """Return the subject of a fault: a process or the network."""
     return fault.process if isinstance(fault, ProcessFault) else NETWORK
 
 
 def describe_start(fault: Fault) -> str:
-    """Return what is wrong from now on, and for how long."""
+    """Return the effect of a fault, and its duration."""
     return f"{_wrong(fault)}{_while(lasts_s(fault))}"
 
 
 def describe_end(fault: Fault) -> str:
-    """Return what is right again."""
+    """Return the text for the end of a fault."""
     match fault:
         case Slow():
-            return "is slowed down no more"
+            return "is no longer slow"
         case FullDisk():
             return "has room on its disk again"
         case ReadOnlyDisk():
@@ -344,17 +348,17 @@ def describe_end(fault: Fault) -> str:
         case ListLag():
             return "has lists that are up to date again"
         case RosterLag():
-            return "gets rosters at once again"
+            return "gets rosters without delay again"
         case Partition():
             return f"the cut between {_groups(fault)} heals"
         case LinkFault():
             return f"{_NOUNS[type(fault)]} of {_messages(fault.link)} is over"
         case _:
-            raise AssertionError(f"{fault} has no end that is told")
+            raise AssertionError(f"{fault} has no text for its end")
 
 
 def lasts_s(fault: Fault) -> float | None:
-    """Return how long a fault lasts; None is to the end, or no time at all."""
+    """Return the duration of a fault; None for no end, or no duration."""
     match fault:
         case (
             Freeze() | Slow() | Partition() | FullDisk() | ReadOnlyDisk() | LinkFault()
@@ -367,7 +371,7 @@ def lasts_s(fault: Fault) -> float | None:
 
 
 def seconds(value: float) -> str:
-    """Return a span of time with three digits."""
+    """Return a duration with three digits."""
     return f"{value:.0f} s" if abs(value) >= 1000 else f"{value:.3g} s"
 
 
@@ -401,30 +405,31 @@ def _wrong(fault: Fault) -> str:
         case ClockDrift():
             return f"has a clock that runs at {fault.rate:g} of true time from now on"
         case LinkFault():
-            return _weather(fault)
+            return _wrong_messages(fault)
         case _:
-            raise AssertionError(f"no words for {fault}")
+            raise AssertionError(f"no text for {fault}")
 
 
-def _weather(fault: LinkFault) -> str:
-    which = _messages(fault.link)
+def _wrong_messages(fault: LinkFault) -> str:
+    messages = _messages(fault.link)
     match fault:
         case DelayFault():
-            return f"{_share(fault.rate)}{which} take {seconds(fault.by_s)} longer"
+            return f"{_share(fault.rate)}{messages} take {seconds(fault.by_s)} longer"
         case Reorder():
-            most = seconds(fault.by_s)
-            return f"{_share(fault.rate)}{which} overtake each other by up to {most}"
+            max_delay = seconds(fault.by_s)
+            share = _share(fault.rate)
+            return f"{share}{messages} overtake each other by up to {max_delay}"
         case Loss():
-            return f"{_share(fault.rate)}{which} are lost"
+            return f"{_share(fault.rate)}{messages} are lost"
         case Duplicate():
-            return f"{_share(fault.rate)}{which} arrive twice"
+            return f"{_share(fault.rate)}{messages} arrive twice"
         case Corrupt():
-            return f"{_share(fault.rate)}{which} arrive changed"
+            return f"{_share(fault.rate)}{messages} arrive changed"
         case Throttle():
-            ways = "" if ARROW in fault.link else " in each direction"
-            return f"{which} get {fault.bytes_per_s:g} bytes per second{ways}"
+            direction = "" if ARROW in fault.link else " in each direction"
+            return f"{messages} get {fault.bytes_per_s:g} bytes per second{direction}"
         case _:
-            raise AssertionError(f"no words for {fault}")
+            raise AssertionError(f"no text for {fault}")
 
 
 _NOUNS: dict[type[Fault], str] = {
@@ -448,10 +453,12 @@ def _groups(fault: Partition) -> str:
 
 
 def _messages(link: str) -> str:
-    here, arrow, there = link.partition(ARROW)
+    source, arrow, destination = link.partition(ARROW)
     if link == "*":
         return "messages everywhere"
-    return f"messages from {here} to {there}" if arrow else f"messages of {here}"
+    return (
+        f"messages from {source} to {destination}" if arrow else f"messages of {source}"
+    )
 
 
 def _share(rate: float) -> str:

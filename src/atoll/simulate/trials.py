@@ -3,8 +3,8 @@
     python -m atoll.simulate.trials --storms 10000 --first 0
 
 runs many of them in several processes, reduces the plans that fail and prints them as
-tests. It exits with 1 when an invariant did not hold in one of them. With --store the
-islands meet in a bucket.
+tests. It exits with 1 when an invariant did not hold in one of them. With --store a
+bucket replaces the coordinator.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ NAMES = tuple(f"i{number}" for number in range(ISLANDS))
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """Everything that a run in virtual time depends on."""
+    """The complete input of a run in virtual time."""
 
     seed: int
     settings: Mapping[str, Any]
@@ -62,10 +62,10 @@ class Trial:
     departures: Mapping[str, PlannedDeparture]
     plan: FaultPlan
     store: bool = False
-    """Whether the islands meet in a bucket, and not at a coordinator."""
+    """Whether a bucket replaces the coordinator."""
 
     def run(self) -> Simulated:
-        """Return what came of it; the same trial gives the same run."""
+        """Return the result; equal trials give equal runs."""
         with without_warnings():
             return simulate(
                 RunSettings.from_dict(self.settings),
@@ -141,21 +141,21 @@ def store_trial(seed: int) -> Trial:
 
 
 def storm(seed: int) -> Simulated:
-    """Return what came of the storm of a seed."""
+    """Return the result of the storm of a seed."""
     return trial(seed).run()
 
 
 def store_storm(seed: int) -> Simulated:
-    """Return what came of the storm of a seed over a bucket."""
+    """Return the result of the storm of a seed over a bucket."""
     return store_trial(seed).run()
 
 
 def _names(result: Simulated) -> set[str]:
-    return {each.invariant for each in result.violations}
+    return {violation.invariant for violation in result.violations}
 
 
 def _settings(rng: random.Random) -> dict[str, dict[str, Any]]:
-    """Draw what a run owns, so that many combinations meet a storm."""
+    """Draw the settings of a run, so that storms cover many combinations."""
     sync_every = rng.choice((2, 2, 2, 3, 4))
     return {
         "run": {
@@ -177,7 +177,7 @@ def _settings(rng: random.Random) -> dict[str, dict[str, Any]]:
 
 
 def _departures(rng: random.Random) -> dict[str, PlannedDeparture]:
-    """Let an island leave in the middle of one run in three, and return or not."""
+    """Make an island leave in one run of three, and return or not."""
     if rng.random() > 1 / 3:
         return {}
     back_after_s = rng.choice((None, round(rng.uniform(0.1, 10.0), 2)))
@@ -192,44 +192,47 @@ def _departures(rng: random.Random) -> dict[str, PlannedDeparture]:
 def _with_left_out(
     plan: FaultPlan, rng: random.Random, *, sync_every: int
 ) -> tuple[FaultPlan, dict[str, PlannedDeparture]]:
-    """Let an island leave while the first roster is on its way, which waited too long.
+    """Make an island leave between the decision of the first roster and its put.
 
-    It does not close the round itself: it has just come to know that another is
-    missing. So what it leaves is in no roster, unless somebody brings it along.
+    It does not close the round itself: it has just learned that another island is
+    missing. So its departing update is in no roster, unless another island brings it
+    into the next round.
     """
-    (who, missing), window_s = rng.sample(NAMES, 2), sync_every * STORE_STEP_S
+    (island, missing), window_s = rng.sample(NAMES, 2), sync_every * STORE_STEP_S
     by_s, steps = rng.choice((9.0, 18.0, 27.0)), rng.randint(1, sync_every)
     leaves_s = window_s + SHORT_DEADLINE_S + rng.uniform(0.2, 0.8) * by_s
     slower = round(leaves_s / (steps * STORE_STEP_S), 2)
-    plan = plan.slow(who, factor=slower, for_s=leaves_s)
+    plan = plan.slow(island, factor=slower, for_s=leaves_s)
     plan = plan.slow(missing, factor=round(3 * leaves_s / window_s, 2), for_s=leaves_s)
     plan = plan.roster_lag(STORE, by_s=by_s, for_s=leaves_s)
     back_after_s = rng.choice((None, round(rng.uniform(0.1, 10.0), 2)))
-    return plan, {who: PlannedDeparture(after_steps=steps, back_after_s=back_after_s)}
+    return plan, {
+        island: PlannedDeparture(after_steps=steps, back_after_s=back_after_s)
+    }
 
 
 def _with_late_put(
     plan: FaultPlan, rng: random.Random, *, span_s: float, window_s: float
 ) -> FaultPlan:
-    """Let an island die whose puts of the last window arrive when it is back."""
-    who, at_s = rng.choice(NAMES), round(rng.uniform(0.2, 0.9) * span_s, 1)
-    link, by_s = f"{who}->{STORE}", round(rng.uniform(1.0, 9.0), 1)
+    """Kill an island whose puts of the last window arrive after its restart."""
+    island, at_s = rng.choice(NAMES), round(rng.uniform(0.2, 0.9) * span_s, 1)
+    link, by_s = f"{island}->{STORE}", round(rng.uniform(1.0, 9.0), 1)
     return plan.delay(
         link, at_s=max(0.0, at_s - window_s), by_s=by_s, for_s=window_s
-    ).kill(who, at_s=at_s, back_after_s=0.1)
+    ).kill(island, at_s=at_s, back_after_s=0.1)
 
 
 def _with_zombie(plan: FaultPlan, rng: random.Random, *, span_s: float) -> FaultPlan:
-    """Let an island die and be back before all that it had sent has arrived."""
-    who, at_s = rng.choice(NAMES), round(rng.uniform(0.1, 0.9) * span_s, 1)
-    link, by_s = f"{who}->{COORDINATOR}", round(rng.uniform(0.5, 4.0), 1)
+    """Kill an island, and restart it before all its messages have arrived."""
+    island, at_s = rng.choice(NAMES), round(rng.uniform(0.1, 0.9) * span_s, 1)
+    link, by_s = f"{island}->{COORDINATOR}", round(rng.uniform(0.5, 4.0), 1)
     return plan.reorder(
         link, at_s=max(0.0, at_s - by_s), by_s=by_s, rate=0.5, for_s=2 * by_s
-    ).kill(who, at_s=at_s, back_after_s=0.1)
+    ).kill(island, at_s=at_s, back_after_s=0.1)
 
 
 _FRAGMENTS = (1,) * 16 + (2, 3)
-"""One storm in nine has several: each has twenty rounds of its own to pay for."""
+"""One storm in nine has several, since each fragment costs twenty rounds of time."""
 
 _ADOPTIONS: tuple[dict[str, Any], ...] = (
     {},
@@ -260,15 +263,15 @@ _OUTERS: tuple[dict[str, Any], ...] = (
 
 
 BATCH = 25
-"""Storms between two looks at the progress."""
+"""Storms per line of progress."""
 
 SHRUNK = 3
-"""So many failures are shrunk; more of them are seldom more bugs."""
+"""Failures that are shrunk; more of them are seldom more bugs."""
 
 
 @dataclass
 class TrialTally:
-    """What some storms came to."""
+    """Sums over the results of some storms."""
 
     storms: int = 0
     rounds: int = 0
@@ -291,10 +294,10 @@ class TrialTally:
         )
 
 
-def settle() -> None:
-    """Make this process fit for storms, which make little garbage that is cyclic.
+def tune_collector() -> None:
+    """Tune the garbage collector for storms, which create few reference cycles.
 
-    What was imported is looked at no more, and what a storm makes less often: that is
+    Imported modules are no longer traversed, and other objects less often: that saves
     some 3 % of all the time, and costs some MB.
     """
     gc.collect()
@@ -302,7 +305,9 @@ def settle() -> None:
     gc.set_threshold(100_000, 10, 10)
 
 
-def weather(seeds: Sequence[int], draw: Callable[[int], Trial] = trial) -> TrialTally:
+def run_storms(
+    seeds: Sequence[int], draw: Callable[[int], Trial] = trial
+) -> TrialTally:
     """Run the storms of `seeds`, one after the other."""
     tally = TrialTally()
     for seed in seeds:
@@ -316,52 +321,54 @@ def weather(seeds: Sequence[int], draw: Callable[[int], Trial] = trial) -> Trial
     return tally
 
 
-def weather_all(
+def run_batches(
     first: int,
     storms: int,
     *,
     processes: int,
     draw: Callable[[int], Trial] = trial,
 ) -> Iterator[TrialTally]:
-    """Run storms in several processes, and yield what they have come to so far."""
+    """Run storms in several processes, and yield the sums so far."""
     total = TrialTally()
     batches = [
         range(start, min(start + BATCH, first + storms))
         for start in range(first, first + storms, BATCH)
     ]
-    # Spawned, not forked: whoever calls this may have threads.
+    # Spawned, not forked: the caller may have threads.
     fresh = get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=fresh, initializer=settle) as pool:
-        for tally in pool.map(partial(weather, draw=draw), batches):
+    with ProcessPoolExecutor(
+        processes, mp_context=fresh, initializer=tune_collector
+    ) as pool:
+        for tally in pool.map(partial(run_storms, draw=draw), batches):
             total.add(tally)
             yield total
 
 
 def explain(seed: int, draw: Callable[[int], Trial] = trial) -> str:
-    """Return a failed storm as a test, its plan as small as it could be made."""
+    """Return a failed storm as a test, with a shrunk plan."""
     return draw(seed).shrunk().as_test()
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; return the exit status."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the storms of the command line; return the exit status."""
     parser = argparse.ArgumentParser(description="Run storms in virtual time.")
     parser.add_argument("--storms", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--store", action="store_true", help="over a bucket")
-    asked = parser.parse_args(words)
-    draw = store_trial if asked.store else trial
+    options = parser.parse_args(argv)
+    draw = store_trial if options.store else trial
     since_s, total = time.monotonic(), TrialTally()
-    storms = weather_all(
-        asked.first, asked.storms, processes=asked.processes, draw=draw
+    storms = run_batches(
+        options.first, options.storms, processes=options.processes, draw=draw
     )
     for total in storms:
         sys.stdout.write(f"\r{time.monotonic() - since_s:6.0f} s  {total}")
         sys.stdout.flush()
     sys.stdout.write("\n")
-    for at, (seed, violation) in enumerate(sorted(total.failures.items())):
+    for number, (seed, violation) in enumerate(sorted(total.failures.items())):
         sys.stdout.write(f"seed {seed}: {violation}\n")
-        if at < SHRUNK:
+        if number < SHRUNK:
             sys.stdout.write(f"\n{explain(seed, draw)}\n")
     return 1 if total.failures else 0
 

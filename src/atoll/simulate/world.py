@@ -49,19 +49,19 @@ from atoll.simulate.scheduler import Scheduler
 
 @dataclass
 class StoreTroubles:
-    """What a store suffers from now."""
+    """The present faults of a store."""
 
     outages: list[float] = field(default_factory=list)
-    """While one lasts, requests fail with this chance, each half after the effect."""
+    """Probabilities with which requests fail, half of them after their effect."""
 
     list_lags: list[float] = field(default_factory=list)
-    """While one lasts, lists are up to so many seconds late."""
+    """Seconds by which lists are late at most."""
 
     roster_lags: list[float] = field(default_factory=list)
-    """While one lasts, rosters are sent so many seconds after their decision."""
+    """Seconds between the decision of a roster and its put."""
 
-    damage: Callable[[str, str], object] = field(default=lambda how, prefix: None)
-    """Damages an object, as `faults.Damage` says."""
+    damage: Callable[[str, str], object] = field(default=lambda kind, prefix: None)
+    """Damages an object, given `how` and `prefix` of a `faults.Damage`."""
 
 
 class SimWorld:
@@ -80,16 +80,16 @@ class SimWorld:
         self.clocks: dict[str, SimClock] = {}
         self.disks: dict[str, SimDisk] = {}
         self.stores: dict[str, StoreTroubles] = {}
-        """Of those processes that are stores."""
+        """Faults of the processes that are stores."""
 
     def add(self, name: str, *, clock_rate: float = 1.0) -> SimProcess:
         """Add a process that has not started, with a clock and an empty disk.
 
-        Clocks of different processes begin at different times: what only works when
-        they agree should not work here.
+        Clocks of different processes begin at different times, so that code which
+        relies on equal clocks fails.
         """
         if name in self.processes:
-            raise UsageError(f"Process {name!r} is there already. Choose another name.")
+            raise UsageError(f"Process {name!r} exists already. Choose another name.")
         origin_s = round(self.scheduler.random(f"clock {name}").uniform(0.0, 1e6), 3)
         process = SimProcess(name, self.scheduler)
         self.processes[name] = process
@@ -100,19 +100,21 @@ class SimWorld:
     def require(self, name: str) -> None:
         """Raise `UsageError` if no process has this name."""
         if name not in self.processes:
-            known = nearest(name, self.processes) if self.processes else "add() one"
+            suggestion = (
+                nearest(name, self.processes) if self.processes else "add() one"
+            )
             raise UsageError(
                 f"The plan names {name!r}, but no process is called that. "
-                f"Did you mean {known!r}?"
+                f"Did you mean {suggestion!r}?"
             )
 
     def require_store(self, name: str) -> None:
         """Raise `UsageError` if the process of this name is no store."""
         if name not in self.stores:
-            known = ", ".join(map(repr, self.stores)) or "none in this run"
+            stores = ", ".join(map(repr, self.stores)) or "none in this run"
             raise UsageError(
-                f"The plan lets {name!r} fail as a store does, but it is none: the "
-                f"stores are {known}. Name one of them."
+                f"The plan has a fault of the store {name!r}, but it is none: the "
+                f"stores are {stores}. Name one of them."
             )
 
     def __enter__(self) -> SimWorld:
@@ -131,14 +133,14 @@ Undo = Callable[[], object]
 
 
 def apply(plan: FaultPlan, world: SimWorld) -> Armed:
-    """Let every fault of `plan` happen in `world` when its moment comes, or at once.
+    """Schedule every fault of `plan` in `world`, or begin it now if it is due.
 
-    Faults of a round happen when the caller says `reached` on what is returned. Faults
-    that overlap hold together until the last of them ends.
+    Faults of a round begin when the caller calls `reached` of the returned object.
+    Faults that overlap act together until the last of them ends.
 
     Raises:
         UsageError: the plan names a process that the world does not have, or a store
-            that is none.
+            that is not one.
     """
     for fault in plan.faults:
         for name in fault.names:
@@ -157,7 +159,7 @@ def apply(plan: FaultPlan, world: SimWorld) -> Armed:
 
 
 class Armed:
-    """A plan at work."""
+    """A plan that is applied to a world."""
 
     def __init__(self, plan: FaultPlan, world: SimWorld) -> None:
         self._world = world
@@ -169,23 +171,23 @@ class Armed:
         self._at_work = 0
         self._holds: dict[tuple[str, str], int] = {}
         self.calm_since_s: float | None = None if plan.faults else 0.0
-        """Since when no fault is at work or to come; None while one is."""
+        """Since when no fault is active or to come; None before."""
 
     def reached(self, round: int) -> None:
-        """Let the faults of this round happen, once, after the event that runs now."""
+        """Begin the faults of this round, once, after the event that runs now."""
         for fault in self._by_round.pop(round, ()):
             scheduler = self._world.scheduler
             scheduler.at(scheduler.now_s, partial(self.begin, fault))
 
     def begin(self, fault: Fault) -> None:
-        """Let one fault happen, and end it when its time is over."""
+        """Begin one fault, and schedule its end."""
         self._to_come -= 1
         self._at_work += 1
         scheduler = self._world.scheduler
-        scheduler.tell("fault", fault.kind, str(fault.values()))
+        scheduler.emit("fault", fault.kind, str(fault.values()))
         undo, for_s = self._perform(fault)
         if undo is None:
-            self._end(fault, _nothing)
+            self._end(fault, _do_nothing)
         elif for_s is not None:
             scheduler.at(scheduler.now_s + for_s, partial(self._end, fault, undo))
 
@@ -196,9 +198,9 @@ class Armed:
             self.calm_since_s = self._world.scheduler.now_s
 
     def _perform(self, fault: Fault) -> tuple[Undo | None, float | None]:
-        """Do what `fault` says; return what undoes it, and after how long.
+        """Perform `fault`; return the function that undoes it, and after which time.
 
-        Nothing to undo is None; an end that never comes is None as well.
+        The function is None if there is nothing to undo, the time None for never.
         """
         world = self._world
         match fault:
@@ -220,15 +222,15 @@ class Armed:
             case Rollback():
                 return self._roll_back(fault), fault.for_s
             case Outage():
-                return _held(world.stores[fault.process].outages, fault.rate), (
+                return _append(world.stores[fault.process].outages, fault.rate), (
                     fault.for_s
                 )
             case ListLag():
-                return _held(world.stores[fault.process].list_lags, fault.by_s), (
+                return _append(world.stores[fault.process].list_lags, fault.by_s), (
                     fault.for_s
                 )
             case RosterLag():
-                return _held(world.stores[fault.process].roster_lags, fault.by_s), (
+                return _append(world.stores[fault.process].roster_lags, fault.by_s), (
                     fault.for_s
                 )
             case Damage():
@@ -238,9 +240,9 @@ class Armed:
             case ClockDrift():
                 world.clocks[fault.process].set_rate(fault.rate)
             case LinkFault():
-                weather = weather_of(fault)
-                world.network.expose(weather)
-                return partial(world.network.clear, weather), fault.for_s
+                condition = conditions_of(fault)
+                world.network.expose(condition)
+                return partial(world.network.clear, condition), fault.for_s
         return None, None
 
     def _kill(self, fault: Kill) -> Undo | None:
@@ -278,8 +280,8 @@ class Armed:
             disk.is_read_only = self._holds[key] > 0
 
 
-def weather_of(fault: LinkFault) -> LinkConditions:
-    """Return what a fault of messages is to the network."""
+def conditions_of(fault: LinkFault) -> LinkConditions:
+    """Return the link conditions of a fault of messages."""
     match fault:
         case DelayFault():
             return LinkConditions(
@@ -298,13 +300,13 @@ def weather_of(fault: LinkFault) -> LinkConditions:
         case Throttle():
             return LinkConditions(link=fault.link, bytes_per_s=fault.bytes_per_s)
         case _:
-            raise AssertionError(f"no weather for {fault}")
+            raise AssertionError(f"no link conditions for {fault}")
 
 
-def _held(troubles: list[float], trouble: float) -> Undo:
-    troubles.append(trouble)
-    return partial(troubles.remove, trouble)
+def _append(values: list[float], trouble: float) -> Undo:
+    values.append(trouble)
+    return partial(values.remove, trouble)
 
 
-def _nothing() -> None:
-    """End what has no end of its own."""
+def _do_nothing() -> None:
+    """Undo a fault that has nothing to undo."""

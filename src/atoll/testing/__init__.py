@@ -1,6 +1,6 @@
-"""Owns what tests of islands and ports need, here and in users' projects.
+"""Owns contract suites, fixtures and network links for tests, also of users' projects.
 
-Does not know any test framework, nor how a run is stormed: `simulate` does.
+Does not know any test framework, nor how faults are simulated: `simulate` does.
 Start reading at `VectorView`, then `exchange_contract`, `virtual` and `link`.
 """
 

@@ -1,7 +1,7 @@
-"""What every `Disk` must do, as claims that any adapter's tests can run.
+"""Contract of every `Disk`, as claims that any adapter's tests can run.
 
-A claim takes an empty disk and `reopen`, which gives a disk over the same files to a
-new owner after the old one died without a word. Run each one on a disk of its own:
+A claim takes an empty disk and `reopen`, which returns a disk over the same files for a
+new owner, after the old one has crashed. Run each one on a new disk:
 
     @pytest.mark.parametrize("claim", DISK_CLAIMS, ids=lambda claim: claim.__name__)
     def test_it_is_a_disk(claim, tmp_path):
@@ -38,7 +38,7 @@ WRONG_NAMES = (
 
 
 def appends_join_end_to_end(disk: Disk, reopen: Reopen) -> None:
-    """What is appended can be read back at once, in order, with or without syncs."""
+    """Appended bytes can be read immediately, in order, with or without syncs."""
     disk.append("log/1", b"one ")
     disk.append("log/1", bytearray(b"two "))
     disk.sync("log/1")
@@ -48,7 +48,7 @@ def appends_join_end_to_end(disk: Disk, reopen: Reopen) -> None:
 
 
 def what_was_synced_survives(disk: Disk, reopen: Reopen) -> None:
-    """A crash loses nothing that was synced, and what is left is a beginning."""
+    """A crash loses no synced bytes, and leaves a prefix of the file."""
     disk.append("log/1", b"kept ")
     disk.sync("log/1")
     disk.append("log/1", b"perhaps")
@@ -61,7 +61,7 @@ def what_was_synced_survives(disk: Disk, reopen: Reopen) -> None:
 
 
 def a_sync_reaches_a_file_that_another_owner_left(disk: Disk, reopen: Reopen) -> None:
-    """A new owner may make durable, and go on with, what it found."""
+    """A new owner can sync the files of the old one, and append to them."""
     disk.append("log/1", b"found ")
     disk.sync("log/1")
     second = reopen()
@@ -73,7 +73,7 @@ def a_sync_reaches_a_file_that_another_owner_left(disk: Disk, reopen: Reopen) ->
 
 
 def a_new_file_is_complete_and_durable(disk: Disk, reopen: Reopen) -> None:
-    """A file written whole survives a crash without a sync, empty parts and all."""
+    """A file of `write_new` survives a crash without a sync, also with empty parts."""
     disk.write_new("states/0/7", [b"ab", memoryview(b""), bytearray(b"cd")])
     disk.write_new("states/0/8", [])
 
@@ -85,7 +85,7 @@ def a_new_file_is_complete_and_durable(disk: Disk, reopen: Reopen) -> None:
 
 
 def a_name_is_written_once(disk: Disk, reopen: Reopen) -> None:
-    """Neither a whole file nor an appended one is ever overwritten."""
+    """Neither a file of `write_new` nor an appended one is ever overwritten."""
     disk.write_new("a", [b"first"])
     disk.append("b", b"first")
 
@@ -106,7 +106,7 @@ def a_file_whose_parts_fail_is_absent(disk: Disk, reopen: Reopen) -> None:
 
 
 def a_whole_file_can_be_appended_to(disk: Disk, reopen: Reopen) -> None:
-    """Appends go behind what was written whole, and become durable by a sync."""
+    """Appends follow the content of `write_new`, and become durable by a sync."""
     disk.write_new("log/1", [b"head "])
     disk.append("log/1", b"tail")
     disk.sync("log/1")
@@ -115,7 +115,7 @@ def a_whole_file_can_be_appended_to(disk: Disk, reopen: Reopen) -> None:
 
 
 def ranges_end_where_the_file_ends(disk: Disk, reopen: Reopen) -> None:
-    """A read gives the bytes that are there, and none beyond the end."""
+    """A read returns the bytes up to the end of the file, and none beyond."""
     disk.write_new("a", [b"0123456789"])
 
     assert disk.read("a", 3, 4) == b"3456"
@@ -127,7 +127,7 @@ def ranges_end_where_the_file_ends(disk: Disk, reopen: Reopen) -> None:
 
 
 def what_is_absent_cannot_be_read(disk: Disk, reopen: Reopen) -> None:
-    """Reading or syncing a file that is not there says so by its own error."""
+    """Reading or syncing a file that does not exist raises `NoSuchFile`."""
     with raises(NoSuchFile):
         disk.read("a")
     with raises(NoSuchFile):
@@ -139,7 +139,7 @@ def what_is_absent_cannot_be_read(disk: Disk, reopen: Reopen) -> None:
 
 
 def names_are_found_by_prefix(disk: Disk, reopen: Reopen) -> None:
-    """A prefix is one of the whole path, and need not end at a slash."""
+    """A prefix is a prefix of the path, and need not end at a slash."""
     for name in ("means/1/10", "means/1/9", "means/10/1", "log", "means-too"):
         disk.append(name, b"x")
 
@@ -156,7 +156,7 @@ def names_are_found_by_prefix(disk: Disk, reopen: Reopen) -> None:
 
 
 def removing_frees_the_name(disk: Disk, reopen: Reopen) -> None:
-    """What is removed is gone for its owner, and absent is fine."""
+    """A removed file does not exist for its owner; removing it again is no error."""
     disk.append("a", b"old")
     disk.remove("a")
     disk.remove("a")
@@ -171,7 +171,7 @@ def removing_frees_the_name(disk: Disk, reopen: Reopen) -> None:
 
 
 def wrong_names_are_refused(disk: Disk, reopen: Reopen) -> None:
-    """No name leaves the disk, and none can be taken for an unfinished file."""
+    """No name leads outside of the disk, or looks like an unfinished file."""
     for name in WRONG_NAMES:
         with raises(UsageError):
             check_name(name)

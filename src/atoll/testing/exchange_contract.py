@@ -1,7 +1,7 @@
-"""What every `Exchange` must do, as claims that any adapter's tests can run.
+"""Contract of every `Exchange`, as claims that any adapter's tests can run.
 
-A claim takes `open_run`, which makes a new run with given settings and returns what
-attaches islands to it. Run each one by itself; none needs a thread or a clock:
+A claim takes `open_run`, which creates a run with given settings and returns a function
+that attaches islands. Run each one separately; none needs a thread or a clock:
 
     @pytest.mark.parametrize("claim", EXCHANGE_CLAIMS, ids=lambda claim: claim.__name__)
     def test_it_is_an_exchange(claim):
@@ -46,7 +46,7 @@ class Attach(Protocol):
     """Attaches islands to one run."""
 
     def __call__(self, *, key: bytes) -> Exchange:
-        """Return the exchange for one life of an island that holds `key`.
+        """Return the exchange for one incarnation of an island that holds `key`.
 
         An adapter that serves all islands with one object returns that object.
         """
@@ -58,7 +58,7 @@ Claim = Callable[[OpenRun], None]
 
 
 def the_first_island_founds_and_others_take_its_weights(open_run: OpenRun) -> None:
-    """Only the first is told to found, and the state is at round 0."""
+    """Only the first is the founder, and the state is at round 0."""
     attach = open_run(plain_settings(start_islands=2))
     a, b = attach(key=b"a"), attach(key=b"b")
     assert enter(a, "a").is_founder
@@ -70,7 +70,7 @@ def the_first_island_founds_and_others_take_its_weights(open_run: OpenRun) -> No
 
 
 def who_makes_up_the_start_begins_with_the_first_step(open_run: OpenRun) -> None:
-    """Rounds wait for it, though the other has made its steps by then."""
+    """Its step is 0, although the other has made steps before it joined."""
     attach = open_run(plain_settings(start_islands=2))
     a, b = attach(key=b"a"), attach(key=b"b")
     enter(a, "a")
@@ -92,19 +92,19 @@ def a_round_closes_when_every_member_has_published(open_run: OpenRun) -> None:
 
 
 def an_outcome_is_the_same_bytes_whoever_asks(open_run: OpenRun) -> None:
-    """And again, and after another round."""
+    """Every island gets equal bytes, also after another round."""
     (a, b), (first, second) = _two(open_run)
     for round in (1, 2):
         a.publish(update_of(a, first, 1.0, round=round))
         b.publish(update_of(b, second, 3.0, round=round))
-    one, two = outcome_of(a, 1).agreed, outcome_of(b, 1).agreed
+    first_agreed, second_agreed = outcome_of(a, 1).agreed, outcome_of(b, 1).agreed
 
-    assert one.header == two.header
-    assert one.body.tobytes() == two.body.tobytes()
+    assert first_agreed.header == second_agreed.header
+    assert first_agreed.body.tobytes() == second_agreed.body.tobytes()
 
 
 def the_order_of_arrival_does_not_matter(open_run: OpenRun) -> None:
-    """Islands are summed in the order of their names."""
+    """Updates are summed in the order of islands' names."""
     bodies = []
     for order in ((0, 1), (1, 0)):
         exchanges, joined = _two(open_run)
@@ -117,7 +117,7 @@ def the_order_of_arrival_does_not_matter(open_run: OpenRun) -> None:
 
 
 def a_repeat_is_the_same_publication(open_run: OpenRun) -> None:
-    """Before the round is over and after, it counts once and raises nothing."""
+    """It counts once, and raises no error before or after the round is closed."""
     (a, b), (first, second) = _two(open_run)
     again = update_of(a, first, 1.0)
     assert a.publish(again) is Reception.STAGED
@@ -129,7 +129,7 @@ def a_repeat_is_the_same_publication(open_run: OpenRun) -> None:
 
 
 def the_first_update_stands(open_run: OpenRun) -> None:
-    """Another one for the same round is refused, and the first one counts."""
+    """A different one for the same round is refused, and the first one counts."""
     (a, b), (first, second) = _two(open_run)
     a.publish(update_of(a, first, 1.0))
     with raises(Refused):
@@ -140,7 +140,7 @@ def the_first_update_stands(open_run: OpenRun) -> None:
 
 
 def an_update_for_a_later_round_counts_nowhere(open_run: OpenRun) -> None:
-    """It is refused or put off, and the open round is that of the others."""
+    """It is refused or deferred, and does not count in the open round."""
     (a, b), (first, second) = _two(open_run)
     with suppress(Refused):
         a.publish(update_of(a, first, 9.0, round=2))
@@ -153,7 +153,7 @@ def an_update_for_a_later_round_counts_nowhere(open_run: OpenRun) -> None:
 
 
 def an_update_on_another_base_is_refused_in_the_roster(open_run: OpenRun) -> None:
-    """Its island is told why, and the others' mean is theirs."""
+    """The roster has the reason, and the mean is that of the others."""
     (a, b), (first, second) = _two(open_run)
     a.publish(update_of(a, first, 1.0))
     b.publish(update_of(b, second, 9.0, base=b"\1" * 16))
@@ -166,7 +166,7 @@ def an_update_on_another_base_is_refused_in_the_roster(open_run: OpenRun) -> Non
 
 
 def a_round_without_a_counted_update_is_void(open_run: OpenRun) -> None:
-    """Its number is used, and the state stays as it was."""
+    """The round number increases, and the weights do not change."""
     (a, b), (first, second) = _two(open_run)
     before = a.state(0).header.base
     for exchange, joined in ((a, first), (b, second)):
@@ -182,7 +182,7 @@ def a_round_without_a_counted_update_is_void(open_run: OpenRun) -> None:
 
 
 def a_departing_update_counts_after_its_owner_has_gone(open_run: OpenRun) -> None:
-    """The island has left, and is in the roster."""
+    """The roster counts the update of an island that has left."""
     (a, b), (first, second) = _two(open_run)
     b.publish(update_of(b, second, 3.0, kind=FrameKind.DEPARTING))
     b.leave("b", second.incarnation)
@@ -192,7 +192,7 @@ def a_departing_update_counts_after_its_owner_has_gone(open_run: OpenRun) -> Non
 
 
 def who_leaves_is_not_waited_for(open_run: OpenRun) -> None:
-    """Leaving twice is leaving once, and nobody needs to publish for the other."""
+    """The round closes without its update, and leaving twice is no error."""
     (a, b), (first, second) = _two(open_run)
     a.publish(update_of(a, first, 1.0))
     b.leave("b", second.incarnation)
@@ -202,7 +202,7 @@ def who_leaves_is_not_waited_for(open_run: OpenRun) -> None:
 
 
 def a_later_life_fences_the_earlier(open_run: OpenRun) -> None:
-    """Same slot, next incarnation; what the earlier one sends is LeaseLost."""
+    """It has the same slot and the next incarnation; the earlier gets LeaseLost."""
     attach = open_run(plain_settings(start_islands=2))
     a, b, again = attach(key=b"a"), attach(key=b"b"), attach(key=b"b")
     enter(a, "a")
@@ -217,7 +217,7 @@ def a_later_life_fences_the_earlier(open_run: OpenRun) -> None:
 
 
 def a_live_name_cannot_be_taken(open_run: OpenRun) -> None:
-    """Not by who holds another key."""
+    """An island with another key cannot join under it."""
     attach = open_run(plain_settings(start_islands=2))
     enter(attach(key=b"a"), "a")
 
@@ -226,7 +226,7 @@ def a_live_name_cannot_be_taken(open_run: OpenRun) -> None:
 
 
 def a_name_that_no_path_can_hold_is_refused(open_run: OpenRun) -> None:
-    """Before it has joined, with the character that is wrong."""
+    """A name with a backslash cannot join."""
     attach = open_run(plain_settings())
 
     with raises(UsageError):
@@ -234,7 +234,7 @@ def a_name_that_no_path_can_hold_is_refused(open_run: OpenRun) -> None:
 
 
 def a_full_run_refuses_more(open_run: OpenRun) -> None:
-    """`max_islands` are there, and one leaves."""
+    """With `max_islands` members a join fails, until one leaves."""
     attach = open_run(plain_settings(max_islands=1))
     a, b = attach(key=b"a"), attach(key=b"b")
     first = enter(a, "a")
@@ -246,7 +246,7 @@ def a_full_run_refuses_more(open_run: OpenRun) -> None:
 
 
 def another_model_is_refused(open_run: OpenRun) -> None:
-    """Before anything else has happened."""
+    """An island with other shapes cannot join."""
     attach = open_run(plain_settings())
     enter(attach(key=b"a"), "a")
 
@@ -255,7 +255,7 @@ def another_model_is_refused(open_run: OpenRun) -> None:
 
 
 def frames_of_another_run_or_fragment_are_refused(open_run: OpenRun) -> None:
-    """Each by name, and nothing has changed."""
+    """Each is refused, and the round counts the others."""
     (a, b), (first, second) = _two(open_run)
     frame = update_of(a, first, 9.0)
     for other in (
@@ -271,7 +271,7 @@ def frames_of_another_run_or_fragment_are_refused(open_run: OpenRun) -> None:
 
 
 def a_body_that_does_not_verify_changes_nothing(open_run: OpenRun) -> None:
-    """The right one may follow."""
+    """It raises `CorruptError`, and the correct body can follow."""
     (a, b), (first, second) = _two(open_run)
     good = update_of(a, first, 1.0)
     with raises(CorruptError):
@@ -283,7 +283,7 @@ def a_body_that_does_not_verify_changes_nothing(open_run: OpenRun) -> None:
 
 
 def below_the_quorum_a_round_stays_open(open_run: OpenRun) -> None:
-    """It closes when enough have published, whoever they are."""
+    """It closes when enough islands have published, whichever they are."""
     attach = open_run(plain_settings(start_islands=2, quorum=2))
     a, b, c = (attach(key=key) for key in (b"a", b"b", b"c"))
     first, second = enter(a, "a"), enter(b, "b")
@@ -296,7 +296,7 @@ def below_the_quorum_a_round_stays_open(open_run: OpenRun) -> None:
 
 
 def no_round_opens_beyond_the_last(open_run: OpenRun) -> None:
-    """Who asks for it is told that the run has ended."""
+    """A request for it raises `RunEnded`."""
     attach = open_run(plain_settings(end_rounds=1))
     a = attach(key=b"a")
     a.publish(update_of(a, enter(a, "a"), 1.0))
@@ -307,7 +307,7 @@ def no_round_opens_beyond_the_last(open_run: OpenRun) -> None:
 
 
 def rosters_are_kept_for_good(open_run: OpenRun) -> None:
-    """A body may be gone after some rounds; who counted is never forgotten."""
+    """A body may be collected after some rounds; the roster remains."""
     attach = open_run(plain_settings())
     a = attach(key=b"a")
     joined = enter(a, "a")
@@ -319,7 +319,7 @@ def rosters_are_kept_for_good(open_run: OpenRun) -> None:
 
 
 def progress_goes_on_over_the_lives_of_an_island(open_run: OpenRun) -> None:
-    """A later life is told what the earlier ones have counted."""
+    """A later incarnation joins with the counted progress of the earlier ones."""
     attach = open_run(plain_settings())
     a = attach(key=b"a")
     joined = enter(a, "a")
@@ -332,7 +332,7 @@ def progress_goes_on_over_the_lives_of_an_island(open_run: OpenRun) -> None:
 
 
 def impossible_progress_is_refused_in_the_roster(open_run: OpenRun) -> None:
-    """The other island counts, and the run does not end by tokens nobody trained."""
+    """The other island counts, and the run does not end by tokens never trained."""
     attach = open_run(plain_settings(start_islands=2, end_tokens=1_000))
     a, b = attach(key=b"a"), attach(key=b"b")
     first, second = enter(a, "a"), enter(b, "b")
@@ -352,22 +352,22 @@ def impossible_progress_is_refused_in_the_roster(open_run: OpenRun) -> None:
 
 
 def a_weight_beyond_the_tokens_made_is_refused(open_run: OpenRun) -> None:
-    """One island cannot be the mean by claiming a weight."""
+    """An island cannot dominate the mean by claiming a weight."""
     settings = plain_settings(start_islands=2).to_dict()
     settings["outer"]["weight"] = "tokens"
     attach = open_run(RunSettings.from_dict(settings))
     a, b = attach(key=b"a"), attach(key=b"b")
     first, second = enter(a, "a"), enter(b, "b")
-    made = TrainingProgress(inner_steps=1, tokens=10)
-    a.publish(update_of(a, first, 1.0, weight=10, progress=made))
-    b.publish(update_of(b, second, 3.0, weight=2**64 - 1, progress=made))
+    progress = TrainingProgress(inner_steps=1, tokens=10)
+    a.publish(update_of(a, first, 1.0, weight=10, progress=progress))
+    b.publish(update_of(b, second, 3.0, weight=2**64 - 1, progress=progress))
 
     assert verdicts_of(a, 1) == {"a": Verdict.COUNTED, "b": Verdict.REFUSED}
     assert anchor_of(a) == -1.0
 
 
 def a_refused_norm_never_becomes_usual(open_run: OpenRun) -> None:
-    """However often it is repeated; the other island counts alone meanwhile."""
+    """It is refused however often it is repeated, and the other island counts."""
     (a, b), (first, second) = _two(open_run)
     for round in range(1, 13):
         is_giant = round > 5
@@ -382,7 +382,7 @@ def a_refused_norm_never_becomes_usual(open_run: OpenRun) -> None:
 
 
 def a_newcomer_is_judged_by_the_norms_of_others(open_run: OpenRun) -> None:
-    """Its first update is measured though the round has no median."""
+    """Its first update is refused although its round has no median."""
     attach = open_run(plain_settings())
     a, b = attach(key=b"a"), attach(key=b"b")
     first = enter(a, "a")
@@ -400,7 +400,7 @@ def a_newcomer_is_judged_by_the_norms_of_others(open_run: OpenRun) -> None:
 
 
 def an_update_that_could_overflow_the_outer_step_is_refused(open_run: OpenRun) -> None:
-    """In the first round, when nothing is usual; the state stays finite."""
+    """Also in the first round, without earlier norms; the state stays finite."""
     (a, b), (first, second) = _two(open_run)
     a.publish(update_of(a, first, 1.0))
     b.publish(update_of(b, second, 3e38))
@@ -413,7 +413,7 @@ def an_update_that_could_overflow_the_outer_step_is_refused(open_run: OpenRun) -
 
 
 def tokens_end_a_run_before_its_last_round(open_run: OpenRun) -> None:
-    """`end_rounds` and `end_tokens` both count, whichever comes first."""
+    """The run ends at `end_rounds` or `end_tokens`, whichever comes first."""
     attach = open_run(plain_settings(end_rounds=9, end_tokens=100))
     a = attach(key=b"a")
     joined = enter(a, "a")
@@ -429,7 +429,7 @@ def tokens_end_a_run_before_its_last_round(open_run: OpenRun) -> None:
 
 
 def rounds_end_a_run_before_its_tokens(open_run: OpenRun) -> None:
-    """The tokens of the last round do not move the end."""
+    """The tokens of the last round do not change the last round."""
     attach = open_run(plain_settings(end_rounds=1, end_tokens=100))
     a = attach(key=b"a")
     done = TrainingProgress(inner_steps=2, tokens=120)
@@ -439,7 +439,7 @@ def rounds_end_a_run_before_its_tokens(open_run: OpenRun) -> None:
 
 
 def a_heartbeat_says_where_the_run_is(open_run: OpenRun) -> None:
-    """As an outcome does: the open round of each fragment."""
+    """The reply has the open round of each fragment, as an outcome does."""
     attach = open_run(plain_settings())
     a = attach(key=b"a")
     joined = enter(a, "a")

@@ -30,7 +30,7 @@ from atoll.wire import FrameKind, Header, OuterValues, Roster, Verdict, with_bod
 
 @contextmanager
 def raises(kind: type[BaseException]) -> Iterator[None]:
-    """Fail unless the block raises an error of a kind; no test framework is needed."""
+    """Fail unless the block raises an error of a kind. Needs no test framework."""
     try:
         yield
     except kind:
@@ -54,7 +54,7 @@ def plain_settings(**run: object) -> RunSettings:
 
 
 def enter(exchange: Exchange, island: str, *, model: ModelSpec = MODEL) -> JoinReply:
-    """Join, and found the run with zeros if nobody has."""
+    """Join, and found the run with zeros if this island is its founder."""
     joined = exchange.join(JoinRequest(model=model, island=island))
     if joined.is_founder:
         state = FragmentState.found(np.zeros(3, np.float32), "sgd")
@@ -77,7 +77,7 @@ def update_of(
     round: int = 1,
     **fields: object,
 ) -> Frame:
-    """Return an update of three equal values, sealed on the run's present state."""
+    """Return an update of three equal values, based on the run's present state."""
     body = np.full(3, value, np.float32).view(np.uint8)
     header = Header(
         kind=FrameKind.UPDATE,
@@ -94,12 +94,12 @@ def update_of(
 
 
 def anchor_of(exchange: Exchange) -> float:
-    """Return the first element of the run's anchor; all three are alike."""
+    """Return the first element of the run's anchor; all three are equal."""
     return float(exchange.state(0).body.view(np.float32)[0])
 
 
 def outcome_of(exchange: Exchange, round: int) -> Outcome:
-    """Return a round's outcome, which must be there."""
+    """Return a round's outcome, which must exist."""
     outcome = exchange.outcome(0, round, wait_s=0.0)
     assert isinstance(outcome, Outcome), f"round {round} has no outcome yet"
     return outcome
@@ -113,7 +113,7 @@ def roster_of(exchange: Exchange, round: int) -> Roster:
 
 
 def verdicts_of(exchange: Exchange, round: int) -> dict[str, Verdict]:
-    """Return what became of each island's update."""
+    """Return the verdict on each island's update."""
     return {entry.island: entry.verdict for entry in roster_of(exchange, round).entries}
 
 
@@ -121,9 +121,9 @@ T = TypeVar("T")
 
 
 class WaitingTime:
-    """A clock that moves while somebody pauses, and does then what is due.
+    """A clock that moves only during `pause`, which also makes the calls that are due.
 
-    One for all islands of a test. Implements `Timing`.
+    All islands of a test share one. Implements `Timing`.
     """
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class WaitingTime:
 
 
 class Unhurried(StoreExchange):
-    """Lets a heartbeat's time pass before it is asked: what others did is seen then."""
+    """Waits for a heartbeat before it reads, so that it sees the others' updates."""
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
         self._timing.pause(BEAT_S)
@@ -165,15 +165,15 @@ class Unhurried(StoreExchange):
 
 
 class StoreRun:
-    """A run in a store, and what attaches islands to it."""
+    """A run in a store; call it to attach an island."""
 
     def __init__(self, store: Store, settings: RunSettings) -> None:
         self.store, self.time = store, WaitingTime()
-        self._lives = itertools.count(1)
+        self._incarnations = itertools.count(1)
         make_run(store, settings, url="a test's store")
 
     def __call__(self, *, key: bytes) -> Exchange:
-        """Return the exchange for one life of an island that holds `key`."""
+        """Return the exchange for one incarnation of an island that holds `key`."""
         reader = BucketReader.open(self.store, self.time, url="a test's store")
-        nonce = next(self._lives).to_bytes(16, "little")
+        nonce = next(self._incarnations).to_bytes(16, "little")
         return Unhurried(reader, key=key, nonce=nonce)

@@ -1,12 +1,12 @@
-"""What every `Launcher` must do, as claims that any engine's tests can run.
+"""Contract of every `Launcher`, as claims that any engine's tests can run.
 
-A claim takes a `LaunchStage`. Run each by itself:
+A claim takes a `LaunchStage`. Run each one separately:
 
     @pytest.mark.parametrize("claim", LAUNCHER_CLAIMS, ids=lambda claim: claim.__name__)
     def test_it_is_a_launcher(claim, stage):
         claim(stage)
 
-`PLAN_CLAIMS` are those of them for which nothing has to run.
+`PLAN_CLAIMS` are those that start no island.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from atoll.testing.fixtures import raises
 
 LOOK_S = 0.2
 HIDDEN = "hush-4f1c09d2"
-"""The value of a secret, which is nowhere but in an island's environment."""
+"""The value of a secret, which only the environment of an island may contain."""
 
 TELL = (
     "import os\n"
@@ -53,16 +53,16 @@ ONCE = (
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchStage:
-    """An engine, and what its islands are given so that they run there."""
+    """An engine, and the values that its islands need to run there."""
 
     open_launcher: Callable[[], Launcher]
-    """A new one each time, as another process would make it."""
+    """Returns a new launcher each time, as in another process."""
 
     scratch: Path
-    """A directory that islands of several lives see and may write."""
+    """A directory that all incarnations of an island can read and write."""
 
     run: str = "http://127.0.0.1:9"
-    """What islands are told; nobody calls there."""
+    """The run URI of the islands, which is never contacted."""
 
     spec: Mapping[str, Any] = field(default_factory=dict)
     """More fields of every `IslandSpec`: an image, a directory."""
@@ -70,21 +70,21 @@ class LaunchStage:
     forgotten: Callable[[Handle], Handle] = lambda handle: replace(
         handle, id="claim-unknown"
     )
-    """Return a handle of a launch that the engine knows nothing of: it has another id,
-    and whatever else an engine's reference is."""
+    """Return a handle of a launch that the engine does not know: another id, and
+    another reference if the engine has one."""
 
     counts_lives: bool = True
-    """Whether the engine tells how often it has started an island again."""
+    """Whether the engine reports the number of restarts of an island."""
 
     wait_s: float = 100.0
-    """For whatever is to happen."""
+    """Timeout of `until` and `until_said`."""
 
     def order(
-        self, code: str, *arguments: str, num_islands: int = 2, **more: Any
+        self, code: str, *arguments: str, num_islands: int = 2, **spec_fields: Any
     ) -> LaunchOrder:
-        """Return an order of islands that run a few lines of Python."""
-        values = more.pop("values", {})
-        fields = {"restarts": Restarts(max_restarts=0), **self.spec, **more}
+        """Return an order of islands that run `code` in Python."""
+        values = spec_fields.pop("values", {})
+        fields = {"restarts": Restarts(max_restarts=0), **self.spec, **spec_fields}
         command = ("python", "-c", code, *arguments)
         name = "claim"
         spec = IslandSpec(command=command, run=self.run, name=name, **fields)
@@ -97,39 +97,39 @@ class LaunchStage:
         is_so: Callable[[Sequence[Report]], bool],
         launcher: Launcher | None = None,
     ) -> tuple[Report, ...]:
-        """Return the reports of islands once they are so."""
+        """Return the reports of islands once `is_so` is true of them."""
         launcher = launcher or self.open_launcher()
         end_s = time.monotonic() + self.wait_s
         while not is_so(reports := launcher.poll(handle)):
-            assert time.monotonic() < end_s, f"it never came: {reports}"
+            assert time.monotonic() < end_s, f"timeout: {reports}"
             time.sleep(LOOK_S)
         return reports
 
     def until_said(self, handle: Handle, index: int, text: str) -> list[str]:
-        """Return what an island has said once a text is in it."""
+        """Return the log lines of an island once they contain `text`."""
         launcher = self.open_launcher()
         end_s = time.monotonic() + self.wait_s
-        while text not in "\n".join(said := launcher.logs(handle, index)):
-            assert time.monotonic() < end_s, f"{text!r} was never said: {said}"
+        while text not in "\n".join(lines := launcher.logs(handle, index)):
+            assert time.monotonic() < end_s, f"{text!r} is not in the log: {lines}"
             time.sleep(LOOK_S)
-        return said
+        return lines
 
 
 Claim = Callable[[LaunchStage], None]
 
 
 def are(*states: State) -> Callable[[Sequence[Report]], bool]:
-    """Return whether every island is in one of these states."""
-    return lambda reports: all(each.state in states for each in reports)
+    """Return a predicate: every island is in one of these states."""
+    return lambda reports: all(report.state in states for report in reports)
 
 
 def are_over(reports: Sequence[Report]) -> bool:
-    """Return whether nothing becomes of any island any more."""
-    return all(each.state.is_over for each in reports)
+    """Return whether every island has ended."""
+    return all(report.state.is_over for report in reports)
 
 
 def a_plan_is_data(stage: LaunchStage) -> None:
-    """It can be written as JSON, says the run, and two of one order are equal."""
+    """It is valid JSON, contains the run, and is equal for equal orders."""
     order = stage.order(TELL)
     plan, again = (stage.open_launcher().plan(order) for _ in range(2))
 
@@ -139,7 +139,7 @@ def a_plan_is_data(stage: LaunchStage) -> None:
 
 
 def a_plan_shows_no_secret(stage: LaunchStage) -> None:
-    """Whoever reads a plan learns that there is a secret, and not which."""
+    """A plan does not contain the value of a secret."""
     order = stage.order(
         TELL, secrets={"HIDDEN": "env:HIDDEN"}, values={"HIDDEN": Secret(HIDDEN)}
     )
@@ -149,26 +149,26 @@ def a_plan_shows_no_secret(stage: LaunchStage) -> None:
 
 
 def islands_run_under_their_names(stage: LaunchStage) -> None:
-    """Each is told its run, its name and its index, and ends as its command did."""
-    handle = _kept_by(stage.order(TELL), stage.open_launcher())
+    """Each gets its run, its name and its index, and finishes with its command."""
+    handle = _launch(stage.order(TELL), stage.open_launcher())
     reports = stage.until(handle, are_over)
 
-    assert [each.state for each in reports] == [State.FINISHED] * 2
-    assert [(each.index, each.name) for each in reports] == [
+    assert [report.state for report in reports] == [State.FINISHED] * 2
+    assert [(report.index, report.name) for report in reports] == [
         (0, "claim-0"),
         (1, "claim-1"),
     ]
     for index in handle.indexes:
-        said = stage.until_said(handle, index, f"ISLAND_INDEX {index}")
-        assert f"RUN {stage.run}" in said
-        assert f"ISLAND claim-{index}" in said
+        lines = stage.until_said(handle, index, f"ISLAND_INDEX {index}")
+        assert f"RUN {stage.run}" in lines
+        assert f"ISLAND claim-{index}" in lines
 
 
 def indexes_begin_where_they_are_told(stage: LaunchStage) -> None:
-    """Islands that are added to a launch go on with its numbers."""
+    """Islands that are added to a launch continue its numbers."""
     order = stage.order(TELL, num_islands=1)
     later = LaunchOrder(id=order.id, spec=order.spec, num_islands=1, first=4)
-    handle = _kept_by(later, stage.open_launcher())
+    handle = _launch(later, stage.open_launcher())
     (report,) = stage.until(handle, are_over)
 
     assert (report.index, report.name) == (4, "claim-4")
@@ -177,8 +177,8 @@ def indexes_begin_where_they_are_told(stage: LaunchStage) -> None:
 
 
 def a_failure_is_told_with_its_last_words(stage: LaunchStage) -> None:
-    """What an island said is there after it failed, and so is its exit code."""
-    handle = _kept_by(stage.order(FAIL, num_islands=1), stage.open_launcher())
+    """The log and the exit code of an island are available after its failure."""
+    handle = _launch(stage.order(FAIL, num_islands=1), stage.open_launcher())
     (report,) = stage.until(handle, are_over)
 
     assert report.state is State.FAILED
@@ -187,10 +187,10 @@ def a_failure_is_told_with_its_last_words(stage: LaunchStage) -> None:
 
 
 def a_failed_island_is_started_again(stage: LaunchStage) -> None:
-    """It comes back under its name, and its lives are in one log."""
-    more = {"restarts": Restarts(max_restarts=3, first_pause_s=0.1)}
-    order = stage.order(ONCE, str(stage.scratch), num_islands=1, **more)
-    handle = _kept_by(order, stage.open_launcher())
+    """It restarts under its name, and all its output is in one log."""
+    spec_fields = {"restarts": Restarts(max_restarts=3, first_pause_s=0.1)}
+    order = stage.order(ONCE, str(stage.scratch), num_islands=1, **spec_fields)
+    handle = _launch(order, stage.open_launcher())
     (report,) = stage.until(handle, are_over)
 
     assert report.state is State.FINISHED
@@ -199,22 +199,22 @@ def a_failed_island_is_started_again(stage: LaunchStage) -> None:
 
 
 def a_cancelled_launch_is_over(stage: LaunchStage) -> None:
-    """Nothing of it runs, and cancelling it again changes nothing."""
+    """None of its islands runs, and cancelling it again changes nothing."""
     launcher = stage.open_launcher()
-    handle = _kept_by(stage.order(STAY), launcher)
+    handle = _launch(stage.order(STAY), launcher)
     stage.until_said(handle, 0, "here")
     launcher.cancel(handle, grace_s=5.0)
     reports = stage.until(handle, are_over)
     launcher.cancel(handle, grace_s=5.0)
 
-    assert {each.state for each in reports} == {State.CANCELLED}
-    assert {each.state for each in launcher.poll(handle)} == {State.CANCELLED}
+    assert {report.state for report in reports} == {State.CANCELLED}
+    assert {report.state for report in launcher.poll(handle)} == {State.CANCELLED}
 
 
 def one_island_is_cancelled(stage: LaunchStage) -> None:
-    """The others go on; an engine that cannot says so."""
+    """The others continue; an engine without this raises `UsageError`."""
     launcher = stage.open_launcher()
-    handle = _kept_by(stage.order(STAY), launcher)
+    handle = _launch(stage.order(STAY), launcher)
     try:
         stage.until_said(handle, 1, "here")
         if not launcher.traits.can_cancel_some:
@@ -224,58 +224,58 @@ def one_island_is_cancelled(stage: LaunchStage) -> None:
         launcher.cancel(handle, indexes=[0], grace_s=5.0)
         reports = stage.until(handle, lambda all_: all_[0].state.is_over)
 
-        assert [each.state for each in reports] == [State.CANCELLED, State.RUNNING]
+        assert [report.state for report in reports] == [State.CANCELLED, State.RUNNING]
     finally:
         launcher.cancel(handle, grace_s=1.0)
         stage.until(handle, are_over)
 
 
 def a_handle_finds_its_launch_again(stage: LaunchStage) -> None:
-    """What was written down is enough for another process, and holds no secret."""
+    """A handle's JSON suffices for another process, and contains no secret."""
     order = stage.order(
         HEAR,
         num_islands=1,
         secrets={"HIDDEN": "env:HIDDEN"},
         values={"HIDDEN": Secret(HIDDEN)},
     )
-    written = _kept_by(order, stage.open_launcher()).to_json()
+    written = _launch(order, stage.open_launcher()).to_json()
     handle = Handle.from_json(written)
     (report,) = stage.until(handle, are_over)
 
     assert report.state is State.FINISHED
     assert HIDDEN not in written
-    told = f"heard {len(HIDDEN)} {HIDDEN[::-1]}"
-    assert told in stage.until_said(handle, 0, "heard")
+    expected = f"heard {len(HIDDEN)} {HIDDEN[::-1]}"
+    assert expected in stage.until_said(handle, 0, "heard")
 
 
 def a_log_goes_on_where_it_was_read(stage: LaunchStage) -> None:
-    """The lines that are known are left out."""
-    handle = _kept_by(stage.order(TELL, num_islands=1), stage.open_launcher())
+    """`after` skips the lines that were read before."""
+    handle = _launch(stage.order(TELL, num_islands=1), stage.open_launcher())
     stage.until(handle, are_over)
-    said = stage.until_said(handle, 0, "ISLAND_INDEX 0")
+    lines = stage.until_said(handle, 0, "ISLAND_INDEX 0")
     launcher = stage.open_launcher()
 
-    assert launcher.logs(handle, 0, after=2) == said[2:]
-    assert launcher.logs(handle, 0, after=len(said)) == []
+    assert launcher.logs(handle, 0, after=2) == lines[2:]
+    assert launcher.logs(handle, 0, after=len(lines)) == []
 
 
 def what_was_kept_first_can_be_cancelled(stage: LaunchStage) -> None:
-    """Whoever dies in the middle of a launch leaves a handle that ends it."""
-    kept: list[Handle] = []
+    """The first handle that was kept can cancel a launch that was interrupted."""
+    handles: list[Handle] = []
     launcher = stage.open_launcher()
-    launcher.launch(stage.order(STAY), keep=kept.append)
+    launcher.launch(stage.order(STAY), keep=handles.append)
 
-    assert kept, "nothing was kept"
-    launcher.cancel(kept[0], grace_s=1.0)
-    reports = stage.until(kept[-1], are_over)
-    assert {each.state for each in reports} <= {State.CANCELLED, State.LOST}
+    assert handles, "no handle was kept"
+    launcher.cancel(handles[0], grace_s=1.0)
+    reports = stage.until(handles[-1], are_over)
+    assert {report.state for report in reports} <= {State.CANCELLED, State.LOST}
 
 
 def an_id_is_launched_once(stage: LaunchStage) -> None:
-    """A second launch of one id is refused, and the first goes on."""
+    """A second launch with an id is refused, and the first continues."""
     launcher = stage.open_launcher()
     order = stage.order(STAY, num_islands=1)
-    handle = _kept_by(order, launcher)
+    handle = _launch(order, launcher)
     try:
         stage.until_said(handle, 0, "here")
         with raises(UsageError):
@@ -288,23 +288,23 @@ def an_id_is_launched_once(stage: LaunchStage) -> None:
 
 
 def what_the_engine_forgot_is_lost(stage: LaunchStage) -> None:
-    """An island that nobody knows is reported so, and is no error."""
+    """An island that the engine does not know is LOST, which is no error."""
     launcher = stage.open_launcher()
-    handle = _kept_by(stage.order(TELL), launcher)
+    handle = _launch(stage.order(TELL), launcher)
     stage.until(handle, are_over)
     absent = stage.forgotten(handle)
     launcher.cancel(absent)
 
-    assert [each.state for each in launcher.poll(absent)] == [State.LOST] * 2
+    assert [report.state for report in launcher.poll(absent)] == [State.LOST] * 2
     assert launcher.logs(absent, 0) == []
 
 
-def _kept_by(order: LaunchOrder, launcher: Launcher) -> Handle:
-    """Launch, and return the handle, which is the last one that was kept."""
-    kept: list[Handle] = []
-    handle = launcher.launch(order, keep=kept.append)
-    assert kept, "nothing was kept before it was submitted"
-    assert kept[-1] == handle
+def _launch(order: LaunchOrder, launcher: Launcher) -> Handle:
+    """Launch, and return the handle, which must be the last one that was kept."""
+    handles: list[Handle] = []
+    handle = launcher.launch(order, keep=handles.append)
+    assert handles, "no handle was kept before the launch was submitted"
+    assert handles[-1] == handle
     return handle
 
 

@@ -1,8 +1,11 @@
 """A TCP link in userspace: rate, delay, jitter and cuts between two real programs.
 
 It needs no privilege and no kernel module. Pieces of a stream are held until they are
-due, so what a link slows down it slows down in real time. It is no model of TCP: its
-streams begin at full speed, and nothing is lost unless a method here says so.
+due, in real time. It is no model of TCP: its streams begin at full speed, and no byte
+is lost except by the methods of `Link`.
+
+One thread, `Relay`, accepts, reads, waits and writes for all connections. Other threads
+post actions to it; no other thread touches a socket.
 """
 
 from __future__ import annotations
@@ -23,22 +26,22 @@ from atoll.errors import UsageError
 from atoll.testing.link_flow import (
     READ,
     WRITE,
-    Call,
     Flow,
-    Line,
     LineTime,
+    LinkConnection,
+    LinkDirection,
+    LinkSocket,
+    PacedLine,
     Piece,
-    Tip,
-    Way,
     in_flight_bytes,
     piece_bytes,
 )
 
 Direction = Literal["up", "down"]
-"""Up is from who connects to the target, down is back."""
+"""Up is from the client to the target, down is back."""
 
 Rate = float | None
-"""Bytes per second; None for as fast as it goes."""
+"""Bytes per second; None for no limit."""
 
 
 class Link:
@@ -50,11 +53,11 @@ class Link:
     Args:
         rate_bytes_per_s: of each direction, or a pair: up, down.
         delay_s: one way. Opening a connection to the link itself takes no time.
-        jitter_s: at most so much is added to the delay of a piece of a stream, drawn
-            from `seed`. Nothing overtakes anything.
-        buffer_bytes: how much may wait to enter the line. A stream has at most this
-            and what its line holds (rate times delay) on the way: then its sender has
-            to wait. Unless given 256 KB, or 25 ms at rates where that is more.
+        jitter_s: upper bound of an extra delay of each piece of a stream, drawn from
+            `seed`. No piece overtakes another.
+        buffer_bytes: bytes that may wait to enter the line. A stream has at most these
+            and the capacity of its line (rate times delay) in flight: then its sender
+            has to wait. Default: 256 KB, or 25 ms at rates where that is more.
 
     Raises:
         UsageError: a value is out of range.
@@ -76,7 +79,7 @@ class Link:
         pair = rates if isinstance(rates, tuple) else (rates, rates)
         _check(pair, delay_s=delay_s, jitter_s=jitter_s, buffer_bytes=buffer_bytes)
         up, down = (
-            _way(
+            _make_direction(
                 rate,
                 delay_s=delay_s,
                 jitter_s=jitter_s,
@@ -99,7 +102,7 @@ class Link:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where to connect to instead of the target."""
+        """The address to connect to instead of the target."""
         return self._relay.address
 
     @property
@@ -109,41 +112,42 @@ class Link:
 
     @property
     def bytes_down(self) -> int:
-        """Delivered to those who connected since the link was made."""
+        """Delivered to clients since the link was made."""
         return self._relay.down.num_bytes
 
     @property
     def bytes_lost(self) -> int:
-        """Sent by the target and swallowed by `lose_replies`."""
+        """Sent by the target and dropped by `lose_replies`."""
         return self._relay.down.num_lost_bytes
 
     def wait_carried(
         self, num_bytes: int, *, direction: Direction = "up", timeout_s: float = 30.0
     ) -> bool:
-        """Wait until so many bytes were delivered since the link was made.
+        """Wait until `num_bytes` were delivered since the link was made.
 
         Returns:
-            Whether they were. What `lose_replies` swallows counts as delivered.
+            Whether they were. Bytes dropped by `lose_replies` count as delivered.
         """
-        way = self._way(direction)
+        side = self._direction(direction)
         with self._relay.progress:
             return self._relay.progress.wait_for(
-                lambda: way.num_bytes + way.num_lost_bytes >= num_bytes, timeout_s
+                lambda: side.num_bytes + side.num_lost_bytes >= num_bytes, timeout_s
             )
 
     def cut(self) -> None:
-        """Carry nothing more, and tell nobody: a partition.
+        """Stop carrying bytes, without closing a connection: a partition.
 
-        Streams stand still, with what is on the line, and nobody hears of an end. Who
-        connects is kept waiting: the kernel says connected, but nobody is there. What
-        is given up before the line is mended never reaches the target.
+        Streams stand still, with their bytes on the line, and neither side sees an end.
+        New clients wait: the kernel accepts their connections, but the target does not.
+        A connection that its client closes before `mend` never reaches the target.
         """
         self._relay.do(self._relay.cut)
 
     def mend(self) -> None:
-        """Carry everything again: the end of `cut`, `lose_replies`, `close_after`.
+        """Carry all bytes again: the end of `cut`, `lose_replies`, `close_after`.
 
-        Streams go on where they stood. Those with lost replies cannot, and are reset.
+        Streams continue at the byte where they stopped. Those with lost replies cannot,
+        and are reset.
         """
         self._relay.do(self._relay.mend)
 
@@ -152,7 +156,7 @@ class Link:
         self._relay.do(self._relay.reset)
 
     def close_after(self, num_bytes: int, *, direction: Direction = "up") -> None:
-        """Break the first connection to carry so many bytes from now on, once.
+        """Break the first connection to carry `num_bytes` from now on, once.
 
         Its receiver gets exactly these bytes and then the end of the stream, its sender
         a reset. So `close_after(1000)` shortens an upload, and
@@ -160,13 +164,13 @@ class Link:
         """
         if num_bytes < 0:
             raise UsageError(f"close_after({num_bytes}) must be at least 0.")
-        way = self._way(direction)
-        self._relay.do(lambda: self._relay.close_after(num_bytes, way))
+        side = self._direction(direction)
+        self._relay.do(lambda: self._relay.close_after(num_bytes, side))
 
     def lose_replies(self) -> None:
-        """Swallow what the target sends, the ends of its streams included.
+        """Drop all bytes from the target, and the ends of its streams.
 
-        The target believes it has answered, and who asked waits.
+        The target has sent its answer, and the client waits for it.
         """
 
         def lose() -> None:
@@ -174,24 +178,24 @@ class Link:
 
         self._relay.do(lose)
 
-    def _way(self, direction: Direction) -> Way:
+    def _direction(self, direction: Direction) -> LinkDirection:
         if direction not in ("up", "down"):
             raise UsageError(f'direction="{direction}" must be "up" or "down".')
         return self._relay.up if direction == "up" else self._relay.down
 
 
-def _way(
+def _make_direction(
     rate: Rate,
     *,
     delay_s: float,
     jitter_s: float,
     seed: int,
     buffer_bytes: int | None,
-) -> Way:
+) -> LinkDirection:
     if buffer_bytes is None:
-        # Deep enough that a thread which is not scheduled for a while loses no time.
+        # Large enough that the line stays busy while the thread is not scheduled.
         buffer_bytes = max(2**18, in_flight_bytes(rate, 0.025) if rate else 0)
-    line: Line[tuple[Flow, Piece]] = Line(
+    line: PacedLine[tuple[Flow, Piece]] = PacedLine(
         rate_bytes_per_s=rate,
         delay_s=delay_s,
         jitter_s=jitter_s,
@@ -199,7 +203,7 @@ def _way(
         seed=seed,
     )
     window_bytes = in_flight_bytes(rate, delay_s + jitter_s) + buffer_bytes
-    return Way(line, piece_bytes=piece_bytes(rate), window_bytes=window_bytes)
+    return LinkDirection(line, piece_bytes=piece_bytes(rate), window_bytes=window_bytes)
 
 
 def _check(
@@ -213,7 +217,7 @@ def _check(
         if rate is not None and not 0 < rate < math.inf:
             raise UsageError(
                 f"rate_bytes_per_s={rate} must be positive and finite. "
-                "Leave it out for a line that is as fast as it goes."
+                "Leave it out for a line without a limit."
             )
     for name, value in (("delay_s", delay_s), ("jitter_s", jitter_s)):
         if not 0 <= value < math.inf:
@@ -223,7 +227,7 @@ def _check(
 
 
 SOCKET_BYTES = 2**17
-"""What the kernel may hold for a socket of ours, beyond which a sender waits.
+"""Receive buffer of the kernel for each socket, beyond which a sender waits.
 
 The kernel doubles it. Much less would stall loopback, whose segments have 64 KB.
 """
@@ -232,22 +236,27 @@ _ESTABLISHED = b"\x01"  # the first byte of TCP_INFO
 
 
 class Relay:
-    """Carries bytes between who connects to `listener` and the target."""
+    """Carries bytes between clients of a listening socket and the target."""
 
     def __init__(
-        self, target: tuple[str, int], *, up: Way, down: Way, clock: Clock
+        self,
+        target: tuple[str, int],
+        *,
+        up: LinkDirection,
+        down: LinkDirection,
+        clock: Clock,
     ) -> None:
-        # Resolved once and here: a name that leads nowhere is the maker's mistake.
-        found = socket.getaddrinfo(*target, type=socket.SOCK_STREAM)
-        self._family, self._target = found[0][0], found[0][4]
+        # Resolved once and here: an unknown name is an error of the constructor call.
+        addresses = socket.getaddrinfo(*target, type=socket.SOCK_STREAM)
+        self._family, self._target = addresses[0][0], addresses[0][4]
         self.up = up
         self.down = down
         self.progress = threading.Condition()
         """Notified after every turn in which bytes were delivered or lost."""
         self._clock = clock
         self._time = LineTime()
-        self._calls: set[Call] = set()
-        self._errands: deque[tuple[Callable[[], None], Future[None]]] = deque()
+        self._connections: set[LinkConnection] = set()
+        self._actions: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._open_sockets()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._is_closing = False
@@ -260,25 +269,25 @@ class Relay:
         self._listener.listen(1024)
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()
-        self._bell, self._rope = socket.socketpair()
-        self._bell.setblocking(False)
-        self._rope.setblocking(False)
-        self._whole = selectors.DefaultSelector()
-        self._whole.register(self._listener, READ)
-        self._whole.register(self._bell, READ)
-        # While the line is cut, nothing is heard of any socket but the bell.
-        self._cut = selectors.DefaultSelector()
-        self._cut.register(self._bell, READ)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        self._wake_receiver.setblocking(False)
+        self._wake_sender.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, READ)
+        self._selector.register(self._wake_receiver, READ)
+        # While the line is cut, only the wake-up socket is read.
+        self._cut_selector = selectors.DefaultSelector()
+        self._cut_selector.register(self._wake_receiver, READ)
 
-    def do(self, errand: Callable[[], None]) -> None:
-        """Have the thread run `errand`, and return when it has."""
+    def do(self, action: Callable[[], None]) -> None:
+        """Run `action` in the thread, and return when it is done."""
         done: Future[None] = Future()
-        self._errands.append((errand, done))
-        with suppress(OSError):  # rung often enough, or closed: seen below
-            self._rope.send(b"!")
+        self._actions.append((action, done))
+        with suppress(OSError):  # its buffer is full, or it is closed: checked below
+            self._wake_sender.send(b"!")
         while not done.done():
             if not self._thread.is_alive():
-                raise UsageError("This link is closed. Make a new one.")
+                raise UsageError("This link is closed. Create a new one.")
             with suppress(TimeoutError):
                 done.result(timeout=0.1)
         done.result()
@@ -297,27 +306,27 @@ class Relay:
         self._time.cut(now_s=self._clock.now_s())
 
     def mend(self) -> None:
-        """Undo every fault; streams that lost bytes cannot go on and are reset."""
+        """Undo every fault; streams that lost bytes cannot continue and are reset."""
         if self._time.is_cut:
             self._time.mend(now_s=self._clock.now_s())
             self._accept(only_alive=True)
-        for way in (self.up, self.down):
-            way.is_losing = False
-            way.close_after_bytes = None
-        for call in self._calls:
-            if call.down.has_lost and not call.is_closed:
-                call.close(reset=True)
+        for direction in (self.up, self.down):
+            direction.is_losing = False
+            direction.close_after_bytes = None
+        for connection in self._connections:
+            if connection.down.has_lost and not connection.is_closed:
+                connection.close(reset=True)
 
     def reset(self) -> None:
-        for call in self._calls:
-            if not call.is_closed:
-                call.close(reset=True)
-        self._calls.clear()
+        for connection in self._connections:
+            if not connection.is_closed:
+                connection.close(reset=True)
+        self._connections.clear()
 
-    def close_after(self, size_bytes: int, way: Way) -> None:
-        way.close_after_bytes = size_bytes
-        for call in self._calls:
-            call.up.counted_bytes = call.down.counted_bytes = 0
+    def close_after(self, size_bytes: int, direction: LinkDirection) -> None:
+        direction.close_after_bytes = size_bytes
+        for connection in self._connections:
+            connection.up.counted_bytes = connection.down.counted_bytes = 0
 
     def _run(self) -> None:
         try:
@@ -325,28 +334,28 @@ class Relay:
                 self._turn()
         finally:
             self.reset()
-            for each in (self._whole, self._cut):
-                each.close()
-            for sock in (self._listener, self._bell, self._rope):
+            for selector in (self._selector, self._cut_selector):
+                selector.close()
+            for sock in (self._listener, self._wake_receiver, self._wake_sender):
                 sock.close()
 
     def _turn(self) -> None:
         if self._time.is_cut:
-            self._cut.select()
-            self._quiet_the_bell()
+            self._cut_selector.select()
+            self._drain_wake_ups()
         else:
             self._carry()
-            for key, events in self._whole.select(self._wait_s()):
+            for key, events in self._selector.select(self._wait_s()):
                 self._handle(key, events)
-        while self._errands:
-            errand, done = self._errands.popleft()
-            errand()
+        while self._actions:
+            action, done = self._actions.popleft()
+            action()
             done.set_result(None)
 
     def _carry(self) -> None:
         moved = self._moved_bytes()
-        for way in (self.up, self.down):
-            way.turn(self._now_s())
+        for direction in (self.up, self.down):
+            direction.turn(self._now_s())
         if self._moved_bytes() != moved:
             with self.progress:
                 self.progress.notify_all()
@@ -354,8 +363,8 @@ class Relay:
     def _handle(self, key: selectors.SelectorKey, events: int) -> None:
         if key.fileobj is self._listener:
             self._accept()
-        elif key.fileobj is self._bell:
-            self._quiet_the_bell()
+        elif key.fileobj is self._wake_receiver:
+            self._drain_wake_ups()
         else:
             if events & READ:
                 key.data.source_of.is_readable(self._now_s())
@@ -367,20 +376,27 @@ class Relay:
 
     def _wait_s(self) -> float | None:
         now_s = self._now_s()
-        waits = [way.next_in_s(now_s) for way in (self.up, self.down)]
+        waits = [direction.next_in_s(now_s) for direction in (self.up, self.down)]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _moved_bytes(self) -> int:
-        ways = (self.up, self.down)
-        return sum(way.num_bytes + way.num_lost_bytes for way in ways)
+        directions = (self.up, self.down)
+        return sum(
+            direction.num_bytes + direction.num_lost_bytes for direction in directions
+        )
 
-    def _quiet_the_bell(self) -> None:
+    def _drain_wake_ups(self) -> None:
         with suppress(BlockingIOError):
-            self._bell.recv(4096)
+            self._wake_receiver.recv(4096)
 
     def _accept(self, *, only_alive: bool = False) -> None:
-        """Open a call for everyone who has connected; without those who gave up."""
-        self._calls = {call for call in self._calls if not call.is_closed}
+        """Open a connection to the target for every new client.
+
+        With `only_alive`, skip clients that have closed theirs.
+        """
+        self._connections = {
+            connection for connection in self._connections if not connection.is_closed
+        }
         while True:
             try:
                 sock, _ = self._listener.accept()
@@ -390,14 +406,16 @@ class Relay:
             if only_alive and info != _ESTABLISHED:
                 sock.close()
             else:
-                self._open_call(sock)
+                self._open_connection(sock)
 
-    def _open_call(self, sock: socket.socket) -> None:
-        caller = Tip(sock, self._whole)
-        target = Tip(socket.socket(self._family), self._whole)
+    def _open_connection(self, sock: socket.socket) -> None:
+        caller = LinkSocket(sock, self._selector)
+        target = LinkSocket(socket.socket(self._family), self._selector)
         target.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
         if target.sock.connect_ex(self._target) not in (0, errno.EINPROGRESS):
             caller.close(reset=True)
             target.close(reset=True)
         else:
-            self._calls.add(Call(caller, target, up=self.up, down=self.down))
+            self._connections.add(
+                LinkConnection(caller, target, up=self.up, down=self.down)
+            )

@@ -1,9 +1,17 @@
-"""The calls of a link: two sockets each, and a flow of bytes in either direction.
+"""The connections of a link: two sockets each, and a flow of bytes in either direction.
 
 A flow reads a piece when the line has room for it, and the piece enters the line. When
-it arrives, the flow writes it. Reading stops while a flow holds a window's worth that
-is under way or that its receiver has not taken, so senders feel the line and their
-receiver, and a receiver that takes nothing holds up nobody else.
+it arrives, the flow writes it. Reading stops while a flow has a window of bytes that
+are in flight or that its receiver has not read. So senders wait for the line and for
+their receiver, and a receiver that does not read delays no other flow.
+
+`PacedLine` has the time of arrival of bytes: rate, delay and jitter, without I/O.
+Rule 1: it reads no clock; the caller passes the time.
+Rule 2: a piece is through when the pieces before it and its own bytes have passed at
+the line's rate, and arrives `delay_s` after that, plus its jitter. This is a token
+bucket of size zero: after a pause there is no burst, so that in no interval more bytes
+arrive than the rate allows.
+Rule 3: no piece overtakes another; jitter that would allow it is cut short.
 """
 
 from __future__ import annotations
@@ -19,19 +27,23 @@ from typing import Generic, TypeVar
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 MAX_LATE_S = 0.25
-"""A thread that comes later than this has been stopped, not crowded out."""
+"""A thread that is later than this was stopped, not only waiting for a processor."""
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 Piece = bytes | None
-"""What travels: bytes, none of them for the end of a stream, None for a broken one."""
+"""Bytes of a stream; empty for its end, None for a reset."""
 
 
-class Way:
-    """One direction of a link: the line that all calls share, and who waits for it."""
+class LinkDirection:
+    """One direction of a link: the line that all connections share, and its queue."""
 
     def __init__(
-        self, line: Line[tuple[Flow, Piece]], *, piece_bytes: int, window_bytes: int
+        self,
+        line: PacedLine[tuple[Flow, Piece]],
+        *,
+        piece_bytes: int,
+        window_bytes: int,
     ) -> None:
         self.line = line
         self.piece_bytes = piece_bytes
@@ -43,7 +55,7 @@ class Way:
         self.close_after_bytes: int | None = None
 
     def turn(self, now_s: float) -> None:
-        """Deliver what has arrived, then let in what there is room for."""
+        """Deliver arrived pieces, then read new ones while the line has room."""
         for flow, piece in self.line.arrived(now_s=now_s):
             flow.arrive(piece, now_s)
         # Bounded, so that a fast sender does not keep the other direction waiting.
@@ -58,7 +70,7 @@ class Way:
         return self.line.room_in_s(self.piece_bytes, now_s=now_s)
 
     def next_in_s(self, now_s: float) -> float | None:
-        """Return after how many seconds there is something to do; None for never."""
+        """Return the seconds until `turn` has work; None for never."""
         arrival_s = self.line.next_in_s(now_s=now_s)
         if not self.waiting:
             return arrival_s
@@ -66,8 +78,8 @@ class Way:
         return room_s if arrival_s is None else min(room_s, arrival_s)
 
 
-class Tip:
-    """One socket of a call, and what it is watched for."""
+class LinkSocket:
+    """One socket of a connection, and the events it is registered for."""
 
     def __init__(self, sock: socket.socket, selector: selectors.BaseSelector) -> None:
         sock.setblocking(False)
@@ -98,15 +110,21 @@ class Tip:
 
 
 class Flow:
-    """One direction of one call."""
+    """One direction of one connection."""
 
-    def __init__(self, call: Call, way: Way, source: Tip, sink: Tip) -> None:
+    def __init__(
+        self,
+        connection: LinkConnection,
+        direction: LinkDirection,
+        source: LinkSocket,
+        sink: LinkSocket,
+    ) -> None:
         self.has_lost = False
         self.has_finished = False
         self.counted_bytes = 0
         """Arrived since `close_after` was last called."""
-        self._call = call
-        self._way = way
+        self._connection = connection
+        self._direction = direction
         self._source = source
         self._sink = sink
         self._arrived: deque[memoryview] = deque()
@@ -120,28 +138,28 @@ class Flow:
         source.watch(READ)
 
     def is_readable(self, now_s: float) -> None:
-        """Wait for room on the line; its turn comes after those who waited before."""
+        """Enqueue this flow for room on the line, behind those that wait already."""
         self._source.watch(READ, False)
-        self._way.waiting.append(self)
+        self._direction.waiting.append(self)
         self._waits_since_s = now_s
 
     def take(self, now_s: float) -> bool:
-        """Read a piece onto the line, and say whether there may be more to read."""
-        if self._call.is_closed:
+        """Read a piece onto the line, and return whether there may be more to read."""
+        if self._connection.is_closed:
             return False
         try:
-            piece: Piece = self._source.sock.recv(self._way.piece_bytes)
+            piece: Piece = self._source.sock.recv(self._direction.piece_bytes)
         except BlockingIOError:
             self._source.watch(READ)
             return False
         except OSError:
             piece = None
-        # It was there while it waited for its turn. That the machine let our thread
-        # wait for a processor, too, is not the line's fault: it makes up for that.
+        # The piece was ready while it waited in the queue, and while this thread waited
+        # for a processor: that delay is not the line's, which makes up for it.
         self.enter(piece, max(self._waits_since_s, now_s - MAX_LATE_S))
         self._waits_since_s = now_s
-        self._is_full = self._held_bytes >= self._way.window_bytes
-        is_short = not piece or len(piece) < self._way.piece_bytes
+        self._is_full = self._held_bytes >= self._direction.window_bytes
+        is_short = not piece or len(piece) < self._direction.piece_bytes
         if piece and is_short and not self._is_full:
             self._source.watch(READ)
         return not (is_short or self._is_full)
@@ -149,29 +167,29 @@ class Flow:
     def enter(self, piece: Piece, ready_s: float) -> None:
         size = len(piece or b"")
         self._held_bytes += size
-        self._way.line.enter((self, piece), size, ready_s=ready_s)
+        self._direction.line.enter((self, piece), size, ready_s=ready_s)
 
     def arrive(self, piece: Piece, now_s: float) -> None:
-        """Do what an arriving piece asks for, unless replies are being lost."""
-        if self._call.is_closed:
+        """Queue an arriving piece for its receiver, or close or lose it."""
+        if self._connection.is_closed:
             return
-        if self._way.is_losing:
+        if self._direction.is_losing:
             self._lose(piece)
         elif piece is None:
-            self._call.close(reset=True)
+            self._connection.close(reset=True)
         else:
             self._is_last = self._is_last or not piece
             self._arrived.append(memoryview(self._shortened(piece)))
             self.push(now_s)
 
     def push(self, now_s: float) -> None:
-        """Write what has arrived, as far as the receiver takes it."""
-        if self._call.is_closed:
+        """Write the arrived bytes, as far as the receiver takes them."""
+        if self._connection.is_closed:
             return
         try:
             while self._arrived:
                 sent = self._sink.sock.send(self._arrived[0])
-                self._way.num_bytes += sent
+                self._direction.num_bytes += sent
                 self._release(sent)
                 self._arrived[0] = self._arrived[0][sent:]
                 if not self._arrived[0]:
@@ -179,7 +197,7 @@ class Flow:
         except BlockingIOError:
             self._sink.watch(WRITE)
         except OSError:
-            self._call.opposite(self).enter(None, now_s)
+            self._connection.opposite(self).enter(None, now_s)
             self._arrived.clear()
             self._sink.watch(WRITE, False)
         else:
@@ -188,60 +206,67 @@ class Flow:
 
     def _finish(self) -> None:
         if self._closes_here:
-            self._call.close_short(self._source, self._sink)
+            self._connection.close_short(self._source, self._sink)
         elif self._is_last and not self.has_finished:
             self.has_finished = True
-            with suppress(OSError):  # its own end is already on its way back
+            with suppress(OSError):  # its own end is already in flight
                 self._sink.sock.shutdown(socket.SHUT_WR)
-            if self._call.opposite(self).has_finished:
-                self._call.close(reset=False)
+            if self._connection.opposite(self).has_finished:
+                self._connection.close(reset=False)
 
     def _shortened(self, piece: bytes) -> bytes:
-        limit = self._way.close_after_bytes
-        left = None if limit is None else limit - self.counted_bytes
+        limit = self._direction.close_after_bytes
+        remaining = None if limit is None else limit - self.counted_bytes
         self.counted_bytes += len(piece)
         if self._closes_here:
             return b""
-        if left is None or len(piece) < left or not piece:
+        if remaining is None or len(piece) < remaining or not piece:
             return piece
-        self._way.close_after_bytes = None
+        self._direction.close_after_bytes = None
         self._closes_here = True
-        return piece[:left]
+        return piece[:remaining]
 
     def _lose(self, piece: Piece) -> None:
         self.has_lost = True
-        self._way.num_lost_bytes += len(piece or b"")
+        self._direction.num_lost_bytes += len(piece or b"")
         self._release(len(piece or b""))
 
     def _release(self, size: int) -> None:
         self._held_bytes -= size
-        if self._is_full and self._held_bytes < self._way.window_bytes:
+        if self._is_full and self._held_bytes < self._direction.window_bytes:
             self._is_full = False
             self._source.watch(READ)
 
 
-class Call:
-    """One TCP connection through the link: the caller's socket and the target's."""
+class LinkConnection:
+    """One TCP connection through the link: the client's socket and the target's."""
 
-    def __init__(self, caller: Tip, target: Tip, *, up: Way, down: Way) -> None:
+    def __init__(
+        self,
+        caller: LinkSocket,
+        target: LinkSocket,
+        *,
+        up: LinkDirection,
+        down: LinkDirection,
+    ) -> None:
         self.is_closed = False
         self.up = Flow(self, up, caller, target)
         self.down = Flow(self, down, target, caller)
-        self._tips = (caller, target)
+        self._sockets = (caller, target)
 
     def opposite(self, flow: Flow) -> Flow:
         return self.down if flow is self.up else self.up
 
     def close(self, *, reset: bool) -> None:
-        """Close both sockets; what is under way is dropped when it arrives."""
+        """Close both sockets; pieces in flight are dropped when they arrive."""
         self.is_closed = True
-        for tip in self._tips:
-            tip.close(reset=reset)
+        for endpoint in self._sockets:
+            endpoint.close(reset=reset)
 
-    def close_short(self, source: Tip, sink: Tip) -> None:
-        """End the receiver's stream after what it has been sent, and break the other.
+    def close_short(self, source: LinkSocket, sink: LinkSocket) -> None:
+        """End the receiver's stream after the bytes sent so far, and reset the other.
 
-        Read first: a socket closed with bytes unread takes back what it has sent.
+        Read first: closing a socket with unread bytes discards the bytes it has sent.
         """
         self.is_closed = True
         with suppress(OSError):
@@ -254,7 +279,7 @@ class Call:
 Item = TypeVar("Item")
 
 
-class Line(Generic[Item]):
+class PacedLine(Generic[Item]):
     """One direction of a line: a queue, then the rate, then the delay."""
 
     def __init__(
@@ -276,9 +301,9 @@ class Line(Generic[Item]):
         self._items: deque[tuple[float, Item]] = deque()
 
     def enter(self, item: Item, size_bytes: int, *, ready_s: float) -> float:
-        """Put an item that is there since `ready_s` on the line; say when it arrives.
+        """Put an item that is ready since `ready_s` on the line; return its arrival.
 
-        So a line whose keeper comes late has not been idle, if something was there.
+        So a late caller does not leave the line idle while an item was ready.
         """
         begins_s = max(ready_s, self._free_at_s)
         self._free_at_s = begins_s + size_bytes * self._seconds_per_byte
@@ -289,29 +314,29 @@ class Line(Generic[Item]):
         return arrival_s
 
     def room_in_s(self, size_bytes: int, *, now_s: float) -> float:
-        """Return after how many seconds the queue has room for `size_bytes`.
+        """Return the seconds until the queue has room for `size_bytes`.
 
-        An empty queue has room for anything, so that large pieces pass a small queue.
+        An empty queue has room for any size, so that large pieces pass a small queue.
         """
         waiting_s = max(0.0, self._free_at_s - now_s)
         too_long_s = waiting_s + size_bytes * self._seconds_per_byte - self._queue_s
         return min(waiting_s, max(0.0, too_long_s))
 
     def arrived(self, *, now_s: float) -> Iterator[Item]:
-        """Take off the line, in order, what has arrived."""
+        """Remove the arrived items from the line, and yield them in order."""
         while self._items and self._items[0][0] <= now_s:
             yield self._items.popleft()[1]
 
     def next_in_s(self, *, now_s: float) -> float | None:
-        """Return after how many seconds something arrives; None for an empty line."""
+        """Return the seconds until the next arrival; None for an empty line."""
         return max(0.0, self._items[0][0] - now_s) if self._items else None
 
 
 class LineTime:
     """The time of a line, which stands still while the line is cut.
 
-    So what was under way stays as far from its arrival as it was, and a line that is
-    mended does not let out at once what it held.
+    So pieces in flight keep their distance to their arrival, and a line that is mended
+    does not deliver all of them in one burst.
     """
 
     def __init__(self) -> None:
@@ -332,17 +357,17 @@ class LineTime:
             self._cut_at_s = now_s
 
     def mend(self, *, now_s: float) -> None:
-        """Go on from where it stands; a whole line stays whole."""
+        """Continue from the time of the cut; no effect on a line that is not cut."""
         if self._cut_at_s is not None:
             self._stood_s += now_s - self._cut_at_s
             self._cut_at_s = None
 
 
 def piece_bytes(rate_bytes_per_s: float | None) -> int:
-    """Return how much to read at once: two milliseconds' worth, within reason.
+    """Return the bytes to read in one call: those of two milliseconds, within bounds.
 
-    Less would cost processor time; more would let one sender hold up the others, and
-    would come out in lumps.
+    Less would cost processor time; more would let one sender delay the others, and
+    would arrive in bursts.
     """
     if rate_bytes_per_s is None:
         return 2**18
@@ -350,6 +375,6 @@ def piece_bytes(rate_bytes_per_s: float | None) -> int:
 
 
 def in_flight_bytes(rate_bytes_per_s: float | None, delay_s: float) -> int:
-    """Return the bytes that are under way on a full line: rate times delay."""
-    # No line of ours comes near a gigabyte per second, so this bounds nothing.
+    """Return the bytes in flight on a full line: rate times delay."""
+    # Without a rate: 1 GB/s, which no line reaches, so that this is no limit.
     return int((1e9 if rate_bytes_per_s is None else rate_bytes_per_s) * delay_s)

@@ -1,8 +1,8 @@
 """Two network namespaces joined by a cable of a given rate: the kernel's own TCP.
 
-Needs root, `ip`, and `tc` with its token bucket filter, and leaves nothing behind:
-everything is in the two namespaces, and they go with whoever runs in them. There is no
-delay here, because few kernels are built with it; `Link` has that.
+Needs root, `ip`, and `tc` with its token bucket filter. Removing the two namespaces
+removes the cable, and kills the programs in them. There is no delay here, because few
+kernels are built with it; `Link` has that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Namespace:
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self.address = address
-        """What programs in the other namespace connect to."""
+        """The address for programs in the other namespace."""
         self._started: list[subprocess.Popen[Any]] = []
 
     def popen(
@@ -56,7 +56,7 @@ class Namespace:
         return subprocess.run(self._inside(argv), **options)
 
     def remove(self) -> None:
-        """Kill whoever runs here, also what they started, and remove the namespace."""
+        """Kill all processes in the namespace, and remove it."""
         for pid in _ip("netns", "pids", self.name, check=False).split():
             with suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
@@ -72,19 +72,19 @@ class Namespace:
 def linked_namespaces(
     *, rate_mbit: float | None = None
 ) -> Iterator[tuple[Namespace, Namespace]]:
-    """Make two namespaces and the cable between them; remove them at the end.
+    """Create two namespaces and the cable between them; remove them at the end.
 
     Args:
-        rate_mbit: millions of bits per second each way; None for as fast as it goes.
+        rate_mbit: megabits per second each way; None for no limit.
 
     Raises:
-        UsageError: this machine does not let us. See `namespaces_unavailable`.
+        UsageError: this machine has no namespaces. See `namespaces_unavailable`.
     """
     if rate_mbit is not None and not rate_mbit > 0:
         raise UsageError(f"rate_mbit={rate_mbit} must be positive.")
     _remove_orphans()
     stem = f"atoll-{os.getpid()}-{next(_NUMBERS)}"
-    # Addresses for documentation, which no network of the machine can have.
+    # Addresses reserved for documentation, which no network of the machine has.
     left = Namespace(f"{stem}-left", "192.0.2.1")
     right = Namespace(f"{stem}-right", "192.0.2.2")
     try:
@@ -99,7 +99,7 @@ def linked_namespaces(
 
 @functools.cache
 def namespaces_unavailable() -> str | None:
-    """Return why `linked_namespaces` does not work here; None if it does."""
+    """Return the reason why `linked_namespaces` fails here; None if it works."""
     if os.geteuid() != 0:
         return "Network namespaces need root."
     for program in ("ip", "tc"):
@@ -130,7 +130,7 @@ def _configure(end: Namespace, rate_mbit: float | None) -> None:
 
 
 def _remove_orphans() -> None:
-    """Remove what a process left behind that was killed before it could."""
+    """Remove namespaces of processes that were killed."""
     for line in _ip("netns", "list").splitlines():
         name = _NAME.match(line)
         if name and not Path(f"/proc/{name[1]}").exists():

@@ -1,7 +1,7 @@
-"""What every `Store` must do, as claims that any adapter's tests can run.
+"""Contract of every `Store`, as claims that any adapter's tests can run.
 
-A claim takes `open_store`, which returns a store that is empty, or a part of one that
-is: several may be opened, and none may see another's objects. Run each by itself:
+A claim takes `open_store`, which returns an empty store, or an empty prefix of one:
+several may be opened, and none may see another's objects. Run each one separately:
 
     @pytest.mark.parametrize("claim", STORE_CLAIMS, ids=lambda claim: claim.__name__)
     def test_it_is_a_store(claim):
@@ -28,7 +28,7 @@ BAD_KEYS = ("", "/a", "a/", "a//b", "../a", "a/../b", ".", "A", "a b", "ä", "a\
 
 
 def an_object_is_what_was_put(open_store: OpenStore) -> None:
-    """Its parts follow each other, and none of them may be missing."""
+    """Its content is its parts in order, without gaps."""
     store = open_store()
     assert store.put_new("a/b", [b"one ", bytearray(b"two "), memoryview(b"three")])
 
@@ -36,7 +36,7 @@ def an_object_is_what_was_put(open_store: OpenStore) -> None:
 
 
 def an_empty_object_is_there(open_store: OpenStore) -> None:
-    """Nothing is something else than no object."""
+    """An empty object is listed and can be read, unlike a missing one."""
     store = open_store()
     assert store.put_new("empty", [])
     store.put("void", [b""])
@@ -47,17 +47,19 @@ def an_empty_object_is_there(open_store: OpenStore) -> None:
 
 
 def a_large_object_is_whole(open_store: OpenStore) -> None:
-    """Many parts, some of them empty, give their bytes in order."""
+    """Many parts, some of them empty, are stored in order."""
     store = open_store()
-    whole = bytes(number % 251 for number in range(LARGE))
-    assert store.put_new("large", [whole[:1], b"", whole[1:70_000], whole[70_000:]])
+    content = bytes(number % 251 for number in range(LARGE))
+    assert store.put_new(
+        "large", [content[:1], b"", content[1:70_000], content[70_000:]]
+    )
 
-    assert bytes(store.get("large")) == whole
-    assert bytes(store.get("large", LARGE - 3)) == whole[-3:]
+    assert bytes(store.get("large")) == content
+    assert bytes(store.get("large", LARGE - 3)) == content[-3:]
 
 
 def a_range_ends_where_the_object_does(open_store: OpenStore) -> None:
-    """Beyond the end there is nothing, which is no error."""
+    """A range beyond the end is empty, and no error."""
     store = open_store()
     store.put_new("digits", [b"0123456789"])
 
@@ -80,7 +82,7 @@ def a_range_from_below_nothing_is_refused(open_store: OpenStore) -> None:
 
 
 def what_is_not_there_is_named(open_store: OpenStore) -> None:
-    """Also where a longer key is there, and for an empty range."""
+    """A missing key raises `NoSuchObject`, also as the prefix of another key."""
     store = open_store()
     store.put_new("a/b/c", [b"1"])
     for key in ("x", "a/b", "a/b/c/d", "a/b/x"):
@@ -91,7 +93,7 @@ def what_is_not_there_is_named(open_store: OpenStore) -> None:
 
 
 def what_was_put_new_stays(open_store: OpenStore) -> None:
-    """The second is told, and its bytes are nowhere."""
+    """The second put_new returns False, and changes no byte."""
     store = open_store()
     assert store.put_new("key", [b"first"])
     assert not store.put_new("key", [b"second"])
@@ -101,7 +103,7 @@ def what_was_put_new_stays(open_store: OpenStore) -> None:
 
 
 def one_of_many_puts_a_new_object(open_store: OpenStore) -> None:
-    """Exactly one of eight at once is told that it did, and its bytes are there."""
+    """Of eight concurrent puts exactly one returns True, and its bytes are stored."""
     store = open_store()
     with ThreadPoolExecutor(RACERS) as threads:
         for race in range(RACES):
@@ -117,7 +119,7 @@ def one_of_many_puts_a_new_object(open_store: OpenStore) -> None:
 
 
 def an_owner_overwrites(open_store: OpenStore) -> None:
-    """The last put is read by who comes after it, also if it is shorter."""
+    """A later read returns the last put, also if it is shorter."""
     store = open_store()
     store.put("member", [b"a long first heartbeat"])
     store.put("member", [b"second"])
@@ -127,7 +129,7 @@ def an_owner_overwrites(open_store: OpenStore) -> None:
 
 
 def who_reads_sees_a_whole_object(open_store: OpenStore) -> None:
-    """While an owner overwrites, everybody reads one of the two."""
+    """While an owner overwrites, every read returns one of the two contents."""
     store = open_store()
     texts = (b"a" * 30_000, b"b" * 70_000)
     store.put("member", [texts[0]])
@@ -139,19 +141,19 @@ def who_reads_sees_a_whole_object(open_store: OpenStore) -> None:
 
 
 def a_list_has_what_is_below_a_prefix(open_store: OpenStore) -> None:
-    """In the order of keys, at any depth, with sizes, and no neighbour's."""
+    """Keys in order, at any depth, with sizes, and none outside of the prefix."""
     store = open_store()
     for key in ("up/b.2", "up/a/deep", "up/b.1", "upper/x", "other", "up.x"):
         store.put_new(key, [key.encode()])
 
-    found = [Item(key, len(key)) for key in ("up/a/deep", "up/b.1", "up/b.2")]
-    assert store.items("up/") == found
+    expected = [Item(key, len(key)) for key in ("up/a/deep", "up/b.1", "up/b.2")]
+    assert store.items("up/") == expected
     assert len(store.items("")) == 6
     assert store.items("nothing/") == []
 
 
 def what_is_removed_is_gone(open_store: OpenStore) -> None:
-    """Removing what is not there is fine, one or many, and its key is free again."""
+    """Removing missing keys is no error, and a removed key can be put again."""
     store = open_store()
     store.put_new("a/1", [b"1"])
     store.put_new("a/2", [b"2"])
@@ -165,7 +167,7 @@ def what_is_removed_is_gone(open_store: OpenStore) -> None:
 
 
 def a_bad_key_is_refused(open_store: OpenStore) -> None:
-    """Before anything is asked of the store, and in every method."""
+    """Every method refuses it before any request."""
     store = open_store()
     for key in (*BAD_KEYS, "a" * 201, "a/" * 256 + "a"):
         for act in (
@@ -182,7 +184,7 @@ def a_bad_key_is_refused(open_store: OpenStore) -> None:
 
 
 def two_stores_do_not_meet(open_store: OpenStore) -> None:
-    """A run's prefix in a bucket is a store of its own."""
+    """Each prefix of a bucket is a separate store."""
     a, b = open_store(), open_store()
     a.put_new("key", [b"a"])
 
@@ -192,7 +194,7 @@ def two_stores_do_not_meet(open_store: OpenStore) -> None:
 
 
 def a_probe_finds_what_is_declared(open_store: OpenStore) -> None:
-    """And leaves nothing behind."""
+    """The probe returns the declared traits, and leaves no object."""
     store = open_store()
     assert probe(store) == store.traits
     assert store.items("") == []
@@ -221,7 +223,7 @@ STORE_CLAIMS: tuple[Claim, ...] = (
 )
 
 WEAK_STORE_CLAIMS: tuple[Claim, ...] = _ANYWHERE
-"""For a store that declares that it cannot put only where there is nothing.
+"""For a store that declares that it has no conditional put.
 
 Such a store may also serve an object while it is being replaced, as rclone's
 `serve s3` does: a document that is read torn does not verify, and is read again.

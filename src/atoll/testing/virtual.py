@@ -1,7 +1,7 @@
 """Your own loop in virtual time: real islands, a real coordinator, planned faults.
 
-A loop runs in a greenlet. It must do nothing that waits outside of virtual time: no
-threads, no sleeping, no sockets. The same seed gives the same run, event for event.
+A loop runs in a greenlet. It must not wait outside of virtual time: no threads, no
+sleep, no sockets. The same seed gives the same run, event for event.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from atoll.simulate.hosts import (
 
 
 class VirtualIsland:
-    """What a loop is given: its name, its clock, and a way into the run."""
+    """The argument of a loop: its name, its clock, and `join`."""
 
     def __init__(self, name: str, world: SimWorld, process: SimProcess) -> None:
         self.name = name
         self.clock: Clock = world.clocks[name]
-        self.life = process.incarnation
-        """1 at first, and one more after every death."""
+        self.incarnation = process.incarnation_number
+        """1 at first, and one higher after every death."""
 
         self._world, self._process = world, process
 
@@ -51,7 +51,7 @@ class VirtualIsland:
         exchange = CoordinatorExchange(
             SimLine(self._world, self._process),
             key=self.name.encode(),
-            nonce=str(self.life).encode(),
+            nonce=str(self.incarnation).encode(),
         )
         return Host(
             exchange,
@@ -62,7 +62,7 @@ class VirtualIsland:
         )
 
     def work(self, seconds: float) -> None:
-        """Let so much time pass, or more if the plan slows this island down."""
+        """Let `seconds` pass, or more if the plan slows this island down."""
         self._process.work(seconds)
 
 
@@ -71,19 +71,19 @@ Loop = Callable[[VirtualIsland], Any]
 
 @dataclass
 class VirtualRun:
-    """What a run came to."""
+    """The result of a run."""
 
     seconds: float = 0.0
-    """Of virtual time, until the last loop was over."""
+    """Virtual time until the last loop was over."""
 
     rounds: tuple[int, ...] = ()
     """The last committed round of each fragment."""
 
     returned: dict[str, Any] = field(default_factory=dict)
-    """What each loop returned, by island."""
+    """The return value of each loop, by island."""
 
     failures: dict[str, AtollError] = field(default_factory=dict)
-    """What ended a loop of an island instead."""
+    """The error that ended a loop, by island."""
 
 
 def virtual_run(
@@ -95,11 +95,11 @@ def virtual_run(
     seed: int = 0,
     limit_s: float = 6 * 3600.0,
 ) -> VirtualRun:
-    """Run `loop` once for each life of islands i0, i1, ... and return what came of it.
+    """Run `loop` once for each incarnation of islands i0, i1, ...; return the result.
 
     The coordinator's process is called `coordinator`. A run that has not ended after
-    `limit_s` is given up: who has not returned is not in `returned`. An error that is
-    not Atoll's ends the run, and is raised as the cause of a `ProcessFailed`.
+    `limit_s` is stopped: `returned` lacks the islands whose loop is not over. An error
+    that is not Atoll's ends the run, and is the cause of the `ProcessFailed` raised.
     """
     result = VirtualRun()
     with SimWorld(seed) as world:
@@ -136,9 +136,9 @@ def _life(
 def _stop_when_over(
     world: SimWorld, names: list[str], armed: Armed, result: VirtualRun
 ) -> None:
-    """Stop when every loop is over, or its island is dead and will not come back."""
+    """Stop when every loop is over, or its island is dead and will not restart."""
     over = result.returned.keys() | result.failures.keys()
     is_calm = armed.calm_since_s is not None
-    left = (world.processes[name] for name in names if name not in over)
-    if not any(process.is_alive or not is_calm for process in left):
+    running = (world.processes[name] for name in names if name not in over)
+    if not any(process.is_alive or not is_calm for process in running):
         world.scheduler.stop()

@@ -1,6 +1,6 @@
-"""What must hold in every run in virtual time, and who watches that it does.
+"""Invariants of every run in virtual time, and their checks after every event.
 
-Start reading at `claims.ALL`, then `watch.Watch`.
+Start reading at `claims.ALL`, then `watch.InvariantWatch`.
 """
 
 from atoll.simulate.invariants.claims import ALL, Invariant, Violation

@@ -1,15 +1,14 @@
 """Checks a bucket: every roster is judged as it is decided and as it is put.
 
-The referee does what no island does: it follows the rosters as they are put, takes the
-mean of the updates that they count from the bucket itself, and makes the outer step.
-Every island must come to the same bits.
+The referee reads the rosters as they are put, computes the mean of the updates that
+they count from the bucket itself, and makes the outer step. Every island must get the
+same bits.
 
-A roster is also judged when its closer decides it, by what the closer knew at that
-moment. A process can stand still for any time before its roster is sent, and updates
-that arrive meanwhile are not in the roster. That loses no work: a living island learns
-that its update was late, and carries it; an update of an island that has left is
-brought into the next round; and a later incarnation finds the updates of the earlier
-one.
+A roster is also checked when its closer decides it, against the closer's view at that
+moment. A process can be frozen for any time before its roster is sent, and updates that
+arrive meanwhile are not in the roster. That loses no work: a live island learns that
+its update was late, and carries it; an update of an island that has left is brought
+into the next round; and a later incarnation finds the updates of the earlier one.
 """
 
 from __future__ import annotations
@@ -66,11 +65,11 @@ ROSTER = re.compile(r"rounds/(\d+)/(\d+)/roster")
 UPDATE = re.compile(r"rounds/(\d+)/(\d+)/up/")
 
 LONGEST_LAG_S = 5.0
-"""How late a list is in any storm."""
+"""Upper bound of the delay of a list in a storm."""
 
 
 class BucketReferee:
-    """Rounds are decided by rosters in a bucket. Implements `Referee`."""
+    """Reads decisions from rosters in a bucket. Implements `Referee`."""
 
     def __init__(
         self,
@@ -110,52 +109,52 @@ class BucketReferee:
         self.closers.look()
 
     def judge(self) -> None:
-        """Nothing: no deadline is anybody's but the observer's."""
+        """Do nothing: a bucket has no deadlines to check."""
 
     def conclude(self) -> None:
-        """Judge the rosters at the end: of every round there is one."""
+        """Check at the end that every round has its roster."""
         for fragment, state in enumerate(self._states):
             rounds = range(1, state.round + 1)
-            gone = [
+            missing = [
                 round
                 for round in rounds
                 if self._bucket.original(keys.roster(fragment, round)) is None
             ]
-            if gone:
+            if missing:
                 self._watch.report(
                     ROUNDS_IN_ORDER,
                     STORE,
-                    f"the rosters of rounds {gone} of fragment {fragment} are gone",
+                    f"fragment {fragment} lacks the rosters of rounds {missing}",
                 )
 
-    def _put(self, key: str, whole: bytes) -> None:
-        """Take note of an object that has come to be there."""
+    def _put(self, key: str, content: bytes) -> None:
+        """Read an object that was put."""
         if ROSTER.fullmatch(key):
-            self._closed(parse(documents.ROSTER, whole, key=key))
+            self._roster_put(parse(documents.ROSTER, content, key=key))
         elif UPDATE.match(key):
-            self._published(whole)
+            self._update_put(content)
         elif key.startswith(keys.MEMBERS):
-            self._met(parse(documents.MEMBER, whole, key=key))
+            self._member_put(parse(documents.MEMBER, content, key=key))
         elif key == keys.RUN:
-            self._founded(parse(documents.RUN, whole, key=key))
+            self._run_put(parse(documents.RUN, content, key=key))
         elif key.startswith(keys.CONTROL):
-            said = parse(documents.CONTROL, whole, key=key)
-            if said.action == "stop":
-                self._last_round = said.last_round
+            control = parse(documents.CONTROL, content, key=key)
+            if control.action == "stop":
+                self._last_round = control.last_round
 
-    def _met(self, document: MemberDocument) -> None:
+    def _member_put(self, document: MemberDocument) -> None:
         beat = document.beat
         before = self._members.get(beat.island)
         if before is not None and before.beat.incarnation > beat.incarnation:
             return
         self._members[beat.island] = document
-        about = f"incarnation {beat.incarnation}"
+        detail = f"incarnation {beat.incarnation}"
         if before is None or before.beat.incarnation < beat.incarnation:
-            self._world.scheduler.tell(beat.island, "join", about)
+            self._world.scheduler.emit(beat.island, "join", detail)
         elif document.has_left and not before.has_left:
-            self._world.scheduler.tell(beat.island, "leave", about)
+            self._world.scheduler.emit(beat.island, "leave", detail)
 
-    def _founded(self, document: RunDocument) -> None:
+    def _run_put(self, document: RunDocument) -> None:
         for fragment in range(len(self._layout)):
             key = keys.founding(document.founding, fragment)
             data = self._bucket.original(key)
@@ -167,11 +166,11 @@ class BucketReferee:
             self._watch.opened_s[fragment] = self._world.scheduler.now_s
         self._watch.rounds.founded(self._states)
         count = len(self._states)
-        about = f"{count} fragment{'s' * (count != 1)}"
-        self._world.scheduler.tell(STORE, "found", about)
+        detail = f"{count} fragment{'s' * (count != 1)}"
+        self._world.scheduler.emit(STORE, "found", detail)
 
-    def _closed(self, document: RosterDocument) -> None:
-        """Judge a roster that was put, and go along with it."""
+    def _roster_put(self, document: RosterDocument) -> None:
+        """Check a roster that was put, and apply it."""
         state = self._states[document.fragment]
         if document.round != state.round + 1:
             self._watch.report(
@@ -195,23 +194,31 @@ class BucketReferee:
         now_s = self._world.scheduler.now_s
         commit = CommittedRound(header, body.tobytes(), state.digest, now_s)
         self._watch.committed(commit)
-        verdicts = {each.island: str(each.verdict) for each in document.roster.entries}
-        told = Told(document.fragment, document.round, verdicts)
-        self._world.scheduler.tell(STORE, "commit", str(told))
+        verdicts = {
+            entry.island: str(entry.verdict) for entry in document.roster.entries
+        }
+        trace = Told(document.fragment, document.round, verdicts)
+        self._world.scheduler.emit(STORE, "commit", str(trace))
 
-    def _published(self, whole: bytes) -> None:
-        """Take note of an update that somebody else has brought into another round."""
-        truth, length = self._watch.truth, header_length(whole)
-        header, body = unpack(whole[:length]), np.frombuffer(whole, np.uint8)[length:]
-        if update_digest(header) in truth.updates:
-            return  # by whoever made it
-        for before in range(header.round - CARRIED_ROUNDS, header.round):
-            was = update_digest(replace(header, round=before))
-            if was in truth.updates and was not in truth.origins:
-                truth.bring(header, body, truth.updates[was])
+    def _update_put(self, content: bytes) -> None:
+        """Note an update that another island has brought into a later round."""
+        history, length = self._watch.history, header_length(content)
+        header, body = (
+            unpack(content[:length]),
+            np.frombuffer(content, np.uint8)[length:],
+        )
+        if update_digest(header) in history.updates:
+            return  # put by its own island
+        for round in range(header.round - CARRIED_ROUNDS, header.round):
+            digest_before = update_digest(replace(header, round=round))
+            if (
+                digest_before in history.updates
+                and digest_before not in history.origins
+            ):
+                history.bring_forward(header, body, history.updates[digest_before])
 
     def _excuse(self, document: RosterDocument) -> None:
-        """Note the departing updates that the closer of a round cannot have seen."""
+        """Note the departing updates that the closer of a round may have missed."""
         decided_s = self.closers.decided_s(document)
         prefix = keys.updates(document.fragment, document.round)
         for key in self._bucket.objects:
@@ -220,10 +227,10 @@ class BucketReferee:
                 since_s = decided_s - self._bucket.changed_s[key]
                 if since_s < FRESH_S + LONGEST_LAG_S:
                     digest = update_digest(unpack(data[: header_length(data)]))
-                    self._watch.truth.excused.add(digest)
+                    self._watch.history.excused.add(digest)
 
     def _agreed(self, document: RosterDocument) -> tuple[Header, np.ndarray]:
-        """Return what a round comes to, by the updates that are in the bucket."""
+        """Return the agreed frame of a round, from the updates in the bucket."""
         layout = self._layout[document.fragment]
         terms = terms_of(layout, self._settings)
         if not document.roster.counted:
@@ -232,38 +239,38 @@ class BucketReferee:
             entry.island: self._update(document, entry)
             for entry in document.roster.counted
         }
-        whole = Pieces(0, piece_count(layout.elements), layout.elements)
-        mean = means.mean_of(document, 0, whole, updates, layout, terms)
+        pieces = Pieces(0, piece_count(layout.elements), layout.elements)
+        mean = means.mean_of(document, 0, pieces, updates, layout, terms)
         return means.agreed(document, [mean], layout, terms.down)
 
     def _update(
         self, document: RosterDocument, entry: RosterEntry
     ) -> tuple[Header | None, np.ndarray]:
-        """Return a counted update, which must have been there before the roster."""
-        where = (document.fragment, document.round)
-        key = keys.update(*where, entry.island, entry.incarnation)
+        """Return a counted update, which must exist before its roster."""
+        position = (document.fragment, document.round)
+        key = keys.update(*position, entry.island, entry.incarnation)
         data = self._bucket.original(key)
         header = unpack(data[: header_length(data)]) if data else None
         if data is None or header is None or update_digest(header) != entry.digest:
             self._watch.report(
                 COUNTED_ONCE,
                 entry.island,
-                f"round {where[1]} of fragment {where[0]} counts an update that is not "
-                f"at {key}",
+                f"round {position[1]} of fragment {position[0]} counts an "
+                f"update that is not at {key}",
             )
             return None, np.empty(0, np.uint8)
         return header, np.frombuffer(data, np.uint8)[header_length(data) :]
 
 
 LOOK_S = 1.5
-"""From the look at a round to the decision to close it, while nothing goes wrong."""
+"""Time from the poll of a round to the decision to close it, without faults."""
 
 CALM_S = REQUEST_S + TRIES.longest_s
-"""After rough weather somebody may still wait so long for a request."""
+"""Longest time for which a request may still be retried after the last fault."""
 
 
 class CloserCheck:
-    """Judges what islands decide about rounds."""
+    """Checks the decisions of islands that close rounds."""
 
     def __init__(self, world: SimWorld, bucket: Bucket, watch: InvariantWatch) -> None:
         self._world, self._bucket, self._watch = world, bucket, watch
@@ -271,67 +278,72 @@ class CloserCheck:
         self._decided_s: dict[tuple[int, int, bytes], float] = {}
 
     def look(self) -> None:
-        """Take note of what makes requests slow or lists late."""
+        """Note the time of faults that make requests slow or lists late."""
         network, troubles = self._world.network, self._bucket.troubles
-        is_rough = network._weathers or network._cuts
+        is_rough = network._conditions or network._partitions
         if is_rough or troubles.outages or troubles.list_lags:
             self._disturbed_s = self._world.scheduler.now_s
 
     def decided_s(self, document: RosterDocument) -> float:
-        """Return when somebody decided first what a roster says."""
-        return self._decided_s.get(_which(document), 0.0)
+        """Return when an island first decided this roster."""
+        return self._decided_s.get(_roster_key(document), 0.0)
 
     def decided(
-        self, who: SimProcess, document: RosterDocument, reader: BucketReader
+        self, process: SimProcess, document: RosterDocument, reader: BucketReader
     ) -> None:
-        """Judge a roster by what the island knows that has just decided it."""
+        """Check a roster against the view of the island that has decided it."""
         now_s = self._world.scheduler.now_s
-        self._decided_s.setdefault(_which(document), now_s)
+        self._decided_s.setdefault(_roster_key(document), now_s)
         for entry in document.roster.entries:
-            if entry.digest and not _may_speak(reader, document, entry):
+            if entry.digest and not _may_count(reader, document, entry):
                 self._watch.report(
                     ZOMBIES_CHANGE_NOTHING,
-                    who.name,
+                    process.name,
                     f"closes {_name(document)} with incarnation {entry.incarnation} of "
                     f"{entry.island}, knows a later one, and that does not name the "
                     "update",
                 )
-        self._require_leftovers(who, document, reader)
-        if now_s > self._disturbed_s + CALM_S and not who.slowdowns:
-            self._require_all(who, document, reader)
+        self._require_leftovers(process, document, reader)
+        if now_s > self._disturbed_s + CALM_S and not process.slowdowns:
+            self._require_all(process, document, reader)
 
     def _require_leftovers(
-        self, who: SimProcess, document: RosterDocument, reader: BucketReader
+        self, process: SimProcess, document: RosterDocument, reader: BucketReader
     ) -> None:
-        """Report what a farewell names, if its reader neither lists nor brings it."""
+        """Report departing updates that the closer knows of and does not list."""
         listed = {entry.island for entry in document.roster.entries if entry.digest}
-        left = reader.update_view.departing(document.fragment, within=CARRIED_ROUNDS)
-        for island, stand in left:
+        leftovers = reader.update_view.departing(
+            document.fragment, within=CARRIED_ROUNDS
+        )
+        for island, stand in leftovers:
             if island not in listed and self._is_uncounted(island, stand):
                 self._watch.report(
                     NOTHING_LEFT_OUT,
-                    who.name,
-                    f"closes {_name(document)} without what {island} has left in "
-                    f"round {stand.round}, and has read its farewell",
+                    process.name,
+                    f"closes {_name(document)} without the departing update of "
+                    f"{island} for round {stand.round}, which it knows of",
                 )
 
     def _is_uncounted(self, island: str, stand: StandingUpdate) -> bool:
-        where = (stand.fragment, stand.round)
-        data = self._bucket.original(keys.update(*where, island, stand.incarnation))
+        position = (stand.fragment, stand.round)
+        data = self._bucket.original(keys.update(*position, island, stand.incarnation))
         header = unpack(data[: header_length(data)]) if data else None
         if header is None or header.refused:
             return False
-        truth = self._watch.truth
-        update, commit = truth.updates[update_digest(header)], truth.commits.get(where)
+        history = self._watch.history
+        update, commit = (
+            history.updates[update_digest(header)],
+            history.commits.get(position),
+        )
         is_listed = commit is not None and any(
             entry.digest == update.digest for entry in _entries(commit.header.roster)
         )
-        return not is_listed and truth.counting(update) is None
+        return not is_listed and history.counting(update) is None
 
     def _require_all(
-        self, who: SimProcess, document: RosterDocument, reader: BucketReader
+        self, process: SimProcess, document: RosterDocument, reader: BucketReader
     ) -> None:
-        """Report an update that a look before the decision would have found."""
+        """Report an update that a poll before the decision would have found."""
         listed = {entry.island for entry in document.roster.entries if entry.digest}
         prefix = keys.updates(document.fragment, document.round)
         before_s = self._world.scheduler.now_s - LOOK_S
@@ -342,13 +354,13 @@ class CloserCheck:
                 continue
             self._watch.report(
                 NOTHING_LEFT_OUT,
-                who.name,
-                f"closes {_name(document)} without {name}, whose update was there "
+                process.name,
+                f"closes {_name(document)} without {name}, whose update exists "
                 f"since {put_s:.3f} s",
             )
 
 
-def _which(document: RosterDocument) -> tuple[int, int, bytes]:
+def _roster_key(document: RosterDocument) -> tuple[int, int, bytes]:
     return document.fragment, document.round, document.roster.packed
 
 
@@ -360,23 +372,23 @@ def _entries(roster: Roster | None) -> tuple[RosterEntry, ...]:
     return roster.entries if roster is not None else ()
 
 
-def _may_speak(
+def _may_count(
     reader: BucketReader, document: RosterDocument, entry: RosterEntry
 ) -> bool:
-    """Return whether a closer knows no later life, or one that names the update."""
-    known = reader.view.documents.get(entry.island)
-    return known is not None and (
-        known.beat.incarnation == entry.incarnation
+    """Return whether the entry is of the last incarnation, or named by that one."""
+    member = reader.view.documents.get(entry.island)
+    return member is not None and (
+        member.beat.incarnation == entry.incarnation
         or any(
             (stand.fragment, stand.round, stand.incarnation)
             == (document.fragment, document.round, entry.incarnation)
-            for stand in known.stands
+            for stand in member.stands
         )
     )
 
 
 class WatchedStore:
-    """A store that tells which rosters go to it, maybe late. Implements `Store`."""
+    """A store that checks and delays rosters. Implements `Store`."""
 
     def __init__(
         self,
@@ -397,11 +409,11 @@ class WatchedStore:
         if ROSTER.fullmatch(key) and self.reader is not None:
             document = parse(documents.ROSTER, b"".join(parts), key=key)
             self._referee.closers.decided(self._process, document, self.reader)
-            self._linger()
+            self._delay_roster()
         return self._inner.put_new(key, parts)
 
-    def _linger(self) -> None:
-        """Let time pass between a decision and its roster, while a plan says so."""
+    def _delay_roster(self) -> None:
+        """Sleep between a decision and its put, while a fault requires it."""
         if self._troubles.roster_lags:
             self._process.scheduler.sleep(max(self._troubles.roster_lags))
 
@@ -419,22 +431,22 @@ class WatchedStore:
 
 
 class WatchedExchange:
-    """An exchange that tells what an island says and learns. Implements `Exchange`."""
+    """An exchange that reports updates and outcomes. Implements `Exchange`."""
 
     def __init__(
         self, inner: Exchange, timing: GreenletTiming, ports: WatchedPorts
     ) -> None:
         self._inner, self._timing = inner, timing
-        self._life, self._learn = ports.life, ports.learn
+        self._incarnation, self._learn = ports.incarnation, ports.learn
         self.join = inner.join
         self.heartbeat = inner.heartbeat
 
     def publish(self, frame: Frame) -> Reception:
         if not frame.header.kind.is_update:
             return self._inner.publish(frame)
-        self._life.published(frame)
+        self._incarnation.published(frame)
         reception = self._inner.publish(frame)
-        self._life.acknowledged(frame, reception)
+        self._incarnation.acknowledged(frame, reception)
         return reception
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:

@@ -1,4 +1,9 @@
-"""What must hold in every run, whatever fails: one sentence each."""
+"""Invariants that hold under all faults, and the checks of rounds against a history.
+
+`History` has the published updates and committed rounds as the simulator saw them, not
+as an island or the coordinator reports them. `RoundCheck` has the invariants of rounds:
+their order, their roster, their mean and their bits.
+"""
 
 from __future__ import annotations
 
@@ -38,28 +43,28 @@ class Violation:
     """An invariant that did not hold."""
 
     at_s: float
-    who: str
+    subject: str
     invariant: str
-    what: str
+    detail: str
 
     def __str__(self) -> str:
-        return f"{self.at_s:.6f} s, {self.who}: {self.invariant}: {self.what}"
+        return f"{self.at_s:.6f} s, {self.subject}: {self.invariant}: {self.detail}"
 
 
 Report = Callable[[Invariant, str, str], None]
-"""Takes an invariant that did not hold, of whom, and what was seen instead."""
+"""Takes an invariant that did not hold, its subject, and the observation."""
 
 SAME_STATE = Invariant(
     "same state",
-    "Whoever holds a round of a fragment holds its one anchor and velocity.",
+    "All holders of a round of a fragment have the same anchor and velocity.",
 )
 SAME_OUTCOME = Invariant(
     "same outcome",
-    "Every way of learning an outcome gives the bytes that were committed.",
+    "Every outcome that an island receives has the bytes that were committed.",
 )
 DURABLE_FIRST = Invariant(
     "durable first",
-    "Nobody holds a round that the journal has not, before or after any crash.",
+    "No process holds a round that the journal lacks, before or after any crash.",
 )
 ROUNDS_IN_ORDER = Invariant(
     "rounds in order",
@@ -83,16 +88,16 @@ TOKENS_CONSERVED = Invariant(
 )
 ZOMBIES_CHANGE_NOTHING = Invariant(
     "zombies change nothing",
-    "What an earlier life of an island sends changes nothing once the next has joined.",
+    "Messages of an earlier incarnation change nothing once the next has joined.",
 )
 NOTHING_LEFT_OUT = Invariant(
     "nothing left out",
-    "A roster lists every update that was there when it was decided, in calm weather, "
-    "and what a farewell has left uncounted that its closer has read, in any.",
+    "While network and store have no faults, a roster lists every update that existed "
+    "when it was decided; always, the uncounted departing updates its closer knows of.",
 )
 EVERYONE_COUNTS = Invariant(
     "everyone counts",
-    "After a storm every live island is counted in every round but the first two.",
+    "After a storm, every round from the third on counts every live island.",
 )
 PROGRESS = Invariant(
     "progress",
@@ -100,22 +105,22 @@ PROGRESS = Invariant(
 )
 BOUNDED = Invariant(
     "bounded",
-    "Updates held and bytes in flight stay within what the islands can have sent.",
+    "Staged updates and bytes in flight are no more than islands can have sent.",
 )
 DEADLINES_BOUNDED = Invariant(
     "deadlines bounded",
     "No deadline lies outside deadline_min_s and deadline_max_s.",
 )
-ISLANDS_GO_ON = Invariant(
-    "islands go on",
-    "An island that nothing killed sees the end of its run.",
+ISLANDS_CONTINUE = Invariant(
+    "islands continue",
+    "An island that no fault killed sees the end of its run.",
 )
 
 ALL = (
     *(SAME_STATE, SAME_OUTCOME, DURABLE_FIRST, ROUNDS_IN_ORDER),
     *(COUNTED_ONCE, TRUE_MEAN, WORK_CONSERVED, TOKENS_CONSERVED),
     *(ZOMBIES_CHANGE_NOTHING, NOTHING_LEFT_OUT, EVERYONE_COUNTS, PROGRESS),
-    *(BOUNDED, DEADLINES_BOUNDED, ISLANDS_GO_ON),
+    *(BOUNDED, DEADLINES_BOUNDED, ISLANDS_CONTINUE),
 )
 
 
@@ -127,19 +132,19 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class PublishedUpdate:
-    """An update as an island published it first."""
+    """An update, as its island published it first."""
 
     header: Header
     digest: bytes
     body: bytes
 
     @property
-    def life(self) -> IncarnationKey:
+    def incarnation(self) -> IncarnationKey:
         return self.header.island, self.header.incarnation
 
     @cached_property
     def values(self) -> F64:
-        """What the update says, decoded; nobody writes to it."""
+        """The decoded update; read-only."""
         out = np.empty(self.header.elements, np.float32)
         body = np.frombuffer(self.body, np.uint8)
         codec(self.header.codec).decode(body, out)
@@ -148,7 +153,7 @@ class PublishedUpdate:
 
 @dataclass(frozen=True)
 class CommittedRound:
-    """An outcome as the journal took it."""
+    """An outcome, as it was committed."""
 
     header: Header
     body: bytes
@@ -160,7 +165,7 @@ class CommittedRound:
         return self.header.roster.entry(island)
 
     def counts(self, update: PublishedUpdate) -> bool:
-        """Return whether the roster counts this very update."""
+        """Return whether the roster counts exactly this update."""
         entry = self.entry(update.header.island)
         return (
             entry is not None
@@ -179,16 +184,16 @@ class History:
     """The last committed round of each fragment."""
 
     excused: set[bytes] = field(default_factory=set)
-    """Departing updates that came while somebody was closing their round."""
+    """Departing updates that arrived while their round was being closed."""
 
     origins: dict[bytes, bytes] = field(default_factory=dict)
-    """What others have brought into a later round, and which update it was before."""
+    """Updates that others have brought into a later round, with their originals."""
 
     has_gaps: bool = False
-    """The journal was put back: it may have lost outcomes for good."""
+    """Whether an old copy of the journal was restored, which may lose outcomes."""
 
     def publish(self, header: Header, body: NDArray[np.uint8]) -> PublishedUpdate:
-        """Take note of an update that is on its way; the first bytes of it stand."""
+        """Note an update that is being sent; its first bytes stay."""
         digest = update_digest(header)
         update = self.updates.get(digest)
         if update is None:
@@ -196,21 +201,23 @@ class History:
             self.updates[digest] = update
         return update
 
-    def bring(
+    def bring_forward(
         self, header: Header, body: NDArray[np.uint8], origin: PublishedUpdate
     ) -> None:
-        """Take note that somebody puts an update of another into a later round."""
+        """Note that an island puts an update of another one into a later round."""
         self.origins[self.publish(header, body).digest] = origin.digest
 
     def counting(self, update: PublishedUpdate) -> PublishedUpdate | None:
-        """Return the update if it counted, or what was brought of it and counted."""
-        brought = [
+        """Return the update if it counted, or its counted copy of a later round."""
+        copies = [
             key for key, origin in self.origins.items() if origin == update.digest
         ]
-        for each in (update, *(self.updates[digest] for digest in brought)):
-            commit = self.commits.get((each.header.fragment, each.header.round))
-            if commit is not None and commit.counts(each):
-                return each
+        for candidate in (update, *(self.updates[digest] for digest in copies)):
+            commit = self.commits.get(
+                (candidate.header.fragment, candidate.header.round)
+            )
+            if commit is not None and commit.counts(candidate):
+                return candidate
         return None
 
     def commit(self, commit: CommittedRound) -> None:
@@ -220,12 +227,12 @@ class History:
 
 
 class RoundCheck:
-    """Judges every commit, every restart, and whatever islands come to hold."""
+    """Checks every commit, every restart, and every state that islands hold."""
 
     def __init__(
-        self, truth: History, settings: RunSettings, layout: Layout, report: Report
+        self, history: History, settings: RunSettings, layout: Layout, report: Report
     ) -> None:
-        self._truth, self._settings, self._layout = truth, settings, layout
+        self._history, self._settings, self._layout = history, settings, layout
         self._report = report
         self._attempts: dict[tuple[int, int], CommittedRound] = {}
         self._founded: dict[int, bytes] = {}
@@ -233,27 +240,27 @@ class RoundCheck:
         self._steps: dict[tuple[IncarnationKey, int], int] = {}
 
     def attempted(self, commit: CommittedRound) -> None:
-        """Remember an outcome that the disk may yet refuse."""
+        """Note an outcome that the disk may still refuse."""
         self._attempts[commit.header.fragment, commit.header.round] = commit
 
     def committed(self, commit: CommittedRound) -> None:
-        """Judge an outcome that the journal calls durable."""
+        """Check an outcome that is durable."""
         self._require_next(commit)
         self._abandon(commit)
-        self._truth.commit(commit)
+        self._history.commit(commit)
         for update in self._require_published(commit):
             self._require_once(commit, update)
         self._require_mean(commit)
 
     def opened(self, service: Service, *, was_put_back: bool = False) -> None:
-        """Judge what a coordinator knows that has just begun to live.
+        """Check the state of a coordinator that has just started.
 
-        One whose disk was put back may know less than was committed, and its journal
-        will have gaps; everything else holds all the same.
+        If an old copy of its disk was restored, it may lack committed rounds, and its
+        journal will have gaps; all else must hold.
         """
-        self._truth.has_gaps |= was_put_back
+        self._history.has_gaps |= was_put_back
         for fragment, state in enumerate(service.weights):
-            last = self._truth.last.get(fragment, 0)
+            last = self._history.last.get(fragment, 0)
             if state.round < last and not was_put_back:
                 self._report(
                     DURABLE_FIRST,
@@ -263,26 +270,26 @@ class RoundCheck:
                 )
             attempt = self._attempts.get((fragment, last + 1))
             if state.round == last + 1 and attempt is not None:
-                # The disk kept what it had refused: the record came back whole.
-                self._truth.commit(attempt)
+                # The disk has the complete record of a write that had failed.
+                self._history.commit(attempt)
             self.holds(COORDINATOR, fragment, state)
 
     def founded(self, weights: Sequence[FragmentState]) -> None:
-        """Take the run's first weights as everybody's."""
+        """Take the run's first weights as the state of round 0."""
         for fragment, state in enumerate(weights):
             if state.round == 0:
                 self._founded.setdefault(fragment, state.digest)
 
-    def holds(self, who: str, fragment: int, state: FragmentState) -> None:
-        """Judge the state that somebody holds of a fragment."""
+    def holds(self, holder: str, fragment: int, state: FragmentState) -> None:
+        """Check a fragment's state that an island or the coordinator holds."""
         if state.round == 0:
             expected = self._founded.get(fragment, state.digest)
         else:
-            commit = self._truth.commits.get((fragment, state.round))
+            commit = self._history.commits.get((fragment, state.round))
             if commit is None:
                 self._report(
                     DURABLE_FIRST,
-                    who,
+                    holder,
                     f"holds round {state.round} of fragment {fragment}, which was "
                     "never committed",
                 )
@@ -291,21 +298,21 @@ class RoundCheck:
         if state.digest != expected:
             self._report(
                 SAME_STATE,
-                who,
+                holder,
                 f"holds {state.digest.hex()[:12]} at round {state.round} of fragment "
                 f"{fragment}, where others hold {expected.hex()[:12]}",
             )
 
-    def learned(self, who: str, outcome: Outcome) -> None:
-        """Judge an outcome that an island was told."""
+    def learned(self, island: str, outcome: Outcome) -> None:
+        """Check an outcome that an island received."""
         header = outcome.agreed.header
-        commit = self._truth.commits.get((header.fragment, header.round))
+        commit = self._history.commits.get((header.fragment, header.round))
         if commit is None:
             self._report(
                 DURABLE_FIRST,
-                who,
-                f"was told of round {header.round} of fragment {header.fragment}, "
-                "which was never committed",
+                island,
+                f"received round {header.round} of fragment {header.fragment}, which "
+                "was never committed",
             )
             return
         has_same_body = not outcome.has_body or (
@@ -313,26 +320,26 @@ class RoundCheck:
         )
         has_same_header = header is commit.header or header == commit.header
         if not header.is_sealed:
-            # The body is collected, and what was known of it: the rest stays.
-            known = header.sealed(
+            # The body is collected, and so are its size and its pieces.
+            sealed = header.sealed(
                 body_bytes=commit.header.body_bytes, pieces=commit.header.pieces
             )
-            has_same_header = known == commit.header
+            has_same_header = sealed == commit.header
         if not has_same_header or not has_same_body:
             self._report(
                 SAME_OUTCOME,
-                who,
-                f"was told another outcome of round {header.round} of fragment "
+                island,
+                f"received another outcome of round {header.round} of fragment "
                 f"{header.fragment} than was committed",
             )
 
     def ended(self, service: Service) -> None:
-        """Judge the journal at the end: all rounds, each once."""
-        if self._truth.has_gaps:
+        """Check the journal at the end: it has all rounds, each once."""
+        if self._history.has_gaps:
             return
-        for fragment, known in enumerate(service.journal.recorded.fragments):
-            rounds = sorted(known.positions)
-            if rounds != list(range(1, self._truth.last.get(fragment, 0) + 1)):
+        for fragment, record in enumerate(service.journal.recorded.fragments):
+            rounds = sorted(record.positions)
+            if rounds != list(range(1, self._history.last.get(fragment, 0) + 1)):
                 self._report(
                     ROUNDS_IN_ORDER,
                     COORDINATOR,
@@ -341,10 +348,10 @@ class RoundCheck:
 
     def _require_next(self, commit: CommittedRound) -> None:
         fragment, round = commit.header.fragment, commit.header.round
-        last = self._truth.last.get(fragment, 0)
+        last = self._history.last.get(fragment, 0)
         last_round = self._settings.run.end_rounds
         is_beyond = last_round is not None and round > last_round
-        is_next = round == last + 1 or self._truth.has_gaps
+        is_next = round == last + 1 or self._history.has_gaps
         if not is_next or is_beyond:
             self._report(
                 ROUNDS_IN_ORDER,
@@ -354,25 +361,25 @@ class RoundCheck:
             )
 
     def _abandon(self, commit: CommittedRound) -> None:
-        """Forget what was counted in rounds that are lost and made anew.
+        """Forget the counted updates of rounds that are lost and repeated.
 
-        A journal was put back, and no island is left that has taken them.
+        An old journal was restored, and no island is left that has adopted them.
         """
         fragment, round = commit.header.fragment, commit.header.round
-        if round > self._truth.last.get(fragment, 0):
+        if round > self._history.last.get(fragment, 0):
             return
         self._steps = {k: v for k, v in self._steps.items() if k[1] != fragment}
-        for digest, update in self._truth.updates.items():
+        for digest, update in self._history.updates.items():
             header = update.header
             if header.fragment == fragment and header.round >= round:
                 self._counted.pop(digest, None)
 
     def _require_published(self, commit: CommittedRound) -> list[PublishedUpdate]:
-        """Return the counted updates, all of which islands did publish."""
+        """Return the counted updates; report those that were never published."""
         assert commit.header.roster is not None
         updates = []
         for entry in commit.header.roster.counted:
-            update = self._truth.updates.get(entry.digest)
+            update = self._history.updates.get(entry.digest)
             key = (commit.header.fragment, commit.header.round, entry.island)
             if update is None or key != _key(update):
                 self._report(
@@ -386,14 +393,14 @@ class RoundCheck:
         return updates
 
     def _require_once(self, commit: CommittedRound, update: PublishedUpdate) -> None:
-        header, key = update.header, (update.life, update.header.fragment)
-        origin = self._truth.origins.get(update.digest, update.digest)
+        header, key = update.header, (update.incarnation, update.header.fragment)
+        origin = self._history.origins.get(update.digest, update.digest)
         before = self._counted.setdefault(origin, header.round)
         steps = header.progress.inner_steps
-        # An update that departs may hold no steps, but what a codec had left over. And
-        # a journal that was put back may give an incarnation to a second life. What is
-        # brought along may be older than what the same island left after it.
-        may_go_back = self._truth.has_gaps or origin != update.digest
+        # A departing update may have no steps, only the residual of its codec. And a
+        # restored journal may give the same incarnation number twice. An update that
+        # was brought into a later round may be older than the island's next one.
+        may_go_back = self._history.has_gaps or origin != update.digest
         goes_back = steps < self._steps.get(key, 0) and not may_go_back
         if before != header.round or goes_back:
             self._report(
@@ -416,7 +423,7 @@ class RoundCheck:
                 update.header.weight,
             )
             for entry in header.roster.counted
-            if (update := self._truth.updates.get(entry.digest)) is not None
+            if (update := self._history.updates.get(entry.digest)) is not None
         ]
         mean = self._mean(layout, parts)
         if mean != commit.body:

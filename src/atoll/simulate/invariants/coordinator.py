@@ -1,4 +1,4 @@
-"""Looks over the shoulder of a coordinator: its messages, its commits, its restarts."""
+"""Checks a coordinator: its messages, its commits, its restarts and its deadlines."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class CoordinatorReferee:
     def look(self) -> None:
         service = self._coordinator.service
         if service is not self._service and service is not None:
-            self._meet(service)
+            self._observe(service)
 
     def judge(self) -> None:
         service = self._coordinator.service
@@ -82,8 +82,8 @@ class CoordinatorReferee:
         if self._coordinator.service is not None:
             self._rounds.ended(self._coordinator.service)
 
-    def _meet(self, service: Service) -> None:
-        """Judge a coordinator that has begun to live, and see all that it does."""
+    def _observe(self, service: Service) -> None:
+        """Check a coordinator that has started, and observe its calls and commits."""
         self._service = service
         was_put_back = self._world.disks[COORDINATOR].was_put_back
         self._rounds.opened(service, was_put_back=was_put_back)
@@ -91,7 +91,7 @@ class CoordinatorReferee:
         opened_s = {index: now_s for index in range(len(service.weights))}
         self._watch.opened_s = opened_s
         handle, commit = service.handle, service.journal.commit
-        # The world looks over the shoulder of this one coordinator; nothing changes.
+        # Wrappers of this object's methods, which observe and do not change the calls.
         service.handle = partial(self._handle, service, handle)  # type: ignore[method-assign]
         service.journal.commit = partial(self._commit, service, commit)  # type: ignore[method-assign]
 
@@ -102,12 +102,12 @@ class CoordinatorReferee:
         call: Call,
         now_s: float,
     ) -> Reply:
-        before, who = service.state, _speaker(call)
+        before, sender = service.state, _sender(call)
         try:
             return handle(call, now_s)
         finally:
-            if who is not None:
-                self._check_zombie(before, service.state, *who)
+            if sender is not None:
+                self._check_zombie(before, service.state, *sender)
             if isinstance(call, PublishCall):
                 check_staged(service, self.report)
             elif isinstance(call, FoundCall):
@@ -133,7 +133,7 @@ class CoordinatorReferee:
             self.report(
                 ZOMBIES_CHANGE_NOTHING,
                 island,
-                f"its incarnation {incarnation} changed what the coordinator knows, "
+                f"its incarnation {incarnation} changed the coordinator's state, "
                 f"after incarnation {latest.incarnation} had joined",
             )
 
@@ -154,8 +154,8 @@ class CoordinatorReferee:
         self._watch.committed(outcome)
 
 
-def _speaker(call: Call) -> tuple[str, int] | None:
-    """Return which life of which island speaks, if the call says so."""
+def _sender(call: Call) -> tuple[str, int] | None:
+    """Return name and incarnation of the sender, if the call contains them."""
     match call:
         case HeartbeatCall(beat):
             return beat.island, beat.incarnation
@@ -169,27 +169,30 @@ def _speaker(call: Call) -> tuple[str, int] | None:
 
 
 def check_staged(service: Service, report: Report) -> None:
-    """Report an update that is held for no open round, or one island's second."""
+    """Report staged updates of other rounds or unknown islands, or too many."""
     for round in service.state.rounds:
-        known = service.state.members.known.keys()
+        members = service.state.members.known.keys()
         is_ahead = all(
             header.kind is FrameKind.DEPARTING and header.round == round.number + 1
             for header in round.ahead.values()
         )
-        is_now = all(each.round == round.number for each in round.staged.values())
-        if not (is_ahead and is_now and {*round.staged, *round.ahead} <= known):
+        is_now = all(header.round == round.number for header in round.staged.values())
+        if not (is_ahead and is_now and {*round.staged, *round.ahead} <= members):
             report(
                 BOUNDED,
                 "coordinator",
                 f"round {round.number} of fragment {round.fragment} holds updates of "
-                "other rounds, or of strangers",
+                "other rounds, or of unknown islands",
             )
-    held = sum(len(each.staged) + len(each.ahead) for each in service.state.rounds)
-    if len(service._spool) > held:
+    num_staged = sum(
+        len(round.staged) + len(round.ahead) for round in service.state.rounds
+    )
+    if len(service._spool) > num_staged:
         report(
             BOUNDED,
             "coordinator",
-            f"its spool holds {len(service._spool)} updates, and {held} are staged",
+            f"its spool holds {len(service._spool)} updates, "
+            f"and {num_staged} are staged",
         )
 
 

@@ -1,4 +1,10 @@
-"""One incarnation of an island, observed through its line and its weights."""
+"""One incarnation of an island: its ledger of work and tokens, kept from outside.
+
+The law of DESIGN section 3, in fp64 beside the island's fp32: the work that rosters
+counted, the work in hand and the loss of codecs add up to all work of the incarnation,
+less refused and dropped work. Counted work is taken from the committed outcomes, never
+from the island's own state.
+"""
 
 from __future__ import annotations
 
@@ -28,45 +34,46 @@ from atoll.weights.layout import F32
 from atoll.wire import FrameKind, Verdict
 
 CODEC_ERRORS = {"fp32": 1e-6, "bf16": 2.0**-7, "bf16-stochastic": 2.0**-6}
-"""The most that a codec changes a value, as a part of it; others are relative to the
-largest value of a block."""
+"""Largest relative error of codecs whose error does not depend on a block's maximum."""
 
 
 class ObservedIncarnation:
-    """What one life has sealed, published and given away."""
+    """Updates that one incarnation has sealed and published, and its ledgers."""
 
-    def __init__(self, view: VectorView, truth: History, report: Report) -> None:
-        self.view, self._truth, self._report = view, truth, report
+    def __init__(self, view: VectorView, history: History, report: Report) -> None:
+        self.view, self._history, self._report = view, history, report
         self.ledgers: list[FragmentLedger] = []
         self.host: Host | None = None
-        self.kept: Callable[[], int] = lambda: 0
-        """How many updates without an outcome its exchange keeps."""
+        self.num_unconfirmed: Callable[[], int] = lambda: 0
+        """Returns the number of updates without an outcome in its exchange."""
 
         self.fate = "is alive"
-        """Or how it ended: it left, or it died, when."""
+        """Or its end: it left, saw the end, or died at a time."""
 
-        self._rests: dict[int, F64] = {}
+        self._remaining_work: dict[int, F64] = {}
         self._departed: dict[bytes, tuple[int, PublishedUpdate]] = {}
         self._staged: set[bytes] = set()
 
     def joined(self, host: Host) -> None:
-        """Open the books: the island holds the run's weights, and has done nothing."""
+        """Open the ledgers: the island has the run's weights, and has not trained."""
         self.host = host
         self.ledgers = [
-            FragmentLedger(host.joined, slot, self._truth, self._report)
+            FragmentLedger(host.joined, slot, self._history, self._report)
             for slot in host.slots
         ]
         for ledger, local in zip(self.ledgers, self.view.local, strict=True):
             ledger.begin(local)
 
     def published(self, frame: Frame) -> None:
-        """Take note of an update on its way, whether for the first time or not."""
+        """Note an update that is being sent, for the first time or again."""
         header = frame.header
-        update = self._truth.publish(header, frame.body)
+        update = self._history.publish(header, frame.body)
         if not self.ledgers:
             return
         ledger = self.ledgers[header.fragment]
-        check_unconfirmed(ledger.who, self.kept(), len(self.ledgers), self._report)
+        check_unconfirmed(
+            ledger.subject, self.num_unconfirmed(), len(self.ledgers), self._report
+        )
         seal = ledger.seal
         if seal is not None and seal.update is None and seal.round == header.round:
             seal.update = update
@@ -74,18 +81,18 @@ class ObservedIncarnation:
             self._depart(ledger, update)
 
     def acknowledged(self, frame: Frame, reception: Reception) -> None:
-        """Take note that the run has promised to count a departing update."""
+        """Note a departing update that was acknowledged as staged."""
         if frame.header.kind is FrameKind.DEPARTING and reception is Reception.STAGED:
-            self._staged.add(self._truth.publish(frame.header, frame.body).digest)
+            self._staged.add(self._history.publish(frame.header, frame.body).digest)
 
     def read(self, fragment: int) -> None:
-        """The host reads live weights: to seal, to adopt or to leave."""
+        """Book a read of the live weights by the host, to seal, adopt or leave."""
         if self.host is None:
             return
         ledger, local = self.ledgers[fragment], self.view.local[fragment]
         if self.host.has_left:
             ledger.train(local)
-            self._rests[fragment] = self._rest(ledger)
+            self._remaining_work[fragment] = self._remaining(ledger)
         elif ledger.slot.sealed is None:
             round, tokens = ledger.slot.state.round + 1, self.host.tally.tokens
             ledger.sealing(local, round=round, tokens=tokens)
@@ -103,21 +110,21 @@ class ObservedIncarnation:
         ledger.adopted(self.view.local[fragment], sealed, tokens=tokens)
 
     def conclude(self) -> list[TokenFates]:
-        """Close the books at the end of the run, and return where tokens went."""
+        """Close the ledgers at the end of the run, and return the tokens by outcome."""
         if self.host is None:
             return []
         for ledger in self.ledgers:
             self._close(ledger, self.host.tally.tokens)
         return [ledger.tokens for ledger in self.ledgers]
 
-    def _rest(self, ledger: FragmentLedger) -> F64:
-        """Return the work that an island which leaves has not given away yet."""
-        flying, seal = ledger.slot.sealed, ledger.seal
-        is_awaited = flying and flying.frame is None and flying.outcome is None
-        if flying is None or seal is None or is_awaited:
+    def _remaining(self, ledger: FragmentLedger) -> F64:
+        """Return the work of a leaving island that is in no update yet."""
+        update, seal = ledger.slot.sealed, ledger.seal
+        is_awaited = update and update.frame is None and update.outcome is None
+        if update is None or seal is None or is_awaited:
             return ledger.loaded() - ledger.mark + ledger.decay * ledger.residual()
         made_since = seal.local - ledger.mark
-        if flying.outcome is not None and flying.outcome.decision is WorkDecision.CARRY:
+        if update.outcome is not None and update.outcome.decision is WorkDecision.CARRY:
             return seal.pseudo + made_since + ledger.decay * ledger.residual()
         return made_since + ledger.decay * ledger.left_over(seal)
 
@@ -128,14 +135,14 @@ class ObservedIncarnation:
             return
         assert self.host is not None
         self._departed[update.digest] = (self.host.tally.tokens, update)
-        held = self._rests.get(header.fragment)
-        if held is None:
+        expected = self._remaining_work.get(header.fragment)
+        if expected is None:
             return
-        worst = np.abs(update.values - held) - _tolerance(header.codec, held)
+        worst = np.abs(update.values - expected) - _tolerance(header.codec, expected)
         if float(worst.max()) > 0.0:
             self._report(
                 WORK_CONSERVED,
-                ledger.who,
+                ledger.subject,
                 f"leaves with other work of fragment {header.fragment} than it had: "
                 f"off by {float(worst.max()):.3g}",
             )
@@ -143,37 +150,39 @@ class ObservedIncarnation:
     def _close(self, ledger: FragmentLedger, tokens: int) -> None:
         seal = ledger.seal
         if seal and seal.update and seal.update.digest not in self._departed:
-            counted = None if ledger.settle(seal) else self._truth.counting(seal.update)
+            counted = (
+                None if ledger.settle(seal) else self._history.counting(seal.update)
+            )
             if counted is not None:
                 ledger.count_tokens(seal.tokens, counted)
         for digest, (sealed_at, update) in self._departed.items():
             if update.header.fragment == ledger.slot.index:
                 self._close_departed(ledger, digest, sealed_at, update)
-        left = tokens - ledger.tokens.settled
+        remaining = tokens - ledger.tokens.settled
         if self.fate == "left":
-            self._book_departed(ledger, left)
+            self._book_departed(ledger, remaining)
         elif self.fate in ("is alive", "saw the end"):
-            ledger.tokens.in_hand = left
+            ledger.tokens.in_hand = remaining
         else:
-            ledger.tokens.lost[f"{ledger.who} {self.fate}"] = left
-        if left < 0:
+            ledger.tokens.lost[f"{ledger.subject} {self.fate}"] = remaining
+        if remaining < 0:
             self._report(
                 TOKENS_CONSERVED,
-                ledger.who,
-                f"{-left} tokens of fragment {ledger.slot.index} went twice",
+                ledger.subject,
+                f"{-remaining} tokens of fragment {ledger.slot.index} went twice",
             )
 
-    def _book_departed(self, ledger: FragmentLedger, left: int) -> None:
-        """Book what an island left behind uncounted: too late, refused or dropped."""
+    def _book_departed(self, ledger: FragmentLedger, tokens: int) -> None:
+        """Book the uncounted tokens of a departed island: late, refused or dropped."""
         sealed = ledger.slot.sealed
         outcome = sealed.outcome if sealed is not None else None
         match outcome.decision if outcome is not None else None:
             case WorkDecision.DROP:
-                ledger.tokens.dropped += left
+                ledger.tokens.dropped += tokens
             case WorkDecision.REFUSE:
-                ledger.tokens.refused += left
+                ledger.tokens.refused += tokens
             case _:
-                ledger.tokens.departed = left
+                ledger.tokens.departed = tokens
 
     def _close_departed(
         self,
@@ -183,55 +192,55 @@ class ObservedIncarnation:
         update: PublishedUpdate,
     ) -> None:
         header = update.header
-        commit = self._truth.commits.get((header.fragment, header.round))
+        commit = self._history.commits.get((header.fragment, header.round))
         if commit is None:
             return
-        entry, counted = commit.entry(header.island), self._truth.counting(update)
+        entry, counted = commit.entry(header.island), self._history.counting(update)
         if counted is not None:
             ledger.count_tokens(tokens, counted)
         elif (
-            not self._truth.has_gaps
-            and digest in self._staged - self._truth.excused
+            not self._history.has_gaps
+            and digest in self._staged - self._history.excused
             and not (
                 entry and entry.digest == digest and entry.verdict is Verdict.REFUSED
             )
         ):
             self._report(
                 WORK_CONSERVED,
-                ledger.who,
+                ledger.subject,
                 f"left an update for round {header.round} of fragment "
-                f"{header.fragment}, was told that it is staged, and the roster says "
-                f"{entry.verdict if entry else 'nothing'} of another",
+                f"{header.fragment}, which was acknowledged as staged, and the roster "
+                f"has {entry.verdict if entry else 'no entry'} for another",
             )
 
 
 class WatchedView:
-    """Live weights that tell who reads and writes them. Implements `ParameterView`."""
+    """Live weights that report reads and writes. Implements `ParameterView`."""
 
-    def __init__(self, inner: VectorView, life: ObservedIncarnation) -> None:
-        self._inner, self._life = inner, life
+    def __init__(self, inner: VectorView, incarnation: ObservedIncarnation) -> None:
+        self._inner, self._incarnation = inner, incarnation
         self.lay_out = inner.lay_out
 
     def read(self, fragment: int, out: F32) -> None:
         self._inner.read(fragment, out)
-        self._life.read(fragment)
+        self._incarnation.read(fragment)
 
     def write(self, fragment: int, values: F32) -> None:
-        self._life.before_write(fragment)
+        self._incarnation.before_write(fragment)
         self._inner.write(fragment, values)
-        self._life.after_write(fragment)
+        self._incarnation.after_write(fragment)
 
 
 class WatchedLine:
-    """A line that tells what goes over it. Implements `CoordinatorLine`."""
+    """A line that reports updates and outcomes. Implements `CoordinatorLine`."""
 
     def __init__(
         self,
         inner: CoordinatorLine,
-        life: ObservedIncarnation,
+        incarnation: ObservedIncarnation,
         learn: Callable[[Outcome | Frame], None],
     ) -> None:
-        self._inner, self._life, self._learn = inner, life, learn
+        self._inner, self._incarnation, self._learn = inner, incarnation, learn
         self.pause, self.every = inner.pause, inner.every
 
     def call(self, call: Call) -> Reply:
@@ -240,32 +249,32 @@ class WatchedLine:
             if isinstance(reply, Outcome | Frame):
                 self._learn(reply)
             return reply
-        self._life.published(call.frame)
+        self._incarnation.published(call.frame)
         reply = self._inner.call(call)
         assert isinstance(reply, Reception)
-        self._life.acknowledged(call.frame, reply)
+        self._incarnation.acknowledged(call.frame, reply)
         return reply
 
 
-def _tolerance(codec: str, held: F64) -> F64:
-    """Return how far the codec may move each value."""
-    size: F64 = np.abs(held)
+def _tolerance(codec: str, values: F64) -> F64:
+    """Return the largest error of the codec for each value."""
+    size: F64 = np.abs(values)
     if codec in CODEC_ERRORS:
         return np.asarray(CODEC_ERRORS[codec] * size + 1e-4)
     if codec == "int8":
-        return np.full_like(held, size.max() / 127 + 1e-4)
+        return np.full_like(values, size.max() / 127 + 1e-4)
     if codec == "e3m0":
         return np.asarray(0.5 * size + size.max() * 2.0**-5)
-    return np.full_like(held, size.max())
+    return np.full_like(values, size.max())
 
 
 ROUNDING = 2.0**-18
-"""Of the largest value: some dozens of fp32 roundings over a run."""
+"""Tolerance relative to the largest value: dozens of fp32 roundings over a run."""
 
 
 @dataclass
 class SealRecord:
-    """What an island held when it sealed."""
+    """Weights, work and tokens of an island at a seal."""
 
     round: int
     local: F64
@@ -273,24 +282,24 @@ class SealRecord:
     residual: F64
     tokens: int
     update: PublishedUpdate | None = None
-    """What was published of it; None while it is under way, or when nothing is."""
+    """The published update; None before, or if there is none."""
 
 
 @dataclass
 class TokenFates:
-    """What became of a fragment's tokens."""
+    """Tokens of a fragment by outcome."""
 
     committed: int = 0
     refused: int = 0
     dropped: int = 0
     in_hand: int = 0
-    """At the end of the run; some of it may have been carried."""
+    """Not in an update at the end of the run; some may have been carried."""
 
     departed: int = 0
-    """Given away when leaving, and not counted."""
+    """In a departing update that was not counted."""
 
     lost: dict[str, int] = field(default_factory=dict)
-    """By the name of the death."""
+    """Lost with a death, by its description."""
 
     @property
     def settled(self) -> int:
@@ -298,26 +307,26 @@ class TokenFates:
 
 
 def total(fates: Iterable[TokenFates]) -> dict[str, int]:
-    """Return the sums, by what became of the tokens."""
+    """Return the sums of tokens by outcome."""
     sums = Counter[str]()
-    for each in fates:
-        sums["committed"] += each.committed
-        sums["refused"] += each.refused
-        sums["dropped"] += each.dropped
-        sums["departed"] += each.departed
-        sums["in hand"] += each.in_hand
-        sums.update(each.lost)
+    for fate in fates:
+        sums["committed"] += fate.committed
+        sums["refused"] += fate.refused
+        sums["dropped"] += fate.dropped
+        sums["departed"] += fate.departed
+        sums["in hand"] += fate.in_hand
+        sums.update(fate.lost)
     return dict(sums)
 
 
 class FragmentLedger:
-    """One fragment of one life. `sealing` and `adopted` are told by its weights."""
+    """Work and tokens of one fragment of one incarnation."""
 
     def __init__(
-        self, joined: JoinReply, slot: IslandFragment, truth: History, report: Report
+        self, joined: JoinReply, slot: IslandFragment, history: History, report: Report
     ) -> None:
-        self._joined, self.slot, self._truth = joined, slot, truth
-        self.who = f"{joined.island} (incarnation {joined.incarnation})"
+        self._joined, self.slot, self._history = joined, slot, history
+        self.subject = f"{joined.island} (incarnation {joined.incarnation})"
         self._report = report
         self.decay = float(np.float32(joined.settings.wire.error_feedback_decay))
         self._mixes = joined.settings.sync.adopt == "mix"
@@ -325,23 +334,23 @@ class FragmentLedger:
         self._work, self._committed = zero.copy(), zero.copy()
         self._error, self._lost = zero.copy(), zero.copy()
         self.mark: F64 = zero
-        """The live weights when they were last looked at."""
+        """The live weights at the last call."""
 
         self.seal: SealRecord | None = None
         self.tokens = TokenFates()
 
     def begin(self, local: np.ndarray) -> None:
-        """Start from the weights that the island has just loaded."""
+        """Start from the weights that the island has loaded."""
         self.mark = local.astype(np.float64)
 
     def train(self, local: np.ndarray) -> None:
-        """Book as work whatever has changed since the weights were last looked at."""
+        """Book the change of the weights since the last call as work."""
         now = local.astype(np.float64)
         self._work += self.mark - now
         self.mark = now
 
     def sealing(self, local: np.ndarray, *, round: int, tokens: int) -> None:
-        """Take note of what the island seals from here."""
+        """Note the weights and the work that the island seals."""
         self.train(local)
         self.seal = SealRecord(
             round=round,
@@ -354,13 +363,13 @@ class FragmentLedger:
     def adopted(
         self, local: np.ndarray, sealed: UpdateInFlight, *, tokens: int
     ) -> None:
-        """Book an outcome that the island has just taken into its weights."""
+        """Book an outcome that the island has adopted into its weights."""
         arrival, seal = sealed.outcome, self.seal
         assert arrival is not None
         assert seal is not None
         made_since = seal.local - self.mark
         is_counted = self.settle(seal)
-        is_lost = arrival.position is None and self._truth.has_gaps
+        is_lost = arrival.position is None and self._history.has_gaps
         if not is_lost:
             self._require_verdict(arrival.decision, seal, is_counted)
         match arrival.decision:
@@ -372,35 +381,35 @@ class FragmentLedger:
                 self.tokens.refused += tokens - self.tokens.settled
         self.mark = local.astype(np.float64)
         if is_lost or (arrival.decision is WorkDecision.ADOPT and self._mixes):
-            # The papers' blend gives up steps made in flight: what is left is in hand.
-            # So it is where a journal has lost whether the update had counted.
+            # The papers' blend gives up steps made in flight, so the difference is lost
+            # work. The same holds if a journal lost whether the update had counted.
             self._lost -= self._difference()
         self.seal = None
         self.check(tokens)
 
     def check(self, tokens: int) -> None:
-        """Report unless both sides of the law are equal, to rounding."""
+        """Report unless both sides of the law are equal, up to rounding."""
         worst = _largest(self._difference())
-        # A scale is at least 1, so that it is seldom needed.
+        # The scale is at least 1, so that it is seldom computed.
         if not worst <= ROUNDING and not worst <= ROUNDING * self._scale():
             self._report(
                 WORK_CONSERVED,
-                self.who,
+                self.subject,
                 f"after round {self.slot.state.round} of fragment {self.slot.index} "
                 f"the two sides differ by {worst:.3g}",
             )
         if self.tokens.settled > tokens:
             self._report(
                 TOKENS_CONSERVED,
-                self.who,
+                self.subject,
                 f"of {tokens} tokens {self.tokens} went through fragment "
                 f"{self.slot.index}",
             )
 
     def settle(self, seal: SealRecord) -> bool:
-        """Book what the committed outcome says of the sealed update."""
+        """Book the sealed update if its committed outcome counts it."""
         update = seal.update
-        commit = self._truth.commits.get((self.slot.index, seal.round))
+        commit = self._history.commits.get((self.slot.index, seal.round))
         if update is None or commit is None or not commit.counts(update):
             return False
         self._committed += update.values
@@ -410,18 +419,18 @@ class FragmentLedger:
 
     def count_tokens(self, tokens: int, update: PublishedUpdate) -> None:
         """Book the tokens of a counted update, sealed when there were `tokens`."""
-        said = update.header.progress.tokens - self._joined.tokens
-        if said != tokens:
+        reported = update.header.progress.tokens - self._joined.tokens
+        if reported != tokens:
             self._report(
                 TOKENS_CONSERVED,
-                self.who,
+                self.subject,
                 f"its update for round {update.header.round} of fragment "
-                f"{self.slot.index} says {said} tokens, and it had {tokens}",
+                f"{self.slot.index} reports {reported} tokens, and it had {tokens}",
             )
         self.tokens.committed += tokens - self.tokens.settled
 
     def left_over(self, seal: SealRecord) -> F64:
-        """Return what the codec left of a sealed update for the next one."""
+        """Return the codec's residual of a sealed update, for the next one."""
         if self.slot.residual is None or seal.update is None:
             return np.zeros_like(seal.pseudo)
         return seal.pseudo + self.decay * seal.residual - seal.update.values
@@ -432,9 +441,9 @@ class FragmentLedger:
         return (1.0 - self.decay) * seal.residual
 
     def _require_verdict(
-        self, how: WorkDecision, seal: SealRecord, is_counted: bool
+        self, decision: WorkDecision, seal: SealRecord, is_counted: bool
     ) -> None:
-        commit = self._truth.commits.get((self.slot.index, seal.round))
+        commit = self._history.commits.get((self.slot.index, seal.round))
         entry = commit.entry(self._joined.island) if commit else None
         is_refused = (
             entry is not None
@@ -442,19 +451,19 @@ class FragmentLedger:
             and entry.digest == seal.update.digest
             and entry.verdict is Verdict.REFUSED
         )
-        says = {
+        allowed = {
             WorkDecision.ADOPT: is_counted,
             WorkDecision.REBASE: is_counted,
             WorkDecision.CARRY: not is_counted and not is_refused,
             WorkDecision.DROP: not is_refused,
             WorkDecision.REFUSE: is_refused,
         }
-        if not says[how]:
+        if not allowed[decision]:
             self._report(
                 WORK_CONSERVED,
-                self.who,
-                f"took round {seal.round} of fragment {self.slot.index} as {how}, and "
-                f"its roster says {entry.verdict if entry else 'nothing'}",
+                self.subject,
+                f"took round {seal.round} of fragment {self.slot.index} as {decision}, "
+                f"and its roster says {entry.verdict if entry else 'nothing'}",
             )
 
     def _scale(self) -> float:
@@ -462,8 +471,8 @@ class FragmentLedger:
 
     def _difference(self) -> F64:
         in_hand = self.residual() + self.loaded() - self.mark
-        found = self._committed + in_hand + self._error
-        return np.asarray(found - (self._work - self._lost))
+        booked = self._committed + in_hand + self._error
+        return np.asarray(booked - (self._work - self._lost))
 
     def loaded(self) -> F64:
         out = np.empty(self.slot.layout.elements, np.float32)
@@ -481,11 +490,13 @@ def _largest(values: F64) -> float:
     return float(np.maximum.reduce(np.abs(values)))
 
 
-def check_unconfirmed(who: str, kept: int, fragments: int, report: Report) -> None:
+def check_unconfirmed(
+    island: str, num_updates: int, fragments: int, report: Report
+) -> None:
     """Report an island that keeps more updates than are in flight or departing."""
-    if kept > 2 * fragments:
+    if num_updates > 2 * fragments:
         report(
             BOUNDED,
-            who,
-            f"keeps {kept} updates without an outcome, of {fragments} fragments",
+            island,
+            f"keeps {num_updates} updates without an outcome, of {fragments} fragments",
         )

@@ -1,7 +1,8 @@
 """Checks a run after every event, and reports each invariant that does not hold.
 
-A referee reads the decisions: at a coordinator, or in a bucket. `RoundCheck` has the
-invariants of rounds: their order, their roster, their mean and their bits.
+A referee reads the decisions: at a coordinator, or in a bucket. Bounds are checked
+here: bytes in flight, time without progress, and that every island counts again once
+nothing fails.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ class Referee(Protocol):
 
     @property
     def opened(self) -> tuple[int, ...]:
-        """The open round of each fragment; nothing before the run is founded."""
+        """The open round of each fragment; empty before the run is founded."""
         ...
 
     @property
     def has_started(self) -> bool:
-        """Whether enough islands have come, as far as can be said now."""
+        """Whether enough islands have joined, as far as is known now."""
         ...
 
     @property
@@ -68,41 +69,41 @@ class Referee(Protocol):
 
     @property
     def digests(self) -> list[bytes]:
-        """Of the state of each fragment after its last committed round."""
+        """The digest of each fragment's state after its last committed round."""
         ...
 
     def look(self) -> None:
-        """Take note of what the event that just ran has changed."""
+        """Note the changes of the event that just ran."""
         ...
 
     def judge(self) -> None:
-        """Judge what must hold whenever rounds were committed."""
+        """Check the invariants that hold after every commit."""
         ...
 
     def conclude(self) -> None:
-        """Judge the record of the run at its end."""
+        """Check the record of the run at its end."""
         ...
 
 
 LONGEST_FLIGHT_S = 120.0
-"""Beyond what a plan's delays and throttles together make of one message."""
+"""Longer than a message takes under a plan's delays and throttles together."""
 
 
 @dataclass
 class FragmentSeen:
-    """A fragment as an island held it when it was last looked at."""
+    """A fragment of an island, and its round at the last check."""
 
-    who: str
+    island: str
     slot: IslandFragment
     round: int = -1
 
 
 @dataclass(frozen=True)
 class WatchedPorts:
-    """What one life of an island is given instead of its weights, and who learns."""
+    """Watched weights of one incarnation, its record, and a callback for outcomes."""
 
     view: WatchedView
-    life: ObservedIncarnation
+    incarnation: ObservedIncarnation
     learn: Callable[[Outcome | Frame], None]
 
 
@@ -121,86 +122,88 @@ class InvariantWatch:
     ) -> None:
         self._scheduler, self._network = world.scheduler, world.network
         self.violations: list[Violation] = []
-        self.truth = History()
-        self.rounds = RoundCheck(self.truth, settings, layout, self.report)
+        self.history = History()
+        self.rounds = RoundCheck(self.history, settings, layout, self.report)
         self.progress = ProgressCheck(silence_s, self.report)
         self._everyone = EveryoneCounts(self.report, lease_s=lease_s)
-        self._most_bytes = most_bytes_in_flight(
+        self._max_bytes = max_bytes_in_flight(
             layout, islands=islands, flight_s=LONGEST_FLIGHT_S
         )
         self.referee: Referee
-        """Who decides rounds; given before the first event."""
+        """Reads the decisions; set before the first event."""
 
-        self._held: dict[str, list[FragmentSeen]] = {}
+        self._fragments: dict[str, list[FragmentSeen]] = {}
         self._touched: set[str] = set()
-        """Islands that were told something in the event that runs."""
+        """Islands that received an outcome or a state in the event that runs."""
 
-        self._lives: list[ObservedIncarnation] = []
+        self._incarnations: list[ObservedIncarnation] = []
         self._present: dict[str, tuple[ObservedIncarnation, float]] = {}
-        """The life of each island that takes part, and since when."""
+        """The incarnation of each island that takes part, and since when."""
 
         self.opened_s: dict[int, float] = {}
         self._has_committed = False
         self.on_commit: Callable[[int], None] = lambda lowest: None
-        """Told the lowest open round."""
+        """Called with the lowest open round."""
 
         self.on_look: Callable[[], None] = lambda: None
         self.look_s = 0.0
-        """When `on_look` is to be called next."""
+        """Time of the next call of `on_look`."""
 
-    def report(self, invariant: Invariant, who: str, what: str) -> None:
-        """Note a violation, and end the run: what follows from it means nothing."""
+    def report(self, invariant: Invariant, subject: str, detail: str) -> None:
+        """Note a violation, and stop the run: later violations mean nothing."""
         at_s = self._scheduler.now_s
-        self.violations.append(Violation(at_s, who, invariant.name, what))
+        self.violations.append(Violation(at_s, subject, invariant.name, detail))
         self._scheduler.stop()
 
     def begin(self, island: str, view: VectorView) -> WatchedPorts:
-        """Return the ports of a new life."""
-        life = ObservedIncarnation(view, self.truth, self.report)
-        self._lives.append(life)
-        return WatchedPorts(WatchedView(view, life), life, partial(self._learn, island))
+        """Return the ports of a new incarnation."""
+        incarnation = ObservedIncarnation(view, self.history, self.report)
+        self._incarnations.append(incarnation)
+        return WatchedPorts(
+            WatchedView(view, incarnation), incarnation, partial(self._learn, island)
+        )
 
-    def joined(self, life: ObservedIncarnation, host: Host) -> None:
-        """Look at an island that has entered the run."""
-        life.joined(host)
+    def joined(self, incarnation: ObservedIncarnation, host: Host) -> None:
+        """Start to check an island that has joined."""
+        incarnation.joined(host)
         island = host.joined.island
         now_s = self._scheduler.now_s
-        self._present[island] = (life, now_s)
+        self._present[island] = (incarnation, now_s)
         self._everyone.disturbed(now_s)
-        self._held[island] = [FragmentSeen(island, slot) for slot in host.slots]
+        self._fragments[island] = [FragmentSeen(island, slot) for slot in host.slots]
         self._touched.add(island)
 
-    def gone(self, island: str, *, fate: str) -> None:
-        """Look no more at an island that has left or died."""
+    def withdraw(self, island: str, *, fate: str) -> None:
+        """Stop checking an island that has left or died."""
         if island in self._present:
-            life, _ = self._present.pop(island)
-            life.fate = fate
+            incarnation, _ = self._present.pop(island)
+            incarnation.fate = fate
             self._everyone.disturbed(self._scheduler.now_s)
-        self._held.pop(island, None)
+        self._fragments.pop(island, None)
 
     def after_event(self) -> None:
         self.referee.look()
         if self._touched:
-            # A state changes in the event in which its island is told something.
+            # A state changes only in an event in which its island receives a message.
             for island in self._touched:
-                for held in self._held.get(island, ()):
-                    self._look(held)
+                for fragment in self._fragments.get(island, ()):
+                    self._look(fragment)
             self._touched.clear()
         if self._has_committed and self.referee.opened:
             self._has_committed = False
             self.referee.judge()
             self.on_commit(min(self.referee.opened))
-        if self._network.counts.bytes_in_flight > self._most_bytes:
-            check_bytes(self._network, self._most_bytes, self.report)
+        if self._network.counts.bytes_in_flight > self._max_bytes:
+            check_bytes(self._network, self._max_bytes, self.report)
         if self._scheduler.now_s >= self.look_s:
             self.on_look()
 
     def calm(self, since_s: float) -> None:
-        """Nothing fails from now on."""
+        """Note that no fault acts from now on."""
         self._everyone.calm(since_s)
 
     def committed(self, outcome: CommittedRound) -> None:
-        """Judge an outcome that nothing can change any more."""
+        """Check a committed outcome."""
         now_s = self._scheduler.now_s
         self.rounds.committed(outcome)
         self._judge_roster(outcome)
@@ -209,22 +212,26 @@ class InvariantWatch:
         self._has_committed = True
 
     def conclude(self) -> dict[str, int]:
-        """Look at everything once more, and return what became of the tokens."""
+        """Check the run at its end, and return the sums of tokens by outcome."""
         if not self.violations:
             self.referee.conclude()
-        fates = [each for life in self._lives for each in life.conclude()]
+        fates = [
+            fate
+            for incarnation in self._incarnations
+            for fate in incarnation.conclude()
+        ]
         return total(fates)
 
-    def _learn(self, island: str, told: Outcome | Frame) -> None:
+    def _learn(self, island: str, message: Outcome | Frame) -> None:
         self._touched.add(island)
-        if isinstance(told, Outcome):
-            self.rounds.learned(island, told)
+        if isinstance(message, Outcome):
+            self.rounds.learned(island, message)
 
-    def _look(self, held: FragmentSeen) -> None:
-        state = held.slot.state
-        if state.round != held.round:
-            held.round = state.round
-            self.rounds.holds(held.who, held.slot.index, state)
+    def _look(self, fragment: FragmentSeen) -> None:
+        state = fragment.slot.state
+        if state.round != fragment.round:
+            fragment.round = state.round
+            self.rounds.holds(fragment.island, fragment.slot.index, state)
 
     def _judge_roster(self, outcome: CommittedRound) -> None:
         opened_s = self.opened_s.get(outcome.header.fragment, 0.0)
@@ -237,52 +244,54 @@ class InvariantWatch:
 
 
 STRANDS = 3
-"""An island has at most so many calls under way: sending, receiving, a heartbeat."""
+"""Calls that an island has in flight at most: sending, receiving, a heartbeat."""
 
 FRAME_BYTES = 4096
-"""More than a frame's header with its roster takes."""
+"""Upper bound of the size of a frame's header with its roster."""
 
 
-def most_bytes_in_flight(layout: Layout, *, islands: int, flight_s: float) -> int:
-    """Return how many bytes can be under way at once.
+def max_bytes_in_flight(layout: Layout, *, islands: int, flight_s: float) -> int:
+    """Return the upper bound of the bytes in flight.
 
-    Each of an island's strands has one call or its answer under way, as large as the
-    largest frame, a state: three fp32 vectors at most. It asks again after a timeout
-    of at least 4 s, while what it sent before may be under way for `flight_s`; and
-    any message may be there twice.
+    Each of an island's strands has one call or its answer in flight, as large as the
+    largest frame, a state: three fp32 vectors at most. It repeats a call after a
+    timeout of at least 4 s, while earlier messages may be in flight for `flight_s`; and
+    any message may be duplicated.
     """
-    largest = SMALL_BYTES + FRAME_BYTES + 12 * sum(each.elements for each in layout)
+    largest = (
+        SMALL_BYTES + FRAME_BYTES + 12 * sum(fragment.elements for fragment in layout)
+    )
     attempts = 2 + int(flight_s / 4.0)
     return 2 * islands * STRANDS * attempts * 2 * largest
 
 
-def check_bytes(network: Network, most: int, report: Report) -> None:
-    """Report more bytes under way than `most`."""
-    if network.counts.bytes_in_flight > most:
+def check_bytes(network: Network, max_bytes: int, report: Report) -> None:
+    """Report more bytes in flight than `max_bytes`."""
+    if network.counts.bytes_in_flight > max_bytes:
         report(
             BOUNDED,
             "network",
-            f"{network.counts.bytes_in_flight} bytes are under way, above {most}",
+            f"{network.counts.bytes_in_flight} bytes are in flight, above {max_bytes}",
         )
 
 
 CALL_S = 6.0
-"""The longest that a call waits for its answer: a long poll of 2 s, and 4 s more."""
+"""Longest timeout of a call: a long poll of 2 s, and 4 s more."""
 
 FIRST_ROUNDS = 2
-"""After a storm, an island that missed a round is back in step in the one after."""
+"""An island that missed a round after a storm counts again in the next one."""
 
 
 def longest_silence_s(settings: RunSettings, *, step_s: float) -> float:
-    """Return how long a fragment with a connected quorum may go without a commit.
+    """Return the longest time without a commit of a fragment with a connected quorum.
 
     In the worst case the open round waits for an island that has just died: its lease
     runs out after `LEASE_S`, or it is late after `deadline_max_s`, whichever the
-    coordinator's clock (up to a tenth slow) sees last. The others may each have to
-    notice that the coordinator is back (`LONGEST_PAUSE_S` and one call), learn of an
-    outcome they missed (one call), and then train a whole window before they seal,
+    coordinator's clock (up to a tenth slow) reaches last. The others may each have to
+    notice that the coordinator has restarted (`LONGEST_PAUSE_S` and one call), fetch an
+    outcome they missed (one call), and then train a full window before they seal,
     which the slowest clock does not lengthen since steps take true time. An update
-    that was lost goes again with the next long poll: one more call and pause.
+    that was lost is sent again with the next long poll: one more call and pause.
     """
     window_s = settings.sync.sync_every * step_s
     waits_s = 1.1 * (LEASE_S + HEARTBEAT_S + settings.limits.deadline_max_s)
@@ -290,12 +299,12 @@ def longest_silence_s(settings: RunSettings, *, step_s: float) -> float:
 
 
 def longest_wait_s(settings: RunSettings, *, step_s: float, islands: int) -> float:
-    """Return how long a fragment of a run in a bucket may go without a roster.
+    """Return the longest time without a roster of a fragment in a bucket.
 
-    As with a coordinator, but a lease is longer, what a member says is read with the
-    next heartbeat (twice, when islands wait for each other), a look at a round may be
-    `LONGEST_S` away, an island's own request may be the last of its tries, and each
-    owner of a shard may have gone before it made it.
+    As with a coordinator, but a lease is longer, a member's document is read with the
+    next heartbeat (twice, when islands wait for each other), the next poll of a round
+    may be `LONGEST_S` away, an island's own request may be the last of its retries, and
+    each owner of a shard may have died before it wrote it.
     """
     window_s = settings.sync.sync_every * step_s
     beat_s = bucket.BEAT_S + REQUEST_S
@@ -305,13 +314,13 @@ def longest_wait_s(settings: RunSettings, *, step_s: float, islands: int) -> flo
 
 
 class ProgressCheck:
-    """Watches that rounds are committed while nothing is wrong."""
+    """Checks that rounds are committed while no fault acts."""
 
     def __init__(self, bound_s: float, report: Report) -> None:
         self._bound_s, self._report = bound_s, report
         self._last_s = 0.0
         self.due_s = float("inf")
-        """When the next commit must have happened."""
+        """Deadline of the next commit."""
 
     def committed(self, now_s: float) -> None:
         self._last_s = now_s
@@ -319,11 +328,11 @@ class ProgressCheck:
             self.due_s = now_s + self._bound_s
 
     def calm(self, since_s: float) -> None:
-        """From now on a quorum is connected, and nothing fails."""
+        """Note that from now on a quorum is connected, and no fault acts."""
         self.due_s = max(since_s, self._last_s) + self._bound_s
 
     def overdue(self, now_s: float) -> None:
-        """Report that nothing was committed by `due_s`."""
+        """Report that no round was committed by `due_s`."""
         self._report(
             PROGRESS,
             "run",
@@ -334,7 +343,7 @@ class ProgressCheck:
 
 
 class EveryoneCounts:
-    """Watches the rounds that open after the storm and a lease."""
+    """Checks the rounds that open a lease after the last fault."""
 
     def __init__(self, report: Report, *, lease_s: float = LEASE_S) -> None:
         self._report, self._lease_s = report, lease_s
@@ -342,11 +351,11 @@ class EveryoneCounts:
         self._seen: dict[int, int] = {}
 
     def calm(self, since_s: float) -> None:
-        """Nothing has failed since; a lease later nobody is presumed alive in error."""
+        """Note the end of all faults; a lease later no dead island has a lease."""
         self._calm_s = since_s + self._lease_s
 
     def disturbed(self, now_s: float) -> None:
-        """Somebody came or went: two rounds pass until everyone is in step again."""
+        """Note a join or an end: two rounds pass until every island counts again."""
         if now_s > self._calm_s:
             self._calm_s = now_s
         self._seen.clear()
@@ -354,7 +363,7 @@ class EveryoneCounts:
     def committed(
         self, commit: CommittedRound, opened_s: float, islands: Collection[str]
     ) -> None:
-        """Judge a commit; `islands` were live members all along."""
+        """Check a commit; `islands` were live members since the round opened."""
         header = commit.header
         if opened_s < self._calm_s:
             return
@@ -362,12 +371,12 @@ class EveryoneCounts:
         if self._seen[header.fragment] <= FIRST_ROUNDS:
             return
         assert header.roster is not None
-        missing = sorted({*islands} - {each.island for each in header.roster.counted})
+        missing = sorted({*islands} - {entry.island for entry in header.roster.counted})
         if missing:
             self._report(
                 EVERYONE_COUNTS,
                 ", ".join(missing),
                 f"missed round {header.round} of fragment {header.fragment}, the "
                 f"{self._seen[header.fragment]}th to open since {self._calm_s:.3f} s, "
-                "when nothing had failed for a lease and nobody came or went",
+                "when no fault had acted for a lease and no island joined or left",
             )

@@ -326,6 +326,6 @@ def test_a_disk_outlives_its_process() -> None:
 
 
 def test_what_is_absent_has_its_own_error() -> None:
-    """Reading what is not there names the file."""
-    with pytest.raises(NoSuchFile, match="a is not there"):
+    """Reading what does not exist names the file."""
+    with pytest.raises(NoSuchFile, match="a does not exist"):
         SimDisk().read("a")

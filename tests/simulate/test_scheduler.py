@@ -159,7 +159,7 @@ def test_a_promise_is_kept_once() -> None:
     promise = GreenletFuture[int](Scheduler(0))
     promise.set(1)
 
-    with pytest.raises(UsageError, match="kept already"):
+    with pytest.raises(UsageError, match="has a result already"):
         promise.set(2)
     assert promise.done()
     assert promise.exception() is None

@@ -190,7 +190,7 @@ def test_a_lock_that_is_held_over_a_request_is_found() -> None:
 
 def test_only_a_store_fails_as_a_store_does() -> None:
     """A plan that says so of an island is refused by name."""
-    with pytest.raises(UsageError, match="lets 'a' fail as a store does, but it is"):
+    with pytest.raises(UsageError, match="a fault of a store for 'a', which is not"):
         Shore("a", faults=FaultPlan().outage("a"))
 
 

@@ -286,5 +286,5 @@ def test_a_name_is_given_once() -> None:
     """Two processes of one name would be one to the network."""
     with SimWorld(0) as world:
         world.add("a")
-        with pytest.raises(UsageError, match="'a' is there already"):
+        with pytest.raises(UsageError, match="'a' exists already"):
             world.add("a")

@@ -113,7 +113,7 @@ class SimWorld:
         if name not in self.stores:
             stores = ", ".join(map(repr, self.stores)) or "none in this run"
             raise UsageError(
-                f"The plan has a fault of the store {name!r}, but it is none: the "
+                f"The plan has a fault of a store for {name!r}, which is not one: the "
                 f"stores are {stores}. Name one of them."
             )
 

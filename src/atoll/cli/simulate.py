@@ -122,7 +122,9 @@ def _as_text(setup: Setup, is_detailed: bool, command: str) -> bool:
     from atoll.simulate.story import Narrator
 
     columns = width(pages.WIDTH)
-    page = pages.Page(setup.islands, setup.rounds, width=columns, is_verbose=is_detailed)
+    page = pages.Page(
+        setup.islands, setup.rounds, width=columns, is_verbose=is_detailed
+    )
     _print(report.heading(setup, page))
     narrator = Narrator(
         setup.plan,

@@ -28,7 +28,9 @@ def islands(directory: Path, program: str) -> Iterator[IslandProcesses]:
 
 def test_a_fork_is_told_its_shard_and_its_end_is_told() -> None:
     """Three islands end with statuses 0, 1 and 2: a line each, in any order."""
-    program = "import sys; from atoll.demo.run import fork_each; sys.exit(fork_each(3))"
+    program = (
+        "import sys; from atoll.demo.run import fork_islands\nsys.exit(fork_islands(3))"
+    )
     told = subprocess.run(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, check=True
     )
@@ -37,11 +39,11 @@ def test_a_fork_is_told_its_shard_and_its_end_is_told() -> None:
 
 
 def test_islands_are_told_the_run_and_tell_their_ends(tmp_path: Path) -> None:
-    """What `begin` says is what they read; the shard that is done comes back."""
+    """They read the run that `send_run` writes; the shard that is done comes back."""
     heard = tmp_path / "heard"
     program = f"open({str(heard)!r}, 'w').write(input()); print('3 0')"
     with islands(tmp_path, program) as started:
-        started.begin("https://127.0.0.1:1")
+        started.send_run("https://127.0.0.1:1")
         assert started.next_end(FOREVER_S) == 3
 
     assert heard.read_text() == "https://127.0.0.1:1"
@@ -78,8 +80,8 @@ def test_the_end_takes_islands_along(tmp_path: Path) -> None:
     """An island that would train forever is told to go, with the one that forked it."""
     pid = tmp_path / "pid"
     program = (
-        "import os, time; from atoll.demo.run import fork_each\n"
-        "if fork_each(1) is not None:\n"
+        "import os, time; from atoll.demo.run import fork_islands\n"
+        "if fork_islands(1) is not None:\n"
         f"    open({str(pid)!r}, 'w').write(str(os.getpid()))\n"
         "    print('0 0', flush=True)\n"
         f"    time.sleep({FOREVER_S})"
@@ -107,7 +109,7 @@ def test_islands_of_a_real_run_agree(tmp_path: Path) -> None:
             "sync.overlap_steps": 0,
         }
     )
-    found, status = run_islands(directory, settings, on_look=lambda status: None)
+    found, status = run_islands(directory, settings, on_status=lambda status: None)
 
     assert [each["round"] for each in found] == [1, 1]
     assert found[0]["digest"] == found[1]["digest"]

@@ -78,5 +78,5 @@ def test_a_thinned_curve_keeps_its_means() -> None:
     """Six points in stretches of two: (0, 1) becomes 0.5, and so on."""
     points = [(float(n), 10.0 * n) for n in range(6)]
 
-    assert thin(points, most=3) == [(0.5, 5.0), (2.5, 25.0), (4.5, 45.0)]
-    assert thin(points, most=6) == points
+    assert thin(points, max_points=3) == [(0.5, 5.0), (2.5, 25.0), (4.5, 45.0)]
+    assert thin(points, max_points=6) == points

@@ -61,7 +61,7 @@ def _results(directory: Path, *, is_quick: bool) -> Results:
     directory.mkdir(mode=0o700, parents=True)
     settings = run.run_settings(quick=is_quick)
     progress = DemoProgress()
-    islands, status = run.run_islands(directory, settings, on_look=progress.show)
+    islands, status = run.run_islands(directory, settings, on_status=progress.show)
     progress.finish()
     parallel = None if is_quick else _train_data_parallel(directory, islands, progress)
     return results.summarise(islands, settings, status=status, parallel=parallel)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
 """Owns the demonstration. Does not know how updates travel.
 
-Start reading at `island`.
+Start reading at `train`.
 """

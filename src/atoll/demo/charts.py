@@ -1,7 +1,7 @@
 """The charts of the demo's report, as inline SVG, and numbers for people.
 
 No script, no font and no file from elsewhere. Colours are left to the page: a shape
-carries a class, never a colour of its own.
+has a class, and no colour.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def format_few(count: int) -> str:
 Coordinates = tuple[float, float]
 
 WIDTH = 820
-LEFT, RIGHT, TOP, BOTTOM = 48, 166, 14, 34
+LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 48, 166, 14, 34
 LABEL_GAP = 17
 """Lines of text closer than this would touch."""
 
@@ -103,17 +103,17 @@ def svg_chart(
     """Return curves over one another, with a name at the end of each."""
     xs = [x for curve in curves for x, _ in curve.points]
     ys = [y for curve in curves for _, y in curve.points]
-    across = Scale(0.0, max(xs), LEFT, WIDTH - RIGHT)
+    across = Scale(0.0, max(xs), LEFT_MARGIN, WIDTH - RIGHT_MARGIN)
     margin = 0.06 * (max(ys) - min(ys)) or 0.1
-    up = Scale(min(ys) - margin, max(ys) + margin, height - BOTTOM, TOP)
+    up = Scale(min(ys) - margin, max(ys) + margin, height - BOTTOM_MARGIN, TOP_MARGIN)
     parts = [_grid(up), _x_axis(across, height, x_text, x_name)]
-    parts += [_curve(each, across, up) for each in curves]
+    parts += [_curve(curve, across, up) for curve in curves]
     parts += _end_labels(curves, across, up)
     return svg_picture("".join(parts), height=height, title=title)
 
 
 def svg_picture(inside: str, *, height: float, title: str) -> str:
-    """Return an image that scales with the page and tells its title to all readers."""
+    """Return an image that scales with the page, with an accessible title."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" '
         f'aria-label="{escape(title)}">{inside}</svg>'
@@ -121,18 +121,18 @@ def svg_picture(inside: str, *, height: float, title: str) -> str:
 
 
 def svg_text(
-    x: float, y: float, words: str, *, style: str = "", anchor: str = ""
+    x: float, y: float, text: str, *, style: str = "", anchor: str = ""
 ) -> str:
-    """Return words at a place; `anchor` is start, middle or end."""
+    """Return text at a position; `anchor` is start, middle or end."""
     attributes = f' class="{escape(style)}"' if style else ""
     attributes += f' text-anchor="{escape(anchor)}"' if anchor else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}"{attributes}>{escape(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}"{attributes}>{escape(text)}</text>'
 
 
 def svg_box(
     x: float, y: float, width: float, height: float, style: str, tip: str
 ) -> str:
-    """Return a rectangle that says more under the pointer."""
+    """Return a rectangle with a tooltip."""
     return (
         f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.0):.2f}" '
         f'height="{height:.1f}" class="{escape(style)}">'
@@ -140,33 +140,34 @@ def svg_box(
     )
 
 
-def ticks(low: float, high: float, *, most: int = 6) -> list[float]:
-    """Return round numbers between two values, at most so many."""
+def ticks(low: float, high: float, *, max_ticks: int = 6) -> list[float]:
+    """Return at most `max_ticks` round numbers between two values."""
     if high <= low:
         return [low]
-    rough = (high - low) / most
+    rough = (high - low) / max_ticks
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough)
     first = math.ceil(low / step - 1e-9)
     return [step * n for n in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
-def apart(places: Sequence[float], *, gap: float = LABEL_GAP) -> list[float]:
-    """Return places in the same order that are at least `gap` from each other."""
-    order = sorted(range(len(places)), key=lambda index: places[index])
-    moved = list(places)
+def apart(positions: Sequence[float], *, gap: float = LABEL_GAP) -> list[float]:
+    """Return positions in the same order that are at least `gap` from each other."""
+    order = sorted(range(len(positions)), key=lambda index: positions[index])
+    moved = list(positions)
     for before, after in pairwise(order):
         moved[after] = max(moved[after], moved[before] + gap)
-    excess = (moved[order[-1]] - places[order[-1]]) / 2 if order else 0.0
-    return [place - excess for place in moved]
+    excess = (moved[order[-1]] - positions[order[-1]]) / 2 if order else 0.0
+    return [position - excess for position in moved]
 
 
 def _grid(up: Scale) -> str:
     values = ticks(up.low, up.high)
+    end = WIDTH - RIGHT_MARGIN
     digits = 2 if len(values) > 1 and values[1] - values[0] < 0.1 else 1
     return "".join(
-        f'<path class="grid" d="M{LEFT} {up(value):.1f}H{WIDTH - RIGHT}"/>'
-        + svg_text(LEFT - 8, up(value) + 4, f"{value:.{digits}f}", anchor="end")
+        f'<path class="grid" d="M{LEFT_MARGIN} {up(value):.1f}H{end}"/>'
+        + svg_text(LEFT_MARGIN - 8, up(value) + 4, f"{value:.{digits}f}", anchor="end")
         for value in values
     )
 
@@ -179,14 +180,14 @@ def _x_axis(
         svg_text(across(value), height - 14, x_text(value), anchor="middle")
         for value in values
     ]
-    return "".join(marks) + svg_text(WIDTH - RIGHT + 12, height - 14, name)
+    return "".join(marks) + svg_text(WIDTH - RIGHT_MARGIN + 12, height - 14, name)
 
 
 def _curve(curve: Curve, across: Scale, up: Scale) -> str:
-    places = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in curve.points)
+    points = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in curve.points)
     x, y = curve.points[-1]
     return (
-        f'<polyline class="curve {escape(curve.style)}" points="{places}"/>'
+        f'<polyline class="curve {escape(curve.style)}" points="{points}"/>'
         f'<circle class="end {escape(curve.style)}" cx="{across(x):.1f}" '
         f'cy="{up(y):.1f}" r="3.5"/>'
     )
@@ -213,27 +214,27 @@ SMOOTH_POINTS = 48
 
 
 def held_out_chart(results: Results) -> str:
-    """Return the loss on text that nobody trained on, by tokens of all islands."""
-    curves = [Curve("islands", _begun(results["held_out"]), "ours")]
+    """Return the loss on held-out text, by tokens of all islands."""
+    curves = [Curve("islands", _without_start(results["held_out"]), "ours")]
     if results["parallel"] is not None:
-        points = _begun(results["parallel"]["held_out"])
+        points = _without_start(results["parallel"]["held_out"])
         curves.insert(0, Curve("data parallel", points, "theirs"))
-    curves = [_with_loss(each) for each in curves]
+    curves = [_with_loss(curve) for curve in curves]
     title = "Loss on held-out text by tokens trained on"
     return svg_chart(curves, title=title, x_text=_tokens, x_name="tokens of all")
 
 
 def island_chart(results: Results) -> str:
-    """Return each island's own training loss."""
+    """Return island island's own training loss."""
     curves = [
         Curve(
-            each["island"],
-            thin(each["losses"], most=SMOOTH_POINTS)[1:] or each["losses"],
-            f"shard-{each['shard'] % 4}",
+            island["island"],
+            thin(island["losses"], max_points=SMOOTH_POINTS)[1:] or island["losses"],
+            f"shard-{island['shard'] % 4}",
         )
-        for each in results["islands"]
+        for island in results["islands"]
     ]
-    title = "Training loss of each island by its own tokens"
+    title = "Training loss of island island by its own tokens"
     return svg_chart(
         curves, title=title, height=270, x_text=_tokens, x_name="own tokens"
     )
@@ -241,21 +242,23 @@ def island_chart(results: Results) -> str:
 
 def bytes_chart(results: Results) -> str:
     """Return the bytes that one participant moves, as bars of one measure."""
-    ours = results["bytes_up"] + results["bytes_down"]
+    island_bytes = results["bytes_up"] + results["bytes_down"]
     bars = [
         ("data parallel, fp32", 2 * results["ring_bytes_fp32"], "theirs"),
         ("data parallel, bf16", 2 * results["ring_bytes_bf16"], "theirs pale"),
-        ("islands", ours, "ours"),
+        ("islands", island_bytes, "ours"),
     ]
     left, right = 150, WIDTH - 90
     across = Scale(0.0, max(size for _, size, _ in bars), left, right)
     parts = []
     for number, (name, size, style) in enumerate(bars):
-        y, said = number * (BAR + BAR_GAP), format_bytes(size)
+        y, size_text = number * (BAR + BAR_GAP), format_bytes(size)
         wide = max(2.0, across(size) - left)
         parts.append(svg_text(left - 12, y + 20, name, anchor="end", style="name"))
-        parts.append(svg_box(left, y, wide, BAR, f"bar {style}", f"{name}: {said}"))
-        parts.append(svg_text(left + wide + 10, y + 20, said, style="figure"))
+        parts.append(
+            svg_box(left, y, wide, BAR, f"bar {style}", f"{name}: {size_text}")
+        )
+        parts.append(svg_text(left + wide + 10, y + 20, size_text, style="figure"))
     height = len(bars) * (BAR + BAR_GAP) - BAR_GAP
     return svg_picture("".join(parts), height=height, title="Bytes moved by each")
 
@@ -263,19 +266,22 @@ def bytes_chart(results: Results) -> str:
 def timeline_chart(results: Results) -> str:
     """Return a lane for each island: its rounds one after the other, and its waits."""
     islands = results["islands"]
-    began_s = min(each["started_unix_s"] for each in islands)
+    began_s = min(island["started_unix_s"] for island in islands)
     left, right = NAME_WIDTH, WIDTH - NOTE_WIDTH
     across = Scale(0.0, results["seconds"], left, right)
     parts = [
         _lane(
-            each, number * (LANE + LANE_GAP), across, each["started_unix_s"] - began_s
+            island,
+            number * (LANE + LANE_GAP),
+            across,
+            island["started_unix_s"] - began_s,
         )
-        for number, each in enumerate(islands)
+        for number, island in enumerate(islands)
     ]
     bottom = len(islands) * (LANE + LANE_GAP) + 12
     parts += [
         svg_text(across(at_s), bottom, f"{at_s:g} s", anchor="middle")
-        for at_s in ticks(0.0, results["seconds"], most=7)
+        for at_s in ticks(0.0, results["seconds"], max_ticks=7)
     ]
     title = "Rounds and waits of each island by time"
     return svg_picture("".join(parts), height=bottom + 8, title=title)
@@ -300,9 +306,11 @@ def _lane(island: IslandResults, y: float, across: Scale, late_s: float) -> str:
     return "".join(parts)
 
 
-def _begun(points: Sequence[Point]) -> list[Point]:
-    """Return a curve without its first fall, which would make all the rest flat."""
-    return [each for each in points if each[0] > 0][len(points) // 8 :] or list(points)
+def _without_start(points: Sequence[Point]) -> list[Point]:
+    """Return a curve without its first steep part, which would flatten the rest."""
+    return [point for point in points if point[0] > 0][len(points) // 8 :] or list(
+        points
+    )
 
 
 def _with_loss(curve: Curve) -> Curve:

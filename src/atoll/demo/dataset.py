@@ -13,15 +13,15 @@ from pathlib import Path
 from atoll.errors import UsageError
 
 HOLD_OUT_EVERY = 20
-"""One message in so many is trained on by nobody."""
+"""One message in this many is held out from training."""
 
 TEXT, HELD_OUT = ".txt", ".held-out.txt"
-"""How the names of an era's two files end."""
+"""Suffixes of an era's two files."""
 
 
 @dataclass(frozen=True)
 class PresidentialMessage:
-    """What one president said to Congress in one year."""
+    """A president's message to Congress."""
 
     year: int
     text: bytes
@@ -29,7 +29,7 @@ class PresidentialMessage:
 
 @dataclass(frozen=True)
 class Era:
-    """The years between two others, and what was said in them."""
+    """The messages of consecutive years."""
 
     name: str
     """First and last year; also the name of the island that reads it."""
@@ -64,7 +64,7 @@ def split_by_era(messages: Sequence[PresidentialMessage], count: int) -> list[Er
     Raises:
         UsageError: there are too few messages to hold one out of every era.
     """
-    total_bytes, seen_bytes = sum(len(each.text) for each in messages), 0
+    total_bytes, seen_bytes = sum(len(message.text) for message in messages), 0
     eras: list[list[PresidentialMessage]] = [[] for _ in range(count)]
     for message in messages:
         middle = seen_bytes + len(message.text) // 2
@@ -76,11 +76,11 @@ def split_by_era(messages: Sequence[PresidentialMessage], count: int) -> list[Er
             f"With {count} eras the smallest has {fewest} messages, but must have "
             f"{HOLD_OUT_EVERY // 2 + 1} for one to be held out. Choose fewer."
         )
-    return [_era(each) for each in eras]
+    return [_era(era) for era in eras]
 
 
 def write_eras(directory: Path, eras: Sequence[Era]) -> None:
-    """Put the eras where other processes, and people, can read them."""
+    """Write the eras to a new directory, for the processes of the islands."""
     directory.mkdir()
     for era in eras:
         (directory / f"{era.name}{TEXT}").write_bytes(era.text)
@@ -98,11 +98,11 @@ def read_eras(directory: Path) -> list[Era]:
 
 
 def _era(messages: Sequence[PresidentialMessage]) -> Era:
-    kept, held_out = list(messages), messages[HOLD_OUT_EVERY // 2 :: HOLD_OUT_EVERY]
-    del kept[HOLD_OUT_EVERY // 2 :: HOLD_OUT_EVERY]
+    trained, held_out = list(messages), messages[HOLD_OUT_EVERY // 2 :: HOLD_OUT_EVERY]
+    del trained[HOLD_OUT_EVERY // 2 :: HOLD_OUT_EVERY]
     name = f"{messages[0].year}-{messages[-1].year}"
-    return Era(name, _joined(kept), _joined(held_out))
+    return Era(name, _joined(trained), _joined(held_out))
 
 
 def _joined(messages: Sequence[PresidentialMessage]) -> bytes:
-    return b"\n\n".join(each.text for each in messages)
+    return b"\n\n".join(message.text for message in messages)

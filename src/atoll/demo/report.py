@@ -50,26 +50,26 @@ def page(results: Results) -> str:
         f"<body>\n<main>\n{_opening(results, heading)}\n{_numbers(results)}\n"
         f"{_learning(results)}\n{_bytes(results)}\n{_time(results)}\n"
         f"{_table(results)}\n{_sample(results)}\n{_settings(results)}\n"
-        f"{_again(results)}\n</main>\n</body>\n</html>\n"
+        f"{_reproduction(results)}\n</main>\n</body>\n</html>\n"
     )
 
 
 def sentence(results: Results) -> str:
-    """Return what happened."""
+    """Return a sentence that sums up the results."""
     count = format_few(len(results["islands"]))
     size = format_count(results["islands"][0]["num_parameters"])
-    told = (
+    text = (
         f"{count} processes, each reading another era of presidents' messages to "
         f"Congress, trained one GPT of {size} parameters together in "
         f"{results['rounds']} rounds. They moved {results['ratio_bf16']:.0f} times "
         "fewer bytes than data parallel does in bf16"
     )
     if results["parallel"] is None:
-        return f"{told}."
-    return f"{told}, and ended {_beside(results, results['parallel']['loss'])}."
+        return f"{text}."
+    return f"{text}, and ended {_comparison(results, results['parallel']['loss'])}."
 
 
-def _beside(results: Results, other: float) -> str:
+def _comparison(results: Results, other: float) -> str:
     share = results["loss"] / other - 1
     if abs(share) < 0.0005:
         return "with the same loss"
@@ -78,9 +78,9 @@ def _beside(results: Results, other: float) -> str:
 
 def _opening(results: Results, heading: str) -> str:
     run = results["coordinator"]
-    about = "atoll demo" if run is None else f"atoll demo · run {run['run']}"
+    title = "atoll demo" if run is None else f"atoll demo · run {run['run']}"
     return (
-        f'<header>{MARK}<div><p class="eyebrow">{escape(about)}</p>'
+        f'<header>{MARK}<div><p class="eyebrow">{escape(title)}</p>'
         f"<h1>{escape(heading)}</h1></div></header>\n"
         f'<p class="lead">{escape(sentence(results))}</p>'
     )
@@ -103,7 +103,7 @@ def _numbers(results: Results) -> str:
         _card(
             format_share(results["stall_share"]),
             "time waiting",
-            "rounds travel while the islands go on training",
+            "rounds travel while the islands continue to train",
         ),
         _card(
             format_seconds(results["seconds"]),
@@ -114,87 +114,87 @@ def _numbers(results: Results) -> str:
     return f'<section class="cards">{"".join(cards)}</section>'
 
 
-def _card(figure: str, what: str, more: str) -> str:
+def _card(figure: str, label: str, detail: str) -> str:
     return (
         f'<div class="card"><p class="big">{escape(figure)}</p>'
-        f'<p class="what">{escape(what)}</p><p class="more">{escape(more)}</p></div>'
+        f'<p class="what">{escape(label)}</p><p class="more">{escape(detail)}</p></div>'
     )
 
 
-def _section(heading: str, words: str, inside: str) -> str:
+def _section(heading: str, text: str, inside: str) -> str:
     return (
         f"<section><h2>{escape(heading)}</h2>\n"
-        f'<p class="words">{escape(words)}</p>\n{inside}</section>'
+        f'<p class="words">{escape(text)}</p>\n{inside}</section>'
     )
 
 
 def _learning(results: Results) -> str:
-    words = (
-        "Loss in nats per byte on whole messages that nobody trained on. The islands' "
-        "curve is the anchor, the weights they agreed on; nobody was stopped to judge "
-        "it."
+    text = (
+        "Loss in nats per byte on whole messages held out from training. The islands' "
+        "curve is the anchor, the weights they agreed on; it was evaluated after the "
+        "run, so that no island had to wait."
     )
-    own = "Each island reads other years, and has a loss of its own; the model is one."
+    island_text = "Each island reads other years and has its own loss, for one model."
     return (
-        _section("What it learnt", words, held_out_chart(results))
+        _section("Held-out loss", text, held_out_chart(results))
         + "\n"
-        + _section("What each island saw", own, island_chart(results))
+        + _section("Loss of each island", island_text, island_chart(results))
     )
 
 
 def _bytes(results: Results) -> str:
     wire = results["settings"]["wire"]
-    words = (
+    text = (
         f"Sent and received by one participant over the whole run. Islands send "
-        f"{wire['up']} and receive {wire['down']}, as really encoded, with headers; "
-        "data parallel averages a gradient in every step, worked out for the best "
-        "all-reduce there is."
+        f"{wire['up']} and receive {wire['down']}, measured as encoded, with headers; "
+        "data parallel averages a gradient in every step, computed for an optimal "
+        "all-reduce."
     )
-    return _section("What travelled", words, bytes_chart(results))
+    return _section("Bytes moved", text, bytes_chart(results))
 
 
 def _time(results: Results) -> str:
-    words = (
+    text = (
         "One lane for each island, a shade for each round. Where a lane is orange, "
-        "training stood still because a round was not there yet."
+        "training waited for a round."
     )
-    return _section("How the time went", words, timeline_chart(results))
+    return _section("Time", text, timeline_chart(results))
 
 
 def _table(results: Results) -> str:
     def line(row: TableRow, cell: str) -> str:
         label, islands, parallel = map(escape, row)
-        cells = "".join(f"<{cell}>{each}</{cell}>" for each in (islands, parallel))
+        cells = "".join(f"<{cell}>{value}</{cell}>" for value in (islands, parallel))
         return f"<tr><th>{label}</th>{cells}</tr>"
 
     body = "".join(line(row, "td") for row in table_rows(results))
     head = line(table_heading(results), "th")
-    words = NOTE
+    text = NOTE
     inside = f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
-    return _section("Side by side", words, inside)
+    return _section("Side by side", text, inside)
 
 
 def _sample(results: Results) -> str:
     sample = results["islands"][0]["sample"]
     if not sample:
         return ""
-    words = "A few hundred bytes from the last anchor, which is still very young."
+    text = "A few hundred bytes sampled from the last anchor, which is hardly trained."
     inside = f"<blockquote>{escape(sample)}</blockquote>"
-    return _section("What it writes", words, inside)
+    return _section("Sample", text, inside)
 
 
 def _settings(results: Results) -> str:
-    words = "The run owns its settings; the islands took them over when they joined."
+    text = "The run owns its settings; the islands received them when they joined."
     blocks = run_file(results["settings"]).split("\n\n")
-    inside = "".join(f"<pre>{escape(each.strip())}</pre>" for each in blocks)
-    return _section("Settings", words, f'<div class="tables">{inside}</div>')
+    inside = "".join(f"<pre>{escape(block.strip())}</pre>" for block in blocks)
+    return _section("Settings", text, f'<div class="tables">{inside}</div>')
 
 
-def _again(results: Results) -> str:
+def _reproduction(results: Results) -> str:
     versions = ", ".join(
         f"{k} {v}" for k, v in results["islands"][0]["versions"].items()
     )
-    words = (
+    text = (
         f"Made with {versions}. Seeds are fixed; times differ from machine to machine."
     )
     quick = "" if results["parallel"] is not None else " --quick"
@@ -203,14 +203,14 @@ def _again(results: Results) -> str:
         f'pip install ".[demo]"  # in a clone\natoll demo{quick}\n\n'
         "# or by hand, on one machine or several\n"
         "atoll serve run.toml --dir demo-run\n"
-        "atoll join RUN -- python -m atoll.demo.island "
+        "atoll join RUN -- python -m atoll.demo.train "
         f"--shard 0 --of {count} --results 0.json"
     )
-    return _section("Do it again", words, f"<pre>{escape(commands)}</pre>")
+    return _section("Do it again", text, f"<pre>{escape(commands)}</pre>")
 
 
 def run_file(tables: Mapping[str, Mapping[str, object]]) -> str:
-    """Return settings as a run file has them."""
+    """Return settings as the text of a run file."""
     # JSON's form of a string, number or truth value is also TOML's.
     parts = [
         f"[{name}]\n" + "".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items())
@@ -221,13 +221,13 @@ def run_file(tables: Mapping[str, Mapping[str, object]]) -> str:
 
 
 LINK_BITS_PER_S = 100e6
-"""A link between two sites that many people have."""
+"""A common link between two sites."""
 
 ABSENT = "-"
 
 NOTE = """\
-Bytes of data parallel are worked out: 2(M - 1)/M gradients each way in every step, in
-bf16, as in a ring of M. Those of islands are what they really encoded."""
+Bytes of data parallel are computed: 2(M - 1)/M gradients each way in every step, in
+bf16, as in a ring of M. Bytes of islands are measured, as encoded."""
 
 
 class TableRow(NamedTuple):
@@ -239,15 +239,15 @@ class TableRow(NamedTuple):
 
 
 def table_heading(results: Results) -> TableRow:
-    """Return what the columns are."""
+    """Return the head of the table."""
     return TableRow("", f"{len(results['islands'])} islands", "data parallel")
 
 
 def table_rows(results: Results) -> list[TableRow]:
-    """Return what is compared; what data parallel would send is worked out, in bf16."""
+    """Return the rows of the table; bytes of data parallel are computed, in bf16."""
     ring, parallel = results["ring_bytes_bf16"], results["parallel"]
     return [
-        *_learnt(results, parallel),
+        *_loss_rows(results, parallel),
         TableRow("sent by each", _bytes_cell(results["bytes_up"]), _bytes_cell(ring)),
         TableRow(
             "received by each", _bytes_cell(results["bytes_down"]), _bytes_cell(ring)
@@ -256,12 +256,14 @@ def table_rows(results: Results) -> list[TableRow]:
         TableRow("the same, gradients in fp32", "1", _times(results["ratio_fp32"])),
         TableRow("each way at 100 Mbit/s", _sent_s(_larger(results)), _sent_s(ring)),
         TableRow("stall", format_share(results["stall_share"]), ABSENT),
-        TableRow("training took", format_seconds(results["seconds"]), _took(parallel)),
+        TableRow(
+            "training took", format_seconds(results["seconds"]), _duration(parallel)
+        ),
     ]
 
 
 def table_text(results: Results) -> str:
-    """Return the table for a terminal, with what must be known to read it."""
+    """Return the table for a terminal, with the note on its bytes."""
     lines = [table_heading(results), *table_rows(results)]
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     aligned = [
@@ -271,7 +273,7 @@ def table_text(results: Results) -> str:
     return "\n".join([*aligned, "", NOTE])
 
 
-def _learnt(results: Results, parallel: ParallelResults | None) -> list[TableRow]:
+def _loss_rows(results: Results, parallel: ParallelResults | None) -> list[TableRow]:
     loss, tokens = results["loss"], results["tokens"]
     if parallel is None:
         other = (ABSENT, ABSENT, ABSENT)
@@ -309,7 +311,7 @@ def _sent_s(size_bytes: float) -> str:
     return format_seconds(8 * size_bytes / LINK_BITS_PER_S)
 
 
-def _took(parallel: ParallelResults | None) -> str:
+def _duration(parallel: ParallelResults | None) -> str:
     return ABSENT if parallel is None else format_seconds(parallel["seconds"])
 
 
@@ -319,9 +321,9 @@ BAR = 24
 def progress_lines(status: Mapping[str, Any]) -> list[str]:
     """Return a line for each island of a status document, and why the run waits."""
     last_round = status["last_round"] or 1
-    islands = sorted(status["islands"], key=lambda each: str(each["island"]))
-    told = [_line(each, last_round) for each in islands]
-    return [*told, *([status["why"]] if status["why"] else [])]
+    islands = sorted(status["islands"], key=lambda island: str(island["island"]))
+    lines = [_line(island, last_round) for island in islands]
+    return [*lines, *([status["why"]] if status["why"] else [])]
 
 
 def _line(island: Mapping[str, Any], last_round: int) -> str:

@@ -1,4 +1,4 @@
-"""What the demo found out, as plain data: the report and the table show nothing else.
+"""The results of the demo as plain data, which the report and the table show.
 
 Everything here can be written as JSON and read back.
 """
@@ -13,15 +13,15 @@ from typing import TypedDict
 from atoll.settings import RunSettings
 
 Point = tuple[float, float]
-"""Where, then how much: tokens and a loss, seconds and a round."""
+"""A position and a value: tokens and a loss, or seconds and a round."""
 
 BF16_BYTES, FP32_BYTES = 2, 4
 MAX_POINTS = 160
-"""A curve of a report needs no more."""
+"""Points of a curve in a report."""
 
 
 class IslandResults(TypedDict):
-    """What one island writes when the run has ended."""
+    """The results of one island, written when the run has ended."""
 
     island: str
     shard: int
@@ -45,20 +45,20 @@ class IslandResults(TypedDict):
     """Seconds since its start, and the round that was reached."""
 
     waits: list[Point]
-    """Seconds since its start, from and to which training stood still."""
+    """Start and end of each wait, in seconds since its start."""
 
     held_out: list[Point]
     """The run's tokens in an anchor, and its loss; the last one is on shard 0."""
 
     sample: str
-    """What the last anchor writes; on shard 0 only."""
+    """Text sampled from the last anchor; on shard 0 only."""
 
     versions: dict[str, str]
-    """Of what took part: atoll, torch, python."""
+    """Versions of atoll, torch and python."""
 
 
 class ParallelResults(TypedDict):
-    """What data parallel came to on as many tokens."""
+    """The results of data parallel on as many tokens."""
 
     steps: int
     tokens: int
@@ -69,7 +69,7 @@ class ParallelResults(TypedDict):
 
 
 class CoordinatorResults(TypedDict):
-    """What the coordinator's last status says."""
+    """Counts of the coordinator's last status."""
 
     run: str
     version: str
@@ -81,7 +81,7 @@ class CoordinatorResults(TypedDict):
 
 
 class Results(TypedDict):
-    """All that the report and the table show."""
+    """The results that the report and the table show."""
 
     islands: list[IslandResults]
     """By shard."""
@@ -98,14 +98,14 @@ class Results(TypedDict):
     loss: float
     perplexity: float
     stall_share: float
-    """Of the islands' time, the share that training stood still."""
+    """Share of the islands' time that training waited."""
 
     bytes_up: float
     """Of one island, the mean."""
 
     bytes_down: float
     ring_bytes_bf16: float
-    """That one island of data parallel would have sent, and received as many."""
+    """Bytes that one participant of data parallel would send, and also receive."""
 
     ring_bytes_fp32: float
     ratio_bf16: float
@@ -119,20 +119,20 @@ def summarise(
     status: Mapping[str, object] | None = None,
     parallel: ParallelResults | None = None,
 ) -> Results:
-    """Put together what each part of the demo found out.
+    """Return the results of all islands together.
 
     Args:
         status: the coordinator's last status document, if there was a coordinator.
         parallel: None leaves the comparison of losses out; that of bytes needs none.
     """
-    islands = sorted(islands, key=lambda each: each["shard"])
-    first, steps = islands[0], max(each["inner_steps"] for each in islands)
+    islands = sorted(islands, key=lambda island: island["shard"])
+    first, steps = islands[0], max(island["inner_steps"] for island in islands)
     moved_bytes = _mean(islands, "bytes_up") + _mean(islands, "bytes_down")
     bf16, fp32 = (
         ring_bytes(first["num_parameters"], len(islands), steps, size)
         for size in (BF16_BYTES, FP32_BYTES)
     )
-    held_out = sorted(point for each in islands for point in each["held_out"])
+    held_out = sorted(point for island in islands for point in island["held_out"])
     loss = held_out[-1][1]
     return {
         "islands": list(islands),
@@ -140,7 +140,7 @@ def summarise(
         "coordinator": None if status is None else _coordinator(status),
         "settings": settings.to_dict(),
         "rounds": first["round"],
-        "tokens": sum(each["tokens"] for each in islands),
+        "tokens": sum(island["tokens"] for island in islands),
         "seconds": _last_s(islands) - _first_s(islands),
         "held_out": held_out,
         "loss": loss,
@@ -156,34 +156,34 @@ def summarise(
 
 
 def ring_bytes(parameters: int, islands: int, steps: int, value_bytes: int) -> float:
-    """Return what each of a ring sends in so many steps, and receives as well.
+    """Return the bytes that each member of a ring sends in `steps`, and also receives.
 
-    An all-reduce over M takes 2(M - 1)/M gradients each way, and none can do with less.
+    An all-reduce over M members takes 2(M - 1)/M gradients each way; that is optimal.
     """
     return 2 * (islands - 1) / islands * parameters * value_bytes * steps
 
 
-def thin(points: Sequence[Point], *, most: int = MAX_POINTS) -> list[Point]:
-    """Return at most so many points: the means of as many stretches of the curve."""
-    size = max(1, math.ceil(len(points) / most))
-    stretches = [points[at : at + size] for at in range(0, len(points), size)]
+def thin(points: Sequence[Point], *, max_points: int = MAX_POINTS) -> list[Point]:
+    """Return at most `max_points` points: means of consecutive parts of the curve."""
+    size = max(1, math.ceil(len(points) / max_points))
+    parts = [points[i : i + size] for i in range(0, len(points), size)]
     return [
-        (statistics.fmean(x for x, _ in each), statistics.fmean(y for _, y in each))
-        for each in stretches
+        (statistics.fmean(x for x, _ in part), statistics.fmean(y for _, y in part))
+        for part in parts
     ]
 
 
 def _mean(islands: Sequence[IslandResults], key: str) -> float:
-    values: list[float] = [each[key] for each in islands]  # type: ignore[literal-required]
+    values: list[float] = [island[key] for island in islands]  # type: ignore[literal-required]
     return statistics.fmean(values)
 
 
 def _first_s(islands: Sequence[IslandResults]) -> float:
-    return min(each["started_unix_s"] for each in islands)
+    return min(island["started_unix_s"] for island in islands)
 
 
 def _last_s(islands: Sequence[IslandResults]) -> float:
-    return max(each["started_unix_s"] + each["seconds"] for each in islands)
+    return max(island["started_unix_s"] + island["seconds"] for island in islands)
 
 
 def _coordinator(status: Mapping[str, object]) -> CoordinatorResults:
@@ -194,7 +194,7 @@ def _coordinator(status: Mapping[str, object]) -> CoordinatorResults:
         "version": str(status["version"]),
         "bytes_in": int(str(status["bytes_in"])),
         "bytes_out": int(str(status["bytes_out"])),
-        "counted": sum(each["counted"] for each in islands),
-        "late": sum(each["late"] for each in islands),
-        "refused": sum(each["refused"] for each in islands),
+        "counted": sum(island["counted"] for island in islands),
+        "late": sum(island["late"] for island in islands),
+        "refused": sum(island["refused"] for island in islands),
     }

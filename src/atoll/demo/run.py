@@ -1,18 +1,14 @@
-"""The paths in the directory of a demo, and the run file of the package.
-
-Runs the demo on one machine: a coordinator here, and a process for each island.
-
-All islands of the demo, each a process of its own.
+"""Runs the demo on one machine: a coordinator in this process, and forked islands.
 
     python -m atoll.demo.run --directory demo.atoll
 
-loads what every island needs, reads the run's address from its standard input, and
-forks an island for each era of the directory. When one ends, a line on standard output
-says so: its shard, and its exit status.
+is the process of the islands. It imports the modules of an island, reads the run's
+address from its standard input, and forks an island for each era of the directory. When
+an island ends, it writes a line to standard output: the shard and the exit status.
 
-Loading torch and the kernels takes longer than the first rounds: four processes that
-did it on two cores would keep a reader waiting for half a minute. A fork is safe as
-long as there is no thread that the copy would lack: OMP_NUM_THREADS must be 1.
+Importing torch and the kernels takes longer than the first rounds: four processes that
+did it on two cores would delay the demo by half a minute. A fork is safe as long as
+there is no thread that the copy would lack: OMP_NUM_THREADS must be 1.
 """
 
 from __future__ import annotations
@@ -43,27 +39,27 @@ if TYPE_CHECKING:
 
 
 def text_directory(directory: Path) -> Path:
-    """The eras."""
+    """Return the directory of the eras' texts."""
     return directory / "text"
 
 
 def config_home(directory: Path) -> Path:
-    """Credentials of this run, so that the user's own stay as they are."""
+    """Return the directory of this run's credentials, apart from the user's own."""
     return directory / "home"
 
 
 def results_file(directory: Path, shard: int) -> Path:
-    """What an island found out, when the run has ended."""
+    """Return the file of an island's results."""
     return directory / f"island-{shard}.json"
 
 
 def log_file(directory: Path, shard: int | None = None) -> Path:
-    """What an island said; without a shard, what was said before there were any."""
+    """Return the log of an island; without a shard, that of the forking process."""
     return directory / ("islands.log" if shard is None else f"island-{shard}.log")
 
 
 def report_file(directory: Path) -> Path:
-    """The page with the curves."""
+    """Return the page with the curves."""
     return directory / "report.html"
 
 
@@ -72,64 +68,64 @@ QUICK_ROUNDS = 24
 
 
 def run_file_text() -> str:
-    """Return the run file as it is read, comments included."""
+    """Return the text of the run file, with its comments."""
     return files("atoll.demo").joinpath("run.toml").read_text()
 
 
 def run_settings(*, quick: bool = False) -> RunSettings:
     """Return the demo's settings; a quick one has fewer rounds."""
-    read = RunSettings.from_dict(tomllib.loads(run_file_text()))
-    return read.with_values({"run.end_rounds": QUICK_ROUNDS}) if quick else read
+    settings = RunSettings.from_dict(tomllib.loads(run_file_text()))
+    return settings.with_values({"run.end_rounds": QUICK_ROUNDS}) if quick else settings
 
 
-LOOK_S = 0.5
-"""How often the islands are looked at."""
+POLL_S = 0.5
+"""Between two status documents."""
 
-OnLook = Callable[[Mapping[str, Any]], None]
+OnStatus = Callable[[Mapping[str, Any]], None]
 
 
 def run_islands(
-    directory: Path, settings: RunSettings, *, on_look: OnLook
+    directory: Path, settings: RunSettings, *, on_status: OnStatus
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Train until the run ends; return what each island found out, and the status.
+    """Train until the run ends; return the results of each island, and the status.
 
     Raises:
-        RemoteError: an island failed; its log says why.
+        RemoteError: an island failed; its log has the reason.
         UsageError: the text is not installed.
     """
     count = settings.run.start_islands
-    with ExitStack() as ending:
-        # They load the longest, so all else is done meanwhile.
-        islands = ending.enter_context(
+    with ExitStack() as cleanup:
+        # Start the islands first: their imports take the longest.
+        islands = cleanup.enter_context(
             IslandProcesses(directory, _environment(directory))
         )
         from atoll.coordinator.app import Coordinator, ListenOptions
 
         write_eras(text_directory(directory), split_by_era(read_messages(), count))
         coordinator = Coordinator(directory, settings, listening=ListenOptions())
-        ending.callback(coordinator.close)
-        ending.callback(islands.end)  # while there is a coordinator to leave
+        cleanup.callback(coordinator.close)
+        cleanup.callback(islands.end)  # islands leave while the coordinator serves
         coordinator.start()
         _remember(coordinator, directory)
-        islands.begin(coordinator.url)
-        _watch(islands, count, coordinator, on_look)
+        islands.send_run(coordinator.url)
+        _watch(islands, count, coordinator, on_status)
         status = coordinator.status()
-    read = [
+    results = [
         json.loads(results_file(directory, shard).read_text()) for shard in range(count)
     ]
-    return read, status
+    return results, status
 
 
 def _environment(directory: Path) -> dict[str, str]:
     return {
         **os.environ,
         "XDG_CONFIG_HOME": str(config_home(directory).resolve()),
-        "OMP_NUM_THREADS": "1",  # each has a core at most, and a fork knows no pool
+        "OMP_NUM_THREADS": "1",  # one core each, and no thread pool before the fork
     }
 
 
 def _remember(coordinator: Coordinator, directory: Path) -> None:
-    """Put what an island needs where it looks; the user's own stays as it is."""
+    """Store the credentials of the islands, apart from those of the user."""
     Credentials(config_home(directory) / "atoll" / "runs").remember(
         coordinator.url,
         pin=coordinator.pin,
@@ -138,27 +134,27 @@ def _remember(coordinator: Coordinator, directory: Path) -> None:
 
 
 def _watch(
-    islands: IslandProcesses, count: int, coordinator: Coordinator, on_look: OnLook
+    islands: IslandProcesses, count: int, coordinator: Coordinator, on_status: OnStatus
 ) -> None:
-    """Wait for the islands, and show what they do meanwhile."""
+    """Wait for the islands, and pass the status on meanwhile."""
     while count:
-        on_look(coordinator.status())
-        count -= islands.next_end(LOOK_S) is not None
-    on_look(coordinator.status())
+        on_status(coordinator.status())
+        count -= islands.next_end(POLL_S) is not None
+    on_status(coordinator.status())
 
 
 COMMAND = (sys.executable, "-m", "atoll.demo.run")
-"""Is given the directory, and told the run on its standard input."""
+"""Command of the islands; its standard input takes the run's address."""
 
 GRACE_S = 20.0
-"""For islands to go when the demo is interrupted."""
+"""For islands to leave when the demo is interrupted."""
 
 
 class IslandProcesses:
-    """Processes that load at once, train when they are told a run, and end with this.
+    """The process of the islands, which imports first and trains once it has a run.
 
-    They are a group of their own, so that an interruption at the keyboard reaches
-    them by `end` alone, while there still is a coordinator to leave.
+    It has its own process group, so that an interrupt at the keyboard reaches it by
+    `end` alone, while the coordinator still serves.
     """
 
     def __init__(
@@ -181,7 +177,7 @@ class IslandProcesses:
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._to, self._from = self._process.stdin, self._process.stdout
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
 
     def __enter__(self) -> Self:
         return self
@@ -194,39 +190,39 @@ class IslandProcesses:
     ) -> None:
         self.end()
 
-    def begin(self, run: str) -> None:
-        """Let them join a run as soon as they have loaded."""
+    def send_run(self, run: str) -> None:
+        """Send the run's address; the islands join it after their imports."""
         try:
-            self._to.write(f"{run}\n".encode())
+            self._stdin.write(f"{run}\n".encode())
         except BrokenPipeError:
             raise self._failure(None, self._process.wait()) from None
 
     def next_end(self, timeout_s: float) -> int | None:
-        """Return the shard of an island that is done, or None if none is for so long.
+        """Return the shard of an island that finished, or None after the timeout.
 
         Raises:
-            RemoteError: one has failed; its log says why.
+            RemoteError: an island failed; its log has the reason.
         """
-        if not select.select([self._from], [], [], timeout_s)[0]:
+        if not select.select([self._stdout], [], [], timeout_s)[0]:
             return None
-        told = self._from.readline()
-        if not told:
+        line = self._stdout.readline()
+        if not line:
             raise self._failure(None, self._process.wait())
-        shard, status = map(int, told.split())
+        shard, status = map(int, line.split())
         if status:
             raise self._failure(shard, status)
         return shard
 
     def end(self) -> None:
-        """Let those go that are still there, and wait for them. Safe to repeat."""
+        """Terminate the remaining islands, and wait for them. Safe to repeat."""
         self._signal(signal.SIGTERM)
         try:
             self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
             self._signal(signal.SIGKILL)
             self._process.wait()
-        self._to.close()
-        self._from.close()
+        self._stdin.close()
+        self._stdout.close()
 
     def _signal(self, number: int) -> None:
         if self._process.poll() is None:
@@ -234,32 +230,32 @@ class IslandProcesses:
 
     def _failure(self, shard: int | None, status: int) -> RemoteError:
         log = log_file(self._directory, shard)
-        said = log.read_text(errors="replace").strip()
-        who = "The process of the islands" if shard is None else f"Island {shard}"
+        text = log.read_text(errors="replace").strip()
+        subject = "The process of the islands" if shard is None else f"Island {shard}"
         return RemoteError(
-            f"{who} ended with status {status}: "
-            f"{said.splitlines()[-1] if said else 'it said nothing'}. "
+            f"{subject} ended with status {status}: "
+            f"{text.splitlines()[-1] if text else 'it printed nothing'}. "
             f"Its log is {log}."
         )
 
 
-def load() -> Callable[..., None]:
-    """Load what every island would load, and return how to be one."""
-    gc.disable()  # what is loaded stays: there is no garbage in it to look for
-    from atoll.demo.train import GPT, live, make_optimizer
+def load_island() -> Callable[..., None]:
+    """Import the modules of an island, and return the function that runs one."""
+    gc.disable()  # imported objects stay alive, so collecting them is wasted time
+    from atoll.demo.train import GPT, make_optimizer, run_island
     from atoll.island.memory import load_kernels
 
     make_optimizer(GPT())  # torch loads half of itself with the first optimizer
     load_kernels(run_settings())
     gc.freeze()
     gc.enable()
-    return live
+    return run_island
 
 
-def fork_each(count: int) -> int | None:
+def fork_islands(count: int) -> int | None:
     """Return the shard in each of `count` forked islands.
 
-    Here None is returned, once all of them have ended.
+    The calling process returns None, once all of them have ended.
     """
     islands: dict[int, int] = {}
     for shard in range(count):
@@ -267,37 +263,37 @@ def fork_each(count: int) -> int | None:
         if process == 0:
             return shard
         islands[process] = shard
-    # Whoever ends the demo tells the islands as well, and then waits for this process.
+    # `IslandProcesses.end` signals the whole group, and then waits for this process.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while islands:
         process, status = os.wait()
-        told = f"{islands.pop(process)} {os.waitstatus_to_exitcode(status)}\n"
-        os.write(sys.stdout.fileno(), told.encode())
+        line = f"{islands.pop(process)} {os.waitstatus_to_exitcode(status)}\n"
+        os.write(sys.stdout.fileno(), line.encode())
     return None
 
 
-def write_to(log: Path) -> None:
-    """Let what this process says go to a file, and let it hear nothing."""
-    with log.open("wb") as said, open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), sys.stdin.fileno())
+def redirect_output(log: Path) -> None:
+    """Redirect the output of this process to a file, and its input to nothing."""
+    with log.open("wb") as output, open(os.devnull, "rb") as empty:
+        os.dup2(empty.fileno(), sys.stdin.fileno())
         for stream in (sys.stdout, sys.stderr):
-            os.dup2(said.fileno(), stream.fileno())
+            os.dup2(output.fileno(), stream.fileno())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Load, wait for the run, and be its islands."""
+    """Import, wait for the run's address, and fork the islands."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, required=True, help="of the demo")
     directory = parser.parse_args(arguments).directory
-    live = load()
+    run_island = load_island()
     run = sys.stdin.readline().strip()
     if not run:
-        return  # who started this has gone
+        return  # the demo has ended
     eras = read_eras(text_directory(directory))
-    shard = fork_each(len(eras))
+    shard = fork_islands(len(eras))
     if shard is not None:
-        write_to(log_file(directory, shard))
-        live(eras, shard, results_file(directory, shard), run=run)
+        redirect_output(log_file(directory, shard))
+        run_island(eras, shard, results_file(directory, shard), run=run)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,18 @@
-"""The model of the demo, its rows of text and its recipe.
+"""The demo's model and its training, by islands and data parallel.
 
 The model is a transformer over bytes: no vocabulary to download, small enough for a
-laptop. Islands and data parallel share all of this, so that only the exchange differs.
-
-One island of the demo: a plain loop, joined to a run.
+laptop. Islands and data parallel share model, batches and optimizer, so that only the
+exchange differs.
 
     ATOLL_RUN=... python -m atoll.demo.train --shard 0 --of 4 --results era.json
 
-trains on one era until the run ends, and writes its results.
+is one island: a plain loop, joined to a run. It trains on one era until the run ends,
+and writes its results. Anchors are copied during the run and evaluated after it: an
+evaluation in between would make every other island wait. Anchors are the same on all
+islands, so each island evaluates a share of them.
 
-Anchors are kept during the run and evaluated at its end: an evaluation in between would
-let every other island wait for this one. Anchors are the same on all islands, so each
-island evaluates a share of them.
-
-Data parallel on the tokens that the islands had: the usual way, to compare with.
-
-One process does what one for each era would: the gradient of the rows of all eras
-together is the average of their gradients.
+Data parallel, for comparison, runs in one process: the gradient of the rows of all eras
+together is the mean of the eras' gradients.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ WIDTH, DEPTH, HEADS = 128, 4, 4
 
 
 class Block(nn.Module):
-    """Attention over what came before, then a small network; each adds to its input."""
+    """Causal attention, then a small network; each adds to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -82,8 +78,8 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Predicts the next byte. The same seed gives the same weights.
 
-    Places are told by rotation (arXiv 2104.09864) rather than learnt: a run of a few
-    hundred steps has no time to learn where a byte is.
+    Positions are rotary (arXiv 2104.09864) rather than learnt: a run of a few hundred
+    steps is too short to learn them.
     """
 
     turns: Tensor
@@ -106,7 +102,7 @@ class GPT(nn.Module):
             _start(name, weights, 0.5 * width**-0.5, generator)
 
     def forward(self, text: Tensor) -> Tensor:
-        """Return a score for each of the 256 bytes that may follow each place."""
+        """Return the logits of the next byte at each position."""
         hidden, turns = self.byte(text), self.turns[:, : text.shape[1]]
         for block in self.blocks:
             hidden = block(hidden, turns)
@@ -117,7 +113,7 @@ class GPT(nn.Module):
 def _start(
     name: str, weights: nn.Parameter, std: float, generator: torch.Generator
 ) -> None:
-    """Give a weight its first value; what adds to a block's input starts small."""
+    """Initialize a weight; those that add to a block's input start small."""
     if weights.dim() == 2:
         adds = name.endswith(("mixed.weight", "narrow.weight"))
         std = 0.3 * std if adds else std
@@ -127,16 +123,16 @@ def _start(
 
 
 def _turns(size: int) -> Tensor:
-    """Return the cosine and sine by which each place turns each pair of values."""
+    """Return the cosine and sine of the rotation of each pair at each position."""
     speeds = 1000.0 ** -(torch.arange(size // 2) / (size // 2))
     angles = torch.arange(CONTEXT)[:, None] * speeds
     return torch.stack([angles.cos(), angles.sin()])
 
 
 def _turned(values: Tensor, turns: Tensor) -> Tensor:
-    """Return queries or keys of one length, turned by their places.
+    """Return normalized queries or keys, rotated by their positions.
 
-    One length keeps attention calm at the high rates that a short run needs.
+    The norm keeps attention stable at the high rates that a short run needs.
     """
     first, second = functional.rms_norm(values, values.shape[-1:]).chunk(2, dim=-1)
     cosine, sine = turns
@@ -153,7 +149,7 @@ def loss_of(model: nn.Module, rows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, held_out: Tensor) -> float:
-    """Return the loss on text that nobody has trained on, a few rows at a time."""
+    """Return the loss on held-out text, a few rows at a time."""
     was_training = model.training
     model.eval()
     losses = [
@@ -165,12 +161,12 @@ def evaluate(model: nn.Module, held_out: Tensor) -> float:
 
 @torch.no_grad()
 def write(model: nn.Module, opening: str, *, length: int, seed: int = 0) -> str:
-    """Return `length` more bytes after the opening, as the model would have them."""
+    """Return `length` more bytes after the opening, sampled from the model."""
     generator = torch.Generator().manual_seed(seed)
     text = torch.tensor([list(opening.encode())])
     for _ in range(length):
         scores = model(text[:, -CONTEXT:])[0, -1]
-        # A little colder than learnt: a young model's rare bytes are mostly noise.
+        # A temperature below 1: the rare bytes of a hardly trained model are noise.
         chances = functional.softmax(scores / 0.7, dim=-1)
         byte = torch.multinomial(chances, 1, generator=generator)
         text = torch.cat([text, byte[None]], dim=1)
@@ -178,7 +174,7 @@ def write(model: nn.Module, opening: str, *, length: int, seed: int = 0) -> str:
 
 
 HELD_OUT_ROWS = 128
-"""So many rows, over all eras, tell losses apart that differ by a percent."""
+"""Rows over all eras, enough to tell losses apart that differ by a percent."""
 
 
 def batches(text: bytes, *, rows: int, seed: int) -> Iterator[Tensor]:
@@ -192,10 +188,12 @@ def batches(text: bytes, *, rows: int, seed: int) -> Iterator[Tensor]:
 
 
 def held_out_rows(eras: Sequence[Era], *, rows: int = HELD_OUT_ROWS) -> Tensor:
-    """Return the rows that everyone is judged by, as many from each era."""
+    """Return the rows for evaluation, as many from each era."""
     generator = torch.Generator().manual_seed(0)
-    each = -(-rows // len(eras))
-    return torch.cat([_rows(_values(era.held_out), each, generator) for era in eras])
+    era_rows = -(-rows // len(eras))
+    return torch.cat(
+        [_rows(_values(era.held_out), era_rows, generator) for era in eras]
+    )
 
 
 def _values(text: bytes) -> Tensor:
@@ -215,7 +213,7 @@ parallel instead of 5 %, and both learn less.
 """
 
 DATA_PARALLEL_LR = 3e-3
-"""What suits data parallel itself: 2.5e-3 to 4e-3 came to the same, 6.5e-3 to worse."""
+"""Tuned for data parallel: 2.5e-3 to 4e-3 gave the same loss, 6.5e-3 a worse one."""
 
 WARMUP_SHARE, LAST_SHARE = 0.15, 0.05
 
@@ -261,24 +259,24 @@ def num_steps(settings: RunSettings) -> int:
     return num_rounds(settings) * settings.sync.sync_every
 
 
-class KeptAnchors:
-    """One shard's copies of the anchor: all have about `looks`, evenly over the run.
+class AnchorCopies:
+    """One shard's copies of the anchor; all shards take about `looks`, evenly spaced.
 
-    The last one is shard 0's.
+    Shard 0 takes the last one.
     """
 
-    def __init__(self, *, looks: int, shard: int, of: int) -> None:
-        self._looks, self._shard, self._of = looks, shard, of
-        self._taken = -1
-        self._kept: dict[int, dict[str, Tensor]] = {}
+    def __init__(self, *, looks: int, shard: int, num_shards: int) -> None:
+        self._looks, self._shard, self._num_shards = looks, shard, num_shards
+        self._last_due = -1
+        self._anchors: dict[int, dict[str, Tensor]] = {}
 
     def look(self, island: Island) -> None:
-        """Keep the anchor if it is time to, and this shard's turn."""
+        """Copy the anchor if one is due, and it is this shard's turn."""
         due = island.round * self._looks // num_rounds(island.settings)
-        if due > self._taken:
-            self._taken = due
-            if (self._looks - due) % self._of == self._shard:
-                self._kept[island.round] = island.anchor()
+        if due > self._last_due:
+            self._last_due = due
+            if (self._looks - due) % self._num_shards == self._shard:
+                self._anchors[island.round] = island.anchor()
 
     def judge(self, model: GPT, held_out: Tensor, *, round_tokens: int) -> list[Point]:
         """Return each anchor's loss by the tokens of all islands that are in it.
@@ -286,14 +284,14 @@ class KeptAnchors:
         Afterwards the model is the last of them.
         """
         losses: list[Point] = []
-        for round, weights in sorted(self._kept.items()):
+        for round, weights in sorted(self._anchors.items()):
             model.load_state_dict(weights)
             losses.append((float(round * round_tokens), evaluate(model, held_out)))
         return losses
 
 
 SHORTEST_WAIT_S = 0.005
-"""A shorter one is the cost of looking, and nobody would see it in a picture."""
+"""Shorter waits are the cost of a check, and too short for a chart."""
 
 
 class MetricsLog:
@@ -309,7 +307,7 @@ class MetricsLog:
         self._wait_s = 0.0
 
     def note(self, metrics: Mapping[str, float]) -> None:
-        """Write down what an island counts of itself, once for each inner step."""
+        """Record an island's metrics, once for each inner step."""
         now_s = time.monotonic()
         if self._started_s is None:
             self._started_s, self.started_unix_s = now_s, time.time()
@@ -343,13 +341,16 @@ def train_island(
     *,
     rows: int = ROWS,
 ) -> IslandResults:
-    """Train on one era until the run ends, and judge a share of the anchors afterwards.
+    """Train on one era until the run ends, then evaluate a share of the anchors.
 
     Args:
         run: None reads ATOLL_RUN.
     """
     era, optimizer = eras[shard], make_optimizer(model)
-    diary, anchors = MetricsLog(), KeptAnchors(looks=LOOKS, shard=shard, of=len(eras))
+    log, anchors = (
+        MetricsLog(),
+        AnchorCopies(looks=LOOKS, shard=shard, num_shards=len(eras)),
+    )
     with atoll.torch.join(model, optimizer, run, island=era.name) as island:
         peak, steps = inner_lr(island.settings), num_steps(island.settings)
         for batch in batches(era.text, rows=rows, seed=shard):
@@ -357,13 +358,13 @@ def train_island(
             loss = loss_of(model, batch)
             loss.backward()  # type: ignore[no-untyped-call]
             island.report(tokens=rows * CONTEXT, loss=loss)
-            diary.note(island.metrics())
+            log.note(island.metrics())
             anchors.look(island)
             optimizer.step()
             optimizer.zero_grad()
-    diary.note(island.metrics())
+    log.note(island.metrics())
     anchors.look(island)
-    results = _results(island, diary, shard, lr=peak)
+    results = _results(island, log, shard, lr=peak)
     round_tokens = island.settings.sync.sync_every * rows * CONTEXT * len(eras)
     held_out = held_out_rows(eras)
     results["held_out"] = anchors.judge(model, held_out, round_tokens=round_tokens)
@@ -373,15 +374,15 @@ def train_island(
 
 
 def _results(
-    island: atoll.torch.Island, diary: MetricsLog, shard: int, *, lr: float
+    island: atoll.torch.Island, log: MetricsLog, shard: int, *, lr: float
 ) -> IslandResults:
     metrics = island.metrics()
     return {
         "island": island.name,
         "shard": shard,
-        "num_parameters": sum(each.numel() for each in island.anchor().values()),
-        "started_unix_s": diary.started_unix_s,
-        "seconds": diary.seconds,
+        "num_parameters": sum(tensor.numel() for tensor in island.anchor().values()),
+        "started_unix_s": log.started_unix_s,
+        "seconds": log.seconds,
         "round": island.round,
         "inner_steps": island.inner_steps,
         "tokens": int(metrics["atoll/tokens"]),
@@ -390,9 +391,9 @@ def _results(
         "bytes_down": int(metrics["atoll/bytes_down"]),
         "lr": lr,
         "digest": island.digest,
-        "losses": diary.losses,
-        "rounds": diary.rounds,
-        "waits": diary.waits,
+        "losses": log.losses,
+        "rounds": log.rounds,
+        "waits": log.waits,
         "held_out": [],
         "sample": "",
         "versions": {
@@ -403,25 +404,26 @@ def _results(
     }
 
 
-def live(
+def run_island(
     eras: Sequence[Era], shard: int, results: Path, *, run: str | None = None
 ) -> None:
-    """Be one island from its first step to its results, in a process of its own."""
+    """Run one island in this process, from its first step to its results."""
     torch.set_num_threads(1)  # the islands of one machine share its cores
-    found = train_island(GPT(), eras, shard, run)
+    island_results = train_island(GPT(), eras, shard, run)
     unfinished = results.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(found))
-    os.replace(unfinished, results)  # who sees the file sees all of it
+    unfinished.write_text(json.dumps(island_results))
+    os.replace(unfinished, results)  # a reader sees all of it, or no file
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Be one island, and leave the results where the caller looks for them."""
+    """Run one island, and write its results to a file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shard", type=int, required=True, help="which era, from 0")
     parser.add_argument("--of", type=int, required=True, help="number of eras")
     parser.add_argument("--results", type=Path, required=True, help="a JSON file")
-    asked = parser.parse_args(arguments)
-    live(split_by_era(read_messages(), asked.of), asked.shard, asked.results)
+    options = parser.parse_args(arguments)
+    eras = split_by_era(read_messages(), options.of)
+    run_island(eras, options.shard, options.results)
 
 
 if __name__ == "__main__":
@@ -439,7 +441,7 @@ def train_on_same_tokens(
     on_step: OnStep = lambda step, steps, loss: None,
 ) -> ParallelResults:
     """Train the demo's model on as many tokens as these islands did together."""
-    steps = max(each["inner_steps"] for each in islands)
+    steps = max(island["inner_steps"] for island in islands)
     return train_data_parallel(GPT(), eras, steps=steps, on_step=on_step)
 
 
@@ -456,7 +458,7 @@ def train_data_parallel(
     """Train on the batches that the islands had, those of one step together.
 
     Args:
-        looks: how often, and evenly, the held-out text is looked at.
+        looks: number of evaluations on held-out text, evenly spaced.
     """
     optimizer, judge = make_optimizer(model), Judge(model, held_out_rows(eras))
     data = [batches(era.text, rows=rows, seed=shard) for shard, era in enumerate(eras)]
@@ -465,7 +467,7 @@ def train_data_parallel(
     judge.look(0)
     for step in range(1, steps + 1):
         set_lr(optimizer, lr, done=(step - 1) / steps)
-        loss = loss_of(model, torch.cat([next(each) for each in data]))
+        loss = loss_of(model, torch.cat([next(era_batches) for era_batches in data]))
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
@@ -484,7 +486,7 @@ def train_data_parallel(
 
 @dataclass
 class Judge:
-    """Looks at the held-out text, and knows how much of the time that took."""
+    """Evaluates on held-out text, and counts the time it takes."""
 
     model: GPT
     held_out: Tensor

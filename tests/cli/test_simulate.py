@@ -195,7 +195,7 @@ def test_the_quickstart_shows_what_is_printed(
             ["--set", "run.start_islands=2", "--set", "run.max_islands=2"],
             "--islands 4 exceeds run.max_islands=2",
         ),
-        (["--set", "sync.num_fragments=9"], "The simulated model cannot be split so"),
+        (["--set", "sync.num_fragments=9"], "The simulated model cannot be split"),
     ],
 )
 def test_options_that_do_not_fit_are_misuse(

@@ -78,4 +78,4 @@ def test_a_violation_is_told_by_its_seed() -> None:
         tally = run_storms([4])
 
     assert list(tally.failures) == [4]
-    assert "islands go on" in tally.failures[4]
+    assert "islands continue" in tally.failures[4]

@@ -343,7 +343,9 @@ def test_a_closed_link_says_so() -> None:
     with linked() as (link, _):
         link.close()
         link.close()
-        with pytest.raises(UsageError, match=r"This link is closed\. Make a new one\."):
+        with pytest.raises(
+            UsageError, match=r"This link is closed\. Create a new one\."
+        ):
             link.cut()
 
 

@@ -1,4 +1,4 @@
-"""A founder's constants are kept wherever the run is, or the run is not founded."""
+"""Every exchange keeps a founder's constants, or the run is not founded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An island's calls carry proof of its key, and name nobody else."""
+"""An island's calls carry a proof of its key, and name no other island."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from atoll.exchange.calls import (
 )
 from atoll.wire import blake3_digest
 from atoll.wire.frame import PROOF_BYTES, island_proof
-from tests.exchange.forms_samples import (
+from tests.exchange.api_samples import (
     BEAT,
     JOIN,
     QUESTION,

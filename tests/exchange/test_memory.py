@@ -1,4 +1,4 @@
-"""What any exchange must do, shown on the one that lives in memory."""
+"""The rules of every exchange, shown on the one in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An island's line over real TCP: a body that breaks off goes on where it was."""
+"""An island's line over real TCP: a body that breaks off is resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an island keeps of its run's receipts, and where it shows them."""
+"""An island keeps its run's receipts, and sends them with its calls."""
 
 from __future__ import annotations
 

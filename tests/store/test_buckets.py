@@ -1,4 +1,4 @@
-"""Real buckets keep the contract, or say what of it they cannot."""
+"""Real buckets pass the contract, or report which part they cannot."""
 
 from __future__ import annotations
 

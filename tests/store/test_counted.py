@@ -14,7 +14,7 @@ from atoll.store import (
     RetryingStore,
 )
 from atoll.testing.store_contract import STORE_CLAIMS, Claim
-from tests.store.test_patient import Failing
+from tests.store.test_retries import Failing
 
 
 @pytest.mark.parametrize("claim", STORE_CLAIMS, ids=lambda each: each.__name__)

@@ -1,4 +1,4 @@
-"""Credentials are found where each cloud's own tools look for them."""
+"""Credentials come from the sources of each cloud's own tools."""
 
 from __future__ import annotations
 

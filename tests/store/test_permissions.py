@@ -1,4 +1,4 @@
-"""Whoever lacks one permission is told which, on real stores, and by whom to get it."""
+"""A missing permission is named, with its remedy, on real stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Large objects are read by several ranges at once, within bounds."""
+"""Large objects are read by several concurrent ranges, within bounds."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from atoll.errors import UsageError
 from atoll.exchange.bucket.move import require_free
 from atoll.store import FileStore, ProbedStore, Store
 from atoll.testing.fixtures import anchor_of, enter, update_of
-from tests.exchange.test_following import URL, beat, begun
+from tests.exchange.test_relocation import URL, beat, begun
 from tests.store.buckets import Settings, azure_store, s3_store
 
 

@@ -36,7 +36,7 @@ from tests.exchange.bucket.test_attacks import (
     once,
     rounds_of,
 )
-from tests.exchange.test_following import beat
+from tests.exchange.test_relocation import beat
 from tests.store.buckets import Settings, s3_store
 
 TARGET, NONCE = "https://harbour:7700", "0f" * 16

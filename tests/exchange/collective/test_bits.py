@@ -1,4 +1,4 @@
-"""A collective gives the bits of a run in memory, whoever reduces which share."""
+"""A collective gives the bits of a run in memory, for any owner of a share."""
 
 from __future__ import annotations
 

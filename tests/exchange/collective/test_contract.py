@@ -23,7 +23,7 @@ DUE_S, NOT_DUE_S = 5.0, 0.1
 """How long an outcome is waited for: everybody has published, or somebody has not."""
 
 NOT_AT_ONCE = "a_body_that_does_not_verify_changes_nothing"
-"""Ranks verify each other's bytes when they reduce them: see test_lies."""
+"""Ranks verify each other's bytes when they reduce them: see test_corruption."""
 
 OF_ONE = (
     "no_round_opens_beyond_the_last",

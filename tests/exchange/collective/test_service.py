@@ -1,4 +1,4 @@
-"""What a coordinator takes of islands that reduce among themselves, and what not."""
+"""A coordinator checks the rounds that islands reduce among themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that are not what they should be are found, and the round is not lost."""
+"""Damaged bytes are found, and the round is not lost."""
 
 from __future__ import annotations
 

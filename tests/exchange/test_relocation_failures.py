@@ -1,4 +1,4 @@
-"""Ways that are closed, or not open yet, while an island follows its run."""
+"""Connections that close, or do not open, while an island follows its run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from atoll.protocol import (
 )
 from atoll.testing.fixtures import anchor_of, enter, update_of
 from tests.exchange.test_contract import DirectLine
-from tests.exchange.test_following import Journey, beat, begun
+from tests.exchange.test_relocation import Journey, beat, begun
 
 
 class Closable:

@@ -1,4 +1,4 @@
-"""What a collective does when somebody comes, goes, dies, hangs or restarts."""
+"""A collective when ranks join, leave, die, hang or restart."""
 
 from __future__ import annotations
 

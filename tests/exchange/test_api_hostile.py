@@ -1,4 +1,4 @@
-"""Hostile HTTP: whatever comes in, only our errors come out, and nothing is reserved.
+"""Hostile HTTP: any input gives only our errors, and reserves no memory.
 
 The one exception is RunEnded, which a coordinator may say at any time.
 """
@@ -40,7 +40,7 @@ from atoll.exchange.calls import (
     StateCall,
 )
 from atoll.wire import MAX_HEADER_BYTES
-from tests.exchange.forms_samples import (
+from tests.exchange.api_samples import (
     AGREED,
     BEAT,
     JOIN,

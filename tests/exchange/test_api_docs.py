@@ -1,4 +1,4 @@
-"""docs/http.md shows what the code writes, and `/info` is refused by name."""
+"""docs/http.md shows the bytes that the code writes; `/info` errors name the key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from atoll.exchange.api.messages import ALL_SETTINGS
 from atoll.exchange.api.replies import catalogue_parts
 from atoll.exchange.calls import HeartbeatCall, KeepReply
 from atoll.protocol import ModelSpec, Reception
-from tests.exchange.forms_samples import (
+from tests.exchange.api_samples import (
     BEAT,
     CATALOGUE,
     JOIN,

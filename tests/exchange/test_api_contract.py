@@ -1,4 +1,4 @@
-"""A coordinator behind the forms of HTTP is an exchange, without a socket."""
+"""A coordinator behind the HTTP API passes the contract, without a socket."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from atoll.exchange.calls import Call, Reply
 from atoll.simulate import SimDisk
 from atoll.testing import EXCHANGE_CLAIMS
 from atoll.testing.exchange_contract import Attach, Claim
-from tests.exchange.forms_samples import answered, as_received, body_bytes
+from tests.exchange.api_samples import answered, as_received, body_bytes
 
 
 class FormsLine:

@@ -1,4 +1,4 @@
-"""A bucket that is gone, and objects in it that are not ours."""
+"""A bucket that was removed, and objects in it that are not ours."""
 
 from __future__ import annotations
 

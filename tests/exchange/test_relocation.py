@@ -1,4 +1,4 @@
-"""Islands go where their run goes, with all that they have under way."""
+"""Islands follow a run that moves, with all their updates in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that fails for a moment is asked again, and nothing is put twice."""
+"""A store that fails for a moment gets the request again, and no object twice."""
 
 from __future__ import annotations
 

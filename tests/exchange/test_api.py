@@ -1,4 +1,4 @@
-"""Calls, replies and errors come out of HTTP as they went in."""
+"""Calls, replies and errors are the same after a trip over HTTP."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from atoll.exchange.calls import (
     StateCall,
 )
 from atoll.protocol import HeldRound, Position
-from tests.exchange.forms_samples import (
+from tests.exchange.api_samples import (
     AGREED,
     BEAT,
     CALLS,

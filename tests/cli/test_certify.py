@@ -182,7 +182,7 @@ def test_a_person_is_told_what_to_do_with_it(
     assert facts["authority"] == str(tmp_path / "lagoon.atoll" / "authority.pem")
     assert "--island-certificates" in facts["serve"]
     assert facts["join"].endswith("--certificate tokyo-1.pem -- COMMAND")
-    assert "tokyo-1.pem holds a key" in err
+    assert "tokyo-1.pem holds a private key" in err
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_the_file_waits_through_restarts(tmp_path: Path, capsys: Said) -> None:
     with served(tmp_path) as coordinator:
         require_weights(start_of(coordinator.url, "b"))
 
-    assert "is founded with the file that `atoll serve --init` was given then" in err
+    assert "is then founded with the file that `atoll serve --init` was given" in err
     assert str(tmp_path / "run" / "journal" / "init" / "1") in err
     assert capsys.readouterr().err == ""
 

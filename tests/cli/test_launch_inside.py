@@ -165,7 +165,7 @@ def test_ray_is_shown_an_actor_more(say: Say) -> None:
             "Code is kept with its run, whose coordinator on hf_jobs is not reached",
         ),
         (("--on", "ray", "--listen", "0.0.0.0"), "--listen 0.0.0.0 is for a run that"),
-        (("--on", "ray", "--dir", "lagoon"), "Give its path from '/' on"),
+        (("--on", "ray", "--dir", "lagoon"), "Give an absolute path"),
         (("--on", "ray", "--set", "run.nmae=1"), "run.nmae"),
     ],
 )

@@ -119,7 +119,7 @@ def test_a_run_moves_to_one_place(
     ("source", "target", "way_out"),
     [
         ("store", "https://host:1", "has no weights yet"),
-        ("store", "./elsewhere", "by a coordinator"),
+        ("store", "./elsewhere", "by way of a coordinator"),
         ("http://127.0.0.1:1", "https://host:1", "move its directory"),
         ("http://127.0.0.1:1", "s3://bucket", "No token is known"),
     ],

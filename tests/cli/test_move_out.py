@@ -177,7 +177,7 @@ def test_a_run_file_holds_every_kind_of_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "way_out"),
     [
-        (("./elsewhere",), "by a coordinator"),
+        (("./elsewhere",), "by way of a coordinator"),
         (("http://reef.example:1",), "would send the token in the open"),
         (("https://reef.example:1", "--back"), "is not moving"),
     ],

@@ -79,13 +79,13 @@ def test_an_operator_changes_what_can_change(served: Served, capsys: Said) -> No
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["set"], "set needs what to set"),
+        (["set"], "set needs settings"),
         (["set", "run.quorum"], "is not an assignment"),
         (["set", "run.quorums=2"], "run.quorums cannot change"),
         (["set", "sync.sync_every=9"], "sync.sync_every"),
         (["evict"], "evict needs the name of one island"),
         (["evict", "nobody"], "No island is called 'nobody'"),
-        (["pause", "now"], "pause takes nothing more"),
+        (["pause", "now"], "pause takes no arguments"),
         (["dance"], "'dance' is not one of"),
     ],
 )

@@ -200,7 +200,7 @@ def test_what_only_a_coordinator_does_is_said(
     code, _, err = run(capsys, verb, url)
 
     assert code == 2
-    assert "is in a store, and this is for runs with a coordinator" in err
+    assert "is in a store, and this needs a coordinator" in err
     assert f"atoll join {url} -- COMMAND" in err
 
 
@@ -257,7 +257,7 @@ def test_weights_of_a_round_are_worked_out_again(
     assert any(newest[name].tobytes() != before[name].tobytes() for name in SHAPES)
     assert code == 4
     assert "The anchor of round 2 is not kept: rounds 0, 1" in err
-    assert "to 23 can be had" in err
+    assert "to 23 are available" in err
     assert not (tmp_path / "4").exists()
 
 
@@ -305,7 +305,7 @@ def test_weights_without_an_order_make_nothing(
     code, _, err = run(capsys, "init", place, run_file, "--init", file)
 
     assert code == 2
-    assert "let the first island load it" in err
+    assert "let the first island load the file" in err
     assert FileStore(place).items("") == []
 
 
@@ -330,7 +330,7 @@ def test_a_doctor_looks_at_every_permission(tmp_path: Path, capsys: Said) -> Non
         *("store", "list", "write", "read", "put once", "ranges", "delete"),
         *("run", "clock", "round trip", "upload"),
     ]
-    assert steps["put once"] == "what was put first stays"
+    assert steps["put once"] == "the first object stays"
     assert steps["run"].endswith("not founded yet")
     assert [item.key for item in FileStore(Path(url)).items("")] == [keys.SETTINGS]
 

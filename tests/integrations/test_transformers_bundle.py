@@ -177,7 +177,7 @@ def test_a_run_without_a_bundle_is_exported_with_a_directory(
     (tmp_path / "model" / "model.safetensors").write_bytes(b"not looked at")
     assert run(capsys, *export, "--bundle", tmp_path / "model")[0] == 0
     again = run(capsys, *export, "--bundle", tmp_path / "model")
-    assert (again[0], "is there already" in again[2]) == (2, True)
+    assert (again[0], "exists already" in again[2]) == (2, True)
 
 
 def test_a_bundle_is_only_for_this_format(tmp_path: Path, capsys: Said) -> None:

@@ -10,9 +10,7 @@ import pytest
 from atoll import RunSettings
 from atoll.errors import AtollWarning
 from atoll.island import Host
-from atoll.simulate.islands import (
-    PlannedDeparture,
-)
+from atoll.simulate.islands import PlannedDeparture
 from atoll.testing import (
     FaultPlan,
     VectorView,

@@ -7,9 +7,7 @@ import pytest
 
 from atoll import RunSettings
 from atoll.errors import AtollWarning, Refused
-from atoll.simulate.islands import (
-    PlannedDeparture,
-)
+from atoll.simulate.islands import PlannedDeparture
 from atoll.testing import (
     FaultPlan,
     VectorView,

@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.clock import Clock
 from atoll.errors import UsageError
-from atoll.simulate import (
-    Scheduler,
-    SimClock,
-    SimWorld,
-)
+from atoll.simulate import Scheduler, SimClock, SimWorld
 
 
 def test_a_drifting_clock_shows_its_rate() -> None:

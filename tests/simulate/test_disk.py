@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.disk import Disk
 from atoll.errors import DiskFull, NoSuchFile, UsageError
-from atoll.simulate import (
-    ProcessDead,
-    SimDisk,
-    SimWorld,
-)
+from atoll.simulate import ProcessDead, SimDisk, SimWorld
 from atoll.testing.disk_contract import DISK_CLAIMS, Claim
 
 SEEDS = range(40)

@@ -17,9 +17,7 @@ from atoll.island.fragment import IslandFragment
 from atoll.island.sync_worker import SyncWorker
 from atoll.protocol.membership import Members
 from atoll.protocol.rounds import Round
-from atoll.simulate import (
-    SimWorld,
-)
+from atoll.simulate import SimWorld
 from atoll.simulate.invariants import ALL, Invariant
 from atoll.simulate.invariants.claims import CommittedRound, History, Report, RoundCheck
 from atoll.simulate.invariants.incarnation import check_unconfirmed

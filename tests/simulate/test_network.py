@@ -10,16 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.simulate import (
-    Latency,
-    LinkConditions,
-    Network,
-    ReplyFunction,
-    SimWorld,
-)
-from atoll.simulate.network import (
-    MessageCounts,
-)
+from atoll.simulate import Latency, LinkConditions, Network, ReplyFunction, SimWorld
+from atoll.simulate.network import MessageCounts
 
 EXACT = Latency(base_s=0.25, jitter_s=0.0)
 

@@ -6,11 +6,7 @@ import pytest
 
 from atoll import RunSettings
 from atoll.simulate import FaultPlan, random_plan
-from atoll.simulate.run import (
-    PlannedDeparture,
-    Simulated,
-    simulate,
-)
+from atoll.simulate.run import PlannedDeparture, Simulated, simulate
 
 ISLANDS = 4
 NAMES = [f"i{number}" for number in range(ISLANDS)]

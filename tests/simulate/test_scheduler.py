@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.errors import UsageError
-from atoll.simulate import (
-    GreenletFuture,
-    ProcessFailed,
-    Scheduler,
-    SimProcess,
-)
+from atoll.simulate import GreenletFuture, ProcessFailed, Scheduler, SimProcess
 from atoll.simulate.scheduler import STALLED_EVENTS
 
 

@@ -7,10 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from atoll.simulate import (
-    FaultPlan,
-    TraceEvent,
-)
+from atoll.simulate import FaultPlan, TraceEvent
 from atoll.simulate import report as page
 from atoll.simulate import story as wording
 from atoll.simulate.report import Page, table, wrap

@@ -12,22 +12,9 @@ from atoll.exchange import CoordinatorExchange
 from atoll.island import Host
 from atoll.island.numpy_model import VectorView, vector_model
 from atoll.protocol import JoinRequest
-from atoll.simulate import (
-    FaultPlan,
-    SimWorld,
-    TraceEvent,
-    apply,
-    random_plan,
-    timeline,
-)
-from atoll.simulate.hosts import (
-    CoordinatorHost,
-    GreenletBackground,
-    SimLine,
-)
-from atoll.simulate.process import (
-    SimProcess,
-)
+from atoll.simulate import FaultPlan, SimWorld, TraceEvent, apply, random_plan, timeline
+from atoll.simulate.hosts import CoordinatorHost, GreenletBackground, SimLine
+from atoll.simulate.process import SimProcess
 from atoll.simulate.run import simulate
 from atoll.simulate.story import CommitTrace
 

@@ -6,9 +6,7 @@ import pytest
 
 from atoll import RunSettings
 from atoll.simulate import FaultPlan, Latency
-from atoll.simulate.islands import (
-    TimeSpent,
-)
+from atoll.simulate.islands import TimeSpent
 from atoll.simulate.run import Conditions, Simulated, simulate
 from atoll.testing import vector_model
 

@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.errors import DiskFull, UsageError
-from atoll.simulate import (
-    FaultPlan,
-    Latency,
-    ReplyFunction,
-    SimWorld,
-    apply,
-)
+from atoll.simulate import FaultPlan, Latency, ReplyFunction, SimWorld, apply
 
 
 def pulses(plan: FaultPlan, *, until_s: float = 10.0) -> list[tuple[float, int]]:

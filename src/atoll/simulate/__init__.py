@@ -6,17 +6,9 @@ Start reading at `scheduler.Scheduler`, then `world.SimWorld` and `plan.FaultPla
 """
 
 from atoll.simulate.disk import SimDisk
-from atoll.simulate.network import (
-    Latency,
-    LinkConditions,
-    Network,
-    ReplyFunction,
-)
+from atoll.simulate.network import Latency, LinkConditions, Network, ReplyFunction
 from atoll.simulate.plan import FaultPlan
-from atoll.simulate.process import (
-    SimClock,
-    SimProcess,
-)
+from atoll.simulate.process import SimClock, SimProcess
 from atoll.simulate.run import Simulated, simulate
 from atoll.simulate.scheduler import (
     GreenletFuture,
@@ -27,11 +19,7 @@ from atoll.simulate.scheduler import (
     timeline,
 )
 from atoll.simulate.storms import as_python, as_test, random_plan, shrink
-from atoll.simulate.world import (
-    Armed,
-    SimWorld,
-    apply,
-)
+from atoll.simulate.world import Armed, SimWorld, apply
 
 __all__ = [
     "Armed",

@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterable
 
 from atoll.disk import LOCK, Data, check_name
 from atoll.errors import DiskDenied, DiskFull, NoSuchFile, UsageError
-from atoll.simulate.process import (
-    SimProcess,
-)
+from atoll.simulate.process import SimProcess
 from atoll.simulate.scheduler import ProcessDead
 
 _COMPLETE_BUT_FAILED = 0.125

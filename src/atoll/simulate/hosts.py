@@ -26,21 +26,12 @@ from atoll.protocol import WorkDecision
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.rounds import Phase
 from atoll.settings import RunSettings
-from atoll.simulate.network import (
-    ReplyFunction as Answer,
-)
-from atoll.simulate.process import (
-    SimProcess,
-)
-from atoll.simulate.scheduler import (
-    GreenletFuture,
-    Scheduler,
-)
+from atoll.simulate.network import ReplyFunction as Answer
+from atoll.simulate.process import SimProcess
+from atoll.simulate.scheduler import GreenletFuture, Scheduler
 from atoll.simulate.storms import COORDINATOR
 from atoll.simulate.story import CommitTrace
-from atoll.simulate.world import (
-    SimWorld,
-)
+from atoll.simulate.world import SimWorld
 from atoll.wire import Header, Roster
 
 TIMEOUT_S = 4.0

@@ -16,20 +16,12 @@ from atoll.exchange import Exchange
 from atoll.island import Host
 from atoll.island.numpy_model import VectorView, vector_model
 from atoll.protocol import JoinRequest, ModelSpec
-from atoll.simulate.hosts import (
-    GreenletBackground,
-)
-from atoll.simulate.invariants import (
-    InvariantWatch,
-)
+from atoll.simulate.hosts import GreenletBackground
+from atoll.simulate.invariants import InvariantWatch
 from atoll.simulate.invariants.watch import WatchedPorts
 from atoll.simulate.network import Latency
-from atoll.simulate.process import (
-    SimProcess,
-)
-from atoll.simulate.world import (
-    SimWorld,
-)
+from atoll.simulate.process import SimProcess
+from atoll.simulate.world import SimWorld
 from atoll.weights.layout import F32
 
 STEP_S = 0.5

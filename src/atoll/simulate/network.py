@@ -17,14 +17,8 @@ from functools import partial
 from typing import Protocol
 
 from atoll.errors import Unreachable, UsageError
-from atoll.simulate.process import (
-    SimProcess,
-)
-from atoll.simulate.scheduler import (
-    GreenletFuture,
-    ProcessIncarnation,
-    Scheduler,
-)
+from atoll.simulate.process import SimProcess
+from atoll.simulate.scheduler import GreenletFuture, ProcessIncarnation, Scheduler
 
 ARROW = "->"
 

@@ -7,12 +7,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 
 from atoll.errors import UsageError
-from atoll.simulate.scheduler import (
-    ProcessDead,
-    ProcessIncarnation,
-    Scheduler,
-    Timer,
-)
+from atoll.simulate.scheduler import ProcessDead, ProcessIncarnation, Scheduler, Timer
 
 
 class SimProcess:

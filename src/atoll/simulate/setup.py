@@ -13,12 +13,7 @@ from atoll.settings.rules import nearest
 from atoll.simulate.islands import STORE_STEP_S
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.run import LIMIT_S, MODEL, STEP_S
-from atoll.simulate.storms import (
-    COORDINATOR,
-    STORE,
-    random_plan,
-    random_store_plan,
-)
+from atoll.simulate.storms import COORDINATOR, STORE, random_plan, random_store_plan
 from atoll.weights import lay_out
 
 CALM = "none"

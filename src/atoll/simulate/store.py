@@ -20,26 +20,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from atoll.errors import NoSuchObject, Unreachable
-from atoll.simulate.network import (
-    ReplyFunction,
-)
-from atoll.simulate.process import (
-    SimProcess,
-)
-from atoll.simulate.scheduler import (
-    ProcessIncarnation,
-)
+from atoll.simulate.network import ReplyFunction
+from atoll.simulate.process import SimProcess
+from atoll.simulate.scheduler import ProcessIncarnation
 from atoll.simulate.storms import STORE
-from atoll.simulate.world import (
-    SimWorld,
-    StoreTroubles,
-)
-from atoll.store import (
-    Data,
-    Item,
-    StoreTraits,
-    check_key,
-)
+from atoll.simulate.world import SimWorld, StoreTroubles
+from atoll.store import Data, Item, StoreTraits, check_key
 from atoll.store.base import check_prefix, size_of, window
 
 REQUEST_S = 10.0

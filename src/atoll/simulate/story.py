@@ -14,29 +14,7 @@ from enum import StrEnum
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from atoll.simulate.faults import (
-    ClockDrift,
-    ClockJump,
-    Corrupt,
-    Damage,
-    DelayFault,
-    Duplicate,
-    Fault,
-    Freeze,
-    FullDisk,
-    Kill,
-    LinkFault,
-    ListLag,
-    Loss,
-    Outage,
-    Partition,
-    ProcessFault,
-    ReadOnlyDisk,
-    Reorder,
-    RosterLag,
-    Slow,
-    Throttle,
-)
+from atoll.simulate import faults
 from atoll.simulate.network import ARROW
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.scheduler import TraceEvent
@@ -123,15 +101,17 @@ class Narrator:
     """Whether every message and disk call is an entry as well."""
 
     tallies: dict[str, IslandTally] = field(init=False)
-    _faults: dict[tuple[str, str], Fault] = field(init=False)
-    _pending: Kill | Freeze | None = field(init=False, default=None)
+    _faults: dict[tuple[str, str], faults.Fault] = field(init=False)
+    _pending: faults.Kill | faults.Freeze | None = field(init=False, default=None)
     """A fault that has just begun; the next event shows whether it took effect."""
 
-    _cause: Fault | None = field(init=False, default=None)
+    _cause: faults.Fault | None = field(init=False, default=None)
     """The cause of the crash or freeze that this event reports."""
 
     _begun: int = field(init=False, default=0)
-    _ends: list[tuple[float, int, Fault]] = field(init=False, default_factory=list)
+    _ends: list[tuple[float, int, faults.Fault]] = field(
+        init=False, default_factory=list
+    )
     _lasting: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
     """Number of present faults by subject and text of their end."""
 
@@ -157,12 +137,12 @@ class Narrator:
 
     def _begin(self, event: TraceEvent) -> None:
         fault = self._faults[event.action, event.detail]
-        if isinstance(fault, Kill | Freeze):
+        if isinstance(fault, faults.Kill | faults.Freeze):
             self._pending = fault
             return
         subject, text = fault_subject(fault), describe_start(fault)
         self.write(StoryEntry(event.at_s, subject, fault.kind, text, Tone.FAULT))
-        if isinstance(fault, ClockJump | ClockDrift):
+        if isinstance(fault, faults.ClockJump | faults.ClockDrift):
             return
         self._lasting[subject, describe_end(fault)] += 1
         for_s = lasts_s(fault)
@@ -170,7 +150,7 @@ class Narrator:
             self._begun += 1
             heappush(self._ends, (event.at_s + for_s, self._begun, fault))
 
-    def _end(self, at_s: float, _: int, fault: Fault) -> None:
+    def _end(self, at_s: float, _: int, fault: faults.Fault) -> None:
         """Write that a fault is over, unless an equal one still lasts."""
         subject, text = fault_subject(fault), describe_end(fault)
         self._lasting[subject, text] -= 1
@@ -324,47 +304,52 @@ def fault_kinds(plan: FaultPlan) -> str:
     return f"{number} fault{'s' * (number != 1)} ({listed})"
 
 
-def fault_subject(fault: Fault) -> str:
+def fault_subject(fault: faults.Fault) -> str:
     """Return the subject of a fault: a process or the network."""
-    return fault.process if isinstance(fault, ProcessFault) else NETWORK
+    return fault.process if isinstance(fault, faults.ProcessFault) else NETWORK
 
 
-def describe_start(fault: Fault) -> str:
+def describe_start(fault: faults.Fault) -> str:
     """Return the effect of a fault, and its duration."""
     return f"{_wrong(fault)}{_while(lasts_s(fault))}"
 
 
-def describe_end(fault: Fault) -> str:
+def describe_end(fault: faults.Fault) -> str:
     """Return the text for the end of a fault."""
     match fault:
-        case Slow():
+        case faults.Slow():
             return "is no longer slow"
-        case FullDisk():
+        case faults.FullDisk():
             return "has room on its disk again"
-        case ReadOnlyDisk():
+        case faults.ReadOnlyDisk():
             return "can write to its disk again"
-        case Outage():
+        case faults.Outage():
             return "answers again"
-        case ListLag():
+        case faults.ListLag():
             return "has lists that are up to date again"
-        case RosterLag():
+        case faults.RosterLag():
             return "gets rosters without delay again"
-        case Partition():
+        case faults.Partition():
             return f"the cut between {_groups(fault)} heals"
-        case LinkFault():
+        case faults.LinkFault():
             return f"{_NOUNS[type(fault)]} of {_messages(fault.link)} is over"
         case _:
             raise AssertionError(f"{fault} has no text for its end")
 
 
-def lasts_s(fault: Fault) -> float | None:
+def lasts_s(fault: faults.Fault) -> float | None:
     """Return the duration of a fault; None for no end, or no duration."""
     match fault:
         case (
-            Freeze() | Slow() | Partition() | FullDisk() | ReadOnlyDisk() | LinkFault()
+            faults.Freeze()
+            | faults.Slow()
+            | faults.Partition()
+            | faults.FullDisk()
+            | faults.ReadOnlyDisk()
+            | faults.LinkFault()
         ):
             return fault.for_s
-        case Outage() | ListLag() | RosterLag():
+        case faults.Outage() | faults.ListLag() | faults.RosterLag():
             return fault.for_s
         case _:
             return None
@@ -375,80 +360,80 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s" if abs(value) >= 1000 else f"{value:.3g} s"
 
 
-def _wrong(fault: Fault) -> str:
+def _wrong(fault: faults.Fault) -> str:
     match fault:
-        case Kill(back_after_s=None):
+        case faults.Kill(back_after_s=None):
             return "crashes, and will not come back"
-        case Kill():
+        case faults.Kill():
             return f"crashes, to be back in {seconds(fault.back_after_s or 0.0)}"
-        case Freeze():
+        case faults.Freeze():
             return "stands still"
-        case Slow():
+        case faults.Slow():
             return f"takes {fault.factor:g} times as long for its work"
-        case Partition():
+        case faults.Partition():
             return f"is cut between {_groups(fault)}"
-        case FullDisk():
+        case faults.FullDisk():
             return "has no room left on its disk"
-        case ReadOnlyDisk():
+        case faults.ReadOnlyDisk():
             return "cannot write to its disk"
-        case Outage():
+        case faults.Outage():
             return f"fails {_share(fault.rate)}requests, done or not"
-        case ListLag():
+        case faults.ListLag():
             return f"has lists that are up to {seconds(fault.by_s)} late"
-        case RosterLag():
+        case faults.RosterLag():
             return f"gets rosters {seconds(fault.by_s)} after their decision"
-        case Damage():
+        case faults.Damage():
             below = f" below {fault.prefix}" if fault.prefix else ""
             return f"has an object{below} damaged: {fault.how}"
-        case ClockJump():
+        case faults.ClockJump():
             return _jump(fault)
-        case ClockDrift():
+        case faults.ClockDrift():
             return f"has a clock that runs at {fault.rate:g} of true time from now on"
-        case LinkFault():
+        case faults.LinkFault():
             return _wrong_messages(fault)
         case _:
             raise AssertionError(f"no text for {fault}")
 
 
-def _wrong_messages(fault: LinkFault) -> str:
+def _wrong_messages(fault: faults.LinkFault) -> str:
     messages = _messages(fault.link)
     match fault:
-        case DelayFault():
+        case faults.DelayFault():
             return f"{_share(fault.rate)}{messages} take {seconds(fault.by_s)} longer"
-        case Reorder():
+        case faults.Reorder():
             max_delay = seconds(fault.by_s)
             share = _share(fault.rate)
             return f"{share}{messages} overtake each other by up to {max_delay}"
-        case Loss():
+        case faults.Loss():
             return f"{_share(fault.rate)}{messages} are lost"
-        case Duplicate():
+        case faults.Duplicate():
             return f"{_share(fault.rate)}{messages} arrive twice"
-        case Corrupt():
+        case faults.Corrupt():
             return f"{_share(fault.rate)}{messages} arrive changed"
-        case Throttle():
+        case faults.Throttle():
             direction = "" if ARROW in fault.link else " in each direction"
             return f"{messages} get {fault.bytes_per_s:g} bytes per second{direction}"
         case _:
             raise AssertionError(f"no text for {fault}")
 
 
-_NOUNS: dict[type[Fault], str] = {
-    DelayFault: "delay",
-    Reorder: "disorder",
-    Loss: "loss",
-    Duplicate: "doubling",
-    Corrupt: "corruption",
-    Throttle: "throttling",
+_NOUNS: dict[type[faults.Fault], str] = {
+    faults.DelayFault: "delay",
+    faults.Reorder: "disorder",
+    faults.Loss: "loss",
+    faults.Duplicate: "doubling",
+    faults.Corrupt: "corruption",
+    faults.Throttle: "throttling",
 }
 
 
-def _jump(fault: ClockJump) -> str:
+def _jump(fault: faults.ClockJump) -> str:
     if fault.by_s < 0:
         return f"has a clock that stands still for {seconds(-fault.by_s)}"
     return f"has a clock that jumps ahead by {seconds(fault.by_s)}"
 
 
-def _groups(fault: Partition) -> str:
+def _groups(fault: faults.Partition) -> str:
     return " | ".join([*map(few, fault.groups), "all others"])
 
 

@@ -23,11 +23,7 @@ from pprint import pformat
 from typing import Any
 
 from atoll.settings import RunSettings
-from atoll.simulate.islands import (
-    STEP_S,
-    STORE_STEP_S,
-    PlannedDeparture,
-)
+from atoll.simulate.islands import STEP_S, STORE_STEP_S, PlannedDeparture
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.run import Simulated, simulate, without_warnings
 from atoll.simulate.storms import (

@@ -9,41 +9,11 @@ from types import TracebackType
 
 from atoll.errors import UsageError
 from atoll.settings.rules import nearest
+from atoll.simulate import faults
 from atoll.simulate.disk import SimDisk
-from atoll.simulate.faults import (
-    ClockDrift,
-    ClockJump,
-    Corrupt,
-    Damage,
-    DelayFault,
-    Duplicate,
-    Fault,
-    Freeze,
-    FullDisk,
-    Kill,
-    LinkFault,
-    ListLag,
-    Loss,
-    Outage,
-    Partition,
-    ReadOnlyDisk,
-    Reorder,
-    Rollback,
-    RosterLag,
-    Slow,
-    Throttle,
-)
-from atoll.simulate.network import (
-    Corrupter,
-    Latency,
-    LinkConditions,
-    Network,
-)
+from atoll.simulate.network import Corrupter, Latency, LinkConditions, Network
 from atoll.simulate.plan import FaultPlan
-from atoll.simulate.process import (
-    SimClock,
-    SimProcess,
-)
+from atoll.simulate.process import SimClock, SimProcess
 from atoll.simulate.scheduler import Scheduler
 
 
@@ -145,7 +115,9 @@ def apply(plan: FaultPlan, world: SimWorld) -> Armed:
     for fault in plan.faults:
         for name in fault.names:
             world.require(name)
-            if isinstance(fault, Outage | ListLag | RosterLag | Damage):
+            if isinstance(
+                fault, faults.Outage | faults.ListLag | faults.RosterLag | faults.Damage
+            ):
                 world.require_store(name)
     armed = Armed(plan, world)
     for fault in plan.faults:
@@ -163,7 +135,7 @@ class Armed:
 
     def __init__(self, plan: FaultPlan, world: SimWorld) -> None:
         self._world = world
-        self._by_round: dict[int, list[Fault]] = {}
+        self._by_round: dict[int, list[faults.Fault]] = {}
         for fault in plan.faults:
             if fault.at_round is not None:
                 self._by_round.setdefault(fault.at_round, []).append(fault)
@@ -179,7 +151,7 @@ class Armed:
             scheduler = self._world.scheduler
             scheduler.at(scheduler.now_s, partial(self.begin, fault))
 
-    def begin(self, fault: Fault) -> None:
+    def begin(self, fault: faults.Fault) -> None:
         """Begin one fault, and schedule its end."""
         self._to_come -= 1
         self._at_work += 1
@@ -191,61 +163,61 @@ class Armed:
         elif for_s is not None:
             scheduler.at(scheduler.now_s + for_s, partial(self._end, fault, undo))
 
-    def _end(self, fault: Fault, undo: Undo) -> None:
+    def _end(self, fault: faults.Fault, undo: Undo) -> None:
         undo()
         self._at_work -= 1
         if self._at_work == self._to_come == 0:
             self.calm_since_s = self._world.scheduler.now_s
 
-    def _perform(self, fault: Fault) -> tuple[Undo | None, float | None]:
+    def _perform(self, fault: faults.Fault) -> tuple[Undo | None, float | None]:
         """Perform `fault`; return the function that undoes it, and after which time.
 
         The function is None if there is nothing to undo, the time None for never.
         """
         world = self._world
         match fault:
-            case Kill():
+            case faults.Kill():
                 return self._kill(fault), fault.back_after_s
-            case Freeze() if world.processes[fault.process].is_alive:
+            case faults.Freeze() if world.processes[fault.process].is_alive:
                 process = world.processes[fault.process]
                 return partial(process.thaw, process.freeze()), fault.for_s
-            case Slow():
+            case faults.Slow():
                 slowdowns = world.processes[fault.process].slowdowns
                 slowdowns.append(fault.factor)
                 return partial(slowdowns.remove, fault.factor), fault.for_s
-            case Partition():
+            case faults.Partition():
                 return partial(world.network.heal, world.network.cut(fault.groups)), (
                     fault.for_s
                 )
-            case FullDisk() | ReadOnlyDisk():
+            case faults.FullDisk() | faults.ReadOnlyDisk():
                 return self._hold(fault), fault.for_s
-            case Rollback():
+            case faults.Rollback():
                 return self._roll_back(fault), fault.for_s
-            case Outage():
+            case faults.Outage():
                 return _append(world.stores[fault.process].outages, fault.rate), (
                     fault.for_s
                 )
-            case ListLag():
+            case faults.ListLag():
                 return _append(world.stores[fault.process].list_lags, fault.by_s), (
                     fault.for_s
                 )
-            case RosterLag():
+            case faults.RosterLag():
                 return _append(world.stores[fault.process].roster_lags, fault.by_s), (
                     fault.for_s
                 )
-            case Damage():
+            case faults.Damage():
                 world.stores[fault.process].damage(fault.how, fault.prefix)
-            case ClockJump():
+            case faults.ClockJump():
                 world.clocks[fault.process].jump(fault.by_s)
-            case ClockDrift():
+            case faults.ClockDrift():
                 world.clocks[fault.process].set_rate(fault.rate)
-            case LinkFault():
+            case faults.LinkFault():
                 condition = conditions_of(fault)
                 world.network.expose(condition)
                 return partial(world.network.clear, condition), fault.for_s
         return None, None
 
-    def _kill(self, fault: Kill) -> Undo | None:
+    def _kill(self, fault: faults.Kill) -> Undo | None:
         process = self._world.processes[fault.process]
         if not process.is_alive:
             return None
@@ -254,7 +226,7 @@ class Armed:
             return None
         return lambda: None if process.is_alive else process.restart()
 
-    def _roll_back(self, fault: Rollback) -> Undo:
+    def _roll_back(self, fault: faults.Rollback) -> Undo:
         process = self._world.processes[fault.process]
         put_back = self._world.disks[fault.process].copy()
 
@@ -266,38 +238,40 @@ class Armed:
 
         return undo
 
-    def _hold(self, fault: FullDisk | ReadOnlyDisk) -> Undo:
+    def _hold(self, fault: faults.FullDisk | faults.ReadOnlyDisk) -> Undo:
         self._set_disk(fault, by=1)
         return partial(self._set_disk, fault, by=-1)
 
-    def _set_disk(self, fault: FullDisk | ReadOnlyDisk, *, by: int) -> None:
+    def _set_disk(
+        self, fault: faults.FullDisk | faults.ReadOnlyDisk, *, by: int
+    ) -> None:
         key = (fault.process, fault.kind)
         self._holds[key] = self._holds.get(key, 0) + by
         disk = self._world.disks[fault.process]
-        if isinstance(fault, FullDisk):
+        if isinstance(fault, faults.FullDisk):
             disk.is_full = self._holds[key] > 0
         else:
             disk.is_read_only = self._holds[key] > 0
 
 
-def conditions_of(fault: LinkFault) -> LinkConditions:
+def conditions_of(fault: faults.LinkFault) -> LinkConditions:
     """Return the link conditions of a fault of messages."""
     match fault:
-        case DelayFault():
+        case faults.DelayFault():
             return LinkConditions(
                 link=fault.link, delay_s=fault.by_s, delay_rate=fault.rate
             )
-        case Reorder():
+        case faults.Reorder():
             return LinkConditions(
                 link=fault.link, spread_s=fault.by_s, spread_rate=fault.rate
             )
-        case Loss():
+        case faults.Loss():
             return LinkConditions(link=fault.link, loss=fault.rate)
-        case Duplicate():
+        case faults.Duplicate():
             return LinkConditions(link=fault.link, duplicate=fault.rate)
-        case Corrupt():
+        case faults.Corrupt():
             return LinkConditions(link=fault.link, corrupt=fault.rate)
-        case Throttle():
+        case faults.Throttle():
             return LinkConditions(link=fault.link, bytes_per_s=fault.bytes_per_s)
         case _:
             raise AssertionError(f"no link conditions for {fault}")

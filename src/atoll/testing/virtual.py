@@ -17,18 +17,8 @@ from atoll.island import Host
 from atoll.island.base import ParameterView
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.settings import RunSettings
-from atoll.simulate import (
-    Armed,
-    FaultPlan,
-    SimProcess,
-    SimWorld,
-    apply,
-)
-from atoll.simulate.hosts import (
-    CoordinatorHost,
-    GreenletBackground,
-    SimLine,
-)
+from atoll.simulate import Armed, FaultPlan, SimProcess, SimWorld, apply
+from atoll.simulate.hosts import CoordinatorHost, GreenletBackground, SimLine
 
 
 class VirtualIsland:

@@ -29,9 +29,7 @@ from atoll.simulate.invariants.claims import (
 )
 from atoll.simulate.invariants.watch import InvariantWatch
 from atoll.simulate.storms import COORDINATOR
-from atoll.simulate.world import (
-    SimWorld,
-)
+from atoll.simulate.world import SimWorld
 from atoll.wire import FrameKind, Header
 
 

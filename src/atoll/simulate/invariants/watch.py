@@ -41,12 +41,8 @@ from atoll.simulate.invariants.incarnation import (
 )
 from atoll.simulate.network import Network
 from atoll.simulate.store import REQUEST_S
-from atoll.simulate.world import (
-    SimWorld,
-)
-from atoll.weights import (
-    Layout,
-)
+from atoll.simulate.world import SimWorld
+from atoll.weights import Layout
 
 
 class Referee(Protocol):

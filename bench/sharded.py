@@ -33,8 +33,8 @@ from atoll.clock import SystemClock
 from atoll.island import Host
 from atoll.protocol import JoinRequest, ModelSpec
 from atoll.torch.ranks.join import form
-from atoll.torch.ranks.parallelism import team_of
-from atoll.torch.ranks.sharded_memory import Spread
+from atoll.torch.ranks.parallelism import rank_group_of
+from atoll.torch.ranks.sharded_memory import ShardedMemory
 from atoll.torch.ranks.view import RankView
 
 LAYERS = 8
@@ -210,12 +210,12 @@ def join(model: Layers, exchange: Nowhere) -> Any:
     """Join a run that keeps nothing."""
 
     def enter(
-        view: RankView, spec: ModelSpec, memory: Spread, constants: object
+        view: RankView, spec: ModelSpec, memory: ShardedMemory, constants: object
     ) -> Host:
         request = JoinRequest(model=spec, island="a")
         return Host(exchange, view, request, clock=SystemClock(), memory=memory)
 
-    team = team_of(model)
+    team = rank_group_of(model)
     assert team is not None
     return form(team, enter)
 

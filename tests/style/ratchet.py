@@ -74,6 +74,8 @@ OWN_MODULES = {
     "atoll.store.obstore": "adapter of obstore",
     "atoll.telemetry.tensorboard": "adapter of TensorBoard",
     "atoll.testing.link_flow": "streams and their pace; `link` has port and thread",
+    "atoll.torch.checkpoint_arrays": "adapter of tensors and DTensors; no states",
+    "atoll.torch.ranks.follower": "one role of a rank; `leader` is the other",
 }
 """Modules with one importer that stay modules, with the reason."""
 

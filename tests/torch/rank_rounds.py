@@ -18,11 +18,11 @@ from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
 from atoll.protocol import Heartbeat, JoinRequest, ModelSpec, Position
 from atoll.torch import Island
-from atoll.torch.host import Alone, Life
+from atoll.torch.host import IslandHandle, SingleProcessHandle
 from atoll.torch.model import TorchModel, TorchView
 from atoll.torch.ranks.join import form
-from atoll.torch.ranks.parallelism import team_of
-from atoll.torch.ranks.sharded_memory import Spread
+from atoll.torch.ranks.parallelism import rank_group_of
+from atoll.torch.ranks.sharded_memory import ShardedMemory
 from atoll.torch.ranks.view import RankConstants, RankView
 from tests.island.scripted import ScriptedRun
 from tests.torch.rank_loops import Net, net, rows_of, settings, wrapped
@@ -32,17 +32,22 @@ def island_at(
     exchange: Exchange, model: torch.nn.Module, optimizer: torch.optim.Optimizer
 ) -> Island:
     """Join any exchange, by all ranks or alone."""
-    team = team_of(model)
-    life: Life
+    team = rank_group_of(model)
+    life: IslandHandle
     if team is None:
         torch_model = TorchModel.of(model)
         view = TorchView(torch_model)
         request = JoinRequest(model=torch_model.spec, island="a")
-        life = Alone(Host(exchange, view, request, clock=SystemClock()), view)
+        life = SingleProcessHandle(
+            Host(exchange, view, request, clock=SystemClock()), view
+        )
     else:
 
         def enter(
-            view: RankView, spec: ModelSpec, memory: Spread, constants: RankConstants
+            view: RankView,
+            spec: ModelSpec,
+            memory: ShardedMemory,
+            constants: RankConstants,
         ) -> Host:
             request = JoinRequest(model=spec, island="a")
             clock = SystemClock()

@@ -20,7 +20,7 @@ from atoll.exchange import Exchange, MemoryRun
 from atoll.island import Host
 from atoll.protocol import JoinRequest
 from atoll.torch import Island
-from atoll.torch.host import Alone
+from atoll.torch.host import SingleProcessHandle
 from atoll.torch.model import TorchModel, TorchView
 from atoll.weights import FragmentState
 
@@ -148,7 +148,7 @@ def join_exchange(
     view = TorchView(torch_model)
     request = JoinRequest(model=torch_model.spec, island=island)
     host = Host(exchange, view, request, clock=SystemClock())
-    return Island(Alone(host, view), [model], optimizer, on_end="raise")
+    return Island(SingleProcessHandle(host, view), [model], optimizer, on_end="raise")
 
 
 def state_of(run: Exchange, fragment: int = 0) -> FragmentState:

@@ -218,6 +218,6 @@ def test_constants_come_from_the_run_unless_it_declines_them(most: int) -> None:
     if most:
         assert atoll.torch.build(frozen, run).table.tolist() == [4.0, 5.0, 6.0]
     else:
-        with pytest.raises(UsageError, match=r"'table' \(frozen\).* has brought"):
+        with pytest.raises(UsageError, match=r"'table' \(frozen\).* founder uploaded"):
             atoll.torch.build(frozen, run)
     island.leave()

@@ -267,7 +267,7 @@ def flip_a_bit(island: atoll.torch.Island) -> None:
 
     Nothing public can do this, and nothing public should: hence the private names.
     """
-    island._life.host.slots[0].state.anchor.view(np.uint32)[0] ^= 1 << 10
+    island._handle.host.slots[0].state.anchor.view(np.uint32)[0] ^= 1 << 10
 
 
 @pytest.mark.parametrize("up", ["fp32", "e3m0"])

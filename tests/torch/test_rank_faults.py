@@ -142,7 +142,7 @@ def test_a_checkpoint_that_one_rank_lacks_is_refused_on_all(tmp_path: Path) -> N
     group = Group(rank_faults.checkpoint_of_one_rank, (str(tmp_path),), ranks=2)
     error, words = said_alike(group)
     assert error == "UsageError"
-    assert "Ranks [1] of this island are given no checkpoint=" in words
+    assert "Ranks [1] of this island have no checkpoint=" in words
 
 
 def test_a_policy_that_one_rank_cannot_make_is_refused_on_all(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_policy_that_one_rank_cannot_make_is_refused_on_all(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("kind", "is_same_run", "match"),
-    [("fsdp", False, "The checkpoint is of run"), ("ddp", True, "spread otherwise")],
+    [("fsdp", False, "The checkpoint is of run"), ("ddp", True, "sharded differently")],
 )
 def test_a_checkpoint_of_another_is_refused_on_all_ranks(
     kind: str, is_same_run: bool, match: str, tmp_path: Path

@@ -54,7 +54,7 @@ def die(island: Island) -> None:
     keeping = island._keeping
     assert keeping is not None
     island._remove_hook()
-    island._life.host.leave(depart=False)
+    island._handle.host.leave(depart=False)
     keeping._saver.__exit__(Killed, Killed(), None)
 
 
@@ -80,7 +80,7 @@ class Loop:
         )
         self.island = island
         for batch in self.rows:
-            if island._life.host.progress[0] >= steps:
+            if island._handle.host.progress[0] >= steps:
                 break
             self.model(batch).square().mean().backward()
             island.report(tokens=12)
@@ -119,7 +119,7 @@ def test_a_loop_with_its_weights_goes_on_to_the_bit(
     again = Loop(run, tmp_path / "cut", **more)
     again.run_until(STEPS)
 
-    resumed = again.island._life.host.resumed
+    resumed = again.island._handle.host.resumed
     assert resumed is not None
     assert resumed.is_exact, resumed.reason
     assert again.bits() == whole.bits()
@@ -153,7 +153,7 @@ def test_a_restart_without_a_checkpoint_says_that_the_optimizer_is_fresh() -> No
         for _ in range(EVERY + 3):
             model(torch.ones(1, 3)).sum().backward()
             optimizer.step()
-        island._life.host.leave(depart=False)
+        island._handle.host.leave(depart=False)
         assert len(told) == life
         if told:
             assert issubclass(told[0].category, AtollWarning)

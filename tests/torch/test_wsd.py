@@ -171,7 +171,7 @@ def test_a_clock_of_tokens_needs_tokens() -> None:
         (
             {"decay_round": 5},
             {"warmup": 1},
-            r"decay_round=5 begins .* nobody knows\. Set run\.end_rounds, or give WSD",
+            r"decay_round=5 begins .* is unknown\. Set run\.end_rounds, or give WSD",
         ),
         (
             {"decay_round": 5},

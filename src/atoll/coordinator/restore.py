@@ -35,7 +35,7 @@ Key = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoredRun:
     """The memory of a coordinator."""
 
     state: CoordinatorState
@@ -44,7 +44,7 @@ class Restored:
     spool: dict[Key, Frame]
 
 
-def restore(journal: Journal, *, now_s: float) -> Restored:
+def restore(journal: Journal, *, now_s: float) -> RestoredRun:
     """Return the coordinator of a journal.
 
     Every journalled member counts as live for one lease from now on: the run waits for
@@ -75,7 +75,7 @@ def restore(journal: Journal, *, now_s: float) -> Restored:
             for index in range(len(weights))
         )
         state = end_by_tokens(replace(state, rounds=rounds))
-    return Restored(state, layout, weights, spool)
+    return RestoredRun(state, layout, weights, spool)
 
 
 def _settings(recorded: RecordedRun) -> tuple[RunSettings, int | None]:

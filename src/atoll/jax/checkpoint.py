@@ -91,14 +91,14 @@ class JaxFace:
         return ARRAY, keep(JaxArray(value))
 
     def decode(
-        self, tag: str, body: object, path: TreePath, held: RestoreContext
+        self, tag: str, body: object, path: TreePath, context: RestoreContext
     ) -> object:
         if tag == ARRAY and isinstance(body, str):
-            return _array(held.source.read(body), held.like(path))
+            return _array(context.source.read(body), context.like(path))
         if tag == KEY and isinstance(body, dict):
             kind, data = body.get("kind"), body.get("data")
             if isinstance(kind, str) and isinstance(data, str):
-                numbers = _array(held.source.read(data), None)
+                numbers = _array(context.source.read(data), None)
                 return jax.random.wrap_key_data(numbers, impl=kind)
         raise CorruptError(f"{tag[:40]!r} with {str(body)[:60]!r} is no value of JAX.")
 
@@ -114,13 +114,13 @@ class JaxFace:
         return None
 
 
-def _array(saved: HostArray, like: Any) -> jax.Array:
+def _array(saved: HostArray, template: Any) -> jax.Array:
     values = saved.flat().view(_OF_KIND[saved.kind]).reshape(saved.shape)
-    is_alike = isinstance(like, jax.Array) and like.shape == values.shape
-    if is_alike and like.dtype == values.dtype:
-        return put_like(values, like)
+    is_alike = isinstance(template, jax.Array) and template.shape == values.shape
+    if is_alike and template.dtype == values.dtype:
+        return put_like(values, template)
     put: jax.Array = jax.device_put(values)
-    if put.dtype != values.dtype:  # which JAX does without a word
+    if put.dtype != values.dtype:  # JAX casts silently
         raise UsageError(
             f"The checkpoint has an array of {values.dtype}, which JAX makes "
             f"{put.dtype} here. Enable x64, as where it was saved: jax_enable_x64."

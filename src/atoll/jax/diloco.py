@@ -22,7 +22,7 @@ from atoll.algorithm.schedule import send_step
 from atoll.errors import UsageError
 from atoll.jax.fragments import Fragment
 from atoll.jax.outer_step import Law
-from atoll.jax.plan import DilocoOptions, IslandMesh, Plan, TrainStep
+from atoll.jax.plan import DilocoOptions, DilocoPlan, IslandMesh, TrainStep
 from atoll.jax.programs import (
     FlightAddress,
     FragmentArrays,
@@ -43,7 +43,7 @@ from atoll.settings import RunSettings
 class OpenState:
     """A state as lists of leaves, while one inner step is made."""
 
-    def __init__(self, plan: Plan, state: DilocoState) -> None:
+    def __init__(self, plan: DilocoPlan, state: DilocoState) -> None:
         self._plan = plan
         self._state = state
         self.islands = jax.tree.leaves(state.islands)
@@ -104,7 +104,7 @@ class OpenState:
 class Dispatcher:
     """Makes inner steps by the programs that are due at each."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DilocoPlan) -> None:
         self.plan = plan
         self.programs = Programs(plan)
 
@@ -201,7 +201,7 @@ class Dispatcher:
 
 
 def inside(
-    plan: Plan, state: DilocoState, batch: Any, rng: Any
+    plan: DilocoPlan, state: DilocoState, batch: Any, rng: Any
 ) -> tuple[DilocoState, Any]:
     """Return the same as `Dispatcher.step`, traced: one program for every step."""
     number = jnp.asarray(state.inner_steps, jnp.int32) + 1
@@ -219,7 +219,7 @@ def inside(
 
 
 def _due(
-    plan: Plan, fragment: Fragment, sent: Array
+    plan: DilocoPlan, fragment: Fragment, sent: Array
 ) -> tuple[Array, FlightAddress, int]:
     """Return whether a fragment was sent after a step, as which flight of its kind."""
     times = plan.times
@@ -239,7 +239,7 @@ def _due(
 
 
 def _maybe_round(
-    plan: Plan, opened: OpenState, fragment: Fragment, sent: Array
+    plan: DilocoPlan, opened: OpenState, fragment: Fragment, sent: Array
 ) -> None:
     is_due, address, kind = _due(plan, fragment, sent)
     before = opened.arrays_of(fragment), opened.drift
@@ -254,7 +254,9 @@ def _maybe_round(
     opened.take(fragment, arrays)
 
 
-def _maybe_seal(plan: Plan, opened: OpenState, fragment: Fragment, sent: Array) -> None:
+def _maybe_seal(
+    plan: DilocoPlan, opened: OpenState, fragment: Fragment, sent: Array
+) -> None:
     is_due, address, kind = _due(plan, fragment, sent)
     arrays = opened.arrays_of(fragment)
 
@@ -269,7 +271,9 @@ def _maybe_seal(plan: Plan, opened: OpenState, fragment: Fragment, sent: Array) 
     opened.take_residual(fragment, residual)
 
 
-def _maybe_land(plan: Plan, opened: OpenState, fragment: Fragment, sent: Array) -> None:
+def _maybe_land(
+    plan: DilocoPlan, opened: OpenState, fragment: Fragment, sent: Array
+) -> None:
     is_due, address, kind = _due(plan, fragment, sent)
     flights = opened.flights[kind]
 
@@ -343,7 +347,7 @@ def diloco(
     axis: str = "island",
     stacks: Mapping[str, int] | None = None,
     spread_outer: bool = False,
-) -> tuple[Init, Step]:
+) -> tuple[Init, DilocoStep]:
     """Return `init` and `step`: the first state, and one inner step of all islands.
 
     Args:
@@ -369,7 +373,7 @@ def diloco(
     options = DilocoOptions(
         train_step, params_of, settings, law, island_mesh, dict(stacks or {})
     )
-    return Init(options), Step(options)
+    return Init(options), DilocoStep(options)
 
 
 class Init:
@@ -383,7 +387,7 @@ class Init:
 
         Its arrays keep their sharding, with the islands first. `state` is not changed.
         """
-        plan = Plan(self._options, state)
+        plan = DilocoPlan(self._options, state)
         if _is_traced(state):
             return plan.first(state)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, plan.abstract())
@@ -399,10 +403,10 @@ class Init:
 
         For lowering without memory, and for restoring a checkpoint.
         """
-        return Plan(self._options, state).abstract()
+        return DilocoPlan(self._options, state).abstract()
 
 
-class Step:
+class DilocoStep:
     """Makes one inner step of all islands, and the outer steps due after it."""
 
     def __init__(self, options: DilocoOptions) -> None:
@@ -446,8 +450,8 @@ class Step:
             self._dispatchers[key] = Dispatcher(self._plan(state))
         return self._dispatchers[key]
 
-    def _plan(self, state: DilocoState) -> Plan:
-        return Plan(self._options, jax.tree.map(self._one_island, state.islands))
+    def _plan(self, state: DilocoState) -> DilocoPlan:
+        return DilocoPlan(self._options, jax.tree.map(self._one_island, state.islands))
 
     def _one_island(self, leaf: Any) -> jax.ShapeDtypeStruct:
         if leaf.shape[:1] != (self._options.island_mesh.num_islands,):

@@ -30,7 +30,7 @@ Names = Mapping[str, str] | Sequence[str]
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ParamLeaf:
     """One leaf that the run knows, and where it is in the tree."""
 
     index: int
@@ -63,10 +63,10 @@ class JaxModel:
     """
 
     spec: ModelSpec
-    carried: Mapping[str, Leaf]
+    carried: Mapping[str, ParamLeaf]
     """By the run's names."""
 
-    constants: Mapping[str, Leaf]
+    constants: Mapping[str, ParamLeaf]
     """Likewise."""
 
     structure: Any
@@ -93,13 +93,13 @@ class JaxModel:
         roles = _roles(
             paths, _paths_in("frozen", frozen), _paths_in("buffers", buffers)
         )
-        specs: dict[str, tuple[Leaf, TensorSpec]] = {}
+        specs: dict[str, tuple[ParamLeaf, TensorSpec]] = {}
         for index, name in _in_order(paths, names):
             path, leaf = leaves[index]
             _require_array(path, leaf)
             spec = _spec(name, path, leaf, roles.get(path))
             if spec is not None:
-                carried_leaf = Leaf(index, path, leaf.shape, np.dtype(leaf.dtype))
+                carried_leaf = ParamLeaf(index, path, leaf.shape, np.dtype(leaf.dtype))
                 specs[name] = (carried_leaf, spec)
         carried = {
             n: leaf for n, (leaf, spec) in specs.items() if spec.role != "constant"
@@ -330,7 +330,7 @@ class JaxView:
                 leaves[index] = put_like(part, leaves[index])
         return jax.tree_util.tree_unflatten(self._model.structure, leaves)
 
-    def _at(self, name: str) -> Leaf:
+    def _at(self, name: str) -> ParamLeaf:
         return self._model.carried[name]
 
     def _live(self) -> list[Any]:

@@ -216,7 +216,7 @@ _POISON = E3M0_MAX_EXPONENT + 1
 
 
 @dataclass(frozen=True)
-class Codec:
+class TracedCodec:
     """One way to write fp32 values as smaller arrays; elementwise, or in blocks."""
 
     name: str
@@ -253,7 +253,7 @@ class Codec:
         return self.unfold(decoded, x.shape, lead=0)
 
 
-def codec(name: str, *, key: str) -> Codec:
+def codec(name: str, *, key: str) -> TracedCodec:
     """Return the codec that the setting `key` calls `name`.
 
     Raises:
@@ -350,15 +350,15 @@ def _e3m0_decode(encoded: Encoded) -> Array:
 
 
 _CODECS = (
-    Codec("fp32", None, lambda x: (x,), lambda encoded: flush(encoded[0])),
+    TracedCodec("fp32", None, lambda x: (x,), lambda encoded: flush(encoded[0])),
     # As integers: a sum or a copy of bf16 may be widened on the way, these are not.
-    Codec(
+    TracedCodec(
         "bf16",
         None,
         lambda x: (_nearest_bf16(_bits(x)),),
         lambda encoded: flush(_from_upper_half(encoded[0])),
     ),
-    Codec("int8", INT8_BLOCK, _int8_encode, _int8_decode),
-    Codec("e3m0", E3M0_BLOCK, _e3m0_encode, _e3m0_decode),
+    TracedCodec("int8", INT8_BLOCK, _int8_encode, _int8_decode),
+    TracedCodec("e3m0", E3M0_BLOCK, _e3m0_encode, _e3m0_decode),
 )
 _BY_NAME = {codec_.name: codec_ for codec_ in _CODECS}

@@ -47,7 +47,7 @@ class DilocoOptions:
     stacks: Mapping[str, int]
 
 
-class Plan:
+class DilocoPlan:
     """The fragments, schedule and shardings for one shape of train state."""
 
     def __init__(self, options: DilocoOptions, state: Any) -> None:

@@ -35,7 +35,7 @@ from jax.sharding import PartitionSpec
 
 from atoll.jax.fragments import Kind, Piece, put, take
 from atoll.jax.outer_step import Cut
-from atoll.jax.plan import Plan
+from atoll.jax.plan import DilocoPlan
 from atoll.jax.state import Drift, Flights
 
 Arrays = list[Array]
@@ -61,7 +61,9 @@ class FlightAddress(NamedTuple):
     layers: Layers
 
 
-def advance(plan: Plan, islands: Arrays, batch: Any, rng: Any) -> tuple[Arrays, Any]:
+def advance(
+    plan: DilocoPlan, islands: Arrays, batch: Any, rng: Any
+) -> tuple[Arrays, Any]:
     """Return the islands' states and metrics after an inner step of each."""
     island_mesh = plan.island_mesh
     keys = None if rng is None else jax.random.split(rng, island_mesh.num_islands)
@@ -70,7 +72,7 @@ def advance(plan: Plan, islands: Arrays, batch: Any, rng: Any) -> tuple[Arrays, 
     return jax.tree.leaves(moved), metrics
 
 
-def _over_islands(plan: Plan) -> Any:
+def _over_islands(plan: DilocoPlan) -> Any:
     """Return the train step of all islands; none can read another's state.
 
     On a mesh that is by construction: the islands' axis is one that the compiler does
@@ -92,7 +94,7 @@ def _over_islands(plan: Plan) -> Any:
 
 
 def seal(
-    plan: Plan, kind: Kind, arrays: FragmentArrays, layers: Layers
+    plan: DilocoPlan, kind: Kind, arrays: FragmentArrays, layers: Layers
 ) -> tuple[Flights, Arrays | None]:
     """Return one slot of flights with the fragment's updates, and the residuals."""
     sealed, at_seal, residuals = [], [], []
@@ -117,7 +119,7 @@ def seal(
 
 
 def reduce(
-    plan: Plan, kind: Kind, flights: Flights, slot: Array, age: Array
+    plan: DilocoPlan, kind: Kind, flights: Flights, slot: Array, age: Array
 ) -> Flights:
     """Return flights of which one has been reduced by the slice of its age."""
     means = list(flights.mean)
@@ -130,7 +132,7 @@ def reduce(
 
 
 def land(
-    plan: Plan,
+    plan: DilocoPlan,
     kind: Kind,
     arrays: FragmentArrays,
     flights: Flights,
@@ -165,7 +167,11 @@ def land(
 
 
 def whole_round(
-    plan: Plan, kind: Kind, arrays: FragmentArrays, drift: Drift, address: FlightAddress
+    plan: DilocoPlan,
+    kind: Kind,
+    arrays: FragmentArrays,
+    drift: Drift,
+    address: FlightAddress,
 ) -> tuple[FragmentArrays, Drift]:
     """Return a fragment's leaves after a round without overlap."""
     flights, residual = seal(plan, kind, arrays, address.layers)
@@ -187,7 +193,7 @@ def keep(flights: Flights, sealed: Flights, slot: Array) -> Flights:
 
 
 def _exchange(
-    plan: Plan,
+    plan: DilocoPlan,
     piece: Piece,
     part: Cut,
     sealed: tuple[Array, ...],
@@ -221,7 +227,7 @@ def _squares(x: Array, *, lead: int) -> Array:
 
 
 def _apart(
-    plan: Plan, drift: Drift, squares: Array, mean_square: Array, fragment: Array
+    plan: DilocoPlan, drift: Drift, squares: Array, mean_square: Array, fragment: Array
 ) -> Drift:
     """Return the drift with this round's norms and cosine of its fragment.
 
@@ -246,7 +252,7 @@ Program = Any
 class Programs:
     """The programs of a plan, compiled when they are first needed."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: DilocoPlan) -> None:
         self._plan = plan
         self._abstract = plan.abstract()
         kinds = range(len(plan.kinds))

@@ -112,8 +112,8 @@ def _arrays(tree: Tree) -> Tree:
     )
 
 
-def _as_in(like: Any, read: Any) -> Any:
-    return read[()] if isinstance(like, np.generic) else read
+def _as_in(template: Any, read: Any) -> Any:
+    return read[()] if isinstance(template, np.generic) else read
 
 
 def _orbax() -> Any:
@@ -181,10 +181,10 @@ def _dotted(settings: RunSettings) -> dict[str, Any]:
     }
 
 
-def _require_leaves(path: Path, saved: object, like: Tree) -> None:
+def _require_leaves(path: Path, saved: object, template: Tree) -> None:
     if not isinstance(saved, Mapping):
         raise CorruptError(f"{path} does not list its leaves.")
-    live = {name: _kind(leaf) for name, leaf in named_leaves(like)}
+    live = {name: _kind(leaf) for name, leaf in named_leaves(template)}
     for name in sorted(live.keys() | saved.keys()):
         if live.get(name) != saved.get(name):
             raise UsageError(

@@ -46,7 +46,7 @@ DEVICE = "!torch.device"
 _DTYPE_NAMES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES}
 
 
-class TorchFace:
+class TorchAdapter:
     """Implements `FrameworkAdapter`."""
 
     def encode(self, value: object, keep: Keep) -> tuple[str, object] | None:
@@ -63,12 +63,14 @@ class TorchFace:
         return None
 
     def decode(
-        self, tag: str, body: object, path: TreePath, held: RestoreContext
+        self, tag: str, body: object, path: TreePath, context: RestoreContext
     ) -> object:
         if tag == TENSOR and isinstance(body, str):
-            return laid_out(tensor_of(held.source.read(body)), path, held.like(path))
+            return laid_out(
+                tensor_of(context.source.read(body)), path, context.like(path)
+            )
         if tag == PIECE and isinstance(body, dict):
-            return decode_piece(body, path, held)
+            return decode_piece(body, path, context)
         if tag == SIZE and isinstance(body, list) and all(type(n) is int for n in body):
             return torch.Size(body)
         if tag == DTYPE and isinstance(body, str) and body in _DTYPE_NAMES:
@@ -104,23 +106,23 @@ def _device(text: str) -> torch.device:
         raise CorruptError(f"{text[:40]!r} is no device of torch.") from exc
 
 
-FACE: FrameworkAdapter = TorchFace()
+FACE: FrameworkAdapter = TorchAdapter()
 
 
 _METADATA = "_metadata"
-"""What a module keeps beside its tensors: the versions of its parts."""
+"""Key of a module's versions of its parts, beside its tensors."""
 
 _NAMES = "_parameters"
-"""What an optimizer's parameters are called, in its own order."""
+"""Key of the names of an optimizer's parameters, in its own order."""
 
 _COMPILED = "_orig_mod"
-"""Where torch.compile puts the module that it wraps."""
+"""Attribute of the module that torch.compile has wrapped."""
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the model itself, without what runs it in parallel or compiled.
+    """Return the model inside the wrappers of DDP and torch.compile.
 
-    So a checkpoint of any of them can be restored into any other.
+    So a checkpoint of one can be restored into any other.
     """
     while True:
         if isinstance(module, DistributedDataParallel):
@@ -150,7 +152,7 @@ def parallel_parameters(objects: Mapping[str, object]) -> set[int]:
 
 
 def parameter_names(objects: Mapping[str, object]) -> dict[int, str]:
-    """Return the names, by identity, that the models given call their parameters."""
+    """Return the names of all parameters of the models, by identity."""
     names: dict[int, str] = {}
     for module in _modules(list(objects.values())):
         for name, parameter in unwrapped(module).named_parameters():
@@ -162,11 +164,11 @@ def _modules(value: object) -> Iterator[torch.nn.Module]:
     if isinstance(value, torch.nn.Module):
         yield value
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from _modules(each)
+        for item in value.values():
+            yield from _modules(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _modules(each)
+        for item in value:
+            yield from _modules(item)
 
 
 class ModuleHolder:
@@ -179,16 +181,16 @@ class ModuleHolder:
 
     def state(self) -> object:
         state = self._module.state_dict()
-        kept: dict[str, dict[str, object]] = state._metadata  # type: ignore[attr-defined]
-        versions = {key: dict(value) for key, value in kept.items()}
+        metadata: dict[str, dict[str, object]] = state._metadata  # type: ignore[attr-defined]
+        versions = {key: dict(value) for key, value in metadata.items()}
         return {**state, _METADATA: versions}
 
     def restore(self, state: object) -> None:
         self._require_memory()
-        given = OrderedDict(cast("dict[str, torch.Tensor]", state))
-        versions = given.pop(_METADATA, None)
-        given._metadata = versions  # type: ignore[attr-defined]
-        self._module.load_state_dict(given)
+        tensors = OrderedDict(cast("dict[str, torch.Tensor]", state))
+        versions = tensors.pop(_METADATA, None)
+        tensors._metadata = versions  # type: ignore[attr-defined]
+        self._module.load_state_dict(tensors)
 
     def like(self, path: TreePath) -> object:
         if self._live is None:
@@ -223,40 +225,41 @@ class OptimizerHolder:
         return {**self._optimizer.state_dict(), _NAMES: self._names()}
 
     def restore(self, state: object) -> None:
-        given = dict(cast("dict[str, Any]", state))
-        self._require_order(given.pop(_NAMES, []))
-        self._optimizer.load_state_dict(given)
+        own_state = dict(cast("dict[str, Any]", state))
+        self._require_order(own_state.pop(_NAMES, []))
+        self._optimizer.load_state_dict(own_state)
 
     def like(self, path: TreePath) -> object:
-        """Return the parameter that a value belongs to: most states look like it."""
+        """Return the parameter that a value belongs to: most states have its layout."""
         if len(path) < 3 or path[0] != "state" or path[2] == "step":
             return None
-        at = path[1]
-        is_known = isinstance(at, int) and at < len(self._parameters)
-        return self._parameters[cast("int", at)] if is_known else None
+        index = path[1]
+        is_known = isinstance(index, int) and index < len(self._parameters)
+        return self._parameters[cast("int", index)] if is_known else None
 
     def _names(self) -> list[str | None]:
         names = parameter_names(self._objects)
         return [names.get(id(parameter)) for parameter in self._parameters]
 
     def _require_order(self, saved: list[str | None]) -> None:
-        # A state is found by its parameter's number, so that another order would pair
-        # one parameter's momentum with another's weights, in silence.
-        for at, (was, now) in enumerate(zip(saved, self._names(), strict=False)):
+        # A state belongs to its parameter's index, so another order would silently pair
+        # one parameter's momentum with another's weights.
+        for index, (was, now) in enumerate(zip(saved, self._names(), strict=False)):
             if was is not None and now is not None and was != now:
                 raise UsageError(
-                    f"Parameter {at} of the optimizer is {now} here and {was} in the "
-                    "checkpoint. Give the optimizer its parameters in the same order."
+                    f"Parameter {index} of the optimizer is {now} here and {was} in "
+                    "the checkpoint. Give the optimizer its parameters in the same "
+                    "order."
                 )
 
 
 def _in_order(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return the parameters as an optimizer numbers them in its state."""
-    found: dict[int, torch.Tensor] = {}
+    parameters: dict[int, torch.Tensor] = {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            found.setdefault(id(parameter), parameter)
-    return list(found.values())
+            parameters.setdefault(id(parameter), parameter)
+    return list(parameters.values())
 
 
 class GeneratorHolder:
@@ -297,19 +300,19 @@ class ProcessGenerators:
         if len(devices) > present:
             warnings.warn(
                 f"The checkpoint has the random states of {len(devices)} CUDA devices, "
-                f"and there are {present}: those of the others are left out.",
+                f"and there are {present}: the other states are ignored.",
                 AtollWarning,
                 stacklevel=2,
             )
-        for at, each in enumerate(devices[:present]):
-            torch.cuda.set_rng_state(each, at)
+        for index, device_state in enumerate(devices[:present]):
+            torch.cuda.set_rng_state(device_state, index)
 
     def like(self, path: TreePath) -> object:
         return None
 
 
 def world_size() -> int:
-    """Return how many processes there are; 1 without torch.distributed."""
+    """Return the number of processes; 1 without torch.distributed."""
     if not (dist.is_available() and dist.is_initialized()):
         return 1
     return dist.get_world_size()
@@ -318,7 +321,7 @@ def world_size() -> int:
 class WorldRanks:
     """All processes of the default group. Implements `Ranks`.
 
-    Words travel as bytes in tensors: what torch sends as objects it pickles.
+    Texts are sent as bytes in tensors: torch would pickle objects.
     """
 
     @property
@@ -332,26 +335,25 @@ class WorldRanks:
     def gather(self, text: str) -> list[str]:
         data = text.encode("utf-8", "replace")
         device = _device_of_group()
-        sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in self._each()]
+        sizes = [
+            torch.zeros(1, dtype=torch.int64, device=device) for _ in range(self.size)
+        ]
         dist.all_gather(sizes, torch.tensor([len(data)], device=device))
         room = max(1, max(int(size) for size in sizes))
         padded = torch.zeros(room, dtype=torch.uint8)
         padded[: len(data)] = torch.frombuffer(
             bytearray(data or b"\0"), dtype=torch.uint8
         )[: len(data)]
-        words = [torch.zeros(room, dtype=torch.uint8, device=device) for _ in sizes]
-        dist.all_gather(words, padded.to(device))
+        texts = [torch.zeros(room, dtype=torch.uint8, device=device) for _ in sizes]
+        dist.all_gather(texts, padded.to(device))
         return [
-            bytes(each[: int(size)].cpu().numpy()).decode("utf-8", "replace")
-            for each, size in zip(words, sizes, strict=True)
+            bytes(data[: int(size)].cpu().numpy()).decode("utf-8", "replace")
+            for data, size in zip(texts, sizes, strict=True)
         ]
-
-    def _each(self) -> range:
-        return range(self.size)
 
 
 def _device_of_group() -> torch.device:
-    """Return where the group's tensors must be."""
+    """Return the device of the default group's tensors."""
     if "gloo" in dist.get_backend() or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())

@@ -35,7 +35,7 @@ def is_piece(value: torch.Tensor) -> TypeGuard[DTensor]:
 
 
 def encode_piece(value: DTensor, keep: Keep) -> dict[str, object]:
-    """Have this rank's piece written if it is the rank to do so, and say what it is."""
+    """Keep this rank's piece if this rank writes it, and return its description."""
     local = value.to_local()
     check(local.detach())
     if any(placement.is_partial() for placement in value.placements):
@@ -45,8 +45,8 @@ def encode_piece(value: DTensor, keep: Keep) -> dict[str, object]:
         )
     array = TorchArray(local, offset=_offset(value))
     owns = all(
-        at == 0 or not placement.is_replicate()
-        for at, placement in zip(_coordinate(value), value.placements, strict=True)
+        index == 0 or not placement.is_replicate()
+        for index, placement in zip(_coordinate(value), value.placements, strict=True)
     )
     return {
         **_layout(value, tuple(value.shape)),
@@ -60,36 +60,42 @@ def encode_piece(value: DTensor, keep: Keep) -> dict[str, object]:
 
 
 def decode_piece(
-    body: Mapping[str, object], path: TreePath, held: RestoreContext
+    body: Mapping[str, object], path: TreePath, context: RestoreContext
 ) -> torch.Tensor:
-    """Return a tensor laid out as what lives at its place now."""
-    like = held.like(path)
+    """Return a tensor with the layout of the live tensor at its path."""
+    template = context.like(path)
     shape = _ints(body.get("shape"), path)
-    if not isinstance(like, DTensor):
-        return _assembled(body, path, held, (0,) * len(shape), shape)
-    if _layout(like, shape) == {key: body.get(key) for key in _layout(like, shape)}:
-        return _from_local(_own(body, path, held), like, shape)
-    if tuple(like.shape) != shape:
+    if not isinstance(template, DTensor):
+        return _assembled(body, path, context, (0,) * len(shape), shape)
+    if _layout(template, shape) == {
+        key: body.get(key) for key in _layout(template, shape)
+    }:
+        return _from_local(_own(body, path, context), template, shape)
+    if tuple(template.shape) != shape:
         raise UsageError(
             f"{dotted(path)} has the shape {shape} in the checkpoint, and belongs to "
-            f"one of {tuple(like.shape)} here: it cannot be laid out anew. Restore it "
-            "on the mesh that it was saved on."
+            f"one of {tuple(template.shape)} here: it cannot be laid out again. "
+            "Restore it on the mesh that it was saved on."
         )
-    _require_contiguous(like.placements, path)
-    size = tuple(like.to_local().shape)
-    return _from_local(_assembled(body, path, held, _offset(like), size), like, shape)
+    _require_contiguous(template.placements, path)
+    size = tuple(template.to_local().shape)
+    return _from_local(
+        _assembled(body, path, context, _offset(template), size), template, shape
+    )
 
 
-def laid_out(whole: torch.Tensor, path: TreePath, like: object) -> torch.Tensor:
-    """Return this rank's piece of a whole tensor, if what lives there is a piece."""
-    if not isinstance(like, DTensor) or like.shape != whole.shape:
-        return whole
-    _require_contiguous(like.placements, path)
+def laid_out(full: torch.Tensor, path: TreePath, template: object) -> torch.Tensor:
+    """Return this rank's piece of a full tensor, if the live tensor is a piece."""
+    if not isinstance(template, DTensor) or template.shape != full.shape:
+        return full
+    _require_contiguous(template.placements, path)
     slices = tuple(
         slice(first, first + size)
-        for first, size in zip(_offset(like), like.to_local().shape, strict=True)
+        for first, size in zip(
+            _offset(template), template.to_local().shape, strict=True
+        )
     )
-    return _from_local(whole[slices].clone(), like, tuple(whole.shape))
+    return _from_local(full[slices].clone(), template, tuple(full.shape))
 
 
 class _Piece(NamedTuple):
@@ -99,33 +105,33 @@ class _Piece(NamedTuple):
 
 
 def _own(
-    body: Mapping[str, object], path: TreePath, held: RestoreContext
+    body: Mapping[str, object], path: TreePath, context: RestoreContext
 ) -> torch.Tensor:
     """Return the piece of this rank, which another may have written for it."""
-    own = _own_of(body, path)
-    if isinstance(own.get("array"), str):
-        return tensor_of(held.source.read(str(own["array"])))
-    wanted = _ints(own.get("coordinate"), path)
+    piece = _own_of(body, path)
+    if isinstance(piece.get("array"), str):
+        return tensor_of(context.source.read(str(piece["array"])))
+    coordinate = _ints(piece.get("coordinate"), path)
     names = cast("list[str]", body["placements"])
     writer = [
-        0 if name == _named(Replicate()) else at
-        for at, name in zip(wanted, names, strict=True)
+        0 if name == _named(Replicate()) else index
+        for index, name in zip(coordinate, names, strict=True)
     ]
-    for rank, other in _bodies(body, path, held):
-        mine = _own_of(other, path)
-        if mine.get("coordinate") == writer and isinstance(mine.get("array"), str):
-            return tensor_of(held.source.read(str(mine["array"]), rank))
+    for rank, other in _bodies(body, path, context):
+        piece = _own_of(other, path)
+        if piece.get("coordinate") == writer and isinstance(piece.get("array"), str):
+            return tensor_of(context.source.read(str(piece["array"]), rank))
     raise CorruptError(f"No rank has written {dotted(path)} at {writer}.")
 
 
 def _assembled(
     body: Mapping[str, object],
     path: TreePath,
-    held: RestoreContext,
+    context: RestoreContext,
     offset: Ints,
     size: Ints,
 ) -> torch.Tensor:
-    """Return a range of the whole, made of what the ranks have written of it."""
+    """Return a range of the tensor, assembled from the pieces of all ranks."""
     names = body.get("placements")
     if not isinstance(names, list) or any(_is_strided(str(name)) for name in names):
         raise UsageError(
@@ -137,51 +143,51 @@ def _assembled(
         raise CorruptError(f"{dotted(path)} is of no kind or size that is known.")
     target = torch.empty(size, dtype=dtype)
     missing = math.prod(size)
-    for piece in _pieces(body, path, held):
-        missing -= _copy_overlap(target, offset, piece, held)
+    for piece in _pieces(body, path, context):
+        missing -= _copy_overlap(target, offset, piece, context)
     if missing:
         raise CorruptError(f"The pieces of {dotted(path)} do not make the whole.")
     return target
 
 
 def _copy_overlap(
-    target: torch.Tensor, offset: Ints, piece: _Piece, held: RestoreContext
+    target: torch.Tensor, offset: Ints, piece: _Piece, context: RestoreContext
 ) -> int:
-    source = tensor_of(held.source.read(piece.array, piece.rank))
-    into, of = [], []
-    for there, have, first, want in zip(
+    source = tensor_of(context.source.read(piece.array, piece.rank))
+    target_slices, source_slices = [], []
+    for start, have, first, want in zip(
         piece.offset, source.shape, offset, target.shape, strict=True
     ):
-        low, high = max(there, first), min(there + have, first + want)
+        low, high = max(start, first), min(start + have, first + want)
         if low >= high:
             return 0
-        into.append(slice(low - first, high - first))
-        of.append(slice(low - there, high - there))
-    part = source[tuple(of)]
-    target[tuple(into)] = part
+        target_slices.append(slice(low - first, high - first))
+        source_slices.append(slice(low - start, high - start))
+    part = source[tuple(source_slices)]
+    target[tuple(target_slices)] = part
     return part.numel()
 
 
 def _pieces(
-    body: Mapping[str, object], path: TreePath, held: RestoreContext
+    body: Mapping[str, object], path: TreePath, context: RestoreContext
 ) -> Iterator[_Piece]:
-    for rank, other in _bodies(body, path, held):
-        own = _own_of(other, path)
-        if isinstance(own.get("array"), str):
-            yield _Piece(rank, str(own["array"]), _ints(own.get("offset"), path))
+    for rank, other in _bodies(body, path, context):
+        piece = _own_of(other, path)
+        if isinstance(piece.get("array"), str):
+            yield _Piece(rank, str(piece["array"]), _ints(piece.get("offset"), path))
 
 
 def _bodies(
-    body: Mapping[str, object], path: TreePath, held: RestoreContext
+    body: Mapping[str, object], path: TreePath, context: RestoreContext
 ) -> Iterator[tuple[int, Mapping[str, object]]]:
-    """Yield what the ranks of the same mesh say of the same tensor."""
-    whole = {key: value for key, value in body.items() if key != "own"}
-    for rank, encoded in held.source.elsewhere(path).items():
+    """Yield the descriptions of the same tensor by the ranks of the same mesh."""
+    common = {key: value for key, value in body.items() if key != "own"}
+    for rank, encoded in context.source.elsewhere(path).items():
         tagged = encoded if isinstance(encoded, dict) and len(encoded) == 1 else {}
         for other in tagged.values():
             if isinstance(other, dict):
                 same = {key: value for key, value in other.items() if key != "own"}
-                if same == whole:
+                if same == common:
                     yield rank, other
 
 
@@ -195,12 +201,12 @@ def _layout(value: DTensor, shape: Ints) -> dict[str, object]:
     }
 
 
-def _from_local(local: torch.Tensor, like: DTensor, shape: Ints) -> DTensor:
-    strides = tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+def _from_local(local: torch.Tensor, template: DTensor, shape: Ints) -> DTensor:
+    strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     return DTensor.from_local(
-        local.to(like.to_local().device),
-        like.device_mesh,
-        like.placements,
+        local.to(template.to_local().device),
+        template.device_mesh,
+        template.placements,
         run_check=False,
         shape=torch.Size(shape),
         stride=strides,
@@ -208,16 +214,16 @@ def _from_local(local: torch.Tensor, like: DTensor, shape: Ints) -> DTensor:
 
 
 def _offset(value: DTensor) -> Ints:
-    """Return where this rank's piece begins, as torch's own checkpoints say it."""
+    """Return the offset of this rank's piece, as torch's own checkpoints have it."""
     [chunk] = value.__create_chunk_list__()  # type: ignore[no-untyped-call]
     return tuple(chunk.offsets)
 
 
 def _coordinate(value: DTensor) -> Ints:
-    found = value.device_mesh.get_coordinate()
-    if found is None:
+    coordinate = value.device_mesh.get_coordinate()
+    if coordinate is None:
         raise UsageError("a DTensor of a mesh that this rank is not part of")
-    return tuple(found)
+    return tuple(coordinate)
 
 
 def _named(placement: Placement) -> str:
@@ -238,10 +244,10 @@ def _require_contiguous(placements: tuple[Placement, ...], path: TreePath) -> No
 
 
 def _own_of(body: Mapping[str, object], path: TreePath) -> Mapping[str, object]:
-    own = body.get("own")
-    if not isinstance(own, dict):
-        raise CorruptError(f"{dotted(path)} does not say what this rank holds of it.")
-    return own
+    piece = body.get("own")
+    if not isinstance(piece, dict):
+        raise CorruptError(f"{dotted(path)} does not describe this rank's piece of it.")
+    return piece
 
 
 def _ints(value: object, path: TreePath) -> Ints:
@@ -298,30 +304,30 @@ class TorchArray:
     def identity(self) -> Hashable:
         # Two weights that are tied are one memory, and are written once.
         tensor = self._tensor
-        place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset())
-        return (place, self.shape, tensor.stride(), tensor.dtype, self.offset)
+        address = (tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+        return (address, self.shape, tensor.stride(), tensor.dtype, self.offset)
 
     def flat(self) -> Bytes:
-        whole = self._tensor.to("cpu").resolve_conj().resolve_neg().contiguous()
-        flat: Bytes = whole.reshape(-1).view(torch.uint8).numpy()
+        dense = self._tensor.to("cpu").resolve_conj().resolve_neg().contiguous()
+        flat: Bytes = dense.reshape(-1).view(torch.uint8).numpy()
         return flat
 
     def copy_to(self, into: Bytes) -> None:
-        _seen_as(into, self._tensor.dtype, self.shape).copy_(self._tensor)
+        _viewed_as(into, self._tensor.dtype, self.shape).copy_(self._tensor)
 
 
 def encode_tensor(tensor: torch.Tensor, keep: Keep) -> str:
-    """Have a tensor written, and return the name of its array."""
+    """Keep a tensor for writing, and return the name of its array."""
     check(tensor)
     return keep(TorchArray(tensor))
 
 
 def tensor_of(array: HostArray) -> torch.Tensor:
     """Return an array that was read as a tensor, in the same memory."""
-    return _seen_as(array.flat(), _OF_KIND[array.kind], array.shape)
+    return _viewed_as(array.flat(), _OF_KIND[array.kind], array.shape)
 
 
-def _seen_as(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _viewed_as(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     if not len(data):
         return torch.empty(shape, dtype=dtype)  # torch views no empty memory
     return torch.from_numpy(data).view(dtype).view(shape)
@@ -341,7 +347,7 @@ def check(tensor: torch.Tensor) -> None:
     if tensor.layout != torch.strided or type(tensor) not in _PLAIN:
         raise UsageError(
             f"a tensor of the type {type(tensor).__name__} and layout {tensor.layout} "
-            "cannot be saved. Save what it is made of, as dense tensors"
+            "cannot be saved. Save its components, as dense tensors"
         )
     if tensor.dtype not in DTYPES:
         raise UsageError(

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from atoll.errors import UsageError
-from atoll.torch.model import Spot, modules_of, spots_of
+from atoll.torch.model import ModelTensor, model_tensors_of, modules_of
 
 M = TypeVar("M")
 
@@ -43,77 +43,79 @@ class Attribute:
 
 
 @dataclass(frozen=True)
-class Made:
-    """A model that was made without memory, and what its constructor's values are."""
+class EmptyModel:
+    """A model without memory, and the values that its constructor gives."""
 
-    spots: list[Spot]
+    targets: list[ModelTensor]
     attributes: list[Attribute]
     values: dict[str, torch.Tensor | None]
-    """Of what no run has, by name; None: nobody can say."""
+    """Values of the tensors that no run has, by name; None if unknown."""
 
 
 def make_empty(
-    make: Callable[[], M], is_rest: Callable[[Spot], bool]
-) -> tuple[M, Made]:
+    make: Callable[[], M], is_rest: Callable[[ModelTensor], bool]
+) -> tuple[M, EmptyModel]:
     """Return a model without memory, and the values that its constructor would give.
 
-    `is_rest` says of which of its tensors these are wanted.
+    `is_rest` selects the tensors whose values are wanted.
 
     Raises:
-        UsageError: naming a tensor that is lazy, or one that chance has filled where
-            nothing else does.
+        UsageError: a tensor is lazy, or a plain attribute is random. The message has
+            its name.
     """
     built, recording = record(make)
-    made = _made(built, recording, is_rest)
-    if made.values or _is_one_of_several():
+    empty = _described(built, recording, is_rest)
+    if empty.values or _is_one_of_several():
         again, recording = record(make, second=True)
-        _settle(made, _made(again, recording, is_rest))
-    return built, made
+        _drop_random(empty, _described(again, recording, is_rest))
+    return built, empty
 
 
-def put_attributes(made: Made, device: torch.device) -> None:
+def put_attributes(empty: EmptyModel, device: torch.device) -> None:
     """Give plain attributes the values of their operations, where these are known.
 
-    Those that are computed anew in a forward pass stay empty until then.
+    Those that a forward pass computes stay empty until then.
     """
-    for each in made.attributes:
-        value = made.values[each.name]
+    for item in empty.attributes:
+        value = empty.values[item.name]
         if value is not None:
-            setattr(each.module, each.attribute, value.to(device))
+            setattr(item.module, item.attribute, value.to(device))
 
 
-def _made(built: object, recording: Recording, is_rest: Callable[[Spot], bool]) -> Made:
-    spots = spots_of(built)  # type: ignore[arg-type]
-    for spot in spots:
-        require_shape(spot.name, spot.tensor)
+def _described(
+    built: object, recording: Recording, is_rest: Callable[[ModelTensor], bool]
+) -> EmptyModel:
+    targets = model_tensors_of(built)  # type: ignore[arg-type]
+    for target in targets:
+        require_shape(target.name, target.tensor)
     attributes = list(_attributes(built))
-    values = {s.name: recording.value_of(s.tensor) for s in spots if is_rest(s)}
-    values |= {each.name: recording.value_of(each.tensor) for each in attributes}
-    return Made(spots, attributes, values)
+    values = {s.name: recording.value_of(s.tensor) for s in targets if is_rest(s)}
+    values |= {item.name: recording.value_of(item.tensor) for item in attributes}
+    return EmptyModel(targets, attributes, values)
 
 
-def _settle(made: Made, again: Made) -> None:
-    """Let no value stand that was another when the model was made again."""
-    real = {each.name for each in made.attributes if not each.tensor.is_meta}
-    for name, value in made.values.items():
+def _drop_random(empty: EmptyModel, again: EmptyModel) -> None:
+    """Drop the values that differ in the second construction."""
+    real = {item.name for item in empty.attributes if not item.tensor.is_meta}
+    for name, value in empty.values.items():
         if _is_same(value, again.values.get(name)):
             continue
-        made.values[name] = None
+        empty.values[name] = None
         if name in real:
             raise UsageError(
                 f"{name!r} is a plain attribute that the constructor draws at random "
-                "or leaves empty. Register it as a buffer, which is saved or given "
+                "or leaves empty. Register it as a buffer, which is saved or filled "
                 "by initialise=."
             )
 
 
-def _is_same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+def _is_same(value: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Return whether both are known, and have the same bits."""
-    if one is None or other is None:
+    if value is None or other is None:
         return False
-    if (one.shape, one.dtype) != (other.shape, other.dtype):
+    if (value.shape, value.dtype) != (other.shape, other.dtype):
         return False
-    return torch.equal(_bits(one), _bits(other))
+    return torch.equal(_bits(value), _bits(other))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
@@ -143,15 +145,15 @@ _NOT_WRITTEN = ("empty", "empty_like", "new_empty", "empty_strided", "empty_perm
 
 
 @dataclass(frozen=True)
-class _Made:
-    """One operation, with what it was given and what it gave."""
+class _Operation:
+    """One operation, with its arguments and results."""
 
     operation: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    given: frozenset[int]
+    inputs: frozenset[int]
     written: frozenset[int]
-    """The memory of its results, and of what it changes."""
+    """The memory of its results, and of the arguments that it changes."""
 
     changed: frozenset[int]
     results: tuple[torch.Tensor, ...]
@@ -160,57 +162,57 @@ class _Made:
 
 @dataclass
 class Recording:
-    """Everything that was made on the meta device, in order."""
+    """All operations on the meta device, in order."""
 
-    made: list[_Made] = field(default_factory=list)
+    operations: list[_Operation] = field(default_factory=list)
 
     def value_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """Return on the CPU what a tensor would hold; None: nobody can say."""
+        """Return the values of a tensor, on the CPU; None if they are unknown."""
         if not tensor.is_meta:
             value = tensor.detach().clone()
             return None if has_no_value(value) else value
         needed, chosen = {_memory(tensor)}, []
-        for each in reversed(self.made):
-            if each.written & needed:
-                if torch.Tag.nondeterministic_seeded in each.operation.tags:
+        for recorded in reversed(self.operations):
+            if recorded.written & needed:
+                if torch.Tag.nondeterministic_seeded in recorded.operation.tags:
                     return None
-                needed |= each.given
-                chosen.append(each)
+                needed |= recorded.inputs
+                chosen.append(recorded)
         if not chosen or _is_unwritten(chosen):
             return None
         real: dict[int, torch.UntypedStorage] = {}
         try:
-            for each in reversed(chosen):
-                _make_again(each, real)
+            for recorded in reversed(chosen):
+                _repeat(recorded, real)
             value = _on(real, tensor).clone()
         except LookupError:
-            return None  # made by something that is no operation
+            return None  # not made by an operation of torch
         return None if has_no_value(value) else value
 
 
 def record(make: Callable[[], M], *, second: bool = False) -> tuple[M, Recording]:
-    """Return what `make` makes on the meta device, and how it came about."""
+    """Return the model of `make` on the meta device, and its operations."""
     recording = Recording()
     with torch.device("meta"), _Data(), _Recorder(recording, second=second):
         return make(), recording
 
 
 class _Data(TorchFunctionMode):
-    """Lets a factory have its data on the CPU first, from where it is recorded."""
+    """Makes factories put their data on the CPU first, from where it is recorded."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        given = dict(kwargs or {})
-        if func in _FROM_DATA and str(given.get("device") or "meta") == "meta":
-            requires_grad = given.pop("requires_grad", False)
-            value = func(*args, **{**given, "device": "cpu"}).to("meta")
+        options = dict(kwargs or {})
+        if func in _FROM_DATA and str(options.get("device") or "meta") == "meta":
+            requires_grad = options.pop("requires_grad", False)
+            value = func(*args, **{**options, "device": "cpu"}).to("meta")
             return value.requires_grad_(requires_grad)
-        return func(*args, **given)
+        return func(*args, **options)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down every operation whose result is on the meta device."""
+    """Records every operation whose result is on the meta device."""
 
     def __init__(self, recording: Recording, *, second: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -223,47 +225,49 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if func.overloadpacket.__name__ in _NOT_WRITTEN and not result.is_meta:
             _mark(result, second=self._second)
-        results = [each for each in _tensors(result) if each.is_meta]
-        given = [each for each in _tensors((args, kwargs)) if each.is_meta]
+        results = [tensor for tensor in _tensors(result) if tensor.is_meta]
+        inputs = [tensor for tensor in _tensors((args, kwargs)) if tensor.is_meta]
         changed = _changed(func, args, kwargs)
         if results or changed:
-            self._recording.made.append(
-                _Made(
+            self._recording.operations.append(
+                _Operation(
                     func,
                     tuple(args),
                     dict(kwargs),
-                    frozenset(map(_memory, given)),
+                    frozenset(map(_memory, inputs)),
                     frozenset(map(_memory, [*results, *changed])),
                     frozenset(map(_memory, changed)),
-                    tuple([*results, *given]),
+                    tuple([*results, *inputs]),
                 )
             )
         return result
 
 
-def _is_unwritten(chosen: list[_Made]) -> bool:
-    """Return whether fresh memory is used that cannot be marked, and nobody wrote."""
-    changed = frozenset[int]().union(*(each.changed for each in chosen))
+def _is_unwritten(chosen: list[_Operation]) -> bool:
+    """Return whether unmarkable fresh memory is used that nothing has written."""
+    changed = frozenset[int]().union(*(recorded.changed for recorded in chosen))
     return any(
         not _can_mark(result.dtype) and _memory(result) not in changed
-        for each in chosen
-        if each.operation.overloadpacket.__name__ in _NOT_WRITTEN
-        for result in each.results[:1]
+        for recorded in chosen
+        if recorded.operation.overloadpacket.__name__ in _NOT_WRITTEN
+        for result in recorded.results[:1]
     )
 
 
 def _changed(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """Return the arguments that an operation writes into."""
-    found: list[torch.Tensor] = []
-    for place, argument in enumerate(func._schema.arguments):
+    changed: list[torch.Tensor] = []
+    for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
-        value = args[place] if place < len(args) else kwargs.get(argument.name)
-        found += [each for each in _tensors(value) if each.is_meta]
-    return found
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        changed += [tensor for tensor in _tensors(value) if tensor.is_meta]
+    return changed
 
 
-def _make_again(made: _Made, real: dict[int, torch.UntypedStorage]) -> None:
+def _repeat(recorded: _Operation, real: dict[int, torch.UntypedStorage]) -> None:
+    """Repeat an operation on the CPU, and store the memory of its results."""
+
     def put(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_meta:
             return _on(real, value)
@@ -271,30 +275,30 @@ def _make_again(made: _Made, real: dict[int, torch.UntypedStorage]) -> None:
             return torch.device("cpu")
         return value
 
-    args, kwargs = tree_map(put, made.args), tree_map(put, made.kwargs)
-    result = made.operation(*args, **kwargs)
-    if made.operation.overloadpacket.__name__ in _NOT_WRITTEN:
+    args, kwargs = tree_map(put, recorded.args), tree_map(put, recorded.kwargs)
+    result = recorded.operation(*args, **kwargs)
+    if recorded.operation.overloadpacket.__name__ in _NOT_WRITTEN:
         _mark(result)
-    metas = [each for each in made.results if each.is_meta]
+    metas = [tensor for tensor in recorded.results if tensor.is_meta]
     for meta, value in zip(metas, _tensors(result), strict=False):
         real.setdefault(_memory(meta), value.untyped_storage())
 
 
 def _on(real: dict[int, torch.UntypedStorage], meta: torch.Tensor) -> torch.Tensor:
-    """Return the same view of real memory that a tensor is of its own."""
+    """Return the view of real memory that corresponds to a meta tensor."""
     storage = real[_memory(meta)]
-    here = torch.empty(0, dtype=meta.dtype)
+    view = torch.empty(0, dtype=meta.dtype)
     offset, size, stride = meta.storage_offset(), meta.size(), meta.stride()
-    return here.set_(storage, offset, size, stride)
+    return view.set_(storage, offset, size, stride)
 
 
 def _mark(tensor: torch.Tensor, *, second: bool = False) -> None:
-    """Fill fresh memory with what says that nothing has been written there."""
+    """Fill fresh memory with the marker of memory that was never written."""
     if tensor.is_floating_point() or tensor.is_complex():
         tensor.fill_(float("nan"))
     elif tensor.dtype in _SIGNED:
         tensor.fill_(torch.iinfo(tensor.dtype).min)
-    else:  # no value of these says that: none is the same in a second making
+    else:  # these dtypes have no marker: the second construction differs instead
         tensor.fill_(second)
 
 
@@ -303,7 +307,7 @@ def _can_mark(dtype: torch.dtype) -> bool:
 
 
 def has_no_value(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has elements that nothing has been written into."""
+    """Return whether a tensor has elements that were never written."""
     if tensor.is_floating_point() or tensor.is_complex():
         return bool(torch.isnan(tensor).any())
     if tensor.dtype not in _SIGNED:
@@ -311,9 +315,9 @@ def has_no_value(tensor: torch.Tensor) -> bool:
     return bool((tensor == torch.iinfo(tensor.dtype).min).any())
 
 
-def unwritten(like: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return fresh memory that says of itself that nothing has been written there."""
-    tensor = torch.empty_like(like, device=device)
+def unwritten(template: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return fresh memory that is marked as never written."""
+    tensor = torch.empty_like(template, device=device)
     _mark(tensor)
     return tensor
 
@@ -323,14 +327,14 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [each for each in tree_leaves(tree) if isinstance(each, torch.Tensor)]
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def require_values(modules: Sequence[torch.nn.Module]) -> None:
-    """Return when every tensor has memory.
+    """Raise unless every tensor has memory.
 
     Raises:
-        UsageError: naming one that is on the meta device, or has no shape yet.
+        UsageError: a tensor is on the meta device, or has no shape yet.
     """
     for module in modules:
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -343,7 +347,7 @@ def require_values(modules: Sequence[torch.nn.Module]) -> None:
 
 
 def require_shape(name: str, tensor: torch.Tensor) -> None:
-    """Return unless a tensor waits for a first forward pass to get its shape."""
+    """Raise if a tensor gets its shape only in a first forward pass."""
     if is_lazy(tensor):
         raise UsageError(
             f"{name!r} is lazy: it has no shape before a first forward pass. "
@@ -355,28 +359,28 @@ def require_trained(
     modules: Sequence[torch.nn.Module],
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
 ) -> None:
-    """Return when every tensor that is optimized is a parameter of the model.
+    """Raise unless every tensor of the optimizer is a parameter of the model.
 
     `to_empty()` and some casts replace parameters: an optimizer that was made before
-    trains tensors that the model does not have any more, and the model stands still.
+    trains tensors that the model no longer has, and the model does not learn.
 
     Raises:
-        UsageError: naming parameters of the model that nobody trains.
+        UsageError: it has others. The message has the untrained parameters.
     """
     several = optimizer if isinstance(optimizer, Sequence) else [optimizer]
-    held = {id(p): name for m in modules for name, p in m.named_parameters()}
+    names = {id(p): name for m in modules for name, p in m.named_parameters()}
     trained = [
         parameter
-        for each in several
-        for group in each.param_groups
+        for single in several
+        for group in single.param_groups
         for parameter in group["params"]
     ]
-    foreign = [tuple(each.shape) for each in trained if id(each) not in held]
+    foreign = [tuple(tensor.shape) for tensor in trained if id(tensor) not in names]
     if not foreign:
         return
-    known = {id(each) for each in trained}
-    left = [name for key, name in held.items() if key not in known]
-    named = ", ".join(map(repr, left[:8])) or "none of the model's"
+    trained_ids = {id(tensor) for tensor in trained}
+    untrained = [name for key, name in names.items() if key not in trained_ids]
+    named = ", ".join(map(repr, untrained[:8])) or "none of the model's"
     raise UsageError(
         f"The optimizer trains {len(foreign)} tensors that are not the model's, of "
         f"shapes {str(foreign[:4])[1:-1]}, and does not train {named}. "

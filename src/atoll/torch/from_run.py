@@ -29,7 +29,7 @@ from atoll.torch.build import Source, build
 Prepare = Callable[[torch.nn.Module], torch.nn.Module]
 
 TRANSFORMERS = "atoll.integrations.transformers"
-"""Makes models of a config.json; found by name, when one is met."""
+"""Makes models from a config.json; imported by name when a bundle has one."""
 
 _built: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
 
@@ -45,30 +45,29 @@ def from_run(
 ) -> torch.nn.Module:
     """Return the run's model, built from its bundle and filled with its weights.
 
-    It is constructed on the meta device and filled as by `build`. A run that has no
-    weights yet gets its first ones from whoever joins first: then the model is
-    initialised, alike wherever that is done. `join` refuses it in a run with another
-    bundle.
+    It is constructed on the meta device and filled as by `build`. A run without weights
+    gets them from the first island that joins: then the model is initialised, with the
+    same values in every process. `join` refuses it in a run with another bundle.
 
     Args:
         run: as for `join`.
-        device: where the model is to be.
-        prepare: called with the model before it is filled, and returns what is trained:
-            to freeze parameters, or to shard them by `fully_shard`.
-        source: as for `build`, for what the run does not have.
+        device: the device of the model.
+        prepare: called with the model before it is filled, and returns the model to
+            train: to freeze parameters, or to shard them by `fully_shard`.
+        source: as for `build`, for tensors that the run does not have.
         checkpoint: as for `build`.
         initialise: as for `build`.
 
     Raises:
-        UsageError: the run has no bundle; its code may not run here; or what `build`
-            says.
+        UsageError: the run has no bundle, its code may not run here, or `build` raised
+            it.
         ModelError: a tensor has another shape in the run.
     """
     definition = definition_of(run)
     is_founded = decided(lambda: _ready(definition))
     make = maker(definition)
 
-    def made() -> torch.nn.Module:
+    def make_prepared() -> torch.nn.Module:
         model = make()
         _built[model] = definition.bundle.digest
         return model if prepare is None else prepare(model)
@@ -76,7 +75,7 @@ def from_run(
     if not is_founded and checkpoint is None:
         return _initialised(make, definition.bundle.digest, device, prepare)
     return build(
-        made,
+        make_prepared,
         run,
         device=device,
         source=source,
@@ -88,7 +87,7 @@ def from_run(
 def _ready(definition: ModelDefinition) -> bool:
     """Return whether the run has weights, once its code may run here.
 
-    One rank's word for all: the run may be founded between two looks.
+    One rank decides for all: the run may be founded between two checks.
     """
     if needs_consent(definition.bundle):
         require_consent(definition)
@@ -96,16 +95,16 @@ def _ready(definition: ModelDefinition) -> bool:
 
 
 def bundle_of(modules: list[torch.nn.Module]) -> str:
-    """Return the digest of the bundle that modules were built from; empty: of none."""
+    """Return the digest of the bundle that built the modules; empty if none did."""
     parts = (part for module in modules for part in module.modules())
     return next((_built[part] for part in parts if part in _built), "")
 
 
 def maker(definition: ModelDefinition) -> Callable[[], torch.nn.Module]:
-    """Return what constructs the model of a bundle, whose code may run.
+    """Return the function that constructs a bundle's model. Its code may run.
 
     Raises:
-        UsageError: it says nowhere how that is done, or what it needs is not installed.
+        UsageError: the bundle names none, or a library that it needs is missing.
     """
     bundle, directory = definition.bundle, definition.directory
     if bundle.factory is not None:
@@ -121,7 +120,7 @@ def maker(definition: ModelDefinition) -> Callable[[], torch.nn.Module]:
 
 def _transformers() -> Callable[..., torch.nn.Module]:
     try:
-        made: Callable[..., torch.nn.Module] = importlib.import_module(
+        make_model: Callable[..., torch.nn.Module] = importlib.import_module(
             TRANSFORMERS
         ).make_model
     except ModuleNotFoundError as exc:
@@ -131,7 +130,7 @@ def _transformers() -> Callable[..., torch.nn.Module]:
             "The run's model is defined for transformers, which is not installed. "
             'Install it: pip install "atoll[transformers]".'
         ) from exc
-    return made
+    return make_model
 
 
 def _initialised(
@@ -140,7 +139,7 @@ def _initialised(
     device: str | torch.device,
     prepare: Prepare | None,
 ) -> torch.nn.Module:
-    """Return a model with first weights: the same ones for the same bundle."""
+    """Return a model with initial weights: the same ones for the same bundle."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(digest[:15], 16))
         model = make()
@@ -149,32 +148,37 @@ def _initialised(
     return model if prepare is None else prepare(model)
 
 
-PATIENCE = timedelta(minutes=30)
-"""A person may be asked, and go and read first."""
+CONSENT_TIMEOUT = timedelta(minutes=30)
+"""Longest wait for the first rank, whose user may read the code before consenting."""
 
 
 def decided(decide: Callable[[], bool]) -> bool:
-    """Return what the first rank says: it alone decides, and all ranks call this.
+    """Return the first rank's decision; all ranks call this.
 
     Before torch.distributed is entered, every process decides for itself.
 
     Raises:
-        AtollError: what `decide` raises, the same on every rank.
+        AtollError: the error of `decide`, the same on every rank.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return decide()
-    from atoll.torch.ranks.channel import LEADER, from_message, open_lines, to_message
+    from atoll.torch.ranks.channel import (
+        LEADER,
+        from_message,
+        open_channels,
+        to_message,
+    )
 
-    (line,) = open_lines(range(dist.get_world_size()), PATIENCE, 1)
-    if not line.is_leader:
-        said = line.hear(LEADER)
-        if "answer" not in said:
-            raise from_message(said)
-        return bool(said["answer"])
+    (channel,) = open_channels(range(dist.get_world_size()), CONSENT_TIMEOUT, 1)
+    if not channel.is_leader:
+        message = channel.receive_message(LEADER)
+        if "answer" not in message:
+            raise from_message(message)
+        return bool(message["answer"])
     try:
         answer = decide()
-    except BaseException as exc:  # or the others would wait for ever
-        line.tell(to_message(exc, LEADER))
+    except BaseException as exc:  # or the others would wait forever
+        channel.send_to_all(to_message(exc, LEADER))
         raise
-    line.tell({"answer": answer})
+    channel.send_to_all({"answer": answer})
     return answer

@@ -1,6 +1,6 @@
-"""The port between a training loop's island and its host, and the host of one process.
+"""The port between a training loop's island and its host, and the one of one process.
 
-`keeping_of` makes the checkpoints of a loop: of its model and its optimizers.
+`checkpoints_of` makes the checkpoints of a loop: of its model and its optimizers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from atoll.weights import FragmentLayout
 from atoll.weights.layout import F32
 
 
-class Life(Protocol):
-    """One life of an island, as one of its processes has it. `Island` calls it.
+class IslandHandle(Protocol):
+    """One incarnation of an island, in one of its processes. `Island` calls it.
 
-    What is called is called by all ranks of the island, after the same inner steps.
+    All ranks of the island make the same calls, after the same inner steps.
     """
 
-    asks: Callable[[], bool]
-    """Whether somebody has asked this process to end."""
+    is_end_requested: Callable[[], bool]
+    """Whether this process has a request to end."""
 
     @property
     def name(self) -> str: ...
@@ -38,7 +38,7 @@ class Life(Protocol):
 
     @property
     def run(self) -> str:
-        """What the run calls itself."""
+        """The run's name."""
         ...
 
     @property
@@ -48,16 +48,16 @@ class Life(Protocol):
     def tally(self) -> IslandCounters: ...
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Which of how many parts of the island's data this process trains on."""
+    def data_share(self) -> tuple[int, int]:
+        """Index of this process's share of the island's data, and their number."""
         ...
 
     @property
     def round(self) -> int: ...
 
     @property
-    def round_told(self) -> int:
-        """The round when the ranks last came together, the same on all of them."""
+    def last_common_round(self) -> int:
+        """The round at the last collective call, the same on all ranks."""
         ...
 
     @property
@@ -68,17 +68,17 @@ class Life(Protocol):
 
     @property
     def clock(self) -> RunClock:
-        """The run's clock as the last synchronisation told it, alike on all ranks."""
+        """The run's clock at the last synchronisation, the same on all ranks."""
         ...
 
     @property
-    def made(self) -> tuple[int, int]:
-        """Inner steps of the island, and their tokens: alike on all ranks."""
+    def trained(self) -> tuple[int, int]:
+        """Inner steps of the island, and their tokens: the same on all ranks."""
         ...
 
     @property
     def saves(self) -> int:
-        """How often an operator has asked to save, the same on all ranks."""
+        """Number of an operator's requests to save, the same on all ranks."""
         ...
 
     @property
@@ -91,7 +91,7 @@ class Life(Protocol):
     def has_left(self) -> bool: ...
 
     @property
-    def is_asked(self) -> bool:
+    def must_stop(self) -> bool:
         """Whether all ranks of the island are to end their loops here."""
         ...
 
@@ -103,7 +103,7 @@ class Life(Protocol):
     def count_tokens(self, tokens: int) -> None: ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Return what the island has counted."""
+        """Return the island's counters."""
         ...
 
     def stepped(self) -> None: ...
@@ -111,11 +111,11 @@ class Life(Protocol):
     def sync_now(self) -> None: ...
 
     def leave(self, *, depart: bool, is_alone: bool) -> None:
-        """End this life; `is_alone` when the other ranks may not come to it."""
+        """Leave the run; `is_alone` if the other ranks may not call this."""
         ...
 
     def pause(self) -> None:
-        """End this life, whose next goes on where it is."""
+        """End this incarnation; the next one resumes exactly."""
         ...
 
     def anchor(self) -> dict[str, torch.Tensor]: ...
@@ -128,28 +128,28 @@ class Life(Protocol):
         """Put the anchor into the model, and return its lowest round."""
         ...
 
-    def restore_local(self, kept: Any) -> None: ...
+    def restore_local(self, vectors: Any) -> None: ...
 
 
-class Alone:
-    """An island of one process. Implements `Life`."""
+class SingleProcessHandle:
+    """An island of one process. Implements `IslandHandle`."""
 
     def __init__(self, host: Host, view: TorchView) -> None:
         self._host, self._view = host, view
         self.host, self.pause = host, host.pause
-        self.asks: Callable[[], bool] = lambda: False
+        self.is_end_requested: Callable[[], bool] = lambda: False
         self.stepped = host.stepped
         self.sync_now = host.sync_now
         self.settings, self.tally = host.settings, host.tally
         self.name, self.slot = host.joined.island, host.joined.slot
-        self.run, self.place = host.joined.run, (0, 1)
+        self.run, self.data_share = host.joined.run, (0, 1)
 
     @property
     def round(self) -> int:
         return self._host.round
 
     @property
-    def round_told(self) -> int:
+    def last_common_round(self) -> int:
         return self._host.round
 
     @property
@@ -165,7 +165,7 @@ class Alone:
         return self._host.clock
 
     @property
-    def made(self) -> tuple[int, int]:
+    def trained(self) -> tuple[int, int]:
         return self.tally.inner_steps, self.tally.tokens
 
     @property
@@ -185,8 +185,8 @@ class Alone:
         return self._host.has_left
 
     @property
-    def is_asked(self) -> bool:
-        return self.asks()
+    def must_stop(self) -> bool:
+        return self.is_end_requested()
 
     def count_tokens(self, tokens: int) -> None:
         self.tally.tokens += tokens
@@ -211,8 +211,8 @@ class Alone:
     def load_anchor(self) -> int:
         return min(map(self._load_anchor, range(len(self._host.slots))))
 
-    def restore_local(self, kept: list[F32]) -> None:
-        for index, values in enumerate(kept):
+    def restore_local(self, vectors: list[F32]) -> None:
+        for index, values in enumerate(vectors):
             self._view.write(index, values)
 
     def _read(self, fragment: int) -> F32:
@@ -239,13 +239,13 @@ def by_name(layout: FragmentLayout, flat: F32) -> dict[str, torch.Tensor]:
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 
 
-def keeping_of(
+def checkpoints_of(
     checkpoint: CheckpointLike | None,
     model: torch.nn.Module,
     optimizer: Optimizers,
     run: object,
 ) -> IslandCheckpoints | None:
-    """Restore what `checkpoint=` holds, and return what saves it; None without one.
+    """Restore the newest checkpoint, and return its saver; None without `checkpoint=`.
 
     Raises:
         UsageError: it is neither a policy nor a directory, or its objects do not fit.

@@ -1,8 +1,8 @@
 """The island of a training loop.
 
-It warns of schedules that end at a step of their own in a run that does not: a cosine
-that was planned for 10 000 steps is at zero from there on, or begins to rise again, and
-a late island that counts its own steps is at another position of it.
+It warns of schedules with a fixed length in a run without an end: a cosine that was
+planned for 10 000 steps is at zero from there on, or begins to rise again, and a late
+island that counts its own steps is at another position of it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from atoll.island.checkpoints import IslandCheckpoints, OnSave
 from atoll.island.identity import island_seed
 from atoll.island.signals import Interrupted, Termination
 from atoll.settings import RunSettings
-from atoll.torch.host import Life
+from atoll.torch.host import IslandHandle
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Which anchor is in the model while `evaluating`."""
+    """The anchor that is in the model while `evaluating`."""
 
     round: int
     """The lowest round over the fragments."""
@@ -49,23 +49,23 @@ class Island:
 
     def __init__(
         self,
-        life: Life,
+        handle: IslandHandle,
         modules: Sequence[torch.nn.Module],
         counted: torch.optim.Optimizer | None,
         *,
         on_end: str,
         keeping: IslandCheckpoints | None = None,
     ) -> None:
-        self._life, self._modules = life, modules
+        self._handle, self._modules = handle, modules
         self._keeping, self._on_save = keeping, OnSave()
-        self._has_saved_at_end, self._saves = False, life.saves
+        self._has_saved_at_end, self._saves = False, handle.saves
         self._on_end = on_end
         self._termination = Termination()
-        life.asks = lambda: self._termination.is_asked
+        handle.is_end_requested = lambda: self._termination.is_asked
         self._is_evaluating = False
         self._is_asked_to_save = False
-        self._has_looked = False
-        """Whether the schedule of the learning rate has been looked at."""
+        self._has_checked_schedule = False
+        """Whether the schedule of the learning rate has been checked."""
 
         self._hook: RemovableHandle | None = None
         self._before: RemovableHandle | None = None
@@ -80,98 +80,98 @@ class Island:
     @property
     def name(self) -> str:
         """This island's name in the run."""
-        return self._life.name
+        return self._handle.name
 
     @property
     def slot(self) -> int:
-        """A small number that belongs to the name for the life of the run."""
-        return self._life.slot
+        """A small number that belongs to the name for the duration of the run."""
+        return self._handle.slot
 
     @property
     def place(self) -> tuple[int, int]:
-        """Which of how many shares of the island's data this process trains on.
+        """The index of this process's share of the island's data, and their number.
 
         (0, 1) in an island of one process. Ranks that train on the same data, as those
         of tensor parallel or of a pipeline do, have the same place.
         """
-        return self._life.place
+        return self._handle.data_share
 
     @property
     def settings(self) -> RunSettings:
-        """The run's settings: an island has none of its own."""
-        return self._life.settings
+        """The run's settings, which all islands share."""
+        return self._handle.settings
 
     @property
     def round(self) -> int:
-        """The last round that every fragment has committed, as this island knows it."""
-        return self._life.round
+        """The last round that every fragment has committed, as far as known here."""
+        return self._handle.round
 
     @property
     def inner_steps(self) -> int:
         """Inner steps of this island since it joined, or as its checkpoint counts."""
-        return self._life.tally.inner_steps
+        return self._handle.tally.inner_steps
 
     @property
     def run_steps(self) -> int:
         """The run's schedule step, which a late island takes over when it joins."""
-        return self._life.run_steps
+        return self._handle.run_steps
 
     @property
     def run_tokens(self) -> int:
         """Tokens of all islands that have reached the anchor."""
-        return self._life.run_tokens
+        return self._handle.run_tokens
 
     @property
     def seed(self) -> int:
-        """A seed that differs for each island, and not from one start to the next."""
-        return island_seed(self._life.run, self.name)
+        """A seed that differs between islands, and is the same in every start."""
+        return island_seed(self._handle.run, self.name)
 
     @property
     def digest(self) -> str:
         """A digest over the anchor and velocity, the same on every island."""
-        return self._life.digest
+        return self._handle.digest
 
     @property
     def ended(self) -> bool:
         """Whether the run is over."""
-        return self._life.has_ended
+        return self._handle.has_ended
 
     @property
     def should_stop(self) -> bool:
-        """Whether the loop should end; with `on_end="flag"` nothing else says so.
+        """Whether the loop should end; with `on_end="flag"` this is the only signal.
 
-        It should when the run is over, and when SIGTERM came inside the `with` block.
+        True when the run is over, and after a SIGTERM inside the `with` block.
         """
-        return self._life.has_ended or self._life.is_asked
+        return self._handle.has_ended or self._handle.must_stop
 
     def report(self, *, tokens: int = 0, loss: Any = None, **metrics: Any) -> None:
-        """Say what the coming inner step trains on. Never synchronises a device.
+        """Report tokens and metrics of the coming inner step, without a device sync.
 
         Call it once per inner step, before `optimizer.step()`. Each rank of an island
-        says what it trains on itself: tokens of ranks with data of their own are added
-        up, and all else is the leader's.
+        reports its own: tokens of ranks with different data are added up, and metrics
+        are the leader's.
         """
         plain = {name: _detached(value) for name, value in metrics.items()}
-        self._life.tally.note_report(
+        self._handle.tally.note_report(
             tokens, _detached(loss), plain, count="batch.numel(), not a tensor"
         )
         self._finish_saving()
-        self._life.count_tokens(tokens)
+        self._handle.count_tokens(tokens)
 
     def metrics(self) -> dict[str, float]:
-        """Return what this island counted, and what it reported last, for any logger.
+        """Return this island's counters and the values of its last report.
 
         Reads a reported tensor's value, which may wait for a device.
         """
         reported = {
             f"atoll/{name}": float(value)
-            for name, value in self._life.tally.reported.items()
+            for name, value in self._handle.tally.reported.items()
         }
         return {
             "atoll/round": self.round,
             "atoll/run_steps": self.run_steps,
             "atoll/run_tokens": self.run_tokens,
-            **self._life.metrics(),
+            **self._handle.metrics(),
             **reported,
         }
 
@@ -191,56 +191,56 @@ class Island:
     def sync_now(self) -> None:
         """Put all work into the open rounds now, and return when it is adopted.
 
-        Others keep their schedule, so this may wait for them; it stands for the next
-        send of each fragment.
+        Others keep their schedule, so this may wait for them; it replaces the next send
+        of each fragment.
         """
         self._require_local()
-        self._life.sync_now()
+        self._handle.sync_now()
         self._raise_if_ended()
 
     def leave(self) -> None:
         """Leave the run; work that has not counted goes with departing updates."""
         self._require_local()
         self._remove_hook()
-        if self._keeping is not None and not self._life.has_left:
+        if self._keeping is not None and not self._handle.has_left:
             self._keeping.leave()
-        self._life.leave(depart=True, is_alone=False)
+        self._handle.leave(depart=True, is_alone=False)
         self._close_keeping()
 
     def on_save(self, function: Callable[[], object]) -> None:
-        """Have a function called whenever this island is asked to save.
+        """Register a function that is called whenever this island is to save.
 
-        That is by an operator, and by SIGTERM before the island leaves: between two
-        inner steps, in the thread that trains.
+        That is on an operator's request, and after SIGTERM before the island leaves:
+        between two inner steps, in the training thread.
         """
         self._on_save.add(function)
 
     def anchor(self) -> dict[str, torch.Tensor]:
         """Return the agreed weights by name, on the CPU and in fp32.
 
-        Of an island of several ranks all call it: the leader has the weights of them
-        all then, 4 bytes for each parameter, and the others have none.
+        In an island of several ranks all call it: the leader gets the weights of all
+        ranks, 4 bytes for each parameter, and the others get none.
         """
-        return self._life.anchor()
+        return self._handle.anchor()
 
     @contextmanager
     def evaluating(self) -> Iterator[Evaluation]:
         """Put the newest anchor into the model, and restore everything on exit.
 
-        With overlap the anchor may be a round ahead of what local weights have taken.
+        With overlap the anchor may be a round ahead of the local weights.
         """
         self._require_local()
         self._is_evaluating = True
-        parts = [part for whole in self._modules for part in whole.modules()]
+        parts = [part for module in self._modules for part in module.modules()]
         modes = [(part, part.training) for part in parts]
-        buffers = [(b, b.clone()) for whole in self._modules for b in whole.buffers()]
-        local = self._life.keep_local()
+        buffers = [(b, b.clone()) for module in self._modules for b in module.buffers()]
+        local = self._handle.keep_local()
         try:
-            yield Evaluation(round=self._life.load_anchor())
+            yield Evaluation(round=self._handle.load_anchor())
         finally:
             for buffer, saved in buffers:
                 buffer.copy_(saved)
-            self._life.restore_local(local)
+            self._handle.restore_local(local)
             for module, is_training in modes:
                 module.training = is_training
             self._is_evaluating = False
@@ -257,27 +257,27 @@ class Island:
     ) -> bool:
         self._termination.heed()
         self._remove_hook()
-        # Work before an error may be what caused it: then only what was sealed counts.
+        # Work before an error may have caused it: then only sealed updates count.
         departs = error is None or not isinstance(error, Exception)
         departs = departs or isinstance(error, RunEnded)
         is_alone = error is not None and not isinstance(error, RunEnded)
         try:
-            if self._keeping is not None and departs and not self._life.has_left:
+            if self._keeping is not None and departs and not self._handle.has_left:
                 self._keeping.leave()
             if self._returns:
-                self._life.pause()
+                self._handle.pause()
             else:
-                self._life.leave(depart=departs, is_alone=is_alone)
+                self._handle.leave(depart=departs, is_alone=is_alone)
             self._close_keeping(is_broken=is_alone and not departs)
-        finally:  # a SIGTERM during the farewell does not end it
+        finally:  # a SIGTERM while leaving does not interrupt it
             self._termination.__exit__(kind, error, trace)
         return isinstance(error, RunEnded | Interrupted)
 
     @property
     def _returns(self) -> bool:
-        """Whether this life is interrupted, and its next goes on to the bit."""
+        """Whether this incarnation is interrupted, and the next resumes exactly."""
         is_exact = self._keeping is not None and self._keeping.is_exact
-        return is_exact and self._has_saved_at_end and not self._life.has_ended
+        return is_exact and self._has_saved_at_end and not self._handle.has_ended
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: object, kwargs: object
@@ -300,10 +300,10 @@ class Island:
             keeping.abandon() if is_broken else keeping.close()
 
     def _save_if_asked(self) -> None:
-        """Save when an operator says so, and once before the island is ended."""
-        is_last = self._life.is_asked and not self._has_saved_at_end
-        is_wanted = self._life.saves > self._saves
-        self._saves = self._life.saves  # a coordinator that restarts begins anew
+        """Save on an operator's request, and once before the island ends."""
+        is_last = self._handle.must_stop and not self._has_saved_at_end
+        is_wanted = self._handle.saves > self._saves
+        self._saves = self._handle.saves  # a restarted coordinator counts from 0
         if not is_last and not is_wanted:
             return
         self._has_saved_at_end |= is_last
@@ -316,7 +316,7 @@ class Island:
 
     @property
     def _waits_for_loop(self) -> bool:
-        """Whether the loop has still to do what it does after an inner step."""
+        """Whether the loop has not finished its own work after the inner step."""
         return self._keeping is not None and self._keeping.is_unfinished
 
     def _tell_savers(self) -> None:
@@ -327,8 +327,8 @@ class Island:
     def _after_step(
         self, optimizer: torch.optim.Optimizer, args: object, kwargs: object
     ) -> None:
-        if not self._has_looked:
-            self._has_looked = True
+        if not self._has_checked_schedule:
+            self._has_checked_schedule = True
             warn_of_fixed(optimizer, self.settings)
         if not _was_skipped(optimizer):
             self._stepped()
@@ -342,10 +342,10 @@ class Island:
 
     def _stepped(self) -> None:
         self._require_local()
-        self._life.stepped()
-        if self._life.is_asked:
-            self._termination.heed()  # saving may take its time from here on
-        if self._keeping is not None and not self._life.has_ended:
+        self._handle.stepped()
+        if self._handle.must_stop:
+            self._termination.heed()  # from here on saving may take long
+        if self._keeping is not None and not self._handle.has_ended:
             self._keeping.stepped()
         self._save_if_asked()
         if not (self._has_saved_at_end and self._waits_for_loop):
@@ -354,7 +354,7 @@ class Island:
     def _raise_if_ended(self) -> None:
         if not self.should_stop or self._on_end != "raise":
             return
-        if self._life.has_ended:
+        if self._handle.has_ended:
             raise RunEnded(f"The run has reached its last round, {self.round}.")
         raise RunEnded("SIGTERM came: this island leaves the run.")
 
@@ -364,19 +364,19 @@ class Island:
                 hook.remove()
 
 
-def life_of(island: Island) -> Life:
-    """Return the life that an island leads, for what this package builds on it."""
-    return island._life
+def handle_of(island: Island) -> IslandHandle:
+    """Return an island's handle, for other modules of this package."""
+    return island._handle
 
 
-def taken_in(island: Island, scheduler: object) -> object:
-    """Have a scheduler saved with the island; return its saved state, or None."""
+def register_scheduler(island: Island, scheduler: object) -> object:
+    """Save a scheduler with the island from now on; return its saved state, or None."""
     keeping = island._keeping
     return None if keeping is None else keeping.add_scheduler(scheduler)
 
 
-def take_in_data(island: Island, data: object) -> None:
-    """Have an island's data saved with it, and put where a checkpoint says."""
+def register_data(island: Island, data: object) -> None:
+    """Save an island's data with it from now on, and restore its position."""
     if island._keeping is not None:
         island._keeping.add_data(data)
 
@@ -400,13 +400,13 @@ LENGTHS = (
     ("num_training_steps",),
     ("num_warmup_steps", "num_stable_steps", "num_decay_steps"),
 )
-"""What transformers calls the steps that its schedules are made for."""
+"""Names of the steps of transformers' schedules."""
 
 
 def length_of(scheduler: LRScheduler) -> int | None:
-    """Return the steps that a schedule was made for; None if it goes on for ever.
+    """Return the length of a schedule in steps; None if it has no end.
 
-    A plain function in a `LambdaLR` says nothing of its length, and a `LinearLR` that
+    A plain function in a `LambdaLR` has no known length, and a `LinearLR` that
     ends at the full rate is a warm-up.
     """
     match scheduler:
@@ -424,7 +424,7 @@ def length_of(scheduler: LRScheduler) -> int | None:
 
 
 def warn_of_fixed(optimizer: Optimizer, settings: RunSettings) -> None:
-    """Say that a schedule of fixed length is used in a run without an end."""
+    """Warn if a schedule of fixed length is used in a run without an end."""
     run = settings.run
     if run.end_rounds is not None or run.end_tokens is not None:
         return
@@ -443,22 +443,24 @@ def warn_of_fixed(optimizer: Optimizer, settings: RunSettings) -> None:
 
 
 def _schedulers_of(optimizer: Optimizer) -> Iterator[LRScheduler]:
-    """Find who changes an optimizer's rate: it does not know itself.
+    """Yield the schedulers of an optimizer, which has no reference to them.
 
-    All objects are looked through, once in the life of an island. Only types are asked:
-    an object that is half made, or a stand-in, must not be touched.
+    All objects are searched, once per island. Only their types are read: an object that
+    is half constructed, or a proxy, must not be touched.
     """
-    for each in gc.get_objects():
-        if issubclass(type(each), LRScheduler) and (
-            vars(each).get("optimizer") is optimizer
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), LRScheduler) and (
+            vars(candidate).get("optimizer") is optimizer
         ):
-            yield each
+            yield candidate
 
 
 def _length_of_lambdas(lambdas: Iterable[object]) -> int | None:
-    for each in lambdas:
-        said = each.keywords if isinstance(each, functools.partial) else {}
+    for function in lambdas:
+        if not isinstance(function, functools.partial):
+            continue
+        arguments = function.keywords
         for names in LENGTHS:
-            if all(name in said for name in names):
-                return sum(int(said[name]) for name in names)
+            if all(name in arguments for name in names):
+                return sum(int(arguments[name]) for name in names)
     return None

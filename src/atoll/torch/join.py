@@ -1,4 +1,4 @@
-"""Three lines in a loop that was there already."""
+"""`join`: three lines in an existing training loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from atoll.island.checkpoints import warn_fresh_optimizer
 from atoll.island.join import EarlierIncarnation
 from atoll.torch.construction import require_trained, require_values
 from atoll.torch.from_run import bundle_of
-from atoll.torch.host import Alone, keeping_of
+from atoll.torch.host import SingleProcessHandle, checkpoints_of
 from atoll.torch.island import Island
 from atoll.torch.model import Stage, TorchConstants, TorchModel, TorchView, modules_of
 
@@ -44,13 +44,13 @@ def join(
     founds it with its own. Every call of `optimizer.step()` is an inner step.
 
     Args:
-        model: a module, or what this rank holds of a pipeline.
+        model: a module, or this rank's `Stage` or stages of a pipeline.
         optimizer: with several, inner steps are counted on the last.
         run: a `MemoryRun`, a coordinator's address, an object store's URL or a path, or
             None to read ATOLL_RUN; "none" trains alone. A `CollectiveRun` is a
             coordinator's whose islands share a process group.
-        island: this island's name in the run; None reads ATOLL_ISLAND, and without it
-            lets the run choose one.
+        island: this island's name in the run; None reads ATOLL_ISLAND. If that is
+            unset too, the run chooses one.
         on_end: "raise" ends the loop with `RunEnded`, which the `with` block swallows;
             "flag" sets `island.should_stop`.
         count: "manual" counts by `island.stepped()`, for optimizers without hooks.
@@ -58,7 +58,7 @@ def join(
             there is restored, and new ones are saved by the policy.
 
     Raises:
-        ModelError: the model is not the run's, naming the tensor and both sides.
+        ModelError: the model is not the run's; with the tensor and both sides.
         UsageError: an argument is impossible, the name is taken, or the checkpoint is
             of another run.
         CorruptError: there are checkpoints, and none is valid.
@@ -85,17 +85,23 @@ def join(
             optimizer=optimizer,
         )
         if joined is not None:
-            life, modules, keeping = joined
-            return Island(life, modules, counted, on_end=on_end, keeping=keeping)
+            handle, modules, keeping = joined
+            return Island(handle, modules, counted, on_end=on_end, keeping=keeping)
     assert isinstance(model, torch.nn.Module)
     check()
-    keeping = keeping_of(checkpoint, model, optimizer, run)
+    keeping = checkpoints_of(checkpoint, model, optimizer, run)
     host, view = enter_alone(model, run, island=island, keeping=keeping)
     if keeping is None:
         warn_fresh_optimizer(host.joined, is_fresh=True)
     else:
         keeping.begin(host)
-    return Island(Alone(host, view), [model], counted, on_end=on_end, keeping=keeping)
+    return Island(
+        SingleProcessHandle(host, view),
+        [model],
+        counted,
+        on_end=on_end,
+        keeping=keeping,
+    )
 
 
 def enter_alone(
@@ -105,7 +111,7 @@ def enter_alone(
     island: str | None,
     keeping: EarlierIncarnation | None,
 ) -> tuple[Host, TorchView]:
-    """Join a run as an island of one process, and return what drives it."""
+    """Join a run as an island of one process, and return its host and view."""
     torch_model = TorchModel.of(model)
     view = TorchView(torch_model)
     host = join_run(
@@ -129,7 +135,7 @@ def _last_of(
         return several[-1]
     raise UsageError(
         f"optimizer={optimizer!r} is no torch.optim.Optimizer, nor a list of them. "
-        "Pass what trains the model; one without hooks is counted by "
+        "Pass the optimizer of the model; one without hooks is counted by "
         'count="manual" and island.stepped().'
     )
 
@@ -155,6 +161,6 @@ def is_perhaps_spread(model: torch.nn.Module) -> bool:
     )
 
 
-def _require_choice(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise UsageError(f"{name}={value!r} is not one of {', '.join(known)}.")
+def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name}={value!r} is not one of {', '.join(choices)}.")

@@ -8,8 +8,8 @@ Rule 3: only an island whose optimizer has no moments yet, in a run that has alr
         begun, has a lower rate for a while.
 
 A decay ends with the run, where its end is set, if not before. A decay that an operator
-began with a round is measured in inner steps, whatever else is: all islands have the
-step of a round, but an island that joins later lacks the other counts at that round.
+began with a round is measured in inner steps, even with unit="tokens": all islands know
+the step of a round, but an island that joins later lacks the token count of that round.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from atoll.errors import AtollWarning, UsageError
 from atoll.island.progress import RunClock
-from atoll.torch.island import Island, life_of, taken_in
+from atoll.torch.island import Island, handle_of, register_scheduler
 
 Unit = Literal["inner_steps", "tokens"]
 
@@ -33,21 +33,21 @@ class WSD(LRScheduler):
     """Warm-up, stable, decay: each param group's own rate times one factor.
 
     Call `step()` after each `optimizer.step()`. Several optimizers have one each. With
-    `join(..., checkpoint=...)` its state is saved and restored without a word.
+    `join(..., checkpoint=...)` its state is saved and restored automatically.
 
     Args:
-        optimizer: what trains; its rates are the stable ones.
-        island: what `join` has returned.
-        warmup: how long the rate rises from nothing, in `unit` of the run.
-        decay: how long it falls to nothing, in `unit`; 0 means that it does not, unless
-            an operator says so. It ends with the run, where that is known; else, or
+        optimizer: the optimizer; its rates are the stable ones.
+        island: the island that `join` returned.
+        warmup: length of the rise from zero, in `unit` of the run.
+        decay: length of the fall to zero, in `unit`; 0 means no decay, unless an
+            operator starts one. It ends with the run, where the end is known; else, or
             before, it begins with the round of `run.decay_round`.
         unit: "inner_steps" of the run's schedule, or the "tokens" of all islands.
         rewarm_steps: inner steps in which a late island's rate rises to the run's.
 
     Raises:
-        UsageError: the run ends before it has warmed up and decayed, a decay has been
-            asked for that nobody knows the length of, or a number is out of range.
+        UsageError: the run is shorter than warm-up and decay, a decay has no known
+            length, or a number is out of range.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class WSD(LRScheduler):
         _require_whole(warmup=warmup, decay=decay, rewarm_steps=rewarm_steps)
         if unit not in ("inner_steps", "tokens"):
             raise UsageError(f"unit={unit!r} is neither 'inner_steps' nor 'tokens'.")
-        self._island, self._life = island, life_of(island)
+        self._island, self._handle = island, handle_of(island)
         self._warmup, self._unit = warmup, unit
         self._rewarm_steps = rewarm_steps
         self._sync_every = island.settings.sync.sync_every
-        self._clock = self._life.clock
-        self._heard = self._clock.syncs
+        self._clock = self._handle.clock
+        self._last_sync = self._clock.syncs
         self._tokens = 0.0
-        """The highest that this clock has shown: it never goes back."""
+        """The highest count that this clock has shown: it never goes back."""
 
-        # Rates jump to the run's only where there are moments to take them.
+        # A rate may jump to the run's only if the optimizer has moments already.
         is_fresh = not (island.inner_steps or optimizer.state)
         is_late = island.run_steps > 0 and is_fresh
         self._rewarm_from = island.inner_steps if is_late else None
@@ -84,7 +84,7 @@ class WSD(LRScheduler):
         }
         require_room(self._clock, warmup=warmup, **self._terms)
         super().__init__(optimizer)
-        saved = taken_in(island, self)
+        saved = register_scheduler(island, self)
         if isinstance(saved, dict):
             self.load_state_dict(saved)
             self._update_lr(self.last_epoch)
@@ -95,7 +95,7 @@ class WSD(LRScheduler):
         return [base * factor for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a later life goes on with: plain values, and no island."""
+        """Return the state for a later incarnation: plain values, and no island."""
         return {
             "last_epoch": self.last_epoch,
             "step_count": self._step_count,
@@ -108,12 +108,12 @@ class WSD(LRScheduler):
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on as `state_dict` says, on the run's clock as it is now.
+        """Continue from a state, on the run's present clock.
 
-        Where the island stands as it stood, it is to the bit what it was.
+        If the island is at the step of the state, the rates are bit-identical.
 
         Raises:
-            UsageError: it is of an optimizer with another number of param groups.
+            UsageError: the optimizer has another number of param groups.
         """
         base = list(state_dict["base_lrs"])
         if len(base) != len(self.optimizer.param_groups):
@@ -128,11 +128,11 @@ class WSD(LRScheduler):
         self._rewarm_from = state_dict["rewarm_from"]
         if state_dict["run_steps"] == self._island.run_steps:
             self._clock = RunClock.from_dict(state_dict["clock"])
-            self._heard = self._life.clock.syncs
+            self._last_sync = self._handle.clock.syncs
             self._tokens = state_dict["tokens"]
 
     def _factor(self) -> float:
-        self._hear()
+        self._update_clock()
         plan = decay_of(self._clock, **self._terms)
         if plan.fault and not self._has_warned:
             self._has_warned = True
@@ -140,24 +140,24 @@ class WSD(LRScheduler):
         step, tokens = self._island.run_steps, self._tokens
         return self._risen(step, tokens) * plan.factor(step, tokens) * self._rewarmed()
 
-    def _hear(self) -> None:
-        """Take in what the run has said since, and let no clock go back."""
-        clock = self._life.clock
-        if clock.syncs != self._heard:
-            self._clock, self._heard = clock, clock.syncs
+    def _update_clock(self) -> None:
+        """Take the clock of the last sync; the token count never goes back."""
+        clock = self._handle.clock
+        if clock.syncs != self._last_sync:
+            self._clock, self._last_sync = clock, clock.syncs
         if self._unit == "tokens":
             self._tokens = max(self._tokens, self._reckoned())
 
     def _reckoned(self) -> float:
-        """Return the tokens of all islands at this step, as they have come so far.
+        """Return the estimated tokens of all islands at this step.
 
-        Until a round has counted, all are taken to train as this island does.
+        Until a round has counted, all are assumed to train as this island does.
         """
         step, clock = self._island.run_steps, self._clock
         if clock.rounds:
             self._require_tokens(clock.tokens)
             return clock.tokens_at(step, sync_every=self._sync_every)
-        steps, tokens = self._life.made
+        steps, tokens = self._handle.trained
         if not steps:
             return 0.0
         self._require_tokens(tokens)
@@ -180,8 +180,8 @@ class WSD(LRScheduler):
     def _rewarmed(self) -> float:
         if self._rewarm_from is None or not self._rewarm_steps:
             return 1.0
-        made = self._island.inner_steps - self._rewarm_from
-        return min(1.0, (made + 1) / self._rewarm_steps)
+        steps = self._island.inner_steps - self._rewarm_from
+        return min(1.0, (steps + 1) / self._rewarm_steps)
 
 
 def _require_whole(**numbers: int) -> None:
@@ -195,31 +195,31 @@ def _require_whole(**numbers: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Decay:
-    """From where to where the rate falls; nowhere, if there is no length."""
+    """The range in which the rate falls; none if the length is 0."""
 
     first: int = 0
     length: int = 0
     is_steps: bool = True
     fault: str = ""
-    """Why a decay that was asked for cannot be."""
+    """The reason why the requested decay is impossible; empty if it is possible."""
 
     def factor(self, step: int, tokens: float) -> float:
-        """Return how much of the rate is left for the inner step after `step`.
+        """Return the factor of the rate for the inner step after `step`.
 
-        In steps the first one has lost a share of the rate, and the last one has as
-        much left, which stays if the run goes on.
+        In steps, the rate falls by 1 / (length + 1) with each; the last one has that
+        much left, which stays if the run continues.
         """
         if not self.length:
             return 1.0
         if not self.is_steps:
-            left = (self.first + self.length - tokens) / self.length
-            return min(1.0, max(0.0, left))
-        made = min(max(step - self.first + 1, 0), self.length)
-        return 1.0 - made / (self.length + 1)
+            remaining = (self.first + self.length - tokens) / self.length
+            return min(1.0, max(0.0, remaining))
+        steps = min(max(step - self.first + 1, 0), self.length)
+        return 1.0 - steps / (self.length + 1)
 
 
 def decay_of(clock: RunClock, *, decay: int, is_steps: bool, sync_every: int) -> Decay:
-    """Return the decay that follows from what the run says."""
+    """Return the decay that follows from the run's clock."""
     if clock.decay_round is not None:
         return _begun_by_round(
             clock.decay_round, clock, decay if is_steps else 0, sync_every
@@ -234,13 +234,13 @@ def _begun_by_round(round: int, clock: RunClock, decay: int, sync_every: int) ->
     first = (round - 1) * sync_every
     end = _end(clock, is_steps=True, sync_every=sync_every)
     if end is not None:
-        left = max(0, end - first)
-        return Decay(first=first, length=min(decay, left) if decay else left)
+        remaining = max(0, end - first)
+        return Decay(first=first, length=min(decay, remaining) if decay else remaining)
     if decay:
         return Decay(first=first, length=decay)
     return Decay(
         fault=f"run.decay_round={round} begins a decay whose length in inner steps "
-        "nobody knows. Set run.end_rounds, or give WSD(..., decay=STEPS) with "
+        "is unknown. Set run.end_rounds, or give WSD(..., decay=STEPS) with "
         "unit='inner_steps'."
     )
 
@@ -248,26 +248,26 @@ def _begun_by_round(round: int, clock: RunClock, decay: int, sync_every: int) ->
 def require_room(
     clock: RunClock, *, warmup: int, decay: int, is_steps: bool, sync_every: int
 ) -> None:
-    """Return if a rate can rise and fall as is asked before the run ends.
+    """Raise unless warm-up and decay fit into the run.
 
     Raises:
-        UsageError: it cannot, and what to set.
+        UsageError: they do not. The message has the remedy.
     """
     plan = decay_of(clock, decay=decay, is_steps=is_steps, sync_every=sync_every)
     if plan.fault:
         raise UsageError(plan.fault)
     end = _end(clock, is_steps=is_steps, sync_every=sync_every)
-    own = decay if clock.decay_round is None else 0
-    if end is not None and warmup + own > end:
+    planned_decay = decay if clock.decay_round is None else 0
+    if end is not None and warmup + planned_decay > end:
         raise UsageError(
-            f"warmup={warmup} and decay={own} are longer than the run, which ends "
-            f"after {end} {'inner steps' if is_steps else 'tokens'}. Make one of them "
-            "shorter, or let the run end later."
+            f"warmup={warmup} and decay={planned_decay} are longer than the run, which "
+            f"ends after {end} {'inner steps' if is_steps else 'tokens'}. Make one of "
+            "them shorter, or let the run end later."
         )
 
 
 def _end(clock: RunClock, *, is_steps: bool, sync_every: int) -> int | None:
-    """Return where the run ends in steps or tokens, if that is known."""
+    """Return the end of the run in steps or tokens, if it is known."""
     if not is_steps:
         return clock.end_tokens
     return None if clock.last_round is None else clock.last_round * sync_every

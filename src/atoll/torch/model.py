@@ -1,7 +1,7 @@
 """A module as the run sees it: its tensors by name, carried, compared or constant.
 
-A `Stage` is a stage of a pipeline, as its rank declares it. `spots_of` lists the
-tensors of a model that may still be empty, by the names of the run.
+A `Stage` is a stage of a pipeline, as its rank declares it. `model_tensors_of` lists
+the tensors of a model that may still be empty, by the names of the run.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from atoll.wire.digests import Bytes
 Digest = Callable[[torch.Tensor], str]
 
 _COMPILED = "_orig_mod."
-"""What torch.compile puts into names; the model is the same without."""
+"""Prefix that torch.compile adds to names; the run's names do not have it."""
 
 
 @dataclass(frozen=True)
-class Place:
+class CarriedTensor:
     """A carried tensor, the module that holds it, and its dtype at joining."""
 
     tensor: torch.Tensor
@@ -37,14 +37,14 @@ class Place:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, module: torch.nn.Module, name: str) -> Place:
+    def of(cls, module: torch.nn.Module, name: str) -> CarriedTensor:
         path, _, attribute = name.rpartition(".")
         owner = module.get_submodule(path)
         tensor = getattr(owner, attribute)
         return cls(tensor, owner, attribute, tensor.dtype)
 
     def require_same(self, name: str) -> None:
-        """Return when the module still holds this tensor, in its dtype."""
+        """Raise unless the module still holds this tensor, in its dtype."""
         if getattr(self.owner, self.attribute) is not self.tensor:
             raise ModelError(
                 f"{name!r} is another tensor than when the island joined. "
@@ -67,13 +67,13 @@ class Place:
 class TorchModel:
     """The tensors of a module by the names that all islands share.
 
-    A tied tensor appears once, under its first name. Whole numbers that count
-    (integer buffers without dimensions, such as BatchNorm's num_batches_tracked)
-    belong to each island and appear nowhere.
+    A tied tensor appears once, under its first name. Counters (integer buffers without
+    dimensions, such as BatchNorm's num_batches_tracked) belong to each island and are
+    left out.
     """
 
     spec: ModelSpec
-    carried: dict[str, Place]
+    carried: dict[str, CarriedTensor]
     frozen: dict[str, torch.nn.Parameter]
     tensors: dict[str, torch.Tensor]
     """All that the spec lists."""
@@ -86,7 +86,7 @@ class TorchModel:
             UsageError: the module is on the meta device, or trains nothing.
         """
         digest = digest or digest_of
-        carried: dict[str, Place] = {}
+        carried: dict[str, CarriedTensor] = {}
         frozen: dict[str, torch.nn.Parameter] = {}
         tensors: dict[str, torch.Tensor] = {}
         specs: list[TensorSpec] = []
@@ -94,7 +94,7 @@ class TorchModel:
             name = path.replace(_COMPILED, "")
             tensors[name] = parameter
             if parameter.requires_grad:
-                carried[name] = Place.of(module, path)
+                carried[name] = CarriedTensor.of(module, path)
                 specs.append(_carried(name, parameter, "parameter"))
             else:
                 frozen[name] = parameter
@@ -102,22 +102,22 @@ class TorchModel:
         if not carried:
             raise UsageError(
                 "The model has no parameter that requires a gradient: there is "
-                "nothing to train. Call requires_grad_() on what is to be trained."
+                "nothing to train. Call requires_grad_() on the parameters to train."
             )
         for path, buffer in _persistent_buffers(module):
             name = path.replace(_COMPILED, "")
             tensors[name] = buffer
             if buffer.is_floating_point():
-                carried[name] = Place.of(module, path)
+                carried[name] = CarriedTensor.of(module, path)
                 specs.append(_carried(name, buffer, "buffer"))
             elif buffer.dim():
                 specs.append(_constant(name, buffer, digest))
         return cls(ModelSpec(tuple(specs)), carried, frozen, tensors)
 
     def require_same_training(self) -> None:
-        """Return when what is trained is what was trained at joining."""
-        for name, place in self.carried.items():
-            place.require_same(name)
+        """Raise if other parameters are trained than at joining."""
+        for name, carried in self.carried.items():
+            carried.require_same(name)
         for name, parameter in self.frozen.items():
             if parameter.requires_grad:
                 raise ModelError(
@@ -171,8 +171,8 @@ class TorchConstants:
         width = flat.element_size()
         begin, beyond = divmod(first, width)
         step = PART_BYTES // width
-        for at in range(begin, flat.numel(), step):
-            yield raw_bytes(flat[at : at + step])[beyond:]
+        for start in range(begin, flat.numel(), step):
+            yield raw_bytes(flat[start : start + step])[beyond:]
             beyond = 0
 
 
@@ -234,22 +234,22 @@ class Stage:
     """One stage of a pipeline: pass it to `join` instead of a model.
 
     Stages in the order of their index are the model: the names of all of them, each in
-    its own order, must be those of the model that is not cut, in the order of that.
+    its own order, must be those of the whole model, in its order.
     A rank that holds several stages passes a list of them.
     """
 
     module: torch.nn.Module
-    """What this rank trains of the stage: plain, in DDP, or fully_shard'ed."""
+    """This rank's part of the stage: plain, in DDP, or fully_shard'ed."""
 
     index: int
-    """Which stage this is, from 0 on."""
+    """Index of the stage, from 0."""
 
     num_stages: int
-    """How many stages the pipeline has."""
+    """Number of stages of the pipeline."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     """From names in the module to names in the model. A key that ends in a dot stands
-    for all names that begin with it; what is not listed has the same name in both."""
+    for all names that begin with it; other tensors have the same name in both."""
 
     ties: Mapping[str, str] = field(default_factory=dict)
     """From names in the module to names in the model of tensors that *another* stage
@@ -266,7 +266,7 @@ class Stage:
             )
 
     def model_name(self, name: str) -> str:
-        """Return what the whole model calls a tensor of the module."""
+        """Return the name in the whole model of a tensor of the module."""
         if name in self.ties:
             return self.ties[name]
         if name in self.names:
@@ -278,7 +278,7 @@ class Stage:
         return name
 
     def require_known(self, names: set[str]) -> None:
-        """Return when everything that is declared is in the module."""
+        """Raise unless all declared names are in the module."""
         for key in (*self.names, *self.ties):
             is_prefix = key.endswith(".") and key in self.names
             if key not in names and not (
@@ -294,11 +294,11 @@ Built = torch.nn.Module | Stage | Sequence[Stage]
 
 
 @dataclass
-class Spot:
-    """One tensor, and everywhere in the modules where it is held."""
+class ModelTensor:
+    """One tensor, and all modules that hold it."""
 
     name: str
-    """The model's own name of it: the first one, of a tied tensor."""
+    """Its name in the model; of a tied tensor, the first one."""
 
     tensor: torch.Tensor
     is_persistent: bool
@@ -310,7 +310,7 @@ class Spot:
         return isinstance(self.tensor, torch.nn.Parameter)
 
     def put(self, value: torch.Tensor) -> None:
-        """Let every holder have this tensor, so that what was tied stays tied."""
+        """Put a tensor into every holder, so that tied tensors stay tied."""
         if self.is_parameter and not isinstance(value, torch.nn.Parameter):
             value = torch.nn.Parameter(value, requires_grad=self.tensor.requires_grad)
         for module, attribute in self.holders:
@@ -321,41 +321,41 @@ class Spot:
         self.tensor = value
 
     def refresh(self) -> None:
-        """Look again which tensor is held: a conversion may have replaced it."""
+        """Read the tensor from its holder again: a conversion may have replaced it."""
         module, attribute = self.holders[0]
         self.tensor = getattr(module, attribute)
 
 
 def modules_of(built: Built) -> list[tuple[torch.nn.Module, Callable[[str], str]]]:
-    """Return the modules of what was made, each with what the model calls its names."""
+    """Return the modules of a model, each with a function to the model's names."""
     if isinstance(built, torch.nn.Module):
         return [(built, lambda name: name)]
     stages = [built] if isinstance(built, Stage) else list(built)
     return [(stage.module, stage.model_name) for stage in stages]
 
 
-def spots_of(built: Built) -> list[Spot]:
-    """Return every tensor of what was made, once."""
-    spots: dict[int, Spot] = {}
+def model_tensors_of(built: Built) -> list[ModelTensor]:
+    """Return every tensor of a model, once."""
+    targets: dict[int, ModelTensor] = {}
     for module, model_name in modules_of(built):
         saved = set(module.state_dict(keep_vars=True))
         for path, tensor, holder, attribute in _tensors(module):
             name = model_name(path)
-            spot = spots.setdefault(
-                id(tensor), Spot(name, tensor, is_persistent=path in saved)
+            target = targets.setdefault(
+                id(tensor), ModelTensor(name, tensor, is_persistent=path in saved)
             )
-            spot.is_persistent |= path in saved
-            spot.holders.append((holder, attribute))
-            spot.names.append(name)
-    return list(spots.values())
+            target.is_persistent |= path in saved
+            target.holders.append((holder, attribute))
+            target.names.append(name)
+    return list(targets.values())
 
 
 def _tensors(
     module: torch.nn.Module,
 ) -> Iterator[tuple[str, torch.Tensor, torch.nn.Module, str]]:
     for prefix, holder in module.named_modules(remove_duplicate=False):
-        held = {**holder._parameters, **holder._buffers}
-        for attribute, tensor in held.items():
+        members = {**holder._parameters, **holder._buffers}
+        for attribute, tensor in members.items():
             if tensor is not None:
                 path = f"{prefix}.{attribute}" if prefix else attribute
                 yield path, tensor, holder, attribute

@@ -27,7 +27,7 @@ from torch.utils.data import (
 )
 
 from atoll.errors import UsageError
-from atoll.torch.island import Island, life_of, take_in_data
+from atoll.torch.island import Island, handle_of, register_data
 from atoll.wire import blake3_digest
 
 
@@ -36,12 +36,12 @@ def shard(data: Any, island: Island) -> Any:
 
     Island `slot` of K takes rows slot, slot + K, slot + 2K, ..., where K is the run's
     `max_islands`, or `start_islands` if that is not set: no two islands share a row.
-    The ranks of an island that train on data of their own deal these rows out among
-    them, the same number to each; ranks that train on the same data get the same.
+    The ranks of an island that train on their own data divide these rows, the same
+    number to each; ranks that train on the same data get the same rows.
 
     Loaders and streams have `state_dict` and `load_state_dict`. The first of them is
-    saved with the island, unless `Policy(extra={"data": ...})` is. Of what they give
-    first, status says if another island has it too.
+    saved with the island, unless `Policy(extra={"data": ...})` is. The status reports
+    if another island has the same first batch.
 
     Args:
         data: a tensor or list (its rows), a map-style dataset or one of Hugging Face
@@ -50,32 +50,32 @@ def shard(data: Any, island: Island) -> Any:
             the same order on every island).
 
     Raises:
-        UsageError: more islands have joined than the run was cut for, or the data
-            cannot be cut as it is, and what to shard instead.
+        UsageError: more islands have joined than the data has shards, or the data
+            cannot be sharded. The message has the remedy.
     """
-    cut = _cut(island)
+    row_shard = _row_shard(island)
     _require_ours(data)
     if isinstance(data, DataLoader):
-        return _shard_loader(data, cut, island)
+        return _shard_loader(data, row_shard, island)
     if isinstance(data, torch.Tensor | list | tuple):
-        rows = cut.rows(len(data))
+        rows = row_shard.rows(len(data))
         return data[rows.start : rows.stop : rows.step]
-    datasets = sys.modules.get("datasets")  # who has not loaded it has none of its own
+    datasets = sys.modules.get("datasets")  # data of an unloaded module does not exist
     if datasets is not None and isinstance(data, datasets.Dataset):
-        return data.select(cut.rows(len(data)))
+        return data.select(row_shard.rows(len(data)))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        return _rows(data, cut)
-    return _kept(Dealt(data, cut, see_first(island)), island)
+        return _rows(data, row_shard)
+    return _registered(ShardedStream(data, row_shard, see_first(island)), island)
 
 
-def _kept(data: Any, island: Island) -> Any:
-    take_in_data(island, data)
+def _registered(data: Any, island: Island) -> Any:
+    register_data(island, data)
     return data
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Which rows belong to a rank: every `parts`-th from `part` on is the island's."""
+class RowShard:
+    """The rows of a rank: every `parts`-th from `part` on is the island's."""
 
     part: int
     parts: int
@@ -84,55 +84,59 @@ class Cut:
     """Of the island's rows every `ranks`-th, from `rank` on, is this rank's."""
 
     def rows(self, count: int) -> range:
-        """Return this rank's of so many rows; every rank of an island has as many."""
-        each = len(range(self.part, count, self.parts)) // self.ranks
+        """Return this rank's rows of `count`; all ranks of an island have as many."""
+        num_rows = len(range(self.part, count, self.parts)) // self.ranks
         first, step = self.part + self.rank * self.parts, self.parts * self.ranks
-        return range(first, first + each * step, step)
+        return range(first, first + num_rows * step, step)
 
 
-class Dealt(IterableDataset[Any]):
-    """A rank's items of an iterable, each time it is asked.
+class ShardedStream(IterableDataset[Any]):
+    """A rank's items of an iterable, in every pass.
 
-    A loader takes it for a dataset: in its workers a stream that divides itself among
-    them is dealt as each worker has it, and any other iterable is divided here.
+    A loader accepts it as a dataset: in its workers, a stream that divides itself among
+    them is sharded per worker, and any other iterable is divided here.
     """
 
-    def __init__(self, items: Iterable[Any], cut: Cut, seen: Seen) -> None:
-        self._items, self._cut, self._seen = items, cut, seen
-        self._given, self._is_resumed = 0, False
+    def __init__(
+        self, items: Iterable[Any], row_shard: RowShard, on_batch: BatchHook
+    ) -> None:
+        self._items, self._row_shard, self._on_batch = items, row_shard, on_batch
+        self._num_given, self._is_resumed = 0, False
 
     def __iter__(self) -> Iterator[Any]:
-        skipped = self._given if self._is_resumed else 0
-        self._given, self._is_resumed = skipped, False
-        for item in islice(self._dealt(), skipped, None):
-            self._given += 1
-            self._seen(item)
+        skipped = self._num_given if self._is_resumed else 0
+        self._num_given, self._is_resumed = skipped, False
+        for item in islice(self._own_items(), skipped, None):
+            self._num_given += 1
+            self._on_batch(item)
             yield item
 
     def state_dict(self) -> dict[str, int]:
-        """Return how many items of this pass were given."""
-        return {"items": self._given}
+        """Return the number of items that this pass has given."""
+        return {"items": self._num_given}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Let the next pass begin after those; they are read, and given to nobody."""
-        self._given, self._is_resumed = state["items"], True
+        """Start the next pass after those items; they are read and skipped."""
+        self._num_given, self._is_resumed = state["items"], True
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_seen": _nobody}  # a worker has no island
+        return {**vars(self), "_on_batch": _ignore_batch}  # a worker has no island
 
-    def _dealt(self) -> Iterator[Any]:
-        cut = self._cut
-        mine = islice(self._items, cut.part, None, cut.parts)
+    def _own_items(self) -> Iterator[Any]:
+        row_shard = self._row_shard
+        island_items = islice(self._items, row_shard.part, None, row_shard.parts)
         # An item counts only if there is one for every rank: none may have more steps.
-        own = iter(lambda: list(islice(mine, cut.ranks)), [])
-        whole = (dealt[cut.rank] for dealt in own if len(dealt) == cut.ranks)
+        groups = iter(lambda: list(islice(island_items, row_shard.ranks)), [])
+        items = (
+            group[row_shard.rank] for group in groups if len(group) == row_shard.ranks
+        )
         worker = get_worker_info()
         if worker is None or isinstance(self._items, IterableDataset):
-            return whole
-        return islice(whole, worker.id, None, worker.num_workers)
+            return items
+        return islice(items, worker.id, None, worker.num_workers)
 
 
-def _cut(island: Island) -> Cut:
+def _row_shard(island: Island) -> RowShard:
     run = island.settings.run
     parts = run.max_islands if run.max_islands is not None else run.start_islands
     if island.slot >= parts:
@@ -141,32 +145,34 @@ def _cut(island: Island) -> Cut:
             f"is cut into {parts} parts. Set run.max_islands to the most islands that "
             "will ever join."
         )
-    return Cut(island.slot, parts, *island.place)
+    return RowShard(island.slot, parts, *island.place)
 
 
-def _rows(data: Dataset[Any], cut: Cut) -> Subset[Any]:
-    return Subset(data, cut.rows(len(data)))  # type: ignore[arg-type]
+def _rows(data: Dataset[Any], row_shard: RowShard) -> Subset[Any]:
+    return Subset(data, row_shard.rows(len(data)))  # type: ignore[arg-type]
 
 
-def _shard_loader(loader: DataLoader[Any], cut: Cut, island: Island) -> Any:
+def _shard_loader(loader: DataLoader[Any], row_shard: RowShard, island: Island) -> Any:
     if isinstance(loader.dataset, IterableDataset):
-        return _kept(Dealt(loader, cut, see_first(island)), island)
+        return _registered(ShardedStream(loader, row_shard, see_first(island)), island)
     if (sampler := _own_sampler(loader)) is not None:
         raise UsageError(
-            f"The DataLoader has a sampler of its own ({type(sampler).__name__}), "
+            f"The DataLoader has a custom sampler ({type(sampler).__name__}), "
             "which a part of its rows would contradict. Shard the dataset instead: "
             "DataLoader(atoll.torch.shard(dataset, island), ...)."
         )
-    rows, seen = _rows(loader.dataset, cut), see_first(island)
-    return _kept(IslandLoader(rows, loader, seed=island.seed, seen=seen), island)
+    rows, on_batch = _rows(loader.dataset, row_shard), see_first(island)
+    return _registered(
+        IslandLoader(rows, loader, seed=island.seed, on_batch=on_batch), island
+    )
 
 
 def _require_ours(data: object) -> None:
-    """Raise UsageError for what has a better way of its own."""
+    """Raise UsageError for data that must be sharded elsewhere."""
     if type(data).__module__.partition(".")[0] == "torchdata":
         name = type(data).__name__
         raise UsageError(
-            f"{name} keeps a state of its own, which a part of its rows would not fit. "
+            f"{name} keeps a separate state, which a part of its rows would not fit. "
             f"Shard the dataset instead: {name}(atoll.torch.shard(dataset, island), "
             "...)."
         )
@@ -180,12 +186,12 @@ def _require_ours(data: object) -> None:
         )
 
 
-def _nobody(batch: object) -> None:
-    """Nobody looks."""
+def _ignore_batch(batch: object) -> None:
+    """Ignore a batch: a worker process has no island."""
 
 
 def _own_sampler(loader: DataLoader[Any]) -> object:
-    """Return the sampler that neither order nor a plain shuffle explains, or None."""
+    """Return a sampler that is neither sequential nor a plain shuffle, or None."""
     sampler, rows = loader.sampler, loader.dataset
     if loader.batch_size is None and loader.batch_sampler is not None:
         return loader.batch_sampler
@@ -196,10 +202,10 @@ def _own_sampler(loader: DataLoader[Any]) -> object:
     return None if is_plain else sampler
 
 
-Seen = Callable[[object], None]
+BatchHook = Callable[[object], None]
 
 
-class Order(Sampler[int]):
+class RowOrder(Sampler[int]):
     """The rows of one pass: in turn, or shuffled by the seed and the pass's number."""
 
     def __init__(self, rows: int, seed: int, *, is_shuffled: bool) -> None:
@@ -221,51 +227,56 @@ class Order(Sampler[int]):
 class IslandLoader(DataLoader[Any]):
     """A loader like another, over the rows of an island.
 
-    Trainers ask for a DataLoader, so it is one. A pass that was begun in an earlier
-    life goes on where its state says; every other pass begins anew.
+    Trainers require a DataLoader, so it is one. A pass that an earlier incarnation
+    began continues from its state; every other pass starts at the beginning.
     """
 
     def __init__(
-        self, rows: Dataset[Any], like: DataLoader[Any], *, seed: int, seen: Seen
+        self,
+        rows: Dataset[Any],
+        template: DataLoader[Any],
+        *,
+        seed: int,
+        on_batch: BatchHook,
     ) -> None:
-        self._seen = seen
-        self._epoch, self._given = 0, 0
+        self._on_batch = on_batch
+        self._epoch, self._num_given = 0, 0
         self._is_resumed = self._has_begun = False
         self._count: int = len(rows)  # type: ignore[arg-type]
-        is_shuffled = isinstance(like.sampler, RandomSampler)
-        self._order = Order(self._count, seed, is_shuffled=is_shuffled)
+        is_shuffled = isinstance(template.sampler, RandomSampler)
+        self._order = RowOrder(self._count, seed, is_shuffled=is_shuffled)
         super().__init__(
             rows,
-            batch_size=like.batch_size,
+            batch_size=template.batch_size,
             sampler=self._order,
             generator=torch.Generator().manual_seed(seed),
-            num_workers=like.num_workers,
-            collate_fn=like.collate_fn,
-            pin_memory=like.pin_memory,
-            drop_last=like.drop_last,
-            timeout=like.timeout,
-            worker_init_fn=like.worker_init_fn,
-            multiprocessing_context=like.multiprocessing_context,
-            prefetch_factor=like.prefetch_factor,
-            persistent_workers=like.persistent_workers,
+            num_workers=template.num_workers,
+            collate_fn=template.collate_fn,
+            pin_memory=template.pin_memory,
+            drop_last=template.drop_last,
+            timeout=template.timeout,
+            worker_init_fn=template.worker_init_fn,
+            multiprocessing_context=template.multiprocessing_context,
+            prefetch_factor=template.prefetch_factor,
+            persistent_workers=template.persistent_workers,
         )
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         if not self._is_resumed:
-            self._epoch, self._given = self._epoch + self._has_begun, 0
+            self._epoch, self._num_given = self._epoch + self._has_begun, 0
         self._is_resumed, self._has_begun = False, True
-        self._order.epoch, self._order.first = self._epoch, self._given
+        self._order.epoch, self._order.first = self._epoch, self._num_given
         for batch in super().__iter__():
-            self._given = min(self._count, self._given + (self.batch_size or 1))
-            self._seen(batch)
+            self._num_given = min(self._count, self._num_given + (self.batch_size or 1))
+            self._on_batch(batch)
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the number of this pass, and how many of its rows were given."""
-        return {"epoch": self._epoch, "rows": self._given, "of": self._count}
+        """Return the number of this pass, and of the rows that it has given."""
+        return {"epoch": self._epoch, "rows": self._num_given, "of": self._count}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Let the next pass be the rest of the one that a state was taken in.
+        """Continue the pass of the state in the next pass.
 
         Raises:
             UsageError: this island has another number of rows.
@@ -276,13 +287,13 @@ class IslandLoader(DataLoader[Any]):
                 f"{self._count}. Give the data that was saved, or leave 'data' out of "
                 "the components."
             )
-        self._epoch, self._given = state["epoch"], state["rows"]
+        self._epoch, self._num_given = state["epoch"], state["rows"]
         self._is_resumed = True
 
 
 def see_first(island: Island) -> Callable[[object], None]:
-    """Return what takes note of the first batch it is shown, and of no other."""
-    tally = life_of(island).tally
+    """Return a function that records the digest of the first batch it gets."""
+    tally = handle_of(island).tally
 
     def see(batch: object) -> None:
         if tally.first_batch is None and not tally.inner_steps:
@@ -292,7 +303,7 @@ def see_first(island: Island) -> Callable[[object], None]:
 
 
 def digest_of(batch: object) -> str:
-    """Return a digest of a batch's values, whatever holds them."""
+    """Return a digest of a batch's values, in any container."""
     return blake3_digest(b"".join(_parts(batch))).hex()[:16]
 
 
@@ -306,15 +317,15 @@ def _parts(value: object) -> Iterator[bytes]:
             yield f"{value.dtype}{value.shape}".encode()
             yield value.tobytes()
         case Mapping():
-            for key, each in value.items():
+            for key, item in value.items():
                 yield repr(key).encode()
-                yield from _parts(each)
+                yield from _parts(item)
         case list() | tuple():
             yield f"({len(value)}".encode()
-            for each in value:
-                yield from _parts(each)
+            for item in value:
+                yield from _parts(item)
         case str() | bytes() | int() | float() | None:
             yield repr(value).encode()
         case _:
-            # An object of the loop's own says nothing that is the same elsewhere.
+            # The contents of other objects may differ between processes.
             yield type(value).__qualname__.encode()

@@ -1,4 +1,4 @@
-"""An all-reduce of tensors by nothing but a bucket, for who needs only that."""
+"""An all-reduce of tensors over an object store, without islands or rounds of a run."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class StoreAllReduce:
     """Reduces tensors over a fixed number of ranks that share only a store.
 
     Every rank calls it equally often, with equal tensors in the same order. A rank
-    that is started again goes on with the round it was in.
+    that is started again continues with the round it was in.
 
     Args:
-        url: Where the ranks meet: `s3://bucket/path`, `gs://`, `az://`, or a directory
-            that all of them see.
-        name: Reductions of other names do not meet, and each counts its rounds.
-        timeout_s: How long a call waits for the other ranks.
-        start_round: Which round the first call of `name` is, for who has kept `round`
-            with its own checkpoint; None: the first that this rank has not done.
+        url: The rendezvous of the ranks: `s3://bucket/path`, `gs://`, `az://`, or a
+            directory that all of them see.
+        name: Reductions of different names are independent, each with its own rounds.
+        timeout_s: Longest wait of a call for the other ranks.
+        start_round: The round of the first call of `name`, if you have saved `round`
+            with your own checkpoint; None: the first that this rank has not done.
 
     Raises:
         UsageError: the store cannot put an object only where there is none, or the name
@@ -61,27 +61,27 @@ class StoreAllReduce:
     ) -> None:
         self._rank, self._world_size = rank, world_size
         self._name, self._timeout_s = name, timeout_s
-        self._place = open_rendezvous(url)
+        self._rendezvous = open_rendezvous(url)
         self._named = {name: self._new(name, start_round)}
 
     @property
     def round(self) -> int:
-        """Which round the next call is; keep it with what the call changes."""
+        """The round of the next call; save it with the reduced tensors."""
         return self._named[self._name].round
 
     @property
     def requests(self) -> RequestCounts:
-        """What was asked of the store until now, and its price on S3."""
-        return self._place.requests
+        """The requests to the store until now, and their price on S3."""
+        return self._rendezvous.requests
 
     def allreduce(self, tensor: T, name: str | None = None, *, op: str = "mean") -> T:
         """Make `tensor` the mean over all ranks, or the sum, and return it.
 
-        Safe to repeat after an error, which leaves it as it was.
+        Safe to repeat after an error, which leaves `tensor` unchanged.
 
         Raises:
-            Unreachable: a rank has not come in time. It is named, with the round, the
-                object that is missing and since when it is waited for.
+            Unreachable: a rank has not come in time. The message has the rank, the
+                round, the missing object and the time waited for it.
             UsageError: the tensor cannot be reduced, or others reduce something else.
             CorruptError: an object in the store does not verify.
         """
@@ -94,28 +94,28 @@ class StoreAllReduce:
         return tensors[0] if len(tensors) == 1 else tensors
 
     def close(self) -> None:
-        """End its threads. What is in the store stays: others may be reading it."""
-        self._place.close()
+        """End its threads. Objects stay in the store: other ranks may read them."""
+        self._rendezvous.close()
 
     def _reduce(self, tensors: Sequence[torch.Tensor], name: str, op: str) -> None:
         for index, tensor in enumerate(tensors):
             _check(tensor, index)
-        ordered = sorted(tensors, key=lambda each: list(_KINDS).index(each.dtype))
+        ordered = sorted(tensors, key=lambda tensor: list(_KINDS).index(tensor.dtype))
         sections = Sections(_counts(ordered))
         body = np.zeros(sections.body_bytes, np.uint8)
-        for tensor, place in _places(ordered, body):
-            place[:] = _bytes(tensor)
+        for tensor, view in _body_views(ordered, body):
+            view[:] = _bytes(tensor)
         if name not in self._named:
             self._named[name] = self._new(name, None)
-        found = self._named[name](body, sections, layout=_layout(tensors), op=op)
+        reduced = self._named[name](body, sections, layout=_layout(tensors), op=op)
         with torch.no_grad():
-            for tensor, place in _places(ordered, found):
-                values = torch.from_numpy(place).view(tensor.dtype)
+            for tensor, view in _body_views(ordered, reduced):
+                values = torch.from_numpy(view).view(tensor.dtype)
                 tensor.copy_(values.view(tensor.shape))
 
     def _new(self, name: str, start_round: int | None) -> AllReduce:
         return AllReduce(
-            self._place,
+            self._rendezvous,
             rank=self._rank,
             world_size=self._world_size,
             name=name,
@@ -126,23 +126,27 @@ class StoreAllReduce:
 
 def _check(tensor: torch.Tensor, index: int) -> None:
     """Raise UsageError unless a tensor can be read, and written in place."""
-    said, what = f"Tensor {index} cannot be reduced:", type(tensor).__name__
+    prefix, kind = f"Tensor {index} cannot be reduced:", type(tensor).__name__
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        raise UsageError(f"{said} it is a {what}. Give plain tensors, as local parts.")
+        raise UsageError(
+            f"{prefix} it is a {kind}. Give plain tensors, as local parts."
+        )
     if tensor.layout is not torch.strided:
-        raise UsageError(f"{said} its layout is {tensor.layout}. Make it dense.")
+        raise UsageError(f"{prefix} its layout is {tensor.layout}. Make it dense.")
     if tensor.device.type != "cpu":
-        raise UsageError(f"{said} it is on {tensor.device}. Copy it to the CPU first.")
+        raise UsageError(
+            f"{prefix} it is on {tensor.device}. Copy it to the CPU first."
+        )
     if tensor.dtype not in _KINDS:
         raise UsageError(
-            f"{said} its dtype is {tensor.dtype}. Known are {', '.join(KINDS)}."
+            f"{prefix} its dtype is {tensor.dtype}. Known are {', '.join(KINDS)}."
         )
     if any(
         stride == 0 and size > 1
         for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
     ):
         raise UsageError(
-            f"{said} several of its values are one in memory (strides "
+            f"{prefix} several of its values are one in memory (strides "
             f"{tensor.stride()}). Clone it first."
         )
 
@@ -155,9 +159,9 @@ def _counts(tensors: Sequence[torch.Tensor]) -> dict[str, int]:
 
 
 def _layout(tensors: Sequence[torch.Tensor]) -> str:
-    """Return a digest of what is reduced: each tensor's kind and shape, in order."""
-    said = ";".join(f"{_KINDS[each.dtype]}{tuple(each.shape)}" for each in tensors)
-    return blake3_digest(said.encode()).hex()[:32]
+    """Return a digest of the kinds and shapes of the tensors, in order."""
+    kinds = ";".join(f"{_KINDS[t.dtype]}{tuple(t.shape)}" for t in tensors)
+    return blake3_digest(kinds.encode()).hex()[:32]
 
 
 def _bytes(tensor: torch.Tensor) -> Bytes:
@@ -165,12 +169,12 @@ def _bytes(tensor: torch.Tensor) -> Bytes:
     return flat.view(torch.uint8).numpy()
 
 
-def _places(
+def _body_views(
     tensors: Sequence[torch.Tensor], body: Bytes
 ) -> Iterator[tuple[torch.Tensor, Bytes]]:
-    """Yield each tensor and where its bytes are in a body."""
-    at = 0
+    """Yield each tensor, and the view of its bytes in a body."""
+    start = 0
     for tensor in tensors:
-        end = at + tensor.numel() * tensor.element_size()
-        yield tensor, body[at:end]
-        at = end
+        end = start + tensor.numel() * tensor.element_size()
+        yield tensor, body[start:end]
+        start = end

@@ -29,7 +29,7 @@ from atoll.island.environment import island_from_environment
 from atoll.island.identity import island_key
 from atoll.island.saved_state import COUNTERS, SavedIsland, to_tree
 from atoll.torch.construction import require_trained, require_values
-from atoll.torch.host import Alone, Life
+from atoll.torch.host import IslandHandle, SingleProcessHandle
 from atoll.torch.island import Island
 from atoll.torch.join import enter_alone, is_perhaps_spread
 
@@ -38,15 +38,15 @@ Optimizers = Sequence[torch.optim.Optimizer]
 
 
 @dataclass(frozen=True)
-class Past:
-    """What a trainer's checkpoint knows of an island. Implements `joining.Past`."""
+class SavedIncarnation:
+    """An island in a trainer's checkpoint. Implements `EarlierIncarnation`."""
 
     directory: Path
-    """Of the trainer's checkpoints, where the island's key is kept beside them."""
+    """The directory of the trainer's checkpoints, which also has the island's key."""
 
     saved: SavedIsland | None = None
     is_resumed: bool = False
-    """Whether the trainer goes on from a checkpoint, with or without an island."""
+    """Whether the trainer resumes from a checkpoint, with or without an island."""
 
     is_exact: bool = False
 
@@ -54,8 +54,8 @@ class Past:
         return island_key(self.directory, run="", island="")
 
 
-class Kept(Protocol):
-    """What a trainer's checkpoints hold of an island: a host's, or a rank's counts."""
+class SavedSubject(Protocol):
+    """The island that a trainer's checkpoints hold: a host, or a rank's counts."""
 
     @property
     def progress(self) -> tuple[int, int]: ...
@@ -65,28 +65,29 @@ class Kept(Protocol):
     ) -> AbstractContextManager[SavedIsland | None]: ...
 
 
-class Seat:
-    """One life of an island, for a trainer's hooks to call."""
+class TrainerSession:
+    """One incarnation of an island, for a trainer's hooks to call."""
 
     def __init__(
         self,
         island: Island,
-        life: Life,
-        kept: Kept,
-        mark: StepCounterFile | None,
+        handle: IslandHandle,
+        subject: SavedSubject,
+        counter: StepCounterFile | None,
     ) -> None:
-        self.island, self._life, self._kept, self._mark = island, life, kept, mark
+        self.island, self._handle = island, handle
+        self._subject, self._counter = subject, counter
         self._shown = ExitStack()
         self.shows_anchor = self.has_left = False
 
     def ask_to_end_when(self, is_asked: Callable[[], bool]) -> None:
-        """Heed a trainer that handles SIGTERM itself."""
-        self._life.asks = is_asked
+        """Use the signal of a trainer that handles SIGTERM itself."""
+        self._handle.is_end_requested = is_asked
 
     def note_step(self) -> None:
-        """Say how far the island has come, for a next life to tell what is lost."""
-        if self._mark is not None:
-            self._mark.note(*self._kept.progress)
+        """Record the island's steps: the next incarnation reports lost work by them."""
+        if self._counter is not None:
+            self._counter.note(*self._subject.progress)
 
     def show_anchor(self) -> None:
         """Put the anchor into the model until `show_local`. Safe to repeat."""
@@ -101,58 +102,58 @@ class Seat:
 
     @contextmanager
     def part(self) -> Iterator[IslandComponent]:
-        """Give the island's part of a checkpoint, which stands still meanwhile.
+        """Yield the island's part of a checkpoint, which does not change meanwhile.
 
         The model must hold the local weights.
         """
         part = IslandComponent()
-        with self._kept.saving(is_exact=False) as saved:
+        with self._subject.saving(is_exact=False) as saved:
             part.tree = to_tree(saved) if saved else {}
             yield part
 
     def leave(self, error: BaseException | None = None) -> None:
         """Leave the run with the anchor in the model. Safe to repeat.
 
-        After an error the work since the last seal is not given away.
+        After an error the work since the last seal is not published.
         """
         if self.has_left:
             return
         anchor = self._anchor() if error is None else None
         self.show_local()
         self.has_left = True
-        if self._mark is not None:
-            self._mark.close()
-            self._mark = None
+        if self._counter is not None:
+            self._counter.close()
+            self._counter = None
         kind = None if error is None else type(error)
         self.island.__exit__(kind, error, None)
         if anchor is not None:
-            self._life.restore_local(anchor)
+            self._handle.restore_local(anchor)
 
     def _anchor(self) -> object:
-        """Return the anchor as the model holds it; what leaving needs stays local."""
+        """Return a copy of the anchor; the model has the local weights afterwards."""
         self.show_anchor()
-        anchor = self._life.keep_local()
+        anchor = self._handle.keep_local()
         self.show_local()
         return anchor
 
 
-def take_seat(
+def open_session(
     model: torch.nn.Module,
     optimizers: Optimizers,
     run: Run,
     *,
     island: str | None,
-    past: Past,
-) -> Seat:
+    past: SavedIncarnation,
+) -> TrainerSession:
     """Join a run for a trainer that has built, and perhaps restored, everything.
 
-    All ranks of a model in DDP or under FSDP2 call it alike. Afterwards the weights are
-    the run's, whatever a checkpoint had; `leave` must be called, also after errors.
+    All ranks of a model in DDP or under FSDP2 call it. Afterwards the weights are the
+    run's, not the checkpoint's; `leave` must be called, also after errors.
 
     Raises:
         ModelError, UsageError, RemoteError: as `atoll.torch.join`.
     """
-    past = _own(past, run, island)
+    past = _without_other_island(past, run, island)
 
     def check() -> None:
         require_values([model])
@@ -161,38 +162,40 @@ def take_seat(
     joined = _join_ranks(model, optimizers, run, island, past, check)
     if joined is None:
         joined = _join_alone(model, run, island, past, check)
-    life, modules, kept, host = joined
+    handle, modules, subject, host = joined
     try:
-        mark = _marked(host, past) if host is not None else None
+        counter = _step_counter(host, past) if host is not None else None
     except BaseException:
-        life.leave(depart=False, is_alone=True)
+        handle.leave(depart=False, is_alone=True)
         raise
-    seat = Seat(Island(life, modules, optimizers[-1], on_end="flag"), life, kept, mark)
-    seat.island.__enter__()
-    return seat
+    session = TrainerSession(
+        Island(handle, modules, optimizers[-1], on_end="flag"), handle, subject, counter
+    )
+    session.island.__enter__()
+    return session
 
 
 class _RankCounts:
-    """What a trainer's checkpoint holds of an island of several ranks: its counts.
+    """The counts of an island of several ranks, for a trainer's checkpoint.
 
-    A trainer may save on one rank alone, and what the others hold is not asked of them.
+    A trainer may save on one rank alone, so the parts of the others are not collected.
     """
 
-    def __init__(self, life: Life, *, is_leader: bool) -> None:
-        self._life, self._is_leader = life, is_leader
+    def __init__(self, handle: IslandHandle, *, is_leader: bool) -> None:
+        self._handle, self._is_leader = handle, is_leader
 
     @property
     def progress(self) -> tuple[int, int]:
         if self._is_leader:
-            return self._life.host.progress
-        return self._life.tally.inner_steps, self._life.tally.tokens
+            return self._handle.host.progress
+        return self._handle.tally.inner_steps, self._handle.tally.tokens
 
     @contextmanager
     def saving(self, *, is_exact: bool) -> Iterator[SavedIsland | None]:
         if not self._is_leader:
             yield None
             return
-        host, joined = self._life.host, self._life.host.joined
+        host, joined = self._handle.host, self._handle.host.joined
         yield SavedIsland(
             run=joined.run,
             island=joined.island,
@@ -209,19 +212,19 @@ class _RankCounts:
         )
 
 
-_Joined = tuple[Life, Sequence[torch.nn.Module], Kept, Host | None]
+_Joined = tuple[IslandHandle, Sequence[torch.nn.Module], SavedSubject, Host | None]
 
 
 def _join_alone(
     model: torch.nn.Module,
     run: Run,
     island: str | None,
-    past: Past,
+    past: SavedIncarnation,
     check: Callable[[], None],
 ) -> _Joined:
     check()
     host, view = enter_alone(model, run, island=island, keeping=past)
-    return Alone(host, view), [model], host, host
+    return SingleProcessHandle(host, view), [model], host, host
 
 
 def _join_ranks(
@@ -229,7 +232,7 @@ def _join_ranks(
     optimizers: Optimizers,
     run: Run,
     island: str | None,
-    past: Past,
+    past: SavedIncarnation,
     check: Callable[[], None],
 ) -> _Joined | None:
     """Join with all ranks of the model; None: this process trains alone."""
@@ -248,46 +251,48 @@ def _join_ranks(
     )
     if joined is None:
         return None
-    life, modules, _ = joined
+    handle, modules, _ = joined
     is_leader = torch.distributed.get_rank() == 0
     if not is_leader:
-        life.tally.inner_steps = int(life.metrics()["atoll/inner_steps"])
-    kept = _RankCounts(life, is_leader=is_leader)
-    return life, modules, kept, life.host if is_leader else None
+        handle.tally.inner_steps = int(handle.metrics()["atoll/inner_steps"])
+    counts = _RankCounts(handle, is_leader=is_leader)
+    return handle, modules, counts, handle.host if is_leader else None
 
 
-def _own(past: Past, run: Run, island: str | None) -> Past:
-    """Return the past without an island that is not this one.
+def _without_other_island(
+    past: SavedIncarnation, run: Run, island: str | None
+) -> SavedIncarnation:
+    """Return the past, without its island if that is not this one.
 
-    Its work belongs to that island, which goes on with it or has counted it.
+    Its work belongs to that island, which resumes it or has counted it.
     """
-    given = island
-    if given is None and not isinstance(run, MemoryRun) and run != "none":
-        given = island_from_environment()
+    name = island
+    if name is None and not isinstance(run, MemoryRun) and run != "none":
+        name = island_from_environment()
     saved = past.saved
-    if saved is None or given is None or saved.island == given:
+    if saved is None or name is None or saved.island == name:
         return past
     warnings.warn(
-        f"The checkpoint is of island {saved.island!r}, and this is {given!r}: its "
-        "work since the last round is left to that island. Give every island a "
-        "directory of its own.",
+        f"The checkpoint is of island {saved.island!r}, and this is {name!r}: its "
+        "work since the last round is left to that island. Give every island its own "
+        "directory.",
         AtollWarning,
         stacklevel=2,
     )
-    return Past(past.directory, None, is_resumed=past.is_resumed)
+    return SavedIncarnation(past.directory, None, is_resumed=past.is_resumed)
 
 
-def _marked(host: Host, past: Past) -> StepCounterFile:
-    """Say how the island goes on, and return where it says how far it has come."""
+def _step_counter(host: Host, past: SavedIncarnation) -> StepCounterFile:
+    """Report how the island resumes, and return the file of its step counter."""
     trained = StepCounterFile.read(past.directory)
     if host.resumed is not None:
-        # Where the data stands the trainer knows, and only from its checkpoint.
+        # Only the trainer knows the position of its data, from its checkpoint.
         is_ahead = host.resumed.counted[0] > host.resumed.saved[0]
         cursor = False if is_ahead and not host.has_ended else None
         report_resumed(host.joined, host.resumed, trained=trained, cursor=cursor)
     elif not past.is_resumed:
         warn_fresh_optimizer(host.joined, is_fresh=True, directory=past.directory)
     past.directory.mkdir(parents=True, exist_ok=True)
-    mark = StepCounterFile(past.directory)
-    mark.note(*host.progress)
-    return mark
+    counter = StepCounterFile(past.directory)
+    counter.note(*host.progress)
+    return counter

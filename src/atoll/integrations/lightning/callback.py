@@ -28,7 +28,7 @@ from atoll.integrations.data import (
 )
 from atoll.island.saved_state import SavedIsland, from_tree
 from atoll.torch import Island
-from atoll.torch.trainer_hooks import Past, Seat, take_seat
+from atoll.torch.trainer_hooks import SavedIncarnation, TrainerSession, open_session
 
 SAVED_ON_DEMAND = "island.ckpt"
 """The file of a save that the run requested, or that a signal or its end caused."""
@@ -74,7 +74,7 @@ class IslandCallback(Callback):
         self._run, self._name, self._shard = run, island, shard
         self._model = model
         self._tokens_of = tokens or tokens_of
-        self._seat: Seat | None = None
+        self._session: TrainerSession | None = None
         self._saved: SavedIsland | None = None
         self._is_resumed = self._wants_save = False
         self._last_state: dict[str, Any] = {}
@@ -83,7 +83,7 @@ class IslandCallback(Callback):
     @property
     def island(self) -> Island | None:
         """The island, once the training has begun."""
-        return None if self._seat is None else self._seat.island
+        return None if self._session is None else self._session.island
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the island of the checkpoint that the trainer resumes from."""
@@ -91,14 +91,14 @@ class IslandCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the island's state; after it left, its last one."""
-        seat = self._seat
-        if seat is None or seat.has_left:
+        session = self._session
+        if session is None or session.has_left:
             return self._last_state
-        is_shown = seat.shows_anchor
-        seat.show_local()
-        state = state_of(seat)
+        is_shown = session.shows_anchor
+        session.show_local()
+        state = state_of(session)
         if is_shown:
-            seat.show_anchor()
+            session.show_anchor()
         return state
 
     def on_load_checkpoint(
@@ -111,36 +111,40 @@ class IslandCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Save the run's weights instead of one island's."""
-        seat = self._seat
-        if seat is None or seat.has_left or "state_dict" not in checkpoint:
+        session = self._session
+        if session is None or session.has_left or "state_dict" not in checkpoint:
             return
-        is_shown = seat.shows_anchor
-        seat.show_anchor()
+        is_shown = session.shows_anchor
+        session.show_anchor()
         weights = trainer.strategy.lightning_module_state_dict()
         checkpoint["state_dict"] = {
             name: value.clone() if isinstance(value, torch.Tensor) else value
             for name, value in weights.items()
         }
         if not is_shown:
-            seat.show_local()
+            session.show_local()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Join, after the trainer has built and restored everything."""
         model = _model(trainer, pl_module, self._model)
-        if self._seat is not None:
-            self._seat.leave()
-        past = Past(Path(_directory(trainer)), self._saved, is_resumed=self._is_resumed)
+        if self._session is not None:
+            self._session.leave()
+        past = SavedIncarnation(
+            Path(_directory(trainer)), self._saved, is_resumed=self._is_resumed
+        )
         optimizers = list(trainer.optimizers)
-        seat = take_seat(model, optimizers, self._run, island=self._name, past=past)
-        self._seat, self._wants_save = seat, False
+        session = open_session(
+            model, optimizers, self._run, island=self._name, past=past
+        )
+        self._session, self._wants_save = session, False
         self._saved, self._is_resumed = None, False
         # Lightning handles SIGTERM, and the island polls Lightning for it.
-        seat.ask_to_end_when(lambda: trainer.received_sigterm)
-        seat.island.on_save(self._want_save)
-        if seat.island.ended:
+        session.ask_to_end_when(lambda: trainer.received_sigterm)
+        session.island.on_save(self._want_save)
+        if session.island.ended:
             _stop(trainer)
         elif self._shard:
-            self._deal(trainer, seat.island)
+            self._deal(trainer, session.island)
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -177,30 +181,30 @@ class IslandCallback(Callback):
         batch_idx: int,
     ) -> None:
         """Log, stop and save as the run requests."""
-        seat = self._seat
-        assert seat is not None
-        seat.note_step()
+        session = self._session
+        assert session is not None
+        session.note_step()
         if trainer.global_step % trainer.log_every_n_steps == 0:
             for logger in trainer.loggers:
-                logger.log_metrics(seat.island.metrics(), step=trainer.global_step)
+                logger.log_metrics(session.island.metrics(), step=trainer.global_step)
         # Of several ranks only some may have the signal: all of them save together.
         has_signal = trainer.received_sigterm and trainer.world_size == 1
-        if seat.island.should_stop:
+        if session.island.should_stop:
             _stop(trainer)
-        is_last = seat.island.ended and trainer.checkpoint_callback is not None
+        is_last = session.island.ended and trainer.checkpoint_callback is not None
         if self._wants_save or has_signal or is_last:
             self._wants_save = False
             trainer.save_checkpoint(Path(_directory(trainer)) / SAVED_ON_DEMAND)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Validate the run's weights."""
-        if self._seat is not None:
-            self._seat.show_anchor()
+        if self._session is not None:
+            self._session.show_anchor()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put the local weights back, to train."""
-        if self._seat is not None:
-            self._seat.show_local()
+        if self._session is not None:
+            self._session.show_local()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Leave; a later save holds the last state of the island."""
@@ -213,15 +217,15 @@ class IslandCallback(Callback):
         self._leave(exception)
 
     def _leave(self, error: BaseException | None = None) -> None:
-        seat = self._seat
-        if seat is None or seat.has_left:
+        session = self._session
+        if session is None or session.has_left:
             return
         try:
             # Permanently: showing the anchor again would be a collective call.
-            seat.show_local()
-            self._last_state = state_of(seat)
+            session.show_local()
+            self._last_state = state_of(session)
         finally:
-            seat.leave(error)
+            session.leave(error)
 
     def _deal(self, trainer: Trainer, island: Island) -> None:
         """Make the trainer's loaders read the rows of this rank only."""
@@ -282,9 +286,9 @@ def _size(loader: Any) -> int:
     return size
 
 
-def state_of(seat: Seat) -> dict[str, Any]:
+def state_of(session: TrainerSession) -> dict[str, Any]:
     """Return the island's state for a checkpoint file; the weights must be local."""
-    with seat.part() as part:
+    with session.part() as part:
         state = _as_tensors(part.tree)
     assert isinstance(state, dict)
     return state

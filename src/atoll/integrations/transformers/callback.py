@@ -45,7 +45,7 @@ from atoll.integrations.transformers.checkpoint import (
 from atoll.island.signals import Interrupted
 from atoll.torch import Island
 from atoll.torch.join import is_perhaps_spread
-from atoll.torch.trainer_hooks import Past, Seat, take_seat
+from atoll.torch.trainer_hooks import SavedIncarnation, TrainerSession, open_session
 
 _SHUFFLES = {SeedableRandomSampler: True, RandomSampler: True, SequentialSampler: False}
 
@@ -73,7 +73,7 @@ class IslandCallback(TrainerCallback):
         self._run, self._name, self._shard = run, island, shard
         self._first = _First(self)
         self._trainer: Trainer | None = None
-        self._seat: Seat | None = None
+        self._session: TrainerSession | None = None
         self._batches: Batches | None = None
         self._wants_save = self._is_over = False
         self._number = 0
@@ -81,7 +81,7 @@ class IslandCallback(TrainerCallback):
     @property
     def island(self) -> Island | None:
         """The island, once the training has begun."""
-        return None if self._seat is None else self._seat.island
+        return None if self._session is None else self._session.island
 
     def attach(self, trainer: Trainer) -> None:
         """Train `trainer` as the island. Call this before `trainer.train()`.
@@ -102,16 +102,16 @@ class IslandCallback(TrainerCallback):
         call this; a process that exits leaves by itself. Work since the last seal is
         not published: an error may have spoilt it.
         """
-        seat = self._seat
-        if seat is not None and not seat.has_left:
+        session = self._session
+        if session is not None and not session.has_left:
             kind = Interrupted if self._is_asked_to_end() else UsageError
-            seat.leave(error or kind("The training was broken off."))
+            session.leave(error or kind("The training was broken off."))
         self._stop_counting()
 
     def train_on(self) -> None:
         """Put the local weights back into the model, if it was evaluated or saved."""
-        if self._seat is not None:
-            self._seat.show_local()
+        if self._session is not None:
+            self._session.show_local()
 
     def on_train_begin(
         self,
@@ -129,36 +129,36 @@ class IslandCallback(TrainerCallback):
         trainer, directory = self._attached(state), Path(args.output_dir)
         _require_together(trainer, self._run)
         self.leave()
-        past = Past(
+        past = SavedIncarnation(
             directory, find_part(state, directory), is_resumed=state.global_step > 0
         )
         self._number = last_number(directory)
-        seat = take_seat(
+        session = open_session(
             trainer.model_wrapped,
             [_unwrapped(trainer.optimizer)],
             self._run,
             island=self._name,
             past=past,
         )
-        self._seat = seat
+        self._session = session
         atexit.register(self._leave_at_exit)
         try:
-            self._begin(trainer, seat)
+            self._begin(trainer, session)
         except BaseException as exc:
             self.leave(exc)
             raise
         if args.eval_on_start:
-            seat.show_anchor()
+            session.show_anchor()
 
     def on_pre_optimizer_step(
         self, *args: Any, optimizer: torch.optim.Optimizer, **kwargs: Any
     ) -> None:
         """Report the tokens and the loss of the coming inner step."""
-        assert self._seat is not None
+        assert self._session is not None
         assert self._batches is not None
         tokens, loss = self._batches.pop()
         if not self._is_over:
-            self._seat.island.report(tokens=tokens, loss=loss)
+            self._session.island.report(tokens=tokens, loss=loss)
             return
         # The trainer makes a step before it looks whether it is to stop. An optimizer
         # does nothing to a parameter without a gradient.
@@ -174,14 +174,14 @@ class IslandCallback(TrainerCallback):
         **kwargs: Any,
     ) -> TrainerControl:
         """Stop, save and evaluate as the run requests, and as the trainer would."""
-        assert self._seat is not None
+        assert self._session is not None
         if self._is_over:
             state.global_step -= 1
             _clear_requests(control)
             control.should_training_stop = True
             return control
-        self._seat.note_step()
-        island = self._seat.island
+        self._session.note_step()
+        island = self._session.island
         control.should_save |= self._wants_save
         if island.should_stop:
             control.should_training_stop = True
@@ -207,8 +207,8 @@ class IslandCallback(TrainerCallback):
 
     def on_evaluate(self, *args: Any, **kwargs: Any) -> None:
         """Warn if the evaluated weights were not the anchor."""
-        seat = self._seat
-        if seat is not None and not seat.has_left and not seat.shows_anchor:
+        session = self._session
+        if session is not None and not session.has_left and not session.shows_anchor:
             warnings.warn(
                 "The local weights of one island were evaluated, not the anchor. "
                 "Evaluate by eval_strategy, or by a callback's should_evaluate.",
@@ -224,12 +224,12 @@ class IslandCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Add the island to the trainer's checkpoint."""
-        if self._seat is None or self._seat.has_left:
+        if self._session is None or self._session.has_left:
             return
         self.train_on()
         self._number += 1
         save_part(
-            self._seat,
+            self._session,
             _path(args, state),
             state,
             number=self._number,
@@ -255,27 +255,27 @@ class IslandCallback(TrainerCallback):
             )
         return self._trainer
 
-    def _begin(self, trainer: Trainer, seat: Seat) -> None:
+    def _begin(self, trainer: Trainer, session: TrainerSession) -> None:
         model, args = trainer.model, trainer.args
         assert isinstance(model, torch.nn.Module)
         scale = args.world_size if args.average_tokens_across_devices else 1
-        self._wants_save, self._is_over = False, seat.island.ended
+        self._wants_save, self._is_over = False, session.island.ended
         self._batches = Batches(model, scale=scale, is_over=self._is_over)
-        seat.island.on_save(self._want_save)
+        session.island.on_save(self._want_save)
         _arrange(trainer, self._first, self)
         if self._shard and not self._is_over:
-            _deal(trainer.callback_handler.train_dataloader, seat.island)
+            _deal(trainer.callback_handler.train_dataloader, session.island)
 
     def _prepare_weights(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl
     ) -> None:
         """Put the anchor into the model if the trainer is to evaluate or to save."""
-        seat = self._seat
-        if seat is None or not (control.should_evaluate or control.should_save):
+        session = self._session
+        if session is None or not (control.should_evaluate or control.should_save):
             return
         if args.process_index == 0 and control.should_save:
             forget_part(_path(args, state))
-        seat.show_anchor()
+        session.show_anchor()
 
     def _want_save(self) -> None:
         self._wants_save = True
@@ -285,8 +285,8 @@ class IslandCallback(TrainerCallback):
         return island is not None and island.should_stop and not island.ended
 
     def _finish(self) -> None:
-        if self._seat is not None:
-            self._seat.leave()
+        if self._session is not None:
+            self._session.leave()
         self._stop_counting()
 
     def _leave_at_exit(self) -> None:

@@ -24,7 +24,7 @@ from atoll import checkpoint
 from atoll.errors import AtollWarning, CorruptError
 from atoll.island.checkpoints import IslandComponent
 from atoll.island.saved_state import SavedIsland
-from atoll.torch.trainer_hooks import Seat
+from atoll.torch.trainer_hooks import TrainerSession
 
 PART = "island"
 STATE = "trainer_state.json"
@@ -65,7 +65,12 @@ def forget_part(path: Path) -> None:
 
 
 def save_part(
-    seat: Seat, path: Path, state: TrainerState, *, number: int, is_leader: bool
+    session: TrainerSession,
+    path: Path,
+    state: TrainerState,
+    *,
+    number: int,
+    is_leader: bool,
 ) -> None:
     """Finish a checkpoint that the trainer has written; all ranks call it."""
     token = secrets.token_hex(16)
@@ -82,7 +87,7 @@ def save_part(
         "num_files": count,
         "size_bytes": size_bytes,
     }
-    with seat.part() as part:
+    with session.part() as part:
         checkpoint.save(
             path / PART, {PART: part}, components=[PART], metadata=metadata, keep=1
         )

@@ -1,6 +1,6 @@
 """Owns how the ranks of one island act as one. Does not know how updates travel.
 
-Start reading at `join.form`, then `leader` and `follower`; `parts` has the work.
+Start reading at `join.form`, then `leader` and `follower`; `fragments` has the work.
 """
 
 from atoll.torch.ranks.join import join_ranks

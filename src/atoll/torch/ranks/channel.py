@@ -1,15 +1,15 @@
-"""Channels among the ranks of an island, over a gloo group of their own.
+"""Channels among the ranks of an island, each over a separate gloo group.
 
 One thread of each rank uses a channel at a time. Messages are JSON: nothing in them is
-executed. A rank that ends closes its sockets, so its peers notice at once; a rank that
-hangs is given up after the channel's timeout. An error has the same kind and the same
-message on every rank.
+executed. A rank that ends closes its sockets, so its peers notice immediately; a rank
+that hangs is given up after the channel's timeout. An error has the same kind and the
+same message on every rank.
 
-The leader uses two channels. On one, the training threads meet: a *gathering* begins
-when every rank has come to the same call, and ends with the leader's result, or with
+The leader uses two channels. On one, the training threads make *collective calls*: a
+call begins when every rank has entered it, and ends with the leader's result, or with
 its error, on all of them. On the other, the background threads work: one order at a
-time, and every rank answers. During a gathering, and between orders, the leader sends
-keepalives: it may wait for the run without limit, and no channel times out.
+time, and every rank answers. During a collective call, and between orders, the leader
+sends keepalives: it may wait for the run without limit, and no channel times out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEADER = 0
 
 Message = dict[str, Any]
 
-_TALK, _VECTOR = 1, 2
+_MESSAGE_TAG, _VECTOR_TAG = 1, 2
 _HEAD_BYTES = 1024
 """A message that fits is one send, its length before it."""
 
@@ -42,8 +42,8 @@ _LENGTH_BYTES = 8
 _MAX_BYTES = 2**30
 
 
-class Line:
-    """How one rank of an island talks to the others; ranks are the island's own."""
+class RankChannel:
+    """One rank's connection to the others of its island; ranks count in the island."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -55,87 +55,87 @@ class Line:
 
     @property
     def others(self) -> list[int]:
-        """All ranks but this one."""
+        """All ranks except this one."""
         return [rank for rank in range(self.size) if rank != self.rank]
 
-    def say(self, to: int, message: Message) -> None:
-        """Send a message; the other rank has to be listening, or to come to it."""
-        said = json.dumps(message).encode()
+    def send_message(self, to: int, message: Message) -> None:
+        """Send a message to a rank, which has to receive it."""
+        data = json.dumps(message).encode()
         head = np.zeros(_HEAD_BYTES, np.uint8)
-        fits = min(len(said), _HEAD_BYTES - _LENGTH_BYTES)
-        head[:_LENGTH_BYTES].view(np.int64)[0] = len(said)
+        fits = min(len(data), _HEAD_BYTES - _LENGTH_BYTES)
+        head[:_LENGTH_BYTES].view(np.int64)[0] = len(data)
         head[_LENGTH_BYTES : _LENGTH_BYTES + fits] = np.frombuffer(
-            said[:fits], np.uint8
+            data[:fits], np.uint8
         )
-        self._send(to, head, _TALK)
-        if len(said) > fits:
-            self._send(to, np.frombuffer(said[fits:], np.uint8).copy(), _TALK)
+        self._send(to, head, _MESSAGE_TAG)
+        if len(data) > fits:
+            self._send(to, np.frombuffer(data[fits:], np.uint8).copy(), _MESSAGE_TAG)
 
-    def tell(self, message: Message) -> None:
+    def send_to_all(self, message: Message) -> None:
         """Send a message to all others."""
         for rank in self.others:
-            self.say(rank, message)
+            self.send_message(rank, message)
 
-    def hear(self, source: int, *, within_s: float | None = None) -> Message:
+    def receive_message(self, source: int, *, within_s: float | None = None) -> Message:
         """Return the next message of a rank.
 
         Raises:
-            RemoteError: it has ended, or has said nothing for the line's timeout.
+            RemoteError: it has ended, or has sent nothing for the channel's timeout.
         """
         head = np.empty(_HEAD_BYTES, np.uint8)
-        self._receive(source, head, _TALK, within_s=within_s)
+        self._receive(source, head, _MESSAGE_TAG, within_s=within_s)
         length = int(head[:_LENGTH_BYTES].view(np.int64)[0])
-        said = head[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes()
+        data = head[_LENGTH_BYTES : _LENGTH_BYTES + length].tobytes()
         if not 0 <= length <= _MAX_BYTES:
             raise RemoteError(f"Rank {source} of this island sent {length} bytes.")
-        if length > len(said):
-            rest = np.empty(length - len(said), np.uint8)
-            self._receive(source, rest, _TALK)
-            said += rest.tobytes()
-        message: Message = json.loads(said)
+        if length > len(data):
+            rest = np.empty(length - len(data), np.uint8)
+            self._receive(source, rest, _MESSAGE_TAG)
+            data += rest.tobytes()
+        message: Message = json.loads(data)
         return message
 
-    def put(self, to: int, values: np.ndarray) -> None:
+    def send_vector(self, to: int, values: np.ndarray) -> None:
         """Send a vector whose length the other rank knows."""
-        self._send(to, values, _VECTOR)
+        self._send(to, values, _VECTOR_TAG)
 
-    def get(self, source: int, out: np.ndarray) -> None:
+    def receive_vector(self, source: int, out: np.ndarray) -> None:
         """Receive a vector."""
-        self._receive(source, out, _VECTOR)
+        self._receive(source, out, _VECTOR_TAG)
 
-    def swap(
+    def exchange_vectors(
         self,
         outgoing: Sequence[tuple[int, np.ndarray]],
         incoming: Sequence[tuple[int, np.ndarray]],
     ) -> None:
-        """Send vectors to some ranks and receive some from others, all at once."""
-        with self._answering("another rank"):
+        """Send vectors to some ranks while receiving others from some."""
+        with self._translated_errors("another rank"):
             works = [
-                self._group.recv([torch.from_numpy(out)], rank, _VECTOR)
+                self._group.recv([torch.from_numpy(out)], rank, _VECTOR_TAG)
                 for rank, out in incoming
             ]
             works += [
-                self._group.send([torch.from_numpy(values)], rank, _VECTOR)
+                self._group.send([torch.from_numpy(values)], rank, _VECTOR_TAG)
                 for rank, values in outgoing
             ]
             for work in works:
                 work.wait()
 
-    def spread(self, values: np.ndarray) -> None:
-        """Make the leader's vector everybody's."""
+    def broadcast_vector(self, values: np.ndarray) -> None:
+        """Overwrite `values` on all ranks with the leader's."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = LEADER, 0
-        with self._answering("a rank"):
+        with self._translated_errors("a rank"):
             self._group.broadcast([torch.from_numpy(values)], options).wait()
 
     def _send(self, to: int, values: np.ndarray, tag: int) -> None:
-        with self._answering(f"rank {to}"):
+        with self._translated_errors(f"rank {to}"):
             self._group.send([torch.from_numpy(values)], to, tag).wait()
 
     def _receive(
         self, source: int, out: np.ndarray, tag: int, *, within_s: float | None = None
     ) -> None:
-        with self._answering(f"rank {source}"):
+        with self._translated_errors(f"rank {source}"):
             work = self._group.recv([torch.from_numpy(out)], source, tag)
             if within_s is None:
                 work.wait()
@@ -143,26 +143,28 @@ class Line:
                 work.wait(timedelta(seconds=within_s))
 
     @contextmanager
-    def _answering(self, who: str) -> Iterator[None]:
+    def _translated_errors(self, peer: str) -> Iterator[None]:
         try:
             yield
         except RuntimeError as exc:
             fact = str(exc).partition("] ")[2] or str(exc)
             raise RemoteError(
-                f"{who[0].upper()}{who[1:]} of this island, of {self.size}, does not "
+                f"{peer[0].upper()}{peer[1:]} of this island, of {self.size}, does not "
                 f"answer rank {self.rank}: {fact.partition('. ')[0]}. Start all ranks "
-                "of the island again; the log of the one that ended says why."
+                "of the island again; the log of the one that ended has the reason."
             ) from exc
 
 
-def open_lines(ranks: Sequence[int], timeout: timedelta, count: int) -> list[Line]:
-    """Return lines among some ranks of the world. All of them call this, at a time.
+def open_channels(
+    ranks: Sequence[int], timeout: timedelta, count: int
+) -> list[RankChannel]:
+    """Return channels among some ranks of the world. All of them call this together.
 
     They stay open until torch.distributed is left: the next group of the same ranks
-    would be given the name of one that was closed, and look for it where that was.
+    would get the name of one that was closed, and connect to its old addresses.
     """
     return [
-        Line(
+        RankChannel(
             dist.new_group(
                 list(ranks),
                 backend="gloo",
@@ -177,141 +179,148 @@ def open_lines(ranks: Sequence[int], timeout: timedelta, count: int) -> list[Lin
 T = TypeVar("T")
 
 
-class Gatherings:
-    """The line on which all threads that train meet, as the leader sees it."""
+class CollectiveCalls:
+    """The collective calls of all training threads, at the leader."""
 
-    def __init__(self, line: Line, conclusion: Callable[[], Message]) -> None:
-        self.line, self._conclusion = line, conclusion
+    def __init__(self, channel: RankChannel, conclusion: Callable[[], Message]) -> None:
+        self.channel, self._conclusion = channel, conclusion
         self._lock = threading.Lock()
         self._is_open = False
-        self.given = 0
-        """Orders so far: what works behind may have to come after them."""
+        self.num_orders = 0
+        """Orders so far: background orders may have to wait for them."""
 
     @contextmanager
-    def gathering(
+    def collective_call(
         self, call: str, steps: int, *, within_s: float | None = None
     ) -> Iterator[list[Message]]:
-        """Wait for all ranks to come to a call; let them go with what it came to.
+        """Wait for all ranks to enter a call; release them with its result.
 
-        Yields what each of the others says of itself.
+        Yields the message of each of the others.
 
         Raises:
-            UsageError: a rank has come to another call, or after another step.
-            RemoteError: a rank is gone.
+            UsageError: a rank has entered another call, or after another step.
+            RemoteError: a rank has ended.
         """
         try:
-            came = [self.line.hear(r, within_s=within_s) for r in self.line.others]
+            messages = [
+                self.channel.receive_message(r, within_s=within_s)
+                for r in self.channel.others
+            ]
             self._is_open = True
-            self._require_same(came, call, steps)
-            yield came
+            self._require_same(messages, call, steps)
+            yield messages
             self._close()
         except BaseException as exc:
-            self._dismiss({"do": "fail", **to_message(exc, LEADER)})
+            self._release({"do": "fail", **to_message(exc, LEADER)})
             raise
-        self._dismiss({"do": "resume", **self._conclusion()})
+        self._release({"do": "resume", **self._conclusion()})
 
     def order(self, order: Message) -> None:
-        """Let every rank that has come do something; this one does it afterwards."""
+        """Send an order to every rank in the call; this one executes it afterwards."""
         with self._lock:
-            self.line.tell(order)
-            self.given += 1
+            self.channel.send_to_all(order)
+            self.num_orders += 1
 
-    def say_alive(self) -> None:
-        """Tell those who wait for the leader that it is there."""
+    def send_keepalive(self) -> None:
+        """Send a keepalive to the ranks that wait in a call."""
         with self._lock:
             if self._is_open:
-                self.line.tell({"do": "wait"})
+                self.channel.send_to_all({"do": "wait"})
 
-    def _require_same(self, came: list[Message], call: str, steps: int) -> None:
-        for rank, said in zip(self.line.others, came, strict=True):
-            if (said["call"], said["steps"]) != (call, steps):
+    def _require_same(self, messages: list[Message], call: str, steps: int) -> None:
+        for rank, message in zip(self.channel.others, messages, strict=True):
+            if (message["call"], message["steps"]) != (call, steps):
                 raise UsageError(
-                    f"Rank {rank} of this island came to {said['call']} after "
-                    f"{said['steps']} inner steps, and rank {LEADER} to {call} after "
-                    f"{steps}. All ranks make the same calls after the same steps."
+                    f"Rank {rank} of this island came to {message['call']} after "
+                    f"{message['steps']} inner steps, and rank {LEADER} to {call} "
+                    f"after {steps}. All ranks make the same calls after the same "
+                    "steps."
                 )
 
     def _close(self) -> None:
         with self._lock:
-            self.line.tell({"do": "close"})
-        for rank in self.line.others:
-            said = self.line.hear(rank)
-            if "error" in said:
-                raise from_message(said)
+            self.channel.send_to_all({"do": "close"})
+        for rank in self.channel.others:
+            reply = self.channel.receive_message(rank)
+            if "error" in reply:
+                raise from_message(reply)
 
-    def _dismiss(self, message: Message) -> None:
+    def _release(self, message: Message) -> None:
         with self._lock:
             self._is_open = False
-            for rank in self.line.others:
-                with suppress(RemoteError):  # whoever is gone needs no telling
-                    self.line.say(rank, message)
+            for rank in self.channel.others:
+                with suppress(RemoteError):  # a rank that has ended needs no message
+                    self.channel.send_message(rank, message)
 
 
-class Background:
-    """The line on which ranks work behind their training, as the leader sees it."""
+class BackgroundOrders:
+    """Orders to the background threads of all ranks, at the leader."""
 
-    def __init__(self, line: Line, given: Callable[[], int]) -> None:
-        self.line, self._given = line, given
+    def __init__(self, channel: RankChannel, num_orders: Callable[[], int]) -> None:
+        self.channel, self._num_orders = channel, num_orders
         self._lock = threading.Lock()
 
-    def do(self, order: Message, act: Callable[[], T]) -> tuple[T, list[Message]]:
-        """Let all ranks obey an order, this one by `act`; return their answers too.
+    def execute(self, order: Message, act: Callable[[], T]) -> tuple[T, list[Message]]:
+        """Execute an order on all ranks, here by `act`; return their answers too.
 
         Raises:
-            Exception: what went wrong, here or at another rank. All have finished.
+            Exception: of this rank or of another. All have finished.
         """
         with self._lock:
-            return self._do(order, act)
+            return self._execute(order, act)
 
-    def _do(self, order: Message, act: Callable[[], T]) -> tuple[T, list[Message]]:
-        self.line.tell({"after": self._given(), **order})
-        failing = Failing()
+    def _execute(self, order: Message, act: Callable[[], T]) -> tuple[T, list[Message]]:
+        self.channel.send_to_all({"after": self._num_orders(), **order})
+        first_error = FirstError()
         results: list[T] = []
-        failing.attempt(lambda: results.append(act()))
-        if isinstance(failing.error, RemoteError):
-            raise failing.error  # the line is broken: nobody answers on it
-        answers = [self.line.hear(rank) for rank in self.line.others]
-        failing.finish()
-        for said in answers:
-            if "error" in said:
-                raise from_message(said)
+        first_error.attempt(lambda: results.append(act()))
+        if isinstance(first_error.error, RemoteError):
+            raise first_error.error  # the channel is broken: no rank answers on it
+        answers = [self.channel.receive_message(rank) for rank in self.channel.others]
+        first_error.finish()
+        for answer in answers:
+            if "error" in answer:
+                raise from_message(answer)
         return results[0], answers
 
-    def ask(self, order: Message) -> list[Message]:
-        """Let all others obey an order, and return their answers."""
-        return self.do(order, lambda: None)[1]
+    def request(self, order: Message) -> list[Message]:
+        """Execute an order on all other ranks, and return their answers."""
+        return self.execute(order, lambda: None)[1]
 
-    def ask_if_idle(self, order: Message) -> list[Message] | None:
-        """Ask, unless an order is being obeyed: that is a sign of life, too."""
+    def request_if_idle(self, order: Message) -> list[Message] | None:
+        """Send an order and return the answers; None while another order is executed.
+
+        An order in progress shows that the ranks are alive, too.
+        """
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            return self._do(order, lambda: None)[1]
+            return self._execute(order, lambda: None)[1]
         finally:
             self._lock.release()
 
-    def dismiss(self, *orders: Message) -> None:
-        """Tell all others what has no answer, whoever of them is still there."""
+    def notify(self, *orders: Message) -> None:
+        """Send orders without an answer to all ranks that have not ended."""
         with self._lock:
-            for rank in self.line.others:
-                with suppress(RemoteError):  # whoever is gone needs no telling
+            for rank in self.channel.others:
+                with suppress(RemoteError):  # a rank that has ended needs no message
                     for order in orders:
-                        self.line.say(rank, order)
+                        self.channel.send_message(rank, order)
 
 
-_BY_KIND = {each.kind: each for each in FAILURES}
-_BY_CODE = {each.code: each for each in FAILURES}
+_BY_KIND = {failure.kind: failure for failure in FAILURES}
+_BY_CODE = {failure.code: failure for failure in FAILURES}
 _EXIT, _INTERRUPTED = "exit", "interrupted"
 
 
 def to_message(error: BaseException, rank: int) -> Message:
-    """Return what other ranks are told of an error that rank `rank` has met."""
+    """Return the message to other ranks about an error of rank `rank`."""
     failure = _BY_KIND.get(type(error)) if isinstance(error, Exception) else None
     if failure is not None:
-        said = {"error": failure.code, "message": str(error)}
+        fields = {"error": failure.code, "message": str(error)}
         if failure.extra:
-            said[failure.extra] = vars(error)[failure.extra]
-        return said
+            fields[failure.extra] = vars(error)[failure.extra]
+        return fields
     if isinstance(error, SystemExit):
         return {"error": _EXIT, "message": str(error.code or 0)}
     if not isinstance(error, Exception):
@@ -320,9 +329,9 @@ def to_message(error: BaseException, rank: int) -> Message:
     return {"error": "remote", "message": message}
 
 
-def from_message(said: Message) -> BaseException:
-    """Return the error that another rank has met."""
-    code, message = said["error"], said["message"]
+def from_message(fields: Message) -> BaseException:
+    """Return the error of another rank."""
+    code, message = fields["error"], fields["message"]
     if code == _EXIT:
         return SystemExit(int(message))
     if code == _INTERRUPTED:
@@ -330,25 +339,25 @@ def from_message(said: Message) -> BaseException:
     failure = _BY_CODE.get(code)
     if failure is None:
         return RemoteError(message)
-    extra = {failure.extra: said[failure.extra]} if failure.extra else {}
+    extra = {failure.extra: fields[failure.extra]} if failure.extra else {}
     return failure.kind(message, **extra)
 
 
 @dataclass
-class Failing:
-    """The first thing that went wrong here, while the others go on."""
+class FirstError:
+    """The first error of this rank, kept until the others have finished."""
 
     error: Exception | None = None
 
     def attempt(self, work: Callable[[], object]) -> None:
-        """Do something that nobody else waits for, unless something has failed."""
+        """Call `work`, which no other rank waits for, unless an error is stored."""
         if self.error is None:
             try:
                 work()
-            except Exception as exc:  # the leader tells everybody at the end
+            except Exception as exc:  # the leader sends it to all ranks at the end
                 self.error = exc
 
     def finish(self) -> None:
-        """Raise what went wrong, if anything did."""
+        """Raise the stored error, if there is one."""
         if self.error is not None:
             raise self.error

@@ -4,8 +4,8 @@ All ranks call `form`. They exchange descriptions of their tensors, agree that t
 make a model, and the leader joins the run for all of them. An error of any rank is
 raised on every rank.
 
-Each rank saves its own parts: of the island's vectors its elements, and on the leader
-also their descriptions.
+Each rank saves its elements of the island's vectors; the leader also saves their
+descriptions.
 """
 
 from __future__ import annotations
@@ -35,22 +35,28 @@ from atoll.protocol import ModelSpec
 from atoll.settings import RunSettings
 from atoll.torch.checkpoint import WorldRanks
 from atoll.torch.from_run import bundle_of
-from atoll.torch.host import Life, Optimizers
+from atoll.torch.host import IslandHandle, Optimizers
 from atoll.torch.model import Stage
 from atoll.torch.ranks.channel import (
     LEADER,
-    Line,
     Message,
+    RankChannel,
     from_message,
-    open_lines,
+    open_channels,
     to_message,
 )
-from atoll.torch.ranks.follower import Follower
-from atoll.torch.ranks.leader import Leader
-from atoll.torch.ranks.ownership import Holding, Shares, Shelves, Table, model_of
-from atoll.torch.ranks.parallelism import Team, team_of
-from atoll.torch.ranks.parts import Parts
-from atoll.torch.ranks.sharded_memory import Spread
+from atoll.torch.ranks.follower import FollowerRank
+from atoll.torch.ranks.fragments import RankFragments
+from atoll.torch.ranks.leader import LeaderRank
+from atoll.torch.ranks.ownership import (
+    HeldTensor,
+    Ownership,
+    RankTensors,
+    Table,
+    model_of,
+)
+from atoll.torch.ranks.parallelism import RankGroup, rank_group_of
+from atoll.torch.ranks.sharded_memory import ShardedMemory
 from atoll.torch.ranks.view import RankConstants, RankView, give, with_digests
 from atoll.weights import lay_out, terms_of
 
@@ -64,204 +70,216 @@ def join_ranks(
     check: Callable[[], None],
     optimizer: Optimizers,
     past: EarlierIncarnation | None = None,
-) -> tuple[Life, list[torch.nn.Module], IslandCheckpoints | None] | None:
-    """Return this rank's life, modules and checkpoints; None: it trains alone.
+) -> tuple[IslandHandle, list[torch.nn.Module], IslandCheckpoints | None] | None:
+    """Return this rank's handle, modules and checkpoints; None: it trains alone.
 
-    What `check` raises on one rank, all of them raise. `past` is what somebody else's
-    checkpoint knows of the island, in the place of `checkpoint`.
+    An error of `check` on one rank is raised on all. `past` is the island of a
+    checkpoint that a trainer has written, instead of `checkpoint`.
 
     Raises:
-        AtollError: what joining raises, the same on every rank.
+        AtollError: the errors of joining, the same on every rank.
     """
-    team = team_of(model)
-    if team is None:
+    rank_group = rank_group_of(model)
+    if rank_group is None:
         return None
-    keeping = keeping_of_ranks(checkpoint, team, optimizer, run)
+    keeping = keeping_of_ranks(checkpoint, rank_group, optimizer, run)
 
     def enter(
-        view: RankView, spec: ModelSpec, memory: Spread, constants: RankConstants
+        view: RankView, spec: ModelSpec, memory: ShardedMemory, constants: RankConstants
     ) -> Host:
-        known = keeping if keeping is not None else past
+        earlier = keeping if keeping is not None else past
         host = join_run(
             run,
             view,
             spec,
             island=island,
             memory=memory,
-            keeping=known,
+            keeping=earlier,
             constants=constants,
-            bundle=bundle_of([stage.module for stage in team.stages]),
+            bundle=bundle_of([stage.module for stage in rank_group.stages]),
         )
-        if known is None:
+        if earlier is None:
             warn_fresh_optimizer(host.joined, is_fresh=True)
         return host
 
     saved = keeping.saved.fragments if keeping and keeping.saved else ()
     returns = keeping is not None and keeping.is_exact
-    life = form(team, enter, check, saved=saved, returns=returns)
+    handle = form(rank_group, enter, check, saved=saved, returns=returns)
     if keeping is not None:
-        go_on(keeping, life)
-    return life, [stage.module for stage in team.stages], keeping
+        begin_checkpoints(keeping, handle)
+    return handle, [stage.module for stage in rank_group.stages], keeping
 
 
-Enter = Callable[[RankView, ModelSpec, Spread, RankConstants], Host]
+Enter = Callable[[RankView, ModelSpec, ShardedMemory, RankConstants], Host]
 """Joins the run, at the leader."""
 
 
 def form(
-    team: Team,
+    rank_group: RankGroup,
     enter: Enter,
     check: Callable[[], None] = lambda: None,
     *,
     saved: Sequence[SavedFragment] = (),
     returns: bool = False,
-) -> Leader | Follower:
-    """Return this rank's life in the island that the team's ranks make.
+) -> LeaderRank | FollowerRank:
+    """Return this rank's handle of the island that the group forms.
 
-    `check` is what each rank does first: whatever one of them raises, all do. `saved`
-    are this rank's parts of a checkpoint; `returns` is whether rounds wait for the
-    next life of an island that is broken off.
+    Each rank calls `check` first: all raise the error of any. `saved` are this rank's
+    parts of a checkpoint; `returns` is whether rounds wait for the next incarnation of
+    an island that was interrupted.
 
     Raises:
         AtollError: the same on every rank.
     """
-    orders, works = open_lines(team.ranks, team.timeout, 2)
-    shelves, told = _described(team, orders.rank, check)
-    table, data_ranks, stages = _agreed(orders, told)
-    assert shelves is not None, "else everybody has raised what is wrong here"
-    spec = with_digests(orders, table, shelves, model_of(table, stages=stages))
-    view = RankView(shelves, orders)
+    orders, works = open_channels(rank_group.ranks, rank_group.timeout, 2)
+    rank_tensors, message = _described(rank_group, orders.rank, check)
+    table, data_ranks, stages = _agreed(orders, message)
+    assert rank_tensors is not None, "else all ranks have raised this rank's error"
+    spec = with_digests(orders, table, rank_tensors, model_of(table, stages=stages))
+    view = RankView(rank_tensors, orders)
 
-    def parts_of(settings: RunSettings) -> Parts:
+    def make_fragments(settings: RunSettings) -> RankFragments:
         layout = lay_out(spec, settings)
-        shares = Shares(table, layout)
-        view.share(shares)
+        ownership = Ownership(table, layout)
+        view.set_ownership(ownership)
         terms = [terms_of(fragment, settings) for fragment in layout]
-        return Parts(view, orders.rank, shares, terms)
+        return RankFragments(view, orders.rank, ownership, terms)
 
-    specs = {each.name: each for each in spec.tensors}
+    specs = {tensor.name: tensor for tensor in spec.tensors}
 
     def give_constant(name: str) -> None:
-        give(orders, table, shelves, specs[name])
+        give(orders, table, rank_tensors, specs[name])
 
-    known: dict[str, Any] = {
-        "timeout_s": team.timeout.total_seconds(),
+    common: dict[str, Any] = {
+        "timeout_s": rank_group.timeout.total_seconds(),
         "data_ranks": data_ranks,
     }
     if not orders.is_leader:
-        follower = Follower(
-            orders, works, view, parts_of, give_constant, saved=saved, **known
+        follower = FollowerRank(
+            orders, works, view, make_fragments, give_constant, saved=saved, **common
         )
         follower.join()
         return follower
-    leader = Leader(orders, works, view, parts_of, returns=returns, **known)
-    constants = RankConstants(orders, table, shelves, leader.order)
+    leader = LeaderRank(orders, works, view, make_fragments, returns=returns, **common)
+    constants = RankConstants(orders, table, rank_tensors, leader.order)
     leader.join(lambda: enter(view, spec, leader.memory, constants))
     return leader
 
 
 def _described(
-    team: Team, rank: int, check: Callable[[], None]
-) -> tuple[Shelves | None, Message]:
-    """Return what this rank holds, and what it tells the others of it, or its error."""
+    rank_group: RankGroup, rank: int, check: Callable[[], None]
+) -> tuple[RankTensors | None, Message]:
+    """Return this rank's tensors and their description, or None and its error."""
     try:
         check()
-        shelves = Shelves(team)
+        rank_tensors = RankTensors(rank_group)
     except AtollError as exc:
         return None, to_message(exc, rank)
-    counts = {stage.num_stages for stage in team.stages}
-    return shelves, {
+    counts = {stage.num_stages for stage in rank_group.stages}
+    return rank_tensors, {
         "stages": sorted(counts),
-        "has_own_data": team.has_own_data,
-        "holdings": [each.to_message() for each in shelves.holdings],
+        "has_own_data": rank_group.has_own_data,
+        "holdings": [
+            held_tensor.to_message() for held_tensor in rank_tensors.held_tensors
+        ],
     }
 
 
-def _agreed(line: Line, told: Message) -> tuple[Table, list[bool], int]:
-    """Return what all ranks hold, who has data of its own, and how many stages."""
-    said = _everybody(line, told)
-    for each in said:
-        if "error" in each:
-            raise from_message(each)
-    counts = sorted({count for each in said for count in each["stages"]})
+def _agreed(channel: RankChannel, message: Message) -> tuple[Table, list[bool], int]:
+    """Return the tensors of all ranks, which have their own data, and the stages."""
+    messages = _all_gather(channel, message)
+    for received in messages:
+        if "error" in received:
+            raise from_message(received)
+    counts = sorted({count for received in messages for count in received["stages"]})
     if len(counts) != 1:
         raise UsageError(
             f"The ranks of this island declare pipelines of {counts} stages. Give "
             "Stage(num_stages=...) the same number on all of them."
         )
-    table = [[Holding.from_message(h) for h in each["holdings"]] for each in said]
-    return table, [bool(each["has_own_data"]) for each in said], counts[0]
+    table = [
+        [HeldTensor.from_message(fields) for fields in received["holdings"]]
+        for received in messages
+    ]
+    has_own_data = [bool(received["has_own_data"]) for received in messages]
+    return table, has_own_data, counts[0]
 
 
-def _everybody(line: Line, told: Message) -> Sequence[Message]:
-    """Return what every rank says, on every rank."""
-    if not line.is_leader:
-        line.say(LEADER, told)
-        every: list[Message] = line.hear(LEADER)["every"]
+def _all_gather(channel: RankChannel, message: Message) -> Sequence[Message]:
+    """Return the messages of all ranks, on every rank."""
+    if not channel.is_leader:
+        channel.send_message(LEADER, message)
+        every: list[Message] = channel.receive_message(LEADER)["every"]
         return every
-    said = [told, *(line.hear(rank) for rank in line.others)]
-    line.tell({"every": said})
-    return said
+    messages = [message, *(channel.receive_message(rank) for rank in channel.others)]
+    channel.send_to_all({"every": messages})
+    return messages
 
 
-class RankKept:
+class RankSubject:
     """One rank's part of an island. Implements `CheckpointSubject`."""
 
-    def __init__(self, life: Leader | Follower) -> None:
-        self._life, self._before_steps = life, 0
+    def __init__(self, handle: LeaderRank | FollowerRank) -> None:
+        self._handle, self._before_steps = handle, 0
 
     @property
     def round(self) -> int:
-        return self._life.round_told
+        return self._handle.last_common_round
 
     @property
     def progress(self) -> tuple[int, int]:
-        if isinstance(self._life, Leader):
-            return self._life.progress
-        tally = self._life.tally
+        if isinstance(self._handle, LeaderRank):
+            return self._handle.progress
+        tally = self._handle.tally
         return self._before_steps + tally.inner_steps, tally.tokens
 
     @property
     def settled_steps(self) -> int:
-        """The island's, at its leader: nobody else is asked."""
-        return self._life.host.settled_steps if isinstance(self._life, Leader) else 0
+        """The island's settled steps, at its leader; 0 on other ranks."""
+        return (
+            self._handle.host.settled_steps
+            if isinstance(self._handle, LeaderRank)
+            else 0
+        )
 
     @contextmanager
     def saving(self, *, is_exact: bool) -> Iterator[SavedIsland]:
-        with self._life.saving(is_exact=is_exact) as saved:
+        with self._handle.saving(is_exact=is_exact) as saved:
             yield saved
 
     def count_from(self, progress: int) -> None:
-        """Count inner steps as the leader does, who has made so many in all lives."""
-        if isinstance(self._life, Follower):
-            made = int(self._life.metrics()["atoll/inner_steps"])
-            self._life.tally.inner_steps = made
-            self._before_steps = progress - made
+        """Count inner steps like the leader, with `progress` in all incarnations."""
+        if isinstance(self._handle, FollowerRank):
+            inner_steps = int(self._handle.metrics()["atoll/inner_steps"])
+            self._handle.tally.inner_steps = inner_steps
+            self._before_steps = progress - inner_steps
 
 
 def keeping_of_ranks(
-    checkpoint: CheckpointLike | None, team: Team, optimizer: Optimizers, run: object
+    checkpoint: CheckpointLike | None,
+    rank_group: RankGroup,
+    optimizer: Optimizers,
+    run: object,
 ) -> IslandCheckpoints | None:
-    """Restore what `checkpoint=` holds on every rank; None without one.
+    """Restore the newest checkpoint on every rank; None without `checkpoint=`.
 
     Raises:
         UsageError: the island is not the whole world of torch.distributed, or not all
             of its ranks have a checkpoint.
     """
     world = dist.get_world_size()
-    if len(team.ranks) != world:
+    if len(rank_group.ranks) != world:
         if checkpoint is None:
             return None
         raise UsageError(
-            f"The island has {len(team.ranks)} ranks of {world}, and checkpoint= is "
-            "for islands that are a world of their own. Save with atoll.checkpoint "
-            "instead."
+            f"The island has {len(rank_group.ranks)} ranks of {world}, and checkpoint= "
+            "is for islands that are a whole world. Save with atoll.checkpoint instead."
         )
     ranks = WorldRanks()
     policy = _agreed_policy(ranks, checkpoint)
     if policy is None:
         return None
-    modules = [stage.module for stage in team.stages]
+    modules = [stage.module for stage in rank_group.stages]
     several = list(optimizer) if isinstance(optimizer, Sequence) else optimizer
     objects = {
         "model": modules[0] if len(modules) == 1 else modules,
@@ -275,7 +293,7 @@ def _agreed_policy(
 ) -> Policy | None:
     """Return this rank's policy, if all ranks have one; None: none of them has.
 
-    Who saves waits for the others, so that what is wrong is raised on all.
+    All ranks wait for each other, so that an error is raised on all.
     """
     policies: list[Policy] = []
 
@@ -284,24 +302,26 @@ def _agreed_policy(
             policies.append(as_policy(checkpoint))
         return "yes" if policies else ""
 
-    said = together(ranks, act)
-    without = [rank for rank, word in enumerate(said) if not word]
-    if without and len(without) < len(said):
+    answers = together(ranks, act)
+    without = [rank for rank, answer in enumerate(answers) if not answer]
+    if without and len(without) < len(answers):
         raise UsageError(
-            f"Ranks {without} of this island are given no checkpoint=, and the others "
-            "are. Give it to all of them."
+            f"Ranks {without} of this island have no checkpoint=, and the others have "
+            "one. Give it to all of them."
         )
     return policies[0] if policies else None
 
 
-def go_on(keeping: IslandCheckpoints, life: Leader | Follower) -> None:
-    """Begin to keep checkpoints, on every rank, once the island is a member."""
-    kept, ranks = RankKept(life), WorldRanks()
-    host = life.host if isinstance(life, Leader) else None
-    word = json.dumps([host.progress[0], keeping.counted_at(host)]) if host else ""
-    progress, counted = json.loads(ranks.gather(word)[LEADER])
-    kept.count_from(progress)
-    has_cursors = keeping.keep_cursors(life.before_seal, counted=counted)
+def begin_checkpoints(
+    keeping: IslandCheckpoints, handle: LeaderRank | FollowerRank
+) -> None:
+    """Begin to save checkpoints, on every rank, once the island is a member."""
+    subject, ranks = RankSubject(handle), WorldRanks()
+    host = handle.host if isinstance(handle, LeaderRank) else None
+    facts = json.dumps([host.progress[0], keeping.counted_at(host)]) if host else ""
+    progress, counted = json.loads(ranks.gather(facts)[LEADER])
+    subject.count_from(progress)
+    has_cursors = keeping.keep_cursors(handle.before_seal, counted=counted)
     cursor = None
     if counted is not None and has_cursors:
         moved = together(
@@ -310,4 +330,4 @@ def go_on(keeping: IslandCheckpoints, life: Leader | Follower) -> None:
         cursor = all(moved)
     if host is not None:
         keeping.report_resume(host, cursor=cursor)
-    keeping.attach(kept, is_leader=host is not None)
+    keeping.attach(subject, is_leader=host is not None)

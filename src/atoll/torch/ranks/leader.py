@@ -1,7 +1,7 @@
-"""The rank that talks to the run, for all ranks of its island. Implements `Life`.
+"""The rank that talks to the run for its island. Implements `IslandHandle`.
 
-`Halt` agrees on a step at which all ranks stop, though no rank waits for another
-between steps.
+`StopAgreement` agrees on a step at which all ranks stop, though no rank waits for
+another between steps.
 Rule 1: a rank that gets the request reports its number of inner steps, and makes no
         further step before it has the common one. A background thread reports, so
         ranks that wait for each other in their training do not block it.
@@ -24,65 +24,64 @@ from atoll.island.saved_state import SavedIsland
 from atoll.torch.host import by_name
 from atoll.torch.ranks.channel import (
     LEADER,
-    Background,
-    Gatherings,
-    Line,
+    BackgroundOrders,
+    CollectiveCalls,
     Message,
+    RankChannel,
     to_message,
 )
-from atoll.torch.ranks.sharded_memory import MakeParts, Spread
+from atoll.torch.ranks.sharded_memory import MakeFragments, ShardedMemory
 from atoll.torch.ranks.view import RankView
 from atoll.weights.layout import F32
 
 LEAVE_S = 20.0
-"""How long a leader that leaves waits for the others to come to it as well."""
+"""Time that a leader that leaves waits for the others to leave as well."""
 
 PULSE_S = 1.0
-"""Between two signs of life, unless the line's timeout asks for more of them."""
+"""Interval of keepalives, unless a quarter of the timeout is shorter."""
 
 
-class Leader:
-    """An island's life at its leader.
+class LeaderRank:
+    """An island's handle at its leader.
 
-    Joining is a gathering: `join` returns the host, and whatever it raises is raised on
-    all ranks.
+    Joining is a collective call: an error of `join` is raised on all ranks.
     """
 
     def __init__(
         self,
-        orders: Line,
-        works: Line,
+        orders: RankChannel,
+        works: RankChannel,
         view: RankView,
-        parts_of: MakeParts,
+        make_fragments: MakeFragments,
         *,
         timeout_s: float,
         data_ranks: list[bool],
         returns: bool = False,
     ) -> None:
         self._view, self._data_ranks, self._returns = view, data_ranks, returns
-        self.asks: Callable[[], bool] = lambda: False
-        self.place = place_of(LEADER, data_ranks)
-        self._halt = Halt(timeout_s)
-        self._gatherings = Gatherings(orders, self._conclusion)
-        self._background = Background(works, lambda: self._gatherings.given)
-        self.memory = Spread(self._gatherings, self._background, parts_of)
+        self.is_end_requested: Callable[[], bool] = lambda: False
+        self.data_share = data_share_of(LEADER, data_ranks)
+        self._stop_agreement = StopAgreement(timeout_s)
+        self._calls = CollectiveCalls(orders, self._conclusion)
+        self._background = BackgroundOrders(works, lambda: self._calls.num_orders)
+        self.memory = ShardedMemory(self._calls, self._background, make_fragments)
         self._host_: Host | None = None
         self._tokens = self._counted = self._noted = 0
         self._stops = False
         self.has_left = False
-        self._later: BaseException | None = None
-        """What this rank met between two gatherings: raised on all at the next."""
+        self._deferred_error: BaseException | None = None
+        """An error of this rank between two calls: the next call raises it on all."""
 
-        self._saves, self.round_told = 0, 0
-        self.clock, self.made = RunClock(), (0, 0)
+        self._saves, self.last_common_round = 0, 0
+        self.clock, self.trained = RunClock(), (0, 0)
         self._has_stepped = False
-        """Whether the ranks have met after an inner step, and know its tokens."""
+        """Whether the ranks have made a call after an inner step, with its tokens."""
 
         self._is_interrupted = False
-        """Whether this rank was interrupted in a gathering: then all ranks leave."""
+        """Whether this rank was interrupted in a call: then all ranks leave."""
 
         self._failure: Exception | None = None
-        """Why the ranks cannot come together any more."""
+        """The error after which the ranks can make no more calls."""
 
         self._ends = threading.Event()
         self._pulse_s = min(PULSE_S, timeout_s / 4)
@@ -92,7 +91,7 @@ class Leader:
         self._pulse.start()
 
     def join(self, enter: Callable[[], Host]) -> None:
-        """Enter the run, while the other ranks do what that takes."""
+        """Enter the run, while the other ranks execute the orders for it."""
         try:
             self._join(enter)
         except BaseException:
@@ -100,11 +99,11 @@ class Leader:
             raise
 
     def order(self, order: Message) -> None:
-        """Let every other rank do something, while all are at a gathering."""
-        self._gatherings.order(order)
+        """Send an order to every other rank, during a collective call."""
+        self._calls.order(order)
 
     def _join(self, enter: Callable[[], Host]) -> None:
-        with self._gathering("join"):
+        with self._collective_call("join"):
             self._host_ = enter()
             self.settings, self.tally = self._host.settings, self._host.tally
             joined = self._host.joined
@@ -140,7 +139,7 @@ class Leader:
         return self._host.has_ended
 
     @property
-    def is_asked(self) -> bool:
+    def must_stop(self) -> bool:
         return self._stops
 
     @property
@@ -149,9 +148,9 @@ class Leader:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """The inner steps and tokens of all lives of the island.
+        """The inner steps and tokens of all incarnations of the island.
 
-        Of steps since the ranks last met, every rank with data is taken to have had as
+        For steps since the last call, every rank with data is assumed to have had as
         many tokens as this one.
         """
         steps, tokens = self._host.progress
@@ -165,25 +164,25 @@ class Leader:
         return self.tally.metrics()
 
     def stepped(self) -> None:
-        stops_here = self._halt.passed()
+        stops_here = self._stop_agreement.count_step()
         self._require_together()
         if stops_here or (self._wakes_in <= 1 and not self._is_over()):
-            with self._gathering("a step"):
+            with self._collective_call("a step"):
                 self._has_stepped = True
                 self._host.stepped()
             return
         try:
             self._host.stepped()
-        except Exception as exc:  # the others train: they learn of it where all stop
-            self._later = exc
+        except Exception as exc:  # the others train: it is raised where all stop
+            self._deferred_error = exc
 
     @property
     def _wakes_in(self) -> int:
-        """In how many steps all ranks meet: first of all after the first one."""
+        """Inner steps until the next call of all ranks, which the first step makes."""
         return self._host.wakes_in if self._has_stepped else 1
 
     def sync_now(self) -> None:
-        with self._gathering("sync_now()"):
+        with self._collective_call("sync_now()"):
             self._host.sync_now()
 
     def leave(self, *, depart: bool, is_alone: bool) -> None:
@@ -193,10 +192,12 @@ class Leader:
         try:
             is_alone = is_alone and not self._is_interrupted
             if is_alone or self._failure is not None:
-                # Rounds wait for the next life of an island that goes on exactly.
+                # Rounds wait for the next incarnation if the island resumes exactly.
                 self._host.pause() if self._returns else self._host.leave(depart=False)
-                why = "it has met an error of its own. Its log says which."
-                self._fail(RemoteError(f"Rank {LEADER} of this island has left: {why}"))
+                reason = "it has failed. Its log has the error."
+                self._fail(
+                    RemoteError(f"Rank {LEADER} of this island has left: {reason}")
+                )
             else:
                 self._leave_together(depart=depart)
         finally:
@@ -205,8 +206,11 @@ class Leader:
     def pause(self) -> None:
         self.has_left = True
         try:
-            # Whoever is gone already keeps nobody from it.
-            with suppress(RemoteError), self._gathering("pause()", within_s=LEAVE_S):
+            # A rank that has ended does not block the others.
+            with (
+                suppress(RemoteError),
+                self._collective_call("pause()", within_s=LEAVE_S),
+            ):
                 pass
             self._host.pause()
         finally:
@@ -214,24 +218,24 @@ class Leader:
 
     @contextmanager
     def saving(self, *, is_exact: bool) -> Iterator[SavedIsland]:
-        """Give this rank's part of the island; no part changes meanwhile."""
-        with ExitStack() as held:
-            with self._gathering("saving()"):
-                saved = held.enter_context(self._host.saving(is_exact=is_exact))
+        """Yield this rank's part of the island; no part changes meanwhile."""
+        with ExitStack() as stack:
+            with self._collective_call("saving()"):
+                saved = stack.enter_context(self._host.saving(is_exact=is_exact))
             yield saved
 
     def before_seal(self, act: Callable[[int, int], None]) -> None:
-        def seals() -> None:
+        def before() -> None:
             steps, settled = self._host.progress[0], self._host.settled_steps
             order = {"do": "seals", "steps": steps, "settled": settled}
-            self._gatherings.order(order)
+            self._calls.order(order)
             act(steps, settled)
 
-        self._host.before_seal(seals)
+        self._host.before_seal(before)
 
     def anchor(self) -> dict[str, torch.Tensor]:
         weights: dict[str, torch.Tensor] = {}
-        with self._gathering("anchor()"):
+        with self._collective_call("anchor()"):
             for slot in self._host.slots:
                 with slot.lock:
                     (flat,) = self.memory.gathered(slot, 1)
@@ -239,20 +243,20 @@ class Leader:
         return weights
 
     def keep_local(self) -> list[F32]:
-        return [self._view.read_held(i) for i in range(len(self._view.held))]
+        return [self._view.read_held(i) for i in range(len(self._view.vectors))]
 
     def load_anchor(self) -> int:
         rounds = []
-        with self._gathering("evaluating()"):
+        with self._collective_call("evaluating()"):
             for slot in self._host.slots:
-                with slot.lock:  # no rank may take an outcome before another has shown
-                    self._gatherings.order({"do": "show", "index": slot.index})
+                with slot.lock:  # no rank may adopt an outcome before all have written
+                    self._calls.order({"do": "show", "index": slot.index})
                     self._view.write(slot.index, slot.state.anchor)
                     rounds.append(slot.state.round)
         return min(rounds)
 
-    def restore_local(self, kept: Any) -> None:
-        for index, values in enumerate(kept):
+    def restore_local(self, vectors: Any) -> None:
+        for index, values in enumerate(vectors):
             self._view.write_held(index, values)
 
     def _is_over(self) -> bool:
@@ -260,21 +264,25 @@ class Leader:
 
     def _leave_together(self, *, depart: bool) -> None:
         try:
-            with self._gathering("leave()", within_s=LEAVE_S):
+            with self._collective_call("leave()", within_s=LEAVE_S):
                 self._host.leave(depart=depart)
         except RemoteError:
             self._host.leave(depart=False)
             raise
 
     @contextmanager
-    def _gathering(self, call: str, *, within_s: float | None = None) -> Iterator[None]:
+    def _collective_call(
+        self, call: str, *, within_s: float | None = None
+    ) -> Iterator[None]:
         self._require_together()
-        steps = self._halt.steps
+        steps = self._stop_agreement.steps
         try:
-            with self._gatherings.gathering(call, steps, within_s=within_s) as came:
-                if self._later is not None:
-                    raise self._later
-                self._note(came)
+            with self._calls.collective_call(
+                call, steps, within_s=within_s
+            ) as messages:
+                if self._deferred_error is not None:
+                    raise self._deferred_error
+                self._note(messages)
                 yield
         except Exception as exc:
             self._failure = exc
@@ -283,22 +291,27 @@ class Leader:
             self._is_interrupted = True
             raise
 
-    def _note(self, came: list[Message]) -> None:
-        """Take in what the others say of themselves."""
-        others = (said["tokens"] for said in came)
+    def _note(self, messages: list[Message]) -> None:
+        """Add up the tokens of all ranks, and note a request to stop."""
+        others = (message["tokens"] for message in messages)
         reported = [self._tokens, *others]
         is_counted = zip(reported, self._data_ranks, strict=True)
         total = sum(tokens for tokens, counts in is_counted if counts)
-        asked = self.asks() or any(said["asked"] for said in came)
-        self._stops = self._stops or asked
+        is_asked = self.is_end_requested() or any(
+            message["asked"] for message in messages
+        )
+        self._stops = self._stops or is_asked
         if self._host_ is not None:
             self._host_.tally.tokens += total - self._counted
         self._counted, self._noted = total, self._tokens
 
     def _conclusion(self) -> Message:
         host = self._host
-        self._saves, self.round_told = host.position.saves, host.round
-        self.clock, self.made = host.clock, (self.tally.inner_steps, self.tally.tokens)
+        self._saves, self.last_common_round = host.position.saves, host.round
+        self.clock, self.trained = (
+            host.clock,
+            (self.tally.inner_steps, self.tally.tokens),
+        )
         return {
             "island": self.name,
             "slot": self.slot,
@@ -308,7 +321,7 @@ class Leader:
             "run_steps": host.run_steps,
             "run_tokens": self.run_tokens,
             "clock": self.clock.to_dict(),
-            "made": list(self.made),
+            "made": list(self.trained),
             "saves": self._saves,
             "digest": host.digest,
             "ended": host.has_ended,
@@ -321,61 +334,67 @@ class Leader:
             raise self._failure
 
     def _beat(self) -> None:
-        """Say that the leader lives, and learn whether anybody asks to stop."""
+        """Send keepalives, and poll the ranks for requests to stop."""
         while not self._ends.wait(self._pulse_s):
             try:
-                self._gatherings.say_alive()
-                self._look(self._background.ask_if_idle({"do": "ping", "after": 0}))
+                self._calls.send_keepalive()
+                self._check(
+                    self._background.request_if_idle({"do": "ping", "after": 0})
+                )
             except AtollError as exc:
                 if not self._ends.is_set():
                     self._fail(exc)
                 return
 
-    def _look(self, answers: list[Message] | None) -> None:
+    def _check(self, answers: list[Message] | None) -> None:
         if answers is None:
             return
-        for rank, said in zip(self._background.line.others, answers, strict=True):
-            if said["gone"]:
+        for rank, answer in zip(self._background.channel.others, answers, strict=True):
+            if answer["gone"]:
                 raise RemoteError(
-                    f"Rank {rank} of this island has left: {said['gone']}"
+                    f"Rank {rank} of this island has left: {answer['gone']}"
                 )
-        asked = self.asks() or self._later or any(said["asked"] for said in answers)
-        if asked and not self._stops and not self._halt.is_agreed:
+        is_asked = self.is_end_requested() or any(answer["asked"] for answer in answers)
+        if (
+            (is_asked or self._deferred_error)
+            and not self._stops
+            and not self._stop_agreement.is_agreed
+        ):
             self._agree()
 
     def _agree(self) -> None:
-        """Agree with all ranks on the step at which they meet next."""
-        mine = self._halt.hold()
+        """Agree with all ranks on the step of their next call."""
+        own_steps = self._stop_agreement.hold()
         try:
-            answers = self._background.ask({"do": "halt", "after": 0})
-            at = 1 + max(mine, *(said["steps"] for said in answers))
-            self._background.ask({"do": "meet", "at": at, "after": 0})
+            answers = self._background.request({"do": "halt", "after": 0})
+            step = 1 + max(own_steps, *(answer["steps"] for answer in answers))
+            self._background.request({"do": "meet", "at": step, "after": 0})
         except AtollError:
-            self._halt.release()
+            self._stop_agreement.release()
             raise
-        self._halt.meet(at)
+        self._stop_agreement.agree(step)
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
-        self._halt.release()
-        self._background.dismiss({"do": "fail", **to_message(error, LEADER)})
+        self._stop_agreement.release()
+        self._background.notify({"do": "fail", **to_message(error, LEADER)})
 
     def _end(self) -> None:
         self._ends.set()
         self._pulse.join()
-        self._background.dismiss({"do": "bye"})
+        self._background.notify({"do": "bye"})
 
 
-def place_of(rank: int, data_ranks: list[bool]) -> tuple[int, int]:
-    """Return which part of the island's data a rank trains on, and of how many.
+def data_share_of(rank: int, data_ranks: list[bool]) -> tuple[int, int]:
+    """Return the index of a rank's share of the island's data, and their number.
 
-    A rank without data of its own has that of the last one before it that has some.
+    A rank without its own data has the share of the last rank before it with data.
     """
     number = sum(data_ranks[: rank + 1])
     return max(number - 1, 0), max(1, sum(data_ranks))
 
 
-class Halt:
+class StopAgreement:
     """One rank's side of the agreement."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -383,7 +402,7 @@ class Halt:
         self._changed = threading.Condition()
         self._steps = 0
         self._is_held = False
-        self._at: int | None = None
+        self._agreed_step: int | None = None
 
     @property
     def steps(self) -> int:
@@ -392,42 +411,44 @@ class Halt:
 
     @property
     def is_agreed(self) -> bool:
-        """Whether the step is known, and has not come yet."""
+        """Whether the step is being agreed on, or agreed and not made yet."""
         return self._is_held
 
     def hold(self) -> int:
-        """Let no further step pass for now, and return how many have."""
+        """Block further steps until `agree`, and return the number made."""
         with self._changed:
-            self._is_held, self._at = True, None
+            self._is_held, self._agreed_step = True, None
             return self._steps
 
-    def meet(self, at: int) -> None:
-        """Let steps pass up to the agreed one."""
+    def agree(self, step: int) -> None:
+        """Unblock steps up to the agreed one."""
         with self._changed:
-            self._at = at
+            self._agreed_step = step
             self._changed.notify_all()
 
     def release(self) -> None:
-        """Let steps pass: there is nobody any more to agree with."""
+        """Unblock all steps: the other ranks no longer answer."""
         with self._changed:
             self._is_held = False
             self._changed.notify_all()
 
-    def passed(self) -> bool:
+    def count_step(self) -> bool:
         """Count an inner step, and return whether all ranks stop here."""
         with self._changed:
             self._steps += 1
             if not self._is_held:
                 return False
-            known = self._changed.wait_for(
-                lambda: self._at is not None or not self._is_held, self._timeout_s
+            is_known = self._changed.wait_for(
+                lambda: self._agreed_step is not None or not self._is_held,
+                self._timeout_s,
             )
-            if not known:
+            if not is_known:
                 raise RemoteError(
                     "The ranks of this island do not agree on where to stop: one of "
                     f"them did not answer for {self._timeout_s:g} s."
                 )
-            is_here = self._is_held and self._at is not None and self._steps >= self._at
-            if is_here:
+            step = self._agreed_step
+            stops_here = self._is_held and step is not None and self._steps >= step
+            if stops_here:
                 self._is_held = False
-            return is_here
+            return stops_here

@@ -25,18 +25,18 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from atoll.errors import ModelError
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.torch.model import Stage, TorchModel, digest_of
-from atoll.torch.ranks.parallelism import Team
+from atoll.torch.ranks.parallelism import RankGroup
 from atoll.weights import FragmentLayout, Layout
 from atoll.weights.ranges import Ranges, Stretches, box_runs
 from atoll.wire import STATE_PIECE
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where in each dimension the rows that a rank has start, and how many there are."""
+"""In each dimension, the start and the number of the rows that a rank has."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holding:
-    """What everybody knows of one tensor that one rank holds."""
+class HeldTensor:
+    """The description of one tensor on one rank, which all ranks know."""
 
     spec: TensorSpec
     stage: int
@@ -70,33 +70,33 @@ class Holding:
         }
 
     @classmethod
-    def from_message(cls, said: dict[str, Any]) -> Holding:
+    def from_message(cls, fields: dict[str, Any]) -> HeldTensor:
         spec = TensorSpec(
-            name=said["name"],
-            shape=tuple(said["shape"]),
-            dtype=said["dtype"],
-            role=said["role"],
-            digest=said["digest"],
+            name=fields["name"],
+            shape=tuple(fields["shape"]),
+            dtype=fields["dtype"],
+            role=fields["role"],
+            digest=fields["digest"],
         )
         return cls(
             spec=spec,
-            stage=said["stage"],
-            start=tuple(said["start"]),
-            size=tuple(said["size"]),
-            is_buffer=said["is_buffer"],
-            is_copy=said["is_copy"],
+            stage=fields["stage"],
+            start=tuple(fields["start"]),
+            size=tuple(fields["size"]),
+            is_buffer=fields["is_buffer"],
+            is_copy=fields["is_copy"],
         )
 
 
-class Shelves:
+class RankTensors:
     """The tensors of one rank, by the names that the whole model has for them."""
 
-    def __init__(self, team: Team) -> None:
-        self.holdings: list[Holding] = []
+    def __init__(self, rank_group: RankGroup) -> None:
+        self.held_tensors: list[HeldTensor] = []
         self._values: dict[str, torch.Tensor] = {}
         self._models: list[TorchModel] = []
         self._sharded: list[FSDPModule] = []
-        for stage in sorted(team.stages, key=lambda each: each.index):
+        for stage in sorted(rank_group.stages, key=lambda stage: stage.index):
             self._add(stage)
 
     def local(self, name: str) -> torch.Tensor:
@@ -104,13 +104,13 @@ class Shelves:
         return local_of(self._values[name])
 
     def require_same_training(self) -> None:
-        """Return when what is trained is what was trained at joining."""
+        """Raise if other parameters are trained than at joining."""
         self.reshard()
         for model in self._models:
             model.require_same_training()
 
     def reshard(self) -> None:
-        """Free gathered parameters: what they were gathered from is about to change."""
+        """Free gathered parameters: their shards are about to change."""
         for module in self._sharded:
             module.reshard()
 
@@ -119,7 +119,7 @@ class Shelves:
             part for part in stage.module.modules() if isinstance(part, FSDPModule)
         ]
         self.reshard()
-        model = TorchModel.of(stage.module, digest=_digest_here)
+        model = TorchModel.of(stage.module, digest=_local_digest)
         self._models.append(model)
         stage.require_known({spec.name for spec in model.spec.tensors})
         for spec in model.spec.tensors:
@@ -134,8 +134,8 @@ class Shelves:
                 "stages the names that they have in the model."
             )
         self._values[name] = tensor
-        self.holdings.append(
-            Holding(
+        self.held_tensors.append(
+            HeldTensor(
                 spec=TensorSpec(
                     name=name,
                     shape=spec.shape,
@@ -152,13 +152,13 @@ class Shelves:
         )
 
 
-def _digest_here(tensor: torch.Tensor) -> str:
-    """Return a constant's digest; of one that lies on several ranks none has all."""
+def _local_digest(tensor: torch.Tensor) -> str:
+    """Return a constant's digest; empty if it is sharded: no rank has all of it."""
     return "" if isinstance(tensor, DTensor) else digest_of(tensor)
 
 
 def box_of(tensor: torch.Tensor) -> Box:
-    """Return where the values that are here start, and how many rows there are."""
+    """Return the start and the number of the rows that this rank has."""
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.dim(), tuple(tensor.shape)
     size, start = compute_local_shape_and_global_offset(
@@ -170,13 +170,13 @@ def box_of(tensor: torch.Tensor) -> Box:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values that are here, without a graph."""
+    """Return this rank's values, without a graph."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
-Table = Sequence[Sequence[Holding]]
-"""What each rank holds, rank by rank."""
+Table = Sequence[Sequence[HeldTensor]]
+"""The tensors of each rank, rank by rank."""
 
 
 def model_of(table: Table, *, stages: int) -> ModelSpec:
@@ -184,47 +184,58 @@ def model_of(table: Table, *, stages: int) -> ModelSpec:
 
     Raises:
         ModelError: ranks disagree, a stage is missing, a tensor has no owner or more
-            than one, or no rank holds some part of it; it is named.
+            than one, or no rank holds some part of it. The message has its name.
     """
-    by_stage: list[dict[str, Holding]] = [{} for _ in range(stages)]
-    for rank, holdings in enumerate(table):
-        for each in holdings:
-            known = by_stage[each.stage].setdefault(each.spec.name, each)
-            if known.spec != each.spec:
+    by_stage: list[dict[str, HeldTensor]] = [{} for _ in range(stages)]
+    for rank, held_tensors in enumerate(table):
+        for held_tensor in held_tensors:
+            first = by_stage[held_tensor.stage].setdefault(
+                held_tensor.spec.name, held_tensor
+            )
+            spec = held_tensor.spec
+            if first.spec != spec:
                 raise ModelError(
-                    f"{each.spec.name!r} is a {each.spec} on rank {rank}, and a "
-                    f"{known.spec} on another rank of the same stage. Build the same "
-                    "model on all of them."
+                    f"{spec.name!r} is a {spec} on rank {rank}, and a {first.spec} on "
+                    "another rank of the same stage. Build the same model on all of "
+                    "them."
                 )
     _require_owners(by_stage)
     _require_whole(table)
-    owned = [each for stage in by_stage for each in stage.values() if not each.is_copy]
-    ordered = sorted(owned, key=lambda each: each.is_buffer)
-    return ModelSpec(tuple(each.spec for each in ordered))
+    owned = [
+        held_tensor
+        for stage in by_stage
+        for held_tensor in stage.values()
+        if not held_tensor.is_copy
+    ]
+    ordered = sorted(owned, key=lambda held_tensor: held_tensor.is_buffer)
+    return ModelSpec(tuple(held_tensor.spec for held_tensor in ordered))
 
 
-class Shares:
+class Ownership:
     """Which elements of a fragment each rank holds, and which of them it owns."""
 
     def __init__(self, table: Table, layout: Layout) -> None:
-        self._by_rank = [{each.spec.name: each for each in rank} for rank in table]
+        self._by_rank = [
+            {held_tensor.spec.name: held_tensor for held_tensor in rank}
+            for rank in table
+        ]
         self.layout = layout
         self.owned = cache(self._owned)
-        self.held = cache(self._held)
+        self.held_ranges = cache(self._held_ranges)
         self.owners = cache(self._owners)
 
     def shared(self, source: int, to: int, fragment: int) -> Ranges:
         """Return the elements that one rank owns and another holds as well."""
-        theirs = self._by_rank[to]
+        receiver = self._by_rank[to]
         return Ranges.of(
             runs
             for tensor, runs in self._runs(source, fragment, owned=True)
-            if tensor.name in theirs
-            and theirs[tensor.name].box == self._by_rank[source][tensor.name].box
+            if tensor.name in receiver
+            and receiver[tensor.name].box == self._by_rank[source][tensor.name].box
         )
 
     def part(self, rank: int, fragment: int, *, owned: bool = True) -> FragmentLayout:
-        """Return where each tensor lies in the rank's compact vector of a fragment."""
+        """Return the layout of the rank's compact vector of a fragment."""
         layout = self.layout[fragment]
         tensors = [
             TensorSpec(
@@ -239,7 +250,7 @@ class Shares:
         return FragmentLayout(tuple(tensors), is_buffers=layout.is_buffers)
 
     def _owners(self, fragment: int) -> list[int | None]:
-        """Return who owns each piece of a fragment; None: several do."""
+        """Return the owner of each piece of a fragment; None if it has several."""
         elements, ranks = self.layout[fragment].elements, range(len(self._by_rank))
         return [
             self._owner(fragment, first, min(first + STATE_PIECE, elements), ranks)
@@ -258,50 +269,56 @@ class Shares:
     def _owned(self, rank: int, fragment: int) -> Ranges:
         return Ranges.of(runs for _, runs in self._runs(rank, fragment, owned=True))
 
-    def _held(self, rank: int, fragment: int) -> Ranges:
+    def _held_ranges(self, rank: int, fragment: int) -> Ranges:
         return Ranges.of(runs for _, runs in self._runs(rank, fragment, owned=False))
 
     def _runs(
         self, rank: int, fragment: int, *, owned: bool
     ) -> list[tuple[TensorSpec, Stretches]]:
         """Return the stretches of each tensor that a rank holds, or owns."""
-        layout, mine = self.layout[fragment], self._by_rank[rank]
-        found = []
+        layout, held_tensors = self.layout[fragment], self._by_rank[rank]
+        stretches = []
         for index, tensor in enumerate(layout.tensors):
-            if tensor.name not in mine:
+            if tensor.name not in held_tensors:
                 continue
-            holding, first = mine[tensor.name], layout.offsets[index]
-            if 0 in holding.size:
+            held_tensor, first = held_tensors[tensor.name], layout.offsets[index]
+            if 0 in held_tensor.size:
                 continue
-            runs = box_runs(tensor.shape, holding.start, holding.size, first=first)
+            runs = box_runs(
+                tensor.shape, held_tensor.start, held_tensor.size, first=first
+            )
             if owned:
-                between = self._turn(rank, fragment, holding)
-                ours = Ranges(*runs).within(*between)
-                runs = ours.starts, ours.stops
-            found.append((tensor, runs))
-        return found
+                bounds = self._bounds(rank, fragment, held_tensor)
+                owned_runs = Ranges(*runs).within(*bounds)
+                runs = owned_runs.starts, owned_runs.stops
+            stretches.append((tensor, runs))
+        return stretches
 
-    def _turn(self, rank: int, fragment: int, holding: Holding) -> tuple[int, int]:
-        """Return between which elements a rank owns what it holds of a tensor."""
-        if holding.is_copy:
+    def _bounds(
+        self, rank: int, fragment: int, held_tensor: HeldTensor
+    ) -> tuple[int, int]:
+        """Return the elements between which a rank owns its part of a tensor."""
+        if held_tensor.is_copy:
             return 0, 0
-        name, layout = holding.spec.name, self.layout[fragment]
+        name, layout = held_tensor.spec.name, self.layout[fragment]
         replicas = [
             other
-            for other, held in enumerate(self._by_rank)
-            if name in held and held[name].box == holding.box and not held[name].is_copy
+            for other, tensors in enumerate(self._by_rank)
+            if name in tensors
+            and tensors[name].box == held_tensor.box
+            and not tensors[name].is_copy
         ]
-        place, count = replicas.index(rank), len(replicas)
+        number, count = replicas.index(rank), len(replicas)
         if layout.is_buffers:
-            return (0, layout.elements) if place == 0 else (0, 0)
+            return (0, layout.elements) if number == 0 else (0, 0)
         # Small fragments have fewer pieces than there are replicas: they take turns.
-        turn = (place - fragment) % count
+        turn = (number - fragment) % count
         pieces = -(-layout.elements // STATE_PIECE)
         first, last = -(-turn * pieces // count), -(-(turn + 1) * pieces // count)
         return first * STATE_PIECE, last * STATE_PIECE
 
 
-def _require_owners(by_stage: Sequence[dict[str, Holding]]) -> None:
+def _require_owners(by_stage: Sequence[dict[str, HeldTensor]]) -> None:
     owner: dict[str, int] = {}
     for index, stage in enumerate(by_stage):
         if not stage:
@@ -309,8 +326,8 @@ def _require_owners(by_stage: Sequence[dict[str, Holding]]) -> None:
                 f"No rank holds stage {index} of {len(by_stage)}. Let every stage of "
                 "the pipeline be joined."
             )
-        for name, each in stage.items():
-            if each.is_copy:
+        for name, held_tensor in stage.items():
+            if held_tensor.is_copy:
                 continue
             if name in owner:
                 raise ModelError(
@@ -320,8 +337,8 @@ def _require_owners(by_stage: Sequence[dict[str, Holding]]) -> None:
                 )
             owner[name] = index
     for index, stage in enumerate(by_stage):
-        for name, each in stage.items():
-            if each.is_copy and name not in owner:
+        for name, held_tensor in stage.items():
+            if held_tensor.is_copy and name not in owner:
                 raise ModelError(
                     f"Stage {index} declares that another one owns {name!r}, and none "
                     "does. Declare it where it is tied to, not where it is owned."
@@ -329,21 +346,23 @@ def _require_owners(by_stage: Sequence[dict[str, Holding]]) -> None:
 
 
 def _require_whole(table: Table) -> None:
-    """Return when the boxes of every tensor are all of it, and every copy is one."""
+    """Raise unless the boxes of every tensor cover it, and every copy has a box."""
     boxes: dict[str, dict[Box, int]] = {}
-    holdings = [each for rank in table for each in rank]
-    for each in holdings:
-        if not each.is_copy:
-            boxes.setdefault(each.spec.name, {})[each.box] = each.elements
-    for each in holdings:
-        name, elements = each.spec.name, math.prod(each.spec.shape)
-        if each.is_copy and each.box not in boxes[name]:
+    held_tensors = [held_tensor for rank in table for held_tensor in rank]
+    for held_tensor in held_tensors:
+        if not held_tensor.is_copy:
+            boxes.setdefault(held_tensor.spec.name, {})[held_tensor.box] = (
+                held_tensor.elements
+            )
+    for held_tensor in held_tensors:
+        name, elements = held_tensor.spec.name, math.prod(held_tensor.spec.shape)
+        if held_tensor.is_copy and held_tensor.box not in boxes[name]:
             raise ModelError(
                 f"{name!r} is cut otherwise where it is tied than where it is owned. "
                 "Shard both stages alike."
             )
-        if (found := sum(boxes[name].values())) != elements:
+        if (num_held := sum(boxes[name].values())) != elements:
             raise ModelError(
-                f"The ranks hold {found} elements of {name!r}, which has {elements}. "
-                "Let all ranks of its mesh join."
+                f"The ranks hold {num_held} elements of {name!r}, which has "
+                f"{elements}. Let all ranks of its mesh join."
             )

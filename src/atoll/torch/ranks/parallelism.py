@@ -27,8 +27,8 @@ KNOWN_MESHES = (
 
 
 @dataclass(frozen=True, eq=False)
-class Team:
-    """The ranks of an island, and what this one holds."""
+class RankGroup:
+    """The ranks of an island, and the stages that this rank holds."""
 
     ranks: tuple[int, ...]
     """In the world of torch.distributed; the first is the leader."""
@@ -37,34 +37,34 @@ class Team:
     """Of the group that the model trains with."""
 
     stages: tuple[Stage, ...]
-    """What is trained here; a model that is no pipeline is its only stage."""
+    """The stages on this rank; a model that is no pipeline is its only stage."""
 
     is_pipeline: bool
     has_own_data: bool
-    """Whether what this rank reports is to be added to what others report."""
+    """Whether the tokens of this rank are added to those of the others."""
 
 
-def team_of(model: torch.nn.Module | Stage | Sequence[Stage]) -> Team | None:
-    """Return the ranks that a model is trained by, or None: this process alone.
+def rank_group_of(model: torch.nn.Module | Stage | Sequence[Stage]) -> RankGroup | None:
+    """Return the ranks that train a model, or None: this process alone.
 
     Raises:
-        UsageError: it is trained in a way that is not known here, which is named.
+        UsageError: its kind of parallelism is not supported. The message has it.
     """
     if isinstance(model, torch.nn.Module):
         module = unwrapped(model)
         _refuse_unknown(module)
-        return _team_of_module(module)
+        return _group_of_module(module)
     stages = (model,) if isinstance(model, Stage) else tuple(model)
     if not stages or not all(isinstance(stage, Stage) for stage in stages):
         raise UsageError(
             f"model={model!r} is neither a module nor stages of a pipeline. "
             "Pass a torch.nn.Module, an atoll.torch.Stage or a list of them."
         )
-    return _team_of_stages(stages)
+    return _group_of_stages(stages)
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    """Return what torch.compile has wrapped."""
+    """Return the module inside torch.compile's wrappers."""
     while isinstance(inner := module._modules.get("_orig_mod"), torch.nn.Module):
         module = inner
     return module
@@ -74,16 +74,16 @@ def mesh_of(module: torch.nn.Module) -> DeviceMesh | None:
     """Return the largest mesh that parameters lie on.
 
     Raises:
-        ModelError: a parameter lies on a mesh, or in a way, that is not known here.
+        ModelError: a parameter has a mesh or a placement that is not supported.
     """
-    found: DeviceMesh | None = None
+    largest: DeviceMesh | None = None
     for name, parameter in module.named_parameters():
         if isinstance(parameter, DTensor):
             mesh = parameter.device_mesh
             _require_known(name, mesh, parameter.placements)
-            if found is None or mesh.ndim > found.ndim:
-                found = mesh
-    return found
+            if largest is None or mesh.ndim > largest.ndim:
+                largest = mesh
+    return largest
 
 
 def is_tensor_parallel(module: torch.nn.Module) -> bool:
@@ -98,7 +98,7 @@ def is_tensor_parallel(module: torch.nn.Module) -> bool:
     )
 
 
-def _team_of_module(module: torch.nn.Module) -> Team | None:
+def _group_of_module(module: torch.nn.Module) -> RankGroup | None:
     stage = Stage(module=_inner(module), index=0, num_stages=1)
     if isinstance(module, DistributedDataParallel):
         group = module.process_group
@@ -112,7 +112,7 @@ def _team_of_module(module: torch.nn.Module) -> Team | None:
     return _team(ranks, timeout, (stage,), is_pipeline=False)
 
 
-def _team_of_stages(stages: tuple[Stage, ...]) -> Team:
+def _group_of_stages(stages: tuple[Stage, ...]) -> RankGroup:
     if not dist.is_initialized():
         raise UsageError(
             "A stage of a pipeline is one of several ranks, and torch.distributed is "
@@ -142,14 +142,14 @@ def _team(
     stages: tuple[Stage, ...],
     *,
     is_pipeline: bool,
-) -> Team:
+) -> RankGroup:
     has_first = any(stage.index == 0 for stage in stages)
-    return Team(
+    return RankGroup(
         ranks=tuple(sorted(ranks)),
         timeout=timeout,
         stages=stages,
         is_pipeline=is_pipeline,
-        has_own_data=has_first and all(_has_own_data(each.module) for each in stages),
+        has_own_data=has_first and all(_has_own_data(stage.module) for stage in stages),
     )
 
 
@@ -172,7 +172,7 @@ def _refuse_unknown(module: torch.nn.Module) -> None:
         if isinstance(part, FullyShardedDataParallel):
             raise UsageError(
                 "The model is wrapped in FullyShardedDataParallel (FSDP1), whose flat "
-                "parameters have no names of their own. Use "
+                "parameters have no separate names. Use "
                 "torch.distributed.fsdp.fully_shard (FSDP2)."
             )
         if isinstance(part, DataParallel):
@@ -180,7 +180,7 @@ def _refuse_unknown(module: torch.nn.Module) -> None:
                 "The model is wrapped in torch.nn.DataParallel. Use "
                 "DistributedDataParallel, one process per device."
             )
-    has_mesh = any(isinstance(each, DTensor) for each in module.parameters())
+    has_mesh = any(isinstance(param, DTensor) for param in module.parameters())
     inner = _inner(module)
     if has_mesh and inner is not module:
         raise UsageError(

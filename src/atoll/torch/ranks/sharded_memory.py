@@ -1,7 +1,7 @@
 """The memory of an island with weights on many ranks. Implements `Memory`.
 
-The leader's host calls it like the memory of one process. Each method makes every rank
-do the same with its part; the leader assembles one fragment at a time.
+The leader's host calls it like the memory of one process. Each method executes the same
+operation on every rank's part; the leader assembles one fragment at a time.
 """
 
 from __future__ import annotations
@@ -20,35 +20,38 @@ from atoll.island.snapshot import as_work
 from atoll.protocol import JoinReply
 from atoll.protocol.island import RemainingWork
 from atoll.settings import RunSettings, SyncSection
-from atoll.torch.ranks.channel import Background, Gatherings
-from atoll.torch.ranks.parts import Parts, outline
+from atoll.torch.ranks.channel import BackgroundOrders, CollectiveCalls
+from atoll.torch.ranks.fragments import RankFragments, summary_of
 from atoll.weights import FragmentLayout, FragmentState, Layout, Terms
 from atoll.weights.layout import F32
 from atoll.wire import Verdict
 
-MakeParts = Callable[[RunSettings], Parts]
+MakeFragments = Callable[[RunSettings], RankFragments]
 
 
-class Spread:
-    """Weights on several ranks, as the leader of their island has them."""
+class ShardedMemory:
+    """Weights on several ranks, at the leader of their island."""
 
     def __init__(
-        self, gatherings: Gatherings, background: Background, parts_of: MakeParts
+        self,
+        calls: CollectiveCalls,
+        background: BackgroundOrders,
+        make_fragments: MakeFragments,
     ) -> None:
-        self._gatherings, self._background = gatherings, background
-        self._parts_of, self._buffers = parts_of, HostBuffers()
-        self._parts: Parts | None = None
+        self._calls, self._background = calls, background
+        self._make_fragments, self._buffers = make_fragments, HostBuffers()
+        self._fragments: RankFragments | None = None
 
     @property
-    def parts(self) -> Parts:
-        assert self._parts is not None, "nothing has been laid out"
-        return self._parts
+    def fragments(self) -> RankFragments:
+        assert self._fragments is not None, "nothing has been laid out"
+        return self._fragments
 
     def lay_out(self, layout: Layout, joined: JoinReply) -> None:
         require_lockstep(joined.settings)
         settings = joined.settings.to_dict()
-        self._gatherings.order({"do": "lay_out", "settings": settings})
-        self._parts = self._parts_of(joined.settings)
+        self._calls.order({"do": "lay_out", "settings": settings})
+        self._fragments = self._make_fragments(joined.settings)
 
     def begin(
         self,
@@ -58,20 +61,20 @@ class Spread:
         state: FragmentState | None,
     ) -> IslandFragment:
         founds = state is None
-        self._gatherings.order({"do": "begin", "index": index, "founds": founds})
-        line = self._gatherings.line
-        own = self.parts.begin(line, index, state, founds=founds)
-        # Known from now on by the digest of the whole, as the run knows it.
+        self._calls.order({"do": "begin", "index": index, "founds": founds})
+        channel = self._calls.channel
+        part = self.fragments.begin(channel, index, state, founds=founds)
+        # The slot has the digest of the whole fragment, as the run has.
         slot = IslandFragment(
-            index=index, layout=layout, state=own.state, up=terms.up, residual=None
+            index=index, layout=layout, state=part.state, up=terms.up, residual=None
         )
         slot.state.digest = state.digest if state is not None else self.measure(slot)
         slot.note_held()
         return slot
 
     def hold(self, slot: IslandFragment, number: int) -> F32:
-        self._gatherings.order({"do": "hold", "index": slot.index, "number": number})
-        return self.parts.memory.hold(self._own(slot), number)
+        self._calls.order({"do": "hold", "index": slot.index, "number": number})
+        return self.fragments.memory.hold(self._own_slot(slot), number)
 
     def take(
         self,
@@ -81,7 +84,7 @@ class Spread:
         *,
         keep_local: float,
     ) -> None:
-        self._gatherings.order(
+        self._calls.order(
             {
                 "do": "take",
                 "index": slot.index,
@@ -90,19 +93,19 @@ class Spread:
                 "keep_local": keep_local,
             }
         )
-        memory = self.parts.memory
-        memory.take(self._own(slot), sealed, mode, keep_local=keep_local)
+        memory = self.fragments.memory
+        memory.take(self._own_slot(slot), sealed, mode, keep_local=keep_local)
 
     def forget(self, sealed: UpdateInFlight) -> None:
-        self._gatherings.order({"do": "forget", "number": sealed.number})
-        self.parts.memory.forget(sealed)
+        self._calls.order({"do": "forget", "number": sealed.number})
+        self.fragments.memory.forget(sealed)
 
     def measure(self, slot: IslandFragment) -> bytes:
         index, count = slot.index, slot.state.count
         order = {"do": "measure", "index": index, "count": count}
-        line = self._background.line
-        return self._background.do(
-            order, lambda: self.parts.measure(line, index, count=count)
+        channel = self._background.channel
+        return self._background.execute(
+            order, lambda: self.fragments.measure(channel, index, count=count)
         )[0]
 
     def seal(
@@ -114,15 +117,15 @@ class Spread:
         decay: float,
         is_difference: bool,
     ) -> tuple[np.ndarray, float]:
-        index, line = slot.index, self._background.line
+        index, channel = slot.index, self._background.channel
         body = self._buffers.body(slot.up.body_bytes(slot.layout.elements))
-        how = {"seed": seed, "decay": decay, "is_difference": is_difference}
-        order = {"do": "seal", "index": index, "number": sealed.number, **how}
+        options = {"seed": seed, "decay": decay, "is_difference": is_difference}
+        order = {"do": "seal", "index": index, "number": sealed.number, **options}
         try:
-            norm, _ = self._background.do(
+            norm, _ = self._background.execute(
                 order,
-                lambda: self.parts.seal(
-                    line,
+                lambda: self.fragments.seal(
+                    channel,
                     index,
                     sealed,
                     seed=seed,
@@ -138,8 +141,8 @@ class Spread:
 
     def keep_loaded(self, slot: IslandFragment, sealed: UpdateInFlight) -> None:
         order = {"do": "keep_loaded", "index": slot.index, "number": sealed.number}
-        own, memory = self._own(slot), self.parts.memory
-        self._background.do(order, lambda: memory.keep_loaded(own, sealed))
+        own_slot, memory = self._own_slot(slot), self.fragments.memory
+        self._background.execute(order, lambda: memory.keep_loaded(own_slot, sealed))
 
     def apply(self, slot: IslandFragment, agreed: Frame) -> None:
         state, header = slot.state, agreed.header
@@ -158,13 +161,13 @@ class Spread:
                 f"The state of fragment {slot.index} has {len(state.anchor)} elements, "
                 f"and the fragment {slot.layout.elements}. Ask for the state again."
             )
-        line, index = self._background.line, slot.index
+        channel, index = self._background.channel, slot.index
         order = {"do": "replace", "index": index}
-        own, _ = self._background.do(
-            order, lambda: self.parts.scatter(line, index, state)
+        part, _ = self._background.execute(
+            order, lambda: self.fragments.scatter(channel, index, state)
         )
-        own.digest = state.digest
-        slot.state = self._own(slot).state = own
+        part.digest = state.digest
+        slot.state = self._own_slot(slot).state = part
 
     def settle(
         self, slot: IslandFragment, sealed: UpdateInFlight, verdict: Verdict
@@ -175,8 +178,10 @@ class Spread:
             "number": sealed.number,
             "verdict": verdict.name,
         }
-        own, memory = self._own(slot), self.parts.memory
-        self._background.do(order, lambda: memory.settle_residual(own, sealed, verdict))
+        own_slot, memory = self._own_slot(slot), self.fragments.memory
+        self._background.execute(
+            order, lambda: memory.settle_residual(own_slot, sealed, verdict)
+        )
         if sealed.frame is not None and sealed.frame.header.elements:
             self._buffers.give_back(sealed.frame.body)
 
@@ -195,9 +200,9 @@ class Spread:
             "rest": rest.number,
             "is_settled": is_settled,
         }
-        own, memory = self._own(slot), self.parts.memory
-        self._background.do(
-            order, lambda: memory.since(own, flying, rest, is_settled=is_settled)
+        own_slot, memory = self._own_slot(slot), self.fragments.memory
+        self._background.execute(
+            order, lambda: memory.since(own_slot, flying, rest, is_settled=is_settled)
         )
 
     def has_left_over(self, slot: IslandFragment) -> bool:
@@ -205,13 +210,12 @@ class Spread:
         is_flying = flying is not None and flying.outcome is None
         number = flying.number if flying is not None and is_flying else None
         order = {"do": "left_over", "index": slot.index, "number": number}
-        own = self._own(slot)
-        mine = own.residual
+        residual = self._own_slot(slot).residual
         if flying is not None and is_flying:
-            mine = flying.residual_after
-        answers = self._background.ask(order)
-        has_mine = mine is not None and bool(mine.any())
-        return has_mine or any(said["has"] for said in answers)
+            residual = flying.residual_after
+        answers = self._background.request(order)
+        is_own = residual is not None and bool(residual.any())
+        return is_own or any(answer["has"] for answer in answers)
 
     def whole(self, slot: IslandFragment) -> FragmentState:
         vectors = self.gathered(slot, 1 + len(slot.state.moments))
@@ -229,31 +233,34 @@ class Spread:
         is_exact: bool,
     ) -> list[SavedFragment]:
         order = {"do": "save", "made": trained, "is_exact": is_exact}
-        self._gatherings.order({**order, "slots": [outline(each) for each in slots]})
-        own = [
-            replace(slot, layout=mine.layout, residual=mine.residual)
-            for slot, mine in ((each, self._own(each)) for each in slots)
+        self._calls.order({**order, "slots": [summary_of(slot) for slot in slots]})
+        pairs = [(slot, self._own_slot(slot)) for slot in slots]
+        own_slots = [
+            replace(slot, layout=own_slot.layout, residual=own_slot.residual)
+            for slot, own_slot in pairs
         ]
-        return self.parts.memory.saving(own, sync, trained=trained, is_exact=is_exact)
+        return self.fragments.memory.saving(
+            own_slots, sync, trained=trained, is_exact=is_exact
+        )
 
     def as_work(self, saved: SavedIsland, sync: SyncSection) -> SavedIsland:
         trained = saved.inner_steps, saved.tokens
-        self._gatherings.order({"do": "as_work", "made": trained})
-        parts = self.parts
+        self._calls.order({"do": "as_work", "made": trained})
+        parts = self.fragments
         work = as_work(saved.fragments, parts.layout, parts.view, sync, trained=trained)
         return replace(saved, is_exact=False, fragments=work)
 
     def require_fitting(self, layout: Layout, saved: Sequence[SavedFragment]) -> None:
-        require_sizes([each.elements for each in self.parts.layout], saved)
-        self._background.ask({"do": "fit"})
+        require_sizes([part.elements for part in self.fragments.layout], saved)
+        self._background.request({"do": "fit"})
 
     def resume(
         self, index: int, layout: FragmentLayout, terms: Terms, saved: SavedFragment
     ) -> IslandFragment:
-        self._gatherings.order({"do": "stand", "index": index})
-        own = self.parts.resume(index, saved)
-        slot = replace(own, layout=layout, residual=None)
-        # Known by the digest of the whole, as in `begin`.
+        self._calls.order({"do": "stand", "index": index})
+        own_slot = self.fragments.resume(index, saved)
+        slot = replace(own_slot, layout=layout, residual=None)
+        # The digest of the whole fragment, as in `begin`.
         slot.state.digest = saved.digest
         slot.note_held()
         return slot
@@ -261,13 +268,13 @@ class Spread:
     def remake(
         self, slot: IslandFragment, saved: SavedFragment, *, seed: int, decay: float
     ) -> tuple[np.ndarray, float]:
-        index, line = slot.index, self._background.line
+        index, channel = slot.index, self._background.channel
         body = np.empty(slot.up.body_bytes(slot.layout.elements), np.uint8)
         order = {"do": "remake", "index": index, "seed": seed, "decay": decay}
-        norm, _ = self._background.do(
+        norm, _ = self._background.execute(
             order,
-            lambda: self.parts.remake(
-                line, index, saved, seed=seed, decay=decay, body=body
+            lambda: self.fragments.remake(
+                channel, index, saved, seed=seed, decay=decay, body=body
             ),
         )
         return body, norm
@@ -275,31 +282,31 @@ class Spread:
     def give(
         self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
     ) -> None:
-        self._gatherings.order(
-            {"do": "give", "index": slot.index, "left": remaining.value}
-        )
-        self.parts.memory.give(self._own(slot), saved, remaining)
+        self._calls.order({"do": "give", "index": slot.index, "left": remaining.value})
+        self.fragments.memory.give(self._own_slot(slot), saved, remaining)
 
     def leave_over(
         self, slot: IslandFragment, saved: SavedFragment, remaining: RemainingWork
     ) -> None:
         order = {"do": "leave_over", "index": slot.index, "left": remaining.value}
-        own, memory = self._own(slot), self.parts.memory
-        self._background.do(order, lambda: memory.leave_over(own, saved, remaining))
+        own_slot, memory = self._own_slot(slot), self.fragments.memory
+        self._background.execute(
+            order, lambda: memory.leave_over(own_slot, saved, remaining)
+        )
 
     def gathered(self, slot: IslandFragment, count: int) -> list[F32]:
-        """Return the first vectors of a fragment's state, whole."""
-        index, line = slot.index, self._background.line
-        whole = [np.empty(slot.layout.elements, np.float32) for _ in range(count)]
-        own = slot.state.vectors[:count]
-        self._background.do(
+        """Return the first vectors of a fragment's state, from all ranks."""
+        index, channel = slot.index, self._background.channel
+        vectors = [np.empty(slot.layout.elements, np.float32) for _ in range(count)]
+        parts = slot.state.vectors[:count]
+        self._background.execute(
             {"do": "gather", "index": index, "count": count},
-            lambda: self.parts.gather(line, index, own, whole=whole),
+            lambda: self.fragments.gather(channel, index, parts, out=vectors),
         )
-        return whole
+        return vectors
 
     def _step(self, slot: IslandFragment, agreed: Frame) -> None:
-        header, index, line = agreed.header, slot.index, self._background.line
+        header, index, channel = agreed.header, slot.index, self._background.channel
         outer, count = header.outer, slot.state.count
         assert outer is not None
         order = {
@@ -309,10 +316,10 @@ class Spread:
             "outer": asdict(outer),
             "count": count,
         }
-        self._background.do(
+        self._background.execute(
             order,
-            lambda: self.parts.step(
-                line,
+            lambda: self.fragments.step(
+                channel,
                 index,
                 down=header.codec,
                 outer=outer,
@@ -321,15 +328,15 @@ class Spread:
             ),
         )
 
-    def _own(self, slot: IslandFragment) -> IslandFragment:
-        return self.parts.slots[slot.index]
+    def _own_slot(self, slot: IslandFragment) -> IslandFragment:
+        return self.fragments.slots[slot.index]
 
 
 def require_lockstep(settings: RunSettings) -> None:
-    """Return when all ranks can know from the settings alone what is due when.
+    """Raise unless all ranks can derive every sync from the settings alone.
 
     Raises:
-        UsageError: naming the setting that says otherwise.
+        UsageError: they cannot. The message has the setting.
     """
     if settings.sync.dynamic_local_updates:
         raise UsageError(
@@ -339,7 +346,7 @@ def require_lockstep(settings: RunSettings) -> None:
         )
     if settings.sync.mode != "sync":
         raise UsageError(
-            f"sync.mode={settings.sync.mode!r} lets rounds come when they come, and "
+            f"sync.mode={settings.sync.mode!r} lets rounds come at any step, and "
             "the ranks of this island must take them at the same step. Use "
             "sync.mode='sync' for a run with islands of several ranks."
         )

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from atoll.exchange.base import in_parts
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.torch.model import raw_bytes
-from atoll.torch.ranks.channel import LEADER, Line, Message
-from atoll.torch.ranks.ownership import Shares, Shelves, Table
+from atoll.torch.ranks.channel import LEADER, Message, RankChannel
+from atoll.torch.ranks.ownership import Ownership, RankTensors, Table
 from atoll.weights import Layout
 from atoll.weights.layout import F32
 from atoll.weights.ranges import Ranges, box_runs
@@ -35,10 +35,10 @@ CHUNK = PIECE_ELEMENTS
 
 
 Route = tuple[int, Ranges]
-"""Another rank, and elements of a vector of this one."""
+"""Another rank, and elements of this rank's vector."""
 
 
-class Shelf:
+class TensorVector:
     """Tensors of a rank, end to end, as if they were one vector."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -49,122 +49,130 @@ class Shelf:
     def read(self, first: int, out: F32) -> None:
         """Copy elements from `first` on, as fp32."""
         values = torch.from_numpy(out)
-        for tensor, at, here in self._between(first, len(out)):
-            values[here].copy_(tensor.reshape(-1)[at])
+        for tensor, source, target in self._between(first, len(out)):
+            values[target].copy_(tensor.reshape(-1)[source])
 
     @torch.no_grad()
     def write(self, first: int, new: F32) -> None:
         """Change elements from `first` on, each cast to its own dtype."""
         values = torch.from_numpy(new)
-        for tensor, at, here in self._between(first, len(new)):
+        for tensor, target, source in self._between(first, len(new)):
             if tensor.is_contiguous():
-                tensor.view(-1)[at].copy_(values[here])
+                tensor.view(-1)[target].copy_(values[source])
             else:
                 flat = tensor.reshape(-1)
-                flat[at].copy_(values[here])
+                flat[target].copy_(values[source])
                 tensor.copy_(flat.view(tensor.shape))
 
     def _between(
         self, first: int, size: int
     ) -> Iterator[tuple[torch.Tensor, slice, slice]]:
-        """Yield tensors, where in each, and where among the elements asked for."""
+        """Yield tensors, the slice of each, and its slice of the requested elements."""
         start, last = 0, first + size
         for tensor in self._tensors:
             stop = start + tensor.numel()
             begin, end = max(start, first), min(stop, last)
             if begin < end:
-                at = slice(begin - start, end - start)
-                yield tensor, at, slice(begin - first, end - first)
+                inside = slice(begin - start, end - start)
+                yield tensor, inside, slice(begin - first, end - first)
             start = stop
 
 
 class RankView:
     """The live weights that one rank owns, of an island of several."""
 
-    def __init__(self, shelves: Shelves, line: Line) -> None:
-        self._shelves, self._line = shelves, line
-        self._shares: Shares | None = None
-        self.held: list[Shelf] = []
-        """Per fragment, everything that is here."""
+    def __init__(self, rank_tensors: RankTensors, channel: RankChannel) -> None:
+        self._tensors, self._channel = rank_tensors, channel
+        self._ownership: Ownership | None = None
+        self.vectors: list[TensorVector] = []
+        """Per fragment, all values of this rank."""
 
         self._owned: list[Ranges] = []
-        """Per fragment, where in that the owned elements are."""
+        """Per fragment, the positions of the owned elements in `vectors`."""
 
         self._routes: dict[int, tuple[list[Route], list[Route]]] = {}
-        """Per fragment, who is given which owned elements, and who gives which held."""
+        """Per fragment, the owned elements to send, and the held ones to receive."""
 
-    def share(self, shares: Shares) -> None:
-        """Learn who owns what, and lay out accordingly."""
-        self._shares, rank = shares, self._line.rank
-        self.held, self._owned, self._routes = [], [], {}
-        for index in range(len(shares.layout)):
-            tensors = shares.part(rank, index, owned=False).tensors
-            locals_ = [self._shelves.local(tensor.name) for tensor in tensors]
-            self.held.append(Shelf(locals_))
-            held = shares.held(rank, index)
-            self._owned.append(shares.owned(rank, index).inside(held))
+    def set_ownership(self, ownership: Ownership) -> None:
+        """Set the owners of all elements, and lay out accordingly."""
+        self._ownership, rank = ownership, self._channel.rank
+        self.vectors, self._owned, self._routes = [], [], {}
+        for index in range(len(ownership.layout)):
+            tensors = ownership.part(rank, index, owned=False).tensors
+            locals_ = [self._tensors.local(tensor.name) for tensor in tensors]
+            self.vectors.append(TensorVector(locals_))
+            held_ranges = ownership.held_ranges(rank, index)
+            self._owned.append(ownership.owned(rank, index).inside(held_ranges))
 
     def lay_out(self, layout: Layout) -> None:
-        """Nothing: `share` has said it."""
+        """Do nothing: `set_ownership` has laid out the fragments."""
 
     def read(self, fragment: int, out: F32) -> None:
-        self._shelves.require_same_training()
-        for own, at in self._owned[fragment].stretches(0, len(out)):
-            self.held[fragment].read(at.start, out[own])
+        self._tensors.require_same_training()
+        for compact, position in self._owned[fragment].stretches(0, len(out)):
+            self.vectors[fragment].read(position.start, out[compact])
 
     def write(self, fragment: int, values: F32) -> None:
-        self._shelves.reshard()
-        for own, at in self._owned[fragment].stretches(0, len(values)):
-            self.held[fragment].write(at.start, values[own])
+        self._tensors.reshard()
+        for compact, position in self._owned[fragment].stretches(0, len(values)):
+            self.vectors[fragment].write(position.start, values[compact])
         self._swap(fragment, values)
 
     def read_held(self, fragment: int) -> F32:
-        """Return a copy of everything that is here."""
-        shelf = self.held[fragment]
-        values = np.empty(shelf.elements, np.float32)
-        shelf.read(0, values)
+        """Return a copy of all values of this rank."""
+        vector = self.vectors[fragment]
+        values = np.empty(vector.elements, np.float32)
+        vector.read(0, values)
         return values
 
     def write_held(self, fragment: int, values: F32) -> None:
-        """Put back what `read_held` has returned."""
-        self._shelves.reshard()
-        self.held[fragment].write(0, values)
+        """Write back the values that `read_held` has returned."""
+        self._tensors.reshard()
+        self.vectors[fragment].write(0, values)
 
     def _swap(self, fragment: int, values: F32) -> None:
-        """Give and get what several ranks hold, a chunk of each at a time."""
+        """Exchange the elements that several ranks hold, a chunk of each at a time."""
         if fragment not in self._routes:
             self._routes[fragment] = self._find_routes(fragment)
         gives, gets = self._routes[fragment]
         for number in count():
             outgoing = [
-                (rank, _picked(values, own, number))
-                for rank, own in gives
-                if number * CHUNK < own.elements
+                (rank, _picked(values, ranges, number))
+                for rank, ranges in gives
+                if number * CHUNK < ranges.elements
             ]
             incoming = [
-                (rank, at, np.empty(_size(at, number), np.float32))
-                for rank, at in gets
-                if number * CHUNK < at.elements
+                (rank, ranges, np.empty(_size(ranges, number), np.float32))
+                for rank, ranges in gets
+                if number * CHUNK < ranges.elements
             ]
             if not (outgoing or incoming):
                 return
-            self._line.swap(outgoing, [(rank, new) for rank, _, new in incoming])
-            for _, at, new in incoming:
-                self._put(fragment, at, number, new)
+            self._channel.exchange_vectors(
+                outgoing, [(rank, new) for rank, _, new in incoming]
+            )
+            for _, ranges, new in incoming:
+                self._put(fragment, ranges, number, new)
 
-    def _put(self, fragment: int, at: Ranges, number: int, new: F32) -> None:
+    def _put(self, fragment: int, ranges: Ranges, number: int, new: F32) -> None:
         first = number * CHUNK
-        for own, here in at.stretches(first, first + len(new)):
-            part = new[own.start - first : own.stop - first]
-            self.held[fragment].write(here.start, part)
+        for compact, position in ranges.stretches(first, first + len(new)):
+            part = new[compact.start - first : compact.stop - first]
+            self.vectors[fragment].write(position.start, part)
 
     def _find_routes(self, fragment: int) -> tuple[list[Route], list[Route]]:
-        shares, me = self._shares, self._line.rank
-        assert shares is not None
-        owned, held = shares.owned(me, fragment), shares.held(me, fragment)
-        others = self._line.others
-        gives = [(to, shares.shared(me, to, fragment).inside(owned)) for to in others]
-        gets = [(by, shares.shared(by, me, fragment).inside(held)) for by in others]
+        ownership, me = self._ownership, self._channel.rank
+        assert ownership is not None
+        owned = ownership.owned(me, fragment)
+        held_ranges = ownership.held_ranges(me, fragment)
+        others = self._channel.others
+        gives = [
+            (to, ownership.shared(me, to, fragment).inside(owned)) for to in others
+        ]
+        gets = [
+            (by, ownership.shared(by, me, fragment).inside(held_ranges))
+            for by in others
+        ]
         return gives, gets
 
 
@@ -173,11 +181,11 @@ def _size(ranges: Ranges, number: int) -> int:
 
 
 def _picked(values: F32, ranges: Ranges, number: int) -> F32:
-    """Return a chunk of some of a vector's elements, in memory of its own."""
+    """Return a copy of a chunk of some of a vector's elements."""
     first, size = number * CHUNK, _size(ranges, number)
     picked = np.empty(size, np.float32)
-    for own, at in ranges.stretches(first, first + size):
-        picked[own.start - first : own.stop - first] = values[at]
+    for compact, position in ranges.stretches(first, first + size):
+        picked[compact.start - first : compact.stop - first] = values[position]
     return picked
 
 
@@ -185,15 +193,15 @@ U8 = NDArray[np.uint8]
 
 
 def with_digests(
-    line: Line, table: Table, shelves: Shelves, model: ModelSpec
+    channel: RankChannel, table: Table, rank_tensors: RankTensors, model: ModelSpec
 ) -> ModelSpec:
     """Return the model with the digests of all constants, at the leader.
 
-    The other ranks end with what they had: they compare nothing with the run.
+    The other ranks return their own model: they compare nothing with the run.
     """
     return ModelSpec(
         tuple(
-            replace(spec, digest=_digest(line, table, shelves, spec))
+            replace(spec, digest=_digest(channel, table, rank_tensors, spec))
             if spec.role == "constant" and not spec.digest
             else spec
             for spec in model.tensors
@@ -206,68 +214,74 @@ class RankConstants:
 
     def __init__(
         self,
-        line: Line,
+        channel: RankChannel,
         table: Table,
-        shelves: Shelves,
+        rank_tensors: RankTensors,
         order: Callable[[Message], None],
     ) -> None:
-        self._line, self._table, self._shelves = line, table, shelves
+        self._channel, self._table, self._tensors = channel, table, rank_tensors
         self._order = order
 
     def parts(self, constant: TensorSpec, first: int = 0) -> Iterator[Bytes]:
         self._order({"do": "constant", "name": constant.name})
         yield from in_parts(
-            gather(self._line, self._table, self._shelves, constant), first
+            gather(self._channel, self._table, self._tensors, constant), first
         )
 
 
-def _digest(line: Line, table: Table, shelves: Shelves, spec: TensorSpec) -> str:
-    if line.is_leader:
-        return blake3_digest(gather(line, table, shelves, spec)).hex()
-    give(line, table, shelves, spec)
+def _digest(
+    channel: RankChannel, table: Table, rank_tensors: RankTensors, spec: TensorSpec
+) -> str:
+    if channel.is_leader:
+        return blake3_digest(gather(channel, table, rank_tensors, spec)).hex()
+    give(channel, table, rank_tensors, spec)
     return spec.digest
 
 
-def give(line: Line, table: Table, shelves: Shelves, spec: TensorSpec) -> None:
-    """Give the leader what this rank has of a constant, if that is asked of it."""
-    if line.rank in dict(_holders(table, spec)):
-        for part in _chunked(_mine(shelves, spec)):
-            line.put(LEADER, part.copy())
+def give(
+    channel: RankChannel, table: Table, rank_tensors: RankTensors, spec: TensorSpec
+) -> None:
+    """Send the leader this rank's part of a constant, if this rank is to send it."""
+    if channel.rank in dict(_holders(table, spec)):
+        for part in _chunked(_mine(rank_tensors, spec)):
+            channel.send_vector(LEADER, part.copy())
 
 
-def _mine(shelves: Shelves, spec: TensorSpec) -> U8:
-    return np.frombuffer(raw_bytes(shelves.local(spec.name)), np.uint8)
+def _mine(rank_tensors: RankTensors, spec: TensorSpec) -> U8:
+    return np.frombuffer(raw_bytes(rank_tensors.local(spec.name)), np.uint8)
 
 
-def gather(line: Line, table: Table, shelves: Shelves, spec: TensorSpec) -> U8:
-    """Return all bytes of a constant, while the other ranks give theirs."""
+def gather(
+    channel: RankChannel, table: Table, rank_tensors: RankTensors, spec: TensorSpec
+) -> U8:
+    """Return all bytes of a constant, while the other ranks call `give`."""
     holders = dict(_holders(table, spec))
-    if list(holders) == [line.rank]:
-        return _mine(shelves, spec)
+    if list(holders) == [channel.rank]:
+        return _mine(rank_tensors, spec)
     elements = math.prod(spec.shape)
     width = _width(spec.dtype)
-    whole = np.empty((elements, width), np.uint8)
+    full = np.empty((elements, width), np.uint8)
     for rank, ranges in holders.items():
-        if rank == line.rank:
-            values = _mine(shelves, spec)
+        if rank == channel.rank:
+            values = _mine(rank_tensors, spec)
         else:
             values = np.empty(ranges.elements * width, np.uint8)
             for part in _chunked(values):
-                line.get(rank, part)
-        whole[ranges.cut(0, elements).positions] = values.reshape(-1, width)
-    return whole.reshape(-1)
+                channel.receive_vector(rank, part)
+        full[ranges.cut(0, elements).positions] = values.reshape(-1, width)
+    return full.reshape(-1)
 
 
 def _holders(table: Table, spec: TensorSpec) -> Iterator[tuple[int, Ranges]]:
     """Yield one rank for each box of a tensor, with the elements that it has."""
     boxes = set()
-    for rank, holdings in enumerate(table):
-        for each in holdings:
-            if each.spec.name != spec.name or each.is_copy or each.box in boxes:
+    for rank, held_tensors in enumerate(table):
+        for tensor in held_tensors:
+            if tensor.spec.name != spec.name or tensor.is_copy or tensor.box in boxes:
                 continue
-            boxes.add(each.box)
-            if 0 not in each.size:
-                yield rank, Ranges.of([box_runs(spec.shape, *each.box)])
+            boxes.add(tensor.box)
+            if 0 not in tensor.size:
+                yield rank, Ranges.of([box_runs(spec.shape, *tensor.box)])
 
 
 def _chunked(values: U8) -> Iterator[U8]:
@@ -277,5 +291,5 @@ def _chunked(values: U8) -> Iterator[U8]:
 
 
 def _width(dtype: str) -> int:
-    """Return the bytes of an element, whose dtype torch spells like this."""
+    """Return the bytes of an element of a dtype of torch."""
     return torch.empty(0, dtype=vars(torch)[dtype]).element_size()

@@ -1,10 +1,9 @@
 """The operations of a rank on its part of a fragment, which all ranks do together.
 
-Every rank calls the same methods in the same order, each on a channel of its own
-thread; only the leader has whole fragments, one at a time, and ends with the result. A
-rank that fails still sends the vectors that the others wait for, and reports its error
-at the end, so that no rank waits without end. An outline describes saved fragments
-without their vectors.
+Every rank calls the same methods in the same order, on one channel per thread; only the
+leader has whole fragments, one at a time, and ends with the result. A rank that fails
+still sends the vectors that the others wait for, and reports its error at the end, so
+that no rank waits forever. A summary describes saved fragments without their vectors.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from atoll.island.saved_state import (
 )
 from atoll.protocol import WorkDecision
 from atoll.protocol.island import RemainingWork
-from atoll.torch.ranks.channel import LEADER, Failing, Line
-from atoll.torch.ranks.ownership import Shares
+from atoll.torch.ranks.channel import LEADER, FirstError, RankChannel
+from atoll.torch.ranks.ownership import Ownership
 from atoll.torch.ranks.view import CHUNK, RankView
 from atoll.weights import FragmentState, Layout, Terms
 from atoll.weights.layout import F32, blocks
@@ -47,12 +46,12 @@ from atoll.wire import (
 
 
 @dataclass
-class Parts:
+class RankFragments:
     """The parts of all fragments that one rank owns."""
 
     view: RankView
     rank: int
-    shares: Shares
+    ownership: Ownership
     terms: list[Terms]
     slots: dict[int, IslandFragment] = field(default_factory=dict)
 
@@ -64,47 +63,57 @@ class Parts:
         return self.rank == LEADER
 
     def begin(
-        self, line: Line, index: int, state: FragmentState | None, *, founds: bool
+        self,
+        channel: RankChannel,
+        index: int,
+        state: FragmentState | None,
+        *,
+        founds: bool,
     ) -> IslandFragment:
         """Found a fragment on the live weights, or take the leader's state of it."""
-        layout = self.shares.part(self.rank, index)
-        own = None if founds else self.scatter(line, index, state)
-        slot = self.memory.begin(index, layout, self.terms[index], own)
+        layout = self.ownership.part(self.rank, index)
+        part = None if founds else self.scatter(channel, index, state)
+        slot = self.memory.begin(index, layout, self.terms[index], part)
         self.slots[index] = slot
         return slot
 
     def scatter(
-        self, line: Line, index: int, state: FragmentState | None
+        self, channel: RankChannel, index: int, state: FragmentState | None
     ) -> FragmentState:
-        """Return this rank's part of the leader's state, which the others lack."""
-        ranges = self.shares.owned(self.rank, index)
+        """Return this rank's part of the leader's state; the others pass None."""
+        ranges = self.ownership.owned(self.rank, index)
         count = 1 + MOMENTS[self.terms[index].outer.optimizer]
-        own = [np.empty(ranges.elements, np.float32) for _ in range(count)]
+        vectors = [np.empty(ranges.elements, np.float32) for _ in range(count)]
         for number in range(count):
-            whole = state.vectors[number] if state is not None else None
+            full = state.vectors[number] if state is not None else None
             for first, last in self._chunks(index):
                 values = np.empty(last - first, np.float32)
-                if whole is not None:
-                    values[:] = whole[first:last]
-                line.spread(values)
+                if full is not None:
+                    values[:] = full[first:last]
+                channel.broadcast_vector(values)
                 cut = ranges.cut(first, last)
-                own[number][cut.compact] = values[cut.positions]
+                vectors[number][cut.compact] = values[cut.positions]
         round, step = (state.round, state.count) if state is not None else (0, 0)
-        return FragmentState(own[0], own[1:], round=round, count=step)
+        return FragmentState(vectors[0], vectors[1:], round=round, count=step)
 
     def gather(
-        self, line: Line, index: int, own: Sequence[F32], *, whole: Sequence[F32] | None
+        self,
+        channel: RankChannel,
+        index: int,
+        vectors: Sequence[F32],
+        *,
+        out: Sequence[F32] | None,
     ) -> None:
-        """Fill the leader's vectors of a whole fragment with everybody's parts."""
-        for number, vector in enumerate(own):
+        """Fill the leader's vectors of a whole fragment with the parts of all ranks."""
+        for number, vector in enumerate(vectors):
             for first, last in self._chunks(index):
-                cut = self.shares.owned(self.rank, index).cut(first, last)
-                out = None if whole is None else whole[number][first:last]
-                self._collect(line, index, first, last, vector[cut.compact], out)
+                cut = self.ownership.owned(self.rank, index).cut(first, last)
+                chunk = None if out is None else out[number][first:last]
+                self._collect(channel, index, first, last, vector[cut.compact], chunk)
 
     def seal(
         self,
-        line: Line,
+        channel: RankChannel,
         index: int,
         sealed: UpdateInFlight,
         *,
@@ -113,17 +122,17 @@ class Parts:
         is_difference: bool,
         body: np.ndarray | None,
     ) -> float:
-        """Fill the leader's body with an update of everybody's parts; return its norm.
+        """Fill the leader's body with an update of all parts; return its norm.
 
         Raises:
-            NonFinite: naming the parameter, at the leader.
+            NonFinite: at the leader. The message has the parameter.
         """
-        slot, failing = self.slots[index], Failing()
+        slot, first_error = self.slots[index], FirstError()
         if slot.residual is not None:
             sealed.residual_after = self.memory.buffers.vector(len(slot.residual))
-        writer = _Writer(self.shares, index, slot, seed, body)
+        writer = _Writer(self.ownership, index, slot, seed, body)
         for first, last in self._chunks(index):
-            cut = self.shares.owned(self.rank, index).cut(first, last)
+            cut = self.ownership.owned(self.rank, index).cut(first, last)
             values = np.empty(cut.size, np.float32)
             anchor = None if is_difference else slot.state.anchor
             want(
@@ -137,18 +146,18 @@ class Parts:
             )
             if sealed.residual_after is not None:
                 sealed.residual_after[cut.compact] = values
-            whole = np.empty(last - first, np.float32) if self.is_leader else None
-            self._collect(line, index, first, last, values, whole)
-            if whole is not None:
-                failing.attempt(partial(writer.write, first, whole))
+            chunk = np.empty(last - first, np.float32) if self.is_leader else None
+            self._collect(channel, index, first, last, values, chunk)
+            if chunk is not None:
+                first_error.attempt(partial(writer.write, first, chunk))
         if sealed.residual_after is not None:
-            self._leave_over(line, index, sealed.residual_after, body)
-        failing.finish()
+            self._subtract_sent(channel, index, sealed.residual_after, body)
+        first_error.finish()
         return writer.norm.value()
 
     def remake(
         self,
-        line: Line,
+        channel: RankChannel,
         index: int,
         saved: SavedFragment,
         *,
@@ -159,7 +168,7 @@ class Parts:
         """Seal a saved update again: see `Memory.remake`."""
         with remaking(self.slots[index], saved) as sealed:
             return self.seal(
-                line,
+                channel,
                 index,
                 sealed,
                 seed=seed,
@@ -169,7 +178,7 @@ class Parts:
             )
 
     def resume(self, index: int, saved: SavedFragment) -> IslandFragment:
-        """Let a fragment's part be as it stood; return it with its update in flight."""
+        """Restore a fragment's part; return it with its update in flight."""
         terms = self.terms[index]
         slot = self.memory.resume(index, self.layout[index], terms, saved)
         self.slots[index] = replace(slot, sealed=None)
@@ -178,12 +187,12 @@ class Parts:
     @property
     def layout(self) -> Layout:
         """This rank's parts of all fragments."""
-        indices = range(len(self.shares.layout))
-        return tuple(self.shares.part(self.rank, index) for index in indices)
+        indices = range(len(self.ownership.layout))
+        return tuple(self.ownership.part(self.rank, index) for index in indices)
 
     def step(
         self,
-        line: Line,
+        channel: RankChannel,
         index: int,
         *,
         down: str,
@@ -194,54 +203,54 @@ class Parts:
         """Take an outer step by the leader's body of an agreed mean.
 
         Raises:
-            CorruptError: the body does not decode; the part is then spoilt.
+            CorruptError: the body does not decode; the part is then unusable.
         """
-        slot, failing = self.slots[index], Failing()
+        slot, first_error = self.slots[index], FirstError()
         step = kernel_of(slot.state.vectors, outer, count)
-        for first, _, values in self._decoded(line, index, down, body, failing):
-            cut = self.shares.owned(self.rank, index).cut(first, first + len(values))
+        for first, _, values in self._decoded(channel, index, down, body, first_error):
+            cut = self.ownership.owned(self.rank, index).cut(first, first + len(values))
             mean = np.ascontiguousarray(values[cut.positions])
-            failing.attempt(partial(step, cut.compact, mean))
-        failing.finish()
+            first_error.attempt(partial(step, cut.compact, mean))
+        first_error.finish()
 
-    def measure(self, line: Line, index: int, *, count: int) -> bytes:
+    def measure(self, channel: RankChannel, index: int, *, count: int) -> bytes:
         """Return the digest of a fragment's anchor and moments, at the leader.
 
-        A piece that one rank has alone is hashed there; others go to the leader.
+        A piece with one owner is hashed on that rank; the leader hashes the others.
         """
         vectors, width = self.slots[index].state.vectors, 16
-        elements = self.shares.layout[index].elements
+        elements = self.ownership.layout[index].elements
         rows = np.zeros((-(-elements // STATE_PIECE), width * len(vectors)), np.uint8)
-        lone: list[list[int]] = [[] for _ in range(line.size)]
+        lone: list[list[int]] = [[] for _ in range(channel.size)]
         for number, first in enumerate(range(0, elements, STATE_PIECE)):
             last = min(first + STATE_PIECE, elements)
-            owner = self.shares.owners(index)[number]
+            owner = self.ownership.owners(index)[number]
             if owner is not None:
                 lone[owner].append(number)
-            row = self._hashed(line, index, first, last, vectors, owner)
+            row = self._hashed(channel, index, first, last, vectors, owner)
             if row is not None:
                 rows[number] = np.frombuffer(row, np.uint8)
-        self._bring_rows(line, rows, lone)
+        self._bring_rows(channel, rows, lone)
         return state_root(
             [rows.tobytes()], elements=elements, moments=len(vectors) - 1, count=count
         )
 
     def _bring_rows(
-        self, line: Line, rows: np.ndarray, lone: Sequence[Sequence[int]]
+        self, channel: RankChannel, rows: np.ndarray, lone: Sequence[Sequence[int]]
     ) -> None:
-        for rank in line.others if self.is_leader else [self.rank]:
+        for rank in channel.others if self.is_leader else [self.rank]:
             if not lone[rank]:
                 continue
             picked = rows[list(lone[rank])]
             if self.is_leader:
-                line.get(rank, picked)
+                channel.receive_vector(rank, picked)
                 rows[list(lone[rank])] = picked
             else:
-                line.put(LEADER, picked)
+                channel.send_vector(LEADER, picked)
 
     def _hashed(
         self,
-        line: Line,
+        channel: RankChannel,
         index: int,
         first: int,
         last: int,
@@ -249,75 +258,79 @@ class Parts:
         owner: int | None,
     ) -> bytes | None:
         """Return a piece's hashes, at its only owner or else at the leader."""
-        cut = self.shares.owned(self.rank, index).cut(first, last)
+        cut = self.ownership.owned(self.rank, index).cut(first, last)
         if owner is not None:
             is_mine = owner == self.rank
             return state_piece([v[cut.compact] for v in vectors]) if is_mine else None
-        whole = [np.empty(last - first, np.float32) for _ in vectors]
-        for vector, out in zip(vectors, whole, strict=True):
-            self._collect(line, index, first, last, vector[cut.compact], out)
-        return state_piece(whole) if self.is_leader else None
+        chunks = [np.empty(last - first, np.float32) for _ in vectors]
+        for vector, out in zip(vectors, chunks, strict=True):
+            self._collect(channel, index, first, last, vector[cut.compact], out)
+        return state_piece(chunks) if self.is_leader else None
 
-    def _leave_over(
-        self, line: Line, index: int, wanted: F32, body: np.ndarray | None
+    def _subtract_sent(
+        self, channel: RankChannel, index: int, wanted: F32, body: np.ndarray | None
     ) -> None:
-        """Let `wanted` be what the codec has not sent of it."""
-        up, failing = self.terms[index].up.name, Failing()
-        for first, _, sent in self._decoded(line, index, up, body, failing):
-            cut = self.shares.owned(self.rank, index).cut(first, first + len(sent))
-            here = wanted[cut.compact]
-            np.subtract(here, sent[cut.positions], out=here)
+        """Subtract from `wanted` the part of it that the codec has sent."""
+        up, first_error = self.terms[index].up.name, FirstError()
+        for first, _, sent in self._decoded(channel, index, up, body, first_error):
+            cut = self.ownership.owned(self.rank, index).cut(first, first + len(sent))
+            residual = wanted[cut.compact]
+            np.subtract(residual, sent[cut.positions], out=residual)
 
     def _decoded(
         self,
-        line: Line,
+        channel: RankChannel,
         index: int,
         name: str,
         body: np.ndarray | None,
-        failing: Failing,
+        first_error: FirstError,
     ) -> Iterator[tuple[int, int, F32]]:
         """Yield blocks of the leader's body that hold elements of this rank."""
-        scheme, ranges = codec(name), self.shares.owned(self.rank, index)
+        scheme, ranges = codec(name), self.ownership.owned(self.rank, index)
         scratch = np.empty(STATE_PIECE, np.float32)
         for first, last in self._chunks(index):
             piece = np.empty(scheme.body_bytes(last - first), np.uint8)
             if body is not None:
                 start = scheme.offset(first)
                 piece[:] = body[start : start + len(piece)]
-            line.spread(piece)
+            channel.broadcast_vector(piece)
             for block in blocks(last - first):
                 values = scratch[: block.stop - block.start]
                 if ranges.cut(first + block.start, first + block.stop).size:
                     decode = partial(scheme.decode, piece, values)
-                    failing.attempt(partial(decode, first=block.start))
+                    first_error.attempt(partial(decode, first=block.start))
                     yield first + block.start, first + block.stop, values
 
     def _collect(
         self,
-        line: Line,
+        channel: RankChannel,
         index: int,
         first: int,
         last: int,
-        mine: F32,
+        own_values: F32,
         out: F32 | None,
     ) -> None:
-        """Bring everybody's elements between two of a fragment into the leader's."""
+        """Collect the elements `first` to `last` of all ranks in the leader's `out`."""
         if not self.is_leader:
-            if len(mine):
-                line.put(LEADER, mine)
+            if len(own_values):
+                channel.send_vector(LEADER, own_values)
             return
         assert out is not None
-        out[self.shares.owned(self.rank, index).cut(first, last).positions] = mine
-        cuts = [(r, self.shares.owned(r, index).cut(first, last)) for r in line.others]
+        out[self.ownership.owned(self.rank, index).cut(first, last).positions] = (
+            own_values
+        )
+        cuts = [
+            (r, self.ownership.owned(r, index).cut(first, last)) for r in channel.others
+        ]
         coming = [
             (r, cut, np.empty(cut.size, np.float32)) for r, cut in cuts if cut.size
         ]
-        line.swap([], [(rank, values) for rank, _, values in coming])
+        channel.exchange_vectors([], [(rank, values) for rank, _, values in coming])
         for _, cut, values in coming:
             out[cut.positions] = values
 
     def _chunks(self, index: int) -> Iterator[tuple[int, int]]:
-        elements = self.shares.layout[index].elements
+        elements = self.ownership.layout[index].elements
         for first in range(0, elements, CHUNK):
             yield first, min(first + CHUNK, elements)
 
@@ -327,55 +340,55 @@ class _Writer:
 
     def __init__(
         self,
-        shares: Shares,
+        ownership: Ownership,
         index: int,
         slot: IslandFragment,
         seed: int,
         body: np.ndarray | None,
     ) -> None:
-        self._layout, self._up, self._seed = shares.layout[index], slot.up, seed
+        self._layout, self._up, self._seed = ownership.layout[index], slot.up, seed
         self._body, self.norm = body, Norm()
 
     def write(self, first: int, values: F32) -> None:
-        """Encode values from element `first` on, and add what they decode to."""
+        """Encode values from element `first` on, and add their decoded norm."""
         assert self._body is not None
         sent = np.empty(min(STATE_PIECE, len(values)), np.float32)
         for block in blocks(len(values)):
-            here, start = values[block], first + block.start
-            encode(self._layout, self._up, here, self._body, start, self._seed)
-            decoded = sent[: len(here)]
+            chunk, start = values[block], first + block.start
+            encode(self._layout, self._up, chunk, self._body, start, self._seed)
+            decoded = sent[: len(chunk)]
             self._up.decode(self._body, decoded, first=start)
             self.norm.add(decoded)
 
 
-Outline = dict[str, Any]
+FragmentSummary = dict[str, Any]
 
 
-def outline(slot: IslandFragment) -> Outline:
-    """Return what the other ranks must know of a leader's slot."""
+def summary_of(slot: IslandFragment) -> FragmentSummary:
+    """Return the facts of a leader's slot that the other ranks need."""
     return {"update": _update(slot.sealed), "held": _held(slot.held_back)}
 
 
 def filled(
-    own: IslandFragment,
-    said: Outline,
+    slot: IslandFragment,
+    summary: FragmentSummary,
     sealed: Callable[[int], UpdateInFlight],
     saved: SavedFragment | None,
 ) -> IslandFragment:
-    """Return a rank's slot as the leader's outline says, with its own vectors.
+    """Return a rank's slot with the leader's facts and its own vectors.
 
     `sealed` finds an update by its number, and `saved` is the rank's own of a
     checkpoint that the leader may hold back.
     """
-    update, held = said["update"], said["held"]
+    update, held_back = summary["update"], summary["held"]
     return replace(
-        own,
+        slot,
         sealed=_filled_update(sealed(update["number"]), update) if update else None,
-        held_back=_filled_held(held, saved) if held and saved else None,
+        held_back=_filled_held(held_back, saved) if held_back and saved else None,
     )
 
 
-def part_of_island(fragments: list[SavedFragment]) -> SavedIsland:
+def rank_part_of_island(fragments: list[SavedFragment]) -> SavedIsland:
     """Return a rank's vectors as a checkpoint keeps them; the leader's has the rest."""
     return SavedIsland(
         run="",
@@ -392,7 +405,7 @@ def part_of_island(fragments: list[SavedFragment]) -> SavedIsland:
     )
 
 
-def _update(sealed: UpdateInFlight | None) -> Outline | None:
+def _update(sealed: UpdateInFlight | None) -> FragmentSummary | None:
     if sealed is None:
         return None
     outcome = sealed.outcome
@@ -405,43 +418,43 @@ def _update(sealed: UpdateInFlight | None) -> Outline | None:
     }
 
 
-def _filled_update(own: UpdateInFlight, said: Outline) -> UpdateInFlight:
+def _filled_update(update: UpdateInFlight, summary: FragmentSummary) -> UpdateInFlight:
     arrival: Future[AppliedOutcome | FragmentsWanted] = Future()
-    if said["how"] is not None:
+    if summary["how"] is not None:
         arrival.set_result(
             AppliedOutcome(
-                decision=WorkDecision(said["how"]),
+                decision=WorkDecision(summary["how"]),
                 verdict=Verdict.COUNTED,
                 reason="",
-                through=said["round"],
+                through=summary["round"],
                 position=None,
             )
         )
     return replace(
-        own,
-        round=said["round"],
-        is_awaited=said["is_awaited"],
-        is_part=said["has_bytes"],
+        update,
+        round=summary["round"],
+        is_awaited=summary["is_awaited"],
+        is_part=summary["has_bytes"],
         arrival=arrival,
     )
 
 
-def _held(held: HeldBackWork | None) -> Outline | None:
-    if held is None:
+def _held(work: HeldBackWork | None) -> FragmentSummary | None:
+    if work is None:
         return None
-    after = held.remaining_after
+    after = work.remaining_after
     return {
-        "round": held.round,
-        "most": held.remaining_before.value,
+        "round": work.round,
+        "most": work.remaining_before.value,
         "left": after.value if after else None,
     }
 
 
-def _filled_held(said: Outline, saved: SavedFragment) -> HeldBackWork:
+def _filled_held(summary: FragmentSummary, saved: SavedFragment) -> HeldBackWork:
     return HeldBackWork(
-        round=said["round"],
+        round=summary["round"],
         saved=saved,
-        remaining_before=RemainingWork(said["most"]),
+        remaining_before=RemainingWork(summary["most"]),
         progress=(0, 0),
-        remaining_after=RemainingWork(said["left"]) if said["left"] else None,
+        remaining_after=RemainingWork(summary["left"]) if summary["left"] else None,
     )

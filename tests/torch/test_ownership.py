@@ -9,7 +9,7 @@ import pytest
 
 from atoll.errors import ModelError
 from atoll.protocol import ModelSpec, TensorSpec
-from atoll.torch.ranks.ownership import Holding, Shares, Table, model_of
+from atoll.torch.ranks.ownership import HeldTensor, Ownership, Table, model_of
 from atoll.weights import FragmentLayout
 from atoll.wire import STATE_PIECE
 
@@ -33,8 +33,8 @@ def held(
     *,
     is_copy: bool = False,
     stage: int = 0,
-) -> Holding:
-    return Holding(
+) -> HeldTensor:
+    return HeldTensor(
         spec=spec,
         stage=stage,
         start=start or (0,) * len(spec.shape),
@@ -72,10 +72,10 @@ LAYOUT = (FragmentLayout((WEIGHT, BIAS)),)
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_every_element_has_one_owner(table: Table) -> None:
     """The owned ranges of all ranks are the fragment, and each rank holds its own."""
-    shares = Shares(table, LAYOUT)
+    shares = Ownership(table, LAYOUT)
     owners = np.zeros(LAYOUT[0].elements, int)
     for rank in range(len(table)):
-        owned, holds = shares.owned(rank, 0), shares.held(rank, 0)
+        owned, holds = shares.owned(rank, 0), shares.held_ranges(rank, 0)
         owners[owned.cut(0, len(owners)).positions] += 1
         assert owned.inside(holds).elements == owned.elements
         assert shares.part(rank, 0).elements == owned.elements
@@ -85,7 +85,7 @@ def test_every_element_has_one_owner(table: Table) -> None:
 @pytest.mark.parametrize("table", TABLES.values(), ids=TABLES)
 def test_what_a_rank_holds_and_does_not_own_it_is_given(table: Table) -> None:
     """What others share with a rank, and what it owns, is all that it holds."""
-    shares = Shares(table, LAYOUT)
+    shares = Ownership(table, LAYOUT)
     for rank in range(len(table)):
         given = [
             shares.shared(other, rank, 0).elements
@@ -93,12 +93,12 @@ def test_what_a_rank_holds_and_does_not_own_it_is_given(table: Table) -> None:
             if other != rank
         ]
         own = shares.owned(rank, 0).elements
-        assert own + sum(given) == shares.held(rank, 0).elements
+        assert own + sum(given) == shares.held_ranges(rank, 0).elements
 
 
 def test_replicas_own_whole_pieces() -> None:
     """Whoever owns a piece of what all hold can hash it alone."""
-    shares = Shares(TABLES["replicas"], LAYOUT)
+    shares = Ownership(TABLES["replicas"], LAYOUT)
     owners = shares.owners(0)
     assert len(owners) == -(-LAYOUT[0].elements // STATE_PIECE)
     assert set(owners) == {0, 1, 2}
@@ -108,7 +108,7 @@ def test_buffers_belong_to_the_first_rank() -> None:
     """Buffers may differ from rank to rank: the first one's are the model's."""
     buffer = tensor("seen", (9,), "buffer")
     layout = (FragmentLayout((buffer,), is_buffers=True),)
-    shares = Shares([[held(buffer)], [held(buffer)]], layout)
+    shares = Ownership([[held(buffer)], [held(buffer)]], layout)
     assert [shares.owned(rank, 0).elements for rank in (0, 1)] == [9, 0]
 
 

@@ -7,48 +7,48 @@ import threading
 import pytest
 
 from atoll.errors import RemoteError
-from atoll.torch.ranks.leader import Halt
+from atoll.torch.ranks.leader import StopAgreement
 
 pytestmark = pytest.mark.torch
 
 
 def test_all_stop_after_the_last_step_that_any_has_made() -> None:
     """A rank that is ahead and one that is behind stop at the same step."""
-    ahead, behind = Halt(5.0), Halt(5.0)
-    assert not any([ahead.passed() for _ in range(7)])
-    assert not any([behind.passed() for _ in range(6)])
-    at = 1 + max(ahead.hold(), behind.hold())
-    ahead.meet(at)
-    behind.meet(at)
-    assert ahead.passed()
-    assert [behind.passed(), behind.passed()] == [False, True]
+    ahead, behind = StopAgreement(5.0), StopAgreement(5.0)
+    assert not any([ahead.count_step() for _ in range(7)])
+    assert not any([behind.count_step() for _ in range(6)])
+    step = 1 + max(ahead.hold(), behind.hold())
+    ahead.agree(step)
+    behind.agree(step)
+    assert ahead.count_step()
+    assert [behind.count_step(), behind.count_step()] == [False, True]
     assert ahead.steps == behind.steps == 8
 
 
 def test_a_rank_that_holds_passes_no_step_before_it_knows_where() -> None:
     """The step waits for the word, and then goes on."""
-    halt = Halt(5.0)
-    halt.hold()
+    agreement = StopAgreement(5.0)
+    agreement.hold()
     passed: list[bool] = []
-    trains = threading.Thread(target=lambda: passed.append(halt.passed()))
+    trains = threading.Thread(target=lambda: passed.append(agreement.count_step()))
     trains.start()
     assert passed == []
-    halt.meet(1)
+    agreement.agree(1)
     trains.join()
     assert passed == [True]
 
 
 def test_who_is_never_told_says_so() -> None:
     """A rank does not hang on ranks that do not answer."""
-    halt = Halt(0.01)
-    halt.hold()
+    agreement = StopAgreement(0.01)
+    agreement.hold()
     with pytest.raises(RemoteError, match="do not agree on where to stop"):
-        halt.passed()
+        agreement.count_step()
 
 
 def test_who_is_let_go_passes() -> None:
     """When there is nobody left to agree with, steps pass."""
-    halt = Halt(5.0)
-    halt.hold()
-    halt.release()
-    assert not halt.passed()
+    agreement = StopAgreement(5.0)
+    agreement.hold()
+    agreement.release()
+    assert not agreement.count_step()

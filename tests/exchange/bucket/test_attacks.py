@@ -470,9 +470,9 @@ def test_the_successor_of_a_zombie_speaks_for_itself() -> None:
     z2, store = beach.attach("z")
     store.before = once("put_new", keys.MEMBERS, lambda: z._publisher.put(z_frame))
     joined = enter(z2, "z")
-    b_sight = b._reader
-    b_sight.read_round(0)
-    b_sight.members.read()
+    b_reader = b._reader
+    b_reader.read_round(0)
+    b_reader.members.read()
     z2._publisher.put(update_of(z2, joined, 5.0))
     b.publish(update_of(b, b_joined, 3.0))
     for _ in range(30):

@@ -1,4 +1,4 @@
-"""What the gone have left in a round that was closed without it counts once."""
+"""The last update of an island that left counts once, even if its round missed it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round is closed by what was there a moment ago, however long requests take."""
+"""A round is closed by objects that were read just now, however slow requests are."""
 
 from __future__ import annotations
 

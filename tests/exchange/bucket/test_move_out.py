@@ -1,4 +1,4 @@
-"""A run leaves its bucket: everything comes along, and it is in one place only."""
+"""A run leaves its bucket complete, and is in one place only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run comes from a coordinator into whatever store there is."""
+"""A run moves from a coordinator into any store."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from atoll.weights import lay_out
 from atoll.wire import Header, RosterEntry, Verdict
 from tests.e2e.places_again import headers_of, place_at
 from tests.e2e.rounds_again import Again, applied, frame_of
-from tests.kill_storm.lives import joined_file, read
+from tests.kill_storm.process_files import joined_file, read
 from tests.kill_storm.scene import Life, Scene
 
 Key = tuple[int, int]

@@ -24,7 +24,13 @@ from atoll.protocol import JoinReply, JoinRequest, Reception
 from atoll.testing import VectorView, vector_model
 from tests.e2e.bucket_island import reach
 from tests.e2e.island_process import Kept, Line, arguments, reach_again, report, train
-from tests.kill_storm.lives import Marks, joined_file, open_marks, report_file, write
+from tests.kill_storm.process_files import (
+    Marks,
+    joined_file,
+    open_marks,
+    report_file,
+    write,
+)
 
 
 class Counted:

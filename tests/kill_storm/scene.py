@@ -21,8 +21,8 @@ from atoll.settings import RunSettings
 from atoll.store import open_store
 from tests.e2e.stage import ROOT, Settings, Stage, until
 from tests.engines import free_ports
-from tests.kill_storm.lives import Marks, open_marks, read, report_file
-from tests.kill_storm.nursery import Forked, Nursery
+from tests.kill_storm.fork_server import Forked, ForkServer
+from tests.kill_storm.process_files import Marks, open_marks, read, report_file
 from tests.store.buckets import BUCKET, has_bucket, s3_settings, seaweedfs_command
 
 
@@ -90,14 +90,14 @@ class CoordinatorServer:
     """A coordinator, at the same port in all its lives."""
 
     stage: Stage
-    nursery: Nursery
+    fork_server: ForkServer
     process: Forked | None = None
 
     def start(self) -> None:
         words = self.stage.coordinator_words()
         log = self.stage.folder / "run.log"
         module = "tests.e2e.coordinator_process"
-        self.process = self.nursery.start(module, words, log)
+        self.process = self.fork_server.start(module, words, log)
 
     def until_ready(self) -> None:
         tokens = [token_file(self.stage.directory, role) for role in Role]
@@ -156,7 +156,7 @@ class Scene:
     elements: int
     unit: int
     paces_s: Mapping[str, float]
-    nursery: Nursery
+    fork_server: ForkServer
     server: Server | None = None
     lives: list[Life] = field(default_factory=list)
 
@@ -171,7 +171,7 @@ class Scene:
         marks, log = open_marks(self.folder, number), self.folder / f"{name}.log"
         with log.open("a") as errors:
             errors.write(f"--- process {number} of island {name}\n")
-        process = self.nursery.start("tests.kill_storm.island", words, log)
+        process = self.fork_server.start("tests.kill_storm.island", words, log)
         life = Life(number, name, process, marks, self.folder)
         self.lives.append(life)
         return life
@@ -192,7 +192,7 @@ class Scene:
             if process is not None and process.poll() is None:
                 process.kill()
                 process.wait()
-        self.nursery.close()
+        self.fork_server.close()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,17 +208,17 @@ class Plan:
 
 def at_coordinator(plan: Plan) -> Scene:
     """Serve a run by a coordinator."""
-    stage, nursery = Stage(plan.folder, settings=plan.settings), _nursery(plan)
-    server = CoordinatorServer(stage, nursery)
+    stage, fork_server = Stage(plan.folder, settings=plan.settings), _fork_server(plan)
+    server = CoordinatorServer(stage, fork_server)
     server.start()
     server.until_ready()
-    return _scene(plan, stage.url, stage.directory, nursery, server=server)
+    return _scene(plan, stage.url, stage.directory, fork_server, server=server)
 
 
 def in_store(plan: Plan, url: str) -> Scene:
     """Make a run in a store that runs already, or that is a directory."""
     _make(plan, url)
-    return _scene(plan, url, url, _nursery(plan))
+    return _scene(plan, url, url, _fork_server(plan))
 
 
 def in_seaweed(plan: Plan) -> Scene:
@@ -229,11 +229,11 @@ def in_seaweed(plan: Plan) -> Scene:
     url = f"s3://{BUCKET}/storm"
     os.environ.update(server.environment)
     _make(plan, url)
-    return _scene(plan, url, url, _nursery(plan), server=server)
+    return _scene(plan, url, url, _fork_server(plan), server=server)
 
 
-def _nursery(plan: Plan) -> Nursery:
-    return Nursery(
+def _fork_server(plan: Plan) -> ForkServer:
+    return ForkServer(
         {
             "XDG_CONFIG_HOME": str(plan.folder / "user"),
             "PYTHONPATH": os.pathsep.join(
@@ -253,7 +253,7 @@ def _scene(
     plan: Plan,
     url: str,
     where: Path | str,
-    nursery: Nursery,
+    fork_server: ForkServer,
     *,
     server: Server | None = None,
 ) -> Scene:
@@ -266,6 +266,6 @@ def _scene(
         elements=plan.elements,
         unit=plan.unit,
         paces_s=plan.paces_s,
-        nursery=nursery,
+        fork_server=fork_server,
         server=server,
     )

@@ -1,6 +1,6 @@
-"""What a process of a storm leaves behind, whatever ends it.
+"""Files in which a process of a storm records its work, also if it is killed.
 
-Its counters are in a mapped file: the kernel keeps what was written to it when the
+Its counters are in a mapped file: the kernel keeps the bytes written to it when the
 process is killed between two instructions.
 """
 
@@ -34,25 +34,25 @@ def open_marks(folder: Path, process: int) -> Marks:
 
 
 def joined_file(folder: Path, process: int) -> Path:
-    """Return where a process writes what joining told it."""
+    """Return the file in which a process writes its join reply."""
     return folder / "lives" / f"{process}.joined.json"
 
 
 def report_file(folder: Path, process: int) -> Path:
-    """Return where a process writes what it did, if it ends by itself."""
+    """Return the file in which a process writes its report, if it ends by itself."""
     return folder / "lives" / f"{process}.report.json"
 
 
-def write(file: Path, said: object) -> None:
+def write(file: Path, value: object) -> None:
     """Write JSON so that a reader sees all of it or nothing."""
     part = file.with_suffix(".part")
-    part.write_text(json.dumps(said))
+    part.write_text(json.dumps(value))
     part.rename(file)
 
 
 def read(file: Path) -> dict[str, Any] | None:
-    """Return the JSON in a file; None: it was never written."""
+    """Return the JSON of a file, or None if it was never written."""
     if not file.exists():
         return None
-    said: dict[str, Any] = json.loads(file.read_text())
-    return said
+    value: dict[str, Any] = json.loads(file.read_text())
+    return value

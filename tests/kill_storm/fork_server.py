@@ -1,11 +1,11 @@
-"""Starts processes in milliseconds: they are forked where everything is imported.
+"""Starts processes in milliseconds: a server forks them, with all modules imported.
 
-    python -m tests.kill_storm.nursery
+    python -m tests.kill_storm.fork_server
 
-A `Nursery` is the storm's side. The other side reads one request per line, and answers
-with one line: `start` forks a child, `poll` tells whether one has ended. A child that
-has ended is reaped by the answer that tells so, and its number is not signalled after
-that: it cannot be another process by then.
+A `ForkServer` is the storm's side. The other side reads one request per line, and
+answers with one line: `start` forks a child, `poll` returns its exit status. The poll
+that reports the end of a child reaps it, and its pid is not signalled after that, when
+it could be another process.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ PRELOADED = ("tests.kill_storm.island", "tests.e2e.coordinator_process")
 
 @dataclass
 class Forked:
-    """A process of a nursery, with the part of `subprocess.Popen` that storms use."""
+    """A forked process, with the part of `subprocess.Popen` that storms use."""
 
     pid: int
-    _nursery: Nursery
+    _fork_server: ForkServer
     returncode: int | None = None
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            self.returncode = self._nursery.ask({"poll": self.pid})
+            self.returncode = self._fork_server.ask({"poll": self.pid})
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -60,12 +60,12 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
 
-class Nursery:
+class ForkServer:
     """Forks processes that run a module's `main`."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kill_storm.nursery"],
+            [sys.executable, "-m", "tests.kill_storm.fork_server"],
             env={**os.environ, **environment},
             cwd=ROOT,
             stdin=subprocess.PIPE,
@@ -86,7 +86,7 @@ class Nursery:
         return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
-        """End the nursery; processes that it has started go on."""
+        """End the server; processes that it has started continue."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
@@ -117,7 +117,7 @@ def _poll(pid: int) -> int | None:
 
 
 def _live(said: Mapping[str, Any]) -> NoReturn:
-    """Be another process: what the nursery talks over is not the child's."""
+    """Run as another process, without the pipes of the fork server."""
     code = 1
     try:
         nowhere = os.open(os.devnull, os.O_RDWR)

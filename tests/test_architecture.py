@@ -216,6 +216,7 @@ def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     ("module", "absent"),
     [
         ("atoll", {"torch", "jax", "numba", "numpy", "typer", "atoll.settings"}),
+        ("atoll", {"cryptography", "rich", "atoll.coordinator", "atoll.cli"}),
         ("atoll.exchange", {"torch", "jax", "typer"}),
         ("atoll.checkpoint", {"torch", "jax", "typer"}),
         ("atoll.cli", {"torch", "jax", "numpy", "rich", "atoll.settings"}),

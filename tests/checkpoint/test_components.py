@@ -117,10 +117,10 @@ def test_a_known_component_that_is_not_produced_is_ignored(tmp_path: Path) -> No
         tmp_path, {"model": Weights()}, components=["model", "scheduler"]
     )
 
-    found = atoll.checkpoint.newest(tmp_path)
+    checkpoint = atoll.checkpoint.newest(tmp_path)
 
-    assert found is not None
-    assert found.components == ("model",)
+    assert checkpoint is not None
+    assert checkpoint.components == ("model",)
 
 
 def test_what_a_checkpoint_does_not_hold_is_told_as_fresh(tmp_path: Path) -> None:
@@ -140,11 +140,11 @@ def test_leaving_out_the_model_marks_the_weights_as_external(tmp_path: Path) -> 
     chosen = [name for name in COMPONENTS if name != "model"]
     atoll.checkpoint.save(tmp_path, _everything(), components=chosen)
 
-    found = atoll.checkpoint.newest(tmp_path)
+    checkpoint = atoll.checkpoint.newest(tmp_path)
 
-    assert found is not None
-    assert found.weights == "external"
-    assert found.components == tuple(chosen)
+    assert checkpoint is not None
+    assert checkpoint.weights == "external"
+    assert checkpoint.components == tuple(chosen)
 
 
 def test_weights_are_not_asked_of_a_checkpoint_without_them(tmp_path: Path) -> None:

@@ -95,11 +95,11 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path: Path, harm: str, file: str) 
     _HARMS[harm](torn / file)
 
     with pytest.warns(AtollWarning, match=rf"checkpoint-00000002: .*{file}"):
-        found = atoll.checkpoint.newest(tmp_path)
+        checkpoint = atoll.checkpoint.newest(tmp_path)
 
-    assert found is not None
-    assert found.number == 1
-    assert [path for path, _ in found.passed_over] == [torn]
+    assert checkpoint is not None
+    assert checkpoint.number == 1
+    assert [path for path, _ in checkpoint.passed_over] == [torn]
 
 
 def test_a_checkpoint_whose_weights_were_removed_is_not_external(
@@ -160,11 +160,11 @@ def test_a_checkpoint_that_is_removed_meanwhile_was_replaced(tmp_path: Path) -> 
     """A reader beside a training that keeps one checkpoint finds the newer one."""
     save_value(tmp_path, 1.0)
 
-    found = find(tmp_path, _Meanwhile(lambda: save_value(tmp_path, 2.0, keep=1)))
+    checkpoint = find(tmp_path, _Meanwhile(lambda: save_value(tmp_path, 2.0, keep=1)))
 
-    assert found is not None
-    assert found.number == 2
-    assert found.passed_over == ()
+    assert checkpoint is not None
+    assert checkpoint.number == 2
+    assert checkpoint.passed_over == ()
 
 
 def test_one_checkpoint_can_be_asked_for(tmp_path: Path) -> None:

@@ -130,17 +130,17 @@ def _load_what_one_process_saved(folder: Path) -> None:
 
 
 def _read_by_torch(folder: Path) -> None:
-    found = atoll.checkpoint.newest(folder / "fsdp")
-    assert found is not None
+    checkpoint = atoll.checkpoint.newest(folder / "fsdp")
+    assert checkpoint is not None
     alone = folder / f"weights-{dist.get_rank()}"
     alone.mkdir()
-    for path in found.path.glob("model-*.safetensors"):
+    for path in checkpoint.path.glob("model-*.safetensors"):
         (alone / path.name).symlink_to(path)
-    theirs, ours = sharded(1).state_dict(), sharded(2)
-    load_by_torch(theirs, storage_reader=HuggingFaceStorageReader(str(alone)))
-    atoll.checkpoint.load(folder / "fsdp", {"model": ours}, components=["model"])
-    for name, value in ours.state_dict().items():
-        assert torch.equal(value.to_local(), theirs[name].to_local()), name
+    full_state, resharded = sharded(1).state_dict(), sharded(2)
+    load_by_torch(full_state, storage_reader=HuggingFaceStorageReader(str(alone)))
+    atoll.checkpoint.load(folder / "fsdp", {"model": resharded}, components=["model"])
+    for name, value in resharded.state_dict().items():
+        assert torch.equal(value.to_local(), full_state[name].to_local()), name
 
 
 def _load_elsewhere(folder: Path) -> None:
@@ -210,9 +210,9 @@ def loaded(saved: Path) -> Path:
 
 
 def _newest(root: Path) -> atoll.checkpoint.Found:
-    found = atoll.checkpoint.newest(root)
-    assert found is not None
-    return found
+    checkpoint = atoll.checkpoint.newest(root)
+    assert checkpoint is not None
+    return checkpoint
 
 
 def test_islands_of_ranks_go_on_bit_for_bit(loaded: Path) -> None:
@@ -227,14 +227,14 @@ def test_islands_of_ranks_go_on_bit_for_bit(loaded: Path) -> None:
 
 def test_every_rank_writes_its_own_pieces(saved: Path) -> None:
     """Of FSDP2 there is a file of every rank, with its half of each weight."""
-    found = _newest(saved / "fsdp")
+    checkpoint = _newest(saved / "fsdp")
 
     sizes = [
-        found.manifest.files[f"model-0000{rank}.safetensors"].size_bytes
+        checkpoint.manifest.files[f"model-0000{rank}.safetensors"].size_bytes
         for rank in range(2)
     ]
     assert max(sizes) < 1.5 * min(sizes)
-    assert found.manifest.num_ranks == 2
+    assert checkpoint.manifest.num_ranks == 2
 
 
 def test_a_ddp_island_writes_its_weights_once(saved: Path) -> None:
@@ -258,10 +258,10 @@ def test_a_checkpoint_without_one_ranks_file_is_passed_over(
     (tmp_path / "checkpoint-00000002" / lost).unlink()
 
     with pytest.warns(AtollWarning, match=f"{lost} is missing"):
-        found = atoll.checkpoint.newest(tmp_path)
+        checkpoint = atoll.checkpoint.newest(tmp_path)
 
-    assert found is not None
-    assert found.number == 1
+    assert checkpoint is not None
+    assert checkpoint.number == 1
 
 
 def test_pieces_are_put_together_for_another_number_of_ranks(saved: Path) -> None:
@@ -301,10 +301,10 @@ def test_stages_that_look_alike_are_not_taken_for_one_another(saved: Path) -> No
 
 def test_what_one_rank_cannot_save_is_raised_on_all(saved: Path) -> None:
     """No rank waits for a failed one: each error names the rank and the reason."""
-    told = [(saved / f"error-{rank}").read_text() for rank in range(2)]
+    errors = [(saved / f"error-{rank}").read_text() for rank in range(2)]
 
-    assert told[0].startswith("Rank 1: trainer.bad is of the type object")
-    assert told[1].startswith("trainer.bad is of the type object")
+    assert errors[0].startswith("Rank 1: trainer.bad is of the type object")
+    assert errors[1].startswith("trainer.bad is of the type object")
     assert atoll.checkpoint.newest(saved / "failed") is None
 
 

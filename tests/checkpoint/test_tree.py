@@ -42,8 +42,8 @@ class _Memory:
 def _there_and_back(value: object) -> object:
     encoder = Encoder()
     text = json.dumps(encoder.encode(value, ("part",)), allow_nan=False)
-    held = RestoreContext(_Memory(encoder), lambda path: None)
-    return decode(json.loads(text), ("part",), held)
+    context = RestoreContext(_Memory(encoder), lambda path: None)
+    return decode(json.loads(text), ("part",), context)
 
 
 def _is_same(one: object, other: object) -> bool:
@@ -103,10 +103,10 @@ def test_every_tree_comes_back_as_it_was(tree: object) -> None:
 
 def test_a_counter_stays_a_counter() -> None:
     """MultiStepLR counts its milestones, and asks the counter for its elements."""
-    found = _there_and_back(Counter({80: 1, 120: 2}))
+    restored = _there_and_back(Counter({80: 1, 120: 2}))
 
-    assert isinstance(found, Counter)
-    assert sorted(found.elements()) == [80, 120, 120]
+    assert isinstance(restored, Counter)
+    assert sorted(restored.elements()) == [80, 120, 120]
 
 
 def test_an_array_that_is_there_twice_is_written_once() -> None:
@@ -203,10 +203,10 @@ def test_a_state_that_contains_itself_is_refused() -> None:
 )
 def test_a_tag_that_means_nothing_is_corrupt(value: Json) -> None:
     """The decoder refuses trees that no encoder writes."""
-    held = RestoreContext(_Memory(Encoder()), lambda path: None)
+    context = RestoreContext(_Memory(Encoder()), lambda path: None)
 
     with pytest.raises(CorruptError):
-        decode(value, ("part",), held)
+        decode(value, ("part",), context)
 
 
 def test_depth_is_bounded_when_reading() -> None:

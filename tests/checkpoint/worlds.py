@@ -43,8 +43,8 @@ def _enter(
     rank: int, size: int, acts: tuple[Act, ...], folder: Path, meeting: Path
 ) -> None:
     torch.set_num_threads(1)
-    place = f"file://{meeting}"
-    dist.init_process_group("gloo", init_method=place, rank=rank, world_size=size)
+    address = f"file://{meeting}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
     for act in acts:
         act(folder)
     dist.destroy_process_group()
@@ -89,18 +89,18 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> Non
 
 def whole(value: torch.Tensor) -> torch.Tensor:
     """Return all of a tensor, wherever its pieces are."""
-    found = value.full_tensor() if isinstance(value, DTensor) else value
-    return found.detach().clone()
+    tensor = value.full_tensor() if isinstance(value, DTensor) else value
+    return tensor.detach().clone()
 
 
 def whole_state(
     model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> dict[str, torch.Tensor]:
     """Return everything that training has changed, whole."""
-    found = {name: whole(value) for name, value in model.state_dict().items()}
-    for at, state in optimizer.state_dict()["state"].items():
-        found |= {f"{at}.{name}": whole(value) for name, value in state.items()}
-    return found
+    tensors = {name: whole(value) for name, value in model.state_dict().items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"{index}.{name}": whole(value) for name, value in state.items()}
+    return tensors
 
 
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:

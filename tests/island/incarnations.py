@@ -47,7 +47,7 @@ class Incarnation:
         self.host = Host(run, view, request, clock=SystemClock(), saved=saved)
         local = self.view.local
         momentum = checkpoint.momentum if checkpoint else map(np.zeros_like, local)
-        self.momentum = [each.copy() for each in momentum]
+        self.momentum = [vector.copy() for vector in momentum]
 
     @property
     def steps(self) -> int:
@@ -76,8 +76,8 @@ class Incarnation:
         """Return a copy of the state, as a checkpoint would."""
         with self.host.saving(is_exact=is_exact) as saved:
             tree = copy.deepcopy(to_tree(saved))
-        local = [each.copy() for each in self.view.local]
-        return Checkpoint(tree, local, [each.copy() for each in self.momentum])
+        local = [vector.copy() for vector in self.view.local]
+        return Checkpoint(tree, local, [vector.copy() for vector in self.momentum])
 
     def die(self) -> None:
         """End without publishing anything more."""
@@ -102,7 +102,7 @@ class _Filled:
     def lay_out(self, layout: object) -> None:
         self._view.lay_out(layout)  # type: ignore[arg-type]
         if self._checkpoint is not None:
-            self._view.local = [each.copy() for each in self._checkpoint.local]
+            self._view.local = [vector.copy() for vector in self._checkpoint.local]
 
     def read(self, fragment: int, out: F32) -> None:
         self._view.read(fragment, out)

@@ -36,11 +36,13 @@ def credential_paths(directory: Path, token: Path | None = None) -> CredentialPa
 
 
 def reached(
-    url: str, around: CredentialPaths, *, wait_s: float = 60.0
+    url: str, paths: CredentialPaths, *, wait_s: float = 60.0
 ) -> CoordinatorConnection:
-    way = connect(url, island="a", paths=around, clock=SystemClock(), wait_s=wait_s)
-    with way.leaving():
-        return way
+    connection = connect(
+        url, island="a", paths=paths, clock=SystemClock(), wait_s=wait_s
+    )
+    with connection.leaving():
+        return connection
 
 
 @pytest.fixture
@@ -69,12 +71,12 @@ class OnRetry(logging.Handler):
 
 @contextmanager
 def when_it_waits(act: Callable[[], None]) -> Iterator[None]:
-    log, told = logging.getLogger("atoll"), OnRetry(act)
-    log.addHandler(told)
+    log, handler = logging.getLogger("atoll"), OnRetry(act)
+    log.addHandler(handler)
     try:
         yield
     finally:
-        log.removeHandler(told)
+        log.removeHandler(handler)
 
 
 def test_an_island_may_be_started_before_its_coordinator(
@@ -92,14 +94,14 @@ def test_an_island_may_be_started_before_its_coordinator(
         started.append(Coordinator(directory, None, listening=listens))
         started[0].start()
 
-    around = credential_paths(tmp_path, token_file(directory, Role.ISLAND))
+    paths = credential_paths(tmp_path, token_file(directory, Role.ISLAND))
     try:
         with when_it_waits(start):
-            way = reached(url, around)
+            connection = reached(url, paths)
     finally:
         started[0].close(grace_s=0.2)
 
-    assert way.info.run == run
+    assert connection.info.run == run
     (message,) = retries()
     assert message.startswith(f"retrying {url} for 60 s: ")
     assert "refused" in message
@@ -119,9 +121,9 @@ def test_a_coordinator_behind_something_that_answers_for_it_is_waited_for(
 
     with listening(handle) as listener:
         url = "http://{}:{}".format(*listener.address)
-        way = reached(url, credential_paths(tmp_path))
+        connection = reached(url, credential_paths(tmp_path))
 
-    assert way.info.run == info["run"]
+    assert connection.info.run == info["run"]
     assert len(retries()) == 1
 
 

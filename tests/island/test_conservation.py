@@ -45,25 +45,25 @@ class Ledger:
         residual = 0.0 if slot.residual is None else slot.residual
         return np.asarray(loaded.astype(np.float64) - self.view.local[0] + residual)
 
-    def settle(self, held: np.ndarray, how: dict[str, int]) -> None:
-        """Book the outcome of one round of which `held` was sealed."""
+    def settle(self, in_hand_before: np.ndarray, verdicts: dict[str, int]) -> None:
+        """Book the outcome of one round of which `in_hand_before` was sealed."""
         frame = self.run.published[-1]
-        if how["counted"]:
+        if verdicts["counted"]:
             sent = np.empty(ELEMENTS, np.float32)
             codec(frame.header.codec).decode(frame.body, sent)
             self.committed += sent
             if self.host.slots[0].residual is None:
-                self.error += held - sent
-        elif how["refused"]:
-            self.lost += held
-        elif how["dropped"]:
+                self.error += in_hand_before - sent
+        elif verdicts["refused"]:
+            self.lost += in_hand_before
+        elif verdicts["dropped"]:
             residual = self.host.slots[0].residual
-            self.lost += held - (0.0 if residual is None else residual)
+            self.lost += in_hand_before - (0.0 if residual is None else residual)
 
     def worst_balance(self) -> float:
         """Return the largest difference between the two sides, over all elements."""
-        found = self.committed + self.in_hand() + self.error
-        return float(np.abs(found - (self.work - self.lost)).max())
+        total = self.committed + self.in_hand() + self.error
+        return float(np.abs(total - (self.work - self.lost)).max())
 
 
 def counts(host: Host) -> dict[str, int]:
@@ -123,9 +123,9 @@ def _one_round(
     ledger.train(rng)
     host.stepped()
     ledger.train(rng)
-    held = ledger.in_hand()
+    in_hand_before = ledger.in_hand()
     if fate == "refused":
         view.local[0][7] = np.nan
     host.stepped()
     after = counts(host)
-    ledger.settle(held, {name: after[name] - before[name] for name in after})
+    ledger.settle(in_hand_before, {name: after[name] - before[name] for name in after})

@@ -47,8 +47,8 @@ def test_every_island_of_every_run_has_its_own(tmp_path: Path) -> None:
 def test_processes_that_ask_at_the_same_time_get_one_key(tmp_path: Path) -> None:
     """The first process makes it, and leaves no temporary file."""
     command = [sys.executable, "-c", ASK, str(tmp_path)]
-    asking = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
-    keys = {process.communicate()[0] for process in asking}
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
+    keys = {process.communicate()[0] for process in processes}
 
     assert keys == {island_key(tmp_path, run="r", island="a")}
     assert the_file(tmp_path).suffix == ".key"

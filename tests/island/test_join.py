@@ -75,10 +75,10 @@ def founding(
 def test_sigterm_while_the_first_weights_are_on_their_way(tmp_path: Path) -> None:
     """The founder leaves: no island has to wait for its lease to found the run."""
     with founding(tmp_path) as (served, _, process):
-        code, said = terminated(process, within_s=PATIENT_S)
+        code, output = terminated(process, within_s=PATIENT_S)
         state, _ = served._threaded_service.look()
 
-    assert (code, said) == (0, "joins\n")
+    assert (code, output) == (0, "joins\n")
     assert state.members.known["a"].has_left
     assert (state.founding, state.model) == (None, None)
 
@@ -87,9 +87,9 @@ def test_sigterm_while_the_coordinator_cannot_be_heard(tmp_path: Path) -> None:
     """Leaving takes at most `LEAVE_S`."""
     with founding(tmp_path) as (_, link, process):
         link.cut()
-        code, said = terminated(process, within_s=LEAVE_S + 10.0)
+        code, output = terminated(process, within_s=LEAVE_S + 10.0)
 
-    assert (code, said) == (0, "joins\n")
+    assert (code, output) == (0, "joins\n")
 
 
 def test_sigterm_while_no_coordinator_is_there(tmp_path: Path) -> None:
@@ -101,6 +101,6 @@ def test_sigterm_while_no_coordinator_is_there(tmp_path: Path) -> None:
     with joining(url, token, tmp_path / "home") as process:
         assert process.stderr is not None
         assert "retrying " in process.stderr.readline()
-        code, said = terminated(process, within_s=PATIENT_S)
+        code, output = terminated(process, within_s=PATIENT_S)
 
-    assert (code, said) == (0, "joins\n")
+    assert (code, output) == (0, "joins\n")

@@ -23,22 +23,22 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-def a_run(sync: dict[str, Any], **more: Any) -> MemoryRun:
-    wire = more.pop("wire", {"up": "fp32", "down": "fp32"})
-    return run_of(sync={"sync_every": EVERY, **sync}, wire=wire, **more)
+def a_run(sync: dict[str, Any], **options: Any) -> MemoryRun:
+    wire = options.pop("wire", {"up": "fp32", "down": "fp32"})
+    return run_of(sync={"sync_every": EVERY, **sync}, wire=wire, **options)
 
 
-def uninterrupted(*args: Any, dtype: str = "float32", **more: Any) -> bytes:
-    incarnation = Incarnation(a_run(*args, **more), dtype=dtype)
+def uninterrupted(*args: Any, dtype: str = "float32", **options: Any) -> bytes:
+    incarnation = Incarnation(a_run(*args, **options), dtype=dtype)
     incarnation.train(STEPS)
     incarnation.die()
     return incarnation.bits()
 
 
 def interrupted(
-    saved_at: int, killed_at: int, *args: Any, dtype: str = "float32", **more: Any
+    saved_at: int, killed_at: int, *args: Any, dtype: str = "float32", **options: Any
 ) -> bytes:
-    run = a_run(*args, **more)
+    run = a_run(*args, **options)
     first = Incarnation(run, dtype=dtype)
     first.train(saved_at)
     checkpoint = first.save()
@@ -62,8 +62,8 @@ def test_a_killed_island_ends_where_it_would_have_ended(
     expected = uninterrupted(sync)
 
     for saved_at in range(0, 2 * EVERY + 1):
-        found = interrupted(saved_at, saved_at + killed_after, sync)
-        assert found == expected, saved_at
+        bits = interrupted(saved_at, saved_at + killed_after, sync)
+        assert bits == expected, saved_at
 
 
 @pytest.mark.parametrize("up", ["bf16-stochastic", "int8", "e3m0", "topk-2bit"])
@@ -75,9 +75,9 @@ def test_what_a_codec_leaves_over_is_the_same(up: str, saved_at: int) -> None:
     tables = {"wire": wire, "outer": {"optimizer": "sgd", "lr": 1.0}}
     expected = uninterrupted(sync, dtype="bfloat16", **tables)
 
-    found = interrupted(saved_at, saved_at + 6, sync, dtype="bfloat16", **tables)
+    bits = interrupted(saved_at, saved_at + 6, sync, dtype="bfloat16", **tables)
 
-    assert found == expected
+    assert bits == expected
 
 
 def test_work_that_is_not_made_again_to_the_byte_does_not_count_twice() -> None:

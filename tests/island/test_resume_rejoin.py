@@ -44,8 +44,8 @@ def rejoined(run: MemoryRun, checkpoint: Checkpoint) -> Incarnation:
     return incarnation
 
 
-def close(found: F32, expected: F32) -> bool:
-    return bool(np.allclose(found, expected, atol=1e-5))
+def close(actual: F32, expected: F32) -> bool:
+    return bool(np.allclose(actual, expected, atol=1e-5))
 
 
 def test_what_nobody_counted_is_put_on_the_present_anchor() -> None:
@@ -190,10 +190,10 @@ def test_an_island_that_saved_its_counts_alone_takes_the_anchor_and_counts_on() 
     a.train(EVERY + OVERLAP - 1)
     b.train(EVERY + OVERLAP)
     a.train(2)
-    whole = a.save(is_exact=False)
-    counts = to_tree(replace(saved_in(whole), fragments=[]))
+    full_checkpoint = a.save(is_exact=False)
+    counts = to_tree(replace(saved_in(full_checkpoint), fragments=[]))
     a.die()
-    again = rejoined(run, replace(whole, island=counts))
+    again = rejoined(run, replace(full_checkpoint, island=counts))
 
     assert not work_of(again).any()
     assert again.steps == EVERY + OVERLAP + 1
@@ -229,7 +229,7 @@ def counted_progress(run: MemoryRun, round: int) -> dict[str, tuple[int, int]]:
     assert outcome
     assert outcome.agreed.header.roster
     entries = outcome.agreed.header.roster.counted
-    return {each.island: (each.inner_steps, each.tokens) for each in entries}
+    return {entry.island: (entry.inner_steps, entry.tokens) for entry in entries}
 
 
 def test_a_run_founded_from_a_checkpoint_counts_its_own_steps() -> None:

@@ -45,7 +45,7 @@ def test_the_same_request_told_by_two_asks_once() -> None:
 
 def test_who_asks_again_ends_it_at_once() -> None:
     """A loop that does not react to the first is ended by the second."""
-    said = (
+    script = (
         "import os, signal, time\n"
         "from atoll.island import signals\n"
         "signals.ALIKE_S = 0.0\n"
@@ -54,7 +54,7 @@ def test_who_asks_again_ends_it_at_once() -> None:
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    time.sleep(100)\n"
     )
-    done = subprocess.run([sys.executable, "-c", said], timeout=100)
+    done = subprocess.run([sys.executable, "-c", script], timeout=100)
 
     assert done.returncode == -signal.SIGTERM
 
@@ -94,12 +94,12 @@ def test_a_loop_that_is_over_is_not_interrupted() -> None:
 
 def test_a_program_that_handles_it_keeps_doing_so() -> None:
     """Its handler is called, and ours is not installed."""
-    came: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     with Termination() as termination:
         ask()
 
-    assert came == [signal.SIGTERM]
+    assert signals == [signal.SIGTERM]
     assert not termination.is_asked
 
 

@@ -20,24 +20,8 @@ from atoll.errors import (
     RunMoved,
     Unreachable,
 )
+from atoll.exchange import calls
 from atoll.exchange.base import Constants, Frame, Outcome, digest_error
-from atoll.exchange.calls import (
-    LONG_POLL_S,
-    AgreedCall,
-    Call,
-    FoundCall,
-    HeartbeatCall,
-    JoinCall,
-    KeepCall,
-    KeepReply,
-    LeaveCall,
-    OfferCall,
-    OutcomeCall,
-    PublishCall,
-    RecoverCall,
-    Reply,
-    StateCall,
-)
 from atoll.protocol import (
     Heartbeat,
     JoinReply,
@@ -68,7 +52,7 @@ HEARTBEAT_S = 3.0
 class CoordinatorLine(Protocol):
     """Sends calls to the coordinator. `CoordinatorExchange` is the only caller."""
 
-    def call(self, call: Call) -> Reply:
+    def call(self, call: calls.Call) -> calls.Reply:
         """Return the reply, or raise the error that the coordinator raised.
 
         Raises:
@@ -134,7 +118,7 @@ class CoordinatorExchange:
 
     def _join(self, request: JoinRequest) -> JoinReply:
         while True:
-            call = JoinCall(request, self._key, self._nonce)
+            call = calls.JoinCall(request, self._key, self._nonce)
             try:
                 return cast(JoinReply, self._ask(call))
             except NameKnown as exc:
@@ -162,7 +146,9 @@ class CoordinatorExchange:
                 self._outcomes.append(header)
             case _:
                 self._unconfirmed[header.fragment, header.round] = frame
-                return cast(Reception, self._ask(PublishCall(frame, self._full_beat())))
+                return cast(
+                    Reception, self._ask(calls.PublishCall(frame, self._full_beat()))
+                )
         return Reception.STAGED
 
     def _found(self, frame: Frame) -> None:
@@ -171,7 +157,7 @@ class CoordinatorExchange:
         self._states.append(frame)
         if len(self._states) == self._fragments:
             states = tuple(self._states)
-            self._ask(FoundCall(header.island, header.incarnation, states))
+            self._ask(calls.FoundCall(header.island, header.incarnation, states))
 
     def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
         """Have the run keep the founder's constants. Implements `Keeper`."""
@@ -197,13 +183,15 @@ class CoordinatorExchange:
     def _upload(
         self, joined: JoinReply, constant: TensorSpec, first: int, part: Bytes = b""
     ) -> int:
-        call = KeepCall(joined.island, joined.incarnation, constant.digest, first, part)
-        return cast(KeepReply, self._ask(call)).bytes
+        call = calls.KeepCall(
+            joined.island, joined.incarnation, constant.digest, first, part
+        )
+        return cast(calls.KeepReply, self._ask(call)).bytes
 
     def outcome(self, fragment: int, round: int, *, wait_s: float) -> Outcome | None:
-        wait_s = LONG_POLL_S if wait_s else 0.0
+        wait_s = calls.LONG_POLL_S if wait_s else 0.0
         beat = self._beat and self._receipts.with_receipts(self._beat)
-        reply = self._ask(OutcomeCall(fragment, round, wait_s, beat))
+        reply = self._ask(calls.OutcomeCall(fragment, round, wait_s, beat))
         if isinstance(reply, Outcome):
             self.note_receipts(reply)
             self._unconfirmed.pop((fragment, round), None)
@@ -229,7 +217,7 @@ class CoordinatorExchange:
         island, incarnation = self._request.island, self._request.incarnation
         assert island is not None
         assert incarnation is not None
-        call = AgreedCall(island, incarnation, updates, agreed, vouchers)
+        call = calls.AgreedCall(island, incarnation, updates, agreed, vouchers)
         reply = cast(Outcome | Reception, self._ask(call))
         if isinstance(reply, Outcome):
             self.note_receipts(reply)
@@ -245,13 +233,13 @@ class CoordinatorExchange:
         return voucher(blake3_digest(self._key), agreed)
 
     def state(self, fragment: int) -> Frame:
-        frame = cast(Frame, self._ask(StateCall(fragment)))
+        frame = cast(Frame, self._ask(calls.StateCall(fragment)))
         self._receipts.note_state(frame)
         return frame
 
     def leave(self, island: str, incarnation: int) -> None:
         self._beat = None
-        self._ask(LeaveCall(island, incarnation))
+        self._ask(calls.LeaveCall(island, incarnation))
 
     def _send_wanted(self) -> None:
         """Upload wanted updates again: the coordinator has restarted and lost them."""
@@ -262,8 +250,8 @@ class CoordinatorExchange:
 
     def _send_again(self, fragment: int, round: int) -> None:
         frame = self._unconfirmed.get((fragment, round))
-        if frame and self._ask(OfferCall(frame.header)) is Reception.WANTED:
-            self._ask(PublishCall(frame))
+        if frame and self._ask(calls.OfferCall(frame.header)) is Reception.WANTED:
+            self._ask(calls.PublishCall(frame))
 
     def _beat_if_silent(self) -> None:
         """Send a heartbeat, unless another call has carried one since the last time."""
@@ -276,7 +264,7 @@ class CoordinatorExchange:
         if beat is None:
             return
         try:
-            self._position = cast(Position, self._call(HeartbeatCall(beat)))
+            self._position = cast(Position, self._call(calls.HeartbeatCall(beat)))
         except RunMoved as exc:
             if self.moved is not None:
                 self.moved(exc)
@@ -294,7 +282,7 @@ class CoordinatorExchange:
         beat = self._receipts.with_receipts(beat)
         return beat if self.stats is None else replace(beat, stats=self.stats())
 
-    def _ask(self, call: Call) -> Reply:
+    def _ask(self, call: calls.Call) -> calls.Reply:
         # The outermost of four nested retries of one call, each for another failure:
         # 1. here: the coordinator is unreachable or its disk fails. Repeat with
         #    growing pauses until it answers; it may be restarting for minutes.
@@ -310,19 +298,19 @@ class CoordinatorExchange:
                 self._line.pause(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _call(self, call: Call) -> Reply:
+    def _call(self, call: calls.Call) -> calls.Reply:
         """Call as a member; join again if the run has lost this incarnation."""
         try:
             reply = self._line.call(call)
-            if isinstance(call, OutcomeCall | PublishCall):
+            if isinstance(call, calls.OutcomeCall | calls.PublishCall):
                 self._has_beaten = call.beat is not None
             return reply
         except LeaseLost:
-            if self._request is None or isinstance(call, JoinCall):
+            if self._request is None or isinstance(call, calls.JoinCall):
                 raise
             beat = self._full_beat()
             request = replace(self._request, holds=beat.holds if beat else ())
-            self._line.call(JoinCall(request, self._key, self._nonce))
+            self._line.call(calls.JoinCall(request, self._key, self._nonce))
             return self._line.call(call)
 
 
@@ -362,7 +350,7 @@ class ReceiptCache:
         )
         return replace(beat, holds=holds)
 
-    def recovery(self, state: Frame, outcomes: Sequence[Header]) -> RecoverCall:
+    def recovery(self, state: Frame, outcomes: Sequence[Header]) -> calls.RecoverCall:
         """Return the call that uploads a lost state, with all outcomes that are proven.
 
         Outcomes lead to the state without a gap, so those before an outcome without a
@@ -376,7 +364,7 @@ class ReceiptCache:
                 break
             proven.insert(0, (outcome, receipt))
         receipt = _find_receipt(self._states, header.fragment, header.round)
-        return RecoverCall(
+        return calls.RecoverCall(
             header.island,
             header.incarnation,
             replace(state, receipt=receipt),

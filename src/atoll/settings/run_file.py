@@ -14,28 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import SettingsError
+from atoll.settings import sections
 from atoll.settings.rules import Section, nearest, shown, written_value, wrong_type
-from atoll.settings.sections import (
-    AsyncSection,
-    LimitsSection,
-    OuterSection,
-    RunSection,
-    StoreSection,
-    SyncSection,
-    WireSection,
-)
 
 MAX_RUN_FILE_BYTES = 2**20
 """A larger run file is refused unread."""
 
 SECTIONS: dict[str, type[Section]] = {
-    "run": RunSection,
-    "sync": SyncSection,
-    "wire": WireSection,
-    "outer": OuterSection,
-    "async": AsyncSection,
-    "store": StoreSection,
-    "limits": LimitsSection,
+    "run": sections.RunSection,
+    "sync": sections.SyncSection,
+    "wire": sections.WireSection,
+    "outer": sections.OuterSection,
+    "async": sections.AsyncSection,
+    "store": sections.StoreSection,
+    "limits": sections.LimitsSection,
 }
 """Tables of a run file, in the order in which they are written."""
 

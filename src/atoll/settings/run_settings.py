@@ -9,17 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.errors import AtollWarning
-from atoll.settings import fingerprint, run_file
+from atoll.settings import fingerprint, run_file, sections
 from atoll.settings.rules import Section, shortest_fp32, wrong_type
-from atoll.settings.sections import (
-    AsyncSection,
-    LimitsSection,
-    OuterSection,
-    RunSection,
-    StoreSection,
-    SyncSection,
-    WireSection,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,25 +20,25 @@ class RunSettings:
     Each attribute is one table of the run file, `asynchronous` being `[async]`.
     """
 
-    run: RunSection = field(default_factory=RunSection)
+    run: sections.RunSection = field(default_factory=sections.RunSection)
     """The run's name, who takes part, and when it ends."""
 
-    sync: SyncSection = field(default_factory=SyncSection)
+    sync: sections.SyncSection = field(default_factory=sections.SyncSection)
     """When fragments are sent, and how an island adopts an outcome."""
 
-    wire: WireSection = field(default_factory=WireSection)
+    wire: sections.WireSection = field(default_factory=sections.WireSection)
     """The precision of updates and outcomes on the wire."""
 
-    outer: OuterSection = field(default_factory=OuterSection)
+    outer: sections.OuterSection = field(default_factory=sections.OuterSection)
     """How a round's updates become the next anchor."""
 
-    asynchronous: AsyncSection = field(default_factory=AsyncSection)
+    asynchronous: sections.AsyncSection = field(default_factory=sections.AsyncSection)
     """Rounds that take who arrived."""
 
-    store: StoreSection = field(default_factory=StoreSection)
+    store: sections.StoreSection = field(default_factory=sections.StoreSection)
     """Runs without a coordinator."""
 
-    limits: LimitsSection = field(default_factory=LimitsSection)
+    limits: sections.LimitsSection = field(default_factory=sections.LimitsSection)
     """Bounds beyond which updates are refused, and the longest waits."""
 
     def __post_init__(self) -> None:

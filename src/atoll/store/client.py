@@ -34,14 +34,7 @@ from itertools import count
 from typing import TypeVar
 
 from atoll.errors import Unreachable, UsageError
-from atoll.store.base import (
-    Data,
-    Item,
-    Store,
-    StoreTraits,
-    size_of,
-    window,
-)
+from atoll.store import base
 
 CONCURRENCY = 4
 """Two connections fill most links; twice that hides a slow one."""
@@ -69,7 +62,7 @@ class RangedStore:
 
     def __init__(
         self,
-        store: Store,
+        store: base.Store,
         *,
         concurrency: int = CONCURRENCY,
         range_bytes: int = RANGE_BYTES,
@@ -87,17 +80,17 @@ class RangedStore:
         self._threads = ThreadPoolExecutor(concurrency, "atoll-store")
 
     @property
-    def traits(self) -> StoreTraits:
+    def traits(self) -> base.StoreTraits:
         return self._store.traits
 
-    def put_new(self, key: str, parts: Sequence[Data]) -> bool:
+    def put_new(self, key: str, parts: Sequence[base.Data]) -> bool:
         return self._store.put_new(key, parts)
 
-    def put(self, key: str, parts: Sequence[Data]) -> None:
+    def put(self, key: str, parts: Sequence[base.Data]) -> None:
         self._store.put(key, parts)
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
-        window(0, first, size)
+        base.window(0, first, size)
         if not self.traits.has_ranges:
             return self._threads.submit(self._store.get, key, first, size).result()
         parts = self.stream(key, first, size)
@@ -118,7 +111,7 @@ class RangedStore:
             NoSuchObject: there is no object.
             Unreachable: the object grew while it was read. Ask again.
         """
-        window(0, first, size)
+        base.window(0, first, size)
         ranges = self._ranges(first, size)
         reads: deque[tuple[int, Future[memoryview]]] = deque()
         # An object of unknown size proves to be large when its first range is full.
@@ -142,7 +135,7 @@ class RangedStore:
             for _, future in reads:
                 future.cancel()
 
-    def items(self, prefix: str) -> list[Item]:
+    def items(self, prefix: str) -> list[base.Item]:
         return self._store.items(prefix)
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -167,7 +160,7 @@ PROBES = "probes/"
 TEXT = b"0123456789"
 
 
-def probe(store: Store) -> StoreTraits:
+def probe(store: base.Store) -> base.StoreTraits:
     """Return the abilities that a store declares and that a test confirms.
 
     Puts a small object, tries to put another under its key, reads a part of it, lists
@@ -181,7 +174,7 @@ def probe(store: Store) -> StoreTraits:
     store.put_new(key, [TEXT])
     try:
         store.items(PROBES)  # the list may be late; only the permission is tested
-        return StoreTraits(
+        return base.StoreTraits(
             has_put_new=store.traits.has_put_new and _keeps(store, key),
             has_ranges=store.traits.has_ranges and _reads_parts(store, key),
         )
@@ -189,7 +182,7 @@ def probe(store: Store) -> StoreTraits:
         store.remove([key])
 
 
-def require_put_new(traits: StoreTraits, *, store: str) -> None:
+def require_put_new(traits: base.StoreTraits, *, store: str) -> None:
     """Raise UsageError if a probed store has no conditional put."""
     if not traits.has_put_new:
         raise UsageError(
@@ -199,11 +192,11 @@ def require_put_new(traits: StoreTraits, *, store: str) -> None:
         )
 
 
-def _keeps(store: Store, key: str) -> bool:
+def _keeps(store: base.Store, key: str) -> bool:
     return not store.put_new(key, [TEXT[::-1]]) and store.get(key) == TEXT
 
 
-def _reads_parts(store: Store, key: str) -> bool:
+def _reads_parts(store: base.Store, key: str) -> bool:
     try:
         return len(store.get(key, 2, 3)) == 3
     except Unreachable:
@@ -214,24 +207,24 @@ def _reads_parts(store: Store, key: str) -> bool:
 class ProbedStore:
     """A store with the traits that its probe confirmed. Implements `Store`."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: base.Store) -> None:
         self._store, self.traits = store, probe(store)
 
-    def put_new(self, key: str, parts: Sequence[Data]) -> bool:
+    def put_new(self, key: str, parts: Sequence[base.Data]) -> bool:
         return self._store.put_new(key, parts)
 
-    def put(self, key: str, parts: Sequence[Data]) -> None:
+    def put(self, key: str, parts: Sequence[base.Data]) -> None:
         self._store.put(key, parts)
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
         if self.traits.has_ranges:
             return self._store.get(key, first, size)
-        window(0, first, size)
+        base.window(0, first, size)
         content = self._store.get(key)
-        begin, end = window(len(content), first, size)
+        begin, end = base.window(len(content), first, size)
         return content[begin:end]
 
-    def items(self, prefix: str) -> list[Item]:
+    def items(self, prefix: str) -> list[base.Item]:
         return self._store.items(prefix)
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -266,7 +259,7 @@ class RetryingStore:
 
     def __init__(
         self,
-        store: Store,
+        store: base.Store,
         *,
         pause: Callable[[float], None] | None = None,
         tries: RetryPolicy | None = None,
@@ -278,10 +271,10 @@ class RetryingStore:
         self._rng = rng or random.Random()
 
     @property
-    def traits(self) -> StoreTraits:
+    def traits(self) -> base.StoreTraits:
         return self._store.traits
 
-    def put_new(self, key: str, parts: Sequence[Data]) -> bool:
+    def put_new(self, key: str, parts: Sequence[base.Data]) -> bool:
         is_unsure = False
 
         def put() -> bool:
@@ -295,22 +288,22 @@ class RetryingStore:
 
         return self._retry(put)
 
-    def put(self, key: str, parts: Sequence[Data]) -> None:
+    def put(self, key: str, parts: Sequence[base.Data]) -> None:
         self._retry(lambda: self._store.put(key, parts))
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
         return self._retry(lambda: self._store.get(key, first, size))
 
-    def items(self, prefix: str) -> list[Item]:
+    def items(self, prefix: str) -> list[base.Item]:
         return self._retry(lambda: self._store.items(prefix))
 
     def remove(self, keys: Iterable[str]) -> None:
         all_keys = list(keys)
         self._retry(lambda: self._store.remove(all_keys))
 
-    def _holds(self, key: str, parts: Sequence[Data]) -> bool:
+    def _holds(self, key: str, parts: Sequence[base.Data]) -> bool:
         """Return whether the object at a key has exactly these bytes."""
-        size = size_of(parts)
+        size = base.size_of(parts)
         content, offset = self._store.get(key, 0, size + 1), 0
         if len(content) != size:
             return False
@@ -396,13 +389,13 @@ class CountedStore:
     that it refuses.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: base.Store) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._requests = RequestCounts()
 
     @property
-    def traits(self) -> StoreTraits:
+    def traits(self) -> base.StoreTraits:
         return self._store.traits
 
     @property
@@ -411,12 +404,12 @@ class CountedStore:
         with self._lock:
             return self._requests
 
-    def put_new(self, key: str, parts: Sequence[Data]) -> bool:
-        self._add(puts=1, bytes_up=size_of(parts))
+    def put_new(self, key: str, parts: Sequence[base.Data]) -> bool:
+        self._add(puts=1, bytes_up=base.size_of(parts))
         return self._store.put_new(key, parts)
 
-    def put(self, key: str, parts: Sequence[Data]) -> None:
-        self._add(puts=1, bytes_up=size_of(parts))
+    def put(self, key: str, parts: Sequence[base.Data]) -> None:
+        self._add(puts=1, bytes_up=base.size_of(parts))
         self._store.put(key, parts)
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
@@ -425,7 +418,7 @@ class CountedStore:
         self._add(bytes_down=len(content))
         return content
 
-    def items(self, prefix: str) -> list[Item]:
+    def items(self, prefix: str) -> list[base.Item]:
         self._add(lists=1)
         items = self._store.items(prefix)
         self._add(lists=max(0, -(-len(items) // PAGE) - 1))

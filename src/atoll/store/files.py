@@ -23,16 +23,7 @@ from pathlib import Path
 
 from atoll.disk import sync_directory, write_all
 from atoll.errors import NoSuchObject, StoreDenied, Unreachable
-from atoll.store.base import (
-    Data,
-    Item,
-    StoreTraits,
-    check_key,
-    check_prefix,
-    is_key,
-    size_of,
-    window,
-)
+from atoll.store import base
 
 TEMPORARY = ".~"
 """Directory of files that are being written; no key has a part like this."""
@@ -51,7 +42,7 @@ _NONE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 class FileStore:
     """Keeps objects below a directory, which it creates. Implements `Store`."""
 
-    traits = StoreTraits()
+    traits = base.StoreTraits()
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -60,12 +51,12 @@ class FileStore:
             self._temporary.mkdir(parents=True, exist_ok=True)
             self._sweep()
 
-    def put_new(self, key: str, parts: Sequence[Data]) -> bool:
+    def put_new(self, key: str, parts: Sequence[base.Data]) -> bool:
         path = self._path(key)
         with _errors_translated("put", path), self._written(parts) as temporary:
             return _named(path, partial(_link, temporary, path))
 
-    def put(self, key: str, parts: Sequence[Data]) -> None:
+    def put(self, key: str, parts: Sequence[base.Data]) -> None:
         path = self._path(key)
         with _errors_translated("put", path), self._written(parts) as temporary:
             _named(path, partial(_replace, temporary, path))
@@ -83,8 +74,8 @@ class FileStore:
         finally:
             os.close(handle)
 
-    def items(self, prefix: str) -> list[Item]:
-        top = self.root / check_prefix(prefix)
+    def items(self, prefix: str) -> list[base.Item]:
+        top = self.root / base.check_prefix(prefix)
         with _errors_translated("list", top):
             items = sorted(self._walk(top))
             # A directory that was removed also has no items, but is no empty store.
@@ -106,7 +97,7 @@ class FileStore:
                 directory = directory.parent
 
     def _path(self, key: str) -> Path:
-        return self.root / check_key(key)
+        return self.root / base.check_key(key)
 
     def _translated_get(self, exc: OSError, key: str) -> Exception:
         if exc.errno in _NONE and self._temporary.is_dir():
@@ -114,9 +105,9 @@ class FileStore:
         return _translated("get", self.root / key, exc)
 
     @contextmanager
-    def _written(self, parts: Sequence[Data]) -> Iterator[Path]:
+    def _written(self, parts: Sequence[base.Data]) -> Iterator[Path]:
         """Yield a durable temporary file; it is removed afterwards unless renamed."""
-        size_of(parts)
+        base.size_of(parts)
         temporary = self._temporary / secrets.token_hex(16)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
@@ -130,15 +121,15 @@ class FileStore:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def _walk(self, top: Path) -> Iterator[Item]:
+    def _walk(self, top: Path) -> Iterator[base.Item]:
         for directory, children, files in os.walk(top, onerror=_unless_absent):
             children[:] = [child for child in children if child != TEMPORARY]
             for name in files:
                 path = Path(directory, name)
                 key = path.relative_to(self.root).as_posix()
-                if is_key(key):  # other programs may keep files here
+                if base.is_key(key):  # other programs may keep files here
                     with suppress(FileNotFoundError):  # removed meanwhile
-                        yield Item(key, path.stat().st_size)
+                        yield base.Item(key, path.stat().st_size)
 
     def _sweep(self) -> None:
         now_s = time.time()
@@ -194,7 +185,7 @@ def _read(handle: int, first: int, size: int | None) -> memoryview:
     status = os.fstat(handle)
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    begin, end = window(status.st_size, first, size)
+    begin, end = base.window(status.st_size, first, size)
     buffer = memoryview(bytearray(end - begin))
     filled = 0
     while filled < len(buffer):

@@ -14,16 +14,7 @@ from typing import Any
 import fsspec  # type: ignore[import-untyped]  # it ships no types
 
 from atoll.errors import AtollError, NoSuchObject, StoreDenied, Unreachable, UsageError
-from atoll.store.base import (
-    Data,
-    Item,
-    StoreTraits,
-    check_key,
-    check_prefix,
-    is_key,
-    size_of,
-    window,
-)
+from atoll.store import base
 
 TEMPORARY = ".~"
 """Prefix of objects that are being written; no key begins with it."""
@@ -35,7 +26,7 @@ _RENAMING = {"file", "local", "sftp", "ssh"}
 class FsspecStore:
     """Keeps objects in a file system of `fsspec`. Implements `Store`."""
 
-    traits = StoreTraits(has_put_new=False)
+    traits = base.StoreTraits(has_put_new=False)
 
     def __init__(self, url: str, **options: Any) -> None:
         try:
@@ -44,7 +35,7 @@ class FsspecStore:
             raise UsageError(f"{url} cannot be opened: {exc}") from exc
         self._name, self._root = url, root.rstrip("/")
 
-    def put_new(self, key: str, parts: Sequence[Data]) -> bool:
+    def put_new(self, key: str, parts: Sequence[base.Data]) -> bool:
         path = self._path(key)
         with self._errors_translated("put", key):
             if self._files.exists(path):
@@ -52,9 +43,9 @@ class FsspecStore:
         self.put(key, parts)
         return True
 
-    def put(self, key: str, parts: Sequence[Data]) -> None:
+    def put(self, key: str, parts: Sequence[base.Data]) -> None:
         path = self._path(key)
-        size_of(parts)
+        base.size_of(parts)
         with self._errors_translated("put", key):
             parent = path.rpartition("/")[0]
             self._files.makedirs(parent, exist_ok=True)
@@ -66,15 +57,15 @@ class FsspecStore:
             info = self._files.info(path)
             if info["type"] != "file":
                 raise FileNotFoundError(path)
-            begin, end = window(int(info["size"]), first, size)
+            begin, end = base.window(int(info["size"]), first, size)
             if begin == end:
                 return memoryview(b"")
             # Not up to `end`: an owner may have put a longer object since.
             last = None if size is None else first + size
             return memoryview(self._files.cat_file(path, start=first or None, end=last))
 
-    def items(self, prefix: str) -> list[Item]:
-        check_prefix(prefix)
+    def items(self, prefix: str) -> list[base.Item]:
+        base.check_prefix(prefix)
         with self._errors_translated("list", prefix):
             self._files.invalidate_cache()
             top = f"{self._root}/{prefix}".rstrip("/")
@@ -82,9 +73,9 @@ class FsspecStore:
                 return []
             files = self._files.find(top, detail=True)
         return sorted(
-            Item(key, int(info["size"]))
+            base.Item(key, int(info["size"]))
             for path, info in files.items()
-            if (key := self._key(path)).startswith(prefix) and is_key(key)
+            if (key := self._key(path)).startswith(prefix) and base.is_key(key)
         )
 
     def remove(self, keys: Iterable[str]) -> None:
@@ -106,7 +97,7 @@ class FsspecStore:
         self._files.mv(temporary, path)
 
     def _path(self, key: str) -> str:
-        return f"{self._root}/{check_key(key)}"
+        return f"{self._root}/{base.check_key(key)}"
 
     def _key(self, path: str) -> str:
         return path.removeprefix(self._root).lstrip("/")

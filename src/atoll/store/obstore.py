@@ -36,16 +36,7 @@ from obstore.exceptions import (
 )
 
 from atoll.errors import AtollError, NoSuchObject, StoreDenied, Unreachable, UsageError
-from atoll.store.base import (
-    Data,
-    Item,
-    StoreTraits,
-    check_key,
-    check_prefix,
-    is_key,
-    size_of,
-    window,
-)
+from atoll.store import base
 
 RETRIES: Any = {"max_retries": 0, "retry_timeout": timedelta(seconds=60)}
 CONNECTIONS: Any = {
@@ -63,7 +54,7 @@ DELETE_KEYS = 1000
 class ObstoreStore:
     """Keeps objects in a bucket, with `obstore`. Implements `Store`."""
 
-    traits = StoreTraits()
+    traits = base.StoreTraits()
 
     def __init__(self, store: Any, *, name: str, puts: Any = None) -> None:
         self._store, self._name = store, name
@@ -82,19 +73,19 @@ class ObstoreStore:
             raise UsageError(f"{url} cannot be opened: {short(exc)}") from exc
         return cls(store, name=url, puts=puts)
 
-    def put_new(self, key: str, parts: Sequence[Data]) -> bool:
+    def put_new(self, key: str, parts: Sequence[base.Data]) -> bool:
         try:
             self._put(key, parts, "create")
         except (AlreadyExistsError, PreconditionError):
             return False
         return True
 
-    def put(self, key: str, parts: Sequence[Data]) -> None:
+    def put(self, key: str, parts: Sequence[base.Data]) -> None:
         self._put(key, parts, "overwrite")
 
     def get(self, key: str, first: int = 0, size: int | None = None) -> memoryview:
-        check_key(key)
-        window(0, first, size)
+        base.check_key(key)
+        base.window(0, first, size)
         if size == 0:
             # A range cannot be empty, and a missing object must be an error.
             return self.get(key, first, 1)[:0]
@@ -108,19 +99,19 @@ class ObstoreStore:
                 return memoryview(b"")
             raise
 
-    def items(self, prefix: str) -> list[Item]:
-        check_prefix(prefix)
+    def items(self, prefix: str) -> list[base.Item]:
+        base.check_prefix(prefix)
         with self._errors_translated("list", prefix):
             pages = obstore.list(self._store, prefix=prefix or None)
             return sorted(
-                Item(entry["path"], entry["size"])
+                base.Item(entry["path"], entry["size"])
                 for page in pages
                 for entry in page
-                if entry["path"].startswith(prefix) and is_key(entry["path"])
+                if entry["path"].startswith(prefix) and base.is_key(entry["path"])
             )
 
     def remove(self, keys: Iterable[str]) -> None:
-        all_keys = [check_key(key) for key in keys]
+        all_keys = [base.check_key(key) for key in keys]
         for start in range(0, len(all_keys), DELETE_KEYS):
             page = all_keys[start : start + DELETE_KEYS]
             self._remove(page[0] if len(page) == 1 else page)
@@ -143,10 +134,10 @@ class ObstoreStore:
             return int(obstore.head(self._store, key)["size"])
 
     def _put(
-        self, key: str, parts: Sequence[Data], mode: Literal["create", "overwrite"]
+        self, key: str, parts: Sequence[base.Data], mode: Literal["create", "overwrite"]
     ) -> None:
-        check_key(key)
-        size_of(parts)
+        base.check_key(key)
+        base.size_of(parts)
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         with self._errors_translated("put", key):
             obstore.put(self._puts, key, views or b"", mode=mode, use_multipart=False)

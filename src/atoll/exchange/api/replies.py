@@ -28,6 +28,8 @@ from atoll.errors import (
     Unreachable,
     UsageError,
 )
+from atoll.exchange import calls
+from atoll.exchange.api import routes
 from atoll.exchange.api.fields import (
     MAX_LARGE_BYTES,
     MAX_SMALL_BYTES,
@@ -55,33 +57,7 @@ from atoll.exchange.api.messages import (
     read_settings,
     settings_form,
 )
-from atoll.exchange.api.routes import (
-    MAX_BEAT_BYTES,
-    MAX_WAIT_S,
-    OUTCOME_RECEIPT_HEADER,
-    PROTOCOL,
-    STATE_RECEIPT_HEADER,
-    BodyKind,
-    methods_of,
-    read_receipt,
-    whole_text,
-)
 from atoll.exchange.base import Frame, Outcome
-from atoll.exchange.calls import (
-    AgreedCall,
-    Call,
-    FoundCall,
-    HeartbeatCall,
-    JoinCall,
-    KeepCall,
-    KeepReply,
-    OfferCall,
-    OutcomeCall,
-    PublishCall,
-    RecoverCall,
-    Reply,
-    StateCall,
-)
 from atoll.protocol import JoinReply, Position, Reception
 from atoll.protocol.model import ConstantCatalogue
 from atoll.settings import RunSettings
@@ -93,7 +69,7 @@ from atoll.wire.frame import DIGEST_BYTES
 POSITION_HEADER, POSITION_BYTES_HEADER = "Atoll-Position", "Atoll-Position-Bytes"
 MAX_POSITION_BYTES = 16 * 1024
 
-_KEEP_REPLY: JsonField[KeepReply] = table(KeepReply, {"bytes": whole()})
+_KEEP_REPLY: JsonField[calls.KeepReply] = table(calls.KeepReply, {"bytes": whole()})
 _RECEPTION: JsonField[dict[str, Reception]] = table(
     dict, {"reception": choice(Reception)}
 )
@@ -113,7 +89,7 @@ class EncodedReply:
         return sum(len(view_of(part)) for part in self.body)
 
 
-def reply_parts(reply: Reply) -> EncodedReply:
+def reply_parts(reply: calls.Reply) -> EncodedReply:
     """Return the HTTP reply for a reply to a call."""
     match reply:
         case None:
@@ -124,7 +100,7 @@ def reply_parts(reply: Reply) -> EncodedReply:
             return json_answer(POSITION.write(reply), name="position")
         case Reception():
             return json_answer({"reception": reply.value}, name="reception")
-        case KeepReply():
+        case calls.KeepReply():
             return json_answer(_KEEP_REPLY.write(reply), name="answer")
         case Frame(receipt=receipt):
             return _with_receipts(_frame_answer(reply), state=receipt)
@@ -141,7 +117,7 @@ def error_parts(error: Exception) -> EncodedReply:
 
 def nowhere_parts(target: str) -> EncodedReply:
     """Return the reply for a path that does not exist, or not with this method."""
-    methods = methods_of(target)
+    methods = routes.methods_of(target)
     fact = "There is nothing at this path"
     if methods:
         fact = f"This path takes only {', '.join(methods)}"
@@ -153,7 +129,7 @@ def nowhere_parts(target: str) -> EncodedReply:
 def json_answer(value: object, *, name: str) -> EncodedReply:
     """Return a reply whose body is JSON."""
     data = dump(value, name=name, max_bytes=MAX_LARGE_BYTES)
-    return EncodedReply(200, {"Content-Type": BodyKind.JSON.value}, (data,))
+    return EncodedReply(200, {"Content-Type": routes.BodyKind.JSON.value}, (data,))
 
 
 def _frame_answer(frame: Frame) -> EncodedReply:
@@ -162,15 +138,20 @@ def _frame_answer(frame: Frame) -> EncodedReply:
     headers = {"ETag": f'"{packed[-DIGEST_BYTES:].hex()}"'}
     if frame.header.body_bytes and not len(frame.body):
         return EncodedReply(
-            200, headers | {"Content-Type": BodyKind.HEADER.value}, (packed,)
+            200, headers | {"Content-Type": routes.BodyKind.HEADER.value}, (packed,)
         )
     body = buffers_of(frame)
-    return EncodedReply(200, headers | {"Content-Type": BodyKind.FRAME.value}, body)
+    return EncodedReply(
+        200, headers | {"Content-Type": routes.BodyKind.FRAME.value}, body
+    )
 
 
 def receipt_headers(*, state: bytes = b"", outcome: bytes = b"") -> dict[str, str]:
     """Return the headers with receipts; none for an empty receipt."""
-    receipts = {STATE_RECEIPT_HEADER: state, OUTCOME_RECEIPT_HEADER: outcome}
+    receipts = {
+        routes.STATE_RECEIPT_HEADER: state,
+        routes.OUTCOME_RECEIPT_HEADER: outcome,
+    }
     return {name: receipt.hex() for name, receipt in receipts.items() if receipt}
 
 
@@ -191,8 +172,8 @@ def _with_position(answer: EncodedReply, position: Position) -> EncodedReply:
 
 
 def parse_reply(
-    call: Call, status: int, headers: Mapping[str, str], body: Incoming
-) -> Reply:
+    call: calls.Call, status: int, headers: Mapping[str, str], body: Incoming
+) -> calls.Reply:
     """Return the reply to a call, or raise the error that the coordinator raised.
 
     Header names are lower-case.
@@ -215,26 +196,32 @@ def parse_reply(
     return reply
 
 
-def _read(call: Call, kind: str, headers: Mapping[str, str], body: Incoming) -> Reply:
+def _read(
+    call: calls.Call, kind: str, headers: Mapping[str, str], body: Incoming
+) -> calls.Reply:
     match call:
-        case JoinCall() if kind == BodyKind.JSON:
+        case calls.JoinCall() if kind == routes.BodyKind.JSON:
             return read_join_reply(_json(body), "joined")
-        case FoundCall() | RecoverCall() | HeartbeatCall() if kind == BodyKind.JSON:
+        case calls.FoundCall() | calls.RecoverCall() | calls.HeartbeatCall() if (
+            kind == routes.BodyKind.JSON
+        ):
             return POSITION.read(_json(body), "position")
-        case OfferCall() | PublishCall() | AgreedCall() if kind == BodyKind.JSON:
+        case calls.OfferCall() | calls.PublishCall() | calls.AgreedCall() if (
+            kind == routes.BodyKind.JSON
+        ):
             form = _json(body, max_bytes=MAX_SMALL_BYTES)
             return _RECEPTION.read(form, "answer")["reception"]
-        case KeepCall() if kind == BodyKind.JSON:
+        case calls.KeepCall() if kind == routes.BodyKind.JSON:
             return _KEEP_REPLY.read(_json(body, max_bytes=MAX_SMALL_BYTES), "kept")
-        case OutcomeCall() if kind == BodyKind.JSON:
+        case calls.OutcomeCall() if kind == routes.BodyKind.JSON:
             return POSITION.read(_json(body), "position")
-        case OutcomeCall() | AgreedCall() if kind == BodyKind.FRAME:
+        case calls.OutcomeCall() | calls.AgreedCall() if kind == routes.BodyKind.FRAME:
             return _outcome(body.frame(), headers, body)
-        case OutcomeCall() | AgreedCall() if kind == BodyKind.HEADER:
+        case calls.OutcomeCall() | calls.AgreedCall() if kind == routes.BodyKind.HEADER:
             agreed = Frame(body.header(), np.empty(0, np.uint8))
             return _outcome(agreed, headers, body)
-        case StateCall() if kind == BodyKind.FRAME:
-            receipt = read_receipt(headers, STATE_RECEIPT_HEADER)
+        case calls.StateCall() if kind == routes.BodyKind.FRAME:
+            receipt = routes.read_receipt(headers, routes.STATE_RECEIPT_HEADER)
             return replace(body.frame(), receipt=receipt)
     raise Unreachable(
         f"A body of type {shown(kind)} came back, and not from a coordinator of Atoll. "
@@ -243,11 +230,11 @@ def _read(call: Call, kind: str, headers: Mapping[str, str], body: Incoming) -> 
 
 
 def _outcome(agreed: Frame, headers: Mapping[str, str], body: Incoming) -> Outcome:
-    receipt = read_receipt(headers, OUTCOME_RECEIPT_HEADER)
+    receipt = routes.read_receipt(headers, routes.OUTCOME_RECEIPT_HEADER)
     return Outcome(
         replace(agreed, receipt=receipt),
         _position(headers, body),
-        read_receipt(headers, STATE_RECEIPT_HEADER),
+        routes.read_receipt(headers, routes.STATE_RECEIPT_HEADER),
     )
 
 
@@ -261,7 +248,9 @@ def _position(headers: Mapping[str, str], body: Incoming) -> Position:
     text = headers.get(POSITION_HEADER.lower())
     if text is None:
         size = headers.get(POSITION_BYTES_HEADER.lower(), "0")
-        size_bytes = whole_text(size, POSITION_BYTES_HEADER, high=MAX_LARGE_BYTES)
+        size_bytes = routes.whole_text(
+            size, POSITION_BYTES_HEADER, high=MAX_LARGE_BYTES
+        )
         data: Bytes = body.rest(name="position", max_bytes=size_bytes)
     else:
         data = text.encode(errors="replace")
@@ -406,8 +395,8 @@ class Limits:
 
     header_bytes: int = MAX_HEADER_BYTES
     json_bytes: int = MAX_LARGE_BYTES
-    beat_bytes: int = MAX_BEAT_BYTES
-    wait_s: float = MAX_WAIT_S
+    beat_bytes: int = routes.MAX_BEAT_BYTES
+    wait_s: float = routes.MAX_WAIT_S
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -462,7 +451,7 @@ def info_form(info: Info) -> dict[str, Any]:
     """Return the JSON of an info: it has every setting, and no null."""
     form = {key: rule.write(getattr(info, key)) for key, rule in _PLAIN.items()}
     return {
-        "protocol": PROTOCOL,
+        "protocol": routes.PROTOCOL,
         "settings_authority": AUTHORITY,
         **form,
         "fingerprint": info.settings.fingerprint,
@@ -508,10 +497,10 @@ def _require_protocol(form: dict[str, Any]) -> None:
             "The server at this address does not state its protocol: it is no "
             "coordinator of Atoll. Check the address."
         )
-    if protocol != PROTOCOL or type(protocol) is not int:
+    if protocol != routes.PROTOCOL or type(protocol) is not int:
         raise UsageError(
             f"The coordinator speaks protocol {shown(protocol)} (Atoll "
-            f"{shown(form.get('version'))}), and this island {PROTOCOL}. "
+            f"{shown(form.get('version'))}), and this island {routes.PROTOCOL}. "
             "Run the same version of Atoll on both sides."
         )
 

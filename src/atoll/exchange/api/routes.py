@@ -20,6 +20,7 @@ from functools import cached_property
 from urllib.parse import quote, unquote_to_bytes
 
 from atoll.errors import Unreachable, UsageError
+from atoll.exchange import calls
 from atoll.exchange.api.fields import (
     SEE,
     U64_MAX,
@@ -29,20 +30,6 @@ from atoll.exchange.api.fields import (
     wrong,
 )
 from atoll.exchange.api.messages import BEAT
-from atoll.exchange.calls import (
-    AgreedCall,
-    Call,
-    FoundCall,
-    HeartbeatCall,
-    JoinCall,
-    KeepCall,
-    LeaveCall,
-    OfferCall,
-    OutcomeCall,
-    PublishCall,
-    RecoverCall,
-    Reply,
-)
 from atoll.protocol import Heartbeat, JoinReply
 from atoll.protocol.model import is_digest
 from atoll.settings.rules import shown
@@ -484,18 +471,24 @@ class IdentityClaim:
     proof: bytes
 
 
-def identities_of(call: Call) -> tuple[Identity, ...]:
+def identities_of(call: calls.Call) -> tuple[Identity, ...]:
     """Return every identity that a call names as its own; none for a read."""
     match call:
-        case HeartbeatCall(beat):
+        case calls.HeartbeatCall(beat):
             return (identity_of(beat),)
-        case OfferCall(header):
+        case calls.OfferCall(header):
             return (identity_of(header),)
-        case PublishCall(frame, beat):
+        case calls.PublishCall(frame, beat):
             return (identity_of(frame.header), *([identity_of(beat)] if beat else []))
-        case OutcomeCall(beat=Heartbeat() as beat):
+        case calls.OutcomeCall(beat=Heartbeat() as beat):
             return (identity_of(beat),)
-        case AgreedCall() | FoundCall() | KeepCall() | RecoverCall() | LeaveCall():
+        case (
+            calls.AgreedCall()
+            | calls.FoundCall()
+            | calls.KeepCall()
+            | calls.RecoverCall()
+            | calls.LeaveCall()
+        ):
             return (Identity(call.island, call.incarnation),)
         case _:
             return ()
@@ -514,14 +507,14 @@ class Proofs:
     def __init__(self) -> None:
         self._proofs: dict[Identity, str] = {}
 
-    def learn(self, call: Call, reply: Reply) -> None:
+    def learn(self, call: calls.Call, reply: calls.Reply) -> None:
         """Store the proof of an incarnation that joins, for its later calls."""
-        if isinstance(call, JoinCall) and isinstance(reply, JoinReply):
+        if isinstance(call, calls.JoinCall) and isinstance(reply, JoinReply):
             identity = Identity(reply.island, reply.incarnation)
             key = blake3_digest(call.key)
             self._proofs[identity] = proof_text(identity, key, run=reply.run)
 
-    def of(self, call: Call) -> str | None:
+    def of(self, call: calls.Call) -> str | None:
         """Return the proof that a call needs; None for a read or unknown identity."""
         for identity in identities_of(call):
             return self._proofs.get(identity)

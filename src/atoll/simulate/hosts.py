@@ -26,7 +26,7 @@ from atoll.protocol import WorkDecision
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.rounds import Phase
 from atoll.settings import RunSettings
-from atoll.simulate.network import ReplyFunction as Answer
+from atoll.simulate.network import ReplyFunction
 from atoll.simulate.process import SimProcess
 from atoll.simulate.scheduler import GreenletFuture, Scheduler
 from atoll.simulate.storms import COORDINATOR
@@ -172,7 +172,7 @@ class CoordinatorHost:
         except UsageError:
             return Service.create(disk, self._settings, run="run", now_s=now_s)
 
-    def _listen(self, request: object, answer: Answer) -> None:
+    def _listen(self, request: object, answer: ReplyFunction) -> None:
         assert self.service is not None
         assert self._long_polls is not None
 

@@ -266,7 +266,7 @@ class Page:
 
     def add(self, entry: StoryEntry) -> Iterator[PageLine]:
         """Yield the lines that an entry completes."""
-        if self._group and not _are_alike(self._group[-1], entry):
+        if self._group and not _can_share_line(self._group[-1], entry):
             yield from self.flush()
         self._group.append(entry)
         if self.is_verbose:
@@ -274,30 +274,30 @@ class Page:
 
     def flush(self) -> Iterator[PageLine]:
         """Yield the lines of the present group of entries."""
-        alike, self._group = self._group, []
-        if alike and alike[0].commit:
-            yield from self._rounds(alike, alike[0].commit)
-        elif len(alike) > 1:
-            together = {entry.subject for entry in alike}
-            names = few([island for island in self.islands if island in together])
-            text = f"{_TOGETHER[alike[0].text]}: {names}"
-            subject = f"{len(alike)} islands"
-            yield from self._lines(alike[0].at_s, subject, text, alike[0].tone)
-        elif alike:
-            (entry,) = alike
+        entries, self._group = self._group, []
+        if entries and entries[0].commit:
+            yield from self._rounds(entries, entries[0].commit)
+        elif len(entries) > 1:
+            subjects = {entry.subject for entry in entries}
+            names = few([island for island in self.islands if island in subjects])
+            text = f"{_PLURALS[entries[0].text]}: {names}"
+            subject = f"{len(entries)} islands"
+            yield from self._lines(entries[0].at_s, subject, text, entries[0].tone)
+        elif entries:
+            (entry,) = entries
             yield from self._lines(entry.at_s, entry.subject, entry.text, entry.tone)
 
     def _rounds(
-        self, alike: Sequence[StoryEntry], commit: CommitTrace
+        self, entries: Sequence[StoryEntry], commit: CommitTrace
     ) -> Iterator[PageLine]:
         subject, text = f"round {commit.round} f{commit.fragment}", self._roster(commit)
-        if len(alike) > 1:
-            numbers = [entry.commit.round for entry in alike if entry.commit]
+        if len(entries) > 1:
+            numbers = [entry.commit.round for entry in entries if entry.commit]
             subject = _span(min(numbers), max(numbers))
-            text += f"; {len(alike)} outcomes until {self.time(alike[-1].at_s)}"
+            text += f"; {len(entries)} outcomes until {self.time(entries[-1].at_s)}"
         is_full = len(self._with("counted", commit)) == len(self.islands)
         tone = Tone.PLAIN if is_full else Tone.FAULT
-        yield from self._lines(alike[0].at_s, subject, text, tone)
+        yield from self._lines(entries[0].at_s, subject, text, tone)
 
     def time(self, at_s: float) -> str:
         """Return an instant of virtual time as minutes and seconds."""
@@ -342,14 +342,14 @@ class Page:
         ]
 
 
-_TOGETHER = {"joins": "join", "leaves": "leave"}
+_PLURALS = {"joins": "join", "leaves": "leave"}
 """Texts of entries that are combined into one line, with their plurals."""
 
 
-def _are_alike(entry: StoryEntry, other: StoryEntry) -> bool:
+def _can_share_line(entry: StoryEntry, other: StoryEntry) -> bool:
     if entry.commit and other.commit:
         return entry.commit.verdicts == other.commit.verdicts
-    return entry.text == other.text and entry.text in _TOGETHER
+    return entry.text == other.text and entry.text in _PLURALS
 
 
 def wrap(text: str, width: int) -> list[str]:

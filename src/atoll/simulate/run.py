@@ -127,7 +127,7 @@ def simulate(
             topology = CoordinatorTopology(world, settings)
         run = _Run(world, topology, settings, islands, departures or {}, conditions)
         armed = apply(faults or FaultPlan(), world)
-        return run.to_the_end(armed)
+        return run.run(armed)
 
 
 @contextmanager
@@ -175,7 +175,7 @@ class _Run:
         self._is_calm = False
         self._reached = 0
         topology.open()
-        story = IslandCallbacks(
+        callbacks = IslandCallbacks(
             died=self._died,
             ended=self._ended,
             departed=self._close_island,
@@ -187,7 +187,7 @@ class _Run:
                 world,
                 name,
                 self._watch,
-                story,
+                callbacks,
                 exchange_factory=topology.exchange_factory,
                 conditions=conditions,
                 departure=departures.get(name),
@@ -195,7 +195,7 @@ class _Run:
             self._time_spent[name] = island.time_spent
             island.start()
 
-    def to_the_end(self, armed: Armed) -> Simulated:
+    def run(self, armed: Armed) -> Simulated:
         """Run all events, and return the result."""
         scheduler, watch, result = self._world.scheduler, self._watch, self._result
         watch.on_commit = lambda lowest: self._reach(armed, lowest)

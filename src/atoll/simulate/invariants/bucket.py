@@ -47,7 +47,7 @@ from atoll.simulate.invariants.watch import InvariantWatch, WatchedPorts
 from atoll.simulate.process import SimProcess
 from atoll.simulate.store import REQUEST_S, Bucket
 from atoll.simulate.storms import STORE
-from atoll.simulate.story import CommitTrace as Told
+from atoll.simulate.story import CommitTrace
 from atoll.simulate.world import SimWorld, StoreTroubles
 from atoll.store import Data, Item, Store, StoreTraits
 from atoll.weights import FragmentState, Layout, terms_of
@@ -197,7 +197,7 @@ class BucketReferee:
         verdicts = {
             entry.island: str(entry.verdict) for entry in document.roster.entries
         }
-        trace = Told(document.fragment, document.round, verdicts)
+        trace = CommitTrace(document.fragment, document.round, verdicts)
         self._world.scheduler.emit(STORE, "commit", str(trace))
 
     def _update_put(self, content: bytes) -> None:

@@ -155,9 +155,9 @@ class ObservedIncarnation:
             )
             if counted is not None:
                 ledger.count_tokens(seal.tokens, counted)
-        for digest, (sealed_at, update) in self._departed.items():
+        for digest, (sealed_tokens, update) in self._departed.items():
             if update.header.fragment == ledger.slot.index:
-                self._close_departed(ledger, digest, sealed_at, update)
+                self._close_departed(ledger, digest, sealed_tokens, update)
         remaining = tokens - ledger.tokens.settled
         if self.fate == "left":
             self._book_departed(ledger, remaining)

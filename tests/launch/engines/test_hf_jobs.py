@@ -155,7 +155,7 @@ def test_requirements_are_installed_first() -> None:
     ("given", "message"),
     [
         ({"image": None}, "nothing to run an island in. Give --image"),
-        ({"resources": Resources(cpus=4.0)}, "cpus=4 cannot be asked of hf_jobs"),
+        ({"resources": Resources(cpus=4.0)}, "cpus=4 cannot be requested of hf_jobs"),
         ({"resources": Resources(memory_bytes=2**30)}, "memory_bytes="),
         (
             {"resources": Resources(accelerators=3, accelerator="a100")},
@@ -215,7 +215,7 @@ def test_nobody_logged_in_is_told(
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.delenv("HUGGING_FACE_HUB_TOKEN", raising=False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-    with pytest.raises(UsageError, match=r"Nobody is logged in .*`hf auth login`"):
+    with pytest.raises(UsageError, match=r"No user is logged in .*`hf auth login`"):
         open_launcher("hf_jobs")
 
 
@@ -256,7 +256,7 @@ def test_an_unknown_stage_is_no_end(stage: LaunchStage, hub: Hub) -> None:
     (report,) = launcher.poll(handle)
 
     assert report.state is State.PENDING
-    assert report.reason == "its stage is 'UPDATING', which is not known here"
+    assert report.reason == "its stage is 'UPDATING', which is unknown here"
 
 
 def test_a_job_that_the_hub_lost_is_lost_alone(stage: LaunchStage, hub: Hub) -> None:

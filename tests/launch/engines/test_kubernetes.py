@@ -348,7 +348,7 @@ def test_the_schema_would_refuse_a_misspelt_field(server: KubernetesServer) -> N
     [
         ({"image": None}, {}, "none is given. Give --image"),
         ({"image": None, "requirements": ("a",)}, {}, "requirements="),
-        ({}, {"volumes": "data"}, "'data' is not how .*CLAIM:/PATH"),
+        ({}, {"volumes": "data"}, "'data' is not in the form .*CLAIM:/PATH"),
         ({}, {"node_selector": "=a"}, "node_selector=LABEL=VALUE"),
     ],
 )
@@ -376,7 +376,7 @@ def test_missing_credentials_are_told(
         "kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION",
         str(tmp_path / "none"),
     )
-    with pytest.raises(UsageError, match="No credentials of a cluster are here"):
+    with pytest.raises(UsageError, match="There are no credentials of a cluster"):
         open_launcher("kubernetes")
     with pytest.raises(UsageError, match="does not lead to a cluster"):
         open_launcher("kubernetes", {"kubeconfig": str(tmp_path / "none")})

@@ -149,7 +149,7 @@ def test_nobody_logged_in_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is launched, and with what to do."""
     for name in ("MODAL_TOKEN_ID", "MODAL_OAUTH_REFRESH_TOKEN"):
         monkeypatch.setenv(name, "")  # it is heard before a file of the user's
-    with pytest.raises(UsageError, match=r"Nobody is logged in at Modal. Run `modal"):
+    with pytest.raises(UsageError, match=r"No user is logged in at Modal. Run `modal"):
         open_launcher("modal")
 
 
@@ -209,17 +209,15 @@ def test_a_sandbox_that_was_killed_has_failed(stage: LaunchStage, cloud: Cloud) 
 
     assert [each.state for each in reports] == [State.FAILED] * 2
     assert [each.exit_code for each in reports] == [137, 137]
-    assert reports[0].reason == "it was killed (exit code 137), as who lacks memory is"
-    assert (
-        reports[1].reason == "Modal ended it, and no `atoll cancel` had asked for that"
-    )
+    assert reports[0].reason == "it was killed (exit code 137), as without memory"
+    assert reports[1].reason == "Modal ended it, without a request of `atoll cancel`"
 
 
 @pytest.mark.parametrize(
     ("code", "state", "why"),
     [
         (124, State.FAILED, "exit code 124"),
-        (143, State.CANCELLED, "it was told to go, as before its time limit"),
+        (143, State.CANCELLED, "it received SIGTERM, as before its time limit"),
     ],
 )
 def test_a_code_is_not_taken_for_what_modal_did(

@@ -171,7 +171,7 @@ def test_a_secret_that_is_not_there_is_told(stage: LaunchStage) -> None:
     [
         ({"image": None}, "runs an island in an image"),
         ({"image": None, "requirements": ("torch",)}, "cannot take its place"),
-        ({"resources": Resources(cpus=4.0)}, "cpus=4 cannot be asked of sagemaker"),
+        ({"resources": Resources(cpus=4.0)}, "cpus=4 cannot be requested of sagemaker"),
         ({"resources": Resources(accelerators=3)}, "No instance is known with"),
         ({"environment": {"A": "x" * 513}}, "A has 513 characters"),
         ({"command": ("a",) * 90}, r"is \d+ arguments for SageMaker, which takes 100"),

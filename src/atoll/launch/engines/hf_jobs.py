@@ -3,8 +3,8 @@
 Start reading at `HfJobsLauncher`, then `job_calls`: the arguments of `HfApi.run_job`.
 
 Jobs are found by labels, so a launch without a response can be ended too. In each job a
-leader restarts the command by the restart policy; the Hub itself restarts a job only if
-the option `attempts` says so.
+leader restarts the command by the restart policy; the Hub itself restarts a job only
+with the option `attempts`.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ _EXIT_CODE = re.compile(r"exit code:? *(\d+)", re.IGNORECASE)
 
 
 def open_launcher(options: Mapping[str, str]) -> Launcher:
-    """Return the launcher of whoever is logged in at the Hub."""
+    """Return the launcher of the user who is logged in at the Hub."""
     read = read_options(HfJobsOptions, options, engine=ENGINE)
     if get_token() is None:
         raise UsageError(
-            "Nobody is logged in at Hugging Face. Run `hf auth login`, or set HF_TOKEN "
-            "to a token that may start jobs."
+            "No user is logged in at Hugging Face. Run `hf auth login`, or set "
+            "HF_TOKEN to a token that may start jobs."
         )
     return HfJobsLauncher(HfApi(endpoint=read.endpoint), read, options)
 
 
 class HfJobsLauncher:
-    """Starts jobs and asks for them; what it knows is at the Hub and in handles."""
+    """Starts jobs and polls them; their state is at the Hub and in handles."""
 
     def __init__(
         self, hub: HfApi, read: HfJobsOptions, options: Mapping[str, str]
@@ -69,24 +69,26 @@ class HfJobsLauncher:
 
     @property
     def traits(self) -> Traits:
-        # A job that is started again elsewhere would begin its run anew.
-        kept = {key: it for key, it in self._options.items() if key != "attempts"}
+        # A restarted job has no directory, and would found the run again.
+        options = {
+            key: value for key, value in self._options.items() if key != "attempts"
+        }
         serving = CoordinatorPlacement(
             is_in_sight=False,
             port=self._read.port,
-            options={**kept, "flavor": self._read.coordinator_flavor},
+            options={**options, "flavor": self._read.coordinator_flavor},
         )
         return Traits(serving=serving)
 
     def plan(self, order: LaunchOrder) -> LaunchPlan:
         calls = job_calls(order, self._read)
         secrets = sorted(order.values)
-        data = [{"run_job": {**each, "secrets": secrets}} for each in calls]
-        where = url(order, self._read) if order.is_coordinator else None
-        return LaunchPlan(data, json.dumps(data, indent=2) + "\n", where)
+        data = [{"run_job": {**call, "secrets": secrets}} for call in calls]
+        run_url = url(order, self._read) if order.is_coordinator else None
+        return LaunchPlan(data, json.dumps(data, indent=2) + "\n", run_url)
 
     def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
-        calls, where = job_calls(order, self._read), self.plan(order).url
+        calls, run_url = job_calls(order, self._read), self.plan(order).url
         namespace = self._namespace()
         reference = {"namespace": namespace, "jobs": {}}
         handle = order.handle(
@@ -94,7 +96,7 @@ class HfJobsLauncher:
             reference,
             options=self._options,
             begun_at_s=time.time(),
-            run=where,
+            run=run_url,
         )
         if self._jobs(handle):
             raise UsageError(
@@ -105,9 +107,9 @@ class HfJobsLauncher:
         secrets = {name: value.reveal() for name, value in order.values.items()}
         jobs: dict[str, str] = {}
         for index, call in zip(order.indexes, calls, strict=True):
-            given = {**call, "namespace": namespace, "secrets": secrets or None}
-            jobs[str(index)] = self._start(order.spec.island(index), given)
-            # Each by itself: what has just begun need not be in a list yet.
+            arguments = {**call, "namespace": namespace, "secrets": secrets or None}
+            jobs[str(index)] = self._start(order.spec.island(index), arguments)
+            # After each job: a list need not have the newest jobs yet.
             handle = replace(handle, reference={**reference, "jobs": dict(jobs)})
             keep(handle)
         return handle
@@ -122,11 +124,13 @@ class HfJobsLauncher:
         job = self._jobs(handle).get(index)
         if job is None:
             return []
-        with _told(f"read the log of {handle.island(index)}", absent_is_fine=True):
-            said = self._hub.fetch_job_logs(
+        with _sdk_errors(
+            f"read the log of {handle.island(index)}", absent_is_fine=True
+        ):
+            chunks = self._hub.fetch_job_logs(
                 job_id=job.id, namespace=handle.reference["namespace"]
             )
-            return [line for each in said for line in each.splitlines()][after:]
+            return [line for chunk in chunks for line in chunk.splitlines()][after:]
         return []
 
     def cancel(
@@ -137,70 +141,70 @@ class HfJobsLauncher:
         grace_s: float = GRACE_S,
     ) -> None:
         jobs = self._jobs(handle)
-        going = handle.indexes if indexes is None else sorted(indexes)
-        for index in going:
+        cancelled = handle.indexes if indexes is None else sorted(indexes)
+        for index in cancelled:
             job = jobs.get(index)
             if job is None or _report(handle, index, job).state.is_over:
                 continue
-            with _told(f"cancel {handle.island(index)}", absent_is_fine=True):
+            with _sdk_errors(f"cancel {handle.island(index)}", absent_is_fine=True):
                 self._hub.cancel_job(
                     job_id=job.id, namespace=handle.reference["namespace"]
                 )
 
-    def _start(self, island: str, given: Mapping[str, Any]) -> str:
+    def _start(self, island: str, arguments: Mapping[str, Any]) -> str:
         """Start a job, and return its id."""
         try:
-            with _told(f"start {island}"):
-                return str(self._hub.run_job(**given).id)
-        except ValueError as exc:  # what the SDK itself refuses to send
+            with _sdk_errors(f"start {island}"):
+                return str(self._hub.run_job(**arguments).id)
+        except ValueError as exc:  # the SDK itself refuses to send it
             raise UsageError(f"Hugging Face cannot start {island}: {exc}.") from exc
 
     def _namespace(self) -> str:
         if self._read.namespace is not None:
             return self._read.namespace
-        with _told("ask who you are"):
+        with _sdk_errors("read your name"):
             return str(self._hub.whoami()["name"])
 
     def _jobs(self, handle: Handle) -> dict[int, JobInfo]:
         """Return the jobs of a launch that the Hub knows, by their islands' indexes."""
         namespace = handle.reference["namespace"]
-        with _told("list jobs"):
+        with _sdk_errors("list jobs"):
             listed = self._hub.list_jobs(
                 labels={LAUNCH: handle.id}, namespace=namespace
             )
-            found = {_index(each): each for each in listed if _is_of(handle, each)}
-        for index, known in handle.reference["jobs"].items():
-            if int(index) not in found:  # a list need not go back to all that was
-                with _told("ask for a job", absent_is_fine=True):
-                    job = self._hub.inspect_job(job_id=known, namespace=namespace)
-                    found[int(index)] = job
-        return found
+            jobs = {_index(job): job for job in listed if _is_of(handle, job)}
+        for index, job_id in handle.reference["jobs"].items():
+            if int(index) not in jobs:  # a list need not have the oldest jobs
+                with _sdk_errors("read a job", absent_is_fine=True):
+                    job = self._hub.inspect_job(job_id=job_id, namespace=namespace)
+                    jobs[int(index)] = job
+        return jobs
 
 
 def _index(job: JobInfo) -> int:
-    said = (job.labels or {}).get(INDEX, "")
-    return int(said) if said.isdecimal() else -1
+    label = (job.labels or {}).get(INDEX, "")
+    return int(label) if label.isdecimal() else -1
 
 
 def _is_of(handle: Handle, job: JobInfo) -> bool:
-    """Return whether a job is an island, and no copy of one: copies have its labels."""
-    known = handle.reference["jobs"].get(str(_index(job)))
-    return _index(job) in handle.indexes and known in (None, job.id)
+    """Return whether a job is an island, and not a copy, which has the same labels."""
+    job_id = handle.reference["jobs"].get(str(_index(job)))
+    return _index(job) in handle.indexes and job_id in (None, job.id)
 
 
 def _report(handle: Handle, index: int, job: JobInfo | None) -> Report:
     name = handle.island(index)
     if job is None:
         return Report(index=index, name=name, state=State.LOST)
-    stage, why = str(getattr(job.status.stage, "value", job.status.stage)), ""
+    stage, reason = str(getattr(job.status.stage, "value", job.status.stage)), ""
     state = _STATES.get(stage)
-    said = job.status.message or ""
-    code = _EXIT_CODE.search(said)
+    message = job.status.message or ""
+    code = _EXIT_CODE.search(message)
     if state is None:
-        # It is more likely on its way than over, and whoever waits can read why.
-        state, why = State.PENDING, f"its stage is {stage!r}, which is not known here"
+        # It is more likely pending than over, and the user can read the reason.
+        state, reason = State.PENDING, f"its stage is {stage!r}, which is unknown here"
     elif state is State.FAILED:
-        why = said or "ERROR"
+        reason = message or "ERROR"
         if code is not None and int(code[1]) == EXIT_CANCELLED:
             state = State.CANCELLED
     elif state is State.FINISHED:
@@ -210,50 +214,54 @@ def _report(handle: Handle, index: int, job: JobInfo | None) -> Report:
         name=name,
         state=state,
         exit_code=0 if state is State.FINISHED else int(code[1]) if code else None,
-        reason=why,
+        reason=reason,
         host=f"job {job.id}",
     )
 
 
 @contextmanager
-def _told(what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
-    """Let errors of the SDK become ours."""
+def _sdk_errors(action: str, *, absent_is_fine: bool = False) -> Iterator[None]:
+    """Translate errors of the SDK."""
     try:
         yield
     except HfHubHTTPError as exc:
         status = exc.response.status_code
-        said = exc.server_message or str(exc)
+        message = exc.server_message or str(exc)
         if status == 404 and absent_is_fine:
             return
         if status in (401, 402, 403):
             raise Refused(
-                f"Hugging Face does not let you {what} ({status}): {said}. The token "
-                "needs the right to start jobs there, and its owner a way to pay."
+                f"Hugging Face does not let you {action} ({status}): {message}. The "
+                "token needs the right to start jobs there, and its owner a way to pay."
             ) from exc
         if 400 <= status < 500 and status != 429:
-            raise UsageError(f"Hugging Face cannot {what} ({status}): {said}.") from exc
-        raise Unreachable(f"Hugging Face could not {what} ({status}): {said}.") from exc
+            raise UsageError(
+                f"Hugging Face cannot {action} ({status}): {message}."
+            ) from exc
+        raise Unreachable(
+            f"Hugging Face could not {action} ({status}): {message}."
+        ) from exc
     except OfflineModeIsEnabled as exc:
         raise UsageError(
-            f"Hugging Face cannot be asked to {what}: HF_HUB_OFFLINE is set. Unset it."
+            f"Hugging Face cannot {action}: HF_HUB_OFFLINE is set. Unset it."
         ) from exc
-    except json.JSONDecodeError as exc:  # a proxy or a portal has answered
-        raise Unreachable(f"Hugging Face did not answer to {what}: {exc}.") from exc
+    except json.JSONDecodeError as exc:  # the response of a proxy or a portal
+        raise Unreachable(f"Hugging Face did not answer to {action}: {exc}.") from exc
     except Exception as exc:
         if not type(exc).__module__.startswith("httpx"):
             raise
-        raise Unreachable(f"Hugging Face did not answer to {what}: {exc}.") from exc
+        raise Unreachable(f"Hugging Face did not answer to {action}: {exc}.") from exc
 
 
 ENGINE = "hf_jobs"
 LAUNCH, INDEX = "atoll-launch", "atoll-index"
-"""Labels by which jobs are found."""
+"""The labels of jobs, by which they are found."""
 
 DEFAULT_LIMIT_S = 7 * 24 * 3600.0
-"""The Hub's own is half an hour, which ends a training early."""
+"""The Hub's default is half an hour, which would end a training early."""
 
 PREFIX = "HF_NETWORK_GROUP_PREFIX"
-"""The variable that says in a job what begins the name of every alias."""
+"""The variable of a job with the prefix of every alias."""
 
 _INSIDE = re.compile(r"https://atoll-coordinator-[0-9a-f]{8}:\d+")
 _FLAVOR = re.compile(r"(?P<kind>[a-z0-9-]+?)(-small|-medium|-large)?(x(?P<num>\d+))?")
@@ -261,22 +269,22 @@ _FLAVOR = re.compile(r"(?P<kind>[a-z0-9-]+?)(-small|-medium|-large)?(x(?P<num>\d
 
 @dataclass(frozen=True)
 class HfJobsOptions:
-    """What `--option` takes."""
+    """The options of `--option`."""
 
     flavor: str | None = None
-    """The hardware of one island: `l40sx1`, `a100x8`. Without: by `--accelerator`."""
+    """The hardware of one island: `l40sx1`, `a100x8`. Default: by `--accelerator`."""
 
     namespace: str | None = None
-    """Who owns and pays for the jobs; without it, whose token it is."""
+    """The owner of the jobs, who pays. Default: the owner of the token."""
 
     endpoint: str | None = None
-    """Of the Hub; without it, the one that `huggingface_hub` knows."""
+    """The URL of the Hub. Default: that of `huggingface_hub`."""
 
     base_image: str = "python:3.12"
-    """Where `--requirement` is installed if there is no `--image`."""
+    """The image in which `--requirement` is installed, without `--image`."""
 
     attempts: int | None = None
-    """How often the Hub starts a job, at most; without it once."""
+    """Starts of a job by the Hub, at most. Default: one."""
 
     network_group: str | None = None
     """Jobs of one group reach each other: each island by its name as an alias."""
@@ -285,7 +293,7 @@ class HfJobsOptions:
     """The hardware of a coordinator that is a job of the group."""
 
     port: int = 4711
-    """Of that coordinator."""
+    """The port of that coordinator."""
 
     def __post_init__(self) -> None:
         if self.attempts is not None and self.attempts < 1:
@@ -295,10 +303,10 @@ class HfJobsOptions:
 
 
 def job_calls(order: LaunchOrder, options: HfJobsOptions) -> list[dict[str, Any]]:
-    """Return the arguments of every island's `run_job`, but for the secrets' values.
+    """Return the arguments of every island's `run_job`, except the secrets' values.
 
     Raises:
-        UsageError: a job cannot be what the spec asks for.
+        UsageError: a job cannot fulfil the spec.
     """
     spec = order.spec
     _require_possible(spec)
@@ -329,7 +337,7 @@ def job_calls(order: LaunchOrder, options: HfJobsOptions) -> list[dict[str, Any]
 
 
 def url(order: LaunchOrder, options: HfJobsOptions) -> str:
-    """Return where islands find a coordinator, but for what begins its name there.
+    """Return the URL of a coordinator, without the prefix that a job has to add.
 
     Raises:
         UsageError: jobs do not reach each other.
@@ -360,34 +368,34 @@ def flavor(resources: Resources, options: HfJobsOptions) -> str:
     """Return the hardware of one island.
 
     Raises:
-        UsageError: none is that, or it has been said in two ways.
+        UsageError: none fits, or it was given twice.
     """
     if options.flavor is not None and resources.accelerators == 0:
         return options.flavor
     if options.flavor is not None:
         raise UsageError(
             f"flavor={options.flavor!r} and accelerators={resources.accelerators} both "
-            "say what an island has. Leave one out."
+            "choose the hardware. Leave one out."
         )
     if resources.accelerators == 0:
         return JobHardware.CPU_BASIC.value
-    asked = (resources.accelerator, resources.accelerators)
-    known = {each.value: _kind(each.value) for each in JobHardware}
-    for name, has in known.items():
-        if has == asked:
+    wanted = (resources.accelerator, resources.accelerators)
+    flavors = {hardware.value: _kind(hardware.value) for hardware in JobHardware}
+    for name, has in flavors.items():
+        if has == wanted:
             return name
     raise UsageError(
-        f"Hugging Face has no flavor with accelerator={asked[0]!r}, accelerators="
-        f"{asked[1]}. There are {', '.join(known)}; or say --option flavor=NAME."
+        f"Hugging Face has no flavor with accelerator={wanted[0]!r}, accelerators="
+        f"{wanted[1]}. There are {', '.join(flavors)}; or give --option flavor=NAME."
     )
 
 
 def _kind(name: str) -> tuple[str, int] | None:
-    """Return the accelerator of a flavor and how many it has, as its name says."""
-    found = _FLAVOR.fullmatch(name)
-    if found is None or name.startswith("cpu-"):
+    """Return the accelerator of a flavor and their number, from its name."""
+    match = _FLAVOR.fullmatch(name)
+    if match is None or name.startswith("cpu-"):
         return None
-    return found["kind"], int(found["num"] or 1)
+    return match["kind"], int(match["num"] or 1)
 
 
 def _require_possible(spec: IslandSpec) -> None:
@@ -400,11 +408,11 @@ def _require_possible(spec: IslandSpec) -> None:
     for name in ("cpus", "memory_bytes"):
         if (value := getattr(resources, name)) is not None:
             raise UsageError(
-                f"{name}={value:g} cannot be asked of hf_jobs, which has flavors. "
+                f"{name}={value:g} cannot be requested of hf_jobs, which has flavors. "
                 "Choose one: --option flavor=NAME."
             )
-    if kept := sorted(in_engine(spec.secrets)):
+    if stored := sorted(in_engine(spec.secrets)):
         raise UsageError(
-            f"The secret {kept[0]} is to be kept by the engine, and hf_jobs keeps none "
-            f"between jobs. Give {kept[0]}=env:NAME or {kept[0]}=file:PATH."
+            f"The secret {stored[0]} is to be kept by the engine, and hf_jobs keeps "
+            f"none between jobs. Give {stored[0]}=env:NAME or {stored[0]}=file:PATH."
         )

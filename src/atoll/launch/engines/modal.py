@@ -41,21 +41,21 @@ from atoll.launch.spec import IslandSpec, Resources, in_engine
 from atoll.security import Secret
 
 KILLED = 137
-"""The exit code of who was killed, as a container's engine counts."""
+"""The exit code of a killed process, as container engines report it."""
 
 CLOCKS_DIFFER_S = 600.0
-"""How long before a launch its log may begin, by another machine's clock."""
+"""How much earlier than the launch its log may begin, by another machine's clock."""
 
 
 def open_launcher(options: Mapping[str, str]) -> Launcher:
-    """Return the launcher of whoever is logged in at Modal."""
+    """Return the launcher of the user who is logged in at Modal."""
     read = read_options(ModalOptions, options, engine=ENGINE)
     require_login()
     return ModalLauncher(read, options)
 
 
 class ModalLauncher:
-    """Creates sandboxes; what it knows is at Modal and in handles."""
+    """Creates sandboxes; their state is at Modal and in handles."""
 
     def __init__(self, read: ModalOptions, options: Mapping[str, str]) -> None:
         self._read, self._options = read, dict(options)
@@ -111,9 +111,9 @@ class ModalLauncher:
 
 
 def _find(handle: Handle, index: int) -> Any:
-    known = handle.reference["sandboxes"].get(str(index))
+    sandbox_id = handle.reference["sandboxes"].get(str(index))
     name = sandbox_name(handle.id, index)
-    return find_sandbox(known, app=handle.reference["app"], name=name)
+    return find_sandbox(sandbox_id, app=handle.reference["app"], name=name)
 
 
 def _report(handle: Handle, index: int) -> Report:
@@ -121,55 +121,54 @@ def _report(handle: Handle, index: int) -> Report:
     if sandbox is None:
         return Report(index=index, name=name, state=State.LOST)
     code = exit_code(sandbox)
-    state, why = _state(sandbox, code)
+    state, reason = _state(sandbox, code)
     return Report(
         index=index,
         name=name,
         state=state,
         exit_code=code,
-        reason=why,
+        reason=reason,
         host=str(sandbox.object_id),
     )
 
 
 def _state(sandbox: Any, code: int | None) -> tuple[State, str]:
     if code is None:
-        return State.RUNNING, ""  # Modal does not tell who still waits for a place
+        return State.RUNNING, ""  # Modal does not report pending sandboxes
     if code == 0:
         return State.FINISHED, ""
-    how = how_ended(sandbox)
-    if how == TIMED_OUT:
+    ending = how_ended(sandbox)
+    if ending == TIMED_OUT:
         return State.FAILED, "its time limit was over"
-    if (how or code == EXIT_CANCELLED) and was_cancelled(sandbox):
+    if (ending or code == EXIT_CANCELLED) and was_cancelled(sandbox):
         return State.CANCELLED, ""
-    if how == TERMINATED:
-        why = "Modal ended it, and no `atoll cancel` had asked for that"
-        return State.FAILED, why
+    if ending == TERMINATED:
+        return State.FAILED, "Modal ended it, without a request of `atoll cancel`"
     if code == EXIT_CANCELLED:
-        return State.CANCELLED, "it was told to go, as before its time limit"
+        return State.CANCELLED, "it received SIGTERM, as before its time limit"
     if code == KILLED:
-        return State.FAILED, f"it was killed (exit code {code}), as who lacks memory is"
+        return State.FAILED, f"it was killed (exit code {code}), as without memory"
     return State.FAILED, f"exit code {code}"
 
 
 ENGINE = "modal"
 MAX_LIMIT_S = 24 * 3600.0
-"""Of a sandbox. What a caller does not say is 300 s, which ends a training early."""
+"""Of a sandbox. Modal's default is 300 s, which would end a training early."""
 
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class ModalOptions:
-    """What `--option` takes."""
+    """The options of `--option`."""
 
     app: str = "atoll"
-    """The app of the sandboxes; it is made if it is not there."""
+    """The app of the sandboxes; it is created if it does not exist."""
 
     region: str | None = None
     cloud: str | None = None
     python: str = "3.12"
-    """Which one has `--requirement` installed, if there is no `--image`."""
+    """The version for which `--requirement` is installed, without `--image`."""
 
 
 def sandbox_name(launch: str, index: int) -> str:
@@ -178,10 +177,10 @@ def sandbox_name(launch: str, index: int) -> str:
 
 
 def sandbox_calls(order: LaunchOrder, options: ModalOptions) -> list[dict[str, Any]]:
-    """Return every island's words and arguments, with names where objects will be.
+    """Return every island's argv and keywords, with names instead of objects.
 
     Raises:
-        UsageError: a sandbox cannot be what the spec asks for.
+        UsageError: a sandbox cannot fulfil the spec.
     """
     spec, resources = order.spec, order.spec.resources
     limit_s = _limit_s(resources)
@@ -230,8 +229,8 @@ def _image(spec: IslandSpec, options: ModalOptions) -> dict[str, Any]:
 
 
 def _secrets(order: LaunchOrder) -> dict[str, Any]:
-    """Return which variables are given by value, and which secrets Modal keeps."""
-    kept: dict[str, list[str]] = {}
+    """Return the variables given by value, and the secrets that Modal stores."""
+    stored: dict[str, list[str]] = {}
     for variable, reference in in_engine(order.spec.secrets).items():
         named, _, key = reference.partition("/")
         if key not in ("", variable):
@@ -239,8 +238,8 @@ def _secrets(order: LaunchOrder) -> dict[str, Any]:
                 f"The secret {variable} is to be {key} of Modal's {named!r}, which "
                 f"sets its variables under their own names. Give {key}=engine:{named}."
             )
-        kept.setdefault(named, []).append(variable)
-    return {"given": sorted(order.values), "kept": kept}
+        stored.setdefault(named, []).append(variable)
+    return {"given": sorted(order.values), "kept": stored}
 
 
 def _gpu(resources: Resources) -> str | None:
@@ -255,15 +254,15 @@ def _gpu(resources: Resources) -> str | None:
 
 
 def _memory_mib(resources: Resources) -> int | None:
-    asked = resources.memory_bytes
-    return None if asked is None else math.ceil(asked / MIB)
+    memory_bytes = resources.memory_bytes
+    return None if memory_bytes is None else math.ceil(memory_bytes / MIB)
 
 
 CANCELLED = "atoll-cancelled"
-"""The tag of a sandbox that was to end."""
+"""The tag of a cancelled sandbox."""
 
 LOOKED_THROUGH = timedelta(days=34)
-"""Modal's SDK looks for a log in 35 days at most; a sandbox lives in the first two."""
+"""Modal's SDK reads the log of 35 days at most; a sandbox runs in the first two."""
 
 TERMINATED, TIMED_OUT = "terminated", "timed out"
 _LOGINS = ("token_id", "oauth_refresh_token")
@@ -280,14 +279,14 @@ _WRONG = (
 
 
 def require_login() -> None:
-    """Return if somebody is logged in.
+    """Check that a user is logged in.
 
     Raises:
-        UsageError: nobody is.
+        UsageError: no user is.
     """
-    if not any(config.get(each) for each in _LOGINS):
+    if not any(config.get(setting) for setting in _LOGINS):
         raise UsageError(
-            "Nobody is logged in at Modal. Run `modal setup`, or set MODAL_TOKEN_ID "
+            "No user is logged in at Modal. Run `modal setup`, or set MODAL_TOKEN_ID "
             "and MODAL_TOKEN_SECRET."
         )
 
@@ -295,46 +294,48 @@ def require_login() -> None:
 def create_sandbox(call: Mapping[str, Any], values: Mapping[str, Secret]) -> str:
     """Start a sandbox, and return its id."""
     with sdk_errors(f"start {call['name']}"):
-        given = {key: each for key, each in call.items() if key != "args"}
-        given["app"] = modal.App.lookup(call["app"], create_if_missing=True)
-        given["image"] = modal_image(call["image"])
-        given["secrets"] = modal_secrets(call["secrets"], values)
-        return str(modal.Sandbox.create(*call["args"], **given).object_id)
+        arguments = {key: value for key, value in call.items() if key != "args"}
+        arguments["app"] = modal.App.lookup(call["app"], create_if_missing=True)
+        arguments["image"] = modal_image(call["image"])
+        arguments["secrets"] = modal_secrets(call["secrets"], values)
+        return str(modal.Sandbox.create(*call["args"], **arguments).object_id)
 
 
-def modal_image(said: Mapping[str, Any]) -> modal.Image:
-    """Return the image that a call says."""
-    if "registry" in said:
-        return modal.Image.from_registry(said["registry"])
-    slim = modal.Image.debian_slim(python_version=said["python"])
-    return slim.pip_install(*said["pip"])
+def modal_image(image: Mapping[str, Any]) -> modal.Image:
+    """Return the image of a call."""
+    if "registry" in image:
+        return modal.Image.from_registry(image["registry"])
+    slim = modal.Image.debian_slim(python_version=image["python"])
+    return slim.pip_install(*image["pip"])
 
 
 def modal_secrets(
-    said: Mapping[str, Any], values: Mapping[str, Secret]
+    secrets: Mapping[str, Any], values: Mapping[str, Secret]
 ) -> list[modal.Secret]:
-    """Return Modal's secrets: one of what is given, and those that it keeps."""
-    given: dict[str, str | None] = {
-        name: each.reveal() for name, each in values.items()
+    """Return Modal's secrets: one with the given values, and those that it stores."""
+    values_by_name: dict[str, str | None] = {
+        name: value.reveal() for name, value in values.items()
     }
-    kept = [
+    stored = [
         modal.Secret.from_name(named, required_keys=list(variables))
-        for named, variables in said["kept"].items()
+        for named, variables in secrets["kept"].items()
     ]
-    return [modal.Secret.from_dict(given), *kept] if given else kept
+    return (
+        [modal.Secret.from_dict(values_by_name), *stored] if values_by_name else stored
+    )
 
 
-def find_sandbox(known: str | None, *, app: str, name: str) -> Any:
+def find_sandbox(sandbox_id: str | None, *, app: str, name: str) -> Any:
     """Return a sandbox by its id, or else by its name; None if there is none."""
     with sdk_errors(f"find {name}", absent_is_fine=True):
-        if known is not None:
-            return modal.Sandbox.from_id(known)
+        if sandbox_id is not None:
+            return modal.Sandbox.from_id(sandbox_id)
         return modal.Sandbox.from_name(app, name, include_terminated=True)
     return None
 
 
 def exit_code(sandbox: Any) -> int | None:
-    """Return how a sandbox ended; None while it has not."""
+    """Return the exit code of a sandbox; None while it runs."""
     with sdk_errors("ask for a sandbox"):
         code = sandbox.poll()
         return None if code is None else int(code)
@@ -342,7 +343,7 @@ def exit_code(sandbox: Any) -> int | None:
 
 
 def was_cancelled(sandbox: Any) -> bool:
-    """Return whether `end_sandbox` was called of it, here or elsewhere."""
+    """Return whether `end_sandbox` was called for it, by any process."""
     with sdk_errors("ask for a sandbox's tags", absent_is_fine=True):
         return CANCELLED in sandbox.get_tags()
     return False
@@ -364,48 +365,48 @@ def how_ended(sandbox: Any) -> str:
 
 
 def log_lines(sandbox: Any, *, since_s: float) -> list[str]:
-    """Return the lines a sandbox has said, without one that is still being."""
+    """Return the log lines of a sandbox, without an incomplete last one."""
     is_live = exit_code(sandbox) is None
     with sdk_errors("read a log", absent_is_fine=True):
         since = datetime.fromtimestamp(since_s, UTC)
         until = min(datetime.now(UTC), since + LOOKED_THROUGH)
-        found = sandbox.logs.fetch(since=since, until=until)
-        said = "".join(each.message for each in found).splitlines(keepends=True)
-        if said and is_live and not said[-1].endswith("\n"):
-            del said[-1]
-        return [each.rstrip("\r\n") for each in said]
+        entries = sandbox.logs.fetch(since=since, until=until)
+        lines = "".join(entry.message for entry in entries).splitlines(keepends=True)
+        if lines and is_live and not lines[-1].endswith("\n"):
+            del lines[-1]
+        return [line.rstrip("\r\n") for line in lines]
     return []
 
 
 def end_sandbox(sandbox: Any) -> None:
-    """End a sandbox, and leave word of it there; one that is over stays so."""
+    """Tag a sandbox as cancelled, and end it; one that is over does not change."""
     with sdk_errors("end a sandbox", absent_is_fine=True):
-        # Before it ends: whoever looks then must not take it for one that was killed.
+        # Before it ends: otherwise a poll in between would report it as killed.
         sandbox.set_tags({**sandbox.get_tags(), CANCELLED: "1"})
         sandbox.terminate()
 
 
 @contextmanager
-def sdk_errors(what: str, *, absent_is_fine: bool = False) -> Iterator[None]:
-    """Let errors of the SDK become ours."""
+def sdk_errors(action: str, *, absent_is_fine: bool = False) -> Iterator[None]:
+    """Translate errors of the SDK."""
     try:
         yield
     except faults.NotFoundError as exc:
         if not absent_is_fine:
-            raise UsageError(f"Modal cannot {what}: {exc}.") from exc
+            raise UsageError(f"Modal cannot {action}: {exc}.") from exc
     except _MAY_NOT as exc:
         raise Refused(
-            f"Modal does not let you {what}: {exc}. Run `modal setup`, or ask for that "
-            "right in its workspace."
+            f"Modal does not let you {action}: {exc}. Run `modal setup`, or get that "
+            "permission in its workspace."
         ) from exc
     except _WRONG as exc:
-        raise UsageError(f"Modal cannot {what}: {exc}.") from exc
+        raise UsageError(f"Modal cannot {action}: {exc}.") from exc
     except Exception as exc:
         if not (isinstance(exc, faults.Error | OSError) or _is_of_grpc(exc)):
             raise
-        raise Unreachable(f"Modal did not answer to {what}: {exc}.") from exc
+        raise Unreachable(f"Modal did not answer to {action}: {exc}.") from exc
 
 
 def _is_of_grpc(exc: Exception) -> bool:
-    """Return whether the SDK lets an error of a library of its own through."""
+    """Return whether an error comes from the SDK's library for gRPC."""
     return type(exc).__module__.startswith("grpclib")

@@ -3,10 +3,10 @@
 Start reading at `SkyPilotLauncher`, then `tasks`: an island as a task in SkyPilot's
 YAML. The calls of the SDK come last, and turn its errors into ours. Most calls return
 the id of a request, whose result `sky.get` waits for. The server continues it even if
-no process waits any more.
+no process waits for it.
 
 A managed job is named by its launch, and found again in SkyPilot's queue by that name;
-until it is there, a handle has the request for it.
+until the queue has it, a handle has the request for it.
 In each a leader restarts the command by the restart policy; SkyPilot itself replaces a
 lost machine.
 """
@@ -67,14 +67,14 @@ _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
 def open_launcher(options: Mapping[str, str]) -> Launcher:
-    """Return the launcher of whoever SkyPilot's server takes this user for."""
+    """Return the launcher of this user at SkyPilot's server."""
     return SkyPilotLauncher(
         read_options(SkyPilotOptions, options, engine=ENGINE), options
     )
 
 
 class SkyPilotLauncher:
-    """Starts managed jobs; what it knows is at SkyPilot's server and in handles."""
+    """Starts managed jobs; their state is at SkyPilot's server and in handles."""
 
     def __init__(self, read: SkyPilotOptions, options: Mapping[str, str]) -> None:
         self._read, self._options = read, dict(options)
@@ -85,11 +85,11 @@ class SkyPilotLauncher:
 
     def plan(self, order: LaunchOrder) -> LaunchPlan:
         data = tasks(order, self._read)
-        written = [yaml.safe_dump(each, sort_keys=False) for each in data]
+        written = [yaml.safe_dump(task, sort_keys=False) for task in data]
         return LaunchPlan(data, "---\n".join(written))
 
     def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
-        asked = tasks(order, self._read)
+        launch_tasks = tasks(order, self._read)
         handle = order.handle(ENGINE, {}, options=self._options, begun_at_s=time.time())
         if _records(handle):
             raise UsageError(
@@ -97,17 +97,19 @@ class SkyPilotLauncher:
                 "another name."
             )
         keep(handle)
-        for index, task in zip(order.indexes, asked, strict=True):
+        for index, task in zip(order.indexes, launch_tasks, strict=True):
             request = request_job(task, order.values)
-            # Whoever is interrupted while it waits withdraws it by what was kept.
+            # A caller that is interrupted here withdraws it by the kept handle.
             keep(replace(handle, reference={"requests": {str(index): request}}))
             await_start(task["name"], request)
         keep(handle)
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
-        found = _records(handle)
-        return tuple(_report(handle, each, found.get(each)) for each in handle.indexes)
+        records = _records(handle)
+        return tuple(
+            _report(handle, index, records.get(index)) for index in handle.indexes
+        )
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
         record = _records(handle).get(index)
@@ -124,11 +126,13 @@ class SkyPilotLauncher:
         grace_s: float = GRACE_S,
     ) -> None:
         wanted = handle.indexes if indexes is None else indexes
-        asked = handle.reference.get("requests", {})
-        if going := [each for index, each in asked.items() if int(index) in wanted]:
-            withdraw_requests(
-                going
-            )  # first: what has come of them is in the queue then
+        requests = handle.reference.get("requests", {})
+        withdrawn = [
+            request for index, request in requests.items() if int(index) in wanted
+        ]
+        if withdrawn:
+            # First: jobs of completed requests are in the queue then.
+            withdraw_requests(withdrawn)
         ids = [
             int(record.job_id)
             for index, record in _records(handle).items()
@@ -139,10 +143,10 @@ class SkyPilotLauncher:
 
 
 def _records(handle: Handle) -> dict[int, Any]:
-    """Return what SkyPilot knows of each island, by index."""
+    """Return SkyPilot's records of the islands, by index."""
     names = {job_name(handle.id, index): index for index in handle.indexes}
-    found = find_jobs(handle.id, names)
-    return {names[name]: record for name, record in found.items()}
+    jobs = find_jobs(handle.id, names)
+    return {names[name]: record for name, record in jobs.items()}
 
 
 def _is_to_be_told(record: Any) -> bool:
@@ -153,8 +157,8 @@ def _status(record: Any) -> str:
     status = str(getattr(record.status, "value", record.status))
     if status not in STATES:
         raise UsageError(
-            f"SkyPilot says that {record.job_name} is {status!r}, which is not known "
-            "here. Look with `sky jobs queue`, and take a newer Atoll."
+            f"SkyPilot reports {record.job_name} as {status!r}, which is unknown "
+            "here. Look with `sky jobs queue`, and use a newer Atoll."
         )
     return status
 
@@ -164,39 +168,39 @@ def _report(handle: Handle, index: int, record: Any) -> Report:
     if record is None:
         return Report(index=index, name=name, state=State.LOST)
     status = _status(record)
-    state, said = STATES[status], record.failure_reason or ""
-    code = _EXIT_CODE.search(said) if state is State.FAILED else None
+    state, detail = STATES[status], record.failure_reason or ""
+    code = _EXIT_CODE.search(detail) if state is State.FAILED else None
     return Report(
         index=index,
         name=name,
         state=state,
         restarts=record.recovery_count or 0,
         exit_code=None if code is None else int(code[1]),
-        reason=_why(status, said),
+        reason=_reason(status, detail),
         host=record.infra or f"job {record.job_id}",
     )
 
 
-def _why(status: str, said: str) -> str:
+def _reason(status: str, detail: str) -> str:
     if STATES[status] is State.FAILED:
-        return f"{status}: {said}" if said else status
+        return f"{status}: {detail}" if detail else status
     return status if status in (CANCELLING, "RECOVERING") else ""
 
 
 ENGINE = "skypilot"
 DOCKER = "docker:"
-KEPT = "secrets:"
-"""Before the name of a secret that SkyPilot keeps itself."""
+STORED_PREFIX = "secrets:"
+"""The prefix of a secret that SkyPilot stores."""
 
 GIB = 2**30
 
 
 @dataclass(frozen=True)
 class SkyPilotOptions:
-    """What `--option` takes."""
+    """The options of `--option`."""
 
     infra: str | None = None
-    """Where islands run, in SkyPilot's words: `aws`, `gcp/us-east1`, `k8s/context`."""
+    """Where islands run, as SkyPilot names it: `aws`, `gcp/us-east1`, `k8s/context`."""
 
     use_spot: bool = False
     """Whether they take machines that may be preempted."""
@@ -211,7 +215,7 @@ def tasks(order: LaunchOrder, options: SkyPilotOptions) -> list[dict[str, Any]]:
     """Return every island's task. Values of secrets are null, and given at launch.
 
     Raises:
-        UsageError: a managed job cannot be what the spec asks for.
+        UsageError: a managed job cannot fulfil the spec.
     """
     spec = order.spec
     resources, setup = _resources(spec, options), _setup(spec)
@@ -229,7 +233,7 @@ def tasks(order: LaunchOrder, options: SkyPilotOptions) -> list[dict[str, Any]]:
 
 
 def _run(spec: IslandSpec, index: int) -> str:
-    # The leader takes the shell's place, so that it hears what the shell would.
+    # Exec: the leader receives the signals that are sent to the shell.
     return f"exec {shlex.join(leader_argv(spec, index, limit_s=math.inf))}"
 
 
@@ -245,63 +249,63 @@ def _setup(spec: IslandSpec) -> dict[str, str]:
 
 
 def _resources(spec: IslandSpec, options: SkyPilotOptions) -> dict[str, Any]:
-    asked = spec.resources
-    if asked.time_limit_s is not None:
+    needs = spec.resources
+    if needs.time_limit_s is not None:
         raise UsageError(
-            f"time_limit_s={asked.time_limit_s:g} is given, and SkyPilot ends nothing "
+            f"time_limit_s={needs.time_limit_s:g} is given, and SkyPilot ends nothing "
             "by time. Leave it out, and use `atoll cancel`."
         )
-    said = {
+    values = {
         "infra": options.infra,
         "use_spot": options.use_spot,
-        "cpus": None if asked.cpus is None else f"{asked.cpus:g}+",
-        "memory": _memory(asked),
-        "accelerators": _accelerators(asked),
+        "cpus": None if needs.cpus is None else f"{needs.cpus:g}+",
+        "memory": _memory(needs),
+        "accelerators": _accelerators(needs),
         "image_id": None if spec.image is None else _image_id(spec.image),
-        # A failed command is the leader's to start again; a leader that was told to go
-        # and not by a cancel was on a machine that goes away.
+        # The leader restarts a failed command itself. A leader that received SIGTERM
+        # without a cancel was on a machine that is being reclaimed.
         "job_recovery": {
             "max_restarts_on_errors": 0,
             "recover_on_exit_codes": [int(EXIT_CANCELLED)],
         },
     }
-    return {key: each for key, each in said.items() if each is not None}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def _image_id(image: str) -> str:
     return image if image.startswith(DOCKER) else f"{DOCKER}{image}"
 
 
-def _memory(asked: Resources) -> str | None:
-    if asked.memory_bytes is None:
+def _memory(needs: Resources) -> str | None:
+    if needs.memory_bytes is None:
         return None
-    return f"{math.ceil(asked.memory_bytes / GIB * 100) / 100:g}+"
+    return f"{math.ceil(needs.memory_bytes / GIB * 100) / 100:g}+"
 
 
-def _accelerators(asked: Resources) -> dict[str, int] | None:
-    if asked.accelerators == 0:
+def _accelerators(needs: Resources) -> dict[str, int] | None:
+    if needs.accelerators == 0:
         return None
-    if asked.accelerator is None:
+    if needs.accelerator is None:
         raise UsageError(
-            f"accelerators={asked.accelerators} of which kind? SkyPilot wants its "
+            f"accelerators={needs.accelerators} of which kind? SkyPilot wants its "
             "name: --accelerator A100."
         )
-    return {asked.accelerator: asked.accelerators}
+    return {needs.accelerator: needs.accelerators}
 
 
 def _secrets(order: LaunchOrder) -> dict[str, None]:
     """Return the secrets by name: those given at launch, and those SkyPilot keeps."""
-    of_engine, kept = in_engine(order.spec.secrets), []
-    for variable, named in of_engine.items():
+    in_skypilot, stored = in_engine(order.spec.secrets), []
+    for variable, named in in_skypilot.items():
         if named.rpartition(".")[2] != variable:
             raise UsageError(
                 f"The secret {variable} is to be SkyPilot's {named!r}, which sets its "
                 f"variables under their own names. Give {variable}=engine:{variable}."
             )
-        kept.append(f"{KEPT}{named}")
-    # A plan that is only looked at has no values yet, and names them all the same.
-    given = (order.spec.secrets.keys() - of_engine.keys()) | order.values.keys()
-    return dict.fromkeys([*sorted(given), *kept])
+        stored.append(f"{STORED_PREFIX}{named}")
+    # A plan has no values yet, but must name all secrets.
+    variables = (order.spec.secrets.keys() - in_skypilot.keys()) | order.values.keys()
+    return dict.fromkeys([*sorted(variables), *stored])
 
 
 FIELDS = ("job_id", "job_name", "status", "recovery_count", "failure_reason", "infra")
@@ -325,31 +329,31 @@ _WRONG = (
     faults.ResourcesUnavailableError,
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_SAID = re.compile(r"\([^()]*\bpid=\d+[^()]*\) ?(.*)")
-"""A line of the island; what is without such a beginning is SkyPilot's own."""
+_ISLAND_LINE = re.compile(r"\([^()]*\bpid=\d+[^()]*\) ?(.*)")
+"""A line of the island; lines without this prefix are SkyPilot's own."""
 
 
 def request_job(task: Mapping[str, Any], values: Mapping[str, Secret]) -> str:
-    """Ask for a managed job, and return the id of that request."""
+    """Request a managed job, and return the id of the request."""
     name = str(task["name"])
     with sdk_errors(f"start {name}"):
-        given = [(key, each.reveal()) for key, each in values.items()]
-        # The parser takes things out of what it is given.
+        overrides = [(key, secret.reveal()) for key, secret in values.items()]
+        # The parser removes keys from its argument.
         parsed = sky.Task.from_yaml_config(
-            copy.deepcopy(dict(task)), secrets_overrides=given
+            copy.deepcopy(dict(task)), secrets_overrides=overrides
         )
         return str(sky.jobs.launch(parsed, name=name))
 
 
 def await_start(name: str, request: str) -> None:
-    """Return when SkyPilot has a managed job that was asked for."""
+    """Wait until SkyPilot has created a requested managed job."""
     with sdk_errors(f"start {name}"):
         sky.get(request)
 
 
 def withdraw_requests(requests: Sequence[str]) -> None:
-    """Have requests left undone; nothing happens to those that were answered."""
-    with sdk_errors("withdraw what was asked for"):
+    """Cancel requests; completed ones do not change."""
+    with sdk_errors("withdraw requests"):
         sky.get(sky.api_cancel(list(requests), silent=True))
 
 
@@ -357,38 +361,40 @@ def find_jobs(launch: str, names: Iterable[str]) -> dict[str, Any]:
     """Return the records of a launch's managed jobs that SkyPilot has, by name."""
     wanted = set(names)
     with sdk_errors(f"find {launch}"):
-        found = _queue(launch)
-    known = sorted(found, key=lambda record: int(record.job_id))
-    return {each.job_name: each for each in known if each.job_name in wanted}
+        queue = _queue(launch)
+    records = sorted(queue, key=lambda record: int(record.job_id))
+    return {record.job_name: record for record in records if record.job_name in wanted}
 
 
 def _queue(name: str) -> list[Any]:
     try:
-        # A controller that has fallen asleep knows what has ended: it is woken.
+        # A stopped controller has the records of ended jobs: refresh starts it.
         request = sky.jobs.queue_v2(refresh=True, name_match=name, fields=FIELDS)
         records, *_ = sky.get(request)
     except faults.ClusterNotUpError:
-        return []  # there is no controller, and never was a managed job
+        return []  # without a controller there never was a managed job
     return list(records)
 
 
 def log_lines(job_id: int, *, is_live: bool) -> list[str]:
-    """Return the lines an island has said, without what SkyPilot says itself.
+    """Return the log lines of an island, without SkyPilot's own.
 
-    Of one that is live, a line that is still being said is left out.
+    The incomplete last line of a live island is left out.
     """
-    said = io.StringIO()
+    output = io.StringIO()
     with sdk_errors("read a log"):
-        sky.jobs.tail_logs(job_id=job_id, follow=False, output_stream=said)
-    texts = said.getvalue().split("\n")
+        sky.jobs.tail_logs(job_id=job_id, follow=False, output_stream=output)
+    texts = output.getvalue().split("\n")
     if is_live:
         del texts[-1]
-    plain = (_COLOUR.sub("", each).rstrip("\r") for each in texts)
-    return [found[1] for found in map(_SAID.fullmatch, plain) if found is not None]
+    plain = (_COLOUR.sub("", text).rstrip("\r") for text in texts)
+    return [
+        match[1] for match in map(_ISLAND_LINE.fullmatch, plain) if match is not None
+    ]
 
 
 def cancel_jobs(job_ids: Sequence[int], *, grace_s: float) -> None:
-    """Have managed jobs told to go, and ended."""
+    """Send SIGTERM to managed jobs, and end them after `grace_s`."""
     with sdk_errors("cancel"):
         request = sky.jobs.cancel(
             job_ids=list(job_ids), graceful=True, graceful_timeout=math.ceil(grace_s)
@@ -397,16 +403,16 @@ def cancel_jobs(job_ids: Sequence[int], *, grace_s: float) -> None:
 
 
 @contextmanager
-def sdk_errors(what: str) -> Iterator[None]:
-    """Let errors of the SDK become ours."""
+def sdk_errors(action: str) -> Iterator[None]:
+    """Translate errors of the SDK."""
     try:
         yield
     except _MAY_NOT as exc:
         raise Refused(
-            f"SkyPilot does not let you {what}: {exc}. Run `sky check`, or `sky api "
+            f"SkyPilot does not let you {action}: {exc}. Run `sky check`, or `sky api "
             "login` if its server is elsewhere."
         ) from exc
     except _WRONG as exc:
-        raise UsageError(f"SkyPilot cannot {what}: {exc}.") from exc
+        raise UsageError(f"SkyPilot cannot {action}: {exc}.") from exc
     except Exception as exc:  # its errors have no common class
-        raise Unreachable(f"SkyPilot did not answer to {what}: {exc}.") from exc
+        raise Unreachable(f"SkyPilot did not answer to {action}: {exc}.") from exc

@@ -8,10 +8,10 @@ any terminal with the same permission finds it, and only lines of logs are kept 
 
 Islands that are several pods each, as on slices of TPUs, are a JobSet per island.
 Rule 1: the pods of an island start and end together: if one fails, JobSet restarts all
-of them at once. So the leaders of several restart nothing, and each exits after the
+of them together. So the leaders of several restart nothing, and each exits after the
 pause that is due. A leader that is alone works as that of an Indexed Job.
-Rule 2: one pod that was asked to end ends the whole island, and it is not restarted; an
-evicted one is.
+Rule 2: if one pod is cancelled, the whole island ends and is not restarted; if one is
+evicted, the island is restarted.
 Rule 3: every island has its own JobSet and Secret, `ID-INDEX`, so one can end alone.
 """
 
@@ -112,13 +112,13 @@ class KubernetesLauncher:
             return LaunchPlan(data, yaml.safe_dump(data, sort_keys=False))
         forms = [data, service(order, self._read)]
         forms[1]["metadata"]["namespace"] = self._cluster.namespace
-        # Its islands come behind it, as one more document.
+        # The islands follow, as one more document.
         text = yaml.safe_dump_all(forms, sort_keys=False) + "---\n"
         return LaunchPlan(forms, text, url(order, self._read, self._cluster.namespace))
 
     def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
         plan = self.plan(order)
-        form, *more = plan.data if order.is_coordinator else [plan.data]
+        form, *services = plan.data if order.is_coordinator else [plan.data]
         handle = order.handle(
             ENGINE,
             {"uid": None},
@@ -127,7 +127,7 @@ class KubernetesLauncher:
             run=plan.url,
         )
         if self._cluster.read(order.id) is not None:
-            # Before anything is kept: whoever is refused would cancel by it.
+            # Before a handle is kept: the caller would cancel the other launch by it.
             raise UsageError(
                 f"{order.id!r} is launched in {self._cluster.namespace} already. "
                 "Launch under another name."
@@ -136,21 +136,21 @@ class KubernetesLauncher:
         owner = self._cluster.create(form)
         handle = replace(handle, reference={"uid": owner["metadata"]["uid"]})
         keep(handle)
-        for each in more:
-            self._cluster.create_service(each, owned_by(owner))
+        for service_form in services:
+            self._cluster.create_service(service_form, owned_by(owner))
         # Its pods wait for it, and it has an owner from its first moment.
         self._cluster.create_secret(secret(order, owner))
         return handle
 
     def poll(self, handle: Handle) -> tuple[Report, ...]:
-        found = self._cluster.read(handle.id)
-        pods = self._cluster.pods(handle.id) if found is not None else []
-        return tuple(report(handle, index, found, pods) for index in handle.indexes)
+        job = self._cluster.read(handle.id)
+        pods = self._cluster.pods(handle.id) if job is not None else []
+        return tuple(report(handle, index, job, pods) for index in handle.indexes)
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
-        lives = self._lives(handle, index, self._cluster.pods(handle.id))
+        pods = self._incarnations(handle, index, self._cluster.pods(handle.id))
         log = self._logs.setdefault((handle.id, index), PodLog())
-        return log.read([[each] for each in lives], self._cluster.lines)[after:]
+        return log.read([[pod] for pod in pods], self._cluster.lines)[after:]
 
     def cancel(
         self,
@@ -159,56 +159,68 @@ class KubernetesLauncher:
         indexes: Collection[int] | None = None,
         grace_s: float = GRACE_S,
     ) -> None:
-        found = self._cluster.read(handle.id)
-        if found is None or is_over(found):
+        job = self._cluster.read(handle.id)
+        if job is None or is_over(job):
             return
-        if indexes is None and is_suspended(found):
+        if indexes is None and is_suspended(job):
             # A deadline begins with its admission, which may come or not.
             self._cluster.delete(handle.id, kind="Job")
             return
         pods = self._cluster.pods(handle.id)
         wanted = handle.indexes if indexes is None else indexes
-        going = unfinished(handle, wanted, found, pods)
+        unfinished_indexes = unfinished(handle, wanted, job, pods)
         try:
-            self._end(handle, sorted(going | cancelled(found)), is_all=indexes is None)
+            self._end(
+                handle,
+                sorted(unfinished_indexes | cancelled(job)),
+                is_all=indexes is None,
+            )
         except Missing:
             return
         if indexes is not None:
-            # Who is killed by the cluster is replaced; who leaves, or is ended by its
-            # leader, is not.
+            # A pod that the cluster kills is replaced; one that leaves, or that its
+            # leader ends, is not.
             grace_s = max(grace_s, GRACE_S + SPARE_S)
-        ending = (each for index in going for each in self._lives(handle, index, pods))
-        for each in ending:
-            if is_live(each):
-                name = each["metadata"]["name"]
+        cancelled_pods = (
+            pod_form
+            for index in unfinished_indexes
+            for pod_form in self._incarnations(handle, index, pods)
+        )
+        for pod_form in cancelled_pods:
+            if is_live(pod_form):
+                name = pod_form["metadata"]["name"]
                 self._cluster.delete_pod(name, grace_s=math.ceil(grace_s))
 
     def _end(self, handle: Handle, indexes: Sequence[int], *, is_all: bool) -> None:
-        """Write down who is to go, before the first pod is told."""
-        known = ",".join(str(each) for each in indexes)
-        change: dict[str, Any] = {"metadata": {"annotations": {CANCELLED: known}}}
+        """Record which islands are cancelled, before the first pod gets SIGTERM."""
+        cancelled_indexes = ",".join(str(index) for index in indexes)
+        change: dict[str, Any] = {
+            "metadata": {"annotations": {CANCELLED: cancelled_indexes}}
+        }
         if is_all:
-            # The Job then ends what is left, and is kept as any that is over.
+            # The Job then ends the remaining pods, and is kept like any finished Job.
             change["spec"] = {"activeDeadlineSeconds": 1}
         else:
-            # Who has no place yet is started all the same, and ends at once.
-            self._cluster.patch_secret(handle.id, {NOT_STARTED: known})
+            # A pending pod is still started, and ends immediately.
+            self._cluster.patch_secret(handle.id, {NOT_STARTED: cancelled_indexes})
         self._cluster.patch(handle.id, change)
 
-    def _lives(self, handle: Handle, index: int, pods: Sequence[Form]) -> list[Form]:
+    def _incarnations(
+        self, handle: Handle, index: int, pods: Sequence[Form]
+    ) -> list[Form]:
         return of_index(pods, index - handle.first)
 
 
 KIND = "JobSet"
 ISLAND = "atoll/index"
 ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
-"""The label of a pod that says which life of its JobSet it is of."""
+"""The label of a pod with the incarnation of its JobSet."""
 
 EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 MAX_POD = 63
-"""Characters of a pod's name, which is the JobSet's and this behind it."""
+"""Characters of a pod's name: the JobSet's name and a suffix like `POD_SUFFIX`."""
 
-BEHIND = "-slice-0-000-xxxxx"
+POD_SUFFIX = "-slice-0-000-xxxxx"
 
 
 class SliceLauncher:
@@ -255,15 +267,15 @@ class SliceLauncher:
     def poll(self, handle: Handle) -> tuple[Report, ...]:
         pods = self._cluster.pods(handle.id)
         return tuple(
-            set_report(handle, index, self._found(handle, index), _own(pods, index))
+            set_report(handle, index, self._jobset(handle, index), _own(pods, index))
             for index in handle.indexes
         )
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
-        lives = _lives(_own(self._cluster.pods(handle.id), index))
+        incarnations = _incarnations(_own(self._cluster.pods(handle.id), index))
         new = PodLog(has_names=self._read.hosts > 1)
         log = self._logs.setdefault((handle.id, index), new)
-        return log.read(lives, self._cluster.lines)[after:]
+        return log.read(incarnations, self._cluster.lines)[after:]
 
     def cancel(
         self,
@@ -274,16 +286,16 @@ class SliceLauncher:
     ) -> None:
         pods = self._cluster.pods(handle.id)
         wanted = handle.indexes if indexes is None else indexes
-        for each in self.poll(handle):
-            if each.index in wanted and not each.state.is_over:
-                self._end(handle, each, _own(pods, each.index), grace_s)
+        for island in self.poll(handle):
+            if island.index in wanted and not island.state.is_over:
+                self._end(handle, island, _own(pods, island.index), grace_s)
 
     def _end(
         self, handle: Handle, report: Report, pods: Sequence[Form], grace_s: float
     ) -> None:
         name = f"{handle.id}-{report.index}"
         if report.state is not State.RUNNING:
-            # It has nothing to leave, and no leader that could end it on purpose.
+            # It has not joined the run, and has no leader to end it.
             self._cluster.delete(name, kind=KIND)
             return
         change = {"metadata": {"annotations": {CANCELLED: str(report.index)}}}
@@ -291,13 +303,13 @@ class SliceLauncher:
             self._cluster.patch(name, change, kind=KIND)
         except Missing:
             return
-        # Who is killed by the cluster would be started again.
+        # A pod that the cluster kills would be restarted.
         grace_s = max(grace_s, GRACE_S + SPARE_S)
-        for each in pods:
-            named = each["metadata"]["name"]
-            self._cluster.delete_pod(named, grace_s=math.ceil(grace_s))
+        for pod_form in pods:
+            pod_name = pod_form["metadata"]["name"]
+            self._cluster.delete_pod(pod_name, grace_s=math.ceil(grace_s))
 
-    def _found(self, handle: Handle, index: int) -> dict[str, Any] | None:
+    def _jobset(self, handle: Handle, index: int) -> dict[str, Any] | None:
         return self._cluster.read(f"{handle.id}-{index}", kind=KIND)
 
 
@@ -306,10 +318,10 @@ def slice_manifest(
 ) -> dict[str, Any]:
     """Return the JobSet of one island."""
     name = f"{order.id}-{index}"
-    if len(name + BEHIND) > MAX_POD:
+    if len(name + POD_SUFFIX) > MAX_POD:
         raise UsageError(
             f"{name!r} is too long for the names of a JobSet's pods. Give a --name "
-            f"that is {len(name + BEHIND) - MAX_POD} characters shorter."
+            f"that is {len(name + POD_SUFFIX) - MAX_POD} characters shorter."
         )
     labels, topology = labels_of(order, options), options.exclusive_topology
     annotations = {} if topology is None else {EXCLUSIVE: topology}
@@ -368,39 +380,41 @@ def _slice(
 
 
 def _pod(order: LaunchOrder, index: int, options: KubernetesOptions) -> dict[str, Any]:
-    words, holder = _words(order, index, options), f"{order.id}-{index}"
-    form = pod(order, options, words=words, holder=holder)
+    argv, holder = _argv(order, index, options), f"{order.id}-{index}"
+    form = pod(order, options, argv=argv, holder=holder)
     if options.hosts > 1:
-        lives = {"fieldPath": f"metadata.labels['{ATTEMPT}']"}
-        told = {"name": leader.NUM_BEFORE, "valueFrom": {"fieldRef": lives}}
-        form["containers"][0]["env"].append(told)
+        attempt = {"fieldPath": f"metadata.labels['{ATTEMPT}']"}
+        variable = {"name": leader.NUM_BEFORE, "valueFrom": {"fieldRef": attempt}}
+        form["containers"][0]["env"].append(variable)
     return form
 
 
-def _words(order: LaunchOrder, index: int, options: KubernetesOptions) -> list[str]:
+def _argv(order: LaunchOrder, index: int, options: KubernetesOptions) -> list[str]:
     spec, python = order.spec, options.python
-    words = [python, "-m", leader.MODULE, "--name", spec.name, "--index", str(index)]
-    words += ["--restarts", json.dumps(spec.restarts.to_dict()), "--message", MESSAGE]
-    words += ["--once"] if options.hosts > 1 else []
-    return [*words, "--", *bootstrap_argv(spec, index=index, python=python)]
+    argv = [python, "-m", leader.MODULE, "--name", spec.name, "--index", str(index)]
+    argv += ["--restarts", json.dumps(spec.restarts.to_dict()), "--message", MESSAGE]
+    argv += ["--once"] if options.hosts > 1 else []
+    return [*argv, "--", *bootstrap_argv(spec, index=index, python=python)]
 
 
 def _own(pods: Sequence[Form], index: int) -> list[Form]:
     """Return the pods of one island, oldest first."""
     return [
-        each for each in pods if each["metadata"]["labels"].get(ISLAND) == str(index)
+        pod_form
+        for pod_form in pods
+        if pod_form["metadata"]["labels"].get(ISLAND) == str(index)
     ]
 
 
-def _lives(pods: Sequence[Form]) -> list[list[Form]]:
-    """Return an island's pods by its lives; those of a life are in order of index."""
+def _incarnations(pods: Sequence[Form]) -> list[list[Form]]:
+    """Return an island's pods by incarnation, each list in order of index."""
     attempts: dict[int, list[Form]] = {}
-    for each in pods:
-        said = str(each["metadata"]["labels"].get(ATTEMPT, ""))
-        attempts.setdefault(int(said) if said.isdecimal() else 0, []).append(each)
-    return [sorted(attempts[it], key=_number) for it in sorted(attempts)]
+    for pod_form in pods:
+        label = str(pod_form["metadata"]["labels"].get(ATTEMPT, ""))
+        attempts.setdefault(int(label) if label.isdecimal() else 0, []).append(pod_form)
+    return [sorted(attempts[attempt], key=_number) for attempt in sorted(attempts)]
 
 
 def _number(pod: Form) -> int:
-    said = number_of(pod)
-    return int(said) if said.isdecimal() else 0
+    label = number_of(pod)
+    return int(label) if label.isdecimal() else 0

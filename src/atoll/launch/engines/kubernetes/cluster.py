@@ -7,7 +7,7 @@ the node rotates it. Readers count lines. So a launcher keeps the lines that it 
 read.
 
 Rule 1: starts are in their order, and the pods of one start are merged by the cluster's
-time of each line; a line that is read later comes later, whatever its time.
+time of each line; a line that is read later comes later, even with an earlier time.
 Rule 2: where an island is several pods, every line names its pod.
 """
 
@@ -41,10 +41,10 @@ KINDS = {
     "Job": ("batch", "v1", "jobs"),
     "JobSet": ("jobset.x-k8s.io", "v1alpha2", "jobsets"),
 }
-"""Group, version and path of what is submitted."""
+"""Group, version and path of the submitted objects."""
 
 _loading: Any = config  # its functions are not annotated
-MAX_TOLD = 300
+MAX_MESSAGE = 300
 """Characters of a cluster's answer that are shown."""
 
 
@@ -59,30 +59,30 @@ class Cluster:
         self, api: client.ApiClient, namespace: str, context: str | None
     ) -> None:
         self.namespace, self._context = namespace, context
-        # Of any version of the client, these give and take JSON as it is.
+        # In any version of the client, these take and return plain JSON.
         self._custom: Any = client.CustomObjectsApi(api)
         self._core: Any = client.CoreV1Api(api)
 
     @property
     def named(self) -> dict[str, str]:
-        """The options that find it again, whatever is the current context then."""
+        """The options that select this cluster, independent of the current context."""
         named = {"namespace": self.namespace, "context": self._context}
         return {key: value for key, value in named.items() if value is not None}
 
     def create(self, form: Mapping[str, Any]) -> dict[str, Any]:
-        """Submit, and return what the cluster has made of it."""
+        """Submit an object, and return it as stored by the cluster."""
         try:
             return self._create(form)
         except Missing as exc:
             raise UsageError(
                 f"The cluster knows no {form['kind']} in {self.namespace}. Install "
-                "what brings it, or launch without."
+                "its controller, or launch without it."
             ) from exc
 
     def _create(self, form: Mapping[str, Any]) -> dict[str, Any]:
         with _answers(self.namespace, f"{form['kind']} {form['metadata']['name']}"):
             group, version, plural = KINDS[form["kind"]]
-            made: dict[str, Any] = self._custom.create_namespaced_custom_object(
+            stored: dict[str, Any] = self._custom.create_namespaced_custom_object(
                 group,
                 version,
                 self.namespace,
@@ -90,19 +90,19 @@ class Cluster:
                 form,
                 _request_timeout=ANSWER_S,
             )
-            return made
+            return stored
 
     def read(self, name: str, *, kind: str = "Job") -> dict[str, Any] | None:
         try:
             with _answers(self.namespace, f"{kind} {name}"):
-                found: dict[str, Any] = self._custom.get_namespaced_custom_object(
+                stored: dict[str, Any] = self._custom.get_namespaced_custom_object(
                     *KINDS[kind][:2],
                     self.namespace,
                     KINDS[kind][2],
                     name,
                     _request_timeout=ANSWER_S,
                 )
-                return found
+                return stored
         except Missing:
             return None
 
@@ -169,8 +169,8 @@ class Cluster:
                 _preload_content=False,
                 _request_timeout=ANSWER_S,
             )
-            found = json.loads(answer.data)["items"]
-        return sorted(found, key=lambda each: each["metadata"]["creationTimestamp"])
+            pods = json.loads(answer.data)["items"]
+        return sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"])
 
     def delete_pod(self, name: str, *, grace_s: int) -> None:
         try:
@@ -186,15 +186,15 @@ class Cluster:
             return
 
     def lines(self, pod: Mapping[str, Any]) -> list[str]:
-        """Return the lines that a pod has said, without one that is still being.
+        """Return the log lines of a pod, without an incomplete last one.
 
-        Each begins with the cluster's time of it.
+        Each begins with the cluster's time.
         """
-        *whole, rest = self._log(pod["metadata"]["name"]).split("\n")
-        return whole if is_live(pod) or not rest else [*whole, rest]
+        *complete, rest = self._log(pod["metadata"]["name"]).split("\n")
+        return complete if is_live(pod) or not rest else [*complete, rest]
 
     def _log(self, pod: str) -> str:
-        """Return what a pod has said, which is nothing before it runs."""
+        """Return the log of a pod, which is empty before it runs."""
         try:
             with _answers(self.namespace, f"the log of {pod}"):
                 answer = self._core.read_namespaced_pod_log(
@@ -214,7 +214,7 @@ def open_cluster(options: KubernetesOptions) -> Cluster:
     """Return the cluster of a kubeconfig, or the one that this process is in.
 
     Raises:
-        UsageError: neither is here, or the context is not known.
+        UsageError: there is neither, or the context is unknown.
     """
     file, context = options.kubeconfig, options.context
     try:
@@ -233,60 +233,60 @@ def open_cluster(options: KubernetesOptions) -> Cluster:
 def _chosen(file: str | None, context: str | None) -> tuple[str, str]:
     """Return the name of the context, and its namespace."""
     all_, active = _loading.list_kube_config_contexts(config_file=file)
-    chosen = next((each for each in all_ if each["name"] == context), active)
+    chosen = next((entry for entry in all_ if entry["name"] == context), active)
     return str(chosen["name"]), str(chosen["context"].get("namespace") or "default")
 
 
 def _own_cluster(error: Exception) -> tuple[client.ApiClient, str]:
-    known = client.Configuration()
+    configuration = client.Configuration()
     try:
-        _loading.load_incluster_config(client_configuration=known)
-        return client.ApiClient(known), OWN_NAMESPACE.read_text().strip()
+        _loading.load_incluster_config(client_configuration=configuration)
+        return client.ApiClient(configuration), OWN_NAMESPACE.read_text().strip()
     except (config.ConfigException, OSError):
         raise UsageError(
-            f"No credentials of a cluster are here: {error} Log in to one so that "
+            f"There are no credentials of a cluster: {error} Log in to one so that "
             "kubectl works, or give kubeconfig=FILE."
         ) from error
 
 
 @contextmanager
-def _answers(namespace: str, what: str) -> Iterator[None]:
-    """Tell in our words what a cluster answers.
+def _answers(namespace: str, subject: str) -> Iterator[None]:
+    """Translate the error responses of a cluster.
 
     Raises:
         Missing: there is no such object.
-        UsageError, Refused, Unreachable: as `base` has them.
+        UsageError, Refused, Unreachable: as described in `base`.
     """
     try:
         yield
     except client.ApiException as exc:
-        _raise(exc, namespace, what)
+        _raise(exc, namespace, subject)
     except urllib3.exceptions.HTTPError as exc:
         raise Unreachable(f"The cluster does not answer: {exc}.") from exc
 
 
-def _raise(exc: client.ApiException, namespace: str, what: str) -> None:
-    status, said = exc.status or 0, _said(exc)
-    if status == 404 and "namespaces" not in said:
-        raise Missing(what) from exc
+def _raise(exc: client.ApiException, namespace: str, subject: str) -> None:
+    status, message = exc.status or 0, _error_message(exc)
+    if status == 404 and "namespaces" not in message:
+        raise Missing(subject) from exc
     if status in (401, 403):
         raise Refused(
-            f"The cluster does not let this user have {what} in {namespace}: {said}"
+            f"The cluster refuses this user {subject} in {namespace}: {message}"
         ) from exc
     if status == 409:
         raise UsageError(
-            f"{what} is in {namespace} already. Launch under another name."
+            f"{subject} is in {namespace} already. Launch under another name."
         ) from exc
     if status in (429, 0) or status >= 500:
-        raise Unreachable(f"The cluster failed with {status}: {said}") from exc
-    raise UsageError(f"The cluster does not take {what}: {said}") from exc
+        raise Unreachable(f"The cluster failed with {status}: {message}") from exc
+    raise UsageError(f"The cluster does not take {subject}: {message}") from exc
 
 
-def _said(exc: client.ApiException) -> str:
+def _error_message(exc: client.ApiException) -> str:
     try:
-        return str(json.loads(exc.body or "")["message"])[:MAX_TOLD]
+        return str(json.loads(exc.body or "")["message"])[:MAX_MESSAGE]
     except (ValueError, LookupError, TypeError):
-        return str(exc.reason or exc)[:MAX_TOLD]
+        return str(exc.reason or exc)[:MAX_MESSAGE]
 
 
 CANCELLED = "atoll/cancelled"
@@ -295,14 +295,14 @@ CANCELLED = "atoll/cancelled"
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
-MAX_WHY = 200
+MAX_REASON = 200
 
 Form = Mapping[str, Any]
 
 
 def of_index(pods: Sequence[Form], number: int) -> list[Form]:
-    """Return the pods of one index, its lives, oldest first."""
-    return [each for each in pods if number_of(each) == str(number)]
+    """Return the pods of one index, one per incarnation, oldest first."""
+    return [pod for pod in pods if number_of(pod) == str(number)]
 
 
 def number_of(pod: Form) -> str:
@@ -311,51 +311,52 @@ def number_of(pod: Form) -> str:
 
 
 def cancelled(job: Form) -> set[int]:
-    """Return the indexes of the islands that somebody has ended."""
-    said = _annotations(job).get(CANCELLED, "")
-    return {int(each) for each in said.split(",") if each.isdecimal()}
+    """Return the indexes of the cancelled islands."""
+    text = _annotations(job).get(CANCELLED, "")
+    return {int(part) for part in text.split(",") if part.isdecimal()}
 
 
 def indexes(text: str | None) -> set[int]:
     """Return the numbers of a list such as `0-2,5`."""
-    found: set[int] = set()
-    for each in filter(None, (text or "").split(",")):
-        low, _, high = each.partition("-")
-        found |= set(range(int(low), int(high or low) + 1))
-    return found
+    numbers: set[int] = set()
+    for part in filter(None, (text or "").split(",")):
+        low, _, high = part.partition("-")
+        numbers |= set(range(int(low), int(high or low) + 1))
+    return numbers
 
 
 def report(
     handle: Handle, index: int, job: Form | None, pods: Sequence[Form]
 ) -> Report:
-    """Return what is true of an island."""
+    """Return the report of an island that is an index of a Job."""
     name = handle.island(index)
     if job is None:
-        why = "the cluster has no such Job any more"
-        return Report(index=index, name=name, state=State.LOST, reason=why)
-    lives = of_index(pods, index - handle.first)
-    ended = [_message(each) for each in lives]
+        reason = "the cluster no longer has its Job"
+        return Report(index=index, name=name, state=State.LOST, reason=reason)
+    incarnations = of_index(pods, index - handle.first)
+    ended = [_message(pod) for pod in incarnations]
     is_ended = index in cancelled(job)
-    state = _state(job, lives, index - handle.first, is_ended=is_ended)
-    last = lives[-1] if lives else {}
+    state = _state(job, incarnations, index - handle.first, is_ended=is_ended)
+    last = incarnations[-1] if incarnations else {}
     return Report(
         index=index,
         name=name,
         state=state,
-        restarts=_failures(lives) + sum(each.get("restarts") or 0 for each in ended),
-        exit_code=_last_exit_code(lives),
-        reason="" if state is State.FINISHED else _why(job, last)[:MAX_WHY],
+        restarts=_failures(incarnations)
+        + sum(message.get("restarts") or 0 for message in ended),
+        exit_code=_last_exit_code(incarnations),
+        reason="" if state is State.FINISHED else _reason(job, last)[:MAX_REASON],
         host=str(last.get("spec", {}).get("nodeName", "")),
     )
 
 
 def is_live(pod: Form) -> bool:
-    """Return whether a pod has not ended: it waits, runs, or is about to leave."""
+    """Return whether a pod has not ended: it is pending, runs, or is terminating."""
     return pod["status"].get("phase") not in ("Succeeded", "Failed")
 
 
 def is_over(job: Form) -> bool:
-    """Return whether nothing becomes of a Job any more."""
+    """Return whether a Job is over."""
     return any(_condition(job, kind) is not None for kind in ("Complete", "Failed"))
 
 
@@ -364,32 +365,38 @@ def is_suspended(job: Form) -> bool:
     return bool(job.get("spec", {}).get("suspend"))
 
 
-def _state(job: Form, lives: Sequence[Form], number: int, *, is_ended: bool) -> State:
+def _state(
+    job: Form, incarnations: Sequence[Form], number: int, *, is_ended: bool
+) -> State:
     status = job.get("status", {})
-    phase = lives[-1]["status"].get("phase") if lives else None
+    phase = incarnations[-1]["status"].get("phase") if incarnations else None
     if phase == "Running":
         return State.RUNNING
     if is_ended:
         return State.CANCELLED
     if number in indexes(status.get("completedIndexes")) or phase == "Succeeded":
         return State.FINISHED
-    is_given_up = phase == "Failed" and _code(lives[-1]) in (
+    is_given_up = phase == "Failed" and _code(incarnations[-1]) in (
         EXIT_GIVEN_UP,
         EXIT_CANCELLED,
     )
     has_failed = _condition(job, "Failed") is not None
     if has_failed or number in indexes(status.get("failedIndexes")):
         return State.FAILED
-    # Who leaves because its Job is suspended comes back with it.
-    if is_given_up and not (_is_disrupted(lives[-1]) or is_suspended(job)):
+    # An island that leaves because its Job is suspended is resumed with the Job.
+    if is_given_up and not (_is_disrupted(incarnations[-1]) or is_suspended(job)):
         return State.FAILED
-    return State.RESTARTING if len(lives) > 1 or phase == "Failed" else State.PENDING
+    return (
+        State.RESTARTING
+        if len(incarnations) > 1 or phase == "Failed"
+        else State.PENDING
+    )
 
 
 def _condition(form: Form, kind: str) -> Form | None:
-    for each in form.get("status", {}).get("conditions") or ():
-        if each["type"] == kind and each["status"] == "True":
-            return dict(each)
+    for condition in form.get("status", {}).get("conditions") or ():
+        if condition["type"] == kind and condition["status"] == "True":
+            return dict(condition)
     return None
 
 
@@ -397,15 +404,15 @@ def _is_disrupted(pod: Form) -> bool:
     return _condition(pod, "DisruptionTarget") is not None
 
 
-def _failures(lives: Sequence[Form]) -> int:
+def _failures(incarnations: Sequence[Form]) -> int:
     """Return how many pods came before the last, seen or counted by the Job."""
-    counted = _annotations(lives[-1]).get(FAILURES, "0") if lives else "0"
-    return max(len(lives) - 1, int(counted) if counted.isdecimal() else 0, 0)
+    counted = _annotations(incarnations[-1]).get(FAILURES, "0") if incarnations else "0"
+    return max(len(incarnations) - 1, int(counted) if counted.isdecimal() else 0, 0)
 
 
-def _last_exit_code(lives: Sequence[Form]) -> int | None:
-    codes = (_exit_code(each) for each in reversed(lives))
-    return next((each for each in codes if each is not None), None)
+def _last_exit_code(incarnations: Sequence[Form]) -> int | None:
+    codes = (_exit_code(pod) for pod in reversed(incarnations))
+    return next((code for code in codes if code is not None), None)
 
 
 def _exit_code(pod: Form) -> int | None:
@@ -420,46 +427,50 @@ def _code(pod: Form) -> int | None:
 
 def _container(pod: Form) -> Form:
     """Return the state of the container that an island is in."""
-    for each in pod.get("status", {}).get("containerStatuses") or ():
-        if each.get("name") == CONTAINER:
-            return dict(each.get("state") or {})
+    for container in pod.get("status", {}).get("containerStatuses") or ():
+        if container.get("name") == CONTAINER:
+            return dict(container.get("state") or {})
     return {}
 
 
 def _message(pod: Form) -> dict[str, Any]:
-    """Return what a leader has left; an image may have written anything there."""
+    """Return a leader's termination message; an image may have written another."""
     try:
-        said = json.loads(_container(pod).get("terminated", {}).get("message") or "")
-        numbers = {key: said[key] for key in ("exit_code", "restarts")}
+        message = json.loads(_container(pod).get("terminated", {}).get("message") or "")
+        numbers = {key: message[key] for key in ("exit_code", "restarts")}
     except (ValueError, LookupError, TypeError, RecursionError):
         return {}
-    if not all(each is None or type(each) is int for each in numbers.values()):
+    if not all(number is None or type(number) is int for number in numbers.values()):
         return {}
-    return {**numbers, "why": str(said.get("why", ""))}
+    return {**numbers, "why": str(message.get("why", ""))}
 
 
-def _why(job: Form, pod: Form) -> str:
-    """Return why an island is as it is, in the cluster's own words."""
-    if (told := _condition(pod, "DisruptionTarget")) is not None:
-        return f"{told.get('reason', '')}: {told.get('message', '')}".strip(": ")
-    if why := _message(pod).get("why") or pod.get("status", {}).get("reason"):
-        return str(why)
+def _reason(job: Form, pod: Form) -> str:
+    """Return the reason for an island's state, as the cluster words it."""
+    if (condition := _condition(pod, "DisruptionTarget")) is not None:
+        return _condition_text(condition)
+    if reason := _message(pod).get("why") or pod.get("status", {}).get("reason"):
+        return str(reason)
     state = _container(pod)
     waiting = state.get("waiting") or {}
     if waiting:
-        return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
+        return _condition_text(waiting)
     ended = state.get("terminated") or {}
     if ended.get("exitCode"):
         return f"{ended.get('reason') or 'exit code'} {ended['exitCode']}"
-    for each in pod.get("status", {}).get("conditions") or ():
-        if each["type"] == "PodScheduled" and each["status"] == "False":
-            return f"{each.get('reason', '')}: {each.get('message', '')}".strip(": ")
+    for entry in pod.get("status", {}).get("conditions") or ():
+        if entry["type"] == "PodScheduled" and entry["status"] == "False":
+            return _condition_text(entry)
     if pod:
         return ""
-    if (told := _condition(job, "Suspended")) is not None:
-        return f"{told.get('reason', '')}: {told.get('message', '')}".strip(": ")
+    if (condition := _condition(job, "Suspended")) is not None:
+        return _condition_text(condition)
     failed = _condition(job, "Failed")
     return str(failed.get("message", "")) if failed else ""
+
+
+def _condition_text(form: Form) -> str:
+    return f"{form.get('reason', '')}: {form.get('message', '')}".strip(": ")
 
 
 def _annotations(form: Form) -> dict[str, str]:
@@ -471,36 +482,38 @@ def unfinished(
 ) -> set[int]:
     """Return which of these islands are not over."""
     reports = (report(handle, index, job, pods) for index in wanted)
-    return {each.index for each in reports if not each.state.is_over}
+    return {island.index for island in reports if not island.state.is_over}
 
 
 def set_report(
     handle: Handle, index: int, jobset: Form | None, pods: Sequence[Form]
 ) -> Report:
-    """Return what is true of an island that is a JobSet, oldest pod first."""
+    """Return the report of an island that is a JobSet, with its pods oldest first."""
     name = handle.island(index)
     if jobset is None:
-        why = "the cluster has no such JobSet any more"
-        return Report(index=index, name=name, state=State.LOST, reason=why)
+        reason = "the cluster no longer has its JobSet"
+        return Report(index=index, name=name, state=State.LOST, reason=reason)
     restarts = int(jobset.get("status", {}).get("restarts") or 0)
-    led = max((_message(each).get("restarts") or 0 for each in pods), default=0)
+    led = max((_message(pod).get("restarts") or 0 for pod in pods), default=0)
     state = _state_of_set(jobset, pods, restarts)
-    # A pod that failed says more than those that went because of it.
-    told = next((each for each in pods if _code(each)), pods[-1] if pods else {})
-    nodes = {str(each["spec"].get("nodeName", "")) for each in pods} - {""}
+    # A pod that failed has the reason; the others ended because of it.
+    failed_pod = next((pod for pod in pods if _code(pod)), pods[-1] if pods else {})
+    nodes = {str(pod["spec"].get("nodeName", "")) for pod in pods} - {""}
+    is_finished = state is State.FINISHED
+    reason = "" if is_finished else _reason(jobset, failed_pod)[:MAX_REASON]
     return Report(
         index=index,
         name=name,
         state=state,
         restarts=restarts + led,
-        exit_code=_exit_code(told),
-        reason="" if state is State.FINISHED else _why(jobset, told)[:MAX_WHY],
+        exit_code=_exit_code(failed_pod),
+        reason=reason,
         host=" ".join(sorted(nodes)),
     )
 
 
 def _state_of_set(jobset: Form, pods: Sequence[Form], restarts: int) -> State:
-    if any(each["status"].get("phase") == "Running" for each in pods):
+    if any(pod["status"].get("phase") == "Running" for pod in pods):
         return State.RUNNING
     if cancelled(jobset):
         return State.CANCELLED
@@ -527,28 +540,30 @@ class PodLog:
         self._last: dict[str, tuple[Stamp, int]] = {}
 
     def read(
-        self, lives: Iterable[Sequence[Form]], said: Callable[[Form], list[str]]
+        self,
+        incarnations: Iterable[Sequence[Form]],
+        lines_of: Callable[[Form], list[str]],
     ) -> list[str]:
-        """Return all lines, with those that its pods have said since.
+        """Return all lines, with the new ones of its pods.
 
-        `said` returns the lines of a pod that there are, each behind its time.
+        `lines_of` returns the lines of a pod, each after its time.
         """
-        for pods in lives:
-            fresh = [self._fresh(pod, said(pod)) for pod in pods]
+        for pods in incarnations:
+            fresh = [self._fresh(pod, lines_of(pod)) for pod in pods]
             merged = heapq.merge(*fresh, key=lambda line: line[0])
             self._lines += [text for _, text in merged]
         return self._lines
 
     def _fresh(self, pod: Form, lines: Sequence[str]) -> list[Line]:
-        """Return what is not known of a pod's log yet."""
+        """Return the lines of a pod that have not been read yet."""
         name = str(pod["metadata"]["name"])
         last, num_known = self._last.get(name, (FIRST, 0))
-        found = [each for each in _stamped(lines) if each[0] >= last]
-        known = sum(stamp == last for stamp, _ in found)
-        fresh = found[min(num_known, known) :]
-        if found:
-            last = found[-1][0]
-            self._last[name] = last, sum(stamp == last for stamp, _ in found)
+        stamped = [line for line in _stamped(lines) if line[0] >= last]
+        num_at_last = sum(stamp == last for stamp, _ in stamped)
+        fresh = stamped[min(num_known, num_at_last) :]
+        if stamped:
+            last = stamped[-1][0]
+            self._last[name] = last, sum(stamp == last for stamp, _ in stamped)
         prefix = f"pod {number_of(pod)}: " if self._has_names else ""
         return [(stamp, prefix + text) for stamp, text in fresh]
 
@@ -561,8 +576,8 @@ def _stamped(lines: Sequence[str]) -> Iterator[Line]:
         try:
             last = max(last, _stamp(stamp))
         except ValueError:
-            text = line  # no pod has said it: the cluster does, in place of a log
-        # A bar of progress goes back to the beginning of its line.
+            text = line  # not of the pod: the cluster sent it instead of a log
+        # A progress bar returns to the beginning of its line.
         yield from ((last, part) for part in text.splitlines() or [""])
 
 
@@ -571,5 +586,5 @@ def _stamp(text: str) -> Stamp:
     seconds, rest = text[:SECONDS], text[SECONDS:]
     zone = rest.lstrip(".0123456789")
     fraction = rest[: len(rest) - len(zone)].lstrip(".")
-    at = datetime.fromisoformat(seconds + zone)
-    return at.timestamp(), int(fraction.ljust(9, "0"))
+    instant = datetime.fromisoformat(seconds + zone)
+    return instant.timestamp(), int(fraction.ljust(9, "0"))

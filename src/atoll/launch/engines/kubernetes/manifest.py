@@ -6,7 +6,7 @@ Rule 2: a pod that was evicted or preempted costs no restart; one that its leade
 on purpose is not replaced.
 Rule 3: the Secret belongs to the Job, and is deleted with it.
 Rule 4: a Service, by which islands reach a coordinator, has its name and its address
-before the first pod is there, and keeps both: an early connection is refused and
+before the first pod exists, and keeps both: an early connection is refused and
 retried.
 """
 
@@ -34,31 +34,31 @@ LAUNCH = "app.kubernetes.io/instance"
 QUEUE = "kueue.x-k8s.io/queue-name"
 MESSAGE = "/dev/termination-log"
 NOT_STARTED = "atoll-cancelled"
-"""The key of the Secret that says which islands are not to be started any more."""
+"""The key of the Secret with the islands that are not to be started again."""
 
 SPARE_S = 5
 """Between the end of an island's grace and the cluster's own."""
 
-# SIGTERM, whatever signal an image's STOPSIGNAL names, and only one of them: the
-# cluster's own comes after the hook, when the first process is gone.
+# SIGTERM, even if an image's STOPSIGNAL names another signal, and only once: the
+# cluster's own comes after the hook, when the first process has ended.
 DRAIN = "kill -TERM 1; while kill -0 1 2>/dev/null; do sleep 0.2; done"
 
 
 @dataclass(frozen=True, kw_only=True)
 class KubernetesOptions:
-    """What `--option` takes."""
+    """The options of `--option`."""
 
     kubeconfig: str | None = None
-    """A file; the usual places without, and within a cluster its own account."""
+    """A file. Default: kubectl's, or within a cluster the service account."""
 
     context: str | None = None
-    """Of the kubeconfig; the current one without."""
+    """A context of the kubeconfig. Default: the current one."""
 
     namespace: str | None = None
-    """Where islands run; the context's without."""
+    """The namespace of the islands. Default: the context's."""
 
     python: str = "python"
-    """In the image."""
+    """The Python in the image."""
 
     service_account: str | None = None
     pull_secret: str | None = None
@@ -66,16 +66,16 @@ class KubernetesOptions:
 
     priority_class: str | None = None
     volumes: str = ""
-    """Claims of persistent volumes and where they are: `data:/data,cache:/cache`."""
+    """Claims of persistent volumes and mount paths: `data:/data,cache:/cache`."""
 
     node_selector: str = ""
     """Labels of nodes: `pool=spot,zone=a`."""
 
     accelerator_resource: str = "nvidia.com/gpu"
-    """What counts accelerators."""
+    """The resource that counts accelerators."""
 
     accelerator_label: str = "nvidia.com/gpu.product"
-    """The label of nodes that says which accelerator they have."""
+    """The label of nodes with the model of their accelerator."""
 
     jobset: bool = False
     """Whether every island is a JobSet of several pods, as on a slice of TPUs."""
@@ -84,26 +84,26 @@ class KubernetesOptions:
     """Pods of one island, if it is a JobSet."""
 
     exclusive_topology: str | None = None
-    """The label of machines that a JobSet shares with no other, as of a slice."""
+    """The label of nodes that a JobSet shares with no other, such as a slice's."""
 
     queue: str | None = None
     """The queue of Kueue that admits it."""
 
     keep_s: int = 24 * 3600
-    """How long what became of a launch is kept in the cluster after its end."""
+    """How long the cluster keeps the objects of a launch after its end."""
 
     port: int = 4711
-    """Of a coordinator that runs in the cluster."""
+    """The port of a coordinator that runs in the cluster."""
 
 
 def manifest(order: LaunchOrder, options: KubernetesOptions) -> dict[str, Any]:
     """Return the Job of a launch.
 
     Raises:
-        UsageError: a cluster cannot do what the spec asks for, by name.
+        UsageError: a cluster cannot fulfil a field of the spec, which is named.
     """
     gone_on_purpose = [leader.EXIT_GIVEN_UP, EXIT_CANCELLED]
-    # Another pod of a coordinator would begin its run anew, unless it finds it.
+    # A second pod of a coordinator would found the run again, without its directory.
     is_replaced = not order.is_coordinator or _is_on_volume(order, options)
     return {
         "apiVersion": "batch/v1",
@@ -117,7 +117,7 @@ def manifest(order: LaunchOrder, options: KubernetesOptions) -> dict[str, Any]:
             if is_replaced
             else 0,
             "maxFailedIndexes": order.num_islands,
-            # Not before the life before it has left: two of one name would quarrel.
+            # Only after the earlier pod has left: two would fence each other out.
             "podReplacementPolicy": "Failed",
             "podFailurePolicy": {
                 "rules": [
@@ -133,24 +133,25 @@ def manifest(order: LaunchOrder, options: KubernetesOptions) -> dict[str, Any]:
             "ttlSecondsAfterFinished": options.keep_s,
             "template": {
                 "metadata": {"labels": labels_of(order)},
-                "spec": pod(order, options, words=_words(order, options)),
+                "spec": pod(order, options, argv=_argv(order, options)),
             },
         },
     }
 
 
 def _is_on_volume(order: LaunchOrder, options: KubernetesOptions) -> bool:
-    """Return whether what a coordinator keeps outlives its pod."""
-    kept = order.spec.directory
-    return kept is not None and any(
-        PurePosixPath(kept).is_relative_to(path) for path in _claims(options).values()
+    """Return whether a coordinator's directory outlives its pod."""
+    directory = order.spec.directory
+    return directory is not None and any(
+        PurePosixPath(directory).is_relative_to(path)
+        for path in _claims(options).values()
     )
 
 
 def labels_of(
     order: LaunchOrder, options: KubernetesOptions | None = None
 ) -> dict[str, str]:
-    """Return by which labels a launch is found; with options, admitted as well."""
+    """Return the labels of a launch; with options, also that of its queue."""
     labels = {LAUNCH: order.id, "app.kubernetes.io/managed-by": "atoll"}
     if options is not None and options.queue is not None:
         labels[QUEUE] = options.queue
@@ -158,12 +159,12 @@ def labels_of(
 
 
 def ended(codes: Sequence[int]) -> dict[str, Any]:
-    """Return what a rule says of an island that ended with one of these codes."""
+    """Return the condition of a rule for islands that ended with these codes."""
     return {"containerName": CONTAINER, "operator": "In", "values": list(codes)}
 
 
 def secret(order: LaunchOrder, owner: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Secret that goes with its owner. It holds values: never shown."""
+    """Return the Secret, which is deleted with its owner. It has values: not shown."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -181,13 +182,13 @@ def secret(order: LaunchOrder, owner: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def owned_by(owner: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reference by which something goes with its owner."""
-    known = owner["metadata"]
+    """Return the reference with which an object is deleted with its owner."""
+    metadata = owner["metadata"]
     return {
         "apiVersion": owner["apiVersion"],
         "kind": owner["kind"],
-        "name": known["name"],
-        "uid": known["uid"],
+        "name": metadata["name"],
+        "uid": metadata["uid"],
     }
 
 
@@ -195,23 +196,23 @@ def pod(
     order: LaunchOrder,
     options: KubernetesOptions,
     *,
-    words: Sequence[str],
+    argv: Sequence[str],
     holder: str | None = None,
 ) -> dict[str, Any]:
-    """Return what an island runs in; `holder` is the Secret of its values."""
+    """Return the pod of an island; `holder` is the Secret of its values."""
     spec = order.spec
     claims = _claims(options)
     form: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": math.ceil(GRACE_S) + SPARE_S,
-        # An island asks nothing of the cluster.
+        # An island does not use the cluster's API.
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "containers": [
             {
                 **_container(spec, options, claims),
                 # $(NAME) would be replaced by the cluster; $$ is a dollar.
-                "command": [each.replace("$(", "$$(") for each in words],
+                "command": [argument.replace("$(", "$$(") for argument in argv],
                 "env": _environment(order, holder or order.id),
             }
         ],
@@ -225,7 +226,7 @@ def pod(
     }
     if (limit_s := spec.resources.time_limit_s) is not None:
         form["activeDeadlineSeconds"] = math.ceil(limit_s)
-    selector = _pairs(options.node_selector, "=", what="node_selector=LABEL=VALUE")
+    selector = _pairs(options.node_selector, "=", usage="node_selector=LABEL=VALUE")
     if spec.resources.accelerator is not None:
         selector[options.accelerator_label] = spec.resources.accelerator
     if selector:
@@ -263,23 +264,23 @@ def _image(spec: IslandSpec) -> str:
     if spec.requirements:
         raise UsageError(
             f"requirements={spec.requirements} are not installed in a cluster's pods. "
-            "Give --image, with Python, Atoll and what the command needs in it."
+            "Give --image, with Python, Atoll and the command's requirements in it."
         )
     if spec.image is None:
         raise UsageError(
             "Kubernetes runs islands in an image, and none is given. Give --image, "
-            "with Python, Atoll and what the command needs in it."
+            "with Python, Atoll and the command's requirements in it."
         )
     return spec.image
 
 
-def _words(order: LaunchOrder, options: KubernetesOptions) -> list[str]:
+def _argv(order: LaunchOrder, options: KubernetesOptions) -> list[str]:
     spec, python = order.spec, options.python
-    words = [python, "-m", leader.MODULE, "--name", spec.name, "--index-from", INDEX]
-    words += ["--first", str(order.first)] if order.first else []
-    words += ["--restarts", json.dumps(spec.restarts.to_dict()), "--message", MESSAGE]
-    boot = bootstrap_argv(spec, index_from=INDEX, first=order.first, python=python)
-    return [*words, "--", *boot]
+    argv = [python, "-m", leader.MODULE, "--name", spec.name, "--index-from", INDEX]
+    argv += ["--first", str(order.first)] if order.first else []
+    argv += ["--restarts", json.dumps(spec.restarts.to_dict()), "--message", MESSAGE]
+    bootstrap = bootstrap_argv(spec, index_from=INDEX, first=order.first, python=python)
+    return [*argv, "--", *bootstrap]
 
 
 def _environment(order: LaunchOrder, holder: str) -> list[dict[str, Any]]:
@@ -288,47 +289,47 @@ def _environment(order: LaunchOrder, holder: str) -> list[dict[str, Any]]:
         {"name": name, "value": value.replace("$(", "$$(")}
         for name, value in spec.environment.items()
     ]
-    places = {name: (holder, name) for name in order.values}
+    sources = {name: (holder, name) for name in order.values}
     for name, named in in_engine(spec.secrets).items():
-        theirs, _, key = named.partition("/")
-        places[name] = (theirs, key or name)
-    told = [
-        {"name": name, "valueFrom": {"secretKeyRef": {"name": place, "key": key}}}
-        for name, (place, key) in places.items()
+        secret_name, _, key = named.partition("/")
+        sources[name] = (secret_name, key or name)
+    variables = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret_name, "key": key}}}
+        for name, (secret_name, key) in sources.items()
     ]
     ended = {"name": holder, "key": NOT_STARTED}
     return [
         *plain,
-        *told,
+        *variables,
         {"name": leader.CANCELLED, "valueFrom": {"secretKeyRef": ended}},
     ]
 
 
-def _resources(asked: Resources, options: KubernetesOptions) -> dict[str, Any]:
+def _resources(needs: Resources, options: KubernetesOptions) -> dict[str, Any]:
     requests: dict[str, str] = {}
     limits: dict[str, str] = {}
-    if asked.cpus is not None:
-        requests["cpu"] = f"{math.ceil(asked.cpus * 1000)}m"
-    if asked.memory_bytes is not None:
-        requests["memory"] = limits["memory"] = str(asked.memory_bytes)
-    if asked.accelerators:
-        limits[options.accelerator_resource] = str(asked.accelerators)
+    if needs.cpus is not None:
+        requests["cpu"] = f"{math.ceil(needs.cpus * 1000)}m"
+    if needs.memory_bytes is not None:
+        requests["memory"] = limits["memory"] = str(needs.memory_bytes)
+    if needs.accelerators:
+        limits[options.accelerator_resource] = str(needs.accelerators)
     return {"requests": requests, "limits": limits}
 
 
 def _claims(options: KubernetesOptions) -> dict[str, str]:
-    return _pairs(options.volumes, ":", what="volumes=CLAIM:/PATH")
+    return _pairs(options.volumes, ":", usage="volumes=CLAIM:/PATH")
 
 
-def _pairs(text: str, sign: str, *, what: str) -> dict[str, str]:
-    """Return pairs that an option lists."""
-    found = {}
-    for each in filter(None, text.split(",")):
-        key, _, value = each.partition(sign)
+def _pairs(text: str, sign: str, *, usage: str) -> dict[str, str]:
+    """Return the pairs of an option."""
+    pairs = {}
+    for pair in filter(None, text.split(",")):
+        key, _, value = pair.partition(sign)
         if not key or not value:
-            raise UsageError(f"{each!r} is not how {ENGINE} is given {what}.")
-        found[key] = value
-    return found
+            raise UsageError(f"{pair!r} is not in the form {usage} of {ENGINE}.")
+        pairs[key] = value
+    return pairs
 
 
 def service(order: LaunchOrder, options: KubernetesOptions) -> dict[str, Any]:
@@ -352,19 +353,21 @@ def service(order: LaunchOrder, options: KubernetesOptions) -> dict[str, Any]:
 
 
 def url(order: LaunchOrder, options: KubernetesOptions, namespace: str) -> str:
-    """Return where every pod of the cluster finds a coordinator."""
+    """Return the URL at which every pod of the cluster reaches a coordinator."""
     return f"https://{order.id}.{namespace}.svc:{options.port}"
 
 
 def serving_of(
     read: KubernetesOptions, options: Mapping[str, str]
 ) -> CoordinatorPlacement:
-    """Return how a coordinator runs in a cluster: as a Job, whatever its islands are.
+    """Return how a coordinator runs in a cluster: as a Job, also with JobSets.
 
-    Who launches is taken to be outside, from where a Service has no name.
+    The launching process is assumed to be outside, where a Service has no name.
     """
-    kept = {key: each for key, each in options.items() if key not in _OF_SLICES}
-    return CoordinatorPlacement(is_in_sight=False, port=read.port, options=kept)
+    job_options = {
+        key: value for key, value in options.items() if key not in _OF_SLICES
+    }
+    return CoordinatorPlacement(is_in_sight=False, port=read.port, options=job_options)
 
 
 _OF_SLICES = ("jobset", "hosts", "exclusive_topology")

@@ -313,7 +313,7 @@ def visible_devices(
     if value is not None:
         return [device.strip() for device in value.split(",") if device.strip()]
     matches = (_DEVICE.fullmatch(device.name) for device in dev.glob("nvidia*"))
-    return sorted((device[1] for device in matches if device), key=int)
+    return sorted((match[1] for match in matches if match), key=int)
 
 
 def device_shares(

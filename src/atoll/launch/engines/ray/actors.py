@@ -230,7 +230,7 @@ class Ledger:
         return cancelled
 
     def ended(self, index: int) -> None:
-        """Record that an island was ended without a report of its own."""
+        """Record that an island was ended without its own report."""
         entry = self._entries[index]
         if not entry.report.state.is_over:
             entry.report = replace(entry.report, state=State.CANCELLED, reason="")

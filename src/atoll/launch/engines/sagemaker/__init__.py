@@ -44,7 +44,7 @@ from atoll.launch.base import (
     Traits,
     read_options,
 )
-from atoll.launch.engines.sagemaker.entrypoint import MAX_WORD, MODULE, folded
+from atoll.launch.engines.sagemaker.entrypoint import MAX_ARGUMENT, MODULE, folded
 from atoll.launch.job_leader import EXIT_CANCELLED, leader_argv
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 
@@ -73,7 +73,7 @@ def open_launcher(options: Mapping[str, str]) -> Launcher:
 
 
 class SageMakerLauncher:
-    """Creates training jobs; what it knows is at AWS and in handles."""
+    """Creates training jobs; their state is at AWS and in handles."""
 
     def __init__(
         self, aws: Aws, read: SageMakerOptions, options: Mapping[str, str]
@@ -103,7 +103,7 @@ class SageMakerLauncher:
         if order.values:
             self._keep_secrets(order)
         for request in requests:
-            with told(f"create {request['TrainingJobName']}"):
+            with sdk_errors(f"create {request['TrainingJobName']}"):
                 self._aws.jobs.create_training_job(**request)
         return handle
 
@@ -113,21 +113,23 @@ class SageMakerLauncher:
             self._report(handle, index, jobs.get(job_name(handle.id, index)))
             for index in handle.indexes
         )
-        # Where no job is known, one may be about to be created, and needs them.
-        if jobs and all(each.state.is_over for each in reports):
+        # Without any job, one may be about to be created, and needs them.
+        if jobs and all(report.state.is_over for report in reports):
             self._forget_secrets(handle)
         return reports
 
     def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
         prefix = f"{job_name(handle.id, index)}/"
         lines: list[str] = []
-        with told(f"read the log of {handle.island(index)}", is_fine=ABSENT):
-            found = self._aws.logs.get_paginator("describe_log_streams").paginate(
+        with sdk_errors(f"read the log of {handle.island(index)}", is_fine=ABSENT):
+            pages = self._aws.logs.get_paginator("describe_log_streams").paginate(
                 logGroupName=LOGS, logStreamNamePrefix=prefix
             )
-            streams = [each for page in found for each in page["logStreams"]]
-            for each in sorted(streams, key=lambda each: each.get("creationTime", 0)):
-                lines += self._said(each["logStreamName"])
+            streams = [stream for page in pages for stream in page["logStreams"]]
+            for stream in sorted(
+                streams, key=lambda stream: stream.get("creationTime", 0)
+            ):
+                lines += self._events(stream["logStreamName"])
         return lines[after:]
 
     def cancel(
@@ -142,15 +144,15 @@ class SageMakerLauncher:
             name = job_name(handle.id, index)
             if jobs.get(name, {}).get("TrainingJobStatus") != "InProgress":
                 continue
-            # A job that ended a moment ago is refused as what cannot be stopped.
-            with told(f"stop {name}", is_fine=ABSENT):
+            # AWS refuses to stop a job that ended a moment ago.
+            with sdk_errors(f"stop {name}", is_fine=ABSENT):
                 self._aws.jobs.stop_training_job(TrainingJobName=name)
         if indexes is None:
             self._forget_secrets(handle)
 
     def _keep_secrets(self, order: LaunchOrder) -> None:
         values = {name: value.reveal() for name, value in order.values.items()}
-        with told("keep the launch's secrets in Secrets Manager"):
+        with sdk_errors("keep the launch's secrets in Secrets Manager"):
             self._aws.secrets.create_secret(
                 Name=secrets_name(order.id),
                 SecretString=json.dumps(values),
@@ -159,7 +161,7 @@ class SageMakerLauncher:
 
     def _forget_secrets(self, handle: Handle) -> None:
         if handle.reference["has_secrets"]:
-            with told("delete the launch's secrets", is_fine=ABSENT):
+            with sdk_errors("delete the launch's secrets", is_fine=ABSENT):
                 self._aws.secrets.delete_secret(
                     SecretId=secrets_name(handle.id), ForceDeleteWithoutRecovery=True
                 )
@@ -169,7 +171,7 @@ class SageMakerLauncher:
         jobs: dict[str, Mapping[str, Any]] = {**self._listed(handle)}
         for index in handle.indexes:
             name = job_name(handle.id, index)
-            # What has just been created need not be in a list yet.
+            # A list need not have the newest jobs yet.
             if name not in jobs and (job := self._described(name)) is not None:
                 jobs[name] = job
         return jobs
@@ -177,22 +179,22 @@ class SageMakerLauncher:
     def _listed(self, handle: Handle) -> dict[str, dict[str, Any]]:
         """Return the jobs of a launch that SageMaker lists."""
         wanted = {job_name(handle.id, index) for index in handle.indexes}
-        with told("list training jobs"):
+        with sdk_errors("list training jobs"):
             pages = self._aws.jobs.get_paginator("list_training_jobs").paginate(
                 NameContains=f"{handle.id}-"
             )
-            all_ = [job for page in pages for job in page["TrainingJobSummaries"]]
-        named = {str(each["TrainingJobName"]): each for each in all_}
-        return {name: each for name, each in named.items() if name in wanted}
+            listed = [job for page in pages for job in page["TrainingJobSummaries"]]
+        named = {str(job["TrainingJobName"]): job for job in listed}
+        return {name: job for name, job in named.items() if name in wanted}
 
-    def _said(self, stream: str) -> list[str]:
+    def _events(self, stream: str) -> list[str]:
         lines: list[str] = []
         token: dict[str, str] = {}
         while True:
             page = self._aws.logs.get_log_events(
                 logGroupName=LOGS, logStreamName=stream, startFromHead=True, **token
             )
-            lines += [each["message"] for each in page["events"]]
+            lines += [event["message"] for event in page["events"]]
             if page["nextForwardToken"] == token.get("nextToken"):
                 return lines
             token = {"nextToken": page["nextForwardToken"]}
@@ -203,25 +205,30 @@ class SageMakerLauncher:
         name = handle.island(index)
         if job is None:
             return Report(index=index, name=name, state=State.LOST)
-        state, why = _state(job)
+        state, reason = _state(job)
         code = 0 if state is State.FINISHED else None
         if state is State.FAILED:
-            # A list does not say why.
+            # A list has no reasons.
             described = self._described(str(job["TrainingJobName"])) or job
-            why = str(described.get("FailureReason") or "Failed")
-            if (found := _EXIT_CODE.search(why)) is not None:
-                code = int(found[1])
+            reason = str(described.get("FailureReason") or "Failed")
+            if (match := _EXIT_CODE.search(reason)) is not None:
+                code = int(match[1])
             if code == EXIT_CANCELLED:
                 state = State.CANCELLED
-        place = str(job["TrainingJobName"])
+        host = str(job["TrainingJobName"])
         return Report(
-            index=index, name=name, state=state, exit_code=code, reason=why, host=place
+            index=index,
+            name=name,
+            state=state,
+            exit_code=code,
+            reason=reason,
+            host=host,
         )
 
     def _described(self, job: str) -> Mapping[str, Any] | None:
-        with told(f"describe {job}", is_fine=ABSENT):
-            said = self._aws.jobs.describe_training_job(TrainingJobName=job)
-            return dict(said)
+        with sdk_errors(f"describe {job}", is_fine=ABSENT):
+            description = self._aws.jobs.describe_training_job(TrainingJobName=job)
+            return dict(description)
         return None
 
 
@@ -231,17 +238,17 @@ def _state(job: Mapping[str, Any]) -> tuple[State, str]:
         return _IN_PROGRESS.get(second, State.PENDING), ""
     if status in _STATES:
         return _STATES[status], second if second.startswith("Max") else ""
-    # It is more likely on its way than over, and whoever waits can read why.
-    return State.PENDING, f"its status is {status!r}, which is not known here"
+    # It is more likely pending than over, and the user can read the reason.
+    return State.PENDING, f"its status is {status!r}, which is unknown here"
 
 
 ENGINE = "sagemaker"
 DEFAULT_LIMIT_S = 5 * 24 * 3600.0
-"""What an account may have without asking; SageMaker's own is one day."""
+"""The largest default quota of an account; SageMaker's default limit is one day."""
 
 MAX_VALUE = 512
-MAX_WORDS = 100
-USUAL = "ml.m5.large"
+MAX_ARGUMENTS = 100
+DEFAULT_INSTANCE = "ml.m5.large"
 INSTANCES = {
     ("t4", 1): "ml.g4dn.xlarge",
     ("t4", 4): "ml.g4dn.12xlarge",
@@ -260,34 +267,34 @@ INSTANCES = {
     ("h200", 8): "ml.p5en.48xlarge",
     ("b200", 8): "ml.p6-b200.48xlarge",
 }
-"""The smallest instance that has so many of a kind."""
+"""The smallest instance with a number of accelerators, by model and number."""
 
 
 @dataclass(frozen=True)
 class SageMakerOptions:
-    """What `--option` takes."""
+    """The options of `--option`."""
 
     role: str | None = None
     """The ARN of the role that jobs run as."""
 
     output: str | None = None
-    """`s3://BUCKET/PREFIX`: SageMaker asks for it, and islands write nothing there."""
+    """`s3://BUCKET/PREFIX`: SageMaker requires it; islands write nothing there."""
 
     instance_type: str | None = None
-    """Of one island: `ml.g5.xlarge`. Without: by `--accelerator`."""
+    """Of one island: `ml.g5.xlarge`. Default: by `--accelerator`."""
 
     volume_gb: int = 50
-    """Of an island's disk."""
+    """The size of an island's disk."""
 
     spot: bool = False
-    """Whether an island may be interrupted, for less money; it comes back."""
+    """Whether islands use spot instances: interrupted ones are restarted."""
 
     region: str | None = None
     profile: str | None = None
-    """Of the user's AWS configuration."""
+    """A profile of the user's AWS configuration."""
 
     endpoint_url: str | None = None
-    """Where AWS is; without it, where boto3 knows it to be."""
+    """The URL of AWS. Default: that of boto3."""
 
 
 def job_name(launch: str, index: int) -> str:
@@ -306,7 +313,7 @@ def job_requests(
     """Return the request of every island. No value of a secret is in it.
 
     Raises:
-        UsageError: a training job cannot be what the spec asks for.
+        UsageError: a training job cannot fulfil the spec.
     """
     spec = order.spec
     _require_possible(spec)
@@ -350,26 +357,26 @@ def job_requests(
 
 
 def instance_type(resources: Resources, options: SageMakerOptions) -> str:
-    """Return what an island runs on.
+    """Return the instance type of an island.
 
     Raises:
-        UsageError: none is that, or it has been said in two ways.
+        UsageError: none fits, or it was given twice.
     """
     if resources.accelerators == 0:
-        return options.instance_type or USUAL
+        return options.instance_type or DEFAULT_INSTANCE
     if options.instance_type is not None:
         raise UsageError(
             f"instance_type={options.instance_type!r} and accelerators="
-            f"{resources.accelerators} both say what an island has. Leave one out."
+            f"{resources.accelerators} both choose the hardware. Leave one out."
         )
-    asked = (resources.accelerator or "", resources.accelerators)
-    if asked not in INSTANCES:
-        known = ", ".join(f"{num} {kind}" for kind, num in INSTANCES)
+    wanted = (resources.accelerator or "", resources.accelerators)
+    if wanted not in INSTANCES:
+        choices = ", ".join(f"{num} {kind}" for kind, num in INSTANCES)
         raise UsageError(
-            f"No instance is known with accelerator={asked[0]!r}, accelerators="
-            f"{asked[1]}. Known are {known}; or say --option instance_type=NAME."
+            f"No instance is known with accelerator={wanted[0]!r}, accelerators="
+            f"{wanted[1]}. Known are {choices}; or give --option instance_type=NAME."
         )
-    return INSTANCES[asked]
+    return INSTANCES[wanted]
 
 
 def _arguments(
@@ -380,18 +387,20 @@ def _arguments(
     region: str,
     limit_s: float,
 ) -> list[str]:
-    words = ["--region", region]
-    words += ["--endpoint", options.endpoint_url] if options.endpoint_url else []
+    arguments = ["--region", region]
+    arguments += ["--endpoint", options.endpoint_url] if options.endpoint_url else []
     for variable, named in in_engine(order.spec.secrets).items():
-        words += ["--secret", f"{variable}={named}"]
-    words += ["--secrets", secrets_name(order.id)] if order.values else []
-    words += ["--", *folded(leader_argv(order.spec, index, limit_s=limit_s))]
-    if len(words) > MAX_WORDS or any(len(each) > MAX_WORD for each in words):
+        arguments += ["--secret", f"{variable}={named}"]
+    arguments += ["--secrets", secrets_name(order.id)] if order.values else []
+    arguments += ["--", *folded(leader_argv(order.spec, index, limit_s=limit_s))]
+    if len(arguments) > MAX_ARGUMENTS or any(
+        len(argument) > MAX_ARGUMENT for argument in arguments
+    ):
         raise UsageError(
-            f"The command of an island is {len(words)} arguments for SageMaker, which "
-            f"takes {MAX_WORDS} of {MAX_WORD} characters. Put it into a script."
+            f"The command of an island is {len(arguments)} arguments for SageMaker, "
+            f"which takes {MAX_ARGUMENTS} of {MAX_ARGUMENT} characters. Use a script."
         )
-    return words
+    return arguments
 
 
 def _require_possible(spec: IslandSpec) -> None:
@@ -404,8 +413,8 @@ def _require_possible(spec: IslandSpec) -> None:
     for name in ("cpus", "memory_bytes"):
         if (value := getattr(spec.resources, name)) is not None:
             raise UsageError(
-                f"{name}={value:g} cannot be asked of sagemaker, which has instances. "
-                "Choose one: --option instance_type=NAME."
+                f"{name}={value:g} cannot be requested of sagemaker, which has "
+                "instances. Choose one: --option instance_type=NAME."
             )
     for variable, text in spec.environment.items():
         if len(text) > MAX_VALUE:
@@ -416,8 +425,8 @@ def _require_possible(spec: IslandSpec) -> None:
 
 
 ABSENT = ("ResourceNotFound", "ResourceNotFoundException", "ValidationException")
-"""What is not there, or is not in a state for what is asked. SageMaker says the last
-of a job that it does not know, and of one that cannot be stopped since it is over."""
+"""Codes for a missing object, or one in the wrong state. SageMaker sends the last for
+an unknown job, and for one that cannot be stopped because it is over."""
 
 _MAY_NOT = (
     "AccessDenied",
@@ -440,14 +449,14 @@ _NO_LOGIN = (
     SSOError,
     TokenRetrievalError,
 )
-"""The user's credentials are to be fetched first, and were not to be had."""
+"""Errors of fetching the user's credentials."""
 
 
 class Aws:
     """The three services that a launch needs, for one user in one region."""
 
     def __init__(self, options: SageMakerOptions) -> None:
-        with told("read your credentials"):
+        with sdk_errors("read your credentials"):
             try:
                 session = boto3.Session(
                     profile_name=options.profile, region_name=options.region
@@ -463,39 +472,39 @@ class Aws:
         if session.region_name is None:
             raise UsageError("No region of AWS is set. Give --option region=NAME.")
         self.region: str = session.region_name
-        known = {
+        settings = {
             "endpoint_url": options.endpoint_url,
             "config": Config(retries={"mode": "standard", "total_max_attempts": 3}),
         }
-        self.jobs: Any = session.client("sagemaker", **known)
-        self.secrets: Any = session.client("secretsmanager", **known)
-        self.logs: Any = session.client("logs", **known)
+        self.jobs: Any = session.client("sagemaker", **settings)
+        self.secrets: Any = session.client("secretsmanager", **settings)
+        self.logs: Any = session.client("logs", **settings)
 
 
 @contextmanager
-def told(what: str, *, is_fine: Collection[str] = ()) -> Iterator[None]:
-    """Let errors of the SDK become ours, but for codes that are no error here."""
+def sdk_errors(action: str, *, is_fine: Collection[str] = ()) -> Iterator[None]:
+    """Translate errors of the SDK; the codes of `is_fine` are no error here."""
     try:
         yield
     except ClientError as exc:
-        code, said = exc.response["Error"]["Code"], exc.response["Error"]["Message"]
+        code, message = exc.response["Error"]["Code"], exc.response["Error"]["Message"]
         status = exc.response["ResponseMetadata"]["HTTPStatusCode"]
         if code in is_fine:
             return
         if code in _MAY_NOT:
             raise Refused(
-                f"AWS does not let you {what} ({code}): {said}. Somebody must give "
-                "your user, or the role of the jobs, that permission."
+                f"AWS does not let you {action} ({code}): {message}. An administrator "
+                "must give your user, or the role of the jobs, that permission."
             ) from exc
         if status < 500 and code not in _AGAIN:
-            raise UsageError(f"AWS cannot {what} ({code}): {said}.") from exc
-        raise Unreachable(f"AWS could not {what} ({code}): {said}.") from exc
+            raise UsageError(f"AWS cannot {action} ({code}): {message}.") from exc
+        raise Unreachable(f"AWS could not {action} ({code}): {message}.") from exc
     except (ParamValidationError, NoCredentialsError) as exc:
-        raise UsageError(f"AWS cannot be asked to {what}: {exc}.") from exc
+        raise UsageError(f"AWS cannot {action}: {exc}.") from exc
     except _NO_LOGIN as exc:
         raise Refused(
-            f"AWS does not know you, to {what}: {exc} Log in again: `aws sso login`, "
+            f"AWS does not know you, to {action}: {exc} Log in again: `aws sso login`, "
             "or `aws configure`."
         ) from exc
     except BotoCoreError as exc:
-        raise Unreachable(f"AWS did not answer to {what}: {exc}.") from exc
+        raise Unreachable(f"AWS did not answer to {action}: {exc}.") from exc

@@ -64,7 +64,7 @@ def test_an_answer_that_is_none_of_the_hubs_is_told(
     launcher = stage.open_launcher()
     handle = launcher.launch(stage.order(STAY, num_islands=1), keep=NOTHING)
     hub.answer = (200, "maintenance")
-    with pytest.raises(Unreachable, match="What hf_jobs answers to 'poll'"):
+    with pytest.raises(Unreachable, match="The response of hf_jobs to 'poll'"):
         launcher.poll(handle)
     hub.answer = None
     launcher.cancel(handle, grace_s=0.0)
@@ -204,7 +204,7 @@ def test_a_page_that_is_no_answer_of_the_hub_is_told(
 ) -> None:
     """A portal says 200 to everything, and asking again later may help."""
     hub.answer = (200, "")
-    with pytest.raises(Unreachable, match="did not answer to ask who you are"):
+    with pytest.raises(Unreachable, match="did not answer to read your name"):
         stage.open_launcher().launch(stage.order(TELL), keep=NOTHING)
 
 

@@ -402,7 +402,7 @@ def test_who_may_not_is_refused(server: KubernetesServer) -> None:
         {"kubeconfig": str(server.kubeconfig(token="another"))},
         {"kubeconfig": str(server.kubeconfig()), "namespace": "others"},
     ):
-        with pytest.raises(Refused, match="does not let this user"):
+        with pytest.raises(Refused, match="refuses this user"):
             open_launcher("kubernetes", options).launch(_order(), keep=NOTHING)
 
 

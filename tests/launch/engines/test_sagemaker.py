@@ -256,7 +256,7 @@ def test_who_does_not_answer_is_unreachable() -> None:
         (("InProgress", "Downloading"), State.PENDING, ""),
         (("InProgress", "Interrupted"), State.RESTARTING, ""),
         (("Stopped", "MaxRuntimeExceeded"), State.CANCELLED, "MaxRuntimeExceeded"),
-        (("Thinking", ""), State.PENDING, "its status is 'Thinking', which is not"),
+        (("Thinking", ""), State.PENDING, "its status is 'Thinking', which is unknown"),
     ],
 )
 def test_every_status_has_its_state(

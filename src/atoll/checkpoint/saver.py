@@ -18,18 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
-from atoll.checkpoint import frameworks
+from atoll.checkpoint import frameworks, manifest
 from atoll.checkpoint.loader import Found, Loaded, find, read, restore, with_random
-from atoll.checkpoint.manifest import (
-    COMPONENTS,
-    MODEL,
-    begin,
-    check_names,
-    chosen_components,
-    lock_directory,
-    next_number,
-    sweep,
-)
 from atoll.checkpoint.tree import Json, Objects, check_component
 from atoll.checkpoint.writer import (
     BUSY,
@@ -97,9 +87,9 @@ class Saver:
     ) -> None:
         if keep < 1:
             raise UsageError(f"keep={keep} would keep nothing. Keep at least 1.")
-        check_names(objects)
+        manifest.check_names(objects)
         self.directory = Path(directory)
-        self.components = chosen_components(components)
+        self.components = manifest.chosen_components(components)
         self._caller_objects, self._objects = objects, with_random(objects)
         self._produced = _produced(self.components, self._objects)
         self._keep = keep
@@ -138,7 +128,7 @@ class Saver:
         if component in self._caller_objects:
             raise UsageError(f"{component} is saved already. Give it once.")
         objects = {**self._caller_objects, component: value}
-        check_names(objects)
+        manifest.check_names(objects)
         self._caller_objects, self._objects = objects, with_random(objects)
         self._produced = _produced(self.components, self._objects)
 
@@ -152,7 +142,7 @@ class Saver:
 
         `components` are those to restore; None means those that are saved.
         """
-        chosen = chosen_components(components, default=self.components)
+        chosen = manifest.chosen_components(components, default=self.components)
         checkpoint = self._newest or self.find()
         if checkpoint is None:
             return None
@@ -160,7 +150,7 @@ class Saver:
 
     def read(self, component: str) -> object:
         """Return a component's state of the newest checkpoint; None if it has none."""
-        check_names([component])
+        manifest.check_names([component])
         checkpoint = self._newest or self.find()
         return None if checkpoint is None else read(checkpoint, component, self._ranks)
 
@@ -179,7 +169,7 @@ class Saver:
         Raises:
             AtollError: the last save has failed, or this copy.
         """
-        return self._begin(metadata, tuple(check_names(late)), is_copied=True)
+        return self._begin(metadata, tuple(manifest.check_names(late)), is_copied=True)
 
     def save_and_wait(self, metadata: Mapping[str, Json] | None = None) -> None:
         """Save, and wait until it is durable. The state is not copied."""
@@ -258,9 +248,9 @@ class Saver:
         if self._ranks.rank != frameworks.LEADER:
             return f"|{names}"
         if self._lock is None:
-            self._lock = lock_directory(self.directory)
-        sweep(self.directory)  # files of the last checkpoint, if it failed
-        path = begin(self.directory, next_number(self.directory))
+            self._lock = manifest.lock_directory(self.directory)
+        manifest.sweep(self.directory)  # files of the last checkpoint, if it failed
+        path = manifest.begin(self.directory, manifest.next_number(self.directory))
         return f"{path.resolve()}|{names}"
 
     def _encode_together(
@@ -284,7 +274,7 @@ class Saver:
             frameworks.together(self._ranks, act)
         except BaseException:
             if self._ranks.rank == frameworks.LEADER:
-                sweep(self.directory)
+                manifest.sweep(self.directory)
             raise
         return drafts
 
@@ -305,7 +295,7 @@ _PendingCheckpoint: TypeAlias = tuple[WriteJob, list[CheckpointDraft], tuple[str
 
 def _produced(chosen: tuple[str, ...], objects: Objects) -> tuple[str, ...]:
     """Return the chosen components that there are objects for."""
-    if MODEL in chosen and MODEL not in objects:
+    if manifest.MODEL in chosen and manifest.MODEL not in objects:
         raise UsageError(
             "No model was given, so the checkpoint would lack its weights. Give one, "
             "or leave 'model' out of components, which marks the weights as external."
@@ -359,18 +349,18 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.components is not None:
-            chosen = chosen_components(self.components)
+            chosen = manifest.chosen_components(self.components)
             object.__setattr__(self, "components", chosen)
-        check_names(self.extra)
+        manifest.check_names(self.extra)
         if self.every_rounds < 1 or self.keep < 1:
             raise UsageError(
                 f"every_rounds={self.every_rounds} and keep={self.keep} must be at "
                 "least 1."
             )
 
-    def chosen(self, default: Iterable[str] = COMPONENTS) -> tuple[str, ...]:
+    def chosen(self, default: Iterable[str] = manifest.COMPONENTS) -> tuple[str, ...]:
         """Return the components to save; `default` if `components` is None."""
-        return chosen_components(self.components, default=default)
+        return manifest.chosen_components(self.components, default=default)
 
     def is_due(self, round: int, saved: int | None) -> bool:
         """Whether to save after `round`; `saved` is the last checkpoint's round."""
@@ -380,7 +370,7 @@ class Policy:
         self,
         objects: Objects,
         *,
-        default: Iterable[str] = COMPONENTS,
+        default: Iterable[str] = manifest.COMPONENTS,
         ranks: frameworks.Ranks | None = None,
     ) -> Saver:
         """Return a saver of these objects and those of `extra`.

@@ -10,20 +10,10 @@ from typing import Annotated
 
 import typer
 
+from atoll import security
 from atoll.cli.coordinator_client import CoordinatorClient, credential_paths_for
 from atoll.cli.run_names import RUN
 from atoll.errors import UsageError
-from atoll.security import (
-    Address,
-    Credentials,
-    Invite,
-    Role,
-    RunUrl,
-    Secret,
-    is_loopback,
-    parse_address,
-    parse_run_url,
-)
 
 ANY_INTERFACE = ("0.0.0.0", "::")
 REMOTE_ADDRESS = ("192.0.2.1", 9)
@@ -46,15 +36,17 @@ def invite(
     The command holds a code that admits one machine, once, within an hour. Replace
     COMMAND by the training script there.
     """
-    with CoordinatorClient.of(run, role=Role.OPERATOR) as client:
+    with CoordinatorClient.of(run, role=security.Role.OPERATOR) as client:
         _require_tls(client.url)
         status = client.get("/status")
-        target = _address(client.url, parse_run_url(status["listening"]), address)
-        code = Secret(client.post("/invites")["code"])
+        target = _address(
+            client.url, security.parse_run_url(status["listening"]), address
+        )
+        code = security.Secret(client.post("/invites")["code"])
     paths = credential_paths_for(client.url)
-    credential = Credentials(paths.credentials).find(str(client.url))
+    credential = security.Credentials(paths.credentials).find(str(client.url))
     pin = credential.pin if credential else None
-    invitation = Invite(address=target, run=status["run"], pin=pin, code=code)
+    invitation = security.Invite(address=target, run=status["run"], pin=pin, code=code)
     certificate_option = " --certificate NAME.pem" if paths.certificate else ""
     if as_json:
         typer.echo(json.dumps({"invite": invitation.reveal(), "run": status["run"]}))
@@ -66,7 +58,7 @@ def invite(
             f"atoll certify {shlex.quote(status['name'])} NAME",
             err=True,
         )
-    if is_loopback(target.host):
+    if security.is_loopback(target.host):
         typer.echo(
             "atoll: the coordinator listens on this machine only, so no other machine "
             "can use this. Serve with --listen 0.0.0.0 for others.",
@@ -74,7 +66,7 @@ def invite(
         )
 
 
-def _require_tls(url: RunUrl) -> None:
+def _require_tls(url: security.RunUrl) -> None:
     if not url.has_tls:
         raise UsageError(
             f"{url} is plain HTTP, which is for this machine only: no other machine "
@@ -82,16 +74,18 @@ def _require_tls(url: RunUrl) -> None:
         )
 
 
-def _address(url: RunUrl, listening: RunUrl, requested: str | None) -> Address:
+def _address(
+    url: security.RunUrl, listening: security.RunUrl, requested: str | None
+) -> security.Address:
     """Return the coordinator's address for the other machine."""
     port = url.address.port
     if requested is not None:
-        return parse_address(requested, usual_port=port)
-    if not is_loopback(url.address.host):
+        return security.parse_address(requested, usual_port=port)
+    if not security.is_loopback(url.address.host):
         return url.address
     if listening.address.host not in ANY_INTERFACE:
         return listening.address
-    return Address(_own_host(), port)
+    return security.Address(_own_host(), port)
 
 
 def _own_host() -> str:

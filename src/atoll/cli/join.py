@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from atoll import security
 from atoll.cli.coordinator_client import CoordinatorClient, credential_paths_for
 from atoll.cli.run_names import RunNames, StoreUrl, complete_run_name, locate_run
 from atoll.clock import SystemClock
@@ -25,16 +26,6 @@ from atoll.island.connection import (
 from atoll.island.environment import (
     credentials_from_environment,
     definitions_from_environment,
-)
-from atoll.security import (
-    Credentials,
-    Invite,
-    Role,
-    RunUrl,
-    calling_context,
-    check_token,
-    is_invite,
-    parse_invite,
 )
 
 CONSENT = "ATOLL_TRUST_CODE"
@@ -90,7 +81,7 @@ def join(
     code may run, and passes the answer to COMMAND in ATOLL_TRUST_CODE.
     """
     _require_one_certificate(certificate)
-    location = None if is_invite(run) else locate_run(run)
+    location = None if security.is_invite(run) else locate_run(run)
     environment = dict(os.environ)
     if isinstance(location, StoreUrl):
         bundle = _require_joinable(location, certificate)
@@ -99,7 +90,7 @@ def join(
         url = (
             _with_certificate(location, certificate)
             if location is not None
-            else _accept_invite(parse_invite(run), certificate)
+            else _accept_invite(security.parse_invite(run), certificate)
         )
         bundle = _info(url).settings.run.bundle
         environment |= {"ATOLL_RUN": str(url), **_certificate_variables(url)}
@@ -177,7 +168,7 @@ def _require_one_certificate(certificate: Path | None) -> None:
         )
 
 
-def _certificate_variables(url: RunUrl) -> dict[str, str]:
+def _certificate_variables(url: security.RunUrl) -> dict[str, str]:
     """Return the variables that give the command this user's certificate."""
     paths = credential_paths_for(url)
     if paths.certificate is None:
@@ -189,14 +180,18 @@ def _certificate_variables(url: RunUrl) -> dict[str, str]:
     }
 
 
-def _with_certificate(url: RunUrl, certificate: Path | None) -> RunUrl:
+def _with_certificate(
+    url: security.RunUrl, certificate: Path | None
+) -> security.RunUrl:
     if certificate is not None:
         credential = _credentials().find(str(url))
         _remember(url, credential.pin if credential else None, certificate)
     return url
 
 
-def _accept_invite(invite: Invite, certificate: Path | None) -> RunUrl:
+def _accept_invite(
+    invite: security.Invite, certificate: Path | None
+) -> security.RunUrl:
     """Return the URL of an invitation's run, and remember the run's token.
 
     An invitation that was redeemed on this machine before is not redeemed again.
@@ -210,17 +205,19 @@ def _accept_invite(invite: Invite, certificate: Path | None) -> RunUrl:
     return invite.url
 
 
-def _remember(url: RunUrl, pin: str | None, certificate: Path) -> None:
+def _remember(url: security.RunUrl, pin: str | None, certificate: Path) -> None:
     """Remember a certificate for this run."""
-    calling_context(pin, certificate=certificate)  # raises if the file is wrong
+    security.calling_context(
+        pin, certificate=certificate
+    )  # raises if the file is wrong
     _credentials().remember(str(url), pin=pin, tokens={}, certificate=certificate)
 
 
-def _credentials() -> Credentials:
-    return Credentials(credentials_from_environment().credentials)
+def _credentials() -> security.Credentials:
+    return security.Credentials(credentials_from_environment().credentials)
 
 
-def _is_member(invite: Invite) -> bool:
+def _is_member(invite: security.Invite) -> bool:
     credential = _credentials().find(str(invite.url))
     if credential is None or credential.pin != invite.pin or not credential.tokens:
         return False
@@ -230,14 +227,14 @@ def _is_member(invite: Invite) -> bool:
         return False
 
 
-def _redeem(invite: Invite) -> None:
+def _redeem(invite: security.Invite) -> None:
     paths = credential_paths_for(invite.url)
     http_client = HttpClient(
         invite.address.host,
         invite.address.port,
         timeout_s=SILENCE_S,
         connect_timeout_s=CONNECT_S,
-        tls=calling_context(
+        tls=security.calling_context(
             invite.pin,
             certificate=paths.certificate,
             key=paths.certificate_key,
@@ -254,13 +251,13 @@ def _redeem(invite: Invite) -> None:
             clock=SystemClock(),
         )
         reply = client.post("/invites/redeem", {"code": invite.code.reveal()})
-    token = check_token(str(reply["token"]))
+    token = security.check_token(str(reply["token"]))
     _credentials().remember(
-        str(invite.url), pin=invite.pin, tokens={Role.ISLAND: token}
+        str(invite.url), pin=invite.pin, tokens={security.Role.ISLAND: token}
     )
 
 
-def _info(url: RunUrl) -> Info:
+def _info(url: security.RunUrl) -> Info:
     """Return the run's description, once its coordinator is up.
 
     Waits as long as an island does, and prints that it waits; Ctrl-C ends it.
@@ -272,7 +269,7 @@ def _info(url: RunUrl) -> Info:
     return info
 
 
-def _require_run(info: Info, invite: Invite) -> None:
+def _require_run(info: Info, invite: security.Invite) -> None:
     if info.run != invite.run:
         raise Refused(
             f"{invite.url} serves run {info.run!r}, and the invitation is for "

@@ -63,7 +63,7 @@ def simulate(
             metavar="INTENSITY",
             min=0.01,
             max=100.0,
-            help="Intensity of random faults. Default: 1.0, without --faults.",
+            help="Intensity of random faults. Default: 1.0 if --faults is absent.",
         ),
     ] = None,
     store: Annotated[

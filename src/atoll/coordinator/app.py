@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from atoll import __version__, kernels
+from atoll import __version__, kernels, security
 from atoll.clock import Clock, SystemClock
 from atoll.coordinator.directory import CodeFiles, find_bundle, open_service
 from atoll.coordinator.operators import Operators, error_response
@@ -63,25 +63,6 @@ from atoll.protocol import Heartbeat, Stats
 from atoll.protocol.coordinator_state import CoordinatorState
 from atoll.protocol.membership import HEARTBEAT_S, LEASE_S
 from atoll.protocol.rounds import Phase
-from atoll.security import (
-    UNLISTED,
-    AuditAction,
-    AuditAnswer,
-    AuditEvent,
-    AuditKind,
-    MustWait,
-    OneTimeCodes,
-    RateLimiter,
-    Role,
-    RouteRule,
-    Tokens,
-    listening_context,
-    needed_role,
-    require,
-    require_safe_listening,
-    route_of,
-    run_tokens,
-)
 from atoll.settings import RunSettings
 from atoll.telemetry import (
     EventBus,
@@ -117,7 +98,9 @@ class Coordinator:
         limits: ListenerLimits | None = None,
     ) -> None:
         self.listening = listening or ListenOptions()
-        require_safe_listening(self.listening.host, has_tls=self.listening.has_tls)
+        security.require_safe_listening(
+            self.listening.host, has_tls=self.listening.has_tls
+        )
         self.directory, self._clock = directory, clock or SystemClock()
         self._started_unix_s, now_s = time.time(), self._clock.now_s()
         is_new = not (directory / EVENTS).exists()
@@ -291,9 +274,9 @@ class Coordinator:
         return f" A fault occurred: {type(self.fault).__name__}: {self.fault}"
 
     def _open_operators(self, directory: Path) -> None:
-        tokens = run_tokens(directory)
-        self._tokens = Tokens(tokens)
-        codes = OneTimeCodes(tokens[Role.ISLAND])
+        tokens = security.run_tokens(directory)
+        self._tokens = security.Tokens(tokens)
+        codes = security.OneTimeCodes(tokens[security.Role.ISLAND])
         self._operators = Operators(
             self._threaded_service,
             self.events,
@@ -314,7 +297,7 @@ class Coordinator:
                 self.directory, hosts=[self.listening.host], unix_s=time.time()
             )
             self._pin = certificate.pin
-            tls = listening_context(
+            tls = security.listening_context(
                 self.directory,
                 require_island_certificates=self.listening.island_certificates,
             )
@@ -336,13 +319,13 @@ class Coordinator:
 
     def _denied(self, request: Request) -> Response | None:
         """Return the error response for a denied request; None if it is permitted."""
-        needed = needed_role(request.method, request.target.partition("?")[0])
+        needed = security.needed_role(request.method, request.target.partition("?")[0])
         role = self._tokens.role_of(request.headers.get("authorization"))
         if role is not None:
             request.connection.is_verified = True
         try:
             if needed is not None:
-                require(role, needed)
+                security.require(role, needed)
         except Refused as exc:
             self._audit_log.denied(request, role)
             status = 401 if role is None else 403
@@ -525,8 +508,11 @@ class Connections:
         ]
 
 
-_ACTIONS = {action.value: action for action in AuditAction}
-_KINDS = {"control": AuditKind.CONTROL, "invites": AuditKind.CODE_MADE}
+_ACTIONS = {action.value: action for action in security.AuditAction}
+_KINDS = {
+    "control": security.AuditKind.CONTROL,
+    "invites": security.AuditKind.CODE_MADE,
+}
 
 
 class AuditLog:
@@ -540,81 +526,95 @@ class AuditLog:
         unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._events, self._clock, self._unix_s = events, clock, unix_s
-        self._sparing = RateLimiter()
+        self._sparing = security.RateLimiter()
 
-    def allowed(self, request: Request, role: Role | None) -> None:
+    def allowed(self, request: Request, role: security.Role | None) -> None:
         """Audit a permitted change."""
-        self._tell(_kind_of(request), AuditAnswer.ALLOWED, request, role=role)
+        self._tell(_kind_of(request), security.AuditAnswer.ALLOWED, request, role=role)
 
-    def denied(self, request: Request, role: Role | None) -> None:
+    def denied(self, request: Request, role: security.Role | None) -> None:
         """Audit a request whose token is missing or insufficient."""
-        answer = AuditAnswer.NO_TOKEN if role is None else AuditAnswer.WRONG_ROLE
+        answer = (
+            security.AuditAnswer.NO_TOKEN
+            if role is None
+            else security.AuditAnswer.WRONG_ROLE
+        )
         self._tell(_kind_of(request), answer, request, role=role)
 
     def failed(
-        self, request: Request, role: Role | None, exc: AtollError | RunEnded
+        self, request: Request, role: security.Role | None, exc: AtollError | RunEnded
     ) -> None:
         """Audit a wrong invitation code; other failures are not audited."""
         if request.segments[:1] == ("invites",):
-            waits = isinstance(exc, MustWait)
-            answer = AuditAnswer.MUST_WAIT if waits else AuditAnswer.WRONG_CODE
+            waits = isinstance(exc, security.MustWait)
+            answer = (
+                security.AuditAnswer.MUST_WAIT
+                if waits
+                else security.AuditAnswer.WRONG_CODE
+            )
             self._tell(_kind_of(request), answer, request, role=role)
 
-    def unproven(self, request: Request, role: Role | None, island: str) -> None:
+    def unproven(
+        self, request: Request, role: security.Role | None, island: str
+    ) -> None:
         """Audit a call that lacks the proof of the island it names."""
         self._emit(
-            AuditKind.REQUEST,
-            AuditAnswer.WRONG_PROOF,
+            security.AuditKind.REQUEST,
+            security.AuditAnswer.WRONG_PROOF,
             request.address[0],
             role=role,
-            route=route_of(request.method, request.target.partition("?")[0]),
+            route=security.route_of(request.method, request.target.partition("?")[0]),
             island=island,
         )
 
     def refused_handshake(self, address: str, fault: HandshakeFault) -> None:
         """Audit a failed TLS handshake; a callback of the listener."""
-        self._emit(AuditKind.HANDSHAKE, AuditAnswer(fault.value), address)
+        self._emit(
+            security.AuditKind.HANDSHAKE, security.AuditAnswer(fault.value), address
+        )
 
     def shed(self, address: str, reason: ShedReason) -> None:
         """Audit a connection closed by a limit; a callback of the listener."""
-        self._emit(AuditKind.CONNECTION, AuditAnswer(reason.value), address)
+        self._emit(
+            security.AuditKind.CONNECTION, security.AuditAnswer(reason.value), address
+        )
 
     def _tell(
         self,
-        kind: AuditKind,
-        answer: AuditAnswer,
+        kind: security.AuditKind,
+        answer: security.AuditAnswer,
         request: Request,
         *,
-        role: Role | None,
+        role: security.Role | None,
     ) -> None:
         self._emit(
             kind,
             answer,
             request.address[0],
             role=role,
-            route=route_of(request.method, request.target.partition("?")[0]),
+            route=security.route_of(request.method, request.target.partition("?")[0]),
             action=_ACTIONS.get((*request.segments, "", "")[1])
-            if kind is AuditKind.CONTROL
+            if kind is security.AuditKind.CONTROL
             else None,
         )
 
     def _emit(
         self,
-        kind: AuditKind,
-        answer: AuditAnswer,
+        kind: security.AuditKind,
+        answer: security.AuditAnswer,
         address: str,
         *,
-        role: Role | None = None,
-        route: RouteRule = UNLISTED,
-        action: AuditAction | None = None,
+        role: security.Role | None = None,
+        route: security.RouteRule = security.UNLISTED,
+        action: security.AuditAction | None = None,
         island: str = "",
     ) -> None:
         untold: int | None = 0
-        if answer is not AuditAnswer.ALLOWED:
+        if answer is not security.AuditAnswer.ALLOWED:
             untold = self._sparing.untold((kind, answer), now_s=self._clock.now_s())
         if untold is None:
             return
-        audit = AuditEvent(
+        audit = security.AuditEvent(
             kind=kind,
             answer=answer,
             address=address,
@@ -629,8 +629,8 @@ class AuditLog:
         self._events.emit("audit", **audit.as_event(), **member)
 
 
-def _kind_of(request: Request) -> AuditKind:
+def _kind_of(request: Request) -> security.AuditKind:
     first, then = (*request.segments, "", "")[:2]
     if (first, then) == ("invites", "redeem"):
-        return AuditKind.CODE_REDEEMED
-    return _KINDS.get(first, AuditKind.REQUEST)
+        return security.AuditKind.CODE_REDEEMED
+    return _KINDS.get(first, security.AuditKind.REQUEST)

@@ -27,22 +27,7 @@ from atoll.coordinator.spool import MOVED_BYTES, Spool
 from atoll.coordinator.states import StateFiles, StateUploads, require_foundable
 from atoll.coordinator.threads import ThreadedService
 from atoll.errors import AtollError, DiskError, Refused, RunEnded, Unreachable
-from atoll.exchange import Outcome
-from atoll.exchange.api import (
-    MAX_LARGE_BYTES,
-    PROOF_HEADER,
-    EncodedReply,
-    Incoming,
-    RequestHead,
-    error_parts,
-    nowhere_parts,
-    parse_call,
-    parse_upload,
-    read_head,
-    receipt_headers,
-    reply_parts,
-    require_run,
-)
+from atoll.exchange import Outcome, api
 from atoll.exchange.api.replies import catalogue_parts
 from atoll.exchange.api.routes import BodyKind
 from atoll.exchange.calls import (
@@ -83,7 +68,7 @@ SMALL_BYTES, KEPT_BODIES = 2**16, 16
 REDUCTIONS = 4
 """Bodies of collectively reduced rounds that are read concurrently."""
 
-Handler = Callable[[Request, RequestHead], Response | DeferredResponse]
+Handler = Callable[[Request, api.RequestHead], Response | DeferredResponse]
 OnBeat = Callable[[Request, Heartbeat | None], None]
 
 
@@ -99,7 +84,7 @@ class RouteContext:
     root: Path
     """The directory of the journal's files."""
 
-    info: Callable[[], EncodedReply]
+    info: Callable[[], api.EncodedReply]
     max_body_bytes: Callable[[], int]
     max_request_bytes: int
     """Largest body of a request."""
@@ -145,16 +130,16 @@ class Routes:
     def handle(self, request: Request) -> Response | DeferredResponse:
         """Return the answer to a request of an island."""
         try:
-            head = read_head(request.method, request.target, request.headers)
+            head = api.read_head(request.method, request.target, request.headers)
             if head is None:
-                return as_response(nowhere_parts(request.target))
-            require_run(request.headers, self._context.run)
+                return as_response(api.nowhere_parts(request.target))
+            api.require_run(request.headers, self._context.run)
             self._require_proof(request, head)
             return self._handlers.get(head.route.name, self._small)(request, head)
         except (AtollError, RunEnded) as exc:
-            return as_response(error_parts(exc))
+            return as_response(api.error_parts(exc))
 
-    def _require_proof(self, request: Request, head: RequestHead) -> None:
+    def _require_proof(self, request: Request, head: api.RequestHead) -> None:
         """Check that a request comes from the island that it names, if any.
 
         Raises:
@@ -175,19 +160,20 @@ class Routes:
             return
         self._context.unproven(request, island)
         raise Refused(
-            f"The {PROOF_HEADER} of this call is not that of incarnation {incarnation} "
-            f"of island {island!r}: its key is another. An island speaks only for "
-            "itself. Join with the island's key, or under another name."
+            f"The {api.PROOF_HEADER} of this call is not that of incarnation "
+            f"{incarnation} of island {island!r}: its key is another. An island "
+            "speaks only for itself. Join with the island's key, or under another "
+            "name."
         )
 
-    def _small(self, request: Request, head: RequestHead) -> Response:
+    def _small(self, request: Request, head: api.RequestHead) -> Response:
         """Handle a call whose body is read completely."""
         return self._with_call(request, head, self._context.threaded_service.ask)
 
-    def _info(self, request: Request, head: RequestHead) -> Response:
+    def _info(self, request: Request, head: api.RequestHead) -> Response:
         return as_response(self._context.info())
 
-    def _join(self, request: Request, head: RequestHead) -> Response:
+    def _join(self, request: Request, head: api.RequestHead) -> Response:
         _, now_s = self._context.threaded_service.look()
         self._join_limits.require(origin_of(request.address[0]), now_s=now_s)
 
@@ -209,7 +195,7 @@ class Routes:
                 most_bytes=self._context.max_request_bytes,
             )
 
-    def _heartbeat(self, request: Request, head: RequestHead) -> Response:
+    def _heartbeat(self, request: Request, head: api.RequestHead) -> Response:
         def beat(call: Call) -> Reply:
             assert isinstance(call, HeartbeatCall)
             reply = self._context.threaded_service.ask(call)
@@ -218,13 +204,13 @@ class Routes:
 
         return self._with_call(request, head, beat)
 
-    def _publish(self, request: Request, head: RequestHead) -> Response:
+    def _publish(self, request: Request, head: api.RequestHead) -> Response:
         """Check the header, then read the body into the spool."""
         context, incoming = self._context, self._incoming(request.body)
         max_bytes = context.threaded_service.change_by(
             lambda service, now_s: service.header_bytes(head.fragment)
         )
-        upload = parse_upload(head, incoming, max_header_bytes=max_bytes)
+        upload = api.parse_upload(head, incoming, max_header_bytes=max_bytes)
         header = upload.header
         reception = context.threaded_service.offer(header, upload.beat)
         context.on_beat(request, upload.beat)
@@ -234,9 +220,9 @@ class Routes:
             with self._telling_of_the_disk():
                 frame = context.spool.take(header, request.body.readinto, check)
             reception = context.threaded_service.take(frame)
-        return as_response(reply_parts(reception))
+        return as_response(api.reply_parts(reception))
 
-    def _agreed(self, request: Request, head: RequestHead) -> Response:
+    def _agreed(self, request: Request, head: api.RequestHead) -> Response:
         """Read a collectively reduced round, up to the size of the round."""
         threaded_service, length = (
             self._context.threaded_service,
@@ -256,25 +242,25 @@ class Routes:
                 "Ask again."
             )
         try:
-            call = parse_call(head, self._incoming(request.body))
+            call = api.parse_call(head, self._incoming(request.body))
             assert isinstance(call, AgreedCall)
-            return as_response(reply_parts(threaded_service.gather(call)))
+            return as_response(api.reply_parts(threaded_service.gather(call)))
         finally:
             self._reductions.release()
 
-    def _outcome(self, request: Request, head: RequestHead) -> DeferredResponse:
+    def _outcome(self, request: Request, head: api.RequestHead) -> DeferredResponse:
         """Answer when the outcome is ready; no thread waits for it."""
-        call = parse_call(head, self._incoming(request.body))
+        call = api.parse_call(head, self._incoming(request.body))
         assert isinstance(call, OutcomeCall)
         later = DeferredResponse(
-            wait_s=4 * LONG_POLL_S, default=lambda: as_response(reply_parts(None))
+            wait_s=4 * LONG_POLL_S, default=lambda: as_response(api.reply_parts(None))
         )
 
         def answer(reply: Reply | Exception) -> None:
             try:
                 later.set(self._outcome_response(request, reply))
             except AtollError as exc:  # the file on the disk is damaged
-                later.set(as_response(error_parts(exc)))
+                later.set(as_response(api.error_parts(exc)))
 
         threaded_service, short = (
             self._context.threaded_service,
@@ -288,8 +274,8 @@ class Routes:
 
     def _outcome_response(self, request: Request, reply: Reply | Exception) -> Response:
         if isinstance(reply, Exception):
-            return as_response(error_parts(reply))
-        answer = reply_parts(reply)
+            return as_response(api.error_parts(reply))
+        answer = api.reply_parts(reply)
         if not isinstance(reply, Outcome):
             return as_response(answer)
         header = reply.agreed.header
@@ -319,23 +305,23 @@ class Routes:
                     del self._small_bodies[next(iter(self._small_bodies))]
         return body
 
-    def _state(self, request: Request, head: RequestHead) -> Response:
+    def _state(self, request: Request, head: api.RequestHead) -> Response:
         require_here(self._context.threaded_service.look()[0])
         file = self._context.states.newest(head.fragment)
         part = FilePart(file=file.handle, length=file.size_bytes)
         headers = {"Content-Type": BodyKind.FRAME.value}
-        headers |= receipt_headers(state=file.receipt)
+        headers |= api.receipt_headers(state=file.receipt)
         response = ranged(request, part, etag=file.digest, headers=headers)
         return replace(response, done=partial(_keep, file))
 
-    def _constants(self, request: Request, head: RequestHead) -> Response:
+    def _constants(self, request: Request, head: api.RequestHead) -> Response:
         require_here(self._context.threaded_service.look()[0])
         catalogue = self._context.threaded_service.change_by(
             lambda service, _: service.catalogue
         )
         return as_response(catalogue_parts(catalogue))
 
-    def _constant(self, request: Request, head: RequestHead) -> Response:
+    def _constant(self, request: Request, head: api.RequestHead) -> Response:
         """Send a constant from its file, which never changes."""
         state, _ = self._context.threaded_service.look()
         require_here(state)
@@ -352,7 +338,7 @@ class Routes:
         part = FilePart(file=file, length=bytes_of(constant))
         return ranged(request, part, etag=constant.digest)
 
-    def _keep(self, request: Request, head: RequestHead) -> Response:
+    def _keep(self, request: Request, head: api.RequestHead) -> Response:
         """Check the founder and the constant, then read a part of it."""
         claim = head.island, head.incarnation, head.digest
         self._context.threaded_service.change_by(
@@ -360,19 +346,19 @@ class Routes:
         )
         return self._small(request, head)
 
-    def _found(self, request: Request, head: RequestHead) -> Response:
+    def _found(self, request: Request, head: api.RequestHead) -> Response:
         incoming = self._states_of(request, head)
         with self._telling_of_the_disk():
             call = self._uploads.founding(head, incoming, request.body.readinto)
-        return as_response(reply_parts(self._context.threaded_service.ask(call)))
+        return as_response(api.reply_parts(self._context.threaded_service.ask(call)))
 
-    def _recover(self, request: Request, head: RequestHead) -> Response:
+    def _recover(self, request: Request, head: api.RequestHead) -> Response:
         incoming = self._states_of(request, head)
         with self._telling_of_the_disk():
             call = self._uploads.recovery(head, incoming, request.body.readinto)
-        return as_response(reply_parts(self._context.threaded_service.ask(call)))
+        return as_response(api.reply_parts(self._context.threaded_service.ask(call)))
 
-    def _states_of(self, request: Request, head: RequestHead) -> Incoming:
+    def _states_of(self, request: Request, head: api.RequestHead) -> api.Incoming:
         """Return the body's reader, if this island may send states of this size."""
         sender = head.island, head.incarnation
         max_bytes = self._context.threaded_service.change_by(
@@ -396,7 +382,7 @@ class Routes:
         self._context.failing("")
 
     def _with_call(
-        self, request: Request, head: RequestHead, answer: Callable[[Call], Reply]
+        self, request: Request, head: api.RequestHead, answer: Callable[[Call], Reply]
     ) -> Response:
         """Handle a call whose body is read completely.
 
@@ -404,17 +390,17 @@ class Routes:
         are large are parsed and answered by one thread, which reuses its memory.
         """
         size = request.body.length_bytes
-        is_large = SMALL_BYTES < size <= MAX_LARGE_BYTES
+        is_large = SMALL_BYTES < size <= api.MAX_LARGE_BYTES
         if head.route.body_kind is not BodyKind.JSON or not is_large:
-            call = parse_call(head, self._incoming(request.body))
-            return as_response(reply_parts(answer(call)))
+            call = api.parse_call(head, self._incoming(request.body))
+            return as_response(api.reply_parts(answer(call)))
         data = self._context.spool.take_bytes(size, request.body.readinto)
         reply = self._large.submit(
-            lambda: answer(parse_call(head, Incoming.of(data)))
+            lambda: answer(api.parse_call(head, api.Incoming.of(data)))
         ).result()
-        return as_response(reply_parts(reply))
+        return as_response(api.reply_parts(reply))
 
-    def _incoming(self, body: RequestBody) -> Incoming:
+    def _incoming(self, body: RequestBody) -> api.Incoming:
         def read(size: int) -> memoryview:
             if size > MOVED_BYTES:
                 return self._context.spool.take_bytes(size, body.readinto)
@@ -423,23 +409,23 @@ class Routes:
             body.readinto(part)
             return part
 
-        return Incoming(
+        return api.Incoming(
             read, body.length_bytes, max_body_bytes=self._context.max_body_bytes()
         )
 
 
-def as_response(answer: EncodedReply) -> Response:
+def as_response(answer: api.EncodedReply) -> Response:
     """Return the HTTP response of an encoded reply."""
     views = [view_of(part) for part in answer.body]
     return Response(status=answer.status, headers=answer.headers, body=views)
 
 
-def _with_body(answer: EncodedReply, body: object) -> EncodedReply:
+def _with_body(answer: api.EncodedReply, body: object) -> api.EncodedReply:
     header, *rest = answer.body
     return replace(answer, headers=_framed(answer), body=(header, body, *rest))  # type: ignore[arg-type]
 
 
-def _framed(answer: EncodedReply) -> dict[str, str]:
+def _framed(answer: api.EncodedReply) -> dict[str, str]:
     return {**answer.headers, "Content-Type": BodyKind.FRAME.value}
 
 

@@ -35,23 +35,7 @@ from atoll.coordinator.submissions import (
 from atoll.disk import Disk
 from atoll.disk.space import RECORDS_BYTES
 from atoll.errors import DiskError, Refused, RunEnded, Unreachable
-from atoll.exchange import Frame, Outcome
-from atoll.exchange.calls import (
-    AgreedCall,
-    Call,
-    FoundCall,
-    HeartbeatCall,
-    JoinCall,
-    KeepCall,
-    KeepReply,
-    LeaveCall,
-    OfferCall,
-    OutcomeCall,
-    PublishCall,
-    RecoverCall,
-    Reply,
-    StateCall,
-)
+from atoll.exchange import Frame, Outcome, calls
 from atoll.journal import (
     CreatedRecord,
     Journal,
@@ -64,25 +48,9 @@ from atoll.protocol import (
     Position,
     Reception,
     TensorSpec,
+    events,
 )
 from atoll.protocol.coordinator import advance, wakes_at
-from atoll.protocol.events import (
-    Action,
-    CloseRound,
-    Committed,
-    Event,
-    Founded,
-    HeartbeatReceived,
-    JoinRequested,
-    Leave,
-    Persist,
-    Recovered,
-    Respond,
-    Tick,
-    UpdateOffered,
-    UpdateStored,
-    Welcome,
-)
 from atoll.protocol.join_leave import reply_to
 from atoll.protocol.model import ConstantCatalogue, keepable, to_bring
 from atoll.protocol.operators import require_here, require_staying
@@ -96,7 +64,7 @@ RETRY_S = 1.0
 MAX_REFUSALS = 100
 """Number of refusals kept until the watcher reads them."""
 
-Defer = Callable[[CloseRound], None]
+Defer = Callable[[events.CloseRound], None]
 """Queues a closing round for `agree`, then `commit`."""
 
 
@@ -157,7 +125,7 @@ class Service:
         """Set the number of threads that reduce and step a round."""
         self._committer.threads = threads
 
-    def handle(self, call: Call, now_s: float) -> Reply:
+    def handle(self, call: calls.Call, now_s: float) -> calls.Reply:
         """Return the answer to a call; repeating a call is the same call.
 
         Raises:
@@ -166,29 +134,29 @@ class Service:
         """
         require_here(self.state)
         match call:
-            case JoinCall(request, key, nonce):
+            case calls.JoinCall(request, key, nonce):
                 digest = blake3_digest(key)
-                return self._join(JoinRequested(request, digest, nonce), now_s)
-            case FoundCall():
+                return self._join(events.JoinRequested(request, digest, nonce), now_s)
+            case calls.FoundCall():
                 return self._found(call, now_s)
-            case KeepCall():
+            case calls.KeepCall():
                 return self._keep(call)
-            case RecoverCall():
+            case calls.RecoverCall():
                 return self._recover(call, now_s)
-            case HeartbeatCall(beat):
+            case calls.HeartbeatCall(beat):
                 return self._beat(beat, now_s)
-            case OfferCall(header):
-                return self._advance(UpdateOffered(header), now_s)
-            case PublishCall(frame, beat):
+            case calls.OfferCall(header):
+                return self._advance(events.UpdateOffered(header), now_s)
+            case calls.PublishCall(frame, beat):
                 return self._publish(frame, now_s, beat=beat)
-            case AgreedCall():
+            case calls.AgreedCall():
                 return self._agreed(call, now_s)
-            case OutcomeCall(beat=beat):
+            case calls.OutcomeCall(beat=beat):
                 position = self._beat(beat, now_s) if beat else None
                 return self._outcome(call, now_s) or position
-            case StateCall(fragment):
+            case calls.StateCall(fragment):
                 return self.state_frame(fragment)
-            case LeaveCall(island, incarnation):
+            case calls.LeaveCall(island, incarnation):
                 self._leave(island, incarnation, now_s)
                 return None
 
@@ -203,7 +171,7 @@ class Service:
             self.commit(pending, now_s)
         if self.defer is None:
             self.compact()
-        self._advance(Tick(), now_s)
+        self._advance(events.Tick(), now_s)
         retry_s = now_s + RETRY_S if self._committer.is_behind else float("inf")
         return min(wakes_at(self.state, now_s), retry_s)
 
@@ -220,7 +188,7 @@ class Service:
         with suppress(DiskError):
             self.journal.seal()
 
-    def change(self, event: Event, now_s: float) -> Reply:
+    def change(self, event: events.Event, now_s: float) -> calls.Reply:
         """Apply an operator's command."""
         return self._advance(event, now_s)
 
@@ -230,16 +198,20 @@ class Service:
         """Process a heartbeat whose holdings are proven; any other is refused."""
         self.state.members.require(beat.island, beat.incarnation)
         proven = self.receipts.proven_beat(beat, self.state.rounds)
-        return self._advance(HeartbeatReceived(proven, is_asking=is_asking), now_s)
+        return self._advance(
+            events.HeartbeatReceived(proven, is_asking=is_asking), now_s
+        )
 
-    def _join(self, event: JoinRequested, now_s: float) -> JoinReply:
+    def _join(self, event: events.JoinRequested, now_s: float) -> JoinReply:
         members, request = self.state.members.known, event.request
         if request.holds:
             name = request.island or ""
             holds = self.receipts.proven(name, request.holds, self.state.rounds)
             event = replace(event, request=replace(request, holds=holds))
         state, actions = advance(self.state, event, now_s)
-        welcome = next(action for action in actions if isinstance(action, Welcome))
+        welcome = next(
+            action for action in actions if isinstance(action, events.Welcome)
+        )
         member = welcome.member
         before = members.get(member.island)
         self._keep_updates_of(member.island, welcome.spoken_for)
@@ -255,7 +227,7 @@ class Service:
             number = self.state.rounds[fragment].number
             self._committer.keep(fragment, number, island)
 
-    def _found(self, call: FoundCall, now_s: float) -> Reply:
+    def _found(self, call: calls.FoundCall, now_s: float) -> calls.Reply:
         if self.state.model is not None and is_same_founding(
             call, self.journal.recorded
         ):
@@ -267,7 +239,7 @@ class Service:
             terms_of(fragment, self.state.settings).outer for fragment in layout
         )
         digests = tuple(state.digest for state in weights)
-        event = Founded(call.island, call.incarnation, digests, outers)
+        event = events.Founded(call.island, call.incarnation, digests, outers)
         advanced, actions = advance(self.state, event, now_s)
         self.journal.found(
             founding.model, [(frame.header, frame.body) for frame in call.states]
@@ -283,10 +255,12 @@ class Service:
         needed = reserve_bytes(self._layout, self.state.settings)
         self.journal.room.reserve_bytes = RECORDS_BYTES + needed
 
-    def _keep(self, call: KeepCall) -> KeepReply:
+    def _keep(self, call: calls.KeepCall) -> calls.KeepReply:
         """Store a part of a constant that the founder uploads."""
         constant = self.awaited_constant(call.island, call.incarnation, call.digest)
-        return KeepReply(self.journal.constants.take(constant, call.first, call.part))
+        return calls.KeepReply(
+            self.journal.constants.take(constant, call.first, call.part)
+        )
 
     def awaited_constant(
         self, island: str, incarnation: int, digest: str
@@ -352,7 +326,7 @@ class Service:
         lost = self.state.lost_state(header.fragment, now_s)
         return lost == HeldRound(header.round, header.base)
 
-    def _recover(self, call: RecoverCall, now_s: float) -> Reply:
+    def _recover(self, call: calls.RecoverCall, now_s: float) -> calls.Reply:
         """Restore a lost state; any other state changes nothing."""
         frame = call.state
         header, fragment = frame.header, frame.header.fragment
@@ -375,7 +349,7 @@ class Service:
         rosters = tuple(
             (outcome.round, outcome.roster) for outcome in outcomes if outcome.roster
         )
-        event = Recovered(fragment, lost, rosters, terms.outer)
+        event = events.Recovered(fragment, lost, rosters, terms.outer)
         self.recoveries.append((call.island, fragment, lost.round))
         return self._advance(event, now_s)
 
@@ -385,7 +359,7 @@ class Service:
         """Return the reception of an update, by its header alone."""
         if beat:
             self._beat(beat, now_s, is_asking=False)
-        reception = self._advance(UpdateOffered(header), now_s)
+        reception = self._advance(events.UpdateOffered(header), now_s)
         assert isinstance(reception, Reception)
         if reception is Reception.STAGED and header.kind is FrameKind.DEPARTING:
             self._committer.keep(header.fragment, header.round, header.island)
@@ -439,11 +413,13 @@ class Service:
         if header.kind is FrameKind.DEPARTING:
             self.journal.stage(header, frame.body)
         self._spool[header.fragment, header.round, header.island] = frame
-        reception = self._advance(UpdateStored(header), now_s)
+        reception = self._advance(events.UpdateStored(header), now_s)
         assert isinstance(reception, Reception)
         return reception
 
-    def _publish(self, frame: Frame, now_s: float, *, beat: Heartbeat | None) -> Reply:
+    def _publish(
+        self, frame: Frame, now_s: float, *, beat: Heartbeat | None
+    ) -> calls.Reply:
         reception = self.offer(frame.header, now_s, beat=beat)
         if reception is not Reception.WANTED:
             return reception
@@ -453,17 +429,19 @@ class Service:
         check.finish()
         return self._stage(frame, now_s)
 
-    def _agreed(self, call: AgreedCall, now_s: float) -> Reply:
+    def _agreed(self, call: calls.AgreedCall, now_s: float) -> calls.Reply:
         if call.agreed is not None:
             require_sound(call.agreed)
         result = self.gather(call, now_s)
-        if isinstance(result, CloseRound):
+        if isinstance(result, events.CloseRound):
             self.commit(self.agree(result), now_s)
             result = self.gather(call, now_s)
-            assert not isinstance(result, CloseRound)
+            assert not isinstance(result, events.CloseRound)
         return result
 
-    def gather(self, call: AgreedCall, now_s: float) -> Reply | CloseRound:
+    def gather(
+        self, call: calls.AgreedCall, now_s: float
+    ) -> calls.Reply | events.CloseRound:
         """Return the outcome of updates that a collective reduces, or their reception.
 
         An agreed frame with a sound body closes the round: on a `CloseRound` the caller
@@ -475,7 +453,7 @@ class Service:
         """
         require_here(self.state)
         self.state.members.require(call.island, call.incarnation)
-        question = OutcomeCall(call.fragment, call.round, has_body=False)
+        question = calls.OutcomeCall(call.fragment, call.round, has_body=False)
         over = self._outcome(question, now_s)
         if over is not None:
             is_theirs = call.agreed and call.agreed.header == over.agreed.header
@@ -503,7 +481,7 @@ class Service:
             len(self.state.members.known)
         )
 
-    def _outcome(self, call: OutcomeCall, now_s: float) -> Outcome | None:
+    def _outcome(self, call: calls.OutcomeCall, now_s: float) -> Outcome | None:
         last = self.state.last_round
         if call.round < self._open_round(call.fragment):
             agreed = self._committer.outcome(
@@ -561,33 +539,35 @@ class Service:
         member = self.state.members.known.get(island)
         if member and member.incarnation == incarnation and member.has_left:
             return
-        self._advance(Leave(island, incarnation), now_s)
+        self._advance(events.Leave(island, incarnation), now_s)
 
-    def _advance(self, event: Event, now_s: float) -> Position | Reception | None:
+    def _advance(
+        self, event: events.Event, now_s: float
+    ) -> Position | Reception | None:
         state, actions = advance(self.state, event, now_s)
         for action in actions:
-            if isinstance(action, Persist):
+            if isinstance(action, events.Persist):
                 self.journal.note(record_of(action.change))
         self.state = state
         return self._perform(actions, now_s)
 
     def _perform(
-        self, actions: list[Action], now_s: float
+        self, actions: list[events.Action], now_s: float
     ) -> Position | Reception | None:
         reply = None
         for action in actions:
             match action:
-                case Respond(answer):
+                case events.Respond(answer):
                     reply = answer
-                case CloseRound() if self.defer:
+                case events.CloseRound() if self.defer:
                     self.defer(action)
-                case CloseRound():
+                case events.CloseRound():
                     self.commit(self.agree(action), now_s)
-                case Persist() | Welcome():
+                case events.Persist() | events.Welcome():
                     pass
         return reply
 
-    def agree(self, close: CloseRound) -> PendingOutcome:
+    def agree(self, close: events.CloseRound) -> PendingOutcome:
         """Return the outcome of a closing round, and take its outer step.
 
         May run concurrently: no other call reads a fragment that is closing.
@@ -615,4 +595,4 @@ class Service:
         fragment, roster = pending.close.fragment, pending.agreed.header.roster
         assert roster is not None
         digest, outer = self.weights[fragment].digest, self.outer_of(fragment)
-        self._advance(Committed(fragment, roster, digest, outer), now_s)
+        self._advance(events.Committed(fragment, roster, digest, outer), now_s)

@@ -13,17 +13,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from atoll.demo.charts import (
-    bytes_chart,
-    format_bytes,
-    format_count,
-    format_few,
-    format_seconds,
-    format_share,
-    held_out_chart,
-    island_chart,
-    timeline_chart,
-)
+from atoll.demo import charts
 from atoll.demo.results import ParallelResults, Results
 
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -41,7 +31,7 @@ MARK = (
 def page(results: Results) -> str:
     """Return the whole page."""
     style = files("atoll.demo").joinpath("report.css").read_text()
-    heading = f"{format_few(len(results['islands']))} islands, one model"
+    heading = f"{charts.format_few(len(results['islands']))} islands, one model"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -56,8 +46,8 @@ def page(results: Results) -> str:
 
 def sentence(results: Results) -> str:
     """Return a sentence that sums up the results."""
-    count = format_few(len(results["islands"]))
-    size = format_count(results["islands"][0]["num_parameters"])
+    count = charts.format_few(len(results["islands"]))
+    size = charts.format_count(results["islands"][0]["num_parameters"])
     text = (
         f"{count} processes, each reading another era of presidents' messages to "
         f"Congress, trained one GPT of {size} parameters together in "
@@ -73,7 +63,8 @@ def _comparison(results: Results, other: float) -> str:
     share = results["loss"] / other - 1
     if abs(share) < 0.0005:
         return "with the same loss"
-    return f"{format_share(abs(share))} {'above' if share > 0 else 'below'} its loss"
+    side = "above" if share > 0 else "below"
+    return f"{charts.format_share(abs(share))} {side} its loss"
 
 
 def _opening(results: Results, heading: str) -> str:
@@ -101,14 +92,15 @@ def _numbers(results: Results) -> str:
             f"than data parallel in bf16, {results['ratio_fp32']:.0f}{TIMES} in fp32",
         ),
         _card(
-            format_share(results["stall_share"]),
+            charts.format_share(results["stall_share"]),
             "time waiting",
             "rounds travel while the islands continue to train",
         ),
         _card(
-            format_seconds(results["seconds"]),
+            charts.format_seconds(results["seconds"]),
             "of training",
-            f"{results['rounds']} rounds, {format_count(results['tokens'])} tokens",
+            f"{results['rounds']} rounds, "
+            f"{charts.format_count(results['tokens'])} tokens",
         ),
     ]
     return f'<section class="cards">{"".join(cards)}</section>'
@@ -136,9 +128,9 @@ def _learning(results: Results) -> str:
     )
     island_text = "Each island reads other years and has its own loss, for one model."
     return (
-        _section("Held-out loss", text, held_out_chart(results))
+        _section("Held-out loss", text, charts.held_out_chart(results))
         + "\n"
-        + _section("Loss of each island", island_text, island_chart(results))
+        + _section("Loss of each island", island_text, charts.island_chart(results))
     )
 
 
@@ -150,7 +142,7 @@ def _bytes(results: Results) -> str:
         "data parallel averages a gradient in every step, computed for an optimal "
         "all-reduce."
     )
-    return _section("Bytes moved", text, bytes_chart(results))
+    return _section("Bytes moved", text, charts.bytes_chart(results))
 
 
 def _time(results: Results) -> str:
@@ -158,7 +150,7 @@ def _time(results: Results) -> str:
         "One lane for each island, a shade for each round. Where a lane is orange, "
         "training waited for a round."
     )
-    return _section("Time", text, timeline_chart(results))
+    return _section("Time", text, charts.timeline_chart(results))
 
 
 def _table(results: Results) -> str:
@@ -255,9 +247,11 @@ def table_rows(results: Results) -> list[TableRow]:
         TableRow("bytes, times those of islands", "1", _times(results["ratio_bf16"])),
         TableRow("the same, gradients in fp32", "1", _times(results["ratio_fp32"])),
         TableRow("each way at 100 Mbit/s", _sent_s(_larger(results)), _sent_s(ring)),
-        TableRow("stall", format_share(results["stall_share"]), ABSENT),
+        TableRow("stall", charts.format_share(results["stall_share"]), ABSENT),
         TableRow(
-            "training took", format_seconds(results["seconds"]), _duration(parallel)
+            "training took",
+            charts.format_seconds(results["seconds"]),
+            _duration(parallel),
         ),
     ]
 
@@ -304,15 +298,15 @@ def _times(ratio: float) -> str:
 
 
 def _bytes_cell(size_bytes: float) -> str:
-    return format_bytes(size_bytes)
+    return charts.format_bytes(size_bytes)
 
 
 def _sent_s(size_bytes: float) -> str:
-    return format_seconds(8 * size_bytes / LINK_BITS_PER_S)
+    return charts.format_seconds(8 * size_bytes / LINK_BITS_PER_S)
 
 
 def _duration(parallel: ParallelResults | None) -> str:
-    return ABSENT if parallel is None else format_seconds(parallel["seconds"])
+    return ABSENT if parallel is None else charts.format_seconds(parallel["seconds"])
 
 
 BAR = 24

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
+from atoll import protocol
 from atoll.errors import (
     CorruptError,
     DiskError,
@@ -22,16 +23,6 @@ from atoll.errors import (
 )
 from atoll.exchange import calls
 from atoll.exchange.base import Constants, Frame, Outcome, digest_error
-from atoll.protocol import (
-    Heartbeat,
-    JoinReply,
-    JoinRequest,
-    ModelSpec,
-    Position,
-    Reception,
-    Stats,
-    TensorSpec,
-)
 from atoll.protocol.model import bytes_of, to_bring
 from atoll.weights import lay_out
 from atoll.wire import FrameKind, Header, blake3_digest
@@ -82,14 +73,14 @@ class CoordinatorExchange:
     ) -> None:
         self._line, self._key, self._nonce = line, key, nonce
         self._heartbeat_s = heartbeat_s
-        self.stats: Callable[[], Stats] | None = None
+        self.stats: Callable[[], protocol.Stats] | None = None
         """Returns the island's statistics; called for each heartbeat that is sent."""
         self.moved: Callable[[RunMoved], None] | None = None
         """Called in the background when a heartbeat learns that the run has moved."""
-        self._position: Position | None = None
-        self._beat: Heartbeat | None = None
+        self._position: protocol.Position | None = None
+        self._beat: protocol.Heartbeat | None = None
         self._lost: LeaseLost | None = None
-        self._request: JoinRequest | None = None
+        self._request: protocol.JoinRequest | None = None
         self._states: list[Frame] = []
         self._outcomes: list[Header] = []
         self._fragments = 0
@@ -98,14 +89,14 @@ class CoordinatorExchange:
         self._unconfirmed: dict[tuple[int, int], Frame] = {}
         self._receipts = ReceiptCache()
 
-    def join(self, request: JoinRequest) -> JoinReply:
+    def join(self, request: protocol.JoinRequest) -> protocol.JoinReply:
         reply = self._join(request)
         self._request = replace(
             request, island=reply.island, incarnation=reply.incarnation
         )
         self._fragments = len(lay_out(request.model, reply.settings))
         self._position = reply.position
-        self._beat = Heartbeat(
+        self._beat = protocol.Heartbeat(
             island=reply.island,
             incarnation=reply.incarnation,
             step=reply.position.step,
@@ -116,15 +107,17 @@ class CoordinatorExchange:
             self._line.every(self._heartbeat_s, self._beat_if_silent)
         return reply
 
-    def _join(self, request: JoinRequest) -> JoinReply:
+    def _join(self, request: protocol.JoinRequest) -> protocol.JoinReply:
         while True:
             call = calls.JoinCall(request, self._key, self._nonce)
             try:
-                return cast(JoinReply, self._ask(call))
+                return cast(protocol.JoinReply, self._ask(call))
             except NameKnown as exc:
                 request = replace(request, after=exc.incarnation)
 
-    def heartbeat(self, beat: Heartbeat, *, at_once: bool = False) -> Position:
+    def heartbeat(
+        self, beat: protocol.Heartbeat, *, at_once: bool = False
+    ) -> protocol.Position:
         if self._lost is not None:
             raise self._lost
         self._beat = beat
@@ -133,13 +126,13 @@ class CoordinatorExchange:
         assert self._position is not None
         return self._position
 
-    def publish(self, frame: Frame) -> Reception:
+    def publish(self, frame: Frame) -> protocol.Reception:
         header = frame.header
         match header.kind:
             case FrameKind.STATE if header.round:
                 outcomes, self._outcomes = tuple(self._outcomes), []
                 call = self._receipts.recovery(frame, outcomes)
-                self._position = cast(Position, self._ask(call))
+                self._position = cast(protocol.Position, self._ask(call))
             case FrameKind.STATE:
                 self._found(frame)
             case FrameKind.AGREED:
@@ -147,9 +140,10 @@ class CoordinatorExchange:
             case _:
                 self._unconfirmed[header.fragment, header.round] = frame
                 return cast(
-                    Reception, self._ask(calls.PublishCall(frame, self._full_beat()))
+                    protocol.Reception,
+                    self._ask(calls.PublishCall(frame, self._full_beat())),
                 )
-        return Reception.STAGED
+        return protocol.Reception.STAGED
 
     def _found(self, frame: Frame) -> None:
         """Collect the founding states, and upload all of them in one call."""
@@ -159,7 +153,12 @@ class CoordinatorExchange:
             states = tuple(self._states)
             self._ask(calls.FoundCall(header.island, header.incarnation, states))
 
-    def keep(self, joined: JoinReply, model: ModelSpec, constants: Constants) -> None:
+    def keep(
+        self,
+        joined: protocol.JoinReply,
+        model: protocol.ModelSpec,
+        constants: Constants,
+    ) -> None:
         """Have the run keep the founder's constants. Implements `Keeper`."""
         for constant in to_bring(model, joined.settings):
             for _ in range(KEEP_TRIES):
@@ -169,7 +168,10 @@ class CoordinatorExchange:
                 raise digest_error(constant)
 
     def _keep(
-        self, joined: JoinReply, constant: TensorSpec, constants: Constants
+        self,
+        joined: protocol.JoinReply,
+        constant: protocol.TensorSpec,
+        constants: Constants,
     ) -> bool:
         """Upload the missing bytes; False: the run has fewer than were uploaded."""
         size, stored = bytes_of(constant), self._upload(joined, constant, 0)
@@ -181,7 +183,11 @@ class CoordinatorExchange:
         return stored == size
 
     def _upload(
-        self, joined: JoinReply, constant: TensorSpec, first: int, part: Bytes = b""
+        self,
+        joined: protocol.JoinReply,
+        constant: protocol.TensorSpec,
+        first: int,
+        part: Bytes = b"",
     ) -> int:
         call = calls.KeepCall(
             joined.island, joined.incarnation, constant.digest, first, part
@@ -197,7 +203,7 @@ class CoordinatorExchange:
             self._unconfirmed.pop((fragment, round), None)
             self._position = reply.position
             return reply
-        self._position = cast(Position | None, reply) or self._position
+        self._position = cast(protocol.Position | None, reply) or self._position
         self._send_again(fragment, round)
         self._send_wanted()
         return None
@@ -207,7 +213,7 @@ class CoordinatorExchange:
         updates: tuple[Header, ...],
         agreed: Frame | None = None,
         vouchers: tuple[bytes, ...] = (),
-    ) -> Outcome | Reception:
+    ) -> Outcome | protocol.Reception:
         """Upload a mean that islands have reduced, or ask for its roster first.
 
         The outcome has no body. A reception instead means that other islands take
@@ -218,7 +224,7 @@ class CoordinatorExchange:
         assert island is not None
         assert incarnation is not None
         call = calls.AgreedCall(island, incarnation, updates, agreed, vouchers)
-        reply = cast(Outcome | Reception, self._ask(call))
+        reply = cast(Outcome | protocol.Reception, self._ask(call))
         if isinstance(reply, Outcome):
             self.note_receipts(reply)
             self._position = reply.position
@@ -250,7 +256,10 @@ class CoordinatorExchange:
 
     def _send_again(self, fragment: int, round: int) -> None:
         frame = self._unconfirmed.get((fragment, round))
-        if frame and self._ask(calls.OfferCall(frame.header)) is Reception.WANTED:
+        if (
+            frame
+            and self._ask(calls.OfferCall(frame.header)) is protocol.Reception.WANTED
+        ):
             self._ask(calls.PublishCall(frame))
 
     def _beat_if_silent(self) -> None:
@@ -264,7 +273,9 @@ class CoordinatorExchange:
         if beat is None:
             return
         try:
-            self._position = cast(Position, self._call(calls.HeartbeatCall(beat)))
+            self._position = cast(
+                protocol.Position, self._call(calls.HeartbeatCall(beat))
+            )
         except RunMoved as exc:
             if self.moved is not None:
                 self.moved(exc)
@@ -274,7 +285,7 @@ class CoordinatorExchange:
         except (CorruptError, RemoteError):
             return  # the next call meets the same error; heartbeats continue
 
-    def _full_beat(self) -> Heartbeat | None:
+    def _full_beat(self) -> protocol.Heartbeat | None:
         """Return the last heartbeat with statistics and receipts."""
         beat = self._beat
         if beat is None:
@@ -340,7 +351,7 @@ class ReceiptCache:
         _keep_receipt(self._outcomes, outcome.agreed.header, outcome.agreed.receipt)
         _keep_receipt(self._states, outcome.agreed.header, outcome.receipt)
 
-    def with_receipts(self, beat: Heartbeat) -> Heartbeat:
+    def with_receipts(self, beat: protocol.Heartbeat) -> protocol.Heartbeat:
         """Return the beat with the receipt of every holding that has one."""
         if not self._states:
             return beat

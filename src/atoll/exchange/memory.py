@@ -13,6 +13,7 @@ from statistics import median_high
 
 import numpy as np
 
+from atoll import weights
 from atoll.bundle import Bundle, defined_by
 from atoll.errors import LeaseLost, Refused, RunEnded, UsageError
 from atoll.exchange.base import Constants, Frame, Outcome, verified
@@ -30,16 +31,6 @@ from atoll.protocol.messages import CountedWork
 from atoll.protocol.model import to_bring
 from atoll.protocol.rounds import Norms, norms_after
 from atoll.settings import RunSection, RunSettings
-from atoll.weights import (
-    FragmentLayout,
-    FragmentState,
-    Layout,
-    agree,
-    lay_out,
-    require_state,
-    require_update,
-    terms_of,
-)
 from atoll.wire import FrameKind, Roster, update_digest, verify_body
 from atoll.wire.roster import new_name_fault
 
@@ -58,7 +49,7 @@ class MemoryRun:
         self._changed = threading.Condition()
         self._members = MemoryMembers(self.settings.run)
         self._model: ModelSpec | None = None
-        self._layout: Layout = ()
+        self._layout: weights.Layout = ()
         self._fragments: list[MemoryFragment] = []
         self._constants: dict[str, bytes] = {}
         self._last_round = self.settings.run.end_rounds
@@ -75,7 +66,7 @@ class MemoryRun:
             self._changed.wait_for(lambda: self._model is None or self._is_founded)
             is_founder = self._model is None
             request.require_bundle(self.settings)
-            layout = lay_out(request.model, self.settings)
+            layout = weights.lay_out(request.model, self.settings)
             if self._model is not None:
                 request.model.require_same(self._model)
             position = self._current_position()
@@ -290,10 +281,14 @@ class MemoryFragment:
     """State and rounds of one fragment. The run's lock guards every call."""
 
     def __init__(
-        self, run: str, index: int, layout: FragmentLayout, settings: RunSettings
+        self,
+        run: str,
+        index: int,
+        layout: weights.FragmentLayout,
+        settings: RunSettings,
     ) -> None:
         self.run, self.index, self.layout, self.settings = run, index, layout, settings
-        self.terms = terms_of(layout, settings)
+        self.terms = weights.terms_of(layout, settings)
         self.candidates: set[str] = set()
         self.outcomes: dict[int, Frame] = {}
         self.counted_in: dict[str, int] = {}
@@ -301,7 +296,7 @@ class MemoryFragment:
         self.counted: dict[str, tuple[int, int]] = {}
         """Inner steps and tokens of each island that ever counted, cumulative."""
         self._staged: dict[int, dict[str, Frame]] = {}
-        self._state: FragmentState | None = None
+        self._state: weights.FragmentState | None = None
         self._bases: set[bytes] = set()
         self._norms: Norms = {}
 
@@ -310,7 +305,7 @@ class MemoryFragment:
         return self._state is not None
 
     @property
-    def state(self) -> FragmentState:
+    def state(self) -> weights.FragmentState:
         assert self._state is not None
         return self._state
 
@@ -333,8 +328,8 @@ class MemoryFragment:
             raise Refused(
                 f"Fragment {self.index} has been founded. Join again to take its state."
             )
-        require_state(frame.header, self.layout, self.terms, round=0)
-        self._state = FragmentState.from_frame(frame.header, frame.body.copy())
+        weights.require_state(frame.header, self.layout, self.terms, round=0)
+        self._state = weights.FragmentState.from_frame(frame.header, frame.body.copy())
         self._bases.add(self._state.digest)
 
     def last_counted(self, island: str) -> CountedWork | None:
@@ -370,7 +365,7 @@ class MemoryFragment:
             )
         staged = self._staged.setdefault(header.round, {})
         if header.island not in staged:
-            require_update(header, frame.body, self.layout, self.terms)
+            weights.require_update(header, frame.body, self.layout, self.terms)
         standing = staged.setdefault(header.island, frame)
         if standing.header.incarnation < header.incarnation:
             return Reception.SPOKEN_FOR
@@ -425,7 +420,7 @@ class MemoryFragment:
 
     def _agree(self, roster: Roster, staged: dict[str, Frame]) -> Frame:
         return Frame(
-            *agree(
+            *weights.agree(
                 self.layout,
                 self.terms,
                 roster,

@@ -41,31 +41,7 @@ import xxhash
 
 from atoll.disk import Disk
 from atoll.errors import CorruptError, UsageError
-from atoll.journal.records import (
-    CONSTANT_DIGEST_BYTES,
-    MAX_BASES,
-    MAX_FRAGMENTS,
-    STATE_DIGEST_BYTES,
-    UPDATE_DIGEST_BYTES,
-    AgreedRecord,
-    ArrivedRecord,
-    BodyLocation,
-    CommittedRecord,
-    ConstantRecord,
-    CountedRecord,
-    CreatedRecord,
-    EndedRecord,
-    EpochRecord,
-    FoundedRecord,
-    JoinedRecord,
-    LeftRecord,
-    MoveRecord,
-    PassedRecord,
-    PauseRecord,
-    Record,
-    RecoveredRecord,
-    StagedRecord,
-)
+from atoll.journal import records
 from atoll.protocol import ModelSpec, TensorSpec
 from atoll.protocol.model import Role
 from atoll.wire import MAX_HEADER_BYTES
@@ -108,7 +84,7 @@ _U16, _U32, _U64 = struct.Struct("<H"), struct.Struct("<I"), struct.Struct("<Q")
 _NOWHERE, _OWN_FILE, _SHARED_FILE = 0, 1, 2
 
 
-def encode(record: Record) -> bytes:
+def encode(record: records.Record) -> bytes:
     """Return the one encoding of a record.
 
     Raises:
@@ -126,7 +102,7 @@ def encode(record: Record) -> bytes:
     return payload
 
 
-def decode(payload: bytes) -> Record:
+def decode(payload: bytes) -> records.Record:
     """Return the record that `payload` encodes, or raise CorruptError; nothing else."""
     cursor = RecordCursor(payload)
     number = cursor.take(1)[0]
@@ -196,9 +172,9 @@ def _behind_its_length(kind: struct.Struct) -> RecordField:
 SHORT, LONG = _behind_its_length(_U16), _behind_its_length(_U32)
 U32, U64 = _number(_U32), _number(_U64)
 STATE_DIGEST, UPDATE_DIGEST, CONSTANT_DIGEST = (
-    _exactly(STATE_DIGEST_BYTES),
-    _exactly(UPDATE_DIGEST_BYTES),
-    _exactly(CONSTANT_DIGEST_BYTES),
+    _exactly(records.STATE_DIGEST_BYTES),
+    _exactly(records.UPDATE_DIGEST_BYTES),
+    _exactly(records.CONSTANT_DIGEST_BYTES),
 )
 TEXT = RecordField(
     lambda text: SHORT.write(text.encode()),
@@ -216,9 +192,9 @@ def _flag(byte: int) -> bool:
     return bool(byte)
 
 
-def _agreed(packed: bytes) -> AgreedRecord:
+def _agreed(packed: bytes) -> records.AgreedRecord:
     try:
-        return AgreedRecord(packed)
+        return records.AgreedRecord(packed)
     except UsageError as exc:
         raise CorruptError(f"{exc}") from exc
 
@@ -284,7 +260,7 @@ def _several(field: RecordField, *, max_items: int) -> RecordField:
     )
 
 
-def _write_location(location: BodyLocation | None) -> bytes:
+def _write_location(location: records.BodyLocation | None) -> bytes:
     if location is None:
         return bytes([_NOWHERE])
     if location.file == 0:
@@ -292,28 +268,31 @@ def _write_location(location: BodyLocation | None) -> bytes:
     return bytes([_SHARED_FILE]) + _U64.pack(location.file) + _U64.pack(location.first)
 
 
-def _read_location(cursor: RecordCursor) -> BodyLocation | None:
+def _read_location(cursor: RecordCursor) -> records.BodyLocation | None:
     kind = cursor.take(1)[0]
     if kind == _NOWHERE:
         return None
     if kind == _OWN_FILE:
-        return BodyLocation()
+        return records.BodyLocation()
     file = cursor.number(_U64) if kind == _SHARED_FILE else 0
     if not file:
         raise CorruptError(f"a body cannot be at a place of kind {kind}.")
-    return BodyLocation(file=file, first=cursor.number(_U64))
+    return records.BodyLocation(file=file, first=cursor.number(_U64))
 
 
 LOCATION = RecordField(_write_location, _read_location)
 
-LAYOUT: dict[int, tuple[type[Record], dict[str, RecordField]]] = {
-    1: (CreatedRecord, {"run": TEXT, "fingerprint": TEXT, "settings": TABLE}),
+LAYOUT: dict[int, tuple[type[records.Record], dict[str, RecordField]]] = {
+    1: (records.CreatedRecord, {"run": TEXT, "fingerprint": TEXT, "settings": TABLE}),
     2: (
-        FoundedRecord,
-        {"digests": _several(STATE_DIGEST, max_items=MAX_FRAGMENTS), "model": MODEL},
+        records.FoundedRecord,
+        {
+            "digests": _several(STATE_DIGEST, max_items=records.MAX_FRAGMENTS),
+            "model": MODEL,
+        },
     ),
     3: (
-        JoinedRecord,
+        records.JoinedRecord,
         {
             "island": TEXT,
             "incarnation": U64,
@@ -322,14 +301,14 @@ LAYOUT: dict[int, tuple[type[Record], dict[str, RecordField]]] = {
             "nonce": SHORT,
         },
     ),
-    4: (LeftRecord, {"island": TEXT, "incarnation": U64, "reason": TEXT}),
-    5: (EpochRecord, {"number": U64, "values": TABLE}),
+    4: (records.LeftRecord, {"island": TEXT, "incarnation": U64, "reason": TEXT}),
+    5: (records.EpochRecord, {"number": U64, "values": TABLE}),
     6: (
-        StagedRecord,
+        records.StagedRecord,
         {"fragment": U32, "round": U64, "island": TEXT, "digest": UPDATE_DIGEST},
     ),
     7: (
-        CommittedRecord,
+        records.CommittedRecord,
         {
             "digest_after": STATE_DIGEST,
             "epoch": U64,
@@ -338,7 +317,7 @@ LAYOUT: dict[int, tuple[type[Record], dict[str, RecordField]]] = {
         },
     ),
     8: (
-        RecoveredRecord,
+        records.RecoveredRecord,
         {
             "fragment": U32,
             "round": U64,
@@ -346,28 +325,28 @@ LAYOUT: dict[int, tuple[type[Record], dict[str, RecordField]]] = {
             "outcomes": _several(AGREED, max_items=2),
         },
     ),
-    9: (EndedRecord, {"reason": TEXT}),
-    10: (PauseRecord, {"is_paused": FLAG}),
-    11: (MoveRecord, {"target": TEXT, "nonce": TEXT, "is_over": FLAG}),
+    9: (records.EndedRecord, {"reason": TEXT}),
+    10: (records.PauseRecord, {"is_paused": FLAG}),
+    11: (records.MoveRecord, {"target": TEXT, "nonce": TEXT, "is_over": FLAG}),
     12: (
-        ArrivedRecord,
+        records.ArrivedRecord,
         {
-            "rounds": _several(U64, max_items=MAX_FRAGMENTS),
-            "digests": _several(STATE_DIGEST, max_items=MAX_FRAGMENTS),
+            "rounds": _several(U64, max_items=records.MAX_FRAGMENTS),
+            "digests": _several(STATE_DIGEST, max_items=records.MAX_FRAGMENTS),
             "model": MODEL,
         },
     ),
     13: (
-        PassedRecord,
+        records.PassedRecord,
         {
             "fragment": U32,
-            "bases": _several(STATE_DIGEST, max_items=MAX_BASES),
+            "bases": _several(STATE_DIGEST, max_items=records.MAX_BASES),
             "locations": _several(LOCATION, max_items=2),
             "outcomes": _several(AGREED, max_items=2),
         },
     ),
     14: (
-        CountedRecord,
+        records.CountedRecord,
         {
             "fragment": U32,
             "island": TEXT,
@@ -376,7 +355,7 @@ LAYOUT: dict[int, tuple[type[Record], dict[str, RecordField]]] = {
             "tokens": U64,
         },
     ),
-    15: (ConstantRecord, {"digest": CONSTANT_DIGEST, "size": U64}),
+    15: (records.ConstantRecord, {"digest": CONSTANT_DIGEST, "size": U64}),
 }
 _NUMBER_OF = {kind: number for number, (kind, _) in LAYOUT.items()}
 

@@ -38,6 +38,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll import wire
 from atoll.disk import (
     Disk,
     DiskSpace,
@@ -50,24 +51,11 @@ from atoll.journal.records import (
 )
 from atoll.journal.replay import RecordedFragment, Update
 from atoll.weights import FragmentState
-from atoll.wire import (
-    MOMENTS,
-    PREFIX_BYTES,
-    FrameKind,
-    Header,
-    blake3_digest,
-    codec,
-    header_length,
-    pack,
-    piece_range,
-    unpack,
-    verify_piece,
-)
 from atoll.wire.digests import view_of
 from atoll.wire.frame import KEY_BYTES
 
 U8 = NDArray[np.uint8]
-Framed = tuple[Header, U8]
+Framed = tuple[wire.Header, U8]
 """A header and the body it describes."""
 
 
@@ -80,15 +68,17 @@ class StoredBody:
 
     disk: Disk
     name: str
-    header: Header
+    header: wire.Header
     first: int
 
     def piece(self, index: int) -> bytes:
         """Return one piece of the body, verified."""
-        start, end = piece_range(codec(self.header.codec), self.header.elements, index)
+        start, end = wire.piece_range(
+            wire.codec(self.header.codec), self.header.elements, index
+        )
         data = read_part(self.disk, self.name, self.first + start, end - start)
         try:
-            verify_piece(self.header, index, data)
+            wire.verify_piece(self.header, index, data)
         except CorruptError as exc:
             raise CorruptError(f"{self.name} is damaged: {exc}") from exc
         return data
@@ -119,9 +109,9 @@ def stored_frame(disk: Disk, name: str) -> StoredBody:
         CorruptError: the file is missing, or holds anything but one frame.
     """
     try:
-        prefix = read_part(disk, name, 0, PREFIX_BYTES)
-        size = header_length(prefix)
-        header = unpack(read_part(disk, name, 0, size))
+        prefix = read_part(disk, name, 0, wire.PREFIX_BYTES)
+        size = wire.header_length(prefix)
+        header = wire.unpack(read_part(disk, name, 0, size))
     except CorruptError as exc:
         raise CorruptError(f"{name} is damaged: {exc}") from exc
     if read_part(disk, name, size + header.body_bytes, 1):
@@ -136,12 +126,12 @@ class Drafts:
         self._disk = disk
         self._names: set[str] = set()
 
-    def write(self, name: str, header: Header, body: U8) -> None:
+    def write(self, name: str, header: wire.Header, body: U8) -> None:
         """Make a file of a frame, complete and durable; an unnamed one gives way."""
         if name in self._names:
             self._disk.remove(name)
         self._names.add(name)
-        self._disk.write_new(name, [pack(header), view_of(body)])
+        self._disk.write_new(name, [wire.pack(header), view_of(body)])
 
     def give_way(self, name: str) -> None:
         """Let `write` replace an existing file that no record names."""
@@ -169,7 +159,7 @@ SHARED_BYTES = 2**22
 MEANS, SHARED = "means/", "bodies/"
 
 
-def is_large(header: Header) -> bool:
+def is_large(header: wire.Header) -> bool:
     """Return whether a body gets its own file."""
     return header.body_bytes > SMALL_BYTES
 
@@ -225,7 +215,9 @@ class BodyFiles:
         if not self._shared:
             self._shared, self._size = self._begin_shared(), 0
 
-    def keep(self, header: Header, body: U8) -> tuple[BodyLocation | None, str | None]:
+    def keep(
+        self, header: wire.Header, body: U8
+    ) -> tuple[BodyLocation | None, str | None]:
         """Make a body durable; return its place, and the draft to keep if it has one.
 
         A void round has no place. On an error nothing is kept; safe to repeat.
@@ -346,7 +338,7 @@ def stored_state(disk: Disk, fragment: int, round: int, digest: bytes) -> Stored
     name = state_name(fragment, round)
     stored = stored_frame(disk, name)
     header = stored.header
-    if header.kind is not FrameKind.STATE:
+    if header.kind is not wire.FrameKind.STATE:
         raise CorruptError(f"{name} is damaged: it holds the {header.name}.")
     identity = (header.fragment, header.round, header.base)
     if identity != (fragment, round, digest):
@@ -364,7 +356,7 @@ def begin(stored: StoredBody) -> FragmentState:
 
 
 def rebuild(
-    state: FragmentState, header: Header, means: Sequence[tuple[StoredBody, bytes]]
+    state: FragmentState, header: wire.Header, means: Sequence[tuple[StoredBody, bytes]]
 ) -> None:
     """Apply means to a state, and compare each result with the digest beside it.
 
@@ -377,19 +369,19 @@ def rebuild(
         require_digest(mean.header, state.digest, digest)
 
 
-def require_same_optimizer(state: Header, means: Iterator[Header]) -> None:
+def require_same_optimizer(state: wire.Header, means: Iterator[wire.Header]) -> None:
     """Return if every mean can be applied to a state of this kind."""
     assert state.outer is not None
     for mean in means:
         assert mean.outer is not None
-        if MOMENTS[mean.outer.optimizer] != MOMENTS[state.outer.optimizer]:
+        if wire.MOMENTS[mean.outer.optimizer] != wire.MOMENTS[state.outer.optimizer]:
             raise CorruptError(
                 f"the {mean.name} is for {mean.outer.optimizer}, and the state of "
                 f"round {state.round} for {state.outer.optimizer}."
             )
 
 
-def require_digest(mean: Header, actual: bytes, recorded: bytes) -> None:
+def require_digest(mean: wire.Header, actual: bytes, recorded: bytes) -> None:
     """Return if the state after a mean is the one that was recorded."""
     if actual != recorded:
         raise CorruptError(
@@ -407,7 +399,7 @@ class DepartingFiles:
 
     def __init__(self, disk: Disk, drafts: Drafts, room: DiskSpace) -> None:
         self._disk, self._drafts, self._room = disk, drafts, room
-        self._written: dict[str, Header | None] = {}
+        self._written: dict[str, wire.Header | None] = {}
         """Headers of the files of open rounds; None for files of an earlier process."""
 
         self._busy: set[str] = set()
@@ -420,14 +412,14 @@ class DepartingFiles:
             if name not in self._written and name not in retained:
                 self._disk.remove(name)
 
-    def draft(self, header: Header, body: U8) -> None:
+    def draft(self, header: wire.Header, body: U8) -> None:
         """Have a durable file of an update, if there is none by its name."""
         with self._holding(departing_name(key_of(header))) as name:
             if name not in self._written:
                 self._write(name, header, body)
 
     @contextmanager
-    def staging(self, header: Header, body: U8) -> Iterator[str]:
+    def staging(self, header: wire.Header, body: U8) -> Iterator[str]:
         """Give the name of an update's durable file, to be recorded meanwhile.
 
         Nothing that was withdrawn may still be behind the log's end.
@@ -445,7 +437,7 @@ class DepartingFiles:
                 self._written.pop(name, None)
                 self._disk.remove(name)
 
-    def _write(self, name: str, header: Header, body: U8) -> None:
+    def _write(self, name: str, header: wire.Header, body: U8) -> None:
         with self._room.claiming(len(body), purpose="an update that departs"):
             self._drafts.write(name, header, body)
         self._written[name] = header
@@ -463,7 +455,7 @@ class DepartingFiles:
                 self._freed.notify_all()
 
 
-def key_of(header: Header) -> Update:
+def key_of(header: wire.Header) -> Update:
     """Return the key of an update in the journal."""
     return header.fragment, header.round, header.island
 
@@ -471,7 +463,8 @@ def key_of(header: Header) -> Update:
 def departing_name(key: Update) -> str:
     """Return the name of the file that holds a departing update."""
     fragment, round, island = key
-    return f"{DEPARTING}{fragment}/{round}-{blake3_digest(island.encode()).hex()[:32]}"
+    digest = wire.blake3_digest(island.encode()).hex()
+    return f"{DEPARTING}{fragment}/{round}-{digest[:32]}"
 
 
 def _round(name: str) -> int:
@@ -577,4 +570,4 @@ def load_receipt_key(disk: Disk) -> bytes:
 
 
 def _check(key: bytes) -> bytes:
-    return blake3_digest(_TAG + key)[:CHECK_BYTES]
+    return wire.blake3_digest(_TAG + key)[:CHECK_BYTES]

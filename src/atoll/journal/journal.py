@@ -25,6 +25,7 @@ from atoll.disk import (
     DiskSpace,
 )
 from atoll.errors import CorruptError, DiskError, UsageError
+from atoll.journal import records
 from atoll.journal.constants import FOLDER as CONSTANTS
 from atoll.journal.constants import ConstantFiles
 from atoll.journal.encoding import decode, encode
@@ -53,26 +54,6 @@ from atoll.journal.log import (
     CutTail,
     RecordLog,
 )
-from atoll.journal.records import (
-    AgreedRecord,
-    ArrivedRecord,
-    BodyLocation,
-    CommittedRecord,
-    ConstantRecord,
-    CountedRecord,
-    CreatedRecord,
-    EndedRecord,
-    EpochRecord,
-    FoundedRecord,
-    JoinedRecord,
-    LeftRecord,
-    MoveRecord,
-    PassedRecord,
-    PauseRecord,
-    Record,
-    RecoveredRecord,
-    StagedRecord,
-)
 from atoll.journal.replay import (
     RecordedRun,
 )
@@ -89,14 +70,14 @@ RECENT = 2
 island asks for them."""
 
 Note = (
-    JoinedRecord
-    | LeftRecord
-    | EpochRecord
-    | PauseRecord
-    | MoveRecord
-    | CountedRecord
-    | ConstantRecord
-    | EndedRecord
+    records.JoinedRecord
+    | records.LeftRecord
+    | records.EpochRecord
+    | records.PauseRecord
+    | records.MoveRecord
+    | records.CountedRecord
+    | records.ConstantRecord
+    | records.EndedRecord
 )
 """A record that stands for itself: no file of the journal's own goes with it."""
 
@@ -113,11 +94,13 @@ class Journal:
         self._bodies = BodyFiles(disk, self._drafts)
         self._departing = DepartingFiles(disk, self._drafts, self.room)
         self.room.reclaimers.append(self._collect_departed)
-        self._recent: dict[tuple[int, int], AgreedRecord] = {}
+        self._recent: dict[tuple[int, int], records.AgreedRecord] = {}
         self._reports: list[str] = []
         """Files that are later than the log, or missing beside it, in words."""
 
-        self._prepared: tuple[Header, BodyLocation | None, str | None] | None = None
+        self._prepared: (
+            tuple[Header, records.BodyLocation | None, str | None] | None
+        ) = None
         self.recorded = RecordedRun(self._roster)
         self._snapshots = Snapshots(disk, self.recorded, self._bodies, self._agreed)
         self.past = JournaledAnchors(
@@ -134,7 +117,7 @@ class Journal:
         self._read_back()
 
     @classmethod
-    def create(cls, disk: Disk, created: CreatedRecord) -> Journal:
+    def create(cls, disk: Disk, created: records.CreatedRecord) -> Journal:
         """Begin the journal of a new run; it is durable on return.
 
         Raises:
@@ -254,7 +237,9 @@ class Journal:
                     f"The {header.name} cannot found fragment {index}: give one state "
                     "of round 0 per fragment, in order."
                 )
-        record = FoundedRecord(model=model, digests=tuple(h.base for h, _ in states))
+        record = records.FoundedRecord(
+            model=model, digests=tuple(h.base for h, _ in states)
+        )
         self.recorded.require(record)
         self._log.heal()
         self._bodies.prepare()
@@ -285,7 +270,7 @@ class Journal:
                 )
             self._drafts.write(state_name(index, header.round), header, body)
             headers.append(header)
-        record = ArrivedRecord(
+        record = records.ArrivedRecord(
             model=model,
             rounds=tuple(header.round for header in headers),
             digests=tuple(header.base for header in headers),
@@ -309,10 +294,10 @@ class Journal:
             self._require_frame(header, body, FrameKind.AGREED)
         self._log.heal()
         stored = [self._bodies.keep(header, body) for header, body in outcomes]
-        record = PassedRecord(
+        record = records.PassedRecord(
             fragment=fragment,
             bases=tuple(bases),
-            outcomes=tuple(AgreedRecord.of(header) for header, _ in outcomes),
+            outcomes=tuple(records.AgreedRecord.of(header) for header, _ in outcomes),
             locations=tuple(location for location, _ in stored),
         )
         self.recorded.require(record)
@@ -340,11 +325,11 @@ class Journal:
             DiskError: nothing is committed; safe to repeat.
         """
         self._require_frame(agreed, body, FrameKind.AGREED)
-        record = CommittedRecord(
-            agreed=AgreedRecord.of(agreed),
+        record = records.CommittedRecord(
+            agreed=records.AgreedRecord.of(agreed),
             digest_after=digest_after,
             epoch=epoch,
-            location=BodyLocation() if agreed.elements else None,
+            location=records.BodyLocation() if agreed.elements else None,
         )
         self.recorded.require(record)
         # A withdrawn record of this round must not outlive the body that it names.
@@ -379,7 +364,7 @@ class Journal:
             DiskError: nothing is staged; safe to repeat.
         """
         self._require_frame(header, body, FrameKind.DEPARTING)
-        record = StagedRecord(
+        record = records.StagedRecord(
             fragment=header.fragment,
             round=header.round,
             island=header.island,
@@ -435,11 +420,11 @@ class Journal:
         """
         header, body = state
         self._require_frame(header, body, FrameKind.STATE)
-        record = RecoveredRecord(
+        record = records.RecoveredRecord(
             fragment=header.fragment,
             round=header.round,
             digest=header.base,
-            outcomes=tuple(AgreedRecord(pack(outcome)) for outcome in outcomes),
+            outcomes=tuple(records.AgreedRecord(pack(outcome)) for outcome in outcomes),
         )
         self.recorded.require(record)
         self._log.heal()
@@ -524,7 +509,7 @@ class Journal:
                 f"has {header.body_bytes}."
             )
 
-    def _record(self, record: Record, *names: str) -> None:
+    def _record(self, record: records.Record, *names: str) -> None:
         """Make a record durable; `names` are the files that it names."""
         sequence = self._log.sequence
         try:
@@ -549,7 +534,7 @@ class Journal:
                     f"{position.first}: {exc}"
                 ) from exc
 
-    def _agreed(self, fragment: int, round: int) -> AgreedRecord:
+    def _agreed(self, fragment: int, round: int) -> records.AgreedRecord:
         # Compaction runs in another thread, and may remove cached records meanwhile.
         key = (fragment, round)
         agreed = self._recent.get(key)
@@ -558,13 +543,13 @@ class Journal:
             self._keep(key, agreed)
         return agreed
 
-    def _keep(self, key: tuple[int, int], agreed: AgreedRecord) -> None:
+    def _keep(self, key: tuple[int, int], agreed: records.AgreedRecord) -> None:
         self._recent[key] = agreed
         beyond = len(self._recent) - RECENT * max(1, len(self.recorded.fragments))
         for oldest in list(self._recent)[: max(0, beyond)]:
             self._recent.pop(oldest, None)
 
-    def _read_agreed(self, fragment: int, round: int) -> AgreedRecord:
+    def _read_agreed(self, fragment: int, round: int) -> records.AgreedRecord:
         recorded = self.recorded.fragment(fragment)
         if round not in recorded.positions:
             raise UsageError(
@@ -573,9 +558,12 @@ class Journal:
             )
         record = decode(self._log.read(recorded.positions[round]))
         match record:
-            case CommittedRecord(agreed=agreed):
+            case records.CommittedRecord(agreed=agreed):
                 return agreed
-            case RecoveredRecord(outcomes=outcomes) | PassedRecord(outcomes=outcomes):
+            case (
+                records.RecoveredRecord(outcomes=outcomes)
+                | records.PassedRecord(outcomes=outcomes)
+            ):
                 return next(
                     outcome for outcome in outcomes if outcome.fixed.round == round
                 )

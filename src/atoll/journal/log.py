@@ -49,21 +49,7 @@ import xxhash
 
 from atoll.disk import Disk
 from atoll.errors import CorruptError, NoSuchFile, UsageError
-from atoll.journal.encoding import (
-    HEAD_BYTES,
-    RECORD_BYTES,
-    RESTORE,
-    VERSION,
-    WITHOUT_COPIES,
-    SegmentEntry,
-    SegmentHead,
-    checksum_in,
-    entries,
-    pack_head,
-    pack_record,
-    read_head,
-    search,
-)
+from atoll.journal import encoding
 
 FOLDER = "log/"
 
@@ -96,7 +82,7 @@ class RecordLog:
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._chain: list[SegmentHead] = []
+        self._chain: list[encoding.SegmentHead] = []
         self._size = self._durable_bytes = 0
         self._durable = 0
         self._checksum = 0
@@ -163,7 +149,7 @@ class RecordLog:
         until the next append or sync has succeeded.
         """
         self.heal()
-        record = pack_record(self.sequence + 1, payload, durable=self._durable)
+        record = encoding.pack_record(self.sequence + 1, payload, durable=self._durable)
         position = RecordPosition(self._number, self._size, self._size + len(record))
         try:
             self._disk.append(_name(self._number), record)
@@ -171,7 +157,7 @@ class RecordLog:
             self._is_torn = True
             raise
         self._pending.append(payload)
-        self._size, self._checksum = position.last, checksum_in(record)
+        self._size, self._checksum = position.last, encoding.checksum_in(record)
         return position
 
     def sync(self) -> None:
@@ -227,7 +213,7 @@ class RecordLog:
     def read(self, position: RecordPosition) -> bytes:
         """Return the payload of a record, verified again."""
         name, version = _name(position.segment), self._version_of(position.segment)
-        for entry in entries(
+        for entry in encoding.entries(
             self._disk, name, position.first, position.last, version=version
         ):
             return entry.payload
@@ -242,13 +228,15 @@ class RecordLog:
         sequence = 0
         limits = [head.previous_bytes for head in self._chain[1:]] + [self._size]
         for head, limit in zip(self._chain, limits, strict=True):
-            name, end = _name(head.number), HEAD_BYTES
+            name, end = _name(head.number), encoding.HEAD_BYTES
             if head.after != sequence:
                 raise CorruptError(
                     f"{name} follows record {head.after}, but the log before it "
-                    f"ends with {sequence}. {RESTORE}"
+                    f"ends with {sequence}. {encoding.RESTORE}"
                 )
-            records = entries(self._disk, name, HEAD_BYTES, limit, version=head.version)
+            records = encoding.entries(
+                self._disk, name, encoding.HEAD_BYTES, limit, version=head.version
+            )
             broken: list[int] = []
             for entry in records:
                 if entry.sequence != sequence + 1:
@@ -270,7 +258,7 @@ class RecordLog:
 
     def _version_of(self, segment: int) -> int:
         heads = (head for head in self._chain if head.number == segment)
-        return next((head.version for head in heads), VERSION)
+        return next((head.version for head in heads), encoding.VERSION)
 
     def _report(self, name: str, broken: list[int]) -> None:
         text = (
@@ -296,7 +284,7 @@ class RecordLog:
             payloads = list(payloads)
             count = len(payloads)
         self._numbers_used += 1  # a name is not used again, even if its file is gone
-        head = SegmentHead(
+        head = encoding.SegmentHead(
             number=self._numbers_used,
             previous=self._number if self._chain else 0,
             previous_bytes=self._durable_bytes,
@@ -317,9 +305,9 @@ class RecordLog:
         head = self._chain[-1]
         name = _name(head.number)
         end = self._read_end(head)
-        self.was_first_version = head.version == WITHOUT_COPIES
+        self.was_first_version = head.version == encoding.WITHOUT_COPIES
         tail = _tail(self._disk, name, head, end)
-        promised, size = search(self._disk, name, tail.verified)
+        promised, size = encoding.search(self._disk, name, tail.verified)
         if max(tail.durable, promised) > tail.sequence:
             raise _damage(name, tail.last)
         self._durable, self._durable_bytes = tail.durable, tail.durable_bytes
@@ -329,8 +317,8 @@ class RecordLog:
             self.cut = CutTail(name, tail.verified, size - tail.verified)
         if tail.from_copies:
             self._report(name, tail.from_copies)
-        if size != tail.durable_bytes or head.version != VERSION:
-            unsynced = entries(
+        if size != tail.durable_bytes or head.version != encoding.VERSION:
+            unsynced = encoding.entries(
                 self._disk,
                 name,
                 tail.durable_bytes,
@@ -343,7 +331,7 @@ class RecordLog:
             self._disk.sync(name)
             self._note_end()
 
-    def _read_end(self, head: SegmentHead) -> LogEnd | None:
+    def _read_end(self, head: encoding.SegmentHead) -> LogEnd | None:
         """Return how far the last segment was durable, as the second place has it.
 
         Raises:
@@ -377,21 +365,25 @@ class _Tail(NamedTuple):
     """Offsets of records that were not durable, and of which only a copy exists."""
 
 
-def _tail(disk: Disk, name: str, head: SegmentHead, end: LogEnd | None) -> _Tail:
+def _tail(
+    disk: Disk, name: str, head: encoding.SegmentHead, end: LogEnd | None
+) -> _Tail:
     """Read the last segment, which was durable as far as `end` says."""
-    durable, ends, checksum = head.through, [HEAD_BYTES], 0
+    durable, ends, checksum = head.through, [encoding.HEAD_BYTES], 0
     from_copies: dict[int, int] = {}
-    verified = HEAD_BYTES
+    verified = encoding.HEAD_BYTES
     if end:
         durable = max(durable, end.sequence)
-    for entry in entries(disk, name, HEAD_BYTES, version=head.version):
+    for entry in encoding.entries(
+        disk, name, encoding.HEAD_BYTES, version=head.version
+    ):
         if entry.sequence != head.after + len(ends):
             raise _damage(name, entry.first)
         durable = max(durable, entry.durable)
         ends.append(entry.last)
         checksum, verified = entry.checksum, entry.last
         if not (entry.is_whole or entry.is_copy):
-            verified -= RECORD_BYTES + len(entry.payload)
+            verified -= encoding.RECORD_BYTES + len(entry.payload)
         if entry.is_copy:
             from_copies[entry.sequence] = entry.first
         if end and entry.sequence == end.sequence:
@@ -410,59 +402,63 @@ def _tail(disk: Disk, name: str, head: SegmentHead, end: LogEnd | None) -> _Tail
     )
 
 
-def _require_same(name: str, entry: SegmentEntry, end: LogEnd) -> None:
+def _require_same(name: str, entry: encoding.SegmentEntry, end: LogEnd) -> None:
     """Return if a record is the one that was durable."""
     if (entry.last, entry.checksum) != (end.size, end.checksum):
         raise CorruptError(
             f"{name} is damaged at byte {entry.first}: record {entry.sequence} is not "
-            f"the one that {_end_name(end.segment)} has. {RESTORE}"
+            f"the one that {_end_name(end.segment)} has. {encoding.RESTORE}"
         )
 
 
 class _Written:
     """The content of a segment that is being written."""
 
-    size = HEAD_BYTES
+    size = encoding.HEAD_BYTES
     checksum = 0
 
 
 def _segment(
-    head: SegmentHead, payloads: Iterable[bytes], written: _Written
+    head: encoding.SegmentHead, payloads: Iterable[bytes], written: _Written
 ) -> Iterator[bytes]:
     """Yield the parts of a segment, and record them."""
-    yield pack_head(head)
+    yield encoding.pack_head(head)
     sequence = head.after
     for payload in payloads:
         sequence += 1
-        record = pack_record(sequence, payload, durable=head.after)
+        record = encoding.pack_record(sequence, payload, durable=head.after)
         written.size += len(record)
-        written.checksum = checksum_in(record)
+        written.checksum = encoding.checksum_in(record)
         yield record
     if sequence != head.through:
         raise CorruptError(f"the log changed while {_name(head.number)} was written.")
 
 
-def _chain(disk: Disk) -> list[SegmentHead]:
+def _chain(disk: Disk) -> list[encoding.SegmentHead]:
     """Return the heads of the segments that count, oldest first."""
     numbers = _numbers(disk)
     if not numbers:
         if disk.names(FOLDER):
-            raise CorruptError(f"Every segment in {FOLDER} is missing. {RESTORE}")
+            raise CorruptError(
+                f"Every segment in {FOLDER} is missing. {encoding.RESTORE}"
+            )
         raise UsageError("There is no journal on this disk. Create one for a new run.")
     chain, number = [], max(numbers)
     while number:
         name = _name(number)
         try:
-            head = read_head(disk, name)
+            head = encoding.read_head(disk, name)
         except NoSuchFile as exc:
-            raise CorruptError(f"{name} is missing. {RESTORE}") from exc
+            raise CorruptError(f"{name} is missing. {encoding.RESTORE}") from exc
         is_right = (
             head.number == number
             and head.previous < number
             and head.after <= head.through
         )
         if not is_right:
-            raise CorruptError(f"{name} contradicts its own head: {head}. {RESTORE}")
+            raise CorruptError(
+                f"{name} contradicts its own head: {head}. {encoding.RESTORE}"
+            )
         chain.append(head)
         number = head.previous
     return chain[::-1]
@@ -497,13 +493,14 @@ def _ended_segment(name: str) -> int:
 def _missing(number: int) -> CorruptError:
     return CorruptError(
         f"{_name(number)} is missing, and {_end_name(number)} says that it was "
-        f"durable. {RESTORE}"
+        f"durable. {encoding.RESTORE}"
     )
 
 
 def _damage(name: str, first: int) -> CorruptError:
     return CorruptError(
-        f"{name} is damaged at byte {first}: no record verifies there. {RESTORE}"
+        f"{name} is damaged at byte {first}: no record verifies there. "
+        f"{encoding.RESTORE}"
     )
 
 

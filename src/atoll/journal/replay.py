@@ -15,28 +15,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from atoll.errors import UsageError
+from atoll.journal import records
 from atoll.journal.log import (
     RecordPosition,
-)
-from atoll.journal.records import (
-    AgreedRecord,
-    ArrivedRecord,
-    BodyLocation,
-    CommittedRecord,
-    ConstantRecord,
-    CountedRecord,
-    CreatedRecord,
-    EndedRecord,
-    EpochRecord,
-    FoundedRecord,
-    JoinedRecord,
-    LeftRecord,
-    MoveRecord,
-    PassedRecord,
-    PauseRecord,
-    Record,
-    RecoveredRecord,
-    StagedRecord,
 )
 from atoll.protocol import ModelSpec
 from atoll.wire import Roster
@@ -86,7 +67,7 @@ class RecordedFragment:
     positions: dict[int, RecordPosition] = field(default_factory=dict)
     """Where the record with a round's outcome stands."""
 
-    locations: dict[int, BodyLocation] = field(default_factory=dict)
+    locations: dict[int, records.BodyLocation] = field(default_factory=dict)
     """Where the body of a round's outcome is, while it is kept."""
 
     void: set[int] = field(default_factory=set)
@@ -109,7 +90,7 @@ class RecordedRun:
     """A run up to the last record."""
 
     def __init__(self, read_roster: Callable[[int, int], Roster]) -> None:
-        self.created: CreatedRecord | None = None
+        self.created: records.CreatedRecord | None = None
         self.model: ModelSpec | None = None
         self.members: dict[str, JournalledMember] = {}
         """Every island that joined and is not forgotten, in its latest life."""
@@ -120,9 +101,9 @@ class RecordedRun:
         self.constants: dict[str, int] = {}
         """The size of every constant that was ever here, by its digest in hex."""
 
-        self.epochs: list[EpochRecord] = []
+        self.epochs: list[records.EpochRecord] = []
         self.is_paused = False
-        self.move: MoveRecord | None = None
+        self.move: records.MoveRecord | None = None
         self.fragments: list[RecordedFragment] = []
         self.rosters: Mapping[tuple[int, int], Roster] = Rosters(self, read_roster)
         """By fragment and round, for every outcome that is known."""
@@ -130,80 +111,80 @@ class RecordedRun:
         self.counted: dict[tuple[int, str], CountedUpdate] = {}
         """By fragment and island."""
 
-        self.staged: dict[Update, StagedRecord] = {}
+        self.staged: dict[Update, records.StagedRecord] = {}
         """Departing updates whose round is not over."""
 
-        self.ended: EndedRecord | None = None
+        self.ended: records.EndedRecord | None = None
 
-    def require(self, record: Record) -> None:
+    def require(self, record: records.Record) -> None:
         """Return if `record` may come next; UsageError says why it may not."""
-        if (self.created is None) != isinstance(record, CreatedRecord):
+        if (self.created is None) != isinstance(record, records.CreatedRecord):
             raise UsageError(
                 f"A journal starts with one record that creates the run; "
                 f"{type(record).__name__} cannot be record "
                 f"{'1' if self.created is None else '2 or later'}."
             )
         match record:
-            case FoundedRecord() | ArrivedRecord():
+            case records.FoundedRecord() | records.ArrivedRecord():
                 self.require_no_weights()
-            case PassedRecord():
+            case records.PassedRecord():
                 self._require_passed(record)
-            case CountedRecord(fragment=fragment, round=round):
+            case records.CountedRecord(fragment=fragment, round=round):
                 self._require_over(fragment, round)
-            case JoinedRecord():
+            case records.JoinedRecord():
                 self._require_joined(record)
-            case LeftRecord():
+            case records.LeftRecord():
                 self._require_left(record)
-            case EpochRecord(number=number) if number != len(self.epochs) + 1:
+            case records.EpochRecord(number=number) if number != len(self.epochs) + 1:
                 raise UsageError(
                     f"Epoch {number} cannot follow epoch {len(self.epochs)}."
                 )
-            case StagedRecord(fragment=fragment, round=round):
+            case records.StagedRecord(fragment=fragment, round=round):
                 self._require_open(fragment, round)
-            case CommittedRecord():
+            case records.CommittedRecord():
                 self._require_next(record)
-            case RecoveredRecord():
+            case records.RecoveredRecord():
                 self._require_recovered(record)
-            case EndedRecord() if self.ended is not None:
+            case records.EndedRecord() if self.ended is not None:
                 raise UsageError(f"The run has ended already: {self.ended.reason!r}.")
 
-    def apply(self, record: Record, position: RecordPosition) -> None:
+    def apply(self, record: records.Record, position: RecordPosition) -> None:
         """Add a record that `require` lets pass."""
         match record:
-            case CreatedRecord():
+            case records.CreatedRecord():
                 self.created = record
-            case FoundedRecord(model=model, digests=digests):
+            case records.FoundedRecord(model=model, digests=digests):
                 self.model = model
                 self.fragments = [
                     RecordedFragment(digests={0: digest}) for digest in digests
                 ]
-            case ArrivedRecord():
+            case records.ArrivedRecord():
                 self._arrive(record)
-            case PassedRecord():
+            case records.PassedRecord():
                 self._pass(record, position)
-            case CountedRecord(fragment=fragment, island=island):
+            case records.CountedRecord(fragment=fragment, island=island):
                 counted = CountedUpdate(record.round, record.inner_steps, record.tokens)
                 self.counted[fragment, island] = counted
-            case JoinedRecord():
+            case records.JoinedRecord():
                 self._join(record)
-            case LeftRecord(island=island, reason=reason):
+            case records.LeftRecord(island=island, reason=reason):
                 departed = replace(self.members[island], has_left=True, reason=reason)
                 self.members[island] = departed
-            case ConstantRecord(digest=digest, size=size):
+            case records.ConstantRecord(digest=digest, size=size):
                 self.constants[digest.hex()] = size
-            case EpochRecord():
+            case records.EpochRecord():
                 self.epochs.append(record)
-            case PauseRecord(is_paused=is_paused):
+            case records.PauseRecord(is_paused=is_paused):
                 self.is_paused = is_paused
-            case MoveRecord():
+            case records.MoveRecord():
                 self.move = record if record.target else None
-            case StagedRecord():
+            case records.StagedRecord():
                 self.staged[record.fragment, record.round, record.island] = record
-            case CommittedRecord():
+            case records.CommittedRecord():
                 self._commit(record, position)
-            case RecoveredRecord():
+            case records.RecoveredRecord():
                 self._recover(record, position)
-            case EndedRecord():
+            case records.EndedRecord():
                 self.ended = record
 
     def fragment(self, index: int) -> RecordedFragment:
@@ -224,7 +205,7 @@ class RecordedRun:
         if self.model is not None:
             raise UsageError("The run has been founded already. Join it instead.")
 
-    def _require_joined(self, record: JoinedRecord) -> None:
+    def _require_joined(self, record: records.JoinedRecord) -> None:
         before = self.members.get(record.island)
         latest = before.incarnation if before else 0
         if record.incarnation <= latest:
@@ -243,7 +224,7 @@ class RecordedRun:
             )
 
     def _may_take_slot(
-        self, record: JoinedRecord, before: JournalledMember | None
+        self, record: records.JoinedRecord, before: JournalledMember | None
     ) -> bool:
         """Return whether a new name takes the slot of one that nothing refers to."""
         other = self._in_slot(record.slot)
@@ -255,7 +236,7 @@ class RecordedRun:
     def _in_slot(self, slot: int) -> str | None:
         return self._slots.get(slot)
 
-    def _require_left(self, record: LeftRecord) -> None:
+    def _require_left(self, record: records.LeftRecord) -> None:
         member = self.members.get(record.island)
         if member is None or (member.incarnation, member.has_left) != (
             record.incarnation,
@@ -283,7 +264,7 @@ class RecordedRun:
                 f"{recorded.round} is the last."
             )
 
-    def _require_passed(self, record: PassedRecord) -> None:
+    def _require_passed(self, record: records.PassedRecord) -> None:
         recorded = self.fragment(record.fragment)
         if recorded.arrived != recorded.round or len(recorded.digests) > 1:
             raise UsageError(
@@ -309,7 +290,7 @@ class RecordedRun:
                 f"to round {recorded.round} of fragment {record.fragment}."
             )
 
-    def _require_next(self, record: CommittedRecord) -> None:
+    def _require_next(self, record: records.CommittedRecord) -> None:
         fixed = record.agreed.fixed
         recorded = self._require_open(fixed.fragment, fixed.round)
         if (fixed.round, fixed.base) != (recorded.round + 1, recorded.digest):
@@ -324,7 +305,7 @@ class RecordedRun:
                 f"change the state to {record.digest_after.hex()}."
             )
 
-    def _require_recovered(self, record: RecoveredRecord) -> None:
+    def _require_recovered(self, record: records.RecoveredRecord) -> None:
         recorded = self._require_open(record.fragment, record.round)
         if record.round - recorded.round > MAX_LOST_ROUNDS:
             raise UsageError(
@@ -346,14 +327,14 @@ class RecordedRun:
                 f"{record.round}."
             )
 
-    def _arrive(self, record: ArrivedRecord) -> None:
+    def _arrive(self, record: records.ArrivedRecord) -> None:
         self.model = record.model
         self.fragments = [
             RecordedFragment(round=round, arrived=round, digests={round: digest})
             for round, digest in zip(record.rounds, record.digests, strict=True)
         ]
 
-    def _pass(self, record: PassedRecord, position: RecordPosition) -> None:
+    def _pass(self, record: records.PassedRecord, position: RecordPosition) -> None:
         recorded = self.fragments[record.fragment]
         first = recorded.round - len(record.bases)
         recorded.digests = dict(enumerate(record.bases, start=first)) | recorded.digests
@@ -361,7 +342,7 @@ class RecordedRun:
             self._set_location(recorded, outcome.fixed.round, location)
             recorded.positions[outcome.fixed.round] = position
 
-    def _join(self, record: JoinedRecord) -> None:
+    def _join(self, record: records.JoinedRecord) -> None:
         other = self._in_slot(record.slot)
         if other is not None and other != record.island:
             del self.members[other]  # forgotten: see `_require_joined`
@@ -374,7 +355,9 @@ class RecordedRun:
             nonce=record.nonce,
         )
 
-    def _commit(self, record: CommittedRecord, position: RecordPosition) -> None:
+    def _commit(
+        self, record: records.CommittedRecord, position: RecordPosition
+    ) -> None:
         fixed = record.agreed.fixed
         recorded = self.fragments[fixed.fragment]
         recorded.round = fixed.round
@@ -384,14 +367,19 @@ class RecordedRun:
         self._over(fixed.fragment, fixed.round)
 
     def _set_location(
-        self, recorded: RecordedFragment, round: int, location: BodyLocation | None
+        self,
+        recorded: RecordedFragment,
+        round: int,
+        location: records.BodyLocation | None,
     ) -> None:
         if location is None:
             recorded.void.add(round)
         else:
             recorded.locations[round] = location
 
-    def _recover(self, record: RecoveredRecord, position: RecordPosition) -> None:
+    def _recover(
+        self, record: records.RecoveredRecord, position: RecordPosition
+    ) -> None:
         recorded = self.fragments[record.fragment]
         for outcome in record.outcomes:
             recorded.digests[outcome.fixed.round - 1] = outcome.fixed.base
@@ -400,7 +388,7 @@ class RecordedRun:
         recorded.digests[record.round] = record.digest
         self._over(record.fragment, record.round)
 
-    def _outcome(self, agreed: AgreedRecord, position: RecordPosition) -> None:
+    def _outcome(self, agreed: records.AgreedRecord, position: RecordPosition) -> None:
         fragment, round = agreed.fixed.fragment, agreed.fixed.round
         self.fragments[fragment].positions[round] = position
         for entry in agreed.roster.counted:

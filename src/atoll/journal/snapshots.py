@@ -25,19 +25,10 @@ from itertools import islice
 
 import numpy as np
 
+from atoll import wire
 from atoll.disk import Disk
 from atoll.errors import CorruptError, UsageError
-from atoll.journal.files import (
-    BodyFiles,
-    StoredBody,
-    begin,
-    rebuild,
-    require_digest,
-    require_same_optimizer,
-    state_name,
-    state_rounds,
-    stored_state,
-)
+from atoll.journal import files
 from atoll.journal.records import (
     AgreedRecord,
 )
@@ -47,19 +38,6 @@ from atoll.journal.replay import (
 )
 from atoll.weights import FragmentState
 from atoll.weights.layout import F32, blocks
-from atoll.wire import (
-    MOMENTS,
-    PIECE_ELEMENTS,
-    Header,
-    OuterValues,
-    blake3_digest,
-    codec,
-    pack,
-    piece_count,
-    piece_range,
-    state_piece,
-    state_root,
-)
 from atoll.wire.digests import view_of
 
 
@@ -71,11 +49,11 @@ class Compaction:
     """
 
     def __init__(
-        self, state: StoredBody, means: Sequence[StoredBody], digest: bytes
+        self, state: files.StoredBody, means: Sequence[files.StoredBody], digest: bytes
     ) -> None:
-        require_same_optimizer(state.header, (mean.header for mean in means))
+        files.require_same_optimizer(state.header, (mean.header for mean in means))
         self._state, self._means, self._digest = state, means, digest
-        self._vectors = 1 + MOMENTS[_outer(state.header).optimizer]
+        self._vectors = 1 + wire.MOMENTS[_outer(state.header).optimizer]
         self._elements = state.header.elements // self._vectors
         self._readers = [_Floats(state) for _ in range(self._vectors)]
         self._last: tuple[int, FragmentState] | None = None
@@ -95,12 +73,14 @@ class Compaction:
                 then.
         """
         header = self._header()
-        yield pack(header)
+        yield wire.pack(header)
         written = _PieceDigests(header.elements)
         for vector in range(self._vectors):
-            for index in range(piece_count(self._elements)):
+            for index in range(wire.piece_count(self._elements)):
                 values = _vectors_of(self._piece(index))[vector]
-                written.add(vector * self._elements + index * PIECE_ELEMENTS, values)
+                written.add(
+                    vector * self._elements + index * wire.PIECE_ELEMENTS, values
+                )
                 yield view_of(values)
         if written.digests() != header.pieces:
             raise CorruptError(
@@ -108,26 +88,26 @@ class Compaction:
                 "memory and disk, and compact again."
             )
 
-    def _header(self) -> Header:
+    def _header(self) -> wire.Header:
         """Return the sealed header of the state after the means."""
         hashes: list[bytes] = []
         digests = _PieceDigests(self._vectors * self._elements)
-        for index in range(piece_count(self._elements)):
+        for index in range(wire.piece_count(self._elements)):
             piece = self._piece(index)
             vectors = _vectors_of(piece)
             for block in blocks(len(piece.anchor)):
-                hashes.append(state_piece([values[block] for values in vectors]))
+                hashes.append(wire.state_piece([values[block] for values in vectors]))
             for vector, values in enumerate(vectors):
-                first = vector * self._elements + index * PIECE_ELEMENTS
+                first = vector * self._elements + index * wire.PIECE_ELEMENTS
                 digests.add(first, values)
-        root = state_root(
+        root = wire.state_root(
             hashes,
             elements=self._elements,
             moments=self._vectors - 1,
             count=piece.count,
         )
         last = self._means[-1].header
-        require_digest(last, root, self._digest)
+        files.require_digest(last, root, self._digest)
         return replace(
             self._state.header,
             round=last.round,
@@ -149,8 +129,8 @@ class Compaction:
         return self._last[1]
 
     def _rebuild(self, index: int) -> FragmentState:
-        first = index * PIECE_ELEMENTS
-        last = min(first + PIECE_ELEMENTS, self._elements)
+        first = index * wire.PIECE_ELEMENTS
+        last = min(first + wire.PIECE_ELEMENTS, self._elements)
         anchor, *moments = (
             reader.read(vector * self._elements + first, last - first)
             for vector, reader in enumerate(self._readers)
@@ -170,7 +150,7 @@ class Compaction:
 class _Floats:
     """Reads a state's body from front to back in ranges, each piece once."""
 
-    def __init__(self, stored: StoredBody) -> None:
+    def __init__(self, stored: files.StoredBody) -> None:
         self._stored = stored
         self._index, self._piece = -1, np.empty(0, np.float32)
 
@@ -178,7 +158,7 @@ class _Floats:
         values = np.empty(size, np.float32)
         done = 0
         while done < size:
-            index, start = divmod(first + done, PIECE_ELEMENTS)
+            index, start = divmod(first + done, wire.PIECE_ELEMENTS)
             if index != self._index:
                 data = self._stored.piece(index)
                 self._index, self._piece = index, np.frombuffer(data, np.float32)
@@ -201,8 +181,10 @@ class _PieceDigests:
 
     def add(self, first: int, values: F32) -> None:
         while len(values):
-            index, start = divmod(first, PIECE_ELEMENTS)
-            size = min(PIECE_ELEMENTS, self._elements - index * PIECE_ELEMENTS)
+            index, start = divmod(first, wire.PIECE_ELEMENTS)
+            size = min(
+                wire.PIECE_ELEMENTS, self._elements - index * wire.PIECE_ELEMENTS
+            )
             part = values[: size - start]
             piece, filled = self._open.pop(index, (None, 0))
             if piece is None:
@@ -211,25 +193,27 @@ class _PieceDigests:
             if filled + len(part) < size:
                 self._open[index] = piece, filled + len(part)
             else:
-                self._done[index] = blake3_digest(view_of(piece))
+                self._done[index] = wire.blake3_digest(view_of(piece))
             first, values = first + len(part), values[len(part) :]
 
     def digests(self) -> tuple[bytes, ...]:
-        return tuple(self._done[index] for index in range(piece_count(self._elements)))
+        return tuple(
+            self._done[index] for index in range(wire.piece_count(self._elements))
+        )
 
 
-def _part(agreed: Header, index: int, base: bytes) -> Header:
+def _part(agreed: wire.Header, index: int, base: bytes) -> wire.Header:
     """Return the header of one piece of an agreed frame, as a separate frame."""
     if not agreed.elements:
         return replace(agreed, base=base)
     if agreed.base == base and len(agreed.pieces) == 1:
         return agreed  # a fragment of one piece is that piece
-    start, end = piece_range(codec(agreed.codec), agreed.elements, index)
-    first = index * PIECE_ELEMENTS
+    start, end = wire.piece_range(wire.codec(agreed.codec), agreed.elements, index)
+    first = index * wire.PIECE_ELEMENTS
     return replace(
         agreed,
         base=base,
-        elements=min(PIECE_ELEMENTS, agreed.elements - first),
+        elements=min(wire.PIECE_ELEMENTS, agreed.elements - first),
         body_bytes=end - start,
         pieces=(agreed.pieces[index],),
     )
@@ -239,7 +223,7 @@ def _vectors_of(state: FragmentState) -> list[F32]:
     return [state.anchor, *state.moments]
 
 
-def _outer(header: Header) -> OuterValues:
+def _outer(header: wire.Header) -> wire.OuterValues:
     assert header.outer is not None
     return header.outer
 
@@ -254,7 +238,7 @@ class Snapshots:
         self,
         disk: Disk,
         recorded: RecordedRun,
-        bodies: BodyFiles,
+        bodies: files.BodyFiles,
         read_agreed: Callable[[int, int], AgreedRecord],
     ) -> None:
         self._disk, self._recorded, self._bodies = disk, recorded, bodies
@@ -272,7 +256,7 @@ class Snapshots:
             CorruptError: naming the missing file.
         """
         for fragment, recorded in enumerate(self._recorded.fragments):
-            rounds = state_rounds(self._disk, fragment)
+            rounds = files.state_rounds(self._disk, fragment)
             states = [round for round in rounds if round <= recorded.round]
             if not any(recorded.leads_from(round) for round in states):
                 raise _unreachable(fragment, recorded, states)
@@ -292,12 +276,12 @@ class Snapshots:
         recorded = self._recorded.fragment(fragment)
         for stored in self._candidates(fragment, recorded.round):
             try:
-                state = begin(stored)
+                state = files.begin(stored)
             except CorruptError as exc:
                 self._set_aside(fragment, stored.header.round, exc)
                 continue
             means = self._means(fragment, state.round, recorded.round)
-            rebuild(state, stored.header, means)
+            files.rebuild(state, stored.header, means)
             return state
         raise _unreachable(fragment, recorded, [])
 
@@ -329,19 +313,19 @@ class Snapshots:
             raise _unreachable(fragment, recorded, [])
         self._collect(fragment, round)
 
-    def _write(self, fragment: int, stored: StoredBody, round: int) -> None:
+    def _write(self, fragment: int, stored: files.StoredBody, round: int) -> None:
         recorded = self._recorded.fragment(fragment)
         means = self._means(fragment, stored.header.round, round)
         digest = recorded.digests[round]
         compaction = Compaction(stored, [mean for mean, _ in means], digest)
-        name = state_name(fragment, round)
+        name = files.state_name(fragment, round)
         self._disk.remove(name)  # a damaged one, or one that the log does not know
         self._disk.write_new(name, compaction.parts())
         self._damaged.discard((fragment, round))
 
     def _collect(self, fragment: int, round: int) -> None:
         recorded = self._recorded.fragment(fragment)
-        states = [n for n in state_rounds(self._disk, fragment) if n <= round]
+        states = [n for n in files.state_rounds(self._disk, fragment) if n <= round]
         good = [n for n in states if (fragment, n) not in self._damaged]
         fallback = good[:2][-1]
         floor = min(fallback, round - KEPT_OUTCOMES)
@@ -349,17 +333,17 @@ class Snapshots:
         self._bodies.collect(self._recorded.fragments, fragment, old)
         for number in states:
             if number not in good[:2]:
-                self._disk.remove(state_name(fragment, number))
+                self._disk.remove(files.state_name(fragment, number))
 
-    def _candidates(self, fragment: int, round: int) -> Iterator[StoredBody]:
+    def _candidates(self, fragment: int, round: int) -> Iterator[files.StoredBody]:
         """Yield the states that lead to `round`, newest first, bodies not verified."""
         recorded = self._recorded.fragment(fragment)
-        for number in state_rounds(self._disk, fragment):
+        for number in files.state_rounds(self._disk, fragment):
             is_out = (fragment, number) in self._damaged or number > round
             if is_out or not recorded.leads_from(number):
                 continue
             try:
-                yield stored_state(
+                yield files.stored_state(
                     self._disk, fragment, number, recorded.digests[number]
                 )
             except CorruptError as exc:
@@ -367,7 +351,7 @@ class Snapshots:
 
     def _means(
         self, fragment: int, first: int, last: int
-    ) -> list[tuple[StoredBody, bytes]]:
+    ) -> list[tuple[files.StoredBody, bytes]]:
         """Return the means after round `first`, each with the digest it leads to."""
         recorded = self._recorded.fragment(fragment)
         means = []
@@ -417,7 +401,7 @@ class JournaledAnchors:
         self,
         disk: Disk,
         recorded: RecordedRun,
-        bodies: BodyFiles,
+        bodies: files.BodyFiles,
         read_agreed: Callable[[int, int], AgreedRecord],
     ) -> None:
         self._disk, self._recorded, self._bodies = disk, recorded, bodies
@@ -433,7 +417,7 @@ class JournaledAnchors:
         """Return the rounds of one fragment whose states are available, in order."""
         recorded = self._recorded.fragment(fragment)
         had: set[int] = set()
-        for first in state_rounds(self._disk, fragment):
+        for first in files.state_rounds(self._disk, fragment):
             had.update(_leading(recorded, first))
         return sorted(had)
 
@@ -456,7 +440,7 @@ class JournaledAnchors:
             f"Round {round} of fragment {fragment} is no longer available. Kept are "
             f"{self.rounds_of(fragment)}."
         )
-        for first in state_rounds(self._disk, fragment):
+        for first in files.state_rounds(self._disk, fragment):
             if round not in _leading(recorded, first):
                 continue
             try:
@@ -473,16 +457,16 @@ class JournaledAnchors:
     def _pieces(self, fragment: int, first: int, round: int) -> Iterator[F32]:
         """Yield an anchor's pieces, from the state of `first` and the means after."""
         digests = self._recorded.fragment(fragment).digests
-        stored = stored_state(self._disk, fragment, first, digests[first])
+        stored = files.stored_state(self._disk, fragment, first, digests[first])
         if first == round:
             return _stored_anchor(stored)
         means = [self._mean(fragment, number) for number in range(first + 1, round + 1)]
         parts = Compaction(stored, means, digests[round]).parts()
         next(parts)  # the header, which is made when all has led to the digest
-        anchor = islice(parts, piece_count(_elements(stored)))
+        anchor = islice(parts, wire.piece_count(_elements(stored)))
         return (np.frombuffer(part, np.float32) for part in anchor)
 
-    def _mean(self, fragment: int, round: int) -> StoredBody:
+    def _mean(self, fragment: int, round: int) -> files.StoredBody:
         location = self._recorded.fragment(fragment).locations.get(round)
         return self._bodies.stored(self._read_agreed(fragment, round), location)
 
@@ -499,17 +483,17 @@ def _leading(recorded: RecordedFragment, first: int) -> range:
     return range(first, last + 1)
 
 
-def _stored_anchor(stored: StoredBody) -> Iterator[F32]:
+def _stored_anchor(stored: files.StoredBody) -> Iterator[F32]:
     """Yield the anchor of a state, every byte of which is verified before."""
     stored.verify()
     remaining = _elements(stored)
-    for index in range(piece_count(remaining)):
+    for index in range(wire.piece_count(remaining)):
         piece = np.frombuffer(stored.piece(index), np.float32)
-        yield piece[: min(remaining, PIECE_ELEMENTS)]
-        remaining -= PIECE_ELEMENTS
+        yield piece[: min(remaining, wire.PIECE_ELEMENTS)]
+        remaining -= wire.PIECE_ELEMENTS
 
 
-def _elements(stored: StoredBody) -> int:
+def _elements(stored: files.StoredBody) -> int:
     """Return the elements of one vector of a state."""
     assert stored.header.outer is not None
-    return stored.header.elements // (1 + MOMENTS[stored.header.outer.optimizer])
+    return stored.header.elements // (1 + wire.MOMENTS[stored.header.outer.optimizer])

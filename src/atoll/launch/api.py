@@ -26,16 +26,7 @@ from atoll.clock import Clock, SystemClock
 from atoll.errors import AtollError, RemoteError, Unreachable, UsageError
 from atoll.island.connection import is_coordinator
 from atoll.island.environment import credentials_from_environment
-from atoll.launch.base import (
-    GRACE_S,
-    CoordinatorPlacement,
-    Handle,
-    Launcher,
-    LaunchOrder,
-    LaunchPlan,
-    Report,
-    State,
-)
+from atoll.launch import base
 from atoll.launch.code import pack_code, ship_code
 from atoll.launch.credentials import CHARTER, PASS, RUN_FILE, SEED_BYTES, Charter, Pass
 from atoll.launch.launches import COORDINATOR, Book, Record
@@ -76,17 +67,17 @@ class PollRetry:
 
 LAST_LINES = 12
 MAX_NAMES = 8
-BAD = (State.FAILED, State.LOST)
+BAD = (base.State.FAILED, base.State.LOST)
 
 
 def failures(
-    reports: Sequence[Report], last_lines: Callable[[Report], Sequence[str]]
+    reports: Sequence[base.Report], last_lines: Callable[[base.Report], Sequence[str]]
 ) -> Iterator[str]:
     """Yield which islands failed, by cause, with the last log lines of each.
 
     Equal last lines of several islands are printed once.
     """
-    by_cause: dict[tuple[State, str], list[Report]] = defaultdict(list)
+    by_cause: dict[tuple[base.State, str], list[base.Report]] = defaultdict(list)
     for report in reports:
         if report.state in BAD:
             by_cause[report.state, report.reason].append(report)
@@ -104,14 +95,14 @@ def failures(
 
 
 def rows(
-    reports: Sequence[Report], metrics: Mapping[str, Mapping[str, Any]]
+    reports: Sequence[base.Report], metrics: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, ...]]:
     """Return a table of islands, its head first: the same width in every row."""
     head = ("island", "state", "restarts", "round", "loss", "tokens", "place", "why")
     return [head, *(_row(report, metrics.get(report.name, {})) for report in reports)]
 
 
-def _row(report: Report, metrics: Mapping[str, Any]) -> tuple[str, ...]:
+def _row(report: base.Report, metrics: Mapping[str, Any]) -> tuple[str, ...]:
     loss = metrics.get("loss")
     return (
         report.name,
@@ -129,7 +120,7 @@ def _or_dash(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _counted(reports: Sequence[Report]) -> str:
+def _counted(reports: Sequence[base.Report]) -> str:
     names = ", ".join(report.name for report in reports[:MAX_NAMES])
     rest = f" and {len(reports) - MAX_NAMES} more" if len(reports) > MAX_NAMES else ""
     return f"{names}{rest}"
@@ -144,7 +135,7 @@ log = logging.getLogger("atoll")
 class Result:
     """The final state of one island."""
 
-    report: Report
+    report: base.Report
     metrics: Mapping[str, Any] = field(default_factory=dict)
     """Its last metrics in the run: loss, round, tokens and bytes."""
 
@@ -154,15 +145,17 @@ class Result:
 class Launched:
     """A launch: its islands can be polled, waited for and cancelled."""
 
-    def __init__(self, handle: Handle, launcher: Launcher | None = None) -> None:
+    def __init__(
+        self, handle: base.Handle, launcher: base.Launcher | None = None
+    ) -> None:
         self.handle = handle
         self._launcher = launcher or open_launcher(handle.engine, handle.options)
 
     @property
-    def launcher(self) -> Launcher:
+    def launcher(self) -> base.Launcher:
         return self._launcher
 
-    def poll(self) -> tuple[Report, ...]:
+    def poll(self) -> tuple[base.Report, ...]:
         """Return the present state of every island."""
         return self._launcher.poll(self.handle)
 
@@ -201,7 +194,7 @@ class Launched:
             time.sleep(LOOK_S)
 
     def results(
-        self, reports: Sequence[Report], metrics: Mapping[str, Any]
+        self, reports: Sequence[base.Report], metrics: Mapping[str, Any]
     ) -> tuple[Result, ...]:
         """Return the results of islands, with the last lines of their logs."""
         return tuple(
@@ -221,7 +214,7 @@ class Launched:
         }
 
     def cancel(
-        self, indexes: Collection[int] | None = None, *, grace_s: float = GRACE_S
+        self, indexes: Collection[int] | None = None, *, grace_s: float = base.GRACE_S
     ) -> None:
         """Make islands leave the run and end. Safe to repeat."""
         self._launcher.cancel(self.handle, indexes=indexes, grace_s=grace_s)
@@ -291,11 +284,11 @@ def launch_spec(
         return submit(launcher, order, book)
 
 
-def submit(launcher: Launcher, order: LaunchOrder, book: Book) -> Launched:
+def submit(launcher: base.Launcher, order: base.LaunchOrder, book: Book) -> Launched:
     """Submit an order, and store its handle. Errors as `launch_spec`."""
-    handles: list[Handle] = []
+    handles: list[base.Handle] = []
 
-    def keep(handle: Handle) -> None:
+    def keep(handle: base.Handle) -> None:
         book.keep(Record(handle, order.spec))
         handles.append(handle)
 
@@ -314,7 +307,7 @@ def plan_spec(
     *,
     options: Mapping[str, str] | None = None,
     ship: Path | None = None,
-) -> LaunchPlan:
+) -> base.LaunchPlan:
     """Return the submission of `launch_spec`; neither run nor engine is contacted."""
     launcher = open_launcher(engine, options)
     if ship is not None:
@@ -323,7 +316,7 @@ def plan_spec(
     stored = in_engine(spec.secrets)
     variables = [name for name in spec.secrets if name not in stored]
     variables += [PASS] if launcher.traits.is_elsewhere else []
-    order = LaunchOrder(
+    order = base.LaunchOrder(
         id=new_id(spec, is_plan=True),
         spec=spec,
         num_islands=n,
@@ -366,7 +359,9 @@ def _forget_old(book: Book) -> None:
             book.forget(record.handle.id)
 
 
-def _undo(launcher: Launcher, handle: Handle, book: Book, error: BaseException) -> None:
+def _undo(
+    launcher: base.Launcher, handle: base.Handle, book: Book, error: BaseException
+) -> None:
     """End the islands of a failed launch, and forget it."""
     end_after(error, Launched(handle, launcher))
     book.forget(handle.id)
@@ -393,8 +388,8 @@ class EngineCoordinator:
     """How an engine runs a coordinator."""
 
     engine: str
-    launcher: Launcher
-    serving: CoordinatorPlacement
+    launcher: base.Launcher
+    serving: base.CoordinatorPlacement
 
     def spec(
         self,
@@ -422,7 +417,7 @@ class EngineCoordinator:
             requirements=tuple(requirements),
         )
 
-    def plan(self, spec: IslandSpec) -> LaunchPlan:
+    def plan(self, spec: IslandSpec) -> base.LaunchPlan:
         """Return the submission, with the URL for islands if it is known."""
         values = {CHARTER: Secret("to be made at the launch")}
         return self.launcher.plan(_order(new_id(spec, is_plan=True), spec, values))
@@ -450,15 +445,17 @@ def engine_coordinator(engine: str, options: dict[str, str]) -> EngineCoordinato
     return EngineCoordinator(engine=engine, launcher=launcher, serving=serving)
 
 
-def _order(launch: str, spec: IslandSpec, values: dict[str, Secret]) -> LaunchOrder:
-    return LaunchOrder(
+def _order(
+    launch: str, spec: IslandSpec, values: dict[str, Secret]
+) -> base.LaunchOrder:
+    return base.LaunchOrder(
         id=launch, spec=spec, num_islands=1, values=values, is_coordinator=True
     )
 
 
 def make_order(
-    launcher: Launcher, n: int, spec: IslandSpec, *, first: int = 0
-) -> LaunchOrder:
+    launcher: base.Launcher, n: int, spec: IslandSpec, *, first: int = 0
+) -> base.LaunchOrder:
     """Return an order, with the secrets that its islands need.
 
     Raises:
@@ -468,7 +465,7 @@ def make_order(
     values = resolve(spec.secrets, environment=os.environ)
     if launcher.traits.is_elsewhere:
         values[PASS] = make_pass(spec.run).to_secret()
-    return LaunchOrder(
+    return base.LaunchOrder(
         id=new_id(spec), spec=spec, num_islands=n, first=first, values=values
     )
 

@@ -20,16 +20,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from atoll.errors import Unreachable, UsageError
-from atoll.launch.base import (
-    GRACE_S,
-    Handle,
-    Keep,
-    Launcher,
-    LaunchOrder,
-    LaunchPlan,
-    Report,
-    Traits,
-)
+from atoll.launch import base
 from atoll.settings.rules import nearest
 
 ENGINES = "atoll.launch.engines"
@@ -39,7 +30,7 @@ ENGINES = "atoll.launch.engines"
 class Engine(Protocol):
     """The interface of a module of `atoll.launch.engines`."""
 
-    def open_launcher(self, options: Mapping[str, str]) -> Launcher:
+    def open_launcher(self, options: Mapping[str, str]) -> base.Launcher:
         """Return a launcher whose requirements this machine fulfils.
 
         Raises:
@@ -56,7 +47,9 @@ def engine_names() -> list[str]:
     return sorted(name for name in names if not name.startswith("_"))
 
 
-def open_launcher(engine: str, options: Mapping[str, str] | None = None) -> Launcher:
+def open_launcher(
+    engine: str, options: Mapping[str, str] | None = None
+) -> base.Launcher:
     """Return the launcher of an engine, wrapped by a `CheckedLauncher`.
 
     Raises:
@@ -92,34 +85,34 @@ MAX_DETAIL = 300
 class CheckedLauncher:
     """Wraps a launcher, and reports responses that it could not parse."""
 
-    def __init__(self, engine: str, inner: Launcher) -> None:
+    def __init__(self, engine: str, inner: base.Launcher) -> None:
         self._engine, self._inner = engine, inner
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> base.Traits:
         return self._inner.traits
 
-    def plan(self, order: LaunchOrder) -> LaunchPlan:
+    def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         return self._inner.plan(order)
 
-    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
+    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
         with self._parsing("launch"):
             return self._inner.launch(order, keep=keep)
 
-    def poll(self, handle: Handle) -> tuple[Report, ...]:
+    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
         with self._parsing("poll"):
             return self._inner.poll(handle)
 
-    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
         with self._parsing("logs"):
             return self._inner.logs(handle, index, after=after)
 
     def cancel(
         self,
-        handle: Handle,
+        handle: base.Handle,
         *,
         indexes: Collection[int] | None = None,
-        grace_s: float = GRACE_S,
+        grace_s: float = base.GRACE_S,
     ) -> None:
         with self._parsing("cancel"):
             self._inner.cancel(handle, indexes=indexes, grace_s=grace_s)

@@ -23,40 +23,17 @@ from functools import partial
 from typing import Any
 
 from atoll.errors import Refused
-from atoll.protocol import join_leave, operators
+from atoll.protocol import events, join_leave, operators
 from atoll.protocol.coordinator_state import CoordinatorState, all_heard, lost_state
-from atoll.protocol.events import (
-    Action,
-    CloseRound,
-    Committed,
-    ConnectionLost,
-    Event,
-    Founded,
-    HeartbeatReceived,
-    JoinRequested,
-    Leave,
-    MoveCancelled,
-    MoveCompleted,
-    MoveRequested,
-    PauseRequested,
-    Recovered,
-    Respond,
-    Result,
-    SaveRequested,
-    SettingsChanged,
-    StopRequested,
-    Tick,
-    UpdateOffered,
-    UpdatesGathered,
-    UpdateStored,
-)
 from atoll.protocol.membership import Member
 from atoll.protocol.rounds import Phase, Reception, Round, judge_updates
 from atoll.protocol.tables import changed
 from atoll.wire import Header, Roster, RosterEntry, Verdict
 
 
-def advance(state: CoordinatorState, event: Event, now_s: float) -> Result:
+def advance(
+    state: CoordinatorState, event: events.Event, now_s: float
+) -> events.Result:
     """Advance the machine by one event.
 
     Raises:
@@ -66,15 +43,15 @@ def advance(state: CoordinatorState, event: Event, now_s: float) -> Result:
     if state.move is not None:
         operators.require_still(state, event)
     state, actions = HANDLERS[type(event)](state, event, now_s)
-    if isinstance(event, UpdateOffered) or _comes_along(event):
+    if isinstance(event, events.UpdateOffered) or _comes_along(event):
         return state, actions  # settled before it was judged, or with the next event
     state, closings = _settle(state, now_s)
     return state, actions + closings
 
 
-def _comes_along(event: Event) -> bool:
+def _comes_along(event: events.Event) -> bool:
     """Return whether an event is a heartbeat that came with an update."""
-    return isinstance(event, HeartbeatReceived) and not event.is_asking
+    return isinstance(event, events.HeartbeatReceived) and not event.is_asking
 
 
 def wakes_at(state: CoordinatorState, now_s: float) -> float:
@@ -103,21 +80,21 @@ def wakes_at(state: CoordinatorState, now_s: float) -> float:
 _NEVER = float("inf")
 
 
-def _settle(state: CoordinatorState, now_s: float) -> Result:
+def _settle(state: CoordinatorState, now_s: float) -> events.Result:
     """Open the first rounds if enough islands joined, and close every due round."""
     state = _start(state, now_s)
     members, settings = state.members, state.settings
     due = [round for round in state.rounds if round.can_close(members, settings, now_s)]
     if not due or state.is_held or not all_heard(members, now_s):
         return state, []
-    actions: list[Action] = []
+    actions: list[events.Action] = []
     for round in due:
         if lost_state(round, members, now_s):
             continue
         roster = roster_of(state, round, now_s)
         state = _with_round(state, round.fragment, round.close(roster))
         actions.append(
-            CloseRound(
+            events.CloseRound(
                 fragment=round.fragment,
                 round=round.number,
                 roster=roster,
@@ -169,15 +146,19 @@ def roster_of(state: CoordinatorState, round: Round, now_s: float) -> Roster:
     return Roster(tuple(sorted([*judged.entries, *late], key=lambda e: e.island)))
 
 
-def _offer(state: CoordinatorState, event: UpdateOffered, now_s: float) -> Result:
+def _offer(
+    state: CoordinatorState, event: events.UpdateOffered, now_s: float
+) -> events.Result:
     """Judge a header; a round that is due to close does so before it can be wanted."""
     header = event.header
     member = state.members.require(header.island, header.incarnation)
     state, closings = _settle(state, now_s)
-    return state, [*closings, Respond(_receive(state, member, header))]
+    return state, [*closings, events.Respond(_receive(state, member, header))]
 
 
-def _store(state: CoordinatorState, event: UpdateStored, now_s: float) -> Result:
+def _store(
+    state: CoordinatorState, event: events.UpdateStored, now_s: float
+) -> events.Result:
     """Stage an update; one whose round has closed meanwhile changes nothing."""
     # Judged again after `UpdateOffered`: the host reads the body between the two
     # events, outside of its lock, and the round may have closed since.
@@ -192,18 +173,20 @@ def _store(state: CoordinatorState, event: UpdateStored, now_s: float) -> Result
             learned = member.arrived(header.fragment, seconds)
             state = changed(state, members=state.members.with_member(learned))
         reception = Reception.STAGED
-    return state, [Respond(reception)]
+    return state, [events.Respond(reception)]
 
 
-def _gather(state: CoordinatorState, event: UpdatesGathered, now_s: float) -> Result:
+def _gather(
+    state: CoordinatorState, event: events.UpdatesGathered, now_s: float
+) -> events.Result:
     """Stage updates together; if one is not wanted, none is."""
-    gathered, response = state, Respond(Reception.STAGED)
+    gathered, response = state, events.Respond(Reception.STAGED)
     for header in event.headers:
         member = state.members.require(header.island, header.incarnation)
         reception = _receive(gathered, member, header)
         if reception is not Reception.WANTED:
-            return state, [Respond(reception)]
-        gathered, _ = _store(gathered, UpdateStored(header), now_s)
+            return state, [events.Respond(reception)]
+        gathered, _ = _store(gathered, events.UpdateStored(header), now_s)
     return gathered, [response]
 
 
@@ -219,13 +202,15 @@ def _receive(state: CoordinatorState, member: Member, header: Header) -> Recepti
     )
 
 
-def _tick(state: CoordinatorState, event: Tick, now_s: float) -> Result:
+def _tick(state: CoordinatorState, event: events.Tick, now_s: float) -> events.Result:
     if state.founding and now_s > state.founding.until_s:
         state = changed(state, founding=None)
     return state, []
 
 
-def _commit(state: CoordinatorState, event: Committed, now_s: float) -> Result:
+def _commit(
+    state: CoordinatorState, event: events.Committed, now_s: float
+) -> events.Result:
     closing = state.rounds[event.fragment]
     state = _count(state, event.fragment, closing.number, event.roster)
     state = operators.end_by_tokens(state)
@@ -240,7 +225,9 @@ def _commit(state: CoordinatorState, event: Committed, now_s: float) -> Result:
     return operators.bounded(_with_round(state, event.fragment, opened), now_s), []
 
 
-def _recover(state: CoordinatorState, event: Recovered, now_s: float) -> Result:
+def _recover(
+    state: CoordinatorState, event: events.Recovered, now_s: float
+) -> events.Result:
     """Go on after a state that an island has brought."""
     round = state.rounds[event.fragment]
     for number, roster in event.rosters:
@@ -253,7 +240,7 @@ def _recover(state: CoordinatorState, event: Recovered, now_s: float) -> Result:
         last_round=state.last_round,
     )
     state = _with_round(state, event.fragment, opened)
-    return state, [Respond(state.position(now_s))]
+    return state, [events.Respond(state.position(now_s))]
 
 
 def _count(
@@ -265,25 +252,25 @@ def _count(
     return changed(state, counted=counted)
 
 
-HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], Result]] = {
-    JoinRequested: join_leave.join,
-    Founded: join_leave.found,
-    HeartbeatReceived: join_leave.beat,
-    UpdateOffered: _offer,
-    UpdateStored: _store,
-    UpdatesGathered: _gather,
-    Leave: join_leave.leave,
-    ConnectionLost: join_leave.close,
-    Tick: _tick,
-    Committed: _commit,
-    Recovered: _recover,
-    SettingsChanged: operators.set_values,
-    StopRequested: operators.stop,
-    PauseRequested: operators.pause,
-    SaveRequested: operators.save,
-    MoveRequested: operators.move,
-    MoveCompleted: operators.moved,
-    MoveCancelled: operators.stay,
+HANDLERS: Mapping[type, Callable[[CoordinatorState, Any, float], events.Result]] = {
+    events.JoinRequested: join_leave.join,
+    events.Founded: join_leave.found,
+    events.HeartbeatReceived: join_leave.beat,
+    events.UpdateOffered: _offer,
+    events.UpdateStored: _store,
+    events.UpdatesGathered: _gather,
+    events.Leave: join_leave.leave,
+    events.ConnectionLost: join_leave.close,
+    events.Tick: _tick,
+    events.Committed: _commit,
+    events.Recovered: _recover,
+    events.SettingsChanged: operators.set_values,
+    events.StopRequested: operators.stop,
+    events.PauseRequested: operators.pause,
+    events.SaveRequested: operators.save,
+    events.MoveRequested: operators.move,
+    events.MoveCompleted: operators.moved,
+    events.MoveCancelled: operators.stay,
 }
 
 

@@ -10,18 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from atoll.errors import Refused, Unreachable, UsageError
+from atoll.protocol import events
 from atoll.protocol.coordinator_state import CoordinatorState, Founding
-from atoll.protocol.events import (
-    ConnectionLost,
-    Founded,
-    HeartbeatReceived,
-    JoinRequested,
-    Leave,
-    Persist,
-    Respond,
-    Result,
-    Welcome,
-)
 from atoll.protocol.membership import LEASE_S, Member, Members, max_schedule_step
 from atoll.protocol.messages import Heartbeat, HeldRound, JoinReply
 from atoll.protocol.operators import bounded
@@ -40,7 +30,9 @@ IDLE_MEMORY_S = 600.0
 update."""
 
 
-def join(state: CoordinatorState, event: JoinRequested, now_s: float) -> Result:
+def join(
+    state: CoordinatorState, event: events.JoinRequested, now_s: float
+) -> events.Result:
     """Admit an island, as a new incarnation or the same; the first founds the run."""
     request = event.request
     request.require_bundle(state.settings)
@@ -80,8 +72,8 @@ def join(state: CoordinatorState, event: JoinRequested, now_s: float) -> Result:
     spoken_for = tuple(
         round.fragment for round in state.rounds if member.island in round.staged
     )
-    welcome = Welcome(member, position, is_founder, spoken_for)
-    return state, [Persist(member), welcome]
+    welcome = events.Welcome(member, position, is_founder, spoken_for)
+    return state, [events.Persist(member), welcome]
 
 
 def _default_islands(state: CoordinatorState) -> int:
@@ -168,7 +160,7 @@ def _idle_names(state: CoordinatorState, now_s: float) -> list[Member]:
     ]
 
 
-def reply_to(state: CoordinatorState, welcome: Welcome) -> JoinReply:
+def reply_to(state: CoordinatorState, welcome: events.Welcome) -> JoinReply:
     """Return the reply to an island that was admitted."""
     counted = state.counted.of(welcome.member.island)
     return JoinReply(
@@ -203,7 +195,9 @@ def _founded_by_another(state: CoordinatorState, member: Member, now_s: float) -
     return founder != (member.island, member.incarnation)
 
 
-def found(state: CoordinatorState, event: Founded, now_s: float) -> Result:
+def found(
+    state: CoordinatorState, event: events.Founded, now_s: float
+) -> events.Result:
     """Begin with the weights that the founder has brought."""
     founding = state.founding_of(event.island, event.incarnation)
     rounds = tuple(
@@ -221,10 +215,12 @@ def found(state: CoordinatorState, event: Founded, now_s: float) -> Result:
     )
     state = changed(state, model=founding.model, founding=None, rounds=rounds)
     state = bounded(state, now_s)  # it may have been stopped before this
-    return state, [Respond(state.position(now_s))]
+    return state, [events.Respond(state.position(now_s))]
 
 
-def beat(state: CoordinatorState, event: HeartbeatReceived, now_s: float) -> Result:
+def beat(
+    state: CoordinatorState, event: events.HeartbeatReceived, now_s: float
+) -> events.Result:
     """Renew a lease, and that of the founding with it."""
     beat = event.beat
     member = state.members.require(beat.island, beat.incarnation)
@@ -240,7 +236,7 @@ def beat(state: CoordinatorState, event: HeartbeatReceived, now_s: float) -> Res
         state = changed(state, founding=founding)
     if not event.is_asking:
         return state, []
-    return state, [Respond(state.position(now_s, island=beat.island))]
+    return state, [events.Respond(state.position(now_s, island=beat.island))]
 
 
 def _require_plausible(state: CoordinatorState, beat: Heartbeat) -> None:
@@ -287,17 +283,19 @@ def _last_step(state: CoordinatorState, rounds: Iterable[int]) -> int:
     return max_schedule_step([*rounds, *opened], state.settings)
 
 
-def leave(state: CoordinatorState, event: Leave, now_s: float) -> Result:
+def leave(state: CoordinatorState, event: events.Leave, now_s: float) -> events.Result:
     """Wait for an island no longer; if it is the founder, the founding ends."""
     member = state.members.require(event.island, event.incarnation)
     members = state.members.leave(member, because=event.reason)
     state = changed(state, members=members)
     if state.founding and state.founding.island == event.island:
         state = changed(state, founding=None)
-    return state, [Persist(event)]
+    return state, [events.Persist(event)]
 
 
-def close(state: CoordinatorState, event: ConnectionLost, now_s: float) -> Result:
+def close(
+    state: CoordinatorState, event: events.ConnectionLost, now_s: float
+) -> events.Result:
     """Shorten the lease of an island whose connection was closed."""
     member = state.members.require(event.island, event.incarnation)
     return changed(state, members=state.members.close(member, now_s=now_s)), []

@@ -19,30 +19,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from atoll.errors import Refused, RunMoved, Unreachable, UsageError
+from atoll.protocol import events
 from atoll.protocol.coordinator_state import CoordinatorState, Move, all_heard
-from atoll.protocol.events import (
-    Action,
-    Epoch,
-    Event,
-    Founded,
-    HeartbeatReceived,
-    JoinRequested,
-    Leave,
-    MoveCancelled,
-    MoveCompleted,
-    MoveRequested,
-    PauseRequested,
-    Persist,
-    Recovered,
-    Respond,
-    Result,
-    SaveRequested,
-    SettingsChanged,
-    StopRequested,
-    UpdateOffered,
-    UpdatesGathered,
-    UpdateStored,
-)
 from atoll.protocol.rounds import Phase
 from atoll.protocol.tables import changed
 from atoll.settings import EPOCH_KEYS, RunSettings
@@ -83,7 +61,9 @@ def _furthest(state: CoordinatorState) -> int:
     )
 
 
-def set_values(state: CoordinatorState, event: SettingsChanged, now_s: float) -> Result:
+def set_values(
+    state: CoordinatorState, event: events.SettingsChanged, now_s: float
+) -> events.Result:
     """Put new values in force, as the next epoch."""
     fixed = sorted(event.values.keys() - EPOCH_KEYS)
     if fixed:
@@ -92,7 +72,7 @@ def set_values(state: CoordinatorState, event: SettingsChanged, now_s: float) ->
             f"Settings that can: {', '.join(sorted(EPOCH_KEYS))}."
         )
     settings = state.settings.with_values(event.values)
-    epoch = Epoch(state.epoch + 1, event.values)
+    epoch = events.Epoch(state.epoch + 1, event.values)
     last = state.last_round
     if END_ROUNDS in event.values:
         last = settings.run.end_rounds
@@ -102,7 +82,7 @@ def set_values(state: CoordinatorState, event: SettingsChanged, now_s: float) ->
     if DECAY_ROUND in event.values:
         _require_ahead(state, settings, last)
     state = changed(state, settings=settings, epoch=epoch.number, last_round=last)
-    return bounded(end_by_tokens(state), now_s), [Persist(epoch)]
+    return bounded(end_by_tokens(state), now_s), [events.Persist(epoch)]
 
 
 def _require_not_passed(state: CoordinatorState, last: int | None) -> None:
@@ -155,18 +135,20 @@ def bounded(state: CoordinatorState, now_s: float) -> CoordinatorState:
     return changed(state, rounds=tuple(rounds))
 
 
-def stop(state: CoordinatorState, event: StopRequested, now_s: float) -> Result:
+def stop(
+    state: CoordinatorState, event: events.StopRequested, now_s: float
+) -> events.Result:
     """End with the open rounds; a new epoch makes them the last."""
     last = _furthest(state) if state.rounds else NO_ROUND
     values = {END_ROUNDS: last}
-    actions: list[Action]
+    actions: list[events.Action]
     if last == NO_ROUND:
-        epoch = Epoch(state.epoch + 1, values)
-        state, actions = changed(state, epoch=epoch.number), [Persist(epoch)]
+        epoch = events.Epoch(state.epoch + 1, values)
+        state, actions = changed(state, epoch=epoch.number), [events.Persist(epoch)]
     else:
-        state, actions = set_values(state, SettingsChanged(values), now_s)
+        state, actions = set_values(state, events.SettingsChanged(values), now_s)
     state = bounded(changed(state, last_round=last), now_s)
-    return state, [*actions, Respond(state.position(now_s))]
+    return state, [*actions, events.Respond(state.position(now_s))]
 
 
 def end_of(
@@ -184,29 +166,38 @@ def end_of(
     return settings, last
 
 
-def pause(state: CoordinatorState, event: PauseRequested, now_s: float) -> Result:
+def pause(
+    state: CoordinatorState, event: events.PauseRequested, now_s: float
+) -> events.Result:
     """Let no round close, or let them close again."""
     state = changed(state, is_paused=event.is_paused)
-    return state, [Persist(event), Respond(state.position(now_s))]
+    return state, [events.Persist(event), events.Respond(state.position(now_s))]
 
 
-def save(state: CoordinatorState, event: SaveRequested, now_s: float) -> Result:
+def save(
+    state: CoordinatorState, event: events.SaveRequested, now_s: float
+) -> events.Result:
     """Let islands save: they get the request with their next heartbeat."""
     state = changed(state, saves=state.saves + 1)
-    return state, [Respond(state.position(now_s))]
+    return state, [events.Respond(state.position(now_s))]
 
 
 _OF_ISLANDS = (
-    JoinRequested,
-    Founded,
-    HeartbeatReceived,
-    UpdateOffered,
-    UpdateStored,
-    UpdatesGathered,
-    Leave,
-    Recovered,
+    events.JoinRequested,
+    events.Founded,
+    events.HeartbeatReceived,
+    events.UpdateOffered,
+    events.UpdateStored,
+    events.UpdatesGathered,
+    events.Leave,
+    events.Recovered,
 )
-_OF_OPERATORS = (SettingsChanged, StopRequested, PauseRequested, SaveRequested)
+_OF_OPERATORS = (
+    events.SettingsChanged,
+    events.StopRequested,
+    events.PauseRequested,
+    events.SaveRequested,
+)
 
 
 def require_here(state: CoordinatorState) -> None:
@@ -235,7 +226,7 @@ def require_staying(state: CoordinatorState) -> None:
         raise Unreachable(f"The run is moving to {state.move.target}. Ask again.")
 
 
-def require_still(state: CoordinatorState, event: Event) -> None:
+def require_still(state: CoordinatorState, event: events.Event) -> None:
     """Return if the run is not moving, or if the event may change a moving run.
 
     Raises:
@@ -253,21 +244,23 @@ def require_still(state: CoordinatorState, event: Event) -> None:
         )
     if not isinstance(event, _OF_ISLANDS):
         return
-    if isinstance(event, HeartbeatReceived):
+    if isinstance(event, events.HeartbeatReceived):
         require_here(state)
     else:
         require_staying(state)
 
 
-def move(state: CoordinatorState, event: MoveRequested, now_s: float) -> Result:
+def move(
+    state: CoordinatorState, event: events.MoveRequested, now_s: float
+) -> events.Result:
     """Freeze the run, so that it can be moved."""
     if state.move is not None:
         _require_same(state.move, event.target)
-        return state, [Respond(state.position(now_s))]
+        return state, [events.Respond(state.position(now_s))]
     _require_movable(state, now_s)
     under_way = Move(target=event.target, nonce=event.nonce)
     state = changed(state, move=under_way)
-    return state, [Persist(under_way), Respond(state.position(now_s))]
+    return state, [events.Persist(under_way), events.Respond(state.position(now_s))]
 
 
 def _require_movable(state: CoordinatorState, now_s: float) -> None:
@@ -286,26 +279,30 @@ def _require_movable(state: CoordinatorState, now_s: float) -> None:
         )
 
 
-def moved(state: CoordinatorState, event: MoveCompleted, now_s: float) -> Result:
+def moved(
+    state: CoordinatorState, event: events.MoveCompleted, now_s: float
+) -> events.Result:
     """Redirect every island to the run's new place."""
     if state.move is None:
         raise UsageError("The run is not moving. Move it first.")
     _require_same(state.move, event.target)
     if state.move.is_over:
-        return state, [Respond(state.position(now_s))]
+        return state, [events.Respond(state.position(now_s))]
     over = changed(state.move, is_over=True)
     state = changed(state, move=over)
-    return state, [Persist(over), Respond(state.position(now_s))]
+    return state, [events.Persist(over), events.Respond(state.position(now_s))]
 
 
-def stay(state: CoordinatorState, event: MoveCancelled, now_s: float) -> Result:
+def stay(
+    state: CoordinatorState, event: events.MoveCancelled, now_s: float
+) -> events.Result:
     """Cancel the move and continue here."""
     if state.move is None:
-        return state, [Respond(state.position(now_s))]
+        return state, [events.Respond(state.position(now_s))]
     _require_same(state.move, event.target)
     require_here(state)
     state = changed(state, move=None)
-    return state, [Persist(event), Respond(state.position(now_s))]
+    return state, [events.Persist(event), events.Respond(state.position(now_s))]
 
 
 def _require_same(move: Move, target: str) -> None:

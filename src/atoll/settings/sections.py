@@ -10,20 +10,7 @@ import warnings
 from dataclasses import dataclass
 
 from atoll.errors import AtollWarning, SettingsError
-from atoll.settings.rules import (
-    Choice,
-    Digest,
-    Flag,
-    Later,
-    Maybe,
-    Name,
-    Number,
-    Whole,
-    check_fields,
-    derived,
-    setting,
-    shortest_fp32,
-)
+from atoll.settings import rules
 
 # A roster holds at most this many islands, and a fragment's number fits 16 bits with
 # one to spare for the buffers' fragment.
@@ -41,48 +28,48 @@ _NO_MEMORY = (
     "Choose 'bf16' or 'int8'."
 )
 
-_COUNT = Whole(1, _MAX_COUNT)
-_ISLANDS = Whole(1, MAX_ISLANDS)
-_SHARE = Number(0.0, 1.0, fp32=True)
-_OUTER_LR = Number(0.0, 2.0**20, includes_low=False, fp32=True)  # algorithm.outer
-_MOMENTUM = Number(0.0, 1.0, includes_high=False, fp32=True)
-_POSITIVE = Number(0.0, includes_low=False)
+_COUNT = rules.Whole(1, _MAX_COUNT)
+_ISLANDS = rules.Whole(1, MAX_ISLANDS)
+_SHARE = rules.Number(0.0, 1.0, fp32=True)
+_OUTER_LR = rules.Number(0.0, 2.0**20, includes_low=False, fp32=True)  # algorithm.outer
+_MOMENTUM = rules.Number(0.0, 1.0, includes_high=False, fp32=True)
+_POSITIVE = rules.Number(0.0, includes_low=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSection:
     """`[run]`: the run's name, who takes part, and when it ends."""
 
-    name: str = setting("run", Name())
+    name: str = rules.setting("run", rules.Name())
     """The name of the run."""
 
-    start_islands: int = setting(1, _ISLANDS)
+    start_islands: int = rules.setting(1, _ISLANDS)
     """Islands that must have joined before the first round opens."""
 
-    quorum: int = setting(1, _ISLANDS)
+    quorum: int = rules.setting(1, _ISLANDS)
     """Updates needed to close a round."""
 
-    max_islands: int | None = setting(None, Maybe(_ISLANDS))
+    max_islands: int | None = rules.setting(None, rules.Maybe(_ISLANDS))
     """Islands that may be live together. Not set: 64, or `start_islands` or `quorum`
     if one of them is more."""
 
-    patience: float = setting(3.0, _POSITIVE)
+    patience: float = rules.setting(3.0, _POSITIVE)
     """Spreads beyond its own median arrival after which an island is late."""
 
-    end_rounds: int | None = setting(None, Maybe(_COUNT))
+    end_rounds: int | None = rules.setting(None, rules.Maybe(_COUNT))
     """The run ends when every fragment has committed this many rounds."""
 
-    end_tokens: int | None = setting(None, Maybe(_COUNT))
+    end_tokens: int | None = rules.setting(None, rules.Maybe(_COUNT))
     """The run ends when this many tokens have counted."""
 
-    decay_round: int | None = setting(None, Maybe(_COUNT))
+    decay_round: int | None = rules.setting(None, rules.Maybe(_COUNT))
     """The round with whose first inner step `atoll.torch.WSD` begins to decay."""
 
-    bundle: str | None = setting(None, Maybe(Digest()))
+    bundle: str | None = rules.setting(None, rules.Maybe(rules.Digest()))
     """The digest of the bundle that defines the model, as --bundle sets it."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "run")
+        rules.check_fields(self, "run")
         if self.max_islands is None:
             return  # how data is cut then depends on start_islands alone
         for key in ("quorum", "start_islands"):
@@ -105,37 +92,37 @@ class RunSection:
 class SyncSection:
     """`[sync]`: when fragments are sent, and how an island adopts an outcome."""
 
-    mode: str = setting("sync", Choice(("sync",), later=("async",)))
+    mode: str = rules.setting("sync", rules.Choice(("sync",), later=("async",)))
     """Whether a round waits for its islands or takes who arrived."""
 
-    sync_every: int = setting(100, Whole(1, _MAX_STEPS))
+    sync_every: int = rules.setting(100, rules.Whole(1, _MAX_STEPS))
     """Inner steps between two rounds of a fragment."""
 
-    num_fragments: int = setting(1, Whole(1, MAX_FRAGMENTS))
+    num_fragments: int = rules.setting(1, rules.Whole(1, MAX_FRAGMENTS))
     """Parts of the model that synchronise one after the other."""
 
-    fragment_order: str = setting(
-        "strided", Choice(("strided", "sequential", "by_size"))
+    fragment_order: str = rules.setting(
+        "strided", rules.Choice(("strided", "sequential", "by_size"))
     )
     """How blocks are dealt to fragments; `by_size` needs no blocks."""
 
-    rest: str = setting("balanced", Choice(("balanced", "own")))
+    rest: str = rules.setting("balanced", rules.Choice(("balanced", "own")))
     """Whether tensors outside the blocks are distributed or form fragment 0."""
 
-    overlap_steps: int = setting(0, Whole(0, _MAX_STEPS))
+    overlap_steps: int = rules.setting(0, rules.Whole(0, _MAX_STEPS))
     """Inner steps made between sending a fragment and adopting its outcome."""
 
-    adopt: str = setting("rebase", Choice(("rebase", "mix")))
+    adopt: str = rules.setting("rebase", rules.Choice(("rebase", "mix")))
     """Whether local work made in flight is kept whole or blended with the anchor."""
 
-    keep_local: float = setting(0.0, _SHARE)
+    keep_local: float = rules.setting(0.0, _SHARE)
     """With `mix`, the share of the local weights that is kept."""
 
-    dynamic_local_updates: bool = setting(False, Later(False))
+    dynamic_local_updates: bool = rules.setting(False, rules.Later(False))
     """Whether slower islands make fewer inner steps per round."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "sync")
+        rules.check_fields(self, "sync")
         self._check_overlap()
         self._check_adopt()
         self._check_rest()
@@ -151,8 +138,8 @@ class SyncSection:
     def _check_adopt(self) -> None:
         if self.adopt != "mix" and self.keep_local != 0.0:
             raise SettingsError(
-                f"sync.keep_local={shortest_fp32(self.keep_local)} has no effect with "
-                f"sync.adopt={self.adopt!r}. Remove it, or choose adopt='mix'."
+                f"sync.keep_local={rules.shortest_fp32(self.keep_local)} has no effect "
+                f"with sync.adopt={self.adopt!r}. Remove it, or choose adopt='mix'."
             )
         if self.adopt == "mix" and self.overlap_steps and self.keep_local == 0.0:
             _warn(
@@ -181,25 +168,25 @@ class SyncSection:
 class WireSection:
     """`[wire]`: the precision of updates and outcomes on the wire."""
 
-    up: str = setting("bf16", Choice(_UP))
+    up: str = rules.setting("bf16", rules.Choice(_UP))
     """Codec of an island's update."""
 
-    down: str = setting(
+    down: str = rules.setting(
         "bf16",
-        Choice(_DOWN, later=("gather",), refused=(("topk-2bit", _NO_MEMORY),)),
+        rules.Choice(_DOWN, later=("gather",), refused=(("topk-2bit", _NO_MEMORY),)),
     )
     """Codec of the agreed mean."""
 
-    error_feedback: bool = derived(
-        Flag(), default=lambda wire: wire.up in _BELOW_8_BITS
+    error_feedback: bool = rules.derived(
+        rules.Flag(), default=lambda wire: wire.up in _BELOW_8_BITS
     )
     """Whether what encoding lost is added to the next update; true below 8 bits."""
 
-    error_feedback_decay: float = setting(1.0, _SHARE)
+    error_feedback_decay: float = rules.setting(1.0, _SHARE)
     """The share of that residual that is added."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "wire")
+        rules.check_fields(self, "wire")
         self._check_decay()
         self._check_down()
 
@@ -207,7 +194,7 @@ class WireSection:
         if self.error_feedback_decay != 1.0 and not self.error_feedback:
             raise SettingsError(
                 "wire.error_feedback_decay="
-                f"{shortest_fp32(self.error_feedback_decay)} has no effect while "
+                f"{rules.shortest_fp32(self.error_feedback_decay)} has no effect while "
                 f"wire.error_feedback is false (wire.up={self.up!r}). "
                 "Remove it, or set error_feedback=true."
             )
@@ -224,29 +211,29 @@ class WireSection:
 class OuterSection:
     """`[outer]`: how a round's updates become the next anchor."""
 
-    optimizer: str = setting(
-        "nesterov", Choice(("nesterov", "heavy_ball", "sgd", "adam"))
+    optimizer: str = rules.setting(
+        "nesterov", rules.Choice(("nesterov", "heavy_ball", "sgd", "adam"))
     )
     """The outer optimizer."""
 
-    lr: float = derived(
+    lr: float = rules.derived(
         _OUTER_LR, default=lambda outer: None if outer.optimizer == "adam" else 0.7
     )
     """The outer learning rate: 0.7, but to be chosen with `adam`."""
 
-    momentum: float = derived(
+    momentum: float = rules.derived(
         _MOMENTUM, default=lambda outer: 0.0 if outer.optimizer == "sgd" else 0.9
     )
     """The outer momentum, Adam's first decay rate: 0.9, but 0.0 with `sgd`."""
 
-    merge: str = setting("mean", Choice(("mean", "radial", "trimmed")))
+    merge: str = rules.setting("mean", rules.Choice(("mean", "radial", "trimmed")))
     """How updates become one."""
 
-    weight: str = setting("uniform", Choice(("uniform", "tokens")))
+    weight: str = rules.setting("uniform", rules.Choice(("uniform", "tokens")))
     """The measure of an update's share in the merge."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "outer")
+        rules.check_fields(self, "outer")
         self._check_optimizer()
         if self.merge == "trimmed" and self.weight != "uniform":
             raise SettingsError(
@@ -263,8 +250,8 @@ class OuterSection:
             )
         if self.optimizer == "sgd" and self.momentum:
             raise SettingsError(
-                f"outer.momentum={shortest_fp32(self.momentum)} has no effect with "
-                "outer.optimizer='sgd'. Remove it, or choose 'heavy_ball'."
+                f"outer.momentum={rules.shortest_fp32(self.momentum)} has no effect "
+                "with outer.optimizer='sgd'. Remove it, or choose 'heavy_ball'."
             )
 
 
@@ -272,54 +259,54 @@ class OuterSection:
 class AsyncSection:
     """`[async]`: rounds that take who arrived."""
 
-    buffer: int | None = setting(None, Later())
+    buffer: int | None = rules.setting(None, rules.Later())
     """Updates that make one outer step."""
 
-    grace_s: float | None = setting(None, Later())
+    grace_s: float | None = rules.setting(None, rules.Later())
     """Seconds a round stays open after its first arrival."""
 
-    staleness: str | None = setting(None, Later())
+    staleness: str | None = rules.setting(None, rules.Later())
     """How an update's age lowers its weight."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "async")
+        rules.check_fields(self, "async")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreSection:
     """`[store]`: runs without a coordinator."""
 
-    decider: str | None = setting(None, Maybe(Name()))
+    decider: str | None = rules.setting(None, rules.Maybe(rules.Name()))
     """The one island that may close rounds where the store cannot put-if-absent."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "store")
+        rules.check_fields(self, "store")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitsSection:
     """`[limits]`: bounds beyond which updates are refused, and the longest waits."""
 
-    max_update_norm: float = setting(10.0, Number(1.0))
+    max_update_norm: float = rules.setting(10.0, rules.Number(1.0))
     """Times the reference norm (docs/protocol.md); beyond it an update is refused."""
 
-    max_step_tokens: int = setting(2**26, Whole(1, 2**32))
+    max_step_tokens: int = rules.setting(2**26, rules.Whole(1, 2**32))
     """Tokens that one island may train on in one inner step."""
 
-    max_body_bytes: int = setting(64 * 2**30, _COUNT)
+    max_body_bytes: int = rules.setting(64 * 2**30, _COUNT)
     """The largest body of a frame that is read."""
 
-    max_constants_bytes: int = setting(256 * 2**30, Whole(0, _MAX_COUNT))
+    max_constants_bytes: int = rules.setting(256 * 2**30, rules.Whole(0, _MAX_COUNT))
     """Largest total size of a founder's constants; 0: the run stores none of them."""
 
-    deadline_min_s: float = setting(1.0, _POSITIVE)
+    deadline_min_s: float = rules.setting(1.0, _POSITIVE)
     """The shortest learned deadline."""
 
-    deadline_max_s: float = setting(600.0, _POSITIVE)
+    deadline_max_s: float = rules.setting(600.0, _POSITIVE)
     """The longest learned deadline, and the one until an island's pace is known."""
 
     def __post_init__(self) -> None:
-        check_fields(self, "limits")
+        rules.check_fields(self, "limits")
         if self.deadline_min_s > self.deadline_max_s:
             raise SettingsError(
                 f"limits.deadline_min_s={self.deadline_min_s} exceeds "

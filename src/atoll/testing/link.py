@@ -23,19 +23,7 @@ from typing import Literal, Self
 
 from atoll.clock import Clock, SystemClock
 from atoll.errors import UsageError
-from atoll.testing.link_flow import (
-    READ,
-    WRITE,
-    Flow,
-    LineTime,
-    LinkConnection,
-    LinkDirection,
-    LinkSocket,
-    PacedLine,
-    Piece,
-    in_flight_bytes,
-    piece_bytes,
-)
+from atoll.testing import link_flow
 
 Direction = Literal["up", "down"]
 """Up is from the client to the target, down is back."""
@@ -178,7 +166,7 @@ class Link:
 
         self._relay.do(lose)
 
-    def _direction(self, direction: Direction) -> LinkDirection:
+    def _direction(self, direction: Direction) -> link_flow.LinkDirection:
         if direction not in ("up", "down"):
             raise UsageError(f'direction="{direction}" must be "up" or "down".')
         return self._relay.up if direction == "up" else self._relay.down
@@ -191,19 +179,23 @@ def _make_direction(
     jitter_s: float,
     seed: int,
     buffer_bytes: int | None,
-) -> LinkDirection:
+) -> link_flow.LinkDirection:
     if buffer_bytes is None:
         # Large enough that the line stays busy while the thread is not scheduled.
-        buffer_bytes = max(2**18, in_flight_bytes(rate, 0.025) if rate else 0)
-    line: PacedLine[tuple[Flow, Piece]] = PacedLine(
-        rate_bytes_per_s=rate,
-        delay_s=delay_s,
-        jitter_s=jitter_s,
-        queue_bytes=buffer_bytes,
-        seed=seed,
+        buffer_bytes = max(2**18, link_flow.in_flight_bytes(rate, 0.025) if rate else 0)
+    line: link_flow.PacedLine[tuple[link_flow.Flow, link_flow.Piece]] = (
+        link_flow.PacedLine(
+            rate_bytes_per_s=rate,
+            delay_s=delay_s,
+            jitter_s=jitter_s,
+            queue_bytes=buffer_bytes,
+            seed=seed,
+        )
     )
-    window_bytes = in_flight_bytes(rate, delay_s + jitter_s) + buffer_bytes
-    return LinkDirection(line, piece_bytes=piece_bytes(rate), window_bytes=window_bytes)
+    window_bytes = link_flow.in_flight_bytes(rate, delay_s + jitter_s) + buffer_bytes
+    return link_flow.LinkDirection(
+        line, piece_bytes=link_flow.piece_bytes(rate), window_bytes=window_bytes
+    )
 
 
 def _check(
@@ -242,8 +234,8 @@ class Relay:
         self,
         target: tuple[str, int],
         *,
-        up: LinkDirection,
-        down: LinkDirection,
+        up: link_flow.LinkDirection,
+        down: link_flow.LinkDirection,
         clock: Clock,
     ) -> None:
         # Resolved once and here: an unknown name is an error of the constructor call.
@@ -254,8 +246,8 @@ class Relay:
         self.progress = threading.Condition()
         """Notified after every turn in which bytes were delivered or lost."""
         self._clock = clock
-        self._time = LineTime()
-        self._connections: set[LinkConnection] = set()
+        self._time = link_flow.LineTime()
+        self._connections: set[link_flow.LinkConnection] = set()
         self._actions: deque[tuple[Callable[[], None], Future[None]]] = deque()
         self._open_sockets()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
@@ -273,11 +265,11 @@ class Relay:
         self._wake_receiver.setblocking(False)
         self._wake_sender.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, READ)
-        self._selector.register(self._wake_receiver, READ)
+        self._selector.register(self._listener, link_flow.READ)
+        self._selector.register(self._wake_receiver, link_flow.READ)
         # While the line is cut, only the wake-up socket is read.
         self._cut_selector = selectors.DefaultSelector()
-        self._cut_selector.register(self._wake_receiver, READ)
+        self._cut_selector.register(self._wake_receiver, link_flow.READ)
 
     def do(self, action: Callable[[], None]) -> None:
         """Run `action` in the thread, and return when it is done."""
@@ -323,7 +315,7 @@ class Relay:
                 connection.close(reset=True)
         self._connections.clear()
 
-    def close_after(self, size_bytes: int, direction: LinkDirection) -> None:
+    def close_after(self, size_bytes: int, direction: link_flow.LinkDirection) -> None:
         direction.close_after_bytes = size_bytes
         for connection in self._connections:
             connection.up.counted_bytes = connection.down.counted_bytes = 0
@@ -366,9 +358,9 @@ class Relay:
         elif key.fileobj is self._wake_receiver:
             self._drain_wake_ups()
         else:
-            if events & READ:
+            if events & link_flow.READ:
                 key.data.source_of.is_readable(self._now_s())
-            if events & WRITE:
+            if events & link_flow.WRITE:
                 key.data.sink_of.push(self._now_s())
 
     def _now_s(self) -> float:
@@ -409,13 +401,13 @@ class Relay:
                 self._open_connection(sock)
 
     def _open_connection(self, sock: socket.socket) -> None:
-        caller = LinkSocket(sock, self._selector)
-        target = LinkSocket(socket.socket(self._family), self._selector)
+        caller = link_flow.LinkSocket(sock, self._selector)
+        target = link_flow.LinkSocket(socket.socket(self._family), self._selector)
         target.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BYTES)
         if target.sock.connect_ex(self._target) not in (0, errno.EINPROGRESS):
             caller.close(reset=True)
             target.close(reset=True)
         else:
             self._connections.add(
-                LinkConnection(caller, target, up=self.up, down=self.down)
+                link_flow.LinkConnection(caller, target, up=self.up, down=self.down)
             )

@@ -14,22 +14,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from atoll import kernels
+from atoll import kernels, wire
 from atoll.algorithm.outer import LARGEST_MOMENT, adam_corrections
 from atoll.errors import CorruptError
 from atoll.weights.layout import BLOCK, F32, ScratchPool, blocks, first_non_finite
-from atoll.wire import (
-    MOMENTS,
-    STATE_PIECE,
-    FrameKind,
-    Header,
-    OuterValues,
-    codec,
-    state_digest,
-    state_piece,
-    state_root,
-    with_body,
-)
 
 
 class FragmentState:
@@ -50,16 +38,16 @@ class FragmentState:
         self.moments = tuple(moments)
         self.round = round
         self.count = count
-        self.digest = state_digest(anchor, self.moments, count)
+        self.digest = wire.state_digest(anchor, self.moments, count)
 
     @classmethod
     def found(cls, anchor: F32, optimizer: str) -> FragmentState:
         """Return the state before any round: these weights, and no velocity."""
-        moments = [np.zeros_like(anchor) for _ in range(MOMENTS[optimizer])]
+        moments = [np.zeros_like(anchor) for _ in range(wire.MOMENTS[optimizer])]
         return cls(anchor, moments)
 
     @classmethod
-    def from_frame(cls, header: Header, body: np.ndarray) -> FragmentState:
+    def from_frame(cls, header: wire.Header, body: np.ndarray) -> FragmentState:
         """Return the state that a verified state frame holds; takes over `body`.
 
         Raises:
@@ -68,8 +56,8 @@ class FragmentState:
                 not theirs.
         """
         assert header.outer is not None
-        vectors = 1 + MOMENTS[header.outer.optimizer]
-        if header.kind is not FrameKind.STATE or header.elements % vectors:
+        vectors = 1 + wire.MOMENTS[header.outer.optimizer]
+        if header.kind is not wire.FrameKind.STATE or header.elements % vectors:
             raise CorruptError(
                 f"A state frame of {header.elements} elements does not hold "
                 f"{vectors} equal vectors. Ask for the state again."
@@ -96,10 +84,10 @@ class FragmentState:
         *,
         run: str,
         fragment: int,
-        outer: OuterValues,
+        outer: wire.OuterValues,
         island: str = "",
         incarnation: int = 0,
-    ) -> tuple[Header, np.ndarray]:
+    ) -> tuple[wire.Header, np.ndarray]:
         """Return the state as a frame; its body is a copy."""
         body = np.concatenate(self.vectors).view(np.uint8)
         header = self.to_header(
@@ -121,13 +109,13 @@ class FragmentState:
         *,
         run: str,
         fragment: int,
-        outer: OuterValues,
+        outer: wire.OuterValues,
         island: str = "",
         incarnation: int = 0,
-    ) -> Header:
+    ) -> wire.Header:
         """Return the header of the frame whose body is `vectors`, one by one."""
-        header = Header(
-            kind=FrameKind.STATE,
+        header = wire.Header(
+            kind=wire.FrameKind.STATE,
             run=run,
             fragment=fragment,
             round=self.round,
@@ -138,9 +126,9 @@ class FragmentState:
             weight=0,
             outer=replace(outer, count=self.count),
         )
-        return with_body(header, *self.vectors)
+        return wire.with_body(header, *self.vectors)
 
-    def apply(self, agreed: Header, body: np.ndarray, *, threads: int = 1) -> None:
+    def apply(self, agreed: wire.Header, body: np.ndarray, *, threads: int = 1) -> None:
         """Take the outer step of `agreed`, a verified frame of the next round.
 
         A void round uses its number and moves nothing. The bits do not depend on the
@@ -159,7 +147,7 @@ class FragmentState:
             hashes = step_and_hash(
                 self.vectors, agreed, body, count=self.count, threads=threads
             )
-            self.digest = state_root(
+            self.digest = wire.state_root(
                 [hashes.tobytes()],
                 elements=len(self.anchor),
                 moments=len(self.moments),
@@ -167,7 +155,7 @@ class FragmentState:
             )
         self.round = agreed.round
 
-    def require_next(self, agreed: Header, *, elements: int) -> None:
+    def require_next(self, agreed: wire.Header, *, elements: int) -> None:
         """Return when `agreed` is the next outcome of this state, or of its fragment.
 
         Raises:
@@ -189,7 +177,7 @@ class FragmentState:
             )
 
 
-def _require_bounded(moments: Sequence[F32], header: Header) -> None:
+def _require_bounded(moments: Sequence[F32], header: wire.Header) -> None:
     """Return when moments can come of outer steps, which start with zeros.
 
     Larger ones would let the next outer step overflow.
@@ -205,7 +193,7 @@ def _require_bounded(moments: Sequence[F32], header: Header) -> None:
             )
 
 
-assert BLOCK == STATE_PIECE
+assert BLOCK == wire.STATE_PIECE
 
 U8 = NDArray[np.uint8]
 Mean = F32 | NDArray[np.uint16]
@@ -213,7 +201,7 @@ Mean = F32 | NDArray[np.uint16]
 DECODED_BY_KERNEL = {"fp32": np.float32, "bf16": np.uint16}
 """Codecs whose body Nesterov's kernel decodes itself, and its elements' type."""
 
-STEP_BLOCK = 4 * STATE_PIECE
+STEP_BLOCK = 4 * wire.STATE_PIECE
 """Elements per call of that kernel: enough that the call costs nothing."""
 
 HASH_BYTES = 16
@@ -223,7 +211,7 @@ Step = Callable[[slice, F32], None]
 
 def step_and_hash(
     vectors: Sequence[F32],
-    agreed: Header,
+    agreed: wire.Header,
     body: np.ndarray,
     *,
     count: int,
@@ -238,7 +226,7 @@ def step_and_hash(
     _require_length(agreed, body)
     elements = len(vectors[0])
     hashes = np.empty(
-        (-(-elements // STATE_PIECE), HASH_BYTES * len(vectors)), np.uint8
+        (-(-elements // wire.STATE_PIECE), HASH_BYTES * len(vectors)), np.uint8
     )
     if agreed.outer.optimizer == "nesterov":
         work = _hashing(vectors, agreed, agreed.outer, body, hashes)
@@ -250,8 +238,8 @@ def step_and_hash(
     return hashes
 
 
-def _require_length(agreed: Header, body: np.ndarray) -> None:
-    needed = codec(agreed.codec).body_bytes(agreed.elements)
+def _require_length(agreed: wire.Header, body: np.ndarray) -> None:
+    needed = wire.codec(agreed.codec).body_bytes(agreed.elements)
     if body.nbytes != needed:
         raise CorruptError(
             f"The outcome of fragment {agreed.fragment} has a body of {body.nbytes} "
@@ -262,14 +250,14 @@ def _require_length(agreed: Header, body: np.ndarray) -> None:
 
 def _hashing(
     vectors: Sequence[F32],
-    agreed: Header,
-    outer: OuterValues,
+    agreed: wire.Header,
+    outer: wire.OuterValues,
     body: np.ndarray,
     hashes: U8,
 ) -> kernels.Work:
     """Return Nesterov's step, whose kernel hashes while the data is in the cache."""
     anchor, velocity = vectors
-    down, dtype = codec(agreed.codec), DECODED_BY_KERNEL.get(agreed.codec)
+    down, dtype = wire.codec(agreed.codec), DECODED_BY_KERNEL.get(agreed.codec)
     scratch = ScratchPool(min(STEP_BLOCK, len(anchor)))
 
     def take(first: int, last: int, mean: Mean) -> None:
@@ -279,7 +267,7 @@ def _hashing(
             mean,
             outer.lr,
             outer.momentum,
-            hashes[first // STATE_PIECE : -(-last // STATE_PIECE)],
+            hashes[first // wire.STATE_PIECE : -(-last // wire.STATE_PIECE)],
         )
         if refused >= 0:
             raise CorruptError(
@@ -299,10 +287,14 @@ def _hashing(
 
 
 def _plain(
-    vectors: Sequence[F32], agreed: Header, step: Step, body: np.ndarray, hashes: U8
+    vectors: Sequence[F32],
+    agreed: wire.Header,
+    step: Step,
+    body: np.ndarray,
+    hashes: U8,
 ) -> kernels.Work:
     """Return a step that is hashed afterwards, piece by piece."""
-    down, scratch = codec(agreed.codec), ScratchPool(min(BLOCK, len(vectors[0])))
+    down, scratch = wire.codec(agreed.codec), ScratchPool(min(BLOCK, len(vectors[0])))
 
     def work(first: int, last: int) -> None:
         for block in blocks(last - first):
@@ -310,13 +302,13 @@ def _plain(
             with scratch.vector(span.stop - span.start) as mean:
                 down.decode(body, mean, first=span.start)
                 step(span, mean)
-            row = state_piece([vector[span] for vector in vectors])
-            hashes[span.start // STATE_PIECE] = np.frombuffer(row, np.uint8)
+            row = wire.state_piece([vector[span] for vector in vectors])
+            hashes[span.start // wire.STATE_PIECE] = np.frombuffer(row, np.uint8)
 
     return work
 
 
-def kernel_of(vectors: Sequence[F32], outer: OuterValues, count: int) -> Step:
+def kernel_of(vectors: Sequence[F32], outer: wire.OuterValues, count: int) -> Step:
     """Return the kernel of an optimizer, bound to its fp32 settings."""
     active = kernels.active()
     lr, momentum = np.float32(outer.lr), np.float32(outer.momentum)

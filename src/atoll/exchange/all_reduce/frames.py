@@ -22,26 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from atoll import wire
 from atoll.algorithm.merge import first_half
 from atoll.errors import CorruptError, UsageError
 from atoll.store import Data
-from atoll.wire import (
-    FrameKind,
-    Header,
-    TrainingProgress,
-    codec,
-    frame_bytes,
-    header_length,
-    pack,
-    piece_count,
-    piece_elements,
-    piece_range,
-    unpack,
-    verify_piece,
-    with_body,
-)
 
-PACKING = codec("fp32")
+PACKING = wire.codec("fp32")
 MAX_DIRECT = 3
 """Up to this number of ranks read all values of each other: parts would not be less."""
 
@@ -72,7 +58,7 @@ class ReduceTerms:
         """Number of parts of the body; with one, every rank reduces all of it."""
         if self.is_direct:
             return 1
-        return min(self.world_size, piece_count(self.sections.elements))
+        return min(self.world_size, wire.piece_count(self.sections.elements))
 
     @property
     def is_direct(self) -> bool:
@@ -84,14 +70,14 @@ class ReduceTerms:
 
     def pieces(self, part: int) -> range:
         """Return the pieces of the body that are in a part."""
-        pieces = piece_count(self.sections.elements)
+        pieces = wire.piece_count(self.sections.elements)
         first = part * pieces // self.num_parts
         return range(first, (part + 1) * pieces // self.num_parts)
 
     def window(self, pieces: range) -> tuple[int, int]:
         """Return the offsets in the body at which these pieces begin and end."""
-        first, _ = piece_range(PACKING, self.sections.elements, pieces.start)
-        _, last = piece_range(PACKING, self.sections.elements, pieces.stop - 1)
+        first, _ = wire.piece_range(PACKING, self.sections.elements, pieces.start)
+        _, last = wire.piece_range(PACKING, self.sections.elements, pieces.stop - 1)
         return first, last
 
 
@@ -107,18 +93,18 @@ class ExpectedFrame:
 
     def sealed(self, body: Bytes) -> list[Data]:
         """Return the frame with these values."""
-        return [pack(with_body(self._header(), body)), body.data]
+        return [wire.pack(wire.with_body(self._header(), body)), body.data]
 
     @property
     def size(self) -> int:
         """Bytes of the frame with its body."""
-        return frame_bytes(self._unread())
+        return wire.frame_bytes(self._unread())
 
     @property
     def header_bytes(self) -> int:
         return self.size - self._unread().body_bytes
 
-    def opened(self, head: memoryview, *, path: str) -> Header:
+    def opened(self, head: memoryview, *, path: str) -> wire.Header:
         """Return the header at the beginning of some bytes, if it is this frame's.
 
         Raises:
@@ -127,13 +113,13 @@ class ExpectedFrame:
         """
         length = header_bytes_of(head, path=path)
         try:
-            header = unpack(head[:length])
+            header = wire.unpack(head[:length])
         except CorruptError as exc:
             raise CorruptError(f"{path}: {exc} {_REMEDY}") from exc
         self._require(header, path=path)
         return header
 
-    def _require(self, header: Header, *, path: str) -> None:
+    def _require(self, header: wire.Header, *, path: str) -> None:
         expected = self._header()
         for field in ("kind", "run", "fragment", "round", "island"):
             actual, needed = getattr(header, field), getattr(expected, field)
@@ -153,47 +139,47 @@ class ExpectedFrame:
         if header.elements != expected.elements or not header.is_sealed:
             raise CorruptError(f"{path} has {header.elements} elements. {_REMEDY}")
 
-    def _header(self) -> Header:
+    def _header(self) -> wire.Header:
         fragment, elements = 0, self.terms.sections.elements
         if self.part is not None:
             pieces = self.terms.pieces(self.part)
             fragment = 1 + self.part
-            elements = sum(piece_elements(elements, index) for index in pieces)
-        return Header(
-            kind=FrameKind.UPDATE,
+            elements = sum(wire.piece_elements(elements, index) for index in pieces)
+        return wire.Header(
+            kind=wire.FrameKind.UPDATE,
             run=f"all-reduce.{self.terms.name}",
             fragment=fragment,
             round=self.round,
             island=f"rank-{self.rank:05d}",
             elements=elements,
-            progress=TrainingProgress(cursor=self.terms.text),
+            progress=wire.TrainingProgress(cursor=self.terms.text),
         )
 
-    def _unread(self) -> Header:
+    def _unread(self) -> wire.Header:
         header = self._header()
         return header.sealed(
             body_bytes=PACKING.body_bytes(header.elements),
-            pieces=(bytes(32),) * piece_count(header.elements),
+            pieces=(bytes(32),) * wire.piece_count(header.elements),
         )
 
 
 def header_bytes_of(head: memoryview, *, path: str) -> int:
     """Return the length of the header that begins with these bytes."""
     try:
-        return header_length(head, max_header_bytes=MAX_HEADER_BYTES)
+        return wire.header_length(head, max_header_bytes=MAX_HEADER_BYTES)
     except CorruptError as exc:
         raise CorruptError(f"{path}: {exc} {_REMEDY}") from exc
 
 
 def verified(
-    header: Header, pieces: Sequence[int], body: memoryview, *, path: str
+    header: wire.Header, pieces: Sequence[int], body: memoryview, *, path: str
 ) -> Bytes:
     """Return the bytes of some pieces of a frame's body, if their digests match."""
     offset = 0
     try:
         for index in pieces:
-            start, end = piece_range(PACKING, header.elements, index)
-            verify_piece(header, index, body[offset : offset + end - start])
+            start, end = wire.piece_range(PACKING, header.elements, index)
+            wire.verify_piece(header, index, body[offset : offset + end - start])
             offset += end - start
     except CorruptError as exc:
         raise CorruptError(f"{path}: {exc} {_REMEDY}") from exc

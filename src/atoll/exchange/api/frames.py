@@ -15,20 +15,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from atoll import wire
 from atoll.errors import CorruptError, UsageError
 from atoll.exchange.api.routes import RequestHead
 from atoll.exchange.base import U8, Frame
 from atoll.exchange.calls import AgreedCall
-from atoll.wire import (
-    MAX_BODY_BYTES,
-    MAX_HEADER_BYTES,
-    PREFIX_BYTES,
-    FrameKind,
-    Header,
-    header_length,
-    pack,
-    unpack,
-)
 from atoll.wire.digests import Bytes, view_of
 from atoll.wire.frame import VOUCHER_BYTES
 from atoll.wire.roster import FETCH_AGAIN
@@ -44,13 +35,13 @@ class Incoming:
     """The body of one request or reply."""
 
     def __init__(
-        self, read: Read, total_bytes: int, *, max_body_bytes: int = MAX_BODY_BYTES
+        self, read: Read, total_bytes: int, *, max_body_bytes: int = wire.MAX_BODY_BYTES
     ) -> None:
         self._read, self.left_bytes = read, total_bytes
         self._max_body_bytes = max_body_bytes
 
     @classmethod
-    def of(cls, data: Bytes, *, max_body_bytes: int = MAX_BODY_BYTES) -> Incoming:
+    def of(cls, data: Bytes, *, max_body_bytes: int = wire.MAX_BODY_BYTES) -> Incoming:
         """Return a body that is in memory; frames taken from it are views."""
         view, end = view_of(data), 0
 
@@ -84,28 +75,28 @@ class Incoming:
             )
         return self.take(self.left_bytes)
 
-    def header(self, *, max_bytes: int = MAX_HEADER_BYTES) -> Header:
+    def header(self, *, max_bytes: int = wire.MAX_HEADER_BYTES) -> wire.Header:
         """Return the next header; its body, if one follows, is not taken yet.
 
         `max_bytes` is the most that a header of the fragment can have.
         """
-        prefix = view_of(self.take(PREFIX_BYTES)).tobytes()
+        prefix = view_of(self.take(wire.PREFIX_BYTES)).tobytes()
         limits = {
             "max_header_bytes": min(
-                max_bytes, MAX_HEADER_BYTES, PREFIX_BYTES + self.left_bytes
+                max_bytes, wire.MAX_HEADER_BYTES, wire.PREFIX_BYTES + self.left_bytes
             ),
             "max_body_bytes": self._max_body_bytes,
         }
-        length = header_length(prefix, **limits)
-        rest = view_of(self.take(length - PREFIX_BYTES))
-        return unpack(prefix + rest.tobytes(), **limits)
+        length = wire.header_length(prefix, **limits)
+        rest = view_of(self.take(length - wire.PREFIX_BYTES))
+        return wire.unpack(prefix + rest.tobytes(), **limits)
 
-    def body(self, header: Header) -> U8:
+    def body(self, header: wire.Header) -> U8:
         """Return the body that a header announces; it is not verified here."""
         view = view_of(self.take(header.body_bytes))
         return np.frombuffer(view, np.uint8) if len(view) else np.empty(0, np.uint8)
 
-    def expect(self, header: Header) -> None:
+    def expect(self, header: wire.Header) -> None:
         """Return if exactly a header's body remains; the caller reads it elsewhere.
 
         Raises:
@@ -114,7 +105,7 @@ class Incoming:
         self.leave(header)
         self.finish()
 
-    def leave(self, header: Header) -> None:
+    def leave(self, header: wire.Header) -> None:
         """Return if a header's body can follow; the caller reads it elsewhere.
 
         Raises:
@@ -140,7 +131,7 @@ class Incoming:
             frames.append(self.frame())
         return tuple(frames)
 
-    def recovery(self) -> tuple[tuple[Header, ...], Frame]:
+    def recovery(self) -> tuple[tuple[wire.Header, ...], Frame]:
         """Return the headers of the last outcomes, and the state they lead to."""
         outcomes, header = self.recovery_headers()
         state = Frame(header, self.body(header))
@@ -148,15 +139,15 @@ class Incoming:
         return outcomes, state
 
     def recovery_headers(
-        self, *, max_bytes: int = MAX_HEADER_BYTES
-    ) -> tuple[tuple[Header, ...], Header]:
+        self, *, max_bytes: int = wire.MAX_HEADER_BYTES
+    ) -> tuple[tuple[wire.Header, ...], wire.Header]:
         """Return the headers of the last outcomes, and that of the state after them.
 
         The state's body is not taken yet. No header may have more than `max_bytes`.
         """
-        outcomes: list[Header] = []
+        outcomes: list[wire.Header] = []
         header = self.header(max_bytes=max_bytes)
-        while header.kind is FrameKind.AGREED:
+        while header.kind is wire.FrameKind.AGREED:
             if len(outcomes) == MAX_OUTCOMES:
                 raise UsageError(
                     f"More than {MAX_OUTCOMES} outcomes precede a state. "
@@ -181,7 +172,7 @@ def buffers_of(frame: Frame) -> tuple[Bytes, ...]:
             f"a body of {len(frame.body)} bytes is not the one that the "
             f"{frame.header.name} was sealed for, of {frame.header.body_bytes}."
         )
-    return (pack(frame.header), view_of(frame.body))
+    return (wire.pack(frame.header), view_of(frame.body))
 
 
 MAX_GATHERED = 4096
@@ -190,7 +181,7 @@ MAX_GATHERED = 4096
 
 def gathered_parts(call: AgreedCall) -> tuple[Bytes, ...]:
     """Return the body of a call, without a copy of the agreed frame's."""
-    heads = tuple(pack(header) for header in call.updates)
+    heads = tuple(wire.pack(header) for header in call.updates)
     if call.agreed is None:
         return heads
     return (*heads, *buffers_of(call.agreed), *call.vouchers)
@@ -203,13 +194,13 @@ def read_gathered(head: RequestHead, body: Incoming) -> AgreedCall:
         UsageError: it has too few or too many headers, or those of another round.
         CorruptError: a header is wrong, or the body has extra bytes.
     """
-    updates: list[Header] = []
+    updates: list[wire.Header] = []
     agreed: Frame | None = None
     vouchers: tuple[bytes, ...] = ()
     while body.left_bytes and agreed is None:
         header = body.header()
         _require_path(head, header)
-        if header.kind is FrameKind.AGREED and updates:
+        if header.kind is wire.FrameKind.AGREED and updates:
             agreed = Frame(header, body.body(header))
             vouchers = _vouchers(body, len(updates))
         else:
@@ -226,7 +217,7 @@ def _vouchers(body: Incoming, count: int) -> tuple[bytes, ...]:
     return tuple(data[start : start + VOUCHER_BYTES] for start in starts)
 
 
-def _require_path(head: RequestHead, header: Header) -> None:
+def _require_path(head: RequestHead, header: wire.Header) -> None:
     if (header.fragment, header.round) != (head.fragment, head.round):
         raise UsageError(
             f"The {header.name} does not belong to fragment {head.fragment}, round "
@@ -234,8 +225,8 @@ def _require_path(head: RequestHead, header: Header) -> None:
         )
 
 
-def _require_update(header: Header, before: int) -> None:
-    if header.kind is not FrameKind.UPDATE:
+def _require_update(header: wire.Header, before: int) -> None:
+    if header.kind is not wire.FrameKind.UPDATE:
         raise UsageError(
             f"The {header.name} is in the position of an update's header. "
             "Send the updates' headers, then the agreed frame."

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, get_args
 
+from atoll import protocol
 from atoll.errors import SettingsError, UsageError
 from atoll.exchange.api.fields import (
     FLAG,
@@ -38,16 +39,6 @@ from atoll.exchange.api.fields import (
     wrong,
 )
 from atoll.exchange.calls import JoinCall
-from atoll.protocol import (
-    Heartbeat,
-    HeldRound,
-    JoinReply,
-    JoinRequest,
-    ModelSpec,
-    Position,
-    Stats,
-    TensorSpec,
-)
 from atoll.protocol.messages import CountedWork
 from atoll.protocol.model import Role
 from atoll.settings import RunSettings
@@ -170,7 +161,7 @@ COUNTED = row(
 )
 RECEIPT = hexed(RECEIPT_BYTES, RECEIPT_BYTES)
 HOLDING = row(
-    HeldRound,
+    protocol.HeldRound,
     {"round": whole(), "digest": hexed(BASE_BYTES, BASE_BYTES)},
     last={"receipt": RECEIPT},
 )
@@ -181,7 +172,7 @@ _SHOWN = whole(0, _SIZE_MAX)
 _SECONDS = number(0.0, 2.0**40)
 
 STATS = table(
-    Stats,
+    protocol.Stats,
     {
         "version": text(64),
         "seconds": _SECONDS,
@@ -196,7 +187,7 @@ STATS = table(
 )
 
 BEAT = table(
-    Heartbeat,
+    protocol.Heartbeat,
     {
         "island": NAME,
         "incarnation": whole(),
@@ -208,7 +199,7 @@ BEAT = table(
 )
 
 POSITION = table(
-    Position,
+    protocol.Position,
     {
         "step": whole(),
         "rounds": listed(whole(), max_items=MAX_FRAGMENTS),
@@ -226,7 +217,7 @@ _HEX = hexed(0, 64)
 _DIGEST = JsonField(str, lambda value, path: _HEX.read(value, path).hex())
 
 TENSOR = row(
-    TensorSpec,
+    protocol.TensorSpec,
     {
         "name": text(MAX_TENSOR_NAME_BYTES, min_bytes=1),
         "shape": listed(whole(0, _SIZE_MAX), max_items=MAX_DIMENSIONS),
@@ -238,14 +229,14 @@ TENSOR = row(
 _TENSORS = listed(TENSOR, max_items=MAX_TENSORS)
 
 
-def _read_model(value: object, path: str) -> ModelSpec:
+def _read_model(value: object, path: str) -> protocol.ModelSpec:
     tensors = _TENSORS.read(value, path)
     seen: set[str] = set()
     for tensor in tensors:
         if tensor.name in seen:
             raise UsageError(f"{path} names {shown(tensor.name)} twice. {SEE}")
         seen.add(tensor.name)
-    return ModelSpec(tensors)
+    return protocol.ModelSpec(tensors)
 
 
 MODEL = JsonField(lambda model: _TENSORS.write(model.tensors), _read_model)
@@ -284,7 +275,7 @@ def read_join(value: object, *, island: str | None) -> JoinCall:
     """Return the join call of a form; `island` is the name in the path, if any."""
     fields = _JOIN.read(value, "join")
     key, nonce = fields.pop("key"), fields.pop("nonce")
-    return JoinCall(JoinRequest(island=island, **fields), key, nonce)
+    return JoinCall(protocol.JoinRequest(island=island, **fields), key, nonce)
 
 
 _JOINED: dict[str, JsonField[Any]] = {
@@ -303,13 +294,13 @@ _JOINED: dict[str, JsonField[Any]] = {
 _JOINED_FIELDS: JsonField[dict[str, Any]] = table(dict, _JOINED)
 
 
-def join_reply_form(reply: JoinReply) -> dict[str, Any]:
+def join_reply_form(reply: protocol.JoinReply) -> dict[str, Any]:
     """Return the JSON of the reply to a join, with all settings."""
     form = {key: rule.write(getattr(reply, key)) for key, rule in _JOINED.items()}
     return form | settings_form(reply.settings)
 
 
-def read_join_reply(value: object, path: str) -> JoinReply:
+def read_join_reply(value: object, path: str) -> protocol.JoinReply:
     """Return the reply to a join.
 
     Raises:
@@ -320,10 +311,12 @@ def read_join_reply(value: object, path: str) -> JoinReply:
     settings = read_settings(
         {key: form.pop(key) for key in SETTINGS_KEYS & form.keys()}, path
     )
-    return JoinReply(settings=settings, **_JOINED_FIELDS.read(form, path))
+    return protocol.JoinReply(settings=settings, **_JOINED_FIELDS.read(form, path))
 
 
-def model_fingerprint(model: ModelSpec | None, *, bundle: str | None = None) -> str:
+def model_fingerprint(
+    model: protocol.ModelSpec | None, *, bundle: str | None = None
+) -> str:
     """Return a digest of every name, shape, dtype, role and constant, in hex.
 
     The digest covers the bundle that defines the model, if there is one: a file that

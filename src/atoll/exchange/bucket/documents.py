@@ -18,24 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from atoll.errors import CorruptError, NoSuchObject, UsageError
-from atoll.exchange.api.fields import (
-    FLAG,
-    MAX_LARGE_BYTES,
-    NAME,
-    JsonField,
-    dump,
-    hexed,
-    listed,
-    load,
-    maybe,
-    number,
-    one_of,
-    require_table,
-    row,
-    table,
-    text,
-    whole,
-)
+from atoll.exchange.api import fields
 from atoll.exchange.api.messages import (
     BEAT,
     MAX_FRAGMENTS,
@@ -260,7 +243,7 @@ ACTIONS = (
 
 
 def _scalars(value: object, field: str) -> dict[str, Any]:
-    values = require_table(value, field)
+    values = fields.require_table(value, field)
     if len(values) > MAX_VALUES:
         raise UsageError(f"{field} has {len(values)} values, above {MAX_VALUES}.")
     return values
@@ -270,100 +253,117 @@ def _outer(optimizer: str, lr: float, momentum: float) -> OuterValues:
     return OuterValues(optimizer=optimizer, lr=lr, momentum=momentum)
 
 
-BASE = hexed(BASE_BYTES, BASE_BYTES)
-DIGEST = hexed(DIGEST_BYTES, DIGEST_BYTES)
-_MAYBE_DIGEST = hexed(0, DIGEST_BYTES)
-_SETTINGS: JsonField[RunSettings] = JsonField(settings_form, read_stored_settings)
-_OUTER = row(_outer, {"optimizer": text(32), "lr": number(), "momentum": number()})
-_ROSTER = JsonField(
+BASE = fields.hexed(BASE_BYTES, BASE_BYTES)
+DIGEST = fields.hexed(DIGEST_BYTES, DIGEST_BYTES)
+_MAYBE_DIGEST = fields.hexed(0, DIGEST_BYTES)
+_SETTINGS: fields.JsonField[RunSettings] = fields.JsonField(
+    settings_form, read_stored_settings
+)
+_OUTER = fields.row(
+    _outer,
+    {"optimizer": fields.text(32), "lr": fields.number(), "momentum": fields.number()},
+)
+_ROSTER = fields.JsonField(
     lambda roster: pack_roster(roster).hex(),
-    lambda value, field: unpack_roster(hexed(0, MAX_LARGE_BYTES).read(value, field)),
+    lambda value, field: unpack_roster(
+        fields.hexed(0, fields.MAX_LARGE_BYTES).read(value, field)
+    ),
 )
-_NUMBER = {"fragment": whole(), "round": whole()}
+_NUMBER = {"fragment": fields.whole(), "round": fields.whole()}
 
-SETTINGS: JsonField[SettingsDocument] = table(
-    SettingsDocument, {"run": NAME, "fingerprint": text(128), "settings": _SETTINGS}
+SETTINGS: fields.JsonField[SettingsDocument] = fields.table(
+    SettingsDocument,
+    {"run": fields.NAME, "fingerprint": fields.text(128), "settings": _SETTINGS},
 )
-RUN: JsonField[RunDocument] = table(
+RUN: fields.JsonField[RunDocument] = fields.table(
     RunDocument,
     {
-        "run": NAME,
-        "fingerprint": text(128),
-        "founding": text(64),
+        "run": fields.NAME,
+        "fingerprint": fields.text(128),
+        "founding": fields.text(64),
         "model": MODEL,
         "constants": DIGESTS,
     },
-    optional={"states": listed(_MAYBE_DIGEST, max_items=MAX_FRAGMENTS)},
+    optional={"states": fields.listed(_MAYBE_DIGEST, max_items=MAX_FRAGMENTS)},
 )
-SLOT: JsonField[SlotDocument] = table(SlotDocument, {"run": NAME, "island": NAME})
-MEMBER: JsonField[MemberDocument] = table(
+SLOT: fields.JsonField[SlotDocument] = fields.table(
+    SlotDocument, {"run": fields.NAME, "island": fields.NAME}
+)
+MEMBER: fields.JsonField[MemberDocument] = fields.table(
     MemberDocument,
     {
-        "run": NAME,
-        "slot": whole(),
-        "key": hexed(0, 64, is_secret=True),
-        "nonce": hexed(0, 64, is_secret=True),
-        "opened": listed(whole(), max_items=MAX_FRAGMENTS),
-        "stands": listed(
-            row(StandingUpdate, {**_NUMBER, "incarnation": whole()}),
+        "run": fields.NAME,
+        "slot": fields.whole(),
+        "key": fields.hexed(0, 64, is_secret=True),
+        "nonce": fields.hexed(0, 64, is_secret=True),
+        "opened": fields.listed(fields.whole(), max_items=MAX_FRAGMENTS),
+        "stands": fields.listed(
+            fields.row(StandingUpdate, {**_NUMBER, "incarnation": fields.whole()}),
             max_items=MAX_FRAGMENTS,
         ),
-        "beats": whole(),
-        "has_left": FLAG,
+        "beats": fields.whole(),
+        "has_left": fields.FLAG,
         "beat": BEAT,
     },
     optional={
-        "heads": listed(
-            row(RosterHead, {"round": whole(), "digest": DIGEST}),
+        "heads": fields.listed(
+            fields.row(RosterHead, {"round": fields.whole(), "digest": DIGEST}),
             max_items=MAX_FRAGMENTS,
         ),
-        "controls": whole(),
-        "wants": listed(
-            row(Want, {**_NUMBER, "island": NAME, "incarnation": whole()}),
+        "controls": fields.whole(),
+        "wants": fields.listed(
+            fields.row(
+                Want, {**_NUMBER, "island": fields.NAME, "incarnation": fields.whole()}
+            ),
             max_items=MAX_WANTS,
         ),
     },
 )
-CONTROL: JsonField[ControlDocument] = table(
+CONTROL: fields.JsonField[ControlDocument] = fields.table(
     ControlDocument,
     {
-        "run": NAME,
-        "action": one_of(*ACTIONS),
-        "values": JsonField(dict, _scalars),
-        "last_round": maybe(whole()),
-        "island": maybe(NAME),
-        "incarnation": whole(),
-        "target": maybe(text(2048)),
-        "nonce": text(64),
+        "run": fields.NAME,
+        "action": fields.one_of(*ACTIONS),
+        "values": fields.JsonField(dict, _scalars),
+        "last_round": fields.maybe(fields.whole()),
+        "island": fields.maybe(fields.NAME),
+        "incarnation": fields.whole(),
+        "target": fields.maybe(fields.text(2048)),
+        "nonce": fields.text(64),
     },
 )
-ROSTER: JsonField[RosterDocument] = table(
+ROSTER: fields.JsonField[RosterDocument] = fields.table(
     RosterDocument,
     {
-        "run": NAME,
+        "run": fields.NAME,
         **_NUMBER,
-        "epoch": whole(),
+        "epoch": fields.whole(),
         "base": BASE,
         "outer": _OUTER,
-        "shards": listed(NAME, max_items=MAX_SHARDS),
+        "shards": fields.listed(fields.NAME, max_items=MAX_SHARDS),
         "roster": _ROSTER,
-        "move": whole(),
+        "move": fields.whole(),
     },
-    optional={"before": _MAYBE_DIGEST, "controls": whole()},
+    optional={"before": _MAYBE_DIGEST, "controls": fields.whole()},
 )
-COUNTED = row(
+COUNTED = fields.row(
     CountedProgress,
-    {"island": NAME, "round": whole(), "inner_steps": whole(), "tokens": whole()},
+    {
+        "island": fields.NAME,
+        "round": fields.whole(),
+        "inner_steps": fields.whole(),
+        "tokens": fields.whole(),
+    },
 )
-STATE: JsonField[StateDocument] = table(
+STATE: fields.JsonField[StateDocument] = fields.table(
     StateDocument,
     {
-        "run": NAME,
+        "run": fields.NAME,
         **_NUMBER,
-        "parts": whole(1, 2**20),
-        "head": hexed(1, MAX_LARGE_BYTES),
-        "counted": listed(COUNTED, max_items=65_536),
-        "bases": listed(BASE, max_items=1024),
+        "parts": fields.whole(1, 2**20),
+        "head": fields.hexed(1, fields.MAX_LARGE_BYTES),
+        "counted": fields.listed(COUNTED, max_items=65_536),
+        "bases": fields.listed(BASE, max_items=1024),
     },
     optional={"roster": _MAYBE_DIGEST},
 )
@@ -379,11 +379,11 @@ class ReadDocument(Generic[T]):
     """False: the object is of 0.1.0, and only this digest names its bytes."""
 
 
-def packed(field: JsonField[T], document: T, key: str) -> list[Data]:
+def packed(field: fields.JsonField[T], document: T, key: str) -> list[Data]:
     """Return a document as the bytes of the object at `key`."""
     content = {"format": FORMAT, "key": key, "document": field.write(document)}
-    max_bytes = MAX_LARGE_BYTES - _SEALED_FROM - 1
-    rest = b'",' + dump(content, name="document", max_bytes=max_bytes)[1:]
+    max_bytes = fields.MAX_LARGE_BYTES - _SEALED_FROM - 1
+    rest = b'",' + fields.dump(content, name="document", max_bytes=max_bytes)[1:]
     return [_OPENING + blake3_digest(rest).hex().encode() + rest]
 
 
@@ -395,7 +395,7 @@ def digest_of(parts: list[Data]) -> bytes:
 
 
 def parse(
-    field: JsonField[T],
+    field: fields.JsonField[T],
     data: Data,
     *,
     key: str,
@@ -412,7 +412,7 @@ def parse(
 
 
 def _parsed(
-    field: JsonField[T],
+    field: fields.JsonField[T],
     data: Data,
     *,
     key: str,
@@ -433,7 +433,7 @@ def _parsed(
 
 
 def _opened(
-    field: JsonField[T], data: memoryview, key: str, *, is_placed: bool
+    field: fields.JsonField[T], data: memoryview, key: str, *, is_placed: bool
 ) -> ReadDocument[T]:
     """Return the document in an object, after its digest is verified."""
     is_sealed = bytes(data[: len(_OPENING)]) == _OPENING
@@ -443,7 +443,9 @@ def _opened(
             raise CorruptError("its bytes do not match the digest that it begins with.")
     else:
         digest = blake3_digest(data)
-    content = require_table(load(data, name=key, max_bytes=MAX_LARGE_BYTES), key)
+    content = fields.require_table(
+        fields.load(data, name=key, max_bytes=fields.MAX_LARGE_BYTES), key
+    )
     names = {"format", "document"} | ({"digest", "key"} if is_sealed else set())
     expected = FORMAT if is_sealed else UNSEALED_FORMAT
     if not is_sealed and content.get("format") == FORMAT:
@@ -465,7 +467,9 @@ def _opened(
     return ReadDocument(field.read(content["document"], key), digest, is_sealed)
 
 
-def fetch(store: Store, field: JsonField[T], key: str, *, run: str | None = None) -> T:
+def fetch(
+    store: Store, field: fields.JsonField[T], key: str, *, run: str | None = None
+) -> T:
     """Return the document at a key.
 
     Raises:
@@ -476,10 +480,12 @@ def fetch(store: Store, field: JsonField[T], key: str, *, run: str | None = None
 
 
 def fetch_read(
-    store: Store, field: JsonField[T], key: str, *, run: str | None = None
+    store: Store, field: fields.JsonField[T], key: str, *, run: str | None = None
 ) -> ReadDocument[T]:
     """Return the document at a key, and the digest of its object; else as `fetch`."""
-    return _parsed(field, store.get(key, 0, MAX_LARGE_BYTES + 1), key=key, run=run)
+    return _parsed(
+        field, store.get(key, 0, fields.MAX_LARGE_BYTES + 1), key=key, run=run
+    )
 
 
 def fetch_roster(store: Store, key: str, *, run: str | None = None) -> RosterDocument:

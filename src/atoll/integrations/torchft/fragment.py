@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from atoll import wire
 from atoll.errors import NonFinite, OutcomeLost, Refused, Unreachable
 from atoll.exchange import Exchange, Frame, Outcome
 from atoll.island.entry import fetch_state, state_frame
@@ -26,18 +27,6 @@ from atoll.protocol import (
 )
 from atoll.weights import FragmentLayout, FragmentState, Terms, seal, terms_of
 from atoll.weights.layout import F32
-from atoll.wire import (
-    FrameKind,
-    Header,
-    Roster,
-    TrainingProgress,
-    Verdict,
-    as_reason,
-    codec,
-    update_digest,
-    verify_body,
-    with_body,
-)
 
 ABSTAINS = "torchft: has the state, and contributes from the next round on"
 """The reason of a refused update: the island holds the state already."""
@@ -51,7 +40,7 @@ def never() -> bool:
     return False
 
 
-def roster_of(agreed: Header) -> Roster:
+def roster_of(agreed: wire.Header) -> wire.Roster:
     """Return the roster that every agreed frame has."""
     assert agreed.roster is not None
     return agreed.roster
@@ -61,7 +50,7 @@ def roster_of(agreed: Header) -> Roster:
 class RoundResult:
     """The outcome of the round of one step."""
 
-    agreed: Header
+    agreed: wire.Header
     mean: F32 | None
     """None: the round is void."""
 
@@ -117,18 +106,18 @@ class RoundClient:
         inner_steps: int,
         tokens: int,
         **fields: object,
-    ) -> Header:
+    ) -> wire.Header:
         """Return the header of an update of this island."""
         joined = self.joined
-        return Header(
-            kind=FrameKind.UPDATE,
+        return wire.Header(
+            kind=wire.FrameKind.UPDATE,
             run=joined.run,
             fragment=fragment,
             round=round,
             island=joined.island,
             incarnation=joined.incarnation,
             epoch=joined.epoch,
-            progress=TrainingProgress(inner_steps=inner_steps, tokens=tokens),
+            progress=wire.TrainingProgress(inner_steps=inner_steps, tokens=tokens),
             **fields,  # type: ignore[arg-type] # judged by the header itself
         )
 
@@ -167,7 +156,7 @@ class RoundClient:
         """Return the verified outcome of a round, or None if it is still open."""
         outcome = self.exchange.outcome(fragment, round, wait_s=wait_s)
         if outcome is not None and outcome.has_body:
-            verify_body(outcome.agreed.header, outcome.agreed.body)
+            wire.verify_body(outcome.agreed.header, outcome.agreed.body)
         return outcome
 
     def outcome(
@@ -228,7 +217,7 @@ class ReducedFragment:
             self._client.refuse(self.index, self.round, ABSTAINS, inner_steps=step + 1)
         else:
             frame = self._seal(values, step)
-            self._sent_digest = update_digest(frame.header)
+            self._sent_digest = wire.update_digest(frame.header)
             self._client.publish(frame)
         self.last_published = self.round
 
@@ -247,7 +236,7 @@ class ReducedFragment:
         mean = None
         if agreed.elements:
             mean = np.empty(self.layout.elements, np.float32)
-            codec(agreed.codec).decode(body, mean)
+            wire.codec(agreed.codec).decode(body, mean)
         self._follow(outcome)
         name, roster = self._client.joined.island, roster_of(agreed)
         verdict = verdict_of(roster, name, self._sent_digest)
@@ -256,7 +245,7 @@ class ReducedFragment:
         return RoundResult(
             agreed,
             mean,
-            has_counted=verdict is Verdict.COUNTED,
+            has_counted=verdict is wire.Verdict.COUNTED,
             reason=entry.reason if entry else "it came late",
         )
 
@@ -265,7 +254,7 @@ class ReducedFragment:
         self.state = fetch_state(self._client.exchange, self.index)
         self._client.hold(self.index, self.state)
 
-    def pass_void(self, agreed: Header) -> None:
+    def pass_void(self, agreed: wire.Header) -> None:
         """Advance past a round that changed nothing."""
         if self.state.round == agreed.round - 1:
             self.state.apply(agreed, np.empty(0, np.uint8))
@@ -307,20 +296,20 @@ class ReducedFragment:
                 decay=self._decay,
             )
         except NonFinite as exc:
-            fields["refused"], body = as_reason(str(exc)), np.empty(0, np.uint8)
+            fields["refused"], body = wire.as_reason(str(exc)), np.empty(0, np.uint8)
         else:
             fields |= {"elements": self.layout.elements, "norm": norm}
         header = self._client.header(
             self.index, self.round, inner_steps=step + 1, tokens=0, **fields
         )
-        return Frame(with_body(header, body) if body.size else header, body)
+        return Frame(wire.with_body(header, body) if body.size else header, body)
 
-    def _settle_residual(self, verdict: Verdict) -> None:
+    def _settle_residual(self, verdict: wire.Verdict) -> None:
         """Take the new residual if the update counted; clear it if it was refused."""
         if self._residual is None or self._residual_after is None:
             return
-        if verdict is Verdict.COUNTED:
+        if verdict is wire.Verdict.COUNTED:
             self._residual, self._residual_after = self._residual_after, self._residual
-        elif verdict is Verdict.REFUSED and self._sent_digest:
+        elif verdict is wire.Verdict.REFUSED and self._sent_digest:
             self._residual[:] = 0.0
         self._sent_digest = b""

@@ -21,36 +21,24 @@ from huggingface_hub import HfApi, JobHardware, JobInfo, get_token
 from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import (
-    GRACE_S,
-    CoordinatorPlacement,
-    Handle,
-    Keep,
-    Launcher,
-    LaunchOrder,
-    LaunchPlan,
-    Report,
-    State,
-    Traits,
-    read_options,
-)
+from atoll.launch import base
 from atoll.launch.job_leader import EXIT_CANCELLED, leader_argv, with_requirements
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 
 _STATES = {
-    "SCHEDULING": State.PENDING,
-    "RUNNING": State.RUNNING,
-    "COMPLETED": State.FINISHED,
-    "ERROR": State.FAILED,
-    "CANCELED": State.CANCELLED,
-    "DELETED": State.CANCELLED,
+    "SCHEDULING": base.State.PENDING,
+    "RUNNING": base.State.RUNNING,
+    "COMPLETED": base.State.FINISHED,
+    "ERROR": base.State.FAILED,
+    "CANCELED": base.State.CANCELLED,
+    "DELETED": base.State.CANCELLED,
 }
 _EXIT_CODE = re.compile(r"exit code:? *(\d+)", re.IGNORECASE)
 
 
-def open_launcher(options: Mapping[str, str]) -> Launcher:
+def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of the user who is logged in at the Hub."""
-    read = read_options(HfJobsOptions, options, engine=ENGINE)
+    read = base.read_options(HfJobsOptions, options, engine=ENGINE)
     if get_token() is None:
         raise UsageError(
             "No user is logged in at Hugging Face. Run `hf auth login`, or set "
@@ -68,26 +56,26 @@ class HfJobsLauncher:
         self._hub, self._read, self._options = hub, read, dict(options)
 
     @property
-    def traits(self) -> Traits:
+    def traits(self) -> base.Traits:
         # A restarted job has no directory, and would found the run again.
         options = {
             key: value for key, value in self._options.items() if key != "attempts"
         }
-        serving = CoordinatorPlacement(
+        serving = base.CoordinatorPlacement(
             is_in_sight=False,
             port=self._read.port,
             options={**options, "flavor": self._read.coordinator_flavor},
         )
-        return Traits(serving=serving)
+        return base.Traits(serving=serving)
 
-    def plan(self, order: LaunchOrder) -> LaunchPlan:
+    def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         calls = job_calls(order, self._read)
         secrets = sorted(order.values)
         data = [{"run_job": {**call, "secrets": secrets}} for call in calls]
         run_url = url(order, self._read) if order.is_coordinator else None
-        return LaunchPlan(data, json.dumps(data, indent=2) + "\n", run_url)
+        return base.LaunchPlan(data, json.dumps(data, indent=2) + "\n", run_url)
 
-    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
+    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
         calls, run_url = job_calls(order, self._read), self.plan(order).url
         namespace = self._namespace()
         reference = {"namespace": namespace, "jobs": {}}
@@ -114,13 +102,13 @@ class HfJobsLauncher:
             keep(handle)
         return handle
 
-    def poll(self, handle: Handle) -> tuple[Report, ...]:
+    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
         jobs = self._jobs(handle)
         return tuple(
             _report(handle, index, jobs.get(index)) for index in handle.indexes
         )
 
-    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
         job = self._jobs(handle).get(index)
         if job is None:
             return []
@@ -135,10 +123,10 @@ class HfJobsLauncher:
 
     def cancel(
         self,
-        handle: Handle,
+        handle: base.Handle,
         *,
         indexes: Collection[int] | None = None,
-        grace_s: float = GRACE_S,
+        grace_s: float = base.GRACE_S,
     ) -> None:
         jobs = self._jobs(handle)
         cancelled = handle.indexes if indexes is None else sorted(indexes)
@@ -165,7 +153,7 @@ class HfJobsLauncher:
         with _sdk_errors("read your name"):
             return str(self._hub.whoami()["name"])
 
-    def _jobs(self, handle: Handle) -> dict[int, JobInfo]:
+    def _jobs(self, handle: base.Handle) -> dict[int, JobInfo]:
         """Return the jobs of a launch that the Hub knows, by their islands' indexes."""
         namespace = handle.reference["namespace"]
         with _sdk_errors("list jobs"):
@@ -186,34 +174,37 @@ def _index(job: JobInfo) -> int:
     return int(label) if label.isdecimal() else -1
 
 
-def _is_of(handle: Handle, job: JobInfo) -> bool:
+def _is_of(handle: base.Handle, job: JobInfo) -> bool:
     """Return whether a job is an island, and not a copy, which has the same labels."""
     job_id = handle.reference["jobs"].get(str(_index(job)))
     return _index(job) in handle.indexes and job_id in (None, job.id)
 
 
-def _report(handle: Handle, index: int, job: JobInfo | None) -> Report:
+def _report(handle: base.Handle, index: int, job: JobInfo | None) -> base.Report:
     name = handle.island(index)
     if job is None:
-        return Report(index=index, name=name, state=State.LOST)
+        return base.Report(index=index, name=name, state=base.State.LOST)
     stage, reason = str(getattr(job.status.stage, "value", job.status.stage)), ""
     state = _STATES.get(stage)
     message = job.status.message or ""
     code = _EXIT_CODE.search(message)
     if state is None:
         # It is more likely pending than over, and the user can read the reason.
-        state, reason = State.PENDING, f"its stage is {stage!r}, which is unknown here"
-    elif state is State.FAILED:
+        state, reason = (
+            base.State.PENDING,
+            f"its stage is {stage!r}, which is unknown here",
+        )
+    elif state is base.State.FAILED:
         reason = message or "ERROR"
         if code is not None and int(code[1]) == EXIT_CANCELLED:
-            state = State.CANCELLED
-    elif state is State.FINISHED:
+            state = base.State.CANCELLED
+    elif state is base.State.FINISHED:
         code = None
-    return Report(
+    return base.Report(
         index=index,
         name=name,
         state=state,
-        exit_code=0 if state is State.FINISHED else int(code[1]) if code else None,
+        exit_code=0 if state is base.State.FINISHED else int(code[1]) if code else None,
         reason=reason,
         host=f"job {job.id}",
     )
@@ -302,7 +293,7 @@ class HfJobsOptions:
             )
 
 
-def job_calls(order: LaunchOrder, options: HfJobsOptions) -> list[dict[str, Any]]:
+def job_calls(order: base.LaunchOrder, options: HfJobsOptions) -> list[dict[str, Any]]:
     """Return the arguments of every island's `run_job`, except the secrets' values.
 
     Raises:
@@ -336,7 +327,7 @@ def job_calls(order: LaunchOrder, options: HfJobsOptions) -> list[dict[str, Any]
     ]
 
 
-def url(order: LaunchOrder, options: HfJobsOptions) -> str:
+def url(order: base.LaunchOrder, options: HfJobsOptions) -> str:
     """Return the URL of a coordinator, without the prefix that a job has to add.
 
     Raises:
@@ -356,7 +347,7 @@ def is_of_group(run: str) -> bool:
 
 
 def _aliases(
-    order: LaunchOrder, index: int, options: HfJobsOptions
+    order: base.LaunchOrder, index: int, options: HfJobsOptions
 ) -> list[str] | None:
     if options.network_group is None:
         return None

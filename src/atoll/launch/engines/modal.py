@@ -24,18 +24,7 @@ from modal import exception as faults
 from modal.config import config
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import (
-    GRACE_S,
-    Handle,
-    Keep,
-    Launcher,
-    LaunchOrder,
-    LaunchPlan,
-    Report,
-    State,
-    Traits,
-    read_options,
-)
+from atoll.launch import base
 from atoll.launch.job_leader import EXIT_CANCELLED, leader_argv
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 from atoll.security import Secret
@@ -47,9 +36,9 @@ CLOCKS_DIFFER_S = 600.0
 """How much earlier than the launch its log may begin, by another machine's clock."""
 
 
-def open_launcher(options: Mapping[str, str]) -> Launcher:
+def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of the user who is logged in at Modal."""
-    read = read_options(ModalOptions, options, engine=ENGINE)
+    read = base.read_options(ModalOptions, options, engine=ENGINE)
     require_login()
     return ModalLauncher(read, options)
 
@@ -61,14 +50,14 @@ class ModalLauncher:
         self._read, self._options = read, dict(options)
 
     @property
-    def traits(self) -> Traits:
-        return Traits()
+    def traits(self) -> base.Traits:
+        return base.Traits()
 
-    def plan(self, order: LaunchOrder) -> LaunchPlan:
+    def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         data = sandbox_calls(order, self._read)
-        return LaunchPlan(data, json.dumps(data, indent=2))
+        return base.LaunchPlan(data, json.dumps(data, indent=2))
 
-    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
+    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
         calls = sandbox_calls(order, self._read)
         reference: dict[str, Any] = {"app": self._read.app, "sandboxes": {}}
         handle = order.handle(
@@ -87,10 +76,10 @@ class ModalLauncher:
             keep(handle)
         return handle
 
-    def poll(self, handle: Handle) -> tuple[Report, ...]:
+    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
         return tuple(_report(handle, index) for index in handle.indexes)
 
-    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
         sandbox = _find(handle, index)
         if sandbox is None:
             return []
@@ -99,10 +88,10 @@ class ModalLauncher:
 
     def cancel(
         self,
-        handle: Handle,
+        handle: base.Handle,
         *,
         indexes: Collection[int] | None = None,
-        grace_s: float = GRACE_S,
+        grace_s: float = base.GRACE_S,
     ) -> None:
         for index in handle.indexes if indexes is None else sorted(indexes):
             sandbox = _find(handle, index)
@@ -110,19 +99,19 @@ class ModalLauncher:
                 end_sandbox(sandbox)
 
 
-def _find(handle: Handle, index: int) -> Any:
+def _find(handle: base.Handle, index: int) -> Any:
     sandbox_id = handle.reference["sandboxes"].get(str(index))
     name = sandbox_name(handle.id, index)
     return find_sandbox(sandbox_id, app=handle.reference["app"], name=name)
 
 
-def _report(handle: Handle, index: int) -> Report:
+def _report(handle: base.Handle, index: int) -> base.Report:
     name, sandbox = handle.island(index), _find(handle, index)
     if sandbox is None:
-        return Report(index=index, name=name, state=State.LOST)
+        return base.Report(index=index, name=name, state=base.State.LOST)
     code = exit_code(sandbox)
     state, reason = _state(sandbox, code)
-    return Report(
+    return base.Report(
         index=index,
         name=name,
         state=state,
@@ -132,23 +121,23 @@ def _report(handle: Handle, index: int) -> Report:
     )
 
 
-def _state(sandbox: Any, code: int | None) -> tuple[State, str]:
+def _state(sandbox: Any, code: int | None) -> tuple[base.State, str]:
     if code is None:
-        return State.RUNNING, ""  # Modal does not report pending sandboxes
+        return base.State.RUNNING, ""  # Modal does not report pending sandboxes
     if code == 0:
-        return State.FINISHED, ""
+        return base.State.FINISHED, ""
     ending = how_ended(sandbox)
     if ending == TIMED_OUT:
-        return State.FAILED, "its time limit was over"
+        return base.State.FAILED, "its time limit was over"
     if (ending or code == EXIT_CANCELLED) and was_cancelled(sandbox):
-        return State.CANCELLED, ""
+        return base.State.CANCELLED, ""
     if ending == TERMINATED:
-        return State.FAILED, "Modal ended it, without a request of `atoll cancel`"
+        return base.State.FAILED, "Modal ended it, without a request of `atoll cancel`"
     if code == EXIT_CANCELLED:
-        return State.CANCELLED, "it received SIGTERM, as before its time limit"
+        return base.State.CANCELLED, "it received SIGTERM, as before its time limit"
     if code == KILLED:
-        return State.FAILED, f"it was killed (exit code {code}), as without memory"
-    return State.FAILED, f"exit code {code}"
+        return base.State.FAILED, f"it was killed (exit code {code}), as without memory"
+    return base.State.FAILED, f"exit code {code}"
 
 
 ENGINE = "modal"
@@ -176,7 +165,9 @@ def sandbox_name(launch: str, index: int) -> str:
     return f"{launch}-{index}"
 
 
-def sandbox_calls(order: LaunchOrder, options: ModalOptions) -> list[dict[str, Any]]:
+def sandbox_calls(
+    order: base.LaunchOrder, options: ModalOptions
+) -> list[dict[str, Any]]:
     """Return every island's argv and keywords, with names instead of objects.
 
     Raises:
@@ -228,7 +219,7 @@ def _image(spec: IslandSpec, options: ModalOptions) -> dict[str, Any]:
     )
 
 
-def _secrets(order: LaunchOrder) -> dict[str, Any]:
+def _secrets(order: base.LaunchOrder) -> dict[str, Any]:
     """Return the variables given by value, and the secrets that Modal stores."""
     stored: dict[str, list[str]] = {}
     for variable, reference in in_engine(order.spec.secrets).items():

@@ -29,47 +29,36 @@ import yaml
 from sky import exceptions as faults
 
 from atoll.errors import Refused, Unreachable, UsageError
-from atoll.launch.base import (
-    GRACE_S,
-    Handle,
-    Keep,
-    Launcher,
-    LaunchOrder,
-    LaunchPlan,
-    Report,
-    State,
-    Traits,
-    read_options,
-)
+from atoll.launch import base
 from atoll.launch.job_leader import EXIT_CANCELLED, leader_argv
 from atoll.launch.spec import IslandSpec, Resources, in_engine
 from atoll.security import Secret
 
 CANCELLING = "CANCELLING"
 STATES = {
-    "PENDING": State.PENDING,
-    "SUBMITTED": State.PENDING,
-    "STARTING": State.PENDING,
-    "RUNNING": State.RUNNING,
-    "WINDING_DOWN": State.RUNNING,
-    "RECOVERING": State.RESTARTING,
-    CANCELLING: State.RUNNING,
-    "SUCCEEDED": State.FINISHED,
-    "CANCELLED": State.CANCELLED,
-    "FAILED": State.FAILED,
-    "FAILED_SETUP": State.FAILED,
-    "FAILED_PRECHECKS": State.FAILED,
-    "FAILED_NO_RESOURCE": State.FAILED,
-    "FAILED_CONTROLLER": State.FAILED,
+    "PENDING": base.State.PENDING,
+    "SUBMITTED": base.State.PENDING,
+    "STARTING": base.State.PENDING,
+    "RUNNING": base.State.RUNNING,
+    "WINDING_DOWN": base.State.RUNNING,
+    "RECOVERING": base.State.RESTARTING,
+    CANCELLING: base.State.RUNNING,
+    "SUCCEEDED": base.State.FINISHED,
+    "CANCELLED": base.State.CANCELLED,
+    "FAILED": base.State.FAILED,
+    "FAILED_SETUP": base.State.FAILED,
+    "FAILED_PRECHECKS": base.State.FAILED,
+    "FAILED_NO_RESOURCE": base.State.FAILED,
+    "FAILED_CONTROLLER": base.State.FAILED,
 }
 
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 
 
-def open_launcher(options: Mapping[str, str]) -> Launcher:
+def open_launcher(options: Mapping[str, str]) -> base.Launcher:
     """Return the launcher of this user at SkyPilot's server."""
     return SkyPilotLauncher(
-        read_options(SkyPilotOptions, options, engine=ENGINE), options
+        base.read_options(SkyPilotOptions, options, engine=ENGINE), options
     )
 
 
@@ -80,15 +69,15 @@ class SkyPilotLauncher:
         self._read, self._options = read, dict(options)
 
     @property
-    def traits(self) -> Traits:
-        return Traits()
+    def traits(self) -> base.Traits:
+        return base.Traits()
 
-    def plan(self, order: LaunchOrder) -> LaunchPlan:
+    def plan(self, order: base.LaunchOrder) -> base.LaunchPlan:
         data = tasks(order, self._read)
         written = [yaml.safe_dump(task, sort_keys=False) for task in data]
-        return LaunchPlan(data, "---\n".join(written))
+        return base.LaunchPlan(data, "---\n".join(written))
 
-    def launch(self, order: LaunchOrder, *, keep: Keep) -> Handle:
+    def launch(self, order: base.LaunchOrder, *, keep: base.Keep) -> base.Handle:
         launch_tasks = tasks(order, self._read)
         handle = order.handle(ENGINE, {}, options=self._options, begun_at_s=time.time())
         if _records(handle):
@@ -105,13 +94,13 @@ class SkyPilotLauncher:
         keep(handle)
         return handle
 
-    def poll(self, handle: Handle) -> tuple[Report, ...]:
+    def poll(self, handle: base.Handle) -> tuple[base.Report, ...]:
         records = _records(handle)
         return tuple(
             _report(handle, index, records.get(index)) for index in handle.indexes
         )
 
-    def logs(self, handle: Handle, index: int, *, after: int = 0) -> list[str]:
+    def logs(self, handle: base.Handle, index: int, *, after: int = 0) -> list[str]:
         record = _records(handle).get(index)
         if record is None:
             return []
@@ -120,10 +109,10 @@ class SkyPilotLauncher:
 
     def cancel(
         self,
-        handle: Handle,
+        handle: base.Handle,
         *,
         indexes: Collection[int] | None = None,
-        grace_s: float = GRACE_S,
+        grace_s: float = base.GRACE_S,
     ) -> None:
         wanted = handle.indexes if indexes is None else indexes
         requests = handle.reference.get("requests", {})
@@ -142,7 +131,7 @@ class SkyPilotLauncher:
             cancel_jobs(ids, grace_s=grace_s)
 
 
-def _records(handle: Handle) -> dict[int, Any]:
+def _records(handle: base.Handle) -> dict[int, Any]:
     """Return SkyPilot's records of the islands, by index."""
     names = {job_name(handle.id, index): index for index in handle.indexes}
     jobs = find_jobs(handle.id, names)
@@ -163,14 +152,14 @@ def _status(record: Any) -> str:
     return status
 
 
-def _report(handle: Handle, index: int, record: Any) -> Report:
+def _report(handle: base.Handle, index: int, record: Any) -> base.Report:
     name = handle.island(index)
     if record is None:
-        return Report(index=index, name=name, state=State.LOST)
+        return base.Report(index=index, name=name, state=base.State.LOST)
     status = _status(record)
     state, detail = STATES[status], record.failure_reason or ""
-    code = _EXIT_CODE.search(detail) if state is State.FAILED else None
-    return Report(
+    code = _EXIT_CODE.search(detail) if state is base.State.FAILED else None
+    return base.Report(
         index=index,
         name=name,
         state=state,
@@ -182,7 +171,7 @@ def _report(handle: Handle, index: int, record: Any) -> Report:
 
 
 def _reason(status: str, detail: str) -> str:
-    if STATES[status] is State.FAILED:
+    if STATES[status] is base.State.FAILED:
         return f"{status}: {detail}" if detail else status
     return status if status in (CANCELLING, "RECOVERING") else ""
 
@@ -211,7 +200,7 @@ def job_name(launch: str, index: int) -> str:
     return f"{launch}-{index}"
 
 
-def tasks(order: LaunchOrder, options: SkyPilotOptions) -> list[dict[str, Any]]:
+def tasks(order: base.LaunchOrder, options: SkyPilotOptions) -> list[dict[str, Any]]:
     """Return every island's task. Values of secrets are null, and given at launch.
 
     Raises:
@@ -293,7 +282,7 @@ def _accelerators(needs: Resources) -> dict[str, int] | None:
     return {needs.accelerator: needs.accelerators}
 
 
-def _secrets(order: LaunchOrder) -> dict[str, None]:
+def _secrets(order: base.LaunchOrder) -> dict[str, None]:
     """Return the secrets by name: those given at launch, and those SkyPilot keeps."""
     in_skypilot, stored = in_engine(order.spec.secrets), []
     for variable, named in in_skypilot.items():

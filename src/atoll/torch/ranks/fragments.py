@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll import wire
 from atoll.island.fragment import HeldBackWork, IslandFragment, UpdateInFlight
 from atoll.island.memory import WholeMemory, remaking
 from atoll.island.saved_state import (
@@ -34,15 +35,6 @@ from atoll.weights.layout import F32, blocks
 from atoll.weights.local import encode, want
 from atoll.weights.state import kernel_of
 from atoll.weights.verify import Norm
-from atoll.wire import (
-    MOMENTS,
-    STATE_PIECE,
-    OuterValues,
-    Verdict,
-    codec,
-    state_piece,
-    state_root,
-)
 
 
 @dataclass
@@ -82,7 +74,7 @@ class RankFragments:
     ) -> FragmentState:
         """Return this rank's part of the leader's state; the others pass None."""
         ranges = self.ownership.owned(self.rank, index)
-        count = 1 + MOMENTS[self.terms[index].outer.optimizer]
+        count = 1 + wire.MOMENTS[self.terms[index].outer.optimizer]
         vectors = [np.empty(ranges.elements, np.float32) for _ in range(count)]
         for number in range(count):
             full = state.vectors[number] if state is not None else None
@@ -196,7 +188,7 @@ class RankFragments:
         index: int,
         *,
         down: str,
-        outer: OuterValues,
+        outer: wire.OuterValues,
         count: int,
         body: np.ndarray | None,
     ) -> None:
@@ -220,10 +212,12 @@ class RankFragments:
         """
         vectors, width = self.slots[index].state.vectors, 16
         elements = self.ownership.layout[index].elements
-        rows = np.zeros((-(-elements // STATE_PIECE), width * len(vectors)), np.uint8)
+        rows = np.zeros(
+            (-(-elements // wire.STATE_PIECE), width * len(vectors)), np.uint8
+        )
         lone: list[list[int]] = [[] for _ in range(channel.size)]
-        for number, first in enumerate(range(0, elements, STATE_PIECE)):
-            last = min(first + STATE_PIECE, elements)
+        for number, first in enumerate(range(0, elements, wire.STATE_PIECE)):
+            last = min(first + wire.STATE_PIECE, elements)
             owner = self.ownership.owners(index)[number]
             if owner is not None:
                 lone[owner].append(number)
@@ -231,7 +225,7 @@ class RankFragments:
             if row is not None:
                 rows[number] = np.frombuffer(row, np.uint8)
         self._bring_rows(channel, rows, lone)
-        return state_root(
+        return wire.state_root(
             [rows.tobytes()], elements=elements, moments=len(vectors) - 1, count=count
         )
 
@@ -261,11 +255,13 @@ class RankFragments:
         cut = self.ownership.owned(self.rank, index).cut(first, last)
         if owner is not None:
             is_mine = owner == self.rank
-            return state_piece([v[cut.compact] for v in vectors]) if is_mine else None
+            return (
+                wire.state_piece([v[cut.compact] for v in vectors]) if is_mine else None
+            )
         chunks = [np.empty(last - first, np.float32) for _ in vectors]
         for vector, out in zip(vectors, chunks, strict=True):
             self._collect(channel, index, first, last, vector[cut.compact], out)
-        return state_piece(chunks) if self.is_leader else None
+        return wire.state_piece(chunks) if self.is_leader else None
 
     def _subtract_sent(
         self, channel: RankChannel, index: int, wanted: F32, body: np.ndarray | None
@@ -286,8 +282,8 @@ class RankFragments:
         first_error: FirstError,
     ) -> Iterator[tuple[int, int, F32]]:
         """Yield blocks of the leader's body that hold elements of this rank."""
-        scheme, ranges = codec(name), self.ownership.owned(self.rank, index)
-        scratch = np.empty(STATE_PIECE, np.float32)
+        scheme, ranges = wire.codec(name), self.ownership.owned(self.rank, index)
+        scratch = np.empty(wire.STATE_PIECE, np.float32)
         for first, last in self._chunks(index):
             piece = np.empty(scheme.body_bytes(last - first), np.uint8)
             if body is not None:
@@ -352,7 +348,7 @@ class _Writer:
     def write(self, first: int, values: F32) -> None:
         """Encode values from element `first` on, and add their decoded norm."""
         assert self._body is not None
-        sent = np.empty(min(STATE_PIECE, len(values)), np.float32)
+        sent = np.empty(min(wire.STATE_PIECE, len(values)), np.float32)
         for block in blocks(len(values)):
             chunk, start = values[block], first + block.start
             encode(self._layout, self._up, chunk, self._body, start, self._seed)
@@ -424,7 +420,7 @@ def _filled_update(update: UpdateInFlight, summary: FragmentSummary) -> UpdateIn
         arrival.set_result(
             AppliedOutcome(
                 decision=WorkDecision(summary["how"]),
-                verdict=Verdict.COUNTED,
+                verdict=wire.Verdict.COUNTED,
                 reason="",
                 through=summary["round"],
                 position=None,

@@ -1,7 +1,7 @@
 """Owns a run's settings, membership, rounds and weights, and makes them durable.
 
-Does not know the training loop. `service`, `long_polls` and `restore` do not know HTTP
-either: the simulator drives them too, and `app.Coordinator` serves them.
+Does not know the training loop. `service`, `threads.LongPolls` and `restore` do not
+know HTTP either: the simulator drives them too, and `app.Coordinator` serves them.
 Start reading at `service.Service`, then `threads` and `routes`.
 """
 

@@ -8,13 +8,11 @@ Rule 2: a file that does not say its model's order waits for the first island, w
 Rule 3: weights that do not fit change nothing: the island gets the reason, and the file
         stays.
 
-
-A safetensors file as the first weights of a run.
-
-Rule 1: bytes are judged like bytes from a stranger: every size is bounded by the file.
-Rule 2: a tensor is taken by its name, and must have the model's shape and dtype.
-Rule 3: a constant is taken if the file has it, and must have the model's digest.
-Rule 4: fragments depend on the model's own order, which safetensors does not keep. A
+The file is a safetensors file.
+Rule 4: bytes are judged like bytes from a stranger: every size is bounded by the file.
+Rule 5: a tensor is taken by its name, and must have the model's shape and dtype.
+Rule 6: a constant is taken if the file has it, and must have the model's digest.
+Rule 7: fragments depend on the model's own order, which safetensors does not keep. A
         file that `atoll export` wrote says it in its metadata; any other needs an
         island that says it.
 """

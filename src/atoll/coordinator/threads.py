@@ -1,15 +1,18 @@
 """A service shared by threads: a lock, a ticker, a thread that reduces, and long polls.
 
-Rule 1: the lock guards the state machine and the log. Bodies are received, reduced and
-        made durable outside of it, so that a heartbeat never waits for a round, nor for
-        a departing island.
-Rule 2: one thread reduces a round. Until it is done the fragment is in the phase
-        CLOSING, and no other thread touches its weights.
+Rule 1: the lock guards the state machine and the log. Large bodies are received,
+        reduced and made durable outside of it, so that a heartbeat never waits for a
+        round, nor for a departing island. Only the record of a commit, and a body that
+        is small enough to be in it, are synced under the lock.
+Rule 2: one thread reduces a round: `atoll-reduce`, or the caller of `gather`. Until it
+        is done the fragment is in the phase CLOSING, and no other thread touches its
+        weights.
 Rule 3: an answer callback runs under the lock, and must only hand the answer over.
 Rule 4: a reader of weights holds a lock per fragment, which the reducing thread takes
         too. It is taken before the service's lock, never after it: a thread that waited
         for a reader with the service's lock would stop every heartbeat, and the reader
-        itself needs that lock to look up the weights.
+        itself needs that lock to look up the weights. So the order is: the lock of a
+        cached file (`AnchorFiles`, `StateFiles`), the fragment's lock, the service's.
 
 Calls for an outcome that does not exist yet are long polls: they stay open for a while.
 Rule 5: a long poll ends with its connection: `forget` leaves nothing behind.

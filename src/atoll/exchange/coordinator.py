@@ -294,13 +294,13 @@ class CoordinatorExchange:
         return beat if self.stats is None else replace(beat, stats=self.stats())
 
     def _ask(self, call: calls.Call) -> calls.Reply:
-        # The outermost of four nested retries of one call, each for another failure:
+        # The outermost of five nested retries of one call, each for another failure:
         # 1. here: the coordinator is unreachable or its disk fails. Repeat with
         #    growing pauses until it answers; it may be restarting for minutes.
-        # 2. `HttpLine._ask`: a reply does not verify. Ask for it again a few times.
-        # 3. `http.download`: a connection broke within a body. Resume at that byte.
-        # 4. `HttpClient.call`: an idle connection turned out closed. Open a new one.
-        # `_call`, below, repeats after a new join: the failure was a lost lease.
+        # 2. `_call`: the run has lost this incarnation. Join again, and repeat once.
+        # 3. `HttpLine._ask`: a reply does not verify. Ask for it again a few times.
+        # 4. `http.download`: a connection broke within a body. Resume at that byte.
+        # 5. `HttpClient.call`: an idle connection turned out closed. Open a new one.
         pause_s = FIRST_PAUSE_S
         while True:
             try:

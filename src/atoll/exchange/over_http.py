@@ -94,7 +94,7 @@ class HttpLine:
         self._caller.close()
 
     def _ask(self, call: Call) -> Reply:
-        # The second of four nested retries: see `CoordinatorExchange._ask`.
+        # The third of five nested retries: see `CoordinatorExchange._ask`.
         for _ in range(CORRUPT_ATTEMPTS - 1):
             try:
                 return self._ask_once(call)

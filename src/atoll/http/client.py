@@ -142,7 +142,7 @@ class HttpClient:
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
             is_repeatable=is_repeatable,
         )
-        # The innermost of four nested retries: an idle connection may turn out closed.
+        # The innermost of five nested retries: an idle connection may turn out closed.
         # `CoordinatorExchange._ask` lists all four.
         connection = self._take_idle()
         if connection is not None:
@@ -660,7 +660,7 @@ def download(
     Raises:
         Unreachable: no part has arrived, or it broke too often; a repetition is safe.
     """
-    # The third of four nested retries: see `CoordinatorExchange._ask`.
+    # The fourth of five nested retries: see `CoordinatorExchange._ask`.
     pause_s = FIRST_PAUSE_S
     for _ in range(RESUMES):
         before = fetching.filled_bytes

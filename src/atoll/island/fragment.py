@@ -139,11 +139,6 @@ class IslandFragment:
         with self.lock:
             return self.state.digest
 
-    def holding(self) -> HeldRound:
-        """Return the round that the state has reached."""
-        with self.lock:
-            return HeldRound(self.state.round, self.state.digest)
-
     def is_over(self, round: int) -> bool:
         """Return whether a round was over when this incarnation resumed."""
         return round <= self.over_through

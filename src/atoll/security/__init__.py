@@ -1,7 +1,7 @@
 """Owns the access to a run: certificates, tokens, invites, credentials, the policy.
 
 Does not know the contents of a run, nor how a request arrives.
-Start reading at `policy`, then `tokens`, `invite` and `tls`.
+Start reading at `tokens`, then `invite` and `tls`.
 
 `certificates` is imported by its own name: loading `cryptography` takes time, and only
 code that makes certificates needs it.

@@ -102,7 +102,7 @@ class AuditEvent:
         _require(self.role, Role, optional=True)
         _require(self.action, AuditAction, optional=True)
         if not any(self.route is row for row in (*ROUTES, UNLISTED)):
-            raise UsageError("route must be a row of policy.ROUTES. Use route_of().")
+            raise UsageError("route must be a row of tokens.ROUTES. Use route_of().")
         object.__setattr__(self, "address", _address(self.address))
         object.__setattr__(self, "at_unix_s", _number(self.at_unix_s))
         object.__setattr__(self, "untold", int(_number(self.untold)))

@@ -4,7 +4,7 @@ Rule 1: every observer keeps a `CoordinatorState` of the objects that it has rea
         applies the rules of the coordinator's machine to it. Two observers may read
         objects at different times; a decision (a roster, a control) is put once, and
         is the same for both.
-Rule 2: a member has left when its document has not changed for a lease of the
+Rule 2: a member counts as gone while its document has not changed for a lease of the
         observer's own clock. No clock of a writer is ever read: clocks of machines
         may differ by more than a lease; a wrong one would evict a live island, or keep
         a dead one.

@@ -1,7 +1,7 @@
 """Islands as training jobs of SageMaker, one job each.
 
 Start reading at `SageMakerLauncher`, then `job_requests`: the request of
-`CreateTrainingJob`, as data; `inside` is what runs in the container.
+`CreateTrainingJob`, as data; `entrypoint` runs in the container.
 
 Jobs are named by their launch, so one without a response can be ended too. A job's
 environment can be read with the permission to describe it, so secrets go through AWS

@@ -32,7 +32,7 @@ demo: setup
 	$(VENV)/bin/atoll demo --dir $(DEMO)
 
 test: setup
-	$(PY) -m pytest -n 2 --dist worksteal -m "not gpu"
+	$(PY) -m pytest -n 4 --dist worksteal -m "not gpu"
 
 test-fast: setup
 	$(PY) -m pytest -n 2 -m "not gpu" $(addprefix --ignore=,$(SLOW))

@@ -109,7 +109,7 @@ def test_pods_that_die_at_once_go_after_a_pause_that_grows(
     handle = stage.open_launcher().launch(order, keep=NOTHING)
     (report,) = stage.until(handle, are_over)
     said = [each.read_text() for each in server.directory.glob("*/log")]
-    paused = set(re.findall(r"exit code 3, and goes in (\S+) s", "".join(said)))
+    paused = set(re.findall(r"exit code 3, and exits in (\S+) s", "".join(said)))
 
     assert paused == {"0.5", "1"}
     assert (report.state, report.restarts) == (State.FAILED, 2)

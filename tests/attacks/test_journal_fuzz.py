@@ -13,7 +13,7 @@ from atoll.errors import CorruptError, UsageError
 from atoll.journal import Journal
 from atoll.journal.constants import name_of
 from atoll.journal.log import ENTRY_BYTES
-from atoll.simulate.disk import SimDisk
+from atoll.simulate.world import SimDisk
 from atoll.wire import blake3_digest
 from tests.attacks.mutations import Files, mutated
 from tests.exchange.constant_samples import BASE, SPECS

@@ -11,7 +11,7 @@ import pytest
 
 import atoll.checkpoint
 from atoll.checkpoint import Saver
-from atoll.checkpoint.writer import Arena, encode_components
+from atoll.checkpoint.saver import Arena, encode_components
 from atoll.errors import AtollError, UsageError
 from tests.checkpoint.objects import Weights, newest_value, save_value
 

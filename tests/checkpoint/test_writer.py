@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from atoll.checkpoint.manifest import begin, finished
-from atoll.checkpoint.writer import (
+from atoll.checkpoint.saver import (
     WriteJob,
     encode_components,
     finish,

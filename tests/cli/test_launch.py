@@ -20,7 +20,7 @@ import typer
 from atoll.cli import launch_coordinator, load_command
 from atoll.cli.launch import _follow, size_bytes
 from atoll.cli.launch_coordinator import RunTarget, wait_until_serving
-from atoll.cli.launch_follower import LaunchFollower
+from atoll.cli.launches import LaunchFollower
 from atoll.errors import UsageError
 from atoll.launch import IslandSpec, engines
 from atoll.launch.api import Launched, launch_spec

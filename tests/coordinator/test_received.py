@@ -20,7 +20,7 @@ from atoll.exchange.bucket import BucketReader, StoreExchange, documents, keys
 from atoll.exchange.bucket.create import make_run
 from atoll.exchange.bucket.documents import ControlDocument, packed
 from atoll.exchange.bucket.move import MovedRun, MoveOut
-from atoll.exchange.relocation import FollowingExchange, RunLocation
+from atoll.island.join import FollowingExchange, RunLocation
 from atoll.journal import Journal
 from atoll.protocol import JoinRequest
 from atoll.protocol.events import MoveRequested

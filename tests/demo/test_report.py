@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from atoll import RunSettings
-from atoll.demo import charts as svg
 from atoll.demo import report
+from atoll.demo import report as svg
 from tests.demo.small import SETTINGS, results
 
 pytestmark = pytest.mark.torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.demo import charts as figures
+from atoll.demo import report as figures
 from atoll.demo import report as progress
 from atoll.demo import report as table
 from tests.demo.small import results

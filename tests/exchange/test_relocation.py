@@ -29,7 +29,7 @@ from atoll.exchange.bucket.move import (
     is_here,
     require_free,
 )
-from atoll.exchange.relocation import FollowingExchange, RunLocation
+from atoll.island.join import FollowingExchange, RunLocation
 from atoll.protocol import Heartbeat, HeldRound, JoinReply, JoinRequest, Reception
 from atoll.protocol.events import (
     Event,

@@ -10,7 +10,7 @@ import pytest
 from atoll.errors import RunMoved, Unreachable
 from atoll.exchange import CoordinatorExchange, Frame, Outcome
 from atoll.exchange.base import Constants
-from atoll.exchange.relocation import FollowingExchange, RunLocation
+from atoll.island.join import FollowingExchange, RunLocation
 from atoll.protocol import (
     Heartbeat,
     JoinReply,

@@ -20,7 +20,7 @@ from atoll.journal import (
     MoveRecord,
     PauseRecord,
 )
-from atoll.simulate.disk import SimDisk
+from atoll.simulate.world import SimDisk
 from tests.journal.runs import RUN, Run, a_departing
 
 FILES = [Path(__file__).with_name(f"golden-v{version}.json") for version in (1, 2)]

@@ -14,8 +14,8 @@ from functools import cache
 from atoll.disk import Data
 from atoll.errors import DiskFull, UsageError
 from atoll.journal import Journal
-from atoll.simulate.disk import SimDisk
 from atoll.simulate.scheduler import ProcessDead
+from atoll.simulate.world import SimDisk
 from tests.journal.runs import Run, View, view
 
 Act = Callable[[Run], None]

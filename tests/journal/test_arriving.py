@@ -14,7 +14,7 @@ from atoll.journal import (
     Journal,
 )
 from atoll.protocol import ModelSpec
-from atoll.simulate.disk import SimDisk
+from atoll.simulate.world import SimDisk
 from atoll.wire import Header
 from tests.journal.runs import RUN, Framed, Run, a_created, a_departing, bits, view
 

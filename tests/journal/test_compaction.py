@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atoll.disk import SystemDisk
-from atoll.simulate.disk import SimDisk
+from atoll.simulate.world import SimDisk
 from atoll.wire import MOMENTS, PIECE_ELEMENTS, OuterValues, pack
 from tests.journal.runs import RUN, Run
 

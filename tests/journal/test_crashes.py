@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.errors import DiskFull
-from atoll.simulate.disk import SimDisk
 from atoll.simulate.scheduler import ProcessDead
+from atoll.simulate.world import SimDisk
 from tests.journal.runs import Run
 from tests.journal.stories import (
     ACTS,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atoll.errors import CorruptError
 from atoll.journal import Journal
 from atoll.journal.files import departing_name
-from atoll.simulate.disk import SimDisk
+from atoll.simulate.world import SimDisk
 from atoll.weights import FragmentState
 from atoll.wire import FrameKind, Header, OuterValues, pack, with_body
 from tests.journal.runs import (

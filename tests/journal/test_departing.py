@@ -10,7 +10,7 @@ import pytest
 
 from atoll.disk import SystemDisk
 from atoll.errors import DiskFull, UsageError
-from atoll.simulate.disk import SimDisk
+from atoll.simulate.world import SimDisk
 from tests.journal.runs import LARGE, SMALL, Run, a_departing, an_agreed
 from tests.journal.stories import NoRoom
 

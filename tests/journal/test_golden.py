@@ -14,7 +14,7 @@ from atoll.journal import (
     Journal,
 )
 from atoll.journal.files import load_receipt_key
-from atoll.simulate.disk import SimDisk
+from atoll.simulate.world import SimDisk
 from atoll.wire import Verdict
 from tests.journal.golden import (
     CREATED,

@@ -19,7 +19,7 @@ from atoll.journal import (
     StagedRecord,
 )
 from atoll.settings import RunSettings
-from atoll.simulate.disk import SimDisk
+from atoll.simulate.world import SimDisk
 from atoll.weights import FragmentState
 from atoll.wire import Roster, Verdict
 from tests.journal.runs import (

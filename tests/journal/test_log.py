@@ -14,7 +14,7 @@ from atoll.disk import Disk
 from atoll.errors import CorruptError, DiskFull, UsageError
 from atoll.journal.encoding import HEAD_BYTES, MARK, RECORD_BYTES
 from atoll.journal.log import RecordLog
-from atoll.simulate.disk import SimDisk
+from atoll.simulate.world import SimDisk
 from tests.journal.stories import NoRoom
 
 FIRST = "log/00000001"

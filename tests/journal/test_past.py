@@ -10,7 +10,7 @@ import pytest
 
 from atoll.disk import SystemDisk
 from atoll.errors import CorruptError, UsageError
-from atoll.simulate.disk import SimDisk
+from atoll.simulate.world import SimDisk
 from atoll.wire import PIECE_ELEMENTS, OuterValues
 from tests.journal.runs import LARGE, NESTEROV, SMALL, Run
 

@@ -11,7 +11,7 @@ from atoll.journal.records import (
     RecoveredRecord,
 )
 from atoll.journal.replay import MAX_LOST_ROUNDS
-from atoll.simulate.disk import SimDisk
+from atoll.simulate.world import SimDisk
 from tests.journal.golden import FILES, golden_run
 from tests.journal.test_golden import stored
 

@@ -15,7 +15,7 @@ import pytest
 from atoll.disk import SystemDisk
 from atoll.errors import CorruptError, UsageError
 from atoll.journal import Journal
-from atoll.simulate.disk import SimDisk
+from atoll.simulate.world import SimDisk
 from tests.journal.runs import LARGE, SMALL, Run, bits, view
 
 ROOT = Path(__file__).parents[2]

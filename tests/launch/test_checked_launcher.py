@@ -81,6 +81,6 @@ def test_every_launcher_is_given_out_so(
         (tmp_path / program).write_text(f"#!/bin/sh\necho '{said}'\n")
         (tmp_path / program).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    message = r"The response of slurm to 'poll' .*'many' \(scheduler\.py, line \d+\)"
+    message = r"The response of slurm to 'poll' .*'many' \(__init__\.py, line \d+\)"
     with pytest.raises(Unreachable, match=message):
         open_launcher("slurm").poll(HANDLE)

@@ -40,11 +40,8 @@ SHARED_CLASSES = {
 """Class names that may mean several classes, with the reason."""
 
 OWN_MODULES = {
-    "atoll.cli.launch_follower": "the live view of a launch; launch starts one",
-    "atoll.cli.migration": "the steps of a move, each repeatable; move is the verb",
-    "atoll.demo.charts": "SVG and number formats; the report is the page's text",
     "atoll.demo.report": "what the demo shows; the verb is in another package",
-    "atoll.checkpoint.writer": "copies and writes one snapshot; the saver says when",
+    "atoll.cli.migration": "slow to import; the verb needs it only after its checks",
     "atoll.coordinator.operators": "HTTP routes of operators; the app is the process",
     "atoll.coordinator.routes": "HTTP routes of islands; the app is the process",
     "atoll.exchange.all_reduce.reduction": "its package's entry; `__init__` lists it",
@@ -52,7 +49,6 @@ OWN_MODULES = {
     "atoll.exchange.collective.gloo": "adapter of torch's process groups",
     "atoll.exchange.collective.memory": "adapter: a collective of threads",
     "atoll.exchange.over_http": "adapter of HTTP",
-    "atoll.exchange.relocation": "an exchange around any other one; joins compose it",
     "atoll.http.server": "the path of a request; the listener owns port and threads",
     "atoll.integrations.torchft.island": "the island; the manager is torchft's API",
     "atoll.integrations.torchft.state_transfer": "a protocol, and its byte format",
@@ -65,8 +61,6 @@ OWN_MODULES = {
     "atoll.kernels.with_numba.topk": "listed for `kernels.active`",
     "atoll.launch.engines.kubernetes.cluster": "adapter of the Kubernetes API",
     "atoll.launch.engines.ray.actors": "adapter: the code of Ray's actors",
-    "atoll.launch.engines.slurm.scheduler": "adapter of Slurm's programs",
-    "atoll.simulate.disk": "adapter of the port Disk: files in memory, power cuts",
     "atoll.simulate.invariants.bucket": "referee of a run that a bucket decides",
     "atoll.simulate.invariants.coordinator": "referee of a run with a coordinator",
     "atoll.simulate.report": "output of `atoll simulate`; the verb only prints it",

@@ -23,7 +23,7 @@ from atoll.cli.launch_coordinator import (
     serve_inside,
     serve_spec,
 )
-from atoll.cli.launch_follower import LaunchFollower
+from atoll.cli.launches import LaunchFollower
 from atoll.cli.run_file import Assignments
 from atoll.cli.run_names import complete_run_name, locate_run
 from atoll.errors import UsageError

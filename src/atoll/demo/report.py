@@ -2,19 +2,22 @@
 
 The page has no script, no font, no picture and no style from elsewhere; text from other
 machines, such as an island's name, is escaped.
+
+Charts are SVG. Colours are left to the page: a shape has a class, and no colour.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from atoll.demo import charts
-from atoll.demo.results import ParallelResults, Results
+from atoll.demo.results import IslandResults, ParallelResults, Point, Results, thin
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -31,7 +34,7 @@ MARK = (
 def page(results: Results) -> str:
     """Return the whole page."""
     style = files("atoll.demo").joinpath("report.css").read_text()
-    heading = f"{charts.format_few(len(results['islands']))} islands, one model"
+    heading = f"{format_few(len(results['islands']))} islands, one model"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -46,8 +49,8 @@ def page(results: Results) -> str:
 
 def sentence(results: Results) -> str:
     """Return a sentence that sums up the results."""
-    count = charts.format_few(len(results["islands"]))
-    size = charts.format_count(results["islands"][0]["num_parameters"])
+    count = format_few(len(results["islands"]))
+    size = format_count(results["islands"][0]["num_parameters"])
     text = (
         f"{count} processes, each reading another era of presidents' messages to "
         f"Congress, trained one GPT of {size} parameters together in "
@@ -64,7 +67,7 @@ def _comparison(results: Results, other: float) -> str:
     if abs(share) < 0.0005:
         return "with the same loss"
     side = "above" if share > 0 else "below"
-    return f"{charts.format_share(abs(share))} {side} its loss"
+    return f"{format_share(abs(share))} {side} its loss"
 
 
 def _opening(results: Results, heading: str) -> str:
@@ -92,15 +95,14 @@ def _numbers(results: Results) -> str:
             f"than data parallel in bf16, {results['ratio_fp32']:.0f}{TIMES} in fp32",
         ),
         _card(
-            charts.format_share(results["stall_share"]),
+            format_share(results["stall_share"]),
             "time waiting",
             "rounds travel while the islands continue to train",
         ),
         _card(
-            charts.format_seconds(results["seconds"]),
+            format_seconds(results["seconds"]),
             "of training",
-            f"{results['rounds']} rounds, "
-            f"{charts.format_count(results['tokens'])} tokens",
+            f"{results['rounds']} rounds, {format_count(results['tokens'])} tokens",
         ),
     ]
     return f'<section class="cards">{"".join(cards)}</section>'
@@ -128,9 +130,9 @@ def _learning(results: Results) -> str:
     )
     island_text = "Each island reads other years and has its own loss, for one model."
     return (
-        _section("Held-out loss", text, charts.held_out_chart(results))
+        _section("Held-out loss", text, held_out_chart(results))
         + "\n"
-        + _section("Loss of each island", island_text, charts.island_chart(results))
+        + _section("Loss of each island", island_text, island_chart(results))
     )
 
 
@@ -142,7 +144,7 @@ def _bytes(results: Results) -> str:
         "data parallel averages a gradient in every step, computed for an optimal "
         "all-reduce."
     )
-    return _section("Bytes moved", text, charts.bytes_chart(results))
+    return _section("Bytes moved", text, bytes_chart(results))
 
 
 def _time(results: Results) -> str:
@@ -150,7 +152,7 @@ def _time(results: Results) -> str:
         "One lane for each island, a shade for each round. Where a lane is orange, "
         "training waited for a round."
     )
-    return _section("Time", text, charts.timeline_chart(results))
+    return _section("Time", text, timeline_chart(results))
 
 
 def _table(results: Results) -> str:
@@ -247,10 +249,10 @@ def table_rows(results: Results) -> list[TableRow]:
         TableRow("bytes, times those of islands", "1", _times(results["ratio_bf16"])),
         TableRow("the same, gradients in fp32", "1", _times(results["ratio_fp32"])),
         TableRow("each way at 100 Mbit/s", _sent_s(_larger(results)), _sent_s(ring)),
-        TableRow("stall", charts.format_share(results["stall_share"]), ABSENT),
+        TableRow("stall", format_share(results["stall_share"]), ABSENT),
         TableRow(
             "training took",
-            charts.format_seconds(results["seconds"]),
+            format_seconds(results["seconds"]),
             _duration(parallel),
         ),
     ]
@@ -298,15 +300,15 @@ def _times(ratio: float) -> str:
 
 
 def _bytes_cell(size_bytes: float) -> str:
-    return charts.format_bytes(size_bytes)
+    return format_bytes(size_bytes)
 
 
 def _sent_s(size_bytes: float) -> str:
-    return charts.format_seconds(8 * size_bytes / LINK_BITS_PER_S)
+    return format_seconds(8 * size_bytes / LINK_BITS_PER_S)
 
 
 def _duration(parallel: ParallelResults | None) -> str:
-    return ABSENT if parallel is None else charts.format_seconds(parallel["seconds"])
+    return ABSENT if parallel is None else format_seconds(parallel["seconds"])
 
 
 BAR = 24
@@ -329,3 +331,313 @@ def _line(island: Mapping[str, Any], last_round: int) -> str:
         f"round {island['round']:>3} of {last_round}   loss {loss}   "
         f"{island['tokens']:>9,} tokens   waited {100 * island['wait_share']:4.1f} %"
     )
+
+
+_BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+_COUNT_UNITS = ((1e9, "billion"), (1e6, "million"))
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Return a size with three digits: 26.1 MB."""
+    for unit_bytes, name in _BYTE_UNITS:
+        if size_bytes >= unit_bytes:
+            return f"{three_digits(size_bytes / unit_bytes)} {name}"
+    return f"{size_bytes:.0f} bytes"
+
+
+def format_count(count: float) -> str:
+    """Return a count in words where it is large: 1.23 million."""
+    for unit, name in _COUNT_UNITS:
+        if count >= unit / 10:
+            return f"{count / unit:.2f} {name}"
+    return f"{count:,.0f}"
+
+
+def format_seconds(duration_s: float) -> str:
+    """Return a duration as a clock would say it: 4 min 17 s."""
+    if duration_s < 9.95:
+        return f"{duration_s:.1f} s"
+    minutes, seconds = divmod(round(duration_s), 60)
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def format_share(share: float) -> str:
+    """Return a share in percent: 0.9 %."""
+    return f"{100 * share:.1f} %"
+
+
+def three_digits(value: float) -> str:
+    """Return the number with three digits that count, more before the point."""
+    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"
+
+
+NUMBER_WORDS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight")
+
+
+def format_few(count: int) -> str:
+    """Return a small number as the word that begins a sentence."""
+    return NUMBER_WORDS[count] if count < len(NUMBER_WORDS) else str(count)
+
+
+Coordinates = tuple[float, float]
+
+WIDTH = 820
+LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN, BOTTOM_MARGIN = 48, 166, 14, 34
+LABEL_GAP = 17
+"""Lines of text closer than this would touch."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line with a name at its end."""
+
+    label: str
+    points: Sequence[Coordinates]
+    style: str
+    """The class that gives it its colour."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Where a value lies on the page."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+
+    def __call__(self, value: float) -> float:
+        share = (value - self.low) / ((self.high - self.low) or 1.0)
+        return self.first + share * (self.last - self.first)
+
+
+def svg_chart(
+    curves: Sequence[Curve],
+    *,
+    title: str,
+    height: int = 330,
+    x_text: Callable[[float], str],
+    x_name: str,
+) -> str:
+    """Return curves over one another, with a name at the end of each."""
+    xs = [x for curve in curves for x, _ in curve.points]
+    ys = [y for curve in curves for _, y in curve.points]
+    across = Scale(0.0, max(xs), LEFT_MARGIN, WIDTH - RIGHT_MARGIN)
+    margin = 0.06 * (max(ys) - min(ys)) or 0.1
+    up = Scale(min(ys) - margin, max(ys) + margin, height - BOTTOM_MARGIN, TOP_MARGIN)
+    parts = [_grid(up), _x_axis(across, height, x_text, x_name)]
+    parts += [_curve(curve, across, up) for curve in curves]
+    parts += _end_labels(curves, across, up)
+    return svg_picture("".join(parts), height=height, title=title)
+
+
+def svg_picture(inside: str, *, height: float, title: str) -> str:
+    """Return an image that scales with the page, with an accessible title."""
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" '
+        f'aria-label="{escape(title)}">{inside}</svg>'
+    )
+
+
+def svg_text(
+    x: float, y: float, text: str, *, style: str = "", anchor: str = ""
+) -> str:
+    """Return text at a position; `anchor` is start, middle or end."""
+    attributes = f' class="{escape(style)}"' if style else ""
+    attributes += f' text-anchor="{escape(anchor)}"' if anchor else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}"{attributes}>{escape(text)}</text>'
+
+
+def svg_box(
+    x: float, y: float, width: float, height: float, style: str, tip: str
+) -> str:
+    """Return a rectangle with a tooltip."""
+    return (
+        f'<rect x="{x:.2f}" y="{y:.1f}" width="{max(width, 0.0):.2f}" '
+        f'height="{height:.1f}" class="{escape(style)}">'
+        f"<title>{escape(tip)}</title></rect>"
+    )
+
+
+def ticks(low: float, high: float, *, max_ticks: int = 6) -> list[float]:
+    """Return at most `max_ticks` round numbers between two values."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / max_ticks
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough)
+    first = math.ceil(low / step - 1e-9)
+    return [step * n for n in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def apart(positions: Sequence[float], *, gap: float = LABEL_GAP) -> list[float]:
+    """Return positions in the same order that are at least `gap` from each other."""
+    order = sorted(range(len(positions)), key=lambda index: positions[index])
+    moved = list(positions)
+    for before, after in pairwise(order):
+        moved[after] = max(moved[after], moved[before] + gap)
+    excess = (moved[order[-1]] - positions[order[-1]]) / 2 if order else 0.0
+    return [position - excess for position in moved]
+
+
+def _grid(up: Scale) -> str:
+    values = ticks(up.low, up.high)
+    end = WIDTH - RIGHT_MARGIN
+    digits = 2 if len(values) > 1 and values[1] - values[0] < 0.1 else 1
+    return "".join(
+        f'<path class="grid" d="M{LEFT_MARGIN} {up(value):.1f}H{end}"/>'
+        + svg_text(LEFT_MARGIN - 8, up(value) + 4, f"{value:.{digits}f}", anchor="end")
+        for value in values
+    )
+
+
+def _x_axis(
+    across: Scale, height: int, x_text: Callable[[float], str], name: str
+) -> str:
+    values = ticks(0.0, across.high)
+    marks = [
+        svg_text(across(value), height - 14, x_text(value), anchor="middle")
+        for value in values
+    ]
+    return "".join(marks) + svg_text(WIDTH - RIGHT_MARGIN + 12, height - 14, name)
+
+
+def _curve(curve: Curve, across: Scale, up: Scale) -> str:
+    points = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in curve.points)
+    x, y = curve.points[-1]
+    return (
+        f'<polyline class="curve {escape(curve.style)}" points="{points}"/>'
+        f'<circle class="end {escape(curve.style)}" cx="{across(x):.1f}" '
+        f'cy="{up(y):.1f}" r="3.5"/>'
+    )
+
+
+def _end_labels(curves: Sequence[Curve], across: Scale, up: Scale) -> list[str]:
+    heights = apart([up(curve.points[-1][1]) for curve in curves])
+    # The lowest keeps clear of the axis's name, and takes the others along.
+    excess = max(0.0, max(heights) + LABEL_GAP / 2 - up.first)
+    heights = [height - excess for height in heights]
+    return [
+        svg_text(
+            across(curve.points[-1][0]) + 10, y + 4, curve.label, style=curve.style
+        )
+        for curve, y in zip(curves, heights, strict=True)
+    ]
+
+
+LANE, LANE_GAP = 26, 14
+NAME_WIDTH, NOTE_WIDTH = 92, 118
+BAR, BAR_GAP = 30, 18
+SMOOTH_POINTS = 48
+"""Few enough that a curve shows where it goes, not how batches differ."""
+
+
+def held_out_chart(results: Results) -> str:
+    """Return the loss on held-out text, by tokens of all islands."""
+    curves = [Curve("islands", _without_start(results["held_out"]), "ours")]
+    if results["parallel"] is not None:
+        points = _without_start(results["parallel"]["held_out"])
+        curves.insert(0, Curve("data parallel", points, "theirs"))
+    curves = [_with_loss(curve) for curve in curves]
+    title = "Loss on held-out text by tokens trained on"
+    return svg_chart(curves, title=title, x_text=_tokens, x_name="tokens of all")
+
+
+def island_chart(results: Results) -> str:
+    """Return island island's own training loss."""
+    curves = [
+        Curve(
+            island["island"],
+            thin(island["losses"], max_points=SMOOTH_POINTS)[1:] or island["losses"],
+            f"shard-{island['shard'] % 4}",
+        )
+        for island in results["islands"]
+    ]
+    title = "Training loss of island island by its own tokens"
+    return svg_chart(
+        curves, title=title, height=270, x_text=_tokens, x_name="own tokens"
+    )
+
+
+def bytes_chart(results: Results) -> str:
+    """Return the bytes that one participant moves, as bars of one measure."""
+    island_bytes = results["bytes_up"] + results["bytes_down"]
+    bars = [
+        ("data parallel, fp32", 2 * results["ring_bytes_fp32"], "theirs"),
+        ("data parallel, bf16", 2 * results["ring_bytes_bf16"], "theirs pale"),
+        ("islands", island_bytes, "ours"),
+    ]
+    left, right = 150, WIDTH - 90
+    across = Scale(0.0, max(size for _, size, _ in bars), left, right)
+    parts = []
+    for number, (name, size, style) in enumerate(bars):
+        y, size_text = number * (BAR + BAR_GAP), format_bytes(size)
+        wide = max(2.0, across(size) - left)
+        parts.append(svg_text(left - 12, y + 20, name, anchor="end", style="name"))
+        parts.append(
+            svg_box(left, y, wide, BAR, f"bar {style}", f"{name}: {size_text}")
+        )
+        parts.append(svg_text(left + wide + 10, y + 20, size_text, style="figure"))
+    height = len(bars) * (BAR + BAR_GAP) - BAR_GAP
+    return svg_picture("".join(parts), height=height, title="Bytes moved by each")
+
+
+def timeline_chart(results: Results) -> str:
+    """Return a lane for each island: its rounds one after the other, and its waits."""
+    islands = results["islands"]
+    began_s = min(island["started_unix_s"] for island in islands)
+    left, right = NAME_WIDTH, WIDTH - NOTE_WIDTH
+    across = Scale(0.0, results["seconds"], left, right)
+    parts = [
+        _lane(
+            island,
+            number * (LANE + LANE_GAP),
+            across,
+            island["started_unix_s"] - began_s,
+        )
+        for number, island in enumerate(islands)
+    ]
+    bottom = len(islands) * (LANE + LANE_GAP) + 12
+    parts += [
+        svg_text(across(at_s), bottom, f"{at_s:g} s", anchor="middle")
+        for at_s in ticks(0.0, results["seconds"], max_ticks=7)
+    ]
+    title = "Rounds and waits of each island by time"
+    return svg_picture("".join(parts), height=bottom + 8, title=title)
+
+
+def _lane(island: IslandResults, y: float, across: Scale, late_s: float) -> str:
+    name, style = island["island"], f"shard-{island['shard'] % 4}"
+    ends = [at_s for at_s, _ in island["rounds"]] + [island["seconds"]]
+    parts = [svg_text(NAME_WIDTH - 12, y + 18, name, anchor="end", style="name")]
+    for number, (begin_s, end_s) in enumerate(pairwise(ends)):
+        x, wide = across(late_s + begin_s), across(end_s) - across(begin_s)
+        tip = f"{name}, after round {island['rounds'][number][1]:.0f}"
+        shade = "odd" if number % 2 else "even"
+        parts.append(svg_box(x, y, wide, LANE, f"round {style} {shade}", tip))
+    for begin_s, end_s in island["waits"]:
+        x, wide = across(late_s + begin_s), across(end_s) - across(begin_s)
+        tip = f"{name} waited {format_seconds(end_s - begin_s)}"
+        parts.append(svg_box(x, y, max(wide, 0.8), LANE, "wait", tip))
+    share = format_share(island["wait_s"] / (island["seconds"] or 1.0))
+    end = across(late_s + island["seconds"])
+    parts.append(svg_text(end + 10, y + 18, f"waited {share}", style="figure"))
+    return "".join(parts)
+
+
+def _without_start(points: Sequence[Point]) -> list[Point]:
+    """Return a curve without its first steep part, which would flatten the rest."""
+    return [point for point in points if point[0] > 0][len(points) // 8 :] or list(
+        points
+    )
+
+
+def _with_loss(curve: Curve) -> Curve:
+    label = f"{curve.label} {curve.points[-1][1]:.3f}"
+    return Curve(label, curve.points, curve.style)
+
+
+def _tokens(count: float) -> str:
+    if count >= 1e6:
+        return f"{count / 1e6:g}M"
+    return f"{count / 1e3:g}k" if count else "0"

@@ -5,7 +5,6 @@ and `invariants`, which run Atoll itself and check it.
 Start reading at `scheduler.Scheduler`, then `world.SimWorld` and `plan.FaultPlan`.
 """
 
-from atoll.simulate.disk import SimDisk
 from atoll.simulate.network import Latency, LinkConditions, Network, ReplyFunction
 from atoll.simulate.plan import FaultPlan
 from atoll.simulate.process import SimClock, SimProcess
@@ -19,7 +18,7 @@ from atoll.simulate.scheduler import (
     timeline,
 )
 from atoll.simulate.storms import as_python, as_test, random_plan, shrink
-from atoll.simulate.world import Armed, SimWorld, apply
+from atoll.simulate.world import Armed, SimDisk, SimWorld, apply
 
 __all__ = [
     "Armed",

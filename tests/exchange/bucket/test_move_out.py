@@ -21,7 +21,7 @@ from atoll.exchange.bucket.move import (
     MoveOut,
     UnclaimedUpdate,
 )
-from atoll.exchange.relocation import FollowingExchange, RunLocation
+from atoll.island.join import FollowingExchange, RunLocation
 from atoll.protocol import Heartbeat, JoinRequest, Reception
 from atoll.store import Data, FileStore, MemoryStore, ProbedStore, Store, StoreTraits
 from atoll.testing.fixtures import MODEL, WaitingTime, anchor_of, enter, update_of

@@ -17,8 +17,7 @@ import pytest
 from atoll.errors import UsageError
 from atoll.launch.base import Handle, Report, State
 from atoll.launch.bootstrap import bootstrap_argv
-from atoll.launch.engines.slurm import INDEX, LEADER, IslandFiles
-from atoll.launch.engines.slurm.scheduler import PROGRAMS, numbers
+from atoll.launch.engines.slurm import INDEX, LEADER, PROGRAMS, IslandFiles, numbers
 from atoll.launch.registry import open_launcher
 from atoll.launch.spec import IslandSpec, Resources, Restarts
 from atoll.security import Secret

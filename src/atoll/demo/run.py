@@ -257,14 +257,21 @@ def fork_islands(count: int) -> int | None:
 
     The calling process returns None, once all of them have ended.
     """
+    # `IslandProcesses.end` signals the whole group, and then waits for this process,
+    # which must outlive its islands: a SIGTERM while it forks stays pending.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     islands: dict[int, int] = {}
     for shard in range(count):
         process = os.fork()
         if process == 0:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return shard
         islands[process] = shard
-    # `IslandProcesses.end` signals the whole group, and then waits for this process.
+    if signal.SIGTERM in signal.sigpending():  # islands forked after it did not get it
+        for process in islands:
+            os.kill(process, signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     while islands:
         process, status = os.wait()
         line = f"{islands.pop(process)} {os.waitstatus_to_exitcode(status)}\n"

@@ -103,12 +103,16 @@ def run_cases(
         lines = [context.Pipe(duplex=False) for _ in range(ranks)]
         processes = [
             context.Process(
-                target=rank_main, args=(said, rank, cases, width, turns, meeting)
+                target=rank_main,
+                args=(said, rank, cases, width, turns, meeting),
+                daemon=True,  # ends with this process if another rank fails
             )
             for rank, (_, said) in enumerate(lines)
         ]
         for process in processes:
             process.start()
+        for _, said in lines:
+            said.close()  # so that `recv` fails if a rank ends without its figures
         for case in cases:
             yield case, [Figures(*heard.recv()) for heard, _ in lines]
         for process in processes:

@@ -93,14 +93,17 @@ def attackers(apart: Apart, count: int) -> Iterator[list[socket.socket]]:
 def test_readers_that_do_not_read_hold_no_thread(serve: Serve, line: str) -> None:
     """Many connections pipeline requests and read nothing; an island takes part.
 
-    The answers are parked, one per connection, and stay so for the whole test.
+    The answers are parked, one per connection, until the server drops those that made
+    no progress for 20 s, which a busy machine may need to take part.
     """
     apart = serve()
     with attackers(apart, NUM_ATTACKERS) as socks:
         pipeline_until_stuck(apart, socks, head(line))
         take_part(apart)
 
-        assert status_of(apart)["parked_answers"] == NUM_ATTACKERS
+        connections = status_of(apart)
+        dropped = connections["shed"].get("slow_reader", 0)
+        assert connections["parked_answers"] + dropped == NUM_ATTACKERS
 
 
 @pytest.mark.parametrize(

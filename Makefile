@@ -6,6 +6,9 @@ SLOW := tests/bench tests/e2e tests/kill_storm tests/training tests/examples tes
   $(addprefix tests/simulate/,test_storms_hold.py test_planted.py test_store_storms_hold.py test_planted_store.py) \
   $(addprefix tests/jax/,test_mesh.py test_example.py test_ahead.py test_twins.py)
 
+# Tests start hundreds of processes; without bytecode each compiles torch again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-fast storms storms-store kill-storm check bench bench-smoke engines
 
 setup: $(STAMP)
@@ -16,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade pip
 	@if $(PY) -m pip install --quiet uv && \
-	  UV_FIND_LINKS="$$PIP_FIND_LINKS" $(VENV)/bin/uv pip install --quiet \
+	  UV_FIND_LINKS="$$PIP_FIND_LINKS" $(VENV)/bin/uv pip install --quiet --compile-bytecode \
 	    --python $(PY) -c constraints.txt -e ".[dev]"; \
 	then :; \
 	else \
